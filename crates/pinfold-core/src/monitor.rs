@@ -1,0 +1,164 @@
+//! The kernel's side of the cache: who tells which addresses changed.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare a trait on whose promise the whole cache relies; it
+//! contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use crate::AddressRange;
+use crate::coverage::{Change, Cover, MappingKind};
+use std::fmt;
+
+/// How far a monitor's log has come; compared for equality and handed back, never computed with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Sequence(pub u64);
+
+/// Tells which address ranges of this process changed.
+///
+/// One monitor may serve several caches: each keeps its own place in the log.
+///
+/// # Safety
+///
+/// A cache hands out registrations without asking the kernel because it believes its monitor; a
+/// change missed means that a device reads or writes pages which are no longer the program's. An
+/// implementation promises, for every range for which [`watch`](Self::watch) answered
+/// [`Watch::Covered`] and every change that [`coverage`](Self::coverage) calls [`Cover::Seen`]:
+///
+/// 1. **Visible.** If the change took effect (its system call returned, or the address was mapped
+///    anew by another) before [`check`](Self::check) was called, then the sequence which `check`
+///    returns is that of the change's log entry or a later one.
+/// 2. **In flux.** If the change may still take effect after its log entry can be read, then
+///    [`in_flux`](Self::in_flux) says so from before that entry can be read until after the
+///    change has taken effect.
+/// 3. **Kept.** The log loses no entry unless it says so
+///    ([`Replay::complete`] false).
+/// 4. **Calm.** Nothing here waits for a lock that is held while memory is mapped, unmapped,
+///    allocated or freed, except by `watch`.
+pub unsafe trait Monitor: Send + Sync + 'static {
+    /// The monitor's name: `userfaultfd`, `none`.
+    fn name(&self) -> &'static str;
+
+    /// How far the log has come, everything that took effect before this call included.
+    ///
+    /// This is on the path of every hit: one load where the monitor's means allow it.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`] when this monitor will see nothing more.
+    fn check(&self) -> Result<Sequence, Lost>;
+
+    /// Sees to it that every change of `range` is seen from now on.
+    ///
+    /// Called on a miss only; a few microseconds.
+    fn watch(&self, range: AddressRange) -> Watch;
+
+    /// Whether a change that is already in the log may still take effect somewhere in `range`.
+    fn in_flux(&self, range: AddressRange) -> bool;
+
+    /// Calls `visit` with every range that changed after `from`, in order.
+    ///
+    /// `visit` may be called with ranges nobody watched, and with more than changed.
+    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay;
+
+    /// What this monitor claims to see.
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover;
+
+    /// Whether this process is a forked child of the one that made the monitor.
+    fn forked(&self) -> bool;
+
+    /// How often the bell was rung; see [`wait`](Self::wait).
+    fn bell(&self) -> u32;
+
+    /// Rings the bell: wakes every [`wait`](Self::wait). Allocates nothing, waits for nothing.
+    fn ring(&self);
+
+    /// Waits until the bell was rung since it read `seen`. The monitor rings it after every
+    /// entry of the log, the cache when there is something to reclaim.
+    fn wait(&self, seen: u32);
+}
+
+/// The answer of [`Monitor::watch`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watch {
+    /// Every change that the coverage calls seen will be seen.
+    Covered,
+    /// The range cannot be watched, so it is registered for each use.
+    Uncovered(Uncovered),
+}
+
+/// Why a range is not watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Uncovered {
+    /// Part of the range is not mapped.
+    Unmapped,
+    /// Mappings of this kind change in ways that the monitor cannot see.
+    Mapping(MappingKind),
+    /// Somebody else watches the mapping by the same means (`EBUSY`).
+    WatchedByAnother,
+    /// The kernel refused to watch it.
+    Refused {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// There is no monitor.
+    NoMonitor,
+    /// The monitor sees nothing any more.
+    Lost(Lost),
+}
+
+impl fmt::Display for Uncovered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unmapped => f.write_str("part of the range is not mapped"),
+            Self::Mapping(kind) => {
+                write!(f, "changes of a {} mapping cannot all be seen", kind.name())
+            }
+            Self::WatchedByAnother => {
+                f.write_str("the mapping belongs to another user of userfaultfd")
+            }
+            Self::Refused { errno } => {
+                write!(f, "the kernel refuses to watch the mapping (errno {errno})")
+            }
+            Self::NoMonitor => f.write_str("there is no monitor"),
+            Self::Lost(lost) => lost.fmt(f),
+        }
+    }
+}
+
+/// Why a monitor sees nothing any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lost {
+    /// This process is a forked child; what its parent registered is not its own.
+    Forked,
+    /// The descriptor was closed, or its number belongs to another file by now.
+    Descriptor {
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forked => f.write_str("this is a forked child: make a new monitor and cache"),
+            Self::Descriptor { errno } => write!(
+                f,
+                "the monitor's descriptor was closed or replaced (errno {errno}): keep \
+                 close_range away from it, or make a new monitor"
+            ),
+        }
+    }
+}
+
+/// The answer of [`Monitor::replay`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Replay {
+    /// How far the replay came: at least as far as the last [`Monitor::check`] that returned
+    /// before it began.
+    pub up_to: Sequence,
+    /// False if entries were overwritten before they were read: then anything may have changed.
+    pub complete: bool,
+}

@@ -1,0 +1,259 @@
+//! The device's side of the cache: who turns a range into a registration and back.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare a function that opens memory to a device; it
+//! contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use crate::{Access, AddressRange};
+use std::fmt;
+
+/// Turns ranges into registrations with one device and back.
+///
+/// The cache calls a registrar from any thread, from several at once, and never under one of its
+/// own locks. It gives every handle back exactly once.
+pub trait Registrar: Send + Sync + 'static {
+    /// What the device gave for a range: a buffer's index, a pair of keys.
+    type Handle: Copy + fmt::Debug + Send + Sync + 'static;
+
+    /// What the device can take.
+    fn limits(&self) -> RegistrarLimits;
+
+    /// The rights that a registration made for `wanted` really gives.
+    ///
+    /// At least `wanted`; more where the device knows no less (an io_uring buffer can always be
+    /// written). Memory that cannot bear the granted rights fails to register.
+    fn granted(&self, wanted: Access) -> Access {
+        wanted
+    }
+
+    /// Registers `range`, which for local rights is made of whole pages.
+    ///
+    /// Blocks as long as the device needs: half a microsecond to tens of milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`]; nothing is left behind.
+    ///
+    /// # Safety
+    ///
+    /// The program may let the device use every byte of `range` with `access`: nothing else in it
+    /// relies on those bytes staying untouched by the device.
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Self::Handle, RegisterError>;
+
+    /// Gives a registration back; the device no longer touches its pages for new transfers.
+    ///
+    /// `handle` came from [`register`](Self::register) of this registrar with this `range`, and
+    /// is given back once. Transfers in flight, if the device keeps them safe, may still end.
+    ///
+    /// # Errors
+    ///
+    /// [`DeregisterError`] when the device is gone or refuses; the cache counts it and forgets
+    /// the registration either way.
+    fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError>;
+}
+
+/// What a device can take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegistrarLimits {
+    /// The granule of translation, in bytes; a power of two, 4096 on most machines.
+    pub page_bytes: usize,
+    /// The longest range that one registration may cover, in bytes.
+    pub max_region_bytes: usize,
+    /// How many registrations there may be at once.
+    pub max_regions: usize,
+}
+
+/// Why a range cannot be used by a device, as found in the table of mappings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum BadAddress {
+    /// Nothing is mapped at this address of the range.
+    Unmapped {
+        /// The first such address.
+        at: usize,
+    },
+    /// The mapping allows no access at all (`PROT_NONE`, a guard page).
+    NoAccess {
+        /// The first such address.
+        at: usize,
+    },
+    /// The mapping is read-only and the device, or the use, needs to write.
+    NotWritable {
+        /// The first such address.
+        at: usize,
+    },
+    /// This device cannot use such a mapping (a shared mapping of a file on disk, a device).
+    UnsupportedMapping {
+        /// The first such address.
+        at: usize,
+    },
+    /// The address belongs to the kernel.
+    Kernel {
+        /// The first such address.
+        at: usize,
+    },
+    /// The kernel refused and the table of mappings shows no reason (it may have changed since).
+    Unknown,
+}
+
+/// Why a registration failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The memory is not what the use needs.
+    BadAddress {
+        /// What was to be registered.
+        range: AddressRange,
+        /// What is wrong with it.
+        reason: BadAddress,
+        /// The kernel's error number (`EFAULT`, `ENOMEM` for mlock, ...).
+        errno: i32,
+    },
+    /// The range is longer than one registration can be.
+    TooLarge {
+        /// What was to be registered.
+        range: AddressRange,
+        /// The longest possible, in bytes.
+        max_bytes: usize,
+    },
+    /// The kernel's limit on pinned or locked memory is reached.
+    PinnedMemoryLimit {
+        /// The soft limit `RLIMIT_MEMLOCK` in bytes, if it is finite.
+        limit_bytes: Option<u64>,
+        /// The kernel's error number (`ENOMEM`, `EAGAIN` for mlock).
+        errno: i32,
+    },
+    /// The device's table of registrations is full.
+    TableFull {
+        /// How many it holds.
+        capacity: usize,
+    },
+    /// The device, or the descriptor that leads to it, is gone.
+    DeviceGone {
+        /// The kernel's error number (`EBADF`, `ENODEV`, ...).
+        errno: i32,
+    },
+    /// The device cannot give such rights.
+    UnsupportedAccess {
+        /// The rights asked for.
+        access: Access,
+    },
+    /// The kernel had no memory of its own, or something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl RegisterError {
+    /// Whether giving back other registrations may help.
+    pub const fn is_about_room(&self) -> bool {
+        matches!(self, Self::PinnedMemoryLimit { .. } | Self::TableFull { .. })
+    }
+}
+
+impl fmt::Display for BadAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unmapped { at } => write!(f, "nothing is mapped at {at:#x}"),
+            Self::NoAccess { at } => write!(f, "the mapping at {at:#x} allows no access"),
+            Self::NotWritable { at } => {
+                write!(f, "the mapping at {at:#x} is read-only and the device needs to write")
+            }
+            Self::UnsupportedMapping { at } => {
+                write!(f, "the device cannot use the kind of mapping at {at:#x}: copy the data")
+            }
+            Self::Kernel { at } => write!(f, "{at:#x} is not an address of the program"),
+            Self::Unknown => f.write_str("the kernel refused it"),
+        }
+    }
+}
+
+/// The advice that every message about the pinned-memory limit ends with.
+const RAISE_MEMLOCK: &str = "raise RLIMIT_MEMLOCK (`ulimit -l`, limits.conf, LimitMEMLOCK= of the \
+                             unit, or the container runtime's ulimit), or lower the cache's budget";
+
+impl fmt::Display for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadAddress { range, reason, errno } => {
+                write!(f, "cannot register {range}: {reason} (errno {errno})")
+            }
+            Self::TooLarge { range, max_bytes } => write!(
+                f,
+                "cannot register {} bytes at {:#x} at once: the device takes at most {max_bytes}; \
+                 ask for pieces",
+                range.len(),
+                range.start()
+            ),
+            Self::PinnedMemoryLimit { limit_bytes: Some(limit), errno } => write!(
+                f,
+                "the limit of {limit} bytes of pinned memory is reached (errno {errno}): \
+                 {RAISE_MEMLOCK}"
+            ),
+            Self::PinnedMemoryLimit { limit_bytes: None, errno } => write!(
+                f,
+                "the kernel will pin no more memory (errno {errno}) though RLIMIT_MEMLOCK is \
+                 unlimited: look at the machine's free memory and the control group's limit"
+            ),
+            Self::TableFull { capacity } => write!(
+                f,
+                "all {capacity} entries of the device's table are in use: end leases, or make \
+                 the table larger"
+            ),
+            Self::DeviceGone { errno } => {
+                write!(f, "the device is gone (errno {errno}): open it again and make a new cache")
+            }
+            Self::UnsupportedAccess { access } => {
+                write!(f, "the device cannot give the rights {access}")
+            }
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for RegisterError {}
+
+/// Why a registration could not be given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DeregisterError {
+    /// The device, or the descriptor that leads to it, is gone, and the registration with it.
+    DeviceGone {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The device refused.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for DeregisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DeviceGone { errno } => {
+                write!(f, "the device is gone (errno {errno}), and the registration with it")
+            }
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for DeregisterError {}

@@ -1,0 +1,1 @@
+//! A simulated address space, device and monitor.

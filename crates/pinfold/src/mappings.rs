@@ -1,0 +1,1 @@
+//! The process's table of mappings, as the kernel tells it.

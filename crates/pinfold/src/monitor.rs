@@ -1,0 +1,1 @@
+//! Monitors: who tells which addresses changed.

@@ -1,0 +1,1 @@
+//! Registrars: who turns a range into a registration.
