@@ -9,6 +9,7 @@ pub mod monitor;
 mod quiet_thread;
 pub mod registrar;
 mod start;
+mod sys;
 
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
