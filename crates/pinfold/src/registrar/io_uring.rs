@@ -38,7 +38,7 @@
 
 use super::process::{FORKED, Process};
 use super::sys::{self, Errno};
-use crate::limits::{self, Limits};
+use crate::limits::{Limits, page_bytes};
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
@@ -159,7 +159,7 @@ impl IoUring {
         let process = Process::current().map_err(|e| OpenError::os("madvise", e))?;
         let ring = Ring::duplicate(ring)?;
         on_another_thread(|| prepare(&ring))?;
-        Ok(Self { ring, slots: Slots::new(slots), process, page_bytes: limits::page_bytes() })
+        Ok(Self { ring, slots: Slots::new(slots), process, page_bytes: page_bytes() })
     }
 
     fn check_request(&self, range: AddressRange, access: Access) -> Result<(), RegisterError> {
