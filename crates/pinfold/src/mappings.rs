@@ -40,11 +40,7 @@ pub struct Mapping {
 /// The kernel's error if `/proc/self/maps` cannot be opened or read: `/proc` is not mounted, or no
 /// descriptor is left.
 pub fn mappings_in(range: AddressRange) -> io::Result<Vec<Mapping>> {
-    let maps = OpenMaps::new()?;
-    match maps.query(range) {
-        Err(Errno(libc::ENOTTY | libc::EINVAL | libc::ENOSYS)) => Ok(maps.parse(range)?),
-        answer => Ok(answer?),
-    }
+    Ok(OpenMaps::new()?.overlapping(range)?)
 }
 
 /// Why a device refused `range` for a use with the rights `access`, in so far as the table of
@@ -97,12 +93,20 @@ fn unsupported(range: AddressRange, mappings: &[Mapping]) -> Option<BadAddress> 
     Some(BadAddress::UnsupportedMapping { at: mapping.range.start().max(range.start()) })
 }
 
-/// `/proc/self/maps`, open for one question.
-struct OpenMaps(Descriptor);
+/// `/proc/self/maps`, open for a question or two.
+pub(crate) struct OpenMaps(Descriptor);
 
 impl OpenMaps {
-    fn new() -> Result<Self, Errno> {
+    pub(crate) fn new() -> Result<Self, Errno> {
         sys::open(c"/proc/self/maps", 0).map(Self)
+    }
+
+    /// As [`mappings_in`].
+    pub(crate) fn overlapping(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+        match self.query(range) {
+            Err(Errno(libc::ENOTTY | libc::EINVAL | libc::ENOSYS)) => self.parse(range),
+            answer => answer,
+        }
     }
 
     /// Asks for one mapping after the other.
@@ -147,7 +151,7 @@ impl OpenMaps {
         let mut text = Vec::new();
         let mut chunk = [0; 8192];
         loop {
-            match sys::read(self.0, &mut chunk)? {
+            match sys::read_at(self.0, &mut chunk, text.len())? {
                 0 => return Ok(text),
                 got => text.extend_from_slice(chunk.get(..got).unwrap_or_default()),
             }

@@ -35,7 +35,7 @@ use super::log::Log;
 use super::reader::{self, Core};
 use super::self_test;
 use super::start::StartError;
-use crate::mappings::{Mapping, mappings_in};
+use crate::mappings::{Mapping, OpenMaps};
 use crate::sys::{self, Descriptor, Errno, Identity, Page};
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
@@ -149,12 +149,13 @@ impl Userfaultfd {
 
     /// Watches the mappings that `range` lies in.
     fn watch_mappings(&self, range: AddressRange) -> Result<(), Uncovered> {
-        let whole = extent(range, &coverable(range)?);
+        let maps = OpenMaps::new().map_err(refusal)?;
+        let whole = extent(range, &coverable(&maps, range)?);
         self.core.note_watched(whole);
         sys::uffd_register(self.uffd.number, whole.start(), whole.end()).map_err(refusal)?;
         // What was asked above may have been replaced before it was registered, even by memory
         // of another kind, and nobody would have told. From here on everybody is told.
-        coverable(range).map(drop)
+        coverable(&maps, range).map(drop)
     }
 
     /// Ends every watch. False if that cannot be done for certain.
@@ -173,9 +174,9 @@ impl Userfaultfd {
 
     /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
     /// kernels before 6.18 would let us unregister as well.
-    fn unwatch_once(&self, everything: AddressRange) -> std::io::Result<()> {
-        let coverable = |mapping: &Mapping| kind_is_covered(mapping.kind);
-        for mapping in mappings_in(everything)?.iter().filter(|mapping| coverable(mapping)) {
+    fn unwatch_once(&self, everything: AddressRange) -> Result<(), Errno> {
+        let mappings = OpenMaps::new()?.overlapping(everything)?;
+        for mapping in mappings.iter().filter(|mapping| kind_is_covered(mapping.kind)) {
             let (start, end) = (mapping.range.start(), mapping.range.end());
             if sys::uffd_register(self.uffd.number, start, end).is_ok() {
                 // An error means that it is gone, and then its change is in the log.
@@ -239,9 +240,8 @@ const fn kind_is_covered(kind: MappingKind) -> bool {
 }
 
 /// The mappings that `range` lies in, if they leave no hole and each can be watched.
-fn coverable(range: AddressRange) -> Result<Vec<Mapping>, Uncovered> {
-    let mappings = mappings_in(range)
-        .map_err(|error| Uncovered::Refused { errno: error.raw_os_error().unwrap_or(libc::EIO) })?;
+fn coverable(maps: &OpenMaps, range: AddressRange) -> Result<Vec<Mapping>, Uncovered> {
+    let mappings = maps.overlapping(range).map_err(refusal)?;
     let mut next = range.start();
     for mapping in &mappings {
         if mapping.range.start() > next {
