@@ -5,6 +5,7 @@
 //! [`Verdict`], which becomes the exit status: 0 it held, 1 it did not hold, 2 wrong usage or
 //! something that this machine lacks.
 
+mod change;
 mod device;
 mod events;
 mod output;
