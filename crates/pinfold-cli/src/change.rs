@@ -9,8 +9,8 @@
 mod calls;
 mod specimen;
 
-pub(crate) use calls::{Call, Obstacle};
-pub(crate) use specimen::Specimen;
+pub(crate) use calls::{Call, NoDescriptors, Obstacle, in_child};
+pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 
 use pinfold::{Change, MappingKind};
 use std::fmt;
@@ -225,7 +225,7 @@ impl Mutation {
             Self::MoveOnTop => "mremap(MREMAP_FIXED) on top",
             Self::Discard(Part::Whole, Call::Library) => "MADV_DONTNEED",
             Self::Discard(_, Call::Library) => "MADV_DONTNEED, part",
-            Self::Discard(..) => "MADV_DONTNEED, raw system call",
+            Self::Discard(_, Call::Raw | Call::Own) => "MADV_DONTNEED, raw system call",
             Self::DiscardLocked => "MADV_DONTNEED_LOCKED",
             Self::Free => "MADV_FREE",
             Self::DiscardByDescriptor => "process_madvise on itself",
@@ -268,7 +268,10 @@ impl Mutation {
             Self::ShrinkBreak => false,
             Self::Detach => matches!(backing, Backing::SystemV),
             Self::GrowAndMove => !matches!(backing, Backing::SystemV | Backing::Hugetlb),
-            Self::MoveAndKeep | Self::Guard => backing.is_private_anonymous(),
+            Self::MoveAndKeep => {
+                backing.is_private_anonymous() || matches!(backing, Backing::SharedAnonymous)
+            }
+            Self::Guard => !matches!(backing, Backing::Hugetlb),
             Self::DiscardLocked | Self::DiscardByDescriptor => !matches!(backing, Backing::Hugetlb),
             Self::Free => backing.is_private_anonymous(),
             Self::Remove | Self::RemoveInChild => backing.is_shared(),

@@ -44,7 +44,7 @@ impl Obstacle {
     }
 
     /// Made when the address is no longer free.
-    pub(super) const fn taken(call: &'static str) -> Self {
+    pub(crate) const fn taken(call: &'static str) -> Self {
         Self { call, errno: libc::EEXIST }
     }
 
@@ -265,6 +265,54 @@ pub(super) fn wait_for(child: libc::pid_t) -> c_int {
         if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             return -1;
         }
+    }
+}
+
+/// Runs `work` in a forked child and tells its answer; `None` if the child did not end by itself
+/// within half a minute.
+///
+/// The child is a copy of the calling thread alone. It may allocate (libc mends its allocator
+/// after a fork), and must not wait for a lock that another thread may have held.
+pub(crate) fn in_child(work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
+    // SAFETY: see above; the child ends without running anything of the parent's.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(30);
+            let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            libc::_exit(answer.map_or(PANICKED, c_int::from));
+        }
+        child
+    };
+    done("fork", child.into())?;
+    Ok(u8::try_from(wait_for(child)).ok())
+}
+
+/// What a panicking child answers.
+const PANICKED: c_int = 255;
+
+/// Lowers the limit on descriptors so that no more can be opened, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct NoDescriptors(libc::rlimit);
+
+impl NoDescriptors {
+    /// Concerns every thread; what is open stays open.
+    pub(crate) fn new() -> Outcome<Self> {
+        let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `old` is writable; a soft limit can be lowered and raised again freely.
+        unsafe {
+            done("getrlimit", libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut old).into())?;
+            let none = libc::rlimit { rlim_cur: 0, ..old };
+            done("setrlimit", libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none).into())?;
+        }
+        Ok(Self(old))
+    }
+}
+
+impl Drop for NoDescriptors {
+    fn drop(&mut self) {
+        // SAFETY: these limits were in force before.
+        let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const self.0) };
     }
 }
 

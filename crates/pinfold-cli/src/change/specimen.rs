@@ -294,9 +294,12 @@ impl Specimen {
         self.hole
     }
 
-    /// Declares the hole filled by private memory that somebody else mapped there for it.
-    pub(crate) fn adopt(&mut self) {
-        self.hole = None;
+    /// Takes the memory that another thread mapped into the hole.
+    pub(crate) fn adopt(&mut self, foothold: Foothold) {
+        if self.hole == Some(foothold.0) {
+            std::mem::forget(foothold);
+            self.hole = None;
+        }
     }
 
     /// New memory of the specimen's kind at `part`.
@@ -377,9 +380,60 @@ impl Drop for Specimen {
     }
 }
 
-/// Private memory at a free address, as another thread maps it.
-pub(crate) fn map_private(part: AddressRange) -> Outcome {
-    map(part, Place::Free, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)
+/// Private memory that a thread maps at an address which another one has just let go.
+#[derive(Debug)]
+pub(crate) struct Foothold(AddressRange);
+
+impl Foothold {
+    /// Private memory at `place`, if that is free by now.
+    pub(crate) fn take(place: AddressRange) -> Outcome<Self> {
+        map(place, Place::Free, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
+        Ok(Self(place))
+    }
+
+    /// Writes the pattern of `key` over it.
+    pub(crate) fn fill(&self, key: u64) {
+        // SAFETY: it was mapped for this foothold alone.
+        unsafe { calls::store(self.0.start(), &Specimen::pattern(self.0, key)) };
+    }
+}
+
+impl Drop for Foothold {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped for this foothold alone; as for a specimen, a leak harms nobody.
+        let _ = unsafe { calls::unmap(self.0, Call::Library) };
+    }
+}
+
+/// Mappings without access, made until the kernel allows no more.
+#[derive(Debug)]
+pub(crate) struct MappingFlood(AddressRange);
+
+impl MappingFlood {
+    /// Splits one mapping into as many as there may be, and leaves room for `spare` more.
+    pub(crate) fn new(spare: usize) -> Outcome<Self> {
+        /// Twice the default `vm.max_map_count`, in pages.
+        const PAGES: usize = 1 << 17;
+        let page = Backing::Anonymous.grain();
+        let ground = reserve(PAGES * page, page)?;
+        let split = |number: usize, protection| {
+            // SAFETY: the page lies in the ground, which was just mapped.
+            unsafe { calls::protect(range(ground.start() + number * page, page), protection) }
+        };
+        let made = (1..PAGES).step_by(2).take_while(|&n| split(n, libc::PROT_READ).is_ok()).count();
+        // Joining a page with its neighbours again frees two places in the table.
+        for number in 0..made.min(spare.div_ceil(2)) {
+            split(2 * number + 1, libc::PROT_NONE)?;
+        }
+        Ok(Self(ground))
+    }
+}
+
+impl Drop for MappingFlood {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped for this flood alone.
+        let _ = unsafe { calls::unmap(self.0, Call::Library) };
+    }
 }
 
 fn map(part: AddressRange, place: Place, flags: libc::c_int, file: Option<&OwnedFd>) -> Outcome {
