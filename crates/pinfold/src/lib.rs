@@ -6,5 +6,6 @@ compile_error!("Pinfold watches Linux mappings and registers with Linux devices"
 pub mod mappings;
 pub mod monitor;
 pub mod registrar;
+mod sys;
 
 pub use pinfold_core::*;
