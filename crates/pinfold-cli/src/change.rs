@@ -67,6 +67,21 @@ impl Backing {
         }
     }
 
+    /// Its name at the head of a narrow column.
+    pub(crate) const fn short_name(self) -> &'static str {
+        match self {
+            Self::Anonymous => "anon",
+            Self::TransparentHuge => "THP",
+            Self::Hugetlb => "hugetlb",
+            Self::SharedAnonymous => "shared",
+            Self::MemfdShared => "memfd",
+            Self::MemfdPrivate => "memfd p.",
+            Self::FilePrivate => "file p.",
+            Self::SystemV => "SysV",
+            Self::Heap => "heap",
+        }
+    }
+
     /// What a monitor calls it.
     pub(crate) const fn kind(self) -> MappingKind {
         match self {
@@ -215,7 +230,7 @@ impl Mutation {
                 Part::Tail => "munmap, tail",
             },
             Self::Unmap(_, Call::Raw) => "munmap, raw system call",
-            Self::Unmap(_, Call::Own) => "munmap, own instruction (as a dlclose, a second libc)",
+            Self::Unmap(_, Call::Own) => "munmap, own instruction",
             Self::MapOver(Part::Whole) => "mmap(MAP_FIXED) over",
             Self::MapOver(_) => "mmap(MAP_FIXED) over, part",
             Self::MoveAway => "mremap, moved away",

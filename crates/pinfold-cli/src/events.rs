@@ -209,11 +209,13 @@ fn human(report: &Report) -> String {
 /// One row per change, one column per kind of memory; a cell is the worse of both directions.
 fn matrix(report: &Report) -> comfy_table::Table {
     let mut heads = vec!["change"];
-    heads.extend(Backing::ALL.map(Backing::name));
+    heads.extend(Backing::ALL.map(Backing::short_name));
     let mut table = output::table(&heads);
     for mutation in Mutation::ALL {
         let mut row = vec![Cell::new(mutation)];
-        row.extend(Backing::ALL.map(|backing| cell(worst(report, mutation.name(), backing.name()))));
+        row.extend(
+            Backing::ALL.map(|backing| cell(worst(report, mutation.name(), backing.name()))),
+        );
         table.add_row(row);
     }
     table

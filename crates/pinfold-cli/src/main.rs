@@ -9,6 +9,8 @@ mod change;
 mod device;
 mod events;
 mod output;
+mod port;
+mod races;
 mod torture;
 
 use clap::{Parser, Subcommand};

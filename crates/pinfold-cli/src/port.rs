@@ -19,10 +19,11 @@ pub(crate) use deaf::Deaf;
 use crate::device::{Device, Transfer};
 use crate::output::Failure;
 use pinfold::registrar::IoUring;
-use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor};
+use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::fmt;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// The longest memory that one call moves, in bytes.
 pub(crate) const LANE_BYTES: usize = 8 << 20;
@@ -77,6 +78,16 @@ pub(crate) struct Sent {
     pub(crate) cached: bool,
 }
 
+/// This machine's monitor.
+pub(crate) fn monitor() -> Result<Arc<Deaf>, Failure> {
+    Ok(deaf())
+}
+
+/// The monitor of a cache that is told nothing.
+pub(crate) fn deaf() -> Arc<Deaf> {
+    Arc::default()
+}
+
 /// A lease of this port's cache.
 pub(crate) type PortLease<'p, M> = Lease<'p, IoUring, M>;
 
@@ -98,13 +109,16 @@ impl<M: Monitor> Port<M> {
         let device = Device::open((lanes * LANE_BYTES) as u64)?;
         let registrar = IoUring::new(&device, slots).map_err(Failure::unavailable)?;
         let config = Config { piece_bytes: PIECE_BYTES, ..config };
-        let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
+        let mut cache = Cache::new(registrar, monitor, config).map_err(Failure::unavailable)?;
+        cache
+            .start_reclaimer(|reclaimer| std::thread::Builder::new().spawn(|| reclaimer.run()))
+            .map_err(Failure::unavailable)?;
         Ok(Self { cache, device })
     }
 
-    /// The cache, for its statistics and for an invalidation by hand.
-    pub(crate) fn cache(&self) -> &Cache<IoUring, M> {
-        &self.cache
+    /// Makes what follows independent of what happened at `range` before.
+    pub(crate) fn forget(&self, range: AddressRange) {
+        self.cache.invalidate(range);
     }
 
     /// A lease of `range`, which is no longer than a piece.
@@ -139,6 +153,21 @@ impl<M: Monitor> Port<M> {
             self.send_by(&lease, piece, at(lane, piece.start() - range.start()))?;
         }
         Ok(Sent { bytes: self.arrived(lane, range.len())?, cached })
+    }
+
+    /// The most bytes of one lease.
+    pub(crate) const fn piece_bytes() -> usize {
+        PIECE_BYTES
+    }
+
+    /// What the cache has done so far.
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.cache.statistics()
+    }
+
+    /// Gives back what no lease and no mapping needs any more.
+    pub(crate) fn reclaim(&self) {
+        self.cache.reclaim();
     }
 
     /// Sends `part`, which `lease` contains, and tells what arrived.

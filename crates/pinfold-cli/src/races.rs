@@ -8,6 +8,7 @@ use crate::change::{Foothold, Mutation, Obstacle, Part, Specimen};
 use crate::port::{Port, Refusal};
 use pinfold::{Access, AddressRange, Monitor};
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -18,6 +19,10 @@ pub(crate) enum Stop {
     Obstacle(Obstacle),
     /// The memory could not be moved.
     Refusal(Refusal),
+    /// No second thread could be started.
+    Thread(io::Error),
+    /// The memory is gone after an earlier obstacle.
+    Gone,
 }
 
 impl Stop {
@@ -44,6 +49,8 @@ impl fmt::Display for Stop {
         match self {
             Self::Obstacle(obstacle) => obstacle.fmt(f),
             Self::Refusal(refusal) => refusal.fmt(f),
+            Self::Thread(error) => write!(f, "no thread could be started: {error}"),
+            Self::Gone => f.write_str("the memory is gone after an earlier obstacle"),
         }
     }
 }
@@ -112,6 +119,14 @@ impl Signals {
     }
 }
 
+/// As [`thread::Scope::spawn`], which panics where the machine has no room for a thread.
+pub(crate) fn start<'s, T: Send + 's>(
+    scope: &'s thread::Scope<'s, '_>,
+    work: impl FnOnce() -> T + Send + 's,
+) -> Result<thread::ScopedJoinHandle<'s, T>, Stop> {
+    thread::Builder::new().spawn_scoped(scope, work).map_err(Stop::Thread)
+}
+
 /// A thread that panicked has found something wrong at its very first byte.
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>, panicked: T) -> T {
     thread.join().unwrap_or(panicked)
@@ -130,12 +145,12 @@ pub(crate) fn take_over<M: Monitor>(
     port.send(body, lane)?;
     let signals = Signals::default();
     let (outcome, taken) = thread::scope(|scope| {
-        let other = scope.spawn(|| settle(port, &signals, body, keys[1], lane + 1));
+        let other = start(scope, || settle(port, &signals, body, keys[1], lane + 1))?;
         signals.await_begin();
         let outcome = specimen.take_away(unmap);
         signals.end();
-        (outcome, joined(other, Ok(None)))
-    });
+        Ok::<_, Stop>((outcome, joined(other, Ok(None))))
+    })?;
     outcome?;
     match taken? {
         None => Err(Obstacle::taken("mmap").into()),
@@ -184,7 +199,7 @@ pub(crate) fn change_while_registering<M: Monitor>(
     specimen.fill(body, keys[0]);
     let signals = Signals::default();
     thread::scope(|scope| {
-        scope.spawn(|| register_over_and_over(port, &signals, body));
+        start(scope, || register_over_and_over(port, &signals, body))?;
         signals.await_begin();
         let outcome = change_and_send(port, specimen, mutation, body, keys[1], lane);
         signals.end();
@@ -233,7 +248,7 @@ pub(crate) fn change_beside<M: Monitor>(
     let wanted = specimen.bytes(head);
     let signals = Signals::default();
     thread::scope(|scope| {
-        let other = scope.spawn(|| send_head(port, &signals, body, head, &wanted, lane + 1));
+        let other = start(scope, || send_head(port, &signals, body, head, &wanted, lane + 1))?;
         signals.await_begin();
         let outcome = change_and_send(port, specimen, mutation, tail, keys[1], lane);
         signals.end();
@@ -253,9 +268,8 @@ fn send_head<M: Monitor>(
     lane: usize,
 ) -> Option<FirstWrong> {
     loop {
-        let sent = port
-            .lease(body, Access::READ)
-            .and_then(|lease| port.send_leased(&lease, head, lane));
+        let sent =
+            port.lease(body, Access::READ).and_then(|lease| port.send_leased(&lease, head, lane));
         signals.begin();
         let wrong = sent.ok().and_then(|bytes| difference(&bytes, wanted));
         if wrong.is_some() || signals.is_over() {

@@ -40,9 +40,7 @@ pub(super) fn all<M: Monitor + Clone>() -> [Special<M>; COUNT] {
         row("mapped over while being registered", Change::Replace, |port| {
             registering(port, Mutation::MapOver(Part::Whole))
         }),
-        row("discarded while being registered", Change::Discard, |port| {
-            registering(port, DISCARD)
-        }),
+        row("discarded while being registered", Change::Discard, |port| registering(port, DISCARD)),
         row("half discarded while the other half is in use", Change::Discard, |port| {
             beside(port, DISCARD_TAIL)
         }),
@@ -76,7 +74,9 @@ fn rounds<M: Monitor>(
     let cached = warm(port, &specimen()?)?;
     let (mut run, mut wrong) = (0, 0);
     for round in 0..ROUNDS {
-        match race(&mut specimen()?, [2 * round + 1, 2 * round + 2]) {
+        let mut specimen = specimen()?;
+        port.forget(specimen.body());
+        match race(&mut specimen, [2 * round + 1, 2 * round + 2]) {
             Ok(found) => {
                 run += 1;
                 wrong += u64::from(found.is_some());
@@ -87,7 +87,10 @@ fn rounds<M: Monitor>(
         }
     }
     let note = Some(format!("{wrong} of {run} rounds wrong"));
-    if run == 0 { Err(Obstacle::taken("mmap").into()) } else { Ok(Finding { right: wrong == 0, cached, note }) }
+    if run == 0 {
+        return Err(Obstacle::taken("mmap").into());
+    }
+    Ok(Finding { right: wrong == 0, cached, note })
 }
 
 fn reused<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
@@ -127,10 +130,14 @@ fn elsewhere<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
 fn changed_elsewhere<M: Monitor>(port: &Port<M>, mutation: Mutation) -> Result<Finding, Stop> {
     let mut specimen = specimen()?;
     let cached = warm(port, &specimen)?;
-    let changed = thread::scope(|scope| scope.spawn(|| specimen.apply(mutation)).join());
-    changed.unwrap_or(Err(Obstacle::taken("thread")))?;
+    thread::scope(|scope| ended(races::start(scope, || Ok(specimen.apply(mutation)?))?))?;
     specimen.fill(specimen.body(), 2);
     Ok(finding(port, &specimen, cached)?)
+}
+
+/// What a thread that does not panic answers.
+fn ended<T>(thread: thread::ScopedJoinHandle<'_, Result<T, Stop>>) -> Result<T, Stop> {
+    thread.join().unwrap_or(Err(Stop::Gone))
 }
 
 /// A lease of the old pages is held across the change and the next use.
@@ -150,8 +157,8 @@ fn leased<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
 
 /// Two threads one after the other: the second one's stack is where the first one's was.
 fn stack<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
-    let first = on_a_stack(port, 1)?;
-    let second = on_a_stack(port, 2)?;
+    let first = on_a_stack(port, FIRST)?;
+    let second = on_a_stack(port, FIRST + 1)?;
     if first.at != second.at {
         return Err(Obstacle::taken("the second thread's stack").into());
     }
@@ -160,6 +167,9 @@ fn stack<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
     Ok(Finding { right: wrong.is_none(), cached: first.cached, note })
 }
 
+/// The key of the first thread's bytes.
+const FIRST: u64 = 1;
+
 struct OnStack {
     at: AddressRange,
     cached: bool,
@@ -167,8 +177,7 @@ struct OnStack {
 }
 
 fn on_a_stack<M: Monitor>(port: &Port<M>, key: u64) -> Result<OnStack, Stop> {
-    thread::scope(|scope| scope.spawn(|| use_the_stack(port, key)).join())
-        .unwrap_or(Err(Obstacle::taken("thread").into()))
+    thread::scope(|scope| ended(races::start(scope, || use_the_stack(port, key))?))
 }
 
 fn use_the_stack<M: Monitor>(port: &Port<M>, key: u64) -> Result<OnStack, Stop> {
@@ -177,6 +186,9 @@ fn use_the_stack<M: Monitor>(port: &Port<M>, key: u64) -> Result<OnStack, Stop> 
     let start = buffer.as_mut_ptr().expose_provenance();
     let at = AddressRange::new(start, LENGTH)
         .map_err(|error| Stop::Refusal(Refusal::Get(GetError::Range(error))))?;
+    if key == FIRST {
+        port.forget(at);
+    }
     buffer.copy_from_slice(&Specimen::pattern(at, key));
     port.send(std::hint::black_box(at), 0)?;
     let sent = port.send(at, 0)?;
@@ -215,8 +227,8 @@ fn in_the_child<M: Monitor>(port: &Port<M>, specimen: &Specimen) -> u8 {
         Err(Refusal::Get(GetError::Forked)) => {}
         _ => return child::NOT_TOLD,
     }
-    let own = crate::port::monitor()
-        .and_then(|monitor| Port::open(monitor, 16, 1, Config::default()));
+    let own =
+        crate::port::monitor().and_then(|monitor| Port::open(monitor, 16, 1, Config::default()));
     match own.map(|own| send_wrong(&own, specimen, body, 0)) {
         Ok(Ok(None)) => child::RIGHT,
         Ok(Ok(Some(_))) => child::WRONG,

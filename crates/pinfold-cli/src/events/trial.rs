@@ -83,8 +83,10 @@ impl Trial {
     }
 }
 
-/// Sends the specimen's old bytes twice, so that it is cached if it ever will be.
+/// Sends the specimen's old bytes twice, so that it is cached if it ever will be. What an earlier
+/// row left behind at the same address is forgotten before.
 pub(super) fn warm<M: Monitor>(port: &Port<M>, specimen: &Specimen) -> Result<bool, Stop> {
+    port.forget(specimen.body());
     specimen.fill(specimen.body(), 1);
     port.send(specimen.body(), 0)?;
     Ok(port.send(specimen.body(), 0)?.cached)

@@ -11,9 +11,7 @@
 
 #![allow(unsafe_code)]
 
-use pinfold::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch,
-};
+use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// See the file's header.
