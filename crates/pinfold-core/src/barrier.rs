@@ -18,7 +18,7 @@ use std::fmt;
 /// (`membarrier(2)`), the lease's side costs no instruction.
 #[derive(Clone, Copy)]
 pub struct Barriers {
-    heavy: Option<fn()>,
+    heavy: Option<fn() -> bool>,
 }
 
 impl Barriers {
@@ -29,9 +29,10 @@ impl Barriers {
     ///
     /// # Safety
     ///
-    /// When `heavy` returns, every thread of this process that was running has executed a full
-    /// memory barrier since `heavy` was called; it works in every process that uses the cache.
-    pub const unsafe fn asymmetric(heavy: fn()) -> Self {
+    /// When `heavy` returns true, every thread of this process that was running has executed a
+    /// full memory barrier since `heavy` was called. When it returns false (the system stopped
+    /// offering it), nothing is taken from anybody: registrations are kept rather than risked.
+    pub const unsafe fn asymmetric(heavy: fn() -> bool) -> Self {
         Self { heavy: Some(heavy) }
     }
 
@@ -47,13 +48,15 @@ impl Barriers {
         }
     }
 
-    /// The barrier of the few: between a state's store and the hazards' loads.
-    pub(crate) fn heavy(self) {
-        match self.heavy {
-            Some(barrier) => barrier(),
-            // SeqCst: pairs with the fence in `light`.
-            None => fence(Ordering::SeqCst),
+    /// The barrier of the few: between a state's store and the hazards' loads. False if there
+    /// was none.
+    pub(crate) fn heavy(self) -> bool {
+        if let Some(barrier) = self.heavy {
+            return barrier();
         }
+        // SeqCst: pairs with the fence in `light`.
+        fence(Ordering::SeqCst);
+        true
     }
 }
 
