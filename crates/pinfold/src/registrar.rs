@@ -1,9 +1,9 @@
 //! Registrars: who turns a range into a registration.
 //!
-//! | registrar | what a registration is | what it costs |
+//! | registrar | what a registration is | what it costs, with its end |
 //! |---|---|---|
-//! | [`IoUring`] | a slot in a ring's table of fixed buffers, its pages pinned | 0.5 µs for 4 KiB, 20-30 µs for 1 MiB |
-//! | [`Mlock`] | pages that are never swapped out | a few µs, and the first touch of each page |
+//! | [`IoUring`] | a slot in a ring's table of fixed buffers, its pages pinned | 12 empty system calls for 4 KiB, 120 for 1 MiB |
+//! | [`Mlock`] | pages that are never swapped out 25 empty system calls for 4 KiB, 700 for 1 MiB |
 //!
 //! None of them knows a monitor or a cache, and none calls another.
 

@@ -2,9 +2,13 @@
 //!
 //! # What it costs
 //!
-//! Locking brings in every page that is not there yet, and its time grows with those; pages that
-//! are there cost some ten nanoseconds each. Locking part of a mapping splits it: each registration
-//! may add two mappings to the process's table, of which it may have `vm.max_map_count`.
+//! Lock and unlock together, pages that are there already, on a machine where an empty system call
+//! takes 0.21 µs: 5 µs for 4 KiB, 13 µs for 64 KiB, 0.14 ms for 1 MiB. Pages that are not there yet
+//! are brought in first. A use that writes costs 6 µs more, for a look into the table of mappings:
+//! the kernel locks read-only memory without a word.
+//!
+//! Locking part of a mapping splits it: each registration may add two mappings to the process's
+//! table, of which it may have `vm.max_map_count`.
 //!
 //! # What a registration promises
 //!
@@ -27,7 +31,7 @@
 use super::page_counts::PageCounts;
 use super::process::{FORKED, Process};
 use super::sys::{self, Errno};
-use crate::limits::{self, Limits};
+use crate::limits::{Limits, max_map_count, page_bytes};
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
@@ -72,11 +76,10 @@ impl Mlock {
     ///
     /// The kernel is older than 4.14, or has no memory.
     pub fn new() -> io::Result<Self> {
-        let process =
-            Process::current().map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))?;
-        let page_bytes = limits::page_bytes();
+        let process = Process::current()?;
+        let page_bytes = page_bytes();
         // Each registration splits a mapping into three at worst.
-        let max_regions = limits::max_map_count()
+        let max_regions = max_map_count()
             .map_or(usize::MAX, |count| usize::try_from(count / 2).unwrap_or(usize::MAX));
         let max_region_bytes = usize::MAX / 2 + 1;
         let limits = RegistrarLimits { page_bytes, max_region_bytes, max_regions };

@@ -9,24 +9,20 @@
 
 #![allow(unsafe_code)]
 
+use crate::limits::page_bytes;
+pub(super) use crate::sys::Errno;
 use pinfold_core::AddressRange;
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 
-/// A kernel's error number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Errno(pub(super) i32);
-
-impl Errno {
-    fn last() -> Self {
-        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
-    }
+fn last_errno() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
 fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
-    if result < 0 { Err(Errno::last()) } else { Ok(result) }
+    if result < 0 { Err(last_errno()) } else { Ok(result) }
 }
 
 /// A second descriptor of the same open file, closed on `exec`.
@@ -139,7 +135,7 @@ pub(super) fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<
 pub(super) fn setup_refusal() -> Errno {
     // SAFETY: the parameters are null, so the kernel makes no ring and touches no memory.
     let made = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, ptr::null_mut::<u8>()) };
-    if made < 0 { Errno::last() } else { Errno(0) }
+    if made < 0 { last_errno() } else { Errno(0) }
 }
 
 /// Locks the pages of `range` in memory.
@@ -156,13 +152,13 @@ pub(super) fn unlock(range: AddressRange) -> Result<(), Errno> {
 
 /// A word in a page of its own, which reads as zero in a forked child. Never freed.
 pub(super) fn word_zeroed_by_fork() -> Result<&'static AtomicU32, Errno> {
-    let bytes = crate::limits::page_bytes();
+    let bytes = page_bytes();
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping at an address of the kernel's choice.
     let page = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if page == libc::MAP_FAILED {
-        return Err(Errno::last());
+        return Err(last_errno());
     }
     // SAFETY: the advice concerns the page just mapped.
     if let Err(errno) = check(unsafe { libc::madvise(page, bytes, libc::MADV_WIPEONFORK) }) {

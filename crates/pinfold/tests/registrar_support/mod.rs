@@ -6,18 +6,22 @@
 //! processes. Every mapping here is private to the test that made it.
 
 #![allow(unsafe_code, dead_code)]
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use pinfold::AddressRange;
 use std::fs;
+use std::ops::Range;
 use std::process::Command;
 
 pub(crate) const PAGE: usize = 4096;
 
-/// Memory that a test maps, and unmaps at its end if it has not done so itself.
+/// Memory that a test maps, and unmaps at its end.
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: *mut u8,
     length: usize,
+    /// What has been unmapped of it: somebody else's by now.
+    hole: Range<usize>,
 }
 
 impl Memory {
@@ -44,7 +48,7 @@ impl Memory {
             libc::mmap(std::ptr::null_mut(), length, protection, sharing | anonymous, fd, 0)
         };
         assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-        Self { start: start.cast(), length }
+        Self { start: start.cast(), length, hole: length..length }
     }
 
     /// Maps fresh zeroed memory over this, as a program that frees and allocates again does.
@@ -56,11 +60,20 @@ impl Memory {
         assert_eq!(start, self.start.cast());
     }
 
-    /// Unmaps `length` bytes from `offset`; they are not touched again.
+    /// Unmaps `length` bytes from `offset`, once; they are not touched again. Call it [`alone`] if
+    /// the hole has to stay one.
     pub(crate) fn unmap(&mut self, offset: usize, length: usize) {
-        assert!(offset + length <= self.length);
-        // SAFETY: within this test's own mapping, borrowed by nobody (`&mut`).
-        assert_eq!(unsafe { libc::munmap(self.start.add(offset).cast(), length) }, 0);
+        assert!(offset + length <= self.length && self.hole.is_empty());
+        self.hole = offset..offset + length;
+        self.unmap_now(self.hole.clone());
+    }
+
+    fn unmap_now(&self, part: Range<usize>) {
+        if !part.is_empty() {
+            // SAFETY: within this test's own mapping, not unmapped before, borrowed by nobody.
+            let done = unsafe { libc::munmap(self.start.add(part.start).cast(), part.len()) };
+            assert_eq!(done, 0);
+        }
     }
 
     pub(crate) fn range(&self) -> AddressRange {
@@ -89,9 +102,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this test's own addresses; what was unmapped already stays so, because each
-        // test that unmaps early maps nothing else before it ends.
-        unsafe { libc::munmap(self.start.cast(), self.length) };
+        self.unmap_now(0..self.hole.start);
+        self.unmap_now(self.hole.end..self.length);
     }
 }
 
