@@ -1,0 +1,59 @@
+//! The one switch between the real primitives and loom's, which try every interleaving.
+
+#[cfg(loom)]
+pub(crate) use self::model::*;
+#[cfg(not(loom))]
+pub(crate) use self::real::*;
+
+#[cfg(not(loom))]
+mod real {
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+    };
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::thread_local;
+
+    /// `std`'s cell behind the closures that loom's cell asks for.
+    #[derive(Debug)]
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        pub(crate) fn with<A>(&self, f: impl FnOnce(*const T) -> A) -> A {
+            f(self.0.get())
+        }
+
+        pub(crate) fn with_mut<A>(&self, f: impl FnOnce(*mut T) -> A) -> A {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use loom::thread_local;
+
+    /// loom knows no compiler fence; a model never takes the asymmetric path.
+    pub(crate) fn compiler_fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+/// Locks `mutex`, also after a panic of another holder: every critical section here leaves its
+/// data whole before it calls anything that may panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits on `condition`, with the same stance on poisoning as [`lock`].
+pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
+}
