@@ -109,10 +109,7 @@ impl<M: Monitor> Port<M> {
         let device = Device::open((lanes * LANE_BYTES) as u64)?;
         let registrar = IoUring::new(&device, slots).map_err(Failure::unavailable)?;
         let config = Config { piece_bytes: PIECE_BYTES, ..config };
-        let mut cache = Cache::new(registrar, monitor, config).map_err(Failure::unavailable)?;
-        cache
-            .start_reclaimer(|reclaimer| std::thread::Builder::new().spawn(|| reclaimer.run()))
-            .map_err(Failure::unavailable)?;
+        let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
         Ok(Self { cache, device })
     }
 
