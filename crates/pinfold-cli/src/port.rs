@@ -18,6 +18,7 @@ pub(crate) use deaf::Deaf;
 
 use crate::device::{Device, Transfer};
 use crate::output::Failure;
+use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::fmt;
@@ -79,8 +80,8 @@ pub(crate) struct Sent {
 }
 
 /// This machine's monitor.
-pub(crate) fn monitor() -> Result<Arc<Deaf>, Failure> {
-    Ok(deaf())
+pub(crate) fn monitor() -> Result<Arc<Userfaultfd>, Failure> {
+    Userfaultfd::new().map(Arc::new).map_err(Failure::unavailable)
 }
 
 /// The monitor of a cache that is told nothing.

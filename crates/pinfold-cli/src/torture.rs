@@ -138,6 +138,8 @@ struct Report {
     /// Threads that panicked.
     panics: u64,
     refused: u64,
+    /// Why, and how often.
+    refusals: BTreeMap<String, u64>,
     kinds: BTreeMap<&'static str, Count>,
     caches: Vec<CacheReport>,
     wrong_transfers: Vec<Wrong>,
@@ -188,6 +190,7 @@ fn torture<M: Monitor + Clone>(
         wrong: tally.wrong,
         panics,
         refused: tally.kinds.values().map(|count| count.refused).sum(),
+        refusals: tally.reasons,
         kinds: tally.kinds,
         caches: PORT_NAMES
             .iter()
