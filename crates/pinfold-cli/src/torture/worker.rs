@@ -7,7 +7,7 @@ use super::program::{Operation, PORTS, Program, SLOTS, Window};
 use super::tally::{Tally, WrongBytes};
 use super::{Ports, Shared, open_ports};
 use crate::change::{
-    Backing, Call, MappingFlood, Mutation, NoDescriptors, Part, Specimen, in_child,
+    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Specimen, in_child,
 };
 use crate::port::{Port, PortLease, Refusal};
 use crate::races::{self, FirstWrong, Stop, difference, send_wrong};
@@ -17,6 +17,9 @@ use std::sync::PoisonError;
 
 /// How many leases a thread keeps over whatever comes.
 const HELD: usize = 4;
+
+/// How many changes a thread makes while nothing can be opened, which hinders the others too.
+const STARVED_CHANGES: usize = 8;
 
 /// How many operations a forked child carries out.
 const CHILD_OPERATIONS: usize = 40;
@@ -113,7 +116,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
     fn allocate(&mut self, slot: usize, backing: Backing, grains: usize) -> Judged {
         // The old memory goes first, so that the new one may get its address.
         drop(self.take(slot));
-        let specimen = Specimen::new(backing, grains)?;
+        let specimen = new_specimen(backing, grains)?;
         specimen.fill(specimen.body(), self.next_key());
         self.put(slot, specimen);
         Ok(None)
@@ -137,7 +140,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         if changed.is_err() {
             let (backing, length) = (specimen.backing(), specimen.body().len());
             drop(specimen);
-            specimen = Specimen::new(backing, length / backing.grain())?;
+            specimen = new_specimen(backing, length / backing.grain())?;
             specimen.fill(specimen.body(), key);
         }
         self.put(slot, specimen);
@@ -252,7 +255,8 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         let _alone = self.shared.starving.lock().unwrap_or_else(PoisonError::into_inner);
         let _starving = NoDescriptors::new()?;
         let mut wrong = None;
-        for mutation in Mutation::ALL.into_iter().filter(|m| m.fits(backing)) {
+        let fitting = Mutation::ALL.into_iter().filter(|mutation| mutation.fits(backing));
+        for mutation in fitting.take(STARVED_CHANGES) {
             // Changes that need a descriptor are refused, and so may be the sends: nothing is
             // wrong with that.
             let _ = self.change(slot, mutation);
@@ -334,6 +338,11 @@ mod child {
 
 type Race<M> =
     fn(&Port<M>, &mut Specimen, Mutation, [u64; 2], usize) -> Result<Option<FirstWrong>, Stop>;
+
+/// Memory of the kind asked for, or of the plainest kind where the machine has none of it.
+fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
+    Specimen::new(backing, grains).or_else(|_| Specimen::new(Backing::Anonymous, grains))
+}
 
 /// The bytes of `specimen` that `window` means, at least one.
 fn within(specimen: &Specimen, window: Window) -> AddressRange {
