@@ -38,6 +38,13 @@
 //! - Cached registrations are given back by whichever thread notices that they must be. A ring that
 //!   takes calls from a single thread (`IORING_SETUP_SINGLE_ISSUER`, hence also
 //!   `IORING_SETUP_DEFER_TASKRUN`) is refused when it is opened.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare [`Registrar::register`], which does nothing unsafe
+//! itself, and to close a descriptor in a destructor.
+
+#![allow(unsafe_code)]
 
 use super::process::{FORKED, Process};
 use super::sys::{self, Errno};
@@ -208,7 +215,6 @@ impl Registrar for IoUring {
         wanted | Access::READ_WRITE
     }
 
-    #[allow(unsafe_code)] // declares what the trait declares; contains no unsafe operation
     unsafe fn register(
         &self,
         range: AddressRange,
@@ -355,7 +361,6 @@ impl Drop for Ring {
     }
 }
 
-#[allow(unsafe_code)]
 fn close(fd: &mut ManuallyDrop<OwnedFd>) {
     // SAFETY: called by `Ring::drop` alone, so the descriptor is not used again.
     unsafe { ManuallyDrop::drop(fd) }

@@ -27,6 +27,12 @@
 //!
 //! Locks are not inherited by a forked child; there the registrar refuses to register and unlocks
 //! nothing.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare [`Registrar::register`]; it contains no unsafe block.
+
+#![allow(unsafe_code)]
 
 use super::page_counts::PageCounts;
 use super::process::{FORKED, Process};
@@ -208,7 +214,6 @@ impl Registrar for Mlock {
         self.limits
     }
 
-    #[allow(unsafe_code)] // declares what the trait declares; contains no unsafe operation
     unsafe fn register(
         &self,
         range: AddressRange,
