@@ -328,8 +328,8 @@ fn caches(report: &Report) -> comfy_table::Table {
 fn wrongs(report: &Report) -> String {
     let line = |wrong: &Wrong| {
         format!(
-            "wrong: thread {}, step {}, {}: {} from byte {}\n",
-            wrong.thread, wrong.step, wrong.operation, wrong.range, wrong.first_wrong
+            "wrong: thread {}, step {}, {}: {} from byte {}: {}\n",
+            wrong.thread, wrong.step, wrong.operation, wrong.range, wrong.first_wrong, wrong.note
         )
     };
     report.wrong_transfers.iter().map(line).collect()

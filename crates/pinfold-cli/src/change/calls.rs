@@ -293,6 +293,17 @@ pub(crate) fn in_child(work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
     Ok(u8::try_from(wait_for(child)).ok())
 }
 
+/// Has the allocator take large blocks from its heaps too, which grow without new mappings: a
+/// process that can map nothing any more still allocates.
+pub(super) fn allocate_without_mapping() {
+    #[cfg(target_env = "gnu")]
+    {
+        const LARGEST: c_int = 32 << 20;
+        // SAFETY: a setting of the allocator, which locks itself.
+        let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST) };
+    }
+}
+
 /// What a panicking child answers.
 const PANICKED: c_int = 255;
 

@@ -411,7 +411,10 @@ pub(crate) struct MappingFlood(AddressRange);
 
 impl MappingFlood {
     /// Splits one mapping into as many as there may be, and leaves room for `spare` more.
+    ///
+    /// From then on the process allocates from its heaps alone, however large the block.
     pub(crate) fn new(spare: usize) -> Outcome<Self> {
+        calls::allocate_without_mapping();
         /// Twice the default `vm.max_map_count`, in pages.
         const PAGES: usize = 1 << 17;
         let page = Backing::Anonymous.grain();

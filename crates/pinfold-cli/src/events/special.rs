@@ -15,7 +15,7 @@ pub(super) const DIRECTION: &str = "both";
 pub(super) const COUNT: usize = 10;
 
 /// How often a race is run: a naive cache loses the first one, a cache with a gap one in five.
-const ROUNDS: u64 = 200;
+const ROUNDS: u64 = 100;
 
 const UNMAP: Mutation = Mutation::Unmap(Part::Whole, Call::Library);
 const RAW_UNMAP: Mutation = Mutation::Unmap(Part::Whole, Call::Raw);
@@ -242,8 +242,7 @@ fn in_the_child<M: Monitor>(
         Err(Refusal::Get(GetError::Forked)) => {}
         _ => return child::NOT_TOLD,
     }
-    let own =
-        crate::port::monitor().and_then(|monitor| Port::open(monitor, 16, 1, Config::default()));
+    let own = make_monitor().and_then(|monitor| Port::open(monitor, 16, 1, Config::default()));
     match own.map(|own| send_wrong(&own, specimen, body, 0)) {
         Ok(Ok(None)) => child::RIGHT,
         Ok(Ok(Some(_))) => child::WRONG,

@@ -31,6 +31,7 @@ pub(super) struct Wrong {
     pub(super) range: String,
     /// The first wrong byte, counted from the start of the range.
     pub(super) first_wrong: usize,
+    pub(super) note: &'static str,
 }
 
 /// Wrong bytes, before it is known whose.
@@ -38,6 +39,7 @@ pub(super) struct Wrong {
 pub(super) struct WrongBytes {
     pub(super) range: AddressRange,
     pub(super) first: usize,
+    pub(super) note: &'static str,
 }
 
 /// One thread's counts, or all threads'.
@@ -64,11 +66,11 @@ impl Tally {
         self.operations += 1;
         let count = self.kinds.entry(operation.kind()).or_default();
         count.done += 1;
-        if let Some(WrongBytes { range, first }) = wrong {
+        if let Some(WrongBytes { range, first, note }) = wrong {
             count.wrong += 1;
             self.wrong += 1;
             let (operation, range) = (format!("{operation:?}"), range.to_string());
-            self.describe(Wrong { thread, step, operation, range, first_wrong: first });
+            self.describe(Wrong { thread, step, operation, range, first_wrong: first, note });
         }
     }
 

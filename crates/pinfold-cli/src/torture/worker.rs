@@ -190,7 +190,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
 
     fn moved(&mut self, range: AddressRange, wrong: Option<FirstWrong>) -> Judged {
         self.tally.transfers += 1;
-        Ok(wrong.map(|first| WrongBytes { range, first }))
+        Ok(wrong.map(|first| WrongBytes { range, first, note: "not what the memory held" }))
     }
 
     fn hold(&mut self, slot: usize, window: Window, port: usize) -> Judged {
@@ -270,13 +270,17 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         let specimen = Specimen::new(Backing::Anonymous, 4)?;
         let body = specimen.body();
         specimen.fill(body, key);
-        let wrong = |first| Some(WrongBytes { range: body, first });
         send_wrong(self.port(0), &specimen, body, self.lane())?;
         match in_child(|| self.in_the_child(&specimen, key, flood))? {
             Some(child::RIGHT) => {}
             Some(child::REFUSED) => return Err(Stop::Child),
-            // Nobody moved a byte for certain; the answer takes the offset's place.
-            other => return Ok(wrong(other.map_or(usize::MAX, usize::from))),
+            answer => {
+                return Ok(Some(WrongBytes {
+                    range: body,
+                    first: 0,
+                    note: child::meaning(answer),
+                }));
+            }
         }
         let key = self.next_key();
         specimen.fill(body, key);
@@ -298,8 +302,8 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         let Ok((ports, shared)) = opened else { return child::REFUSED };
         let _flood = flood.then(|| MappingFlood::new(FLOOD_SPARE));
         let mut worker = Worker::new(&shared, &ports, 0);
-        let programme = Program::new(seed, 0).filter(is_for_a_child).zip(0..);
-        for (operation, step) in programme.take(CHILD_OPERATIONS) {
+        let program = Program::new(seed, 0).filter(|operation| is_for_a_child(operation, flood));
+        for (operation, step) in program.zip(0..).take(CHILD_OPERATIONS) {
             worker.step(step, &operation);
         }
         let heap = worker.heap();
@@ -323,9 +327,16 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
 /// How many mappings a child that runs out of them may still make.
 const FLOOD_SPARE: usize = 24;
 
-/// A child neither forks again nor changes the limits it shares with nobody.
-fn is_for_a_child(operation: &Operation) -> bool {
-    !matches!(operation, Operation::Fork { .. } | Operation::Starve { .. })
+/// A child neither forks again nor lowers limits, and starts no thread where it can map nothing:
+/// the standard library ends the process if a new thread gets no stack for signals.
+fn is_for_a_child(operation: &Operation, flood: bool) -> bool {
+    match operation {
+        Operation::Fork { .. } | Operation::Starve { .. } => false,
+        Operation::TakeOver { .. } | Operation::Register { .. } | Operation::Beside { .. } => {
+            !flood
+        }
+        _ => true,
+    }
 }
 
 /// What a child found out; its exit status.
@@ -334,6 +345,15 @@ mod child {
     pub(super) const NOT_TOLD: u8 = 1;
     pub(super) const WRONG: u8 = 2;
     pub(super) const REFUSED: u8 = 3;
+
+    /// What a bad answer means.
+    pub(super) fn meaning(answer: Option<u8>) -> &'static str {
+        match answer {
+            Some(NOT_TOLD) => "the child was let into its parent's cache",
+            Some(WRONG) => "the child's own caches moved wrong data",
+            _ => "the child did not come to its end",
+        }
+    }
 }
 
 type Race<M> =
