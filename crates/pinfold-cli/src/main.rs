@@ -1,1 +1,56 @@
-fn main() {}
+//! The `pinfold` command: see the classic bug of registration caches on real data, and see it gone.
+//!
+//! One file per subcommand; [`output`] is the only place that writes to a standard stream and
+//! [`device`] the only one that moves data through a device. Every subcommand answers with a
+//! [`Verdict`], which becomes the exit status: 0 it held, 1 it did not hold, 2 wrong usage or
+//! something that this machine lacks.
+
+mod change;
+mod device;
+mod events;
+mod output;
+mod port;
+mod races;
+mod torture;
+
+use clap::{Parser, Subcommand};
+use output::{Failure, Output, Verdict};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "pinfold", version, about = "Registered memory that is never stale, shown")]
+struct Arguments {
+    /// Print one JSON object on standard output and nothing else
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Every kind of mapping change, judged by what the device really moved
+    Events(events::Arguments),
+    /// Random programs on many threads, every byte checked
+    Torture(torture::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let output = Output::new(arguments.json);
+    match run(&arguments.command, &output) {
+        Ok(Verdict::Held) => ExitCode::SUCCESS,
+        Ok(Verdict::Broken) => ExitCode::from(1),
+        Err(failure) => {
+            output.complain(&failure);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: &Command, output: &Output) -> Result<Verdict, Failure> {
+    match command {
+        Command::Events(arguments) => events::run(arguments, output),
+        Command::Torture(arguments) => torture::run(arguments, output),
+    }
+}
