@@ -5,10 +5,11 @@
 //! somebody else: it finds another item, never foreign memory, and the item's own state tells.
 //! The price is that memory is kept at the high-water mark until the cache is dropped.
 
-use std::sync::OnceLock;
+use crate::sync::OnceLock;
 
 /// Chunks double in size, so 27 of them hold all that a `u32` can name.
-const CHUNKS: usize = 27;
+/// (Few in a model, whose threads have small stacks.)
+const CHUNKS: usize = if cfg!(loom) { 3 } else { 27 };
 
 /// A growing array of items that never move.
 pub(crate) struct Arena<T> {
@@ -22,8 +23,8 @@ compile_error!("the cache's index and arena count on 64-bit addresses");
 
 impl<T> Arena<T> {
     /// An empty arena whose first chunk will hold `1 << first_log2` items.
-    pub(crate) const fn new(first_log2: u32) -> Self {
-        Self { chunks: [const { OnceLock::new() }; CHUNKS], first_log2 }
+    pub(crate) fn new(first_log2: u32) -> Self {
+        Self { chunks: std::array::from_fn(|_| OnceLock::new()), first_log2 }
     }
 
     /// Where item `index` is: its chunk and its place in there.

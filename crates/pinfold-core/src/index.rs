@@ -16,9 +16,8 @@
 use crate::AddressRange;
 use crate::arena::Arena;
 use crate::region::{Terms, Want};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, OnceLock, Ordering};
 use std::collections::VecDeque;
-use std::sync::OnceLock;
 
 /// Children of a directory: 512, as in a page table; few in a model, where each costs time.
 const FANOUT: usize = if cfg!(loom) { 2 } else { 512 };
@@ -31,7 +30,8 @@ const BLOCK_PAGES: usize = BLOCK_BYTES >> PAGE_LOG2;
 /// The first address that the index does not know: 2^48, the end of four-level page tables.
 const END: usize = BLOCK_BYTES * FANOUT * FANOUT * FANOUT;
 /// List sizes: 4, 8, 16, ... entries.
-const CLASSES: usize = 24;
+/// (Few in a model, whose threads have small stacks.)
+const CLASSES: usize = if cfg!(loom) { 2 } else { 24 };
 
 /// One entry of a list: a region's extent within the block, its terms and its number.
 ///

@@ -39,6 +39,9 @@ mod hazard;
 mod index;
 pub mod lease;
 mod miss;
+#[cfg(test)]
+#[cfg(loom)]
+mod models;
 pub mod monitor;
 mod order;
 pub mod pieces;

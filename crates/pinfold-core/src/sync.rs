@@ -10,7 +10,7 @@ mod real {
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
     };
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
     pub(crate) use std::thread_local;
 
     /// `std`'s cell behind the closures that loom's cell asks for.
@@ -40,6 +40,32 @@ mod model {
     };
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use loom::thread_local;
+
+    /// loom has no `OnceLock`, and does not know what `std`'s orders. This one says so in loom's
+    /// terms; whoever initialises holds a lock, as everybody here does.
+    #[derive(Debug)]
+    pub(crate) struct OnceLock<T> {
+        value: std::sync::OnceLock<T>,
+        ready: AtomicBool,
+    }
+
+    impl<T> OnceLock<T> {
+        pub(crate) fn new() -> Self {
+            Self { value: std::sync::OnceLock::new(), ready: AtomicBool::new(false) }
+        }
+
+        pub(crate) fn get(&self) -> Option<&T> {
+            // Acquire: pairs with the store in `get_or_init`.
+            if self.ready.load(Ordering::Acquire) { self.value.get() } else { None }
+        }
+
+        pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+            let value = self.value.get_or_init(make);
+            // Release: the value is there before it is said to be.
+            self.ready.store(true, Ordering::Release);
+            value
+        }
+    }
 
     /// loom knows no compiler fence; a model never takes the asymmetric path.
     pub(crate) fn compiler_fence(order: Ordering) {
