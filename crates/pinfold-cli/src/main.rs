@@ -7,12 +7,15 @@
 
 mod bench;
 mod block;
+mod change;
 mod demo;
 mod device;
 mod events;
 mod output;
 mod page;
+mod port;
 mod probe;
+mod races;
 mod strategy;
 mod torture;
 

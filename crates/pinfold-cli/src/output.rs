@@ -93,6 +93,11 @@ impl Output {
         let _ = writeln!(io::stdout().lock(), "{}", text.trim_end());
     }
 
+    /// Says on standard error what is good to know even if the command does not come to its end.
+    pub(crate) fn note(&self, what: impl fmt::Display) {
+        eprintln!("pinfold: {what}");
+    }
+
     /// Says on standard error why the command could not begin.
     pub(crate) fn complain(&self, failure: &Failure) {
         eprintln!("pinfold: {failure}");
