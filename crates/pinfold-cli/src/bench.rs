@@ -6,7 +6,6 @@
 //! them.
 
 mod lifetime;
-mod statistics;
 mod transfer;
 
 use crate::output::{self, Failure, Output, Verdict};

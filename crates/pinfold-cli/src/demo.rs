@@ -12,6 +12,7 @@ mod program;
 mod report;
 
 use crate::block::{Block, Origin};
+use crate::medians::times_faster;
 use crate::output::{Failure, Output, Verdict};
 use crate::strategy::{Cached, Copying, Message, Naive, Preregistered, Strategy, Uncached, Wire};
 use data::{Data, Receiver};
@@ -40,13 +41,15 @@ pub(crate) struct Arguments {
 }
 
 /// How many messages a strategy sends before the next one takes its turn.
-const TURN: usize = 20;
+const TURN: u64 = 20;
 /// The largest message unless asked otherwise.
 const LARGEST: usize = 4 << 20;
-/// All strategies together pin at most this many times the largest message: the pool and the two
-/// caches one for each buffer, the bounce buffer and the lone registration one each, and some for
-/// what lies across page boundaries.
-const PINNED: usize = 3 * SLOTS + 6;
+/// What a message may pin beyond its length, because it begins and ends within pages.
+const PAGE: usize = 4096;
+/// All strategies together pin this many times the largest message and a page, or a little less:
+/// the pool and the two caches one for each buffer and one more, the bounce buffer and the lone
+/// registration one each.
+const PINNED: usize = 3 * (SLOTS + 1) + 3;
 
 /// Shows the demo; it holds if the naive cache sent wrong data and nobody else did.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
@@ -54,24 +57,49 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     let largest = largest(arguments.size)?;
     let mut senders = senders(arguments.seed, largest)?;
     let progress = output.progress(arguments.messages, "demo");
-    let mut program = Program::new(arguments.seed, largest);
     let mut receiver = Receiver::new(largest);
-    let mut left = arguments.messages;
-    while left > 0 {
-        let turn = left.min(TURN as u64);
-        let steps: Vec<Step> =
-            program.by_ref().take(usize::try_from(turn).unwrap_or(TURN)).collect();
-        for sender in &mut senders {
-            steps.iter().try_for_each(|step| sender.step(&data, step, &mut receiver))?;
-        }
-        progress.advance(turn);
-        left -= turn;
+    for (turn, steps) in turns(arguments, largest).enumerate() {
+        send(&mut senders, turn, &steps, &data, &mut receiver)?;
+        progress.advance(steps.len() as u64);
     }
     drop(progress);
-    let rows = senders.iter().map(Sender::row).collect();
-    let report = report::Report::new(arguments, largest, rows);
+    let report = report::Report::new(arguments, largest, rows(&senders));
     output.report(&report, || report.for_people());
     Ok(Verdict::of(report.held()))
+}
+
+/// The program's steps, turn by turn.
+fn turns(arguments: &Arguments, largest: usize) -> impl Iterator<Item = Vec<Step>> {
+    let mut program = Program::new(arguments.seed, largest);
+    let mut left = arguments.messages;
+    std::iter::from_fn(move || {
+        let turn = left.min(TURN);
+        left -= turn;
+        let steps: Vec<Step> = (0..turn).filter_map(|_| program.next()).collect();
+        (!steps.is_empty()).then_some(steps)
+    })
+}
+
+/// Has every sender take the steps of one turn; each turn begins with another sender.
+fn send(
+    senders: &mut [Sender],
+    turn: usize,
+    steps: &[Step],
+    data: &Data,
+    receiver: &mut Receiver,
+) -> Result<(), Failure> {
+    let (late, early) = senders.split_at_mut(turn % senders.len());
+    for sender in early.iter_mut().chain(late) {
+        sender.tally.turns.push(0.0);
+        steps.iter().try_for_each(|step| sender.step(data, step, receiver))?;
+    }
+    Ok(())
+}
+
+fn rows(senders: &[Sender]) -> Vec<report::Row> {
+    let yardstick = senders.iter().find(|sender| sender.name == "preregistered");
+    let yardstick = yardstick.map_or(&[][..], |sender| &sender.tally.turns);
+    senders.iter().map(|sender| sender.row(yardstick)).collect()
 }
 
 /// The largest message: as asked, or as large as the limit on pinned memory has room for.
@@ -83,18 +111,18 @@ fn largest(asked: Option<u64>) -> Result<usize, Failure> {
         .enforced()
         .bytes()
         .map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    match (room / PINNED).min(LARGEST) {
-        room if room >= SMALLEST => Ok(1 << room.ilog2()),
+    match (room / PINNED).saturating_sub(PAGE).min(LARGEST) {
+        largest if largest >= SMALLEST => Ok(1 << largest.ilog2()),
         _ => Err(Failure::unavailable(format_args!(
             "RLIMIT_MEMLOCK lets this program pin {room} bytes, too few to compare strategies: \
              raise it (`ulimit -l`) to {} KiB or more",
-            PINNED * SMALLEST / 1024
+            PINNED * (SMALLEST + PAGE) / 1024
         ))),
     }
 }
 
 fn senders(seed: u64, largest: usize) -> Result<Vec<Sender>, Failure> {
-    let budget = (SLOTS + 1) * largest;
+    let budget = (SLOTS + 1) * (largest + PAGE);
     let wire = || Wire::open(largest);
     let own = || Memory::own(seed, largest);
     let bounce = Block::new(Origin::Mapping, largest).map_err(|error| no_memory(&error))?;
@@ -161,7 +189,7 @@ struct Sender {
 }
 
 /// What became of a sender's messages.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 struct Tally {
     wrong: u64,
     bytes: u64,
@@ -169,6 +197,8 @@ struct Tally {
     /// Of these, the messages from buffers that had not changed since their last use.
     steady_bytes: u64,
     steady_time: Duration,
+    /// The same time for each turn, in seconds.
+    turns: Vec<f64>,
 }
 
 impl Sender {
@@ -189,8 +219,9 @@ impl Sender {
         Ok(())
     }
 
-    fn row(&self) -> report::Row {
-        report::Row::new(self.name, self.tally, self.strategy.counts())
+    fn row(&self, yardstick: &[f64]) -> report::Row {
+        let ratio = times_faster(&self.tally.turns, yardstick);
+        report::Row::new(self.name, &self.tally, self.strategy.counts(), ratio)
     }
 }
 
@@ -202,6 +233,9 @@ impl Tally {
         if step.change.is_none() {
             self.steady_bytes += bytes;
             self.steady_time += time;
+            if let Some(turn) = self.turns.last_mut() {
+                *turn += time.as_secs_f64();
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ mod change;
 mod demo;
 mod device;
 mod events;
+mod medians;
 mod output;
 mod page;
 mod port;

@@ -121,10 +121,11 @@ const STYLE: TableStyle =
 /// An empty table with these column heads; plain where standard output is no terminal.
 pub(crate) fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
-    table
-        .load_style(STYLE)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header(heads.to_vec());
+    table.load_style(STYLE).set_header(heads.to_vec());
+    // A terminal that is narrow, or does not tell, would squeeze columns to single letters.
+    if table.width().is_some_and(|width| width >= 80) {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    }
     if !io::stdout().is_terminal() {
         table.force_no_tty();
     }

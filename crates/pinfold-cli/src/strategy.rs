@@ -134,7 +134,7 @@ impl Wire {
     ) -> Result<(), Failure> {
         self.transfers.clear();
         line_up(&mut self.transfers, parts);
-        self.device.send(&self.transfers).map_err(not_sent)
+        self.device.send(&self.transfers).map_err(|error| not_sent(&error))
     }
 
     fn counts(&self, hits: u64) -> Counts {
@@ -238,7 +238,7 @@ impl Strategy for Naive {
         for message in messages {
             let (handle, address, length) = message.by(self.get(message.range()?)?);
             let transfer = Transfer { index: handle.get(), address, length, offset };
-            self.wire.device.send(&[transfer]).map_err(not_sent)?;
+            self.wire.device.send(&[transfer]).map_err(|error| not_sent(&error))?;
             offset += length as u64;
         }
         Ok(())
@@ -381,7 +381,7 @@ impl Strategy for Cached {
             (lease.handle(), lease.range().start(), lease.range().len())
         };
         line_up(&mut transfers, leases.iter().map(part));
-        let sent = self.device.send(&transfers).map_err(not_sent);
+        let sent = self.device.send(&transfers).map_err(|error| not_sent(&error));
         drop(leases);
         self.transfers = transfers;
         sent
@@ -401,6 +401,6 @@ fn whole_pages(range: AddressRange) -> AddressRange {
     range.page_aligned(4096)
 }
 
-fn not_sent(error: io::Error) -> Failure {
+fn not_sent(error: &io::Error) -> Failure {
     Failure::unavailable(format_args!("a send failed: {error}"))
 }

@@ -8,9 +8,9 @@
 #![allow(unsafe_code)]
 
 use super::Bench;
-use super::statistics::{median, times_faster};
 use crate::block::{Block, Origin};
 use crate::device::Device;
+use crate::medians::{median, times_faster};
 use crate::output::Failure;
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;

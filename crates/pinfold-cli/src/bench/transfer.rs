@@ -2,8 +2,8 @@
 //! each way to have it registered.
 
 use super::Bench;
-use super::statistics::{median, times_faster};
 use crate::block::{Block, Origin};
+use crate::medians::{median, times_faster};
 use crate::output::{Failure, Progress};
 use crate::strategy::{Cached, Copying, Message, Preregistered, Strategy, Uncached, Wire};
 use pinfold::limits::Limits;

@@ -1,13 +1,13 @@
 //! Medians, of turns and of ratios within rounds.
 
 /// The middle of `values`, the upper one of two; zero of none.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// The median over rounds of how many times faster `mine` was than `other`.
-pub(super) fn times_faster(mine: &[f64], other: &[f64]) -> f64 {
+pub(crate) fn times_faster(mine: &[f64], other: &[f64]) -> f64 {
     median(mine.iter().zip(other).map(|(mine, other)| other / mine).collect())
 }
 
