@@ -11,7 +11,7 @@ mod trial;
 
 use crate::change::{Backing, Mutation};
 use crate::output::{self, Failure, Output, Tone, Verdict};
-use crate::port::{self, Port, Strategy};
+use crate::port::{self, MakeMonitor, Port, Strategy};
 use crate::races::Stop;
 use comfy_table::Cell;
 use pinfold::{Config, Cover, Monitor};
@@ -125,19 +125,24 @@ impl Report {
 const LANES: usize = 2;
 
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
-    let report = match arguments.cache {
-        Strategy::Pinfold => judge_all(port::monitor()?, arguments.cache, output),
-        Strategy::Naive => judge_all(port::deaf(), arguments.cache, output),
+    let report = match (arguments.cache, port::monitor()) {
+        (Strategy::Naive, _) => judge_all(port::deaf, arguments.cache, output),
+        (Strategy::Pinfold, Ok(_)) => judge_all(port::monitor, arguments.cache, output),
+        (Strategy::Pinfold, Err(why)) => {
+            output.note(format_args!("{why}; so nothing will be cached"));
+            judge_all(port::no_monitor, arguments.cache, output)
+        }
     }?;
     output.report(&report, || human(&report));
     Ok(Verdict::of(report.stale == 0))
 }
 
 fn judge_all<M: Monitor + Clone>(
-    monitor: M,
+    make_monitor: MakeMonitor<M>,
     cache: Strategy,
     output: &Output,
 ) -> Result<Report, Failure> {
+    let monitor = make_monitor()?;
     let port = Port::open(monitor.clone(), 1024, LANES, Config::default())?;
     let trials = trial::all();
     let progress = output.progress((trials.len() + special::COUNT) as u64, "events");
@@ -147,7 +152,7 @@ fn judge_all<M: Monitor + Clone>(
         progress.advance(1);
     }
     for special in special::all() {
-        events.push(special.judge(&port, &monitor));
+        events.push(special.judge(&port, &monitor, make_monitor));
         progress.advance(1);
     }
     Ok(Report::new(monitor.name(), cache, events))

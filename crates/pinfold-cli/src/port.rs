@@ -18,6 +18,7 @@ pub(crate) use deaf::Deaf;
 
 use crate::device::{Device, Transfer};
 use crate::output::Failure;
+use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::registrar::IoUring;
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::fmt;
@@ -79,14 +80,22 @@ pub(crate) struct Sent {
 }
 
 /// This machine's monitor.
-pub(crate) fn monitor() -> Result<Arc<Deaf>, Failure> {
-    Ok(deaf())
+pub(crate) fn monitor() -> Result<Arc<Userfaultfd>, Failure> {
+    Userfaultfd::new().map(Arc::new).map_err(Failure::unavailable)
+}
+
+/// What there is on a machine that refuses every monitor: nothing is cached.
+pub(crate) fn no_monitor() -> Result<Arc<NoMonitor>, Failure> {
+    NoMonitor::new().map(Arc::new).map_err(Failure::unavailable)
 }
 
 /// The monitor of a cache that is told nothing.
-pub(crate) fn deaf() -> Arc<Deaf> {
-    Arc::default()
+pub(crate) fn deaf() -> Result<Arc<Deaf>, Failure> {
+    Ok(Arc::default())
 }
+
+/// How a process, or its forked child, makes its monitor.
+pub(crate) type MakeMonitor<M> = fn() -> Result<M, Failure>;
 
 /// A lease of this port's cache.
 pub(crate) type PortLease<'p, M> = Lease<'p, IoUring, M>;

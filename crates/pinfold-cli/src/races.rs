@@ -6,7 +6,7 @@
 
 use crate::change::{Foothold, Mutation, Obstacle, Part, Specimen};
 use crate::port::{Port, Refusal};
-use pinfold::{Access, AddressRange, Monitor};
+use pinfold::{Access, AddressRange, GetError, Monitor};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,13 +23,30 @@ pub(crate) enum Stop {
     Thread(io::Error),
     /// The memory is gone after an earlier obstacle.
     Gone,
+    /// A forked child could not make a monitor and caches of its own.
+    Child,
 }
 
 impl Stop {
+    /// The reason without addresses, so that equal ones can be counted.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Refusal(Refusal::Get(GetError::Register(error))) => first_word(error),
+            Self::Refusal(Refusal::Get(error)) => first_word(error),
+            other => other.to_string(),
+        }
+    }
+
     /// Whether another try with other memory may go through.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Obstacle(obstacle) if obstacle.is_taken())
     }
+}
+
+/// The name of an error's variant.
+fn first_word(error: &impl fmt::Debug) -> String {
+    let text = format!("{error:?}");
+    text.chars().take_while(char::is_ascii_alphanumeric).collect()
 }
 
 impl From<Obstacle> for Stop {
@@ -51,6 +68,7 @@ impl fmt::Display for Stop {
             Self::Refusal(refusal) => refusal.fmt(f),
             Self::Thread(error) => write!(f, "no thread could be started: {error}"),
             Self::Gone => f.write_str("the memory is gone after an earlier obstacle"),
+            Self::Child => f.write_str("a forked child could not make caches of its own"),
         }
     }
 }

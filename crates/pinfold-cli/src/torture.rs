@@ -11,7 +11,7 @@ mod tally;
 mod worker;
 
 use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
-use crate::port::{self, Port, Strategy};
+use crate::port::{self, MakeMonitor, Port, Strategy};
 use comfy_table::Cell;
 use pinfold::{Config, Monitor, WhenFull};
 use program::{PORTS, Program};
@@ -96,13 +96,13 @@ fn tenths(time: Duration) -> u64 {
 /// What all threads share beside the caches.
 struct Shared<M: Monitor> {
     monitor: M,
-    make_monitor: fn() -> Result<M, Failure>,
+    make_monitor: MakeMonitor<M>,
     /// Held by the one thread that has lowered the limit on descriptors.
     starving: Mutex<()>,
 }
 
 impl<M: Monitor> Shared<M> {
-    fn new(monitor: M, make_monitor: fn() -> Result<M, Failure>) -> Self {
+    fn new(monitor: M, make_monitor: MakeMonitor<M>) -> Self {
         Self { monitor, make_monitor, starving: Mutex::new(()) }
     }
 }
@@ -138,6 +138,8 @@ struct Report {
     /// Threads that panicked.
     panics: u64,
     refused: u64,
+    /// Why, and how often.
+    refusals: BTreeMap<String, u64>,
     kinds: BTreeMap<&'static str, Count>,
     caches: Vec<CacheReport>,
     wrong_transfers: Vec<Wrong>,
@@ -159,16 +161,20 @@ struct CacheReport {
 }
 
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
-    match arguments.cache {
-        Strategy::Pinfold => torture(arguments, output, port::monitor),
-        Strategy::Naive => torture(arguments, output, || Ok(port::deaf())),
+    match (arguments.cache, port::monitor()) {
+        (Strategy::Naive, _) => torture(arguments, output, port::deaf),
+        (Strategy::Pinfold, Ok(_)) => torture(arguments, output, port::monitor),
+        (Strategy::Pinfold, Err(why)) => {
+            output.note(format_args!("{why}; so nothing will be cached"));
+            torture(arguments, output, port::no_monitor)
+        }
     }
 }
 
 fn torture<M: Monitor + Clone>(
     arguments: &Arguments,
     output: &Output,
-    make_monitor: fn() -> Result<M, Failure>,
+    make_monitor: MakeMonitor<M>,
 ) -> Result<Verdict, Failure> {
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
     output.note(format_args!("seed {seed}: --seed {seed} replays this program"));
@@ -188,6 +194,7 @@ fn torture<M: Monitor + Clone>(
         wrong: tally.wrong,
         panics,
         refused: tally.kinds.values().map(|count| count.refused).sum(),
+        refusals: tally.reasons,
         kinds: tally.kinds,
         caches: PORT_NAMES
             .iter()

@@ -1,5 +1,7 @@
 //! `pinfold torture` on this machine's kernel.
 
+#![allow(clippy::unwrap_used)] // tests may fail loudly
+
 mod support;
 
 use serde_json::Value;

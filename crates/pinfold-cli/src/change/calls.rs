@@ -48,6 +48,11 @@ impl Obstacle {
         Self { call, errno: libc::EEXIST }
     }
 
+    /// Made when the memory is of a kind that cannot suffer the change.
+    pub(super) const fn unsuitable(call: &'static str) -> Self {
+        Self { call, errno: libc::EOPNOTSUPP }
+    }
+
     /// Whether another thread was faster and has its own memory at the address now.
     pub(crate) const fn is_taken(&self) -> bool {
         self.errno == libc::EEXIST
@@ -401,6 +406,16 @@ pub(super) unsafe fn protect(range: AddressRange, protection: c_int) -> Outcome 
 pub(super) unsafe fn lock(range: AddressRange) {
     // SAFETY: locking changes no byte. Where it is refused, the advice still has something to do.
     let _ = unsafe { libc::mlock(pointer(range.start()), range.len()) };
+}
+
+/// `munlock`.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn unlock(range: AddressRange) {
+    // SAFETY: unlocking changes no byte, and of memory that is not locked changes nothing.
+    let _ = unsafe { libc::munlock(pointer(range.start()), range.len()) };
 }
 
 /// A new System V segment attached at `range`.

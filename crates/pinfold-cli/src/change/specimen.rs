@@ -8,7 +8,7 @@
 //! This file reopens `unsafe_code` for the calls of [`super::calls`]. Their contract holds because
 //! a specimen's range was mapped for it alone, is unmapped only by it, and is never lent out as a
 //! reference of Rust's: bytes are copied in and out by address. While part of it is a
-//! [hole](Specimen::hole) that part is nobody's, and no call but the mapping anew names it.
+//! hole that part is nobody's, and no call but the mapping anew names it.
 
 #![allow(unsafe_code)]
 
@@ -122,7 +122,10 @@ impl Specimen {
 
     /// Does `mutation` and leaves the hole, if it makes one.
     pub(crate) fn take_away(&mut self, mutation: Mutation) -> Outcome {
-        assert!(self.hole.is_none() && mutation.fits(self.backing));
+        assert!(self.hole.is_none(), "changed before it was mended");
+        if !mutation.fits(self.backing) {
+            return Err(Obstacle::unsuitable(mutation.name()));
+        }
         match mutation {
             Mutation::Unmap(part, by) => self.unmap(part, by),
             Mutation::MapOver(part) => self.place(self.part(part), Place::Over),
@@ -148,7 +151,9 @@ impl Specimen {
                 Mutation::Discard(part, by) => calls::advise(self.part(part), Advice::DontNeed, by),
                 Mutation::DiscardLocked => {
                     calls::lock(body);
-                    calls::advise(body, Advice::DontNeedLocked, Call::Library)
+                    let discarded = calls::advise(body, Advice::DontNeedLocked, Call::Library);
+                    calls::unlock(body);
+                    discarded
                 }
                 Mutation::Free => calls::advise(body, Advice::Free, Call::Library),
                 Mutation::DiscardByDescriptor => {
@@ -287,11 +292,6 @@ impl Specimen {
                 Ok(())
             }
         }
-    }
-
-    /// The part of the body that is nobody's at the moment.
-    pub(crate) fn hole(&self) -> Option<AddressRange> {
-        self.hole
     }
 
     /// Takes the memory that another thread mapped into the hole.

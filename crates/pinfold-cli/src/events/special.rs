@@ -3,7 +3,7 @@
 use super::trial::{first_wrong, warm};
 use super::{Event, Finding, event, persistently};
 use crate::change::{Backing, Call, Mutation, Obstacle, Part, Specimen, in_child};
-use crate::port::{Port, Refusal};
+use crate::port::{MakeMonitor, Port, Refusal};
 use crate::races::{self, FirstWrong, Stop, difference, send_wrong};
 use pinfold::{Access, AddressRange, Change, Config, GetError, Monitor};
 use std::thread;
@@ -28,12 +28,20 @@ const UNMAP_TAIL: Mutation = Mutation::Unmap(Part::Tail, Call::Library);
 pub(super) struct Special<M: Monitor> {
     name: &'static str,
     change: Change,
-    attempt: fn(&Port<M>) -> Result<Finding, Stop>,
+    attempt: Attempt<M>,
+}
+
+/// How a row is tried.
+enum Attempt<M: Monitor> {
+    /// With a cache.
+    Here(fn(&Port<M>) -> Result<Finding, Stop>),
+    /// In a forked child too, which needs a monitor of its own.
+    Forked,
 }
 
 /// Every row.
 pub(super) fn all<M: Monitor + Clone>() -> [Special<M>; COUNT] {
-    let row = |name, change, attempt| Special { name, change, attempt };
+    let row = |name, change, attempt| Special { name, change, attempt: Attempt::Here(attempt) };
     [
         row("address reused by another thread while munmap is under way", Change::Unmap, reused),
         row("unmapped while being registered", Change::Unmap, |port| registering(port, UNMAP)),
@@ -50,14 +58,17 @@ pub(super) fn all<M: Monitor + Clone>() -> [Special<M>; COUNT] {
         row("raw munmap and madvise by another thread", Change::Unmap, elsewhere),
         row("unmapped while leased", Change::Unmap, leased),
         row("stack of an ended thread reused by the next", Change::Discard, stack),
-        row("used in a forked child", Change::Fork, forked),
+        Special { name: "used in a forked child", change: Change::Fork, attempt: Attempt::Forked },
     ]
 }
 
 impl<M: Monitor> Special<M> {
-    pub(super) fn judge(&self, port: &Port<M>, monitor: &M) -> Event {
+    pub(super) fn judge(&self, port: &Port<M>, monitor: &M, make_monitor: MakeMonitor<M>) -> Event {
         let cover = monitor.coverage(Backing::Anonymous.kind(), self.change);
-        let found = persistently(|| (self.attempt)(port));
+        let found = persistently(|| match self.attempt {
+            Attempt::Here(attempt) => attempt(port),
+            Attempt::Forked => forked(port, make_monitor),
+        });
         event(self.name, Backing::Anonymous.name(), DIRECTION, cover, found)
     }
 }
@@ -204,10 +215,10 @@ mod child {
 }
 
 /// The child's first `get` says that it is one, its own cache works, and the parent goes on.
-fn forked<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
+fn forked<M: Monitor>(port: &Port<M>, make_monitor: MakeMonitor<M>) -> Result<Finding, Stop> {
     let specimen = specimen()?;
     let cached = warm(port, &specimen)?;
-    let answer = in_child(|| in_the_child(port, &specimen))?;
+    let answer = in_child(|| in_the_child(port, &specimen, make_monitor))?;
     specimen.fill(specimen.body(), 3);
     let parent = finding(port, &specimen, cached)?;
     let note = match answer {
@@ -220,7 +231,11 @@ fn forked<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
     Ok(Finding { right: parent.right && answer == Some(child::RIGHT), cached, note })
 }
 
-fn in_the_child<M: Monitor>(port: &Port<M>, specimen: &Specimen) -> u8 {
+fn in_the_child<M: Monitor>(
+    port: &Port<M>,
+    specimen: &Specimen,
+    make_monitor: MakeMonitor<M>,
+) -> u8 {
     let body = specimen.body();
     specimen.fill(body, 2);
     match port.lease(body, Access::READ) {

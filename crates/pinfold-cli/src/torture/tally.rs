@@ -1,6 +1,7 @@
 //! What the threads of `pinfold torture` have counted.
 
 use super::program::Operation;
+use crate::races::Stop;
 use pinfold::AddressRange;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -45,6 +46,8 @@ pub(super) struct Tally {
     pub(super) operations: u64,
     pub(super) transfers: u64,
     pub(super) kinds: BTreeMap<&'static str, Count>,
+    /// Why operations were refused, and how often.
+    pub(super) reasons: BTreeMap<String, u64>,
     pub(super) wrong: u64,
     pub(super) described: Vec<Wrong>,
 }
@@ -70,8 +73,9 @@ impl Tally {
     }
 
     /// Counts an operation that could not be carried out.
-    pub(super) fn refused(&mut self, operation: &Operation) {
+    pub(super) fn refused(&mut self, operation: &Operation, why: &Stop) {
         self.operations += 1;
+        *self.reasons.entry(why.reason()).or_default() += 1;
         self.kinds.entry(operation.kind()).or_default().refused += 1;
     }
 
@@ -86,6 +90,9 @@ impl Tally {
         self.operations += other.operations;
         self.transfers += other.transfers;
         self.wrong += other.wrong;
+        for (reason, count) in other.reasons {
+            *self.reasons.entry(reason).or_default() += count;
+        }
         for (kind, count) in other.kinds {
             let sum = self.kinds.entry(kind).or_default();
             sum.done += count.done;

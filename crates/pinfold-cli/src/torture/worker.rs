@@ -7,7 +7,7 @@ use super::program::{Operation, PORTS, Program, SLOTS, Window};
 use super::tally::{Tally, WrongBytes};
 use super::{Ports, Shared, open_ports};
 use crate::change::{
-    Backing, Call, MappingFlood, Mutation, NoDescriptors, Part, Specimen, in_child,
+    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Specimen, in_child,
 };
 use crate::port::{Port, PortLease, Refusal};
 use crate::races::{self, FirstWrong, Stop, difference, send_wrong};
@@ -17,6 +17,9 @@ use std::sync::PoisonError;
 
 /// How many leases a thread keeps over whatever comes.
 const HELD: usize = 4;
+
+/// How many changes a thread makes while nothing can be opened, which hinders the others too.
+const STARVED_CHANGES: usize = 8;
 
 /// How many operations a forked child carries out.
 const CHILD_OPERATIONS: usize = 40;
@@ -53,7 +56,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
     pub(super) fn step(&mut self, step: u64, operation: &Operation) {
         match self.carry_out(operation) {
             Ok(wrong) => self.tally.done(self.thread, step, operation, wrong),
-            Err(_) => self.tally.refused(operation),
+            Err(why) => self.tally.refused(operation, &why),
         }
     }
 
@@ -113,18 +116,35 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
     fn allocate(&mut self, slot: usize, backing: Backing, grains: usize) -> Judged {
         // The old memory goes first, so that the new one may get its address.
         drop(self.take(slot));
-        let specimen = Specimen::new(backing, grains)?;
+        let specimen = new_specimen(backing, grains)?;
         specimen.fill(specimen.body(), self.next_key());
         self.put(slot, specimen);
         Ok(None)
     }
 
     fn change(&mut self, slot: usize, mutation: Mutation) -> Judged {
-        let mut specimen = self.take(slot)?;
-        let key = self.next_key();
-        self.mutate(&mut specimen, mutation, key)?;
-        self.put(slot, specimen);
+        let specimen = self.take(slot)?;
+        self.change_into(slot, specimen, mutation)?;
         Ok(None)
+    }
+
+    /// Changes what was in a slot and puts it back; what became useless half-way is replaced.
+    fn change_into(
+        &mut self,
+        slot: usize,
+        mut specimen: Specimen,
+        mutation: Mutation,
+    ) -> Result<(), Stop> {
+        let key = self.next_key();
+        let changed = self.mutate(&mut specimen, mutation, key);
+        if changed.is_err() {
+            let (backing, length) = (specimen.backing(), specimen.body().len());
+            drop(specimen);
+            specimen = new_specimen(backing, length / backing.grain())?;
+            specimen.fill(specimen.body(), key);
+        }
+        self.put(slot, specimen);
+        changed
     }
 
     /// Changes `specimen` and fills it anew. Where the monitor says that it cannot see the change,
@@ -185,24 +205,24 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
 
     /// Memory that no monitor covers is cached on the program's word, which it keeps.
     fn vouch(&mut self, slot: usize, mutation: Mutation, port: usize) -> Judged {
-        let mut specimen = self.take(slot)?;
-        let port = self.port(port);
-        let before = self.send_vouched(port, &specimen);
-        let key = self.next_key();
-        self.mutate(&mut specimen, mutation, key)?;
-        port.forget(specimen.body());
-        let after = self.send_vouched(port, &specimen);
-        port.forget(specimen.body());
-        self.put(slot, specimen);
-        Ok(before?.or(after?))
+        let (port, body) = (self.port(port), self.slot(slot)?.body());
+        let before = self.send_vouched(port, slot)?;
+        let specimen = self.take(slot)?;
+        port.forget(body);
+        self.change_into(slot, specimen, mutation)?;
+        let after = self.send_vouched(port, slot)?;
+        port.forget(body);
+        Ok(before.or(after))
     }
 
-    fn send_vouched(&mut self, port: &Port<M>, specimen: &Specimen) -> Judged {
+    fn send_vouched(&mut self, port: &Port<M>, slot: usize) -> Judged {
+        let specimen = self.slot(slot)?;
         let body = specimen.body();
         let piece = body.pieces(Port::<M>::piece_bytes()).next().unwrap_or(body);
         let lease = port.lease_vouched(piece, Access::READ)?;
         let sent = port.send_leased(&lease, piece, self.lane())?;
-        self.moved(piece, difference(&sent, &specimen.bytes(piece)))
+        let wrong = difference(&sent, &specimen.bytes(piece));
+        self.moved(piece, wrong)
     }
 
     fn take_over(&mut self, grains: usize, port: usize) -> Judged {
@@ -234,13 +254,15 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         let backing = self.slot(slot)?.backing();
         let _alone = self.shared.starving.lock().unwrap_or_else(PoisonError::into_inner);
         let _starving = NoDescriptors::new()?;
-        for mutation in Mutation::ALL.into_iter().filter(|m| m.fits(backing)) {
-            self.change(slot, mutation)?;
-            if let Some(wrong) = self.send(slot, WHOLE, false, port)? {
-                return Ok(Some(wrong));
-            }
+        let mut wrong = None;
+        let fitting = Mutation::ALL.into_iter().filter(|mutation| mutation.fits(backing));
+        for mutation in fitting.take(STARVED_CHANGES) {
+            // Changes that need a descriptor are refused, and so may be the sends: nothing is
+            // wrong with that.
+            let _ = self.change(slot, mutation);
+            wrong = wrong.or(self.send(slot, WHOLE, false, port).unwrap_or(None));
         }
-        Ok(None)
+        Ok(wrong)
     }
 
     fn fork(&mut self, flood: bool) -> Judged {
@@ -252,7 +274,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         send_wrong(self.port(0), &specimen, body, self.lane())?;
         match in_child(|| self.in_the_child(&specimen, key, flood))? {
             Some(child::RIGHT) => {}
-            Some(child::REFUSED) => return Err(Stop::Gone),
+            Some(child::REFUSED) => return Err(Stop::Child),
             // Nobody moved a byte for certain; the answer takes the offset's place.
             other => return Ok(wrong(other.map_or(usize::MAX, usize::from))),
         }
@@ -316,6 +338,11 @@ mod child {
 
 type Race<M> =
     fn(&Port<M>, &mut Specimen, Mutation, [u64; 2], usize) -> Result<Option<FirstWrong>, Stop>;
+
+/// Memory of the kind asked for, or of the plainest kind where the machine has none of it.
+fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
+    Specimen::new(backing, grains).or_else(|_| Specimen::new(Backing::Anonymous, grains))
+}
 
 /// The bytes of `specimen` that `window` means, at least one.
 fn within(specimen: &Specimen, window: Window) -> AddressRange {

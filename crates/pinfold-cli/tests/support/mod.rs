@@ -1,19 +1,21 @@
 //! Runs the command itself.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // tests may fail loudly
+
 use serde_json::Value;
 use std::process::Command;
 
 /// What the command answered.
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// Its exit status was 0.
-    pub held: bool,
+    pub(crate) held: bool,
     /// Its one JSON object.
-    pub report: Value,
+    pub(crate) report: Value,
 }
 
 /// Runs `pinfold` with `arguments`; `None`, and a word on standard error, where the machine lacks
 /// what it needs.
-pub fn run(arguments: &[&str]) -> Option<Outcome> {
+pub(crate) fn run(arguments: &[&str]) -> Option<Outcome> {
     let output = Command::new(env!("CARGO_BIN_EXE_pinfold")).args(arguments).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
     match output.status.code() {
@@ -30,6 +32,6 @@ pub fn run(arguments: &[&str]) -> Option<Outcome> {
 }
 
 /// Says why a test tells nothing here.
-pub fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     eprintln!("skipped: {why}");
 }
