@@ -6,7 +6,7 @@
 //! memory to the device. Every strategy registers blocks of [`Block`] for sending; the device reads
 //! them while `send` runs, when the message borrows its block, and at no other time. Where a
 //! strategy keeps a registration for longer, no transfer uses it until the next `send`; that it may
-//! then move the wrong pages is what this program is here to show.
+//! then move the wrong pages is what the demo is here to show.
 
 #![allow(unsafe_code)]
 
