@@ -24,14 +24,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many transfers may be under way at once; longer lists go in several rounds.
-const DEPTH: usize = 64;
+const DEPTH: u32 = 64;
 
 /// One use of a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Transfer {
     /// The buffer's index in the ring's table: the registrar's handle.
     pub(crate) index: u16,
-    /// Where the bytes are, inside of the registered range.
+    /// Where the bytes are, inside of the registered range; from a pointer whose provenance the
+    /// caller has exposed, so that the compiler keeps the bytes in step.
     pub(crate) address: usize,
     /// How many bytes; at most 1 GiB.
     pub(crate) length: usize,
@@ -58,9 +59,18 @@ pub(crate) struct Device {
 impl Device {
     /// A ring and a channel of `channel_bytes` bytes, all zero.
     pub(crate) fn open(channel_bytes: u64) -> Result<Self, Failure> {
-        let ring = IoUring::new(64).map_err(|error| no_ring(&error))?;
         let channel = memory_file().map_err(|error| no_channel(&error))?;
         channel.set_len(channel_bytes).map_err(|error| no_channel(&error))?;
+        Self::with(channel)
+    }
+
+    /// Another ring, with the channel of a device that is there.
+    pub(crate) fn beside(channel: &File) -> Result<Self, Failure> {
+        Self::with(channel.try_clone().map_err(|error| no_channel(&error))?)
+    }
+
+    fn with(channel: File) -> Result<Self, Failure> {
+        let ring = IoUring::new(DEPTH).map_err(|error| no_ring(&error))?;
         Ok(Self { ring_fd: ring.as_raw_fd(), ring: Mutex::new(ring), channel })
     }
 
@@ -90,7 +100,7 @@ impl Device {
 
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()> {
         let mut ring = self.lock();
-        for batch in transfers.chunks(DEPTH) {
+        for batch in transfers.chunks(DEPTH as usize) {
             let channel = types::Fd(self.channel.as_raw_fd());
             push(&mut ring, batch.iter().map(|transfer| entry(direction, channel, transfer)))?;
             wait(&mut ring, batch)?;
@@ -123,11 +133,11 @@ fn entry(direction: Direction, channel: types::Fd, transfer: &Transfer) -> Entry
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     match direction {
         Direction::Send => {
-            let from = std::ptr::without_provenance(address);
+            let from = std::ptr::with_exposed_provenance(address);
             opcode::WriteFixed::new(channel, from, length, index).offset(offset).build()
         }
         Direction::Receive => {
-            let to = std::ptr::without_provenance_mut(address);
+            let to = std::ptr::with_exposed_provenance_mut(address);
             opcode::ReadFixed::new(channel, to, length, index).offset(offset).build()
         }
     }
