@@ -7,7 +7,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for two calls: the push of a submission entry and the creation
+//! This file reopens `unsafe_code` for three calls: the registration by hand, whose caller makes
+//! the registrar's promise; the push of a submission entry; and the creation
 //! of the channel. An entry names memory by a table index and an address; the kernel refuses every
 //! address outside of the registration behind that index, and whoever registered the memory has
 //! promised (`Registrar::register`) that the device may use all of it. So a wrong index or address
@@ -18,6 +19,7 @@
 use crate::output::Failure;
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
+use pinfold::AddressRange;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
@@ -25,6 +27,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many transfers may be under way at once; longer lists go in several rounds.
 const DEPTH: u32 = 64;
+
+/// What empties an entry of the table.
+const EMPTY_BUFFER: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 /// One use of a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +82,29 @@ impl Device {
     /// The receiver's end: every byte sent can be read here at its offset.
     pub(crate) fn channel(&self) -> &File {
         &self.channel
+    }
+
+    /// Puts `range` into entry `slot` of the ring's table, or empties it: one system call and
+    /// nothing else, as a program would that registers by hand.
+    ///
+    /// # Safety
+    ///
+    /// As for `Registrar::register`; nobody else uses the entry.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error number.
+    pub(crate) unsafe fn set_buffer(
+        &self,
+        slot: u32,
+        range: Option<AddressRange>,
+    ) -> io::Result<()> {
+        let buffer = range.map_or(EMPTY_BUFFER, |range| libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(range.start()),
+            iov_len: range.len(),
+        });
+        // SAFETY: the caller's promise about the memory.
+        unsafe { self.lock().submitter().register_buffers_update(slot, &[buffer], None) }
     }
 
     /// Moves registered memory into the channel and waits until it is there.

@@ -66,7 +66,7 @@ struct Coverage {
 
 #[derive(Debug, Serialize)]
 struct Claim {
-    change: String,
+    change: &'static str,
     cover: String,
 }
 
@@ -139,7 +139,7 @@ fn text(error: impl fmt::Display) -> String {
 fn coverage_of(monitor: &impl Monitor) -> Vec<Coverage> {
     let claims = |mapping| {
         let claim = |change| Claim {
-            change: words(change),
+            change: change.name(),
             cover: monitor.coverage(mapping, change).to_string(),
         };
         Change::ALL.into_iter().map(claim).collect()
@@ -148,18 +148,6 @@ fn coverage_of(monitor: &impl Monitor) -> Vec<Coverage> {
         .into_iter()
         .map(|mapping| Coverage { mapping: mapping.name(), changes: claims(mapping) })
         .collect()
-}
-
-/// `RemapOver` as `remap over`.
-fn words(change: Change) -> String {
-    let mut words = String::new();
-    for letter in format!("{change:?}").chars() {
-        if letter.is_uppercase() && !words.is_empty() {
-            words.push(' ');
-        }
-        words.extend(letter.to_lowercase());
-    }
-    words
 }
 
 impl LimitsReport {

@@ -42,9 +42,9 @@ impl Message<'_> {
         std::ptr::with_exposed_provenance(self.address())
     }
 
-    /// The message as a part of what `handle` stands for.
-    fn by(&self, handle: BufferIndex) -> (BufferIndex, usize, usize) {
-        (handle, self.address(), self.length)
+    /// The message as a part of what entry `index` of the device's table stands for.
+    fn by(&self, index: u16) -> (u16, usize, usize) {
+        (index, self.address(), self.length)
     }
 
     fn range(&self) -> Result<AddressRange, Failure> {
@@ -130,7 +130,7 @@ impl Wire {
     /// Sends (buffer, address, length) one behind the other.
     fn send(
         &mut self,
-        parts: impl IntoIterator<Item = (BufferIndex, usize, usize)>,
+        parts: impl IntoIterator<Item = (u16, usize, usize)>,
     ) -> Result<(), Failure> {
         self.transfers.clear();
         line_up(&mut self.transfers, parts);
@@ -143,44 +143,53 @@ impl Wire {
 }
 
 /// Appends one transfer for each part, each to where the last one ends in the channel.
-fn line_up(
-    transfers: &mut Vec<Transfer>,
-    parts: impl IntoIterator<Item = (BufferIndex, usize, usize)>,
-) {
+fn line_up(transfers: &mut Vec<Transfer>, parts: impl IntoIterator<Item = (u16, usize, usize)>) {
     let mut offset = 0;
     transfers.extend(parts.into_iter().map(|(index, address, length)| {
-        let transfer = Transfer { index: index.get(), address, length, offset };
+        let transfer = Transfer { index, address, length, offset };
         offset += length as u64;
         transfer
     }));
 }
 
-/// Registers each message for its one send.
+/// Registers each message for its one send: by hand, with nothing but the kernel's two calls, so
+/// that no other strategy looks good beside a slow registrar.
 pub(crate) struct Uncached {
     wire: Wire,
-    /// What the send under way has registered.
-    registered: Vec<Registration>,
 }
 
 impl Uncached {
-    /// Registers with `wire`.
+    /// Registers with `wire`'s device.
     pub(crate) fn new(wire: Wire) -> Self {
-        Self { wire, registered: Vec::new() }
+        Self { wire }
+    }
+
+    fn register(&mut self, messages: &[Message<'_>]) -> Result<(), Failure> {
+        for (slot, message) in (0..).zip(messages) {
+            let range = whole_pages(message.range()?);
+            // SAFETY: the range is part of a live block, see the file's header, and this wire's
+            // registrar is not used.
+            unsafe { self.wire.device.set_buffer(slot, Some(range)) }
+                .map_err(|error| not_registered(range, &error))?;
+            self.wire.registrations += 1;
+        }
+        Ok(())
+    }
+
+    fn deregister(&mut self, count: usize) -> Result<(), Failure> {
+        (0..).take(count).try_for_each(|slot| {
+            // SAFETY: an entry is emptied, and no transfer is under way.
+            unsafe { self.wire.device.set_buffer(slot, None) }.map_err(|error| not_sent(&error))
+        })
     }
 }
 
 impl Strategy for Uncached {
     fn send(&mut self, messages: &[Message<'_>]) -> Result<(), Failure> {
-        for message in messages {
-            let registration = self.wire.register(whole_pages(message.range()?))?;
-            self.registered.push(registration);
-        }
-        let handles = self.registered.iter().map(|registration| registration.handle);
-        let sent =
-            self.wire.send(handles.zip(messages).map(|(handle, message)| message.by(handle)));
-        self.registered
-            .drain(..)
-            .try_for_each(|registration| self.wire.deregister(registration))?;
+        self.register(messages)?;
+        let parts = (0..).zip(messages).map(|(slot, message)| message.by(slot));
+        let sent = self.wire.send(parts);
+        self.deregister(messages.len())?;
         sent
     }
 
@@ -236,8 +245,8 @@ impl Strategy for Naive {
         // One by one: making room for a message may give up the registration of the last.
         let mut offset = 0;
         for message in messages {
-            let (handle, address, length) = message.by(self.get(message.range()?)?);
-            let transfer = Transfer { index: handle.get(), address, length, offset };
+            let (index, address, length) = message.by(self.get(message.range()?)?.get());
+            let transfer = Transfer { index, address, length, offset };
             self.wire.device.send(&[transfer]).map_err(|error| not_sent(&error))?;
             offset += length as u64;
         }
@@ -275,11 +284,11 @@ impl Strategy for Copying {
             self.bounce.copy_from(end, block, *offset, *length);
             end += length;
         }
-        let (handle, start) = (self.registration.handle, self.bounce.address());
+        let (index, start) = (self.registration.handle.get(), self.bounce.address());
         let mut copied = 0;
         self.wire.send(messages.iter().map(|message| {
             copied += message.length;
-            (handle, start + copied - message.length, message.length)
+            (index, start + copied - message.length, message.length)
         }))
     }
 
@@ -309,7 +318,7 @@ impl Preregistered {
 impl Strategy for Preregistered {
     fn send(&mut self, messages: &[Message<'_>]) -> Result<(), Failure> {
         let handle = self.registration.handle;
-        self.wire.send(messages.iter().map(|message| message.by(handle)))
+        self.wire.send(messages.iter().map(|message| message.by(handle.get())))
     }
 
     fn counts(&self) -> Counts {
@@ -356,7 +365,7 @@ impl Cached {
             return Ok(());
         }
         // SAFETY: as above.
-        let pieces = unsafe { self.cache.get_pieces(start, length, Access::READ) }?;
+        let pieces = unsafe { checked.get_pieces(start, length, Access::READ) }?;
         for piece in pieces {
             leases.push(piece?);
         }
@@ -378,7 +387,7 @@ impl Strategy for Cached {
         transfers.clear();
         let leases = self.leases(messages).map_err(Failure::unavailable)?;
         let part = |lease: &Lease<'_, IoUring, Userfaultfd>| {
-            (lease.handle(), lease.range().start(), lease.range().len())
+            (lease.handle().get(), lease.range().start(), lease.range().len())
         };
         line_up(&mut transfers, leases.iter().map(part));
         let sent = self.device.send(&transfers).map_err(|error| not_sent(&error));
@@ -399,6 +408,10 @@ impl Strategy for Cached {
 
 fn whole_pages(range: AddressRange) -> AddressRange {
     range.page_aligned(4096)
+}
+
+fn not_registered(range: AddressRange, error: &io::Error) -> Failure {
+    Failure::unavailable(format_args!("{range} was not registered: {error}"))
 }
 
 fn not_sent(error: &io::Error) -> Failure {
