@@ -1,13 +1,71 @@
 //! The registration cache of Pinfold, without a system call in it.
+//!
+//! A device reads and writes physical pages, a program names virtual addresses, and registering
+//! memory with a device is slow; so registrations are cached, and the program may change its
+//! mappings behind the cache's back. This cache never hands out a registration that no longer
+//! matches the program's memory. What that costs first:
+//!
+//! - a hit asks the monitor whether anything is new: one load, or the system call that the
+//!   monitor's means need;
+//! - every thread that uses a cache owns 256 bytes in it; a region costs some 50 bytes and 8 more
+//!   for each 2 MiB block that it touches; both are kept at their high-water mark;
+//! - taking a region away runs one barrier on all processors, where the system offers it;
+//! - what a monitor cannot see is registered anew for each use.
+//!
+//! [`Cache::get`] turns a range into a [`Lease`]: a hit takes no lock and writes to no memory that
+//! another thread writes. [`Registrar`] is what a device must offer, [`Monitor`] what a source of
+//! events must promise. The crate `pinfold` has both for Linux and is what programs use.
+//!
+//! Who blocks whom: nobody waits for a registration but those who want the same bytes from it.
+//! Overlapping regions stand side by side; ending a lease of one, evicting or invalidating it,
+//! leaves the others alone. A region contained in a newer one is given up, because the newer
+//! one serves all of its uses; leases of it go on until they end.
+//!
+//! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
+//! `registrar` (the two interfaces), `arena`, `barrier`, `hazard` (memory and threads), `region`,
+//! `index`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
+//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
 
 pub mod access;
+mod arena;
+pub mod barrier;
+pub mod cache;
+pub mod config;
 pub mod coverage;
+pub mod error;
+mod events;
+mod flight;
+mod hazard;
+mod index;
+pub mod lease;
+mod miss;
+#[cfg(test)]
+#[cfg(loom)]
+mod models;
 pub mod monitor;
+mod order;
+pub mod pieces;
 pub mod range;
+pub mod reclaim;
+mod region;
 pub mod registrar;
+mod shared;
+pub mod stable;
+pub mod statistics;
+mod sync;
+mod watchers;
 
 pub use access::Access;
+pub use barrier::Barriers;
+pub use cache::{Cache, Checked};
+pub use config::{Config, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
+pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
+pub use lease::Lease;
 pub use monitor::{Lost, Monitor, Replay, Sequence, Uncovered, Watch};
+pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
+pub use reclaim::Reclaimer;
 pub use registrar::{BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+pub use stable::{BufferError, BufferLease, StableBuffer};
+pub use statistics::Statistics;

@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to declare a trait on whose promise the whole cache relies; it
-//! contains no unsafe block.
+//! contains no unsafe block but an impl that hands that promise on.
 
 #![allow(unsafe_code)]
 
@@ -77,6 +77,50 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// Waits until the bell was rung since it read `seen`. The monitor rings it after every
     /// entry of the log, the cache when there is something to reclaim.
     fn wait(&self, seen: u32);
+}
+
+// SAFETY: every call goes to the one monitor inside, whose promise it is.
+unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    #[inline]
+    fn check(&self) -> Result<Sequence, Lost> {
+        (**self).check()
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        (**self).watch(range)
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        (**self).in_flux(range)
+    }
+
+    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        (**self).replay(from, visit)
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        (**self).coverage(mapping, change)
+    }
+
+    fn forked(&self) -> bool {
+        (**self).forked()
+    }
+
+    fn bell(&self) -> u32 {
+        (**self).bell()
+    }
+
+    fn ring(&self) {
+        (**self).ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        (**self).wait(seen);
+    }
 }
 
 /// The answer of [`Monitor::watch`].

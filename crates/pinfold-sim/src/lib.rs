@@ -1,1 +1,52 @@
-//! A simulated address space, device and monitor.
+//! A simulated address space, device and monitor, for tests of the cache that need neither a
+//! kernel nor luck.
+//!
+//! What it costs: nothing here is memory. A page is a number, so a transfer cannot be made, only
+//! asked about: *which physical pages would the device touch?* That question is the whole point
+//! of a registration cache, and asked this way it has an exact answer. The rest is deterministic:
+//! whoever needs an order between threads closes a [`Gate`] in the device's way and opens it.
+//!
+//! - [`AddressSpace`] maps virtual pages to [`PhysicalPage`]s that are never used twice.
+//! - [`Device`] pins what it registers as real devices do: it keeps the pages of that moment,
+//!   whatever the program does to the addresses afterwards. It fails, waits and panics on command
+//!   and notes every misuse as a [`Violation`].
+//! - [`SimMonitor`] tells of changes as the userfaultfd monitor does: watched pages only, a log
+//!   that can overflow, discards that are announced before the pages go.
+//! - [`Random`] draws programs from a seed.
+//!
+//! ```
+//! use pinfold_core::{Access, AddressRange, Registrar};
+//! use pinfold_sim::{AddressSpace, Device, DeviceConfig, Protection, SimRegistrar};
+//! use std::sync::Arc;
+//!
+//! let space = Arc::new(AddressSpace::new());
+//! let device = Arc::new(Device::new(Arc::clone(&space), DeviceConfig::default()));
+//! let buffer = AddressRange::new(0x10000, 0x2000).unwrap();
+//!
+//! space.map(buffer, Protection::ReadWrite);
+//! // SAFETY: there is no memory behind a simulated address.
+//! let handle = unsafe { SimRegistrar::new(&device).register(buffer, Access::READ) }.unwrap();
+//! assert!(device.is_fresh(handle, buffer));
+//!
+//! space.unmap(buffer);
+//! space.map(buffer, Protection::ReadWrite);
+//! assert!(!device.is_fresh(handle, buffer)); // the bug that the cache is there to prevent
+//! ```
+
+pub mod bell;
+pub mod device;
+pub mod fault;
+mod log;
+pub mod monitor;
+pub mod random;
+pub mod registrar;
+pub mod space;
+mod sync;
+
+pub use bell::Bell;
+pub use device::{Counts, Device, DeviceConfig, Handle, Registration, Violation};
+pub use fault::{Fault, Gate, Moment};
+pub use monitor::SimMonitor;
+pub use random::Random;
+pub use registrar::SimRegistrar;
+pub use space::{AddressSpace, Discard, PAGE_BYTES, PhysicalPage, Protection, RemapError};

@@ -4,7 +4,16 @@
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
 
 pub mod mappings;
+mod membarrier;
 pub mod monitor;
+mod quiet_thread;
 pub mod registrar;
+mod start;
 
-pub use pinfold_core::*;
+pub use pinfold_core::{
+    Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
+    Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,
+    MappingKind, Monitor, PerUse, Pieces, RangeError, Reclaimer, RegisterError, Registrar,
+    RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch, WhenFull,
+};
+pub use start::{CacheError, cache};

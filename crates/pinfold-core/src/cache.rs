@@ -1,0 +1,331 @@
+//! The cache's doors.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the doors that take an address and a length.
+//!
+//! The contract of every one of them is this one paragraph. **The caller may let the device use
+//! these bytes in the way asked for, for as long as the lease lives:** either the bytes stay
+//! allocated to him and nobody relies on their content while a device writes them, or, if he
+//! frees, unmaps or remaps them earlier, he has made sure that no transfer is using them. That is
+//! what any transfer demands of its buffer; nothing is demanded for the time after the lease, and
+//! nothing about telling the cache of changes.
+
+#![allow(unsafe_code)]
+
+use crate::config::Config;
+use crate::error::{ConfigError, GetError};
+use crate::lease::Lease;
+use crate::monitor::{Lost, Monitor};
+use crate::pieces::Pieces;
+use crate::reclaim::Reclaimer;
+use crate::region::{Terms, Want};
+use crate::registrar::Registrar;
+use crate::shared::Shared;
+use crate::statistics::Statistics;
+use crate::{Access, AddressRange};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// A registration cache over one device and one monitor.
+///
+/// Share it by reference; every method takes `&self` and may be called from any thread. Dropping
+/// it deregisters everything, except in a forked child, whose parent's registrations they are.
+pub struct Cache<R: Registrar, M: Monitor> {
+    shared: Arc<Shared<R, M>>,
+    reclaimer: Option<JoinHandle<()>>,
+}
+
+impl<R: Registrar, M: Monitor> Cache<R, M> {
+    /// A cache without a reclaimer: invalidated memory is deregistered by
+    /// [`reclaim`](Self::reclaim), or when room is needed.
+    ///
+    /// Costs some 20 KiB.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if the settings make no sense or the monitor is lost already.
+    pub fn new(registrar: R, monitor: M, config: Config) -> Result<Self, ConfigError> {
+        let shared = Arc::new(Shared::new(registrar, monitor, config)?);
+        Ok(Self { shared, reclaimer: None })
+    }
+
+    /// Has `spawn` run the reclaimer on a thread, which ends when the cache is dropped.
+    ///
+    /// The thread may be woken while memory is being unmapped anywhere in the process; let it
+    /// block signals, so that no handler of the program runs on it.
+    ///
+    /// # Errors
+    ///
+    /// What `spawn` says; the cache works on without a reclaimer.
+    pub fn start_reclaimer(
+        &mut self,
+        spawn: impl FnOnce(Reclaimer<R, M>) -> io::Result<JoinHandle<()>>,
+    ) -> io::Result<()> {
+        if self.reclaimer.is_none() {
+            self.reclaimer = Some(spawn(Reclaimer::new(Arc::clone(&self.shared)))?);
+        }
+        Ok(())
+    }
+
+    /// A lease of a registration of `length` bytes from `start`: the one that is there, or a new
+    /// one.
+    ///
+    /// A hit costs the monitor's check, a look-up, and one store to memory of this thread. A miss
+    /// costs what the device asks for a registration, with no lock held meanwhile. `length` is at
+    /// most [`Config::piece_bytes`]; more comes through [`get_pieces`](Self::get_pieces).
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`]; nothing is left behind, and no other region is given up unless the error was
+    /// about room.
+    ///
+    /// # Safety
+    ///
+    /// The caller may let the device use these bytes as `access` says while the lease lives; the
+    /// [module's contract](self) has it in full.
+    #[inline]
+    pub unsafe fn get(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Lease<'_, R, M>, GetError> {
+        let want = self.want(start, length, access, false)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.get(&want) }
+    }
+
+    /// As [`get`](Self::get), on memory that the monitor cannot see, for which the caller vouches:
+    /// the registration is kept, and the caller calls [`invalidate`](Self::invalidate) for every
+    /// change of the mapping before anybody asks for it again.
+    ///
+    /// Only gets that vouch as well are served by such a registration.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get), and the word above is kept.
+    pub unsafe fn get_vouched(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Lease<'_, R, M>, GetError> {
+        let want = self.want(start, length, access, true)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.get(&want) }
+    }
+
+    /// Leases of a range of any length, piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`] for arguments that make no range; what each piece meets comes with it.
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get), until the last piece's lease ends.
+    pub unsafe fn get_pieces(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Pieces<'_, R, M>, GetError> {
+        let want = self.want_of_any_length(start, length, access, false)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { Pieces::new(&self.shared, want) })
+    }
+
+    /// One check of the monitor for several gets.
+    ///
+    /// The gets that follow count as begun now: they know every change that took effect before
+    /// this call, and may miss one that comes between.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::Forked`] in a forked child.
+    pub fn check(&self) -> Result<Checked<'_, R, M>, GetError> {
+        if !matches!(self.shared.is_current(), Ok(true)) {
+            self.shared.locked(|writer| self.shared.catch_up(writer))?;
+        }
+        Ok(Checked { cache: self })
+    }
+
+    /// The program's word that `range` changed, or is about to: no registration of it is handed
+    /// out again. Those in use end with their last lease.
+    pub fn invalidate(&self, range: AddressRange) {
+        self.shared.invalidate_now(range, None);
+    }
+
+    /// As [`invalidate`](Self::invalidate); `done` runs once, when the last registration that
+    /// shares a byte with `range` has been given back: at once if there is none.
+    ///
+    /// It runs with no lock of the cache held, on this thread or on the one that gave the last
+    /// registration back. A panic in it is caught and counted.
+    pub fn invalidate_then(&self, range: AddressRange, done: impl FnOnce() + Send + 'static) {
+        self.shared.invalidate_now(range, Some(Box::new(done)));
+    }
+
+    /// Applies what the monitor saw and gives back every registration that is neither findable
+    /// nor leased: one step of the reclaimer, by hand. Says how many were given back.
+    pub fn reclaim(&self) -> usize {
+        self.shared.reclaim()
+    }
+
+    /// What the cache has done and what it holds.
+    pub fn statistics(&self) -> Statistics {
+        self.shared.statistics()
+    }
+
+    /// The settings in force, bounded by the registrar's limits.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The registrar.
+    pub fn registrar(&self) -> &R {
+        &self.shared.registrar
+    }
+
+    /// The monitor.
+    pub fn monitor(&self) -> &M {
+        &self.shared.monitor
+    }
+
+    /// The arguments of a get as one, or why they make none.
+    #[inline]
+    fn want(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+        vouched: bool,
+    ) -> Result<Want, GetError> {
+        let want = self.want_of_any_length(start, length, access, vouched)?;
+        let piece_bytes = self.shared.config.piece_bytes;
+        if length > piece_bytes {
+            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
+        }
+        Ok(want)
+    }
+
+    #[inline]
+    fn want_of_any_length(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+        vouched: bool,
+    ) -> Result<Want, GetError> {
+        let range = AddressRange::new(start as usize, length)?;
+        if access == Access::default() {
+            return Err(GetError::NoAccess);
+        }
+        // Remote uses are served by exactly their own rights, so the registrar's word on what
+        // those are comes first.
+        let remote = access.is_remote();
+        let access = if remote { self.shared.registrar.granted(access) } else { access };
+        Ok(Want { range, terms: Terms { access, vouched } })
+    }
+}
+
+impl<R: Registrar, M: Monitor> Shared<R, M> {
+    /// The life of a get: is anything new, is it there, otherwise register.
+    ///
+    /// # Safety
+    ///
+    /// The module's contract.
+    #[inline]
+    pub(crate) unsafe fn get(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        match self.is_current() {
+            Ok(true) => {
+                if let Some(lease) = self.hit(want) {
+                    return Ok(lease);
+                }
+            }
+            Err(Lost::Forked) => return Err(GetError::Forked),
+            Ok(false) | Err(Lost::Descriptor { .. }) => {}
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.get_slowly(want) }
+    }
+}
+
+/// Several gets behind one monitor check; made by [`Cache::check`].
+#[derive(Clone, Copy)]
+pub struct Checked<'c, R: Registrar, M: Monitor> {
+    cache: &'c Cache<R, M>,
+}
+
+impl<'c, R: Registrar, M: Monitor> Checked<'c, R, M> {
+    /// As [`Cache::get`], begun when the check was made.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::get`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Cache::get`].
+    #[inline]
+    pub unsafe fn get(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Lease<'c, R, M>, GetError> {
+        let want = self.cache.want(start, length, access, false)?;
+        match self.cache.shared.hit(&want) {
+            Some(lease) => Ok(lease),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.cache.shared.get_slowly(&want) },
+        }
+    }
+}
+
+impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
+    fn drop(&mut self) {
+        // In a forked child the reclaimer's thread does not exist, and what is registered is
+        // the parent's.
+        if self.shared.monitor.forked() {
+            std::mem::forget(self.reclaimer.take());
+            return;
+        }
+        self.shared.close();
+        let other = |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
+        // A callback that the reclaimer runs may hold the last reference to the cache.
+        if let Some(reclaimer) = self.reclaimer.take().filter(other) {
+            // A reclaimer that panicked in the registrar has nothing to add.
+            let _panicked = reclaimer.join();
+        }
+        self.shared.deregister_all();
+    }
+}
+
+impl<R: Registrar, M: Monitor> fmt::Debug for Cache<R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache")
+            .field("monitor", &self.shared.monitor.name())
+            .field("config", &self.shared.config)
+            .field("statistics", &self.statistics())
+            .finish()
+    }
+}
+
+impl<R: Registrar, M: Monitor> fmt::Debug for Checked<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checked").finish_non_exhaustive()
+    }
+}
+
+impl<R: Registrar, M: Monitor> fmt::Debug for Shared<R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}

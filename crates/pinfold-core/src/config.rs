@@ -1,0 +1,96 @@
+//! A cache's settings and their limits.
+
+use crate::barrier::Barriers;
+use crate::error::ConfigError;
+use crate::registrar::RegistrarLimits;
+
+/// How a cache behaves. The default is bounded: 1 GiB in 16384 registrations.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The most bytes to keep registered at once, pages counted whole. Overlapping regions are
+    /// counted each.
+    pub max_bytes: usize,
+    /// The most registrations at once; the registrar's own maximum bounds it further.
+    pub max_regions: usize,
+    /// The longest range of one lease, in bytes: a power of two. Longer ones come in pieces cut
+    /// at multiples of it. 2 MiB by default: long enough that registering it is cheap per byte,
+    /// short enough to be given up and to overlap with transfers.
+    pub piece_bytes: usize,
+    /// What a `get` does when everything registered is in use.
+    pub when_full: WhenFull,
+    /// Whether registrations with remote rights are kept. Off by default: as long as it is
+    /// kept, a peer that learned the key can use it.
+    pub cache_remote: bool,
+    /// The pair of barriers between leases and reclamation.
+    pub barriers: Barriers,
+}
+
+/// What a `get` does when the budget is spent on regions in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WhenFull {
+    /// It fails with [`Exhausted`](crate::Exhausted): the budget is never exceeded.
+    #[default]
+    Refuse,
+    /// It registers for that one use, past the budget; the device's own limits still hold.
+    RegisterPerUse,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_bytes: 1 << 30,
+            max_regions: 16384,
+            piece_bytes: 2 << 20,
+            when_full: WhenFull::Refuse,
+            cache_remote: false,
+            barriers: Barriers::SYMMETRIC,
+        }
+    }
+}
+
+impl Config {
+    /// These settings within the registrar's limits.
+    pub(crate) fn within(self, limits: RegistrarLimits) -> Result<Self, ConfigError> {
+        let RegistrarLimits { page_bytes, max_region_bytes, max_regions } = limits;
+        if !page_bytes.is_power_of_two() || max_region_bytes < page_bytes {
+            return Err(ConfigError::Registrar { page_bytes, max_region_bytes });
+        }
+        let piece_bytes = self.piece_bytes;
+        if !piece_bytes.is_power_of_two() || piece_bytes < page_bytes {
+            return Err(ConfigError::Piece { piece_bytes, page_bytes });
+        }
+        let max_regions = self.max_regions.min(max_regions);
+        if self.max_bytes < page_bytes || max_regions == 0 {
+            return Err(ConfigError::Budget { max_bytes: self.max_bytes, max_regions });
+        }
+        // A power of two again, so that a piece and its cuts stay aligned.
+        let longest = 1 << max_region_bytes.ilog2();
+        Ok(Self { max_regions, piece_bytes: piece_bytes.min(longest), ..self })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const LIMITS: RegistrarLimits =
+        RegistrarLimits { page_bytes: 4096, max_region_bytes: (1 << 20) + 4096, max_regions: 7 };
+
+    #[test]
+    fn the_registrar_bounds_the_settings() {
+        let config = Config::default().within(LIMITS).unwrap();
+        assert_eq!((config.piece_bytes, config.max_regions), (1 << 20, 7));
+    }
+
+    #[test]
+    fn settings_that_hold_nothing_are_refused() {
+        let refused = |config: Config| config.within(LIMITS).unwrap_err();
+        let piece = refused(Config { piece_bytes: 3 << 20, ..Config::default() });
+        assert!(matches!(piece, ConfigError::Piece { .. }));
+        let bytes = refused(Config { max_bytes: 4095, ..Config::default() });
+        assert!(matches!(bytes, ConfigError::Budget { .. }));
+        let regions = refused(Config { max_regions: 0, ..Config::default() });
+        assert!(matches!(regions, ConfigError::Budget { .. }));
+    }
+}

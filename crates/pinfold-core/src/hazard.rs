@@ -1,0 +1,355 @@
+//! Hazards: how a thread says "this region is in use" without a lock and without a shared write.
+//!
+//! Every thread owns a record of slots for each cache that it uses (hazard pointers, Michael
+//! 2004). A lease is one slot holding the region's number. Only the owner fills a slot; whoever
+//! ends the lease, on whatever thread, empties it. To take a region away, its state is changed
+//! first, then a heavy barrier runs, then all slots are read: a lease that is not seen there will
+//! see the changed state and give up ([`Barriers`] has the argument).
+//!
+//! A thread that ends gives its records back with whatever leases are still in them; the next
+//! thread goes on in the free slots. So records number at most as many as threads lived at once,
+//! plus one for every `SLOTS` leases held.
+
+use crate::arena::Arena;
+use crate::barrier::Barriers;
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock, thread_local};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+/// Slots in a record. More leases than that on one thread take a further record.
+const SLOTS: usize = if cfg!(loom) { 2 } else { 60 };
+
+/// A slot that holds no lease.
+const EMPTY: u32 = 0;
+
+/// One thread's slots, and what that thread alone counts.
+///
+/// 128 bytes apart, so that neither a cache line nor the pair that the prefetcher fetches is
+/// shared between threads.
+#[repr(align(128))]
+pub(crate) struct Record {
+    slots: [AtomicU32; SLOTS],
+    hits: AtomicU64,
+}
+
+impl Record {
+    fn new() -> Self {
+        Self { slots: std::array::from_fn(|_| AtomicU32::new(EMPTY)), hits: AtomicU64::new(0) }
+    }
+
+    /// Counts a hit of the owner.
+    #[inline]
+    fn count_hit(&self) {
+        // Relaxed, load and store: the owner alone writes, others only add it up.
+        self.hits.store(self.hits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+}
+
+/// A slot of the calling thread in which a lease may be written.
+#[derive(Clone, Copy)]
+pub(crate) struct Slot<'d> {
+    record: &'d Record,
+    slot: &'d AtomicU32,
+}
+
+impl<'d> Slot<'d> {
+    /// Says that region `number` is in use. Followed by [`Barriers::light`] and a look at the
+    /// region's state, which decides.
+    #[inline]
+    pub(crate) fn protect(self, number: u32) -> Hazard<'d> {
+        // Relaxed: the barrier behind it gives the order that matters.
+        self.slot.store(number + 1, Ordering::Relaxed);
+        Hazard { slot: self.slot }
+    }
+
+    /// Counts a hit of this thread.
+    #[inline]
+    pub(crate) fn count_hit(self) {
+        self.record.count_hit();
+    }
+}
+
+/// A slot that holds a lease. Emptied by [`clear`](Self::clear), on any thread.
+#[derive(Debug)]
+pub(crate) struct Hazard<'d> {
+    slot: &'d AtomicU32,
+}
+
+impl Hazard<'_> {
+    /// Ends the use.
+    #[inline]
+    pub(crate) fn clear(&self) {
+        // Release: all that was done with the region happened before whoever reads the slot as
+        // empty takes the region away.
+        self.slot.store(EMPTY, Ordering::Release);
+    }
+}
+
+/// All records of one cache.
+pub(crate) struct HazardDomain {
+    /// Tells domains apart for the threads' own tables; never reused.
+    id: u64,
+    records: Arena<Record>,
+    pool: Mutex<RecordPool>,
+    pub(crate) barriers: Barriers,
+}
+
+/// Which records exist and which have no thread. Rank 2: taken alone or inside the cache's
+/// writer lock.
+struct RecordPool {
+    made: u32,
+    free: Vec<u32>,
+}
+
+impl HazardDomain {
+    pub(crate) fn new(barriers: Barriers) -> Arc<Self> {
+        /// Not a loom atomic: it only makes names.
+        static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        Arc::new(Self {
+            // Relaxed: uniqueness is all that is asked.
+            id: NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            records: Arena::new(if cfg!(loom) { 1 } else { 3 }),
+            pool: Mutex::new(RecordPool { made: 0, free: Vec::new() }),
+            barriers,
+        })
+    }
+
+    /// An empty slot of the calling thread. `None` while the thread is being torn down, or when
+    /// four billion records exist.
+    #[inline]
+    pub(crate) fn slot<'d>(self: &'d Arc<Self>) -> Option<Slot<'d>> {
+        SEATS.try_with(|seats| self.slot_of(seats)).ok().flatten()
+    }
+
+    #[inline]
+    fn slot_of<'d>(self: &'d Arc<Self>, seats: &Seats) -> Option<Slot<'d>> {
+        if seats.domain.get() == self.id {
+            let record = self.records.get(seats.record.get())?;
+            let slot = record.slots.get(seats.cursor.get())?;
+            // Relaxed: only this thread fills its slots, so empty stays empty.
+            if slot.load(Ordering::Relaxed) == EMPTY {
+                return Some(Slot { record, slot });
+            }
+        }
+        self.find_slot(seats)
+    }
+
+    /// The slow way to a slot: another place in this record, another record, a new one.
+    #[cold]
+    fn find_slot<'d>(self: &'d Arc<Self>, seats: &Seats) -> Option<Slot<'d>> {
+        let mut all = seats.all.try_borrow_mut().ok()?;
+        let position = all.iter().position(|seat| seat.domain.id == self.id).unwrap_or_else(|| {
+            // Domains that only this thread still knows belong to caches that are gone.
+            all.retain(|seat| Arc::strong_count(&seat.domain) > 1);
+            all.push(Seat { domain: Arc::clone(self), records: Vec::new() });
+            all.len() - 1
+        });
+        let seat = &mut all[position];
+        let (number, place) = match self.empty_place(&seat.records, seats) {
+            Some(found) => found,
+            None => {
+                let number = self.adopt_record()?;
+                seat.records.push(number);
+                self.empty_place(&[number], seats).unwrap_or((number, 0))
+            }
+        };
+        seats.domain.set(self.id);
+        seats.record.set(number);
+        seats.cursor.set(place);
+        let record = self.records.get(number)?;
+        let slot = &record.slots[place];
+        // A record adopted from a thread that ended may be full of leases that live on.
+        // Relaxed: as in `slot_of`.
+        if slot.load(Ordering::Relaxed) == EMPTY { Some(Slot { record, slot }) } else { None }
+    }
+
+    /// An empty slot in `records`, the one behind the cursor first.
+    fn empty_place(&self, records: &[u32], seats: &Seats) -> Option<(u32, usize)> {
+        let first = seats.cursor.get();
+        records.iter().find_map(|&number| {
+            let record = self.records.get(number)?;
+            (0..SLOTS)
+                .map(|step| (first + step) % SLOTS)
+                // Relaxed: as in `slot_of`.
+                .find(|&place| record.slots[place].load(Ordering::Relaxed) == EMPTY)
+                .map(|place| (number, place))
+        })
+    }
+
+    /// A record without a thread that has room, or a new one.
+    fn adopt_record(&self) -> Option<u32> {
+        let mut pool = lock(&self.pool);
+        let with_room = pool.free.iter().position(|&number| self.has_room(number));
+        if let Some(position) = with_room {
+            return Some(pool.free.swap_remove(position));
+        }
+        let number = pool.made;
+        self.records.ensure(number, Record::new)?;
+        pool.made = number.checked_add(1)?;
+        Some(number)
+    }
+
+    fn has_room(&self, number: u32) -> bool {
+        self.records.get(number).is_some_and(|record| {
+            // Relaxed: a slot of a record without a thread can only become empty.
+            record.slots.iter().any(|slot| slot.load(Ordering::Relaxed) == EMPTY)
+        })
+    }
+
+    /// Takes back the records of a thread that ends, leases in them included.
+    fn give_back(&self, records: &[u32]) {
+        lock(&self.pool).free.extend_from_slice(records);
+    }
+
+    /// The numbers of all regions in use, sorted.
+    ///
+    /// A region whose state was changed before this call and that is not in the answer has no
+    /// lease and will get none.
+    ///
+    /// `counted` are further regions in use, which have no hazard.
+    pub(crate) fn in_use(&self, counted: &[u32]) -> InUse {
+        if !self.barriers.heavy() {
+            return InUse(None);
+        }
+        let made = lock(&self.pool).made;
+        let mut numbers: Vec<u32> = (0..made)
+            .filter_map(|number| self.records.get(number))
+            .flat_map(|record| &record.slots)
+            // Acquire: pairs with `clear`; the use is over before the region is taken away.
+            .map(|slot| slot.load(Ordering::Acquire))
+            .filter(|&value| value != EMPTY)
+            .map(|value| value - 1)
+            .chain(counted.iter().copied())
+            .collect();
+        numbers.sort_unstable();
+        InUse(Some(numbers))
+    }
+
+    /// The hits of all threads, ended ones included.
+    pub(crate) fn hits(&self) -> u64 {
+        let made = lock(&self.pool).made;
+        (0..made)
+            .filter_map(|number| self.records.get(number))
+            // Relaxed: a sum of counters is no more exact than the moment it is taken in.
+            .map(|record| record.hits.load(Ordering::Relaxed))
+            .sum()
+    }
+}
+
+/// A snapshot of the regions in use, sorted; all of them if it could not be taken.
+pub(crate) struct InUse(Option<Vec<u32>>);
+
+impl InUse {
+    pub(crate) fn contains(&self, number: u32) -> bool {
+        self.0.as_ref().is_none_or(|numbers| numbers.binary_search(&number).is_ok())
+    }
+}
+
+/// A thread's own table: the slot that the next lease will use, and all its records.
+struct Seats {
+    /// The domain that `record` and `cursor` belong to; 0 for none.
+    domain: Cell<u64>,
+    record: Cell<u32>,
+    cursor: Cell<usize>,
+    all: RefCell<Vec<Seat>>,
+}
+
+struct Seat {
+    domain: Arc<HazardDomain>,
+    records: Vec<u32>,
+}
+
+impl Seats {
+    fn new() -> Self {
+        Self {
+            domain: Cell::new(0),
+            record: Cell::new(0),
+            cursor: Cell::new(0),
+            all: RefCell::new(Vec::new()),
+        }
+    }
+}
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        for seat in self.all.get_mut() {
+            seat.domain.give_back(&seat.records);
+        }
+    }
+}
+
+thread_local! {
+    static SEATS: Seats = Seats::new();
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_used_again_once_it_is_empty() {
+        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let first = domain.slot().unwrap().protect(7);
+        assert!(domain.in_use(&[]).contains(7));
+        first.clear();
+        assert!(!domain.in_use(&[]).contains(7));
+        let again = domain.slot().unwrap().protect(8);
+        assert!(std::ptr::eq(first.slot, again.slot));
+        again.clear();
+    }
+
+    #[test]
+    fn more_leases_than_slots_take_further_records() {
+        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let count = u32::try_from(3 * SLOTS).unwrap();
+        let hazards: Vec<_> =
+            (0..count).map(|number| domain.slot().unwrap().protect(number)).collect();
+        let in_use = domain.in_use(&[]);
+        assert!((0..count).all(|number| in_use.contains(number)));
+        hazards.iter().for_each(Hazard::clear);
+        assert_eq!(domain.in_use(&[]).0, Some(Vec::new()));
+        assert_eq!(lock(&domain.pool).made, 3);
+    }
+
+    #[test]
+    fn a_thread_that_ends_leaves_its_leases_and_its_record() {
+        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        for round in 0..200 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| domain.slot().unwrap().protect(round)).join().unwrap();
+            });
+        }
+        // 200 leases outlived their threads; they fill four records and no more.
+        assert_eq!(domain.in_use(&[]).0.unwrap().len(), 200);
+        assert_eq!(lock(&domain.pool).made, 4);
+    }
+
+    #[test]
+    fn a_lease_may_end_on_another_thread() {
+        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let hazard = domain.slot().unwrap().protect(3);
+        std::thread::scope(|scope| {
+            scope.spawn(|| hazard.clear());
+        });
+        assert_eq!(domain.in_use(&[]).0, Some(Vec::new()));
+    }
+
+    #[test]
+    fn without_a_barrier_everything_is_in_use() {
+        // SAFETY: it never claims to have been a barrier.
+        #[allow(unsafe_code)]
+        let barriers = unsafe { Barriers::asymmetric(|| false) };
+        assert!(HazardDomain::new(barriers).in_use(&[]).contains(1));
+    }
+
+    #[test]
+    fn caches_on_one_thread_do_not_mix() {
+        let (one, two) =
+            (HazardDomain::new(Barriers::SYMMETRIC), HazardDomain::new(Barriers::SYMMETRIC));
+        let hazards = [one.slot().unwrap().protect(1), two.slot().unwrap().protect(2)];
+        assert!(one.in_use(&[]).contains(1) && !one.in_use(&[]).contains(2));
+        assert!(two.in_use(&[]).contains(2) && !two.in_use(&[]).contains(1));
+        hazards.iter().for_each(Hazard::clear);
+    }
+}

@@ -1,0 +1,169 @@
+//! A lease: one use of a region in flight.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to read the registration of the region that a lease pins.
+
+#![allow(unsafe_code)]
+
+use crate::AddressRange;
+use crate::error::PerUse;
+use crate::monitor::Monitor;
+use crate::region::{Region, Status};
+use crate::registrar::Registrar;
+use crate::shared::{Caching, Pin, Shared};
+use crate::watchers::{Callback, runs_through};
+use std::fmt;
+
+/// One use of a registration. While it lives, the registration is not given back.
+///
+/// A lease may live long, be sent to another thread and end there. Ending it costs a store and a
+/// load, unless its region has been invalidated or was registered for this one use.
+///
+/// A lease holds the registration, not the memory: if the program unmaps the memory meanwhile,
+/// the device goes on with the old pages, and [`is_invalidated`](Self::is_invalidated) says so.
+/// A lease that is leaked (`mem::forget`) pins its own region until the cache is dropped.
+#[must_use = "a registration may be given back as soon as its lease is dropped"]
+pub struct Lease<'c, R: Registrar, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    region: &'c Region<R::Handle>,
+    pin: Pin<'c>,
+    range: AddressRange,
+    number: u32,
+    /// Why the region is not cached, if it is not; then this is its only lease.
+    caching: Caching,
+    /// The callback that this lease asked for; 0 for none.
+    callback: u64,
+}
+
+impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
+    /// A lease of `region`, which `pin` keeps.
+    #[inline]
+    pub(crate) fn new(
+        shared: &'c Shared<R, M>,
+        number: u32,
+        region: &'c Region<R::Handle>,
+        pin: Pin<'c>,
+        range: AddressRange,
+        caching: Caching,
+    ) -> Self {
+        Self { shared, region, pin, range, number, caching, callback: 0 }
+    }
+
+    /// What the device gave: a buffer's index, keys. Good until the lease ends.
+    #[inline]
+    pub fn handle(&self) -> R::Handle {
+        // SAFETY: the pin has kept the region from being freed since it was seen live, or
+        // since it was filled for this lease.
+        unsafe { self.region.handle() }
+    }
+
+    /// The bytes asked for.
+    #[inline]
+    pub fn range(&self) -> AddressRange {
+        self.range
+    }
+
+    /// The bytes registered, which contain those asked for.
+    pub fn registered(&self) -> AddressRange {
+        self.region.range().unwrap_or(self.range)
+    }
+
+    /// `None` if the registration is kept for later uses, else why it is not.
+    ///
+    /// A region that was given up since, or invalidated, counts as it was when leased.
+    pub fn per_use(&self) -> Option<PerUse> {
+        self.caching
+    }
+
+    /// Whether the registration is kept for later uses.
+    pub fn is_cached(&self) -> bool {
+        self.caching.is_none()
+    }
+
+    /// Whether the mapping of the registered bytes changed since they were registered: what the
+    /// device then moves is not what the program has at this address.
+    ///
+    /// Knows of every change that a `get` begun now would know of. Memory that no monitor covers
+    /// is never reported. Costs a monitor's check.
+    pub fn is_invalidated(&self) -> bool {
+        if !matches!(self.shared.is_current(), Ok(true)) {
+            self.shared.catch_up_for_lease();
+        }
+        matches!(self.region.status(), Status::Invalidated | Status::PerUseInvalidated)
+    }
+
+    /// Has `callback` run once when the region is invalidated while this lease lives; at once if
+    /// that has happened already. Replaces an earlier callback of this lease.
+    ///
+    /// It runs on whatever thread finds out first, the reclaimer or one inside a `get`, with no
+    /// lock of the cache held; it may use the cache. A panic in it is caught and counted. Ending
+    /// the lease takes the callback back, unless it is being run.
+    pub fn on_invalidate(&mut self, callback: impl FnOnce() + Send + 'static) {
+        self.forget_callback();
+        match self.shared.watch_region(self.number, self.region, Box::new(callback)) {
+            Ok(id) => self.callback = id,
+            Err(callback) => {
+                runs_through(callback);
+            }
+        }
+    }
+
+    fn forget_callback(&mut self) {
+        if self.callback != 0 {
+            let id = std::mem::take(&mut self.callback);
+            let callback: Option<Callback> =
+                self.shared.locked(|writer| writer.watchers.forget(self.number, id));
+            // Dropped here, outside the lock: what it captured may use the cache.
+            drop(callback);
+        }
+    }
+
+    /// The ways of ending that are not a store and a load.
+    #[cold]
+    fn end_slowly(&mut self) {
+        self.forget_callback();
+        match &self.pin {
+            Pin::Hazard(hazard) => hazard.clear(),
+            Pin::Counted => self.shared.uncount(self.number),
+        }
+        if self.caching.is_some() {
+            self.shared.end_per_use(self.number);
+        } else {
+            self.shared.barriers().light();
+            if self.region.status() != Status::Live {
+                self.shared.monitor.ring();
+            }
+        }
+    }
+}
+
+impl<R: Registrar, M: Monitor> Drop for Lease<'_, R, M> {
+    #[inline]
+    fn drop(&mut self) {
+        let Pin::Hazard(hazard) = &self.pin else { return self.end_slowly() };
+        if self.caching.is_some() || self.callback != 0 {
+            return self.end_slowly();
+        }
+        hazard.clear();
+        // Clear, barrier, look: the reclaimer changes the status, runs its barrier, reads the
+        // hazards. Either it finds the slot empty or this finds the status changed and wakes it.
+        // The region's place may belong to another region by now; then the bell rings for
+        // nothing, or that region is live and nobody needs waking.
+        self.shared.barriers().light();
+        if self.region.status() != Status::Live {
+            self.shared.monitor.ring();
+        }
+    }
+}
+
+impl<R: Registrar, M: Monitor> fmt::Debug for Lease<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("range", &self.range)
+            .field("registered", &self.registered())
+            .field("handle", &self.handle())
+            .field("per_use", &self.caching)
+            .finish()
+    }
+}

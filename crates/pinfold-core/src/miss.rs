@@ -1,0 +1,371 @@
+//! The slow path of a `get`: apply news, look again, wait for others, make room, register.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to call the registrar, on the word of the door's caller that
+//! the memory may be given to the device, and to fill a place that it has just taken for itself.
+
+#![allow(unsafe_code)]
+
+use crate::AddressRange;
+use crate::config::WhenFull;
+use crate::error::{Exhausted, GetError, Limit, PerUse};
+use crate::flight::Flight;
+use crate::index::Index;
+use crate::lease::Lease;
+use crate::monitor::{Monitor, Watch};
+use crate::order::Candidate;
+use crate::region::{Region, Status, Terms, Want};
+use crate::registrar::{RegisterError, Registrar};
+use crate::shared::{Held, Shared, Writer};
+use std::sync::Arc;
+
+/// What to do next, decided under the writer's lock.
+#[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
+enum Step<'c, R: Registrar, M: Monitor> {
+    Done(Lease<'c, R, M>),
+    Wait(Arc<Flight>),
+    MakeRoom(Exhausted, Held),
+    Register(Enlisted<'c, R, M>),
+}
+
+/// What this `get` has been through already.
+#[derive(Clone, Copy, Default)]
+struct Attempt {
+    /// It waited for another's registration once; from now on it makes its own, so that memory
+    /// that cannot be cached, or always fails, is not registered by one thread after the other.
+    waited: bool,
+    /// The budget is full of regions in use and the configuration says to go on.
+    past_budget: bool,
+}
+
+impl<R: Registrar, M: Monitor> Shared<R, M> {
+    /// A lease for `want`, whatever it takes.
+    ///
+    /// # Safety
+    ///
+    /// As for the door that called: the device may use the bytes of `want` as its terms say.
+    #[cold]
+    pub(crate) unsafe fn get_slowly(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.find_or_register(want) };
+        // A lease counted itself; in a forked child nothing is counted.
+        if matches!(result, Err(error) if error != GetError::Forked) {
+            self.locked(|writer| writer.counts.misses += 1);
+        }
+        result
+    }
+
+    /// # Safety
+    ///
+    /// As for [`get_slowly`](Self::get_slowly).
+    unsafe fn find_or_register(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        let mut attempt = Attempt::default();
+        loop {
+            match self.locked(|writer| self.next_step(writer, want, attempt))? {
+                Step::Done(lease) => return Ok(lease),
+                Step::Wait(flight) => {
+                    flight.wait();
+                    attempt.waited = true;
+                }
+                Step::MakeRoom(exhausted, shortage) => {
+                    attempt.past_budget = self.make_room(exhausted, shortage)?;
+                }
+                // SAFETY: the caller's promise.
+                Step::Register(enlisted) => match unsafe { enlisted.fly(want, attempt) } {
+                    Ok(lease) => return Ok(lease),
+                    Err(error) => self.recover(want, error)?,
+                },
+            }
+        }
+    }
+
+    fn next_step(
+        &self,
+        writer: &mut Writer,
+        want: &Want,
+        attempt: Attempt,
+    ) -> Result<Step<'_, R, M>, GetError> {
+        self.catch_up(writer)?;
+        if let Some(lease) = self.hit_locked(writer, want) {
+            return Ok(Step::Done(lease));
+        }
+        if let Some(flight) = flight_for(writer, want).filter(|_| !attempt.waited) {
+            writer.counts.waits += 1;
+            return Ok(Step::Wait(flight));
+        }
+        let range = self.to_register(want);
+        match self.shortage(writer, range) {
+            Some((exhausted, shortage)) if !attempt.past_budget => {
+                Ok(Step::MakeRoom(exhausted, shortage))
+            }
+            _ => {
+                let (allowed, held) = (u32::MAX as usize, writer.held.regions);
+                let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
+                let enlisted = self.enlist(writer, want, range);
+                enlisted.map(Step::Register).ok_or(GetError::Exhausted(full))
+            }
+        }
+    }
+
+    /// A lease of a region that is there already, looked up where the index is exact.
+    fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
+        if let Some(lease) = self.hit(want) {
+            return Some(lease);
+        }
+        // No hazard record: this thread is being torn down.
+        if self.hazards.slot().is_some() {
+            return None;
+        }
+        let (number, region) = self.index.find(want, |number| {
+            let region = self.regions.get(number)?;
+            let (range, terms) = region.live()?;
+            want.served_by(range, terms).then_some((number, region))
+        })?;
+        writer.counts.hits += 1;
+        let pin = self.pin(writer, number);
+        Some(Lease::new(self, number, region, pin, want.range, None))
+    }
+
+    /// The bytes to register: whole pages for local uses, exactly what was asked for remote ones.
+    fn to_register(&self, want: &Want) -> AddressRange {
+        if want.terms.access.is_remote() {
+            want.range
+        } else {
+            want.range.page_aligned(self.limits.page_bytes)
+        }
+    }
+
+    /// What is missing in the budget for `range`.
+    fn shortage(&self, writer: &Writer, range: AddressRange) -> Option<(Exhausted, Held)> {
+        let (held, config) = (writer.held, &self.config);
+        let bytes = (held.bytes + range.len()).saturating_sub(config.max_bytes);
+        let regions = (held.regions + 1).saturating_sub(config.max_regions);
+        let exhausted = if bytes > 0 {
+            let (allowed, held) = (config.max_bytes, held.bytes);
+            Exhausted { limit: Limit::Bytes, allowed, held, wanted: range.len() }
+        } else if regions > 0 {
+            let (allowed, held) = (config.max_regions, held.regions);
+            Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 }
+        } else {
+            return None;
+        };
+        Some((exhausted, Held { bytes, regions }))
+    }
+
+    /// Makes room, or says whether to go on without (true), or why not.
+    fn make_room(&self, exhausted: Exhausted, shortage: Held) -> Result<bool, GetError> {
+        if self.free_some(shortage) {
+            return Ok(false);
+        }
+        match self.config.when_full {
+            WhenFull::Refuse => Err(GetError::Exhausted(exhausted)),
+            WhenFull::RegisterPerUse => Ok(true),
+        }
+    }
+
+    /// Reserves the budget and a place, and announces the registration.
+    fn enlist(
+        &self,
+        writer: &mut Writer,
+        want: &Want,
+        range: AddressRange,
+    ) -> Option<Enlisted<'_, R, M>> {
+        let number = self.take_place(writer)?;
+        let region = self.regions.get(number)?;
+        writer.held.bytes += range.len();
+        writer.held.regions += 1;
+        let access = self.registrar.granted(want.terms.access);
+        let flight = Arc::new(Flight::new(range, Terms { access, ..want.terms }));
+        writer.flights.push(Arc::clone(&flight));
+        Some(Enlisted { shared: self, flight, number, region })
+    }
+
+    /// Why a registration of `range`, begun now, must not be kept.
+    fn per_use(&self, want: &Want, range: AddressRange) -> Option<PerUse> {
+        let access = want.terms.access;
+        if access.is_remote() && !self.config.cache_remote {
+            return Some(PerUse::Remote(access));
+        }
+        if !Index::can_hold(range) {
+            return Some(PerUse::Unindexed);
+        }
+        if want.terms.vouched {
+            return None;
+        }
+        match self.monitor.watch(range) {
+            Watch::Uncovered(why) => Some(PerUse::Uncovered(why)),
+            Watch::Covered => self.monitor.in_flux(range).then_some(PerUse::InFlux),
+        }
+    }
+
+    /// A free place of the region arena. `None` when four billion are in use.
+    fn take_place(&self, writer: &mut Writer) -> Option<u32> {
+        if let Some(number) = writer.free_places.pop() {
+            return Some(number);
+        }
+        let number = writer.made_places;
+        // A hazard holds the number plus one.
+        writer.made_places = number.checked_add(1).filter(|&made| made < u32::MAX)?;
+        self.regions.ensure(number, Region::new)?;
+        Some(number)
+    }
+
+    /// Enters a filled place into the index and the order of eviction.
+    fn enter(
+        &self,
+        writer: &mut Writer,
+        flight: &Flight,
+        number: u32,
+        region: &Region<R::Handle>,
+    ) -> Result<(), PerUse> {
+        if !self.index.insert(&mut writer.recycler, flight.range, flight.terms, number) {
+            return Err(PerUse::Unindexed);
+        }
+        writer.order.push(Candidate { used: region.used(), number, fills: region.fills() });
+        writer.order.prune(writer.held.regions, |candidate| self.present(candidate));
+        Ok(())
+    }
+
+    /// Keeps a registration for its one lease.
+    fn keep_per_use(
+        &self,
+        writer: &mut Writer,
+        flight: &Flight,
+        number: u32,
+        region: &Region<R::Handle>,
+    ) {
+        let tainted = flight.is_tainted();
+        region.set(if tainted { Status::PerUseInvalidated } else { Status::PerUse });
+        writer.per_use.push(number);
+        writer.counts.per_use += 1;
+    }
+
+    /// Gives up the live regions that the new one makes needless: every use that they would
+    /// serve, it serves as well.
+    fn supersede(&self, writer: &mut Writer, flight: &Flight, number: u32) {
+        let needless: Vec<u32> = self
+            .live_in(flight.range)
+            .into_iter()
+            .filter(|&other| other != number && self.is_needless(other, flight))
+            .collect();
+        for &other in &needless {
+            self.unpublish(writer, other, Status::Retired);
+        }
+        writer.counts.superseded += needless.len() as u64;
+        if !needless.is_empty() {
+            self.monitor.ring();
+        }
+    }
+
+    fn is_needless(&self, number: u32, flight: &Flight) -> bool {
+        let Some((range, terms)) = self.regions.get(number).and_then(Region::live) else {
+            return false;
+        };
+        flight.would_serve(&Want { range, terms })
+    }
+
+    /// After a failed registration: Ok if there is room to try again.
+    fn recover(&self, want: &Want, error: RegisterError) -> Result<(), GetError> {
+        let shortage = Held { bytes: self.to_register(want).len(), regions: 1 };
+        if error.is_about_room() && self.free_some(shortage) {
+            return Ok(());
+        }
+        Err(GetError::Register(error))
+    }
+}
+
+/// The registration under way that would serve `want`.
+fn flight_for(writer: &Writer, want: &Want) -> Option<Arc<Flight>> {
+    writer.flights.iter().find(|flight| flight.would_serve(want)).cloned()
+}
+
+/// A registration under way with its share of the budget and its place: given back when the
+/// registration fails or the registrar panics.
+struct Enlisted<'c, R: Registrar, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    flight: Arc<Flight>,
+    number: u32,
+    region: &'c Region<R::Handle>,
+}
+
+impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
+    /// Registers with no lock held, then publishes, or keeps the registration for this one use.
+    ///
+    /// **Why nothing registered during a change is cached.** Let a change of the range take
+    /// effect after the registration began. If its entry is applied after the flight was
+    /// enlisted, it taints the flight or, when the region is published already, invalidates
+    /// the region ([`Shared::catch_up`] says why there is no third case). If its entry was
+    /// applied before the flight was enlisted, the change is one that takes effect later than
+    /// its entry is logged; the monitor's promise makes `in_flux` say so from before the entry
+    /// could be read, until after it took effect; and `in_flux` is asked here, after the
+    /// enlisting and before the registration begins. So either the change is still in flux then,
+    /// and the region is not cached, or it took effect before the registration began.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Shared::get_slowly`].
+    unsafe fn fly(self, want: &Want, attempt: Attempt) -> Result<Lease<'c, R, M>, RegisterError> {
+        let (range, access) = (self.flight.range, self.flight.terms.access);
+        let per_use = match attempt.past_budget {
+            true => Some(PerUse::Full),
+            false => self.shared.per_use(want, range),
+        };
+        // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
+        // registered too but no lease names it.
+        let handle = unsafe { self.shared.registrar.register(range, access) }?;
+        Ok(self.shared.locked(|writer| self.land(writer, want, handle, per_use)))
+    }
+
+    /// Takes the registration into the books and makes the caller's lease.
+    fn land(
+        &self,
+        writer: &mut Writer,
+        want: &Want,
+        handle: R::Handle,
+        per_use: Option<PerUse>,
+    ) -> Lease<'c, R, M> {
+        let Self { shared, ref flight, number, region } = *self;
+        self.leave(writer);
+        writer.counts.registrations += 1;
+        writer.counts.misses += 1;
+        // SAFETY: the place was taken from the free ones when this was enlisted, and the
+        // writer's lock is held.
+        unsafe { region.fill(flight.range, flight.terms, shared.advance_tick(), handle) };
+        let per_use = per_use
+            .or_else(|| flight.is_tainted().then_some(PerUse::ChangedMeanwhile))
+            .or_else(|| shared.enter(writer, flight, number, region).err());
+        let pin = shared.pin(writer, number);
+        if per_use.is_some() {
+            shared.keep_per_use(writer, flight, number, region);
+        } else {
+            region.set(Status::Live);
+            shared.supersede(writer, flight, number);
+        }
+        Lease::new(shared, number, region, pin, want.range, per_use)
+    }
+
+    /// Leaves the list of flights.
+    fn leave(&self, writer: &mut Writer) {
+        writer.flights.retain(|other| !Arc::ptr_eq(other, &self.flight));
+    }
+
+    /// Gives everything back: nothing was registered.
+    fn withdraw(&self, writer: &mut Writer) {
+        self.leave(writer);
+        writer.held.bytes -= self.flight.range.len();
+        writer.held.regions -= 1;
+        writer.free_places.push(self.number);
+        writer.counts.registration_failures += 1;
+    }
+}
+
+impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
+    fn drop(&mut self) {
+        // Free means that the place was never filled: the registrar failed or panicked.
+        if self.region.status() == Status::Free {
+            self.shared.locked(|writer| self.withdraw(writer));
+        }
+        self.flight.land();
+    }
+}

@@ -1,0 +1,314 @@
+//! loom models: every interleaving of the orderings that carry the promise.
+//!
+//! The cache under test is the real one, with an index of two children a level and two slots a
+//! record. Around it stands the smallest world that can go wrong: one page, whose number changes
+//! when the program's mapping does; a registrar that remembers which page it pinned; a monitor
+//! whose check is one load. Run with `./check loom`.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement the monitor and to call the doors with an address
+//! that nothing dereferences.
+
+#![allow(unsafe_code)]
+
+use crate::monitor::{Lost, Monitor, Replay, Sequence, Watch};
+use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
+use crate::{Access, AddressRange, Cache, Change, Config, Cover, GetError, Lease, MappingKind};
+use loom::thread;
+use std::sync::Arc;
+
+const PAGE: usize = 4096;
+const START: usize = 16 * PAGE;
+
+/// The world: the page that the program's address means now, and what the device has pinned.
+struct World {
+    page: AtomicU64,
+    /// Pinned pages by handle; `None` once deregistered.
+    pinned: Mutex<Vec<Option<u64>>>,
+    /// The log's length, published after the entry.
+    sequence: AtomicU64,
+    log: Mutex<Vec<AddressRange>>,
+    in_flux: AtomicU32,
+    bell: Mutex<u32>,
+    rung: Condvar,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            page: AtomicU64::new(0),
+            pinned: Mutex::new(Vec::new()),
+            sequence: AtomicU64::new(0),
+            log: Mutex::new(Vec::new()),
+            in_flux: AtomicU32::new(0),
+            bell: Mutex::new(0),
+            rung: Condvar::new(),
+        })
+    }
+
+    /// A change that is logged before its call returns, as `munmap` is.
+    fn change(&self) {
+        self.page.fetch_add(1, Ordering::AcqRel);
+        self.append();
+    }
+
+    /// A change that is logged first and takes effect later, as `MADV_DONTNEED` is.
+    fn discard(&self) {
+        self.in_flux.fetch_add(1, Ordering::AcqRel);
+        self.append();
+        self.page.fetch_add(1, Ordering::AcqRel);
+        self.in_flux.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn append(&self) {
+        let mut log = lock(&self.log);
+        log.push(range());
+        // Release: the entry is there before the sequence says so.
+        self.sequence.store(log.len() as u64, Ordering::Release);
+        drop(log);
+        self.ring();
+    }
+
+    fn page(&self) -> u64 {
+        self.page.load(Ordering::Acquire)
+    }
+
+    fn is_pinned(&self, handle: usize) -> bool {
+        lock(&self.pinned)[handle].is_some()
+    }
+
+    fn ring(&self) {
+        *lock(&self.bell) += 1;
+        self.rung.notify_all();
+    }
+}
+
+fn range() -> AddressRange {
+    AddressRange::new(START, PAGE).unwrap()
+}
+
+struct Device(Arc<World>);
+
+impl Registrar for Device {
+    type Handle = usize;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 20, max_regions: 8 }
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<usize, RegisterError> {
+        let page = self.0.page();
+        let mut pinned = lock(&self.0.pinned);
+        pinned.push(Some(page));
+        Ok(pinned.len() - 1)
+    }
+
+    fn deregister(&self, handle: usize, _: AddressRange) -> Result<(), DeregisterError> {
+        let page = lock(&self.0.pinned)[handle].take();
+        assert!(page.is_some(), "deregistered twice");
+        Ok(())
+    }
+}
+
+struct Watcher(Arc<World>);
+
+// SAFETY: `change` and `discard` append before they return, a discard is in flux from before its
+// entry until after its effect, and the log keeps everything.
+unsafe impl Monitor for Watcher {
+    fn name(&self) -> &'static str {
+        "model"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        // Acquire: whoever sees the sequence sees the entry.
+        Ok(Sequence(self.0.sequence.load(Ordering::Acquire)))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        self.0.in_flux.load(Ordering::Acquire) > 0
+    }
+
+    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let log = lock(&self.0.log);
+        log.iter().skip(usize::try_from(from.0).unwrap()).for_each(|&range| visit(range));
+        Replay { up_to: Sequence(log.len() as u64), complete: true }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        *lock(&self.0.bell)
+    }
+
+    fn ring(&self) {
+        self.0.ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        let mut bell = lock(&self.0.bell);
+        while *bell == seen {
+            bell = wait(&self.0.rung, bell);
+        }
+    }
+}
+
+type ModelCache = Cache<Device, Watcher>;
+
+fn cache(world: &Arc<World>) -> Arc<ModelCache> {
+    let (device, watcher) = (Device(Arc::clone(world)), Watcher(Arc::clone(world)));
+    Arc::new(Cache::new(device, watcher, Config::default()).unwrap())
+}
+
+fn get(cache: &ModelCache) -> Result<Lease<'_, Device, Watcher>, GetError> {
+    // SAFETY: the model's device touches no memory.
+    unsafe { cache.get(START as *const u8, PAGE, Access::READ) }
+}
+
+/// Explores `model` with at most `preemptions` involuntary switches: bugs of this kind show with
+/// two or three, and without a bound the real cache has too many interleavings.
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// Promise 1, first ordering: a change that returned is known to every later `get`, whatever
+/// another thread does with the cache meanwhile.
+#[test]
+fn loom_a_change_is_seen_by_the_next_get() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        drop(get(&cache).unwrap());
+        let other = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || drop(get(&cache).unwrap()))
+        };
+        world.change();
+        let lease = get(&cache).unwrap();
+        assert_eq!(lock(&world.pinned)[lease.handle()], Some(world.page()));
+        drop(lease);
+        other.join().unwrap();
+    });
+}
+
+/// Promise 1, second ordering: what is registered while a change is under way is never found
+/// after it.
+#[test]
+fn loom_a_registration_during_a_change_is_not_published() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        let other = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || drop(get(&cache).unwrap()))
+        };
+        world.change();
+        other.join().unwrap();
+        let lease = get(&cache).unwrap();
+        assert_eq!(lock(&world.pinned)[lease.handle()], Some(world.page()));
+    });
+}
+
+/// The same for a change that is logged before it takes effect.
+#[test]
+fn loom_a_registration_during_a_discard_is_not_published() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        let other = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || drop(get(&cache).unwrap()))
+        };
+        world.discard();
+        other.join().unwrap();
+        let lease = get(&cache).unwrap();
+        assert_eq!(lock(&world.pinned)[lease.handle()], Some(world.page()));
+    });
+}
+
+/// A lease against invalidation and reclamation: what is leased stays pinned, what is not is
+/// given back once.
+#[test]
+fn loom_a_lease_outlives_the_reclaimer() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        drop(get(&cache).unwrap());
+        let other = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                let lease = get(&cache).unwrap();
+                assert!(world.is_pinned(lease.handle()));
+                drop(lease);
+            })
+        };
+        world.change();
+        cache.reclaim();
+        other.join().unwrap();
+        cache.reclaim();
+        assert!(!world.is_pinned(0));
+    });
+}
+
+/// A lease that ends while its region is invalidated: the reclaimer hears of it, whatever the
+/// order, and does not sleep on.
+#[test]
+fn loom_the_last_lease_wakes_the_reclaimer() {
+    explore(2, || {
+        let world = World::new();
+        let cache = cache(&world);
+        let lease = get(&cache).unwrap();
+        let reclaimer = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                // The loop of `Reclaimer::run`, ended by success instead of by closing. A lost
+                // wake-up leaves it waiting, which loom reports as a deadlock.
+                loop {
+                    let seen = cache.monitor().bell();
+                    cache.reclaim();
+                    if !world.is_pinned(0) {
+                        return;
+                    }
+                    cache.monitor().wait(seen);
+                }
+            })
+        };
+        world.change();
+        drop(lease);
+        reclaimer.join().unwrap();
+    });
+}
+
+/// Two threads ask for one range: one registration serves both, and both hold it.
+#[test]
+fn loom_two_gets_register_once() {
+    explore(2, || {
+        let world = World::new();
+        let cache = cache(&world);
+        let other = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                let lease = get(&cache).unwrap();
+                assert!(world.is_pinned(lease.handle()));
+            })
+        };
+        let lease = get(&cache).unwrap();
+        assert!(world.is_pinned(lease.handle()));
+        drop(lease);
+        other.join().unwrap();
+        assert_eq!(lock(&world.pinned).len(), 1);
+    });
+}

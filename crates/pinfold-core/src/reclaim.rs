@@ -1,0 +1,257 @@
+//! Giving registrations back: promptly when invalidated, for room when idle, never under a lock.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to read the handle of a region that has no lease and whose
+//! deregistration has been claimed.
+
+#![allow(unsafe_code)]
+
+use crate::hazard::InUse;
+use crate::monitor::Monitor;
+use crate::order::Candidate;
+use crate::region::{Region, Status};
+use crate::registrar::Registrar;
+use crate::shared::{Held, Shared, Writer};
+use std::sync::Arc;
+
+/// Regions whose deregistration is the holder's duty: no lease is left, nobody can find them,
+/// and nobody else holds this duty.
+#[must_use]
+struct Leaving(Vec<u32>);
+
+impl<R: Registrar, M: Monitor> Shared<R, M> {
+    /// Applies news, then deregisters every region that is neither findable nor leased.
+    ///
+    /// Says how many there were.
+    pub(crate) fn reclaim(&self) -> usize {
+        let leaving = self.locked(|writer| {
+            // An error says that this is a forked child: its regions are its parent's.
+            if self.catch_up(writer).is_err() {
+                Leaving(Vec::new())
+            } else {
+                self.claim_dead(writer)
+            }
+        });
+        self.deregister(leaving)
+    }
+
+    /// Takes over the duty for the dead regions without a lease.
+    fn claim_dead(&self, writer: &mut Writer) -> Leaving {
+        if writer.dead.is_empty() {
+            return Leaving(Vec::new());
+        }
+        let in_use = self.in_use(writer);
+        let (leased, idle) =
+            std::mem::take(&mut writer.dead).into_iter().partition(|&dead| in_use.contains(dead));
+        writer.dead = leased;
+        claim(writer, idle)
+    }
+
+    /// Gives up idle memory: dead regions first, then the least recently used. False if nothing
+    /// could be given up.
+    pub(crate) fn free_some(&self, shortage: Held) -> bool {
+        if self.reclaim() > 0 {
+            return true;
+        }
+        let leaving = self.locked(|writer| self.evict(writer, shortage));
+        self.deregister(leaving) > 0
+    }
+
+    /// Takes idle regions out of the index until they make up for `shortage`.
+    ///
+    /// Whether a region is idle can only be told after it was made unfindable, and each telling
+    /// costs a heavy barrier; so regions are retired in growing batches, and those that turn out
+    /// to be leased are live again before anybody else gets the lock.
+    fn evict(&self, writer: &mut Writer, shortage: Held) -> Leaving {
+        let (mut idle, mut busy) = (Vec::new(), Vec::new());
+        let mut missing = shortage;
+        let mut batch = 1;
+        while missing != Held::default() {
+            let retired = self.retire(writer, missing, batch);
+            if retired.is_empty() {
+                break;
+            }
+            let in_use = self.in_use(writer);
+            for candidate in retired {
+                if self.settle(writer, &candidate, &in_use, &mut missing) {
+                    idle.push(candidate.number);
+                } else {
+                    busy.push(candidate);
+                }
+            }
+            batch *= 2;
+        }
+        busy.into_iter().for_each(|candidate| writer.order.push(candidate));
+        writer.counts.evictions += idle.len() as u64;
+        claim(writer, idle)
+    }
+
+    /// Retires the least recently used regions: as many as make up for `missing`, but at least
+    /// `batch`, if there are so many.
+    fn retire(&self, writer: &mut Writer, missing: Held, batch: usize) -> Vec<Candidate> {
+        let mut retired = Vec::new();
+        let mut freed = Held::default();
+        while freed.bytes < missing.bytes
+            || freed.regions < missing.regions
+            || retired.len() < batch
+        {
+            let Some(candidate) = writer.order.pop(|candidate| self.present(candidate)) else {
+                break;
+            };
+            let Some(region) = self.regions.get(candidate.number) else { continue };
+            region.set(Status::Retired);
+            freed.bytes += region.range().map_or(0, |range| range.len());
+            freed.regions += 1;
+            retired.push(candidate);
+        }
+        retired
+    }
+
+    /// Decides on a retired region: gone for good (true) if it is idle and room is still missing,
+    /// else live again.
+    fn settle(
+        &self,
+        writer: &mut Writer,
+        candidate: &Candidate,
+        in_use: &InUse,
+        missing: &mut Held,
+    ) -> bool {
+        let Some(region) = self.regions.get(candidate.number) else { return false };
+        let Some(range) = region.range() else { return false };
+        if *missing == Held::default() || in_use.contains(candidate.number) {
+            region.set(Status::Live);
+            return false;
+        }
+        self.index.remove(&mut writer.recycler, range, candidate.number);
+        missing.bytes = missing.bytes.saturating_sub(range.len());
+        missing.regions = missing.regions.saturating_sub(1);
+        true
+    }
+
+    /// The tick at which a candidate for eviction was last used; `None` if it is not live any
+    /// more.
+    pub(crate) fn present(&self, candidate: &Candidate) -> Option<u64> {
+        let region = self.regions.get(candidate.number)?;
+        let same = region.status() == Status::Live && region.fills() == candidate.fills;
+        same.then(|| region.used())
+    }
+
+    /// A lease that was alone on its region ended.
+    pub(crate) fn end_per_use(&self, number: u32) {
+        let leaving = self.locked(|writer| {
+            writer.per_use.retain(|&other| other != number);
+            claim(writer, vec![number])
+        });
+        self.deregister(leaving);
+    }
+
+    /// A lease without a hazard ended.
+    pub(crate) fn uncount(&self, number: u32) {
+        self.locked(|writer| {
+            if let Some(position) = writer.counted.iter().position(|&other| other == number) {
+                writer.counted.swap_remove(position);
+            }
+        });
+    }
+
+    /// Gives registrations back to the device, with no lock held, then their places and their
+    /// share of the budget to the cache. Says how many there were.
+    fn deregister(&self, Leaving(numbers): Leaving) -> usize {
+        // What a forked child inherited is its parent's to give back.
+        if numbers.is_empty() || self.monitor.forked() {
+            return 0;
+        }
+        let failed = numbers.iter().filter(|&&number| !self.deregister_one(number)).count();
+        self.locked(|writer| {
+            writer.counts.deregistration_failures += failed as u64;
+            writer.counts.deregistrations += (numbers.len() - failed) as u64;
+            numbers.iter().for_each(|&number| self.free_place(writer, number));
+        });
+        numbers.len()
+    }
+
+    fn deregister_one(&self, number: u32) -> bool {
+        let region = self.regions.get(number).and_then(|region| Some((region, region.range()?)));
+        let Some((region, range)) = region else { return false };
+        // SAFETY: the caller holds the duty to deregister this region.
+        let handle = unsafe { region.handle() };
+        self.registrar.deregister(handle, range).is_ok()
+    }
+
+    /// The books after a deregistration.
+    fn free_place(&self, writer: &mut Writer, number: u32) {
+        let Some(region) = self.regions.get(number) else { return };
+        writer.held.bytes -= region.range().map_or(0, |range| range.len());
+        writer.held.regions -= 1;
+        writer.leaving.retain(|&other| other != number);
+        writer.watchers.deregistered(number);
+        region.set(Status::Free);
+        writer.free_places.push(number);
+    }
+
+    /// Deregisters everything: the cache is being dropped, so no lease can be used any more.
+    pub(crate) fn deregister_all(&self) {
+        let leaving = self.locked(|writer| {
+            let numbers = (0..writer.made_places).filter(|&number| self.is_filled(number));
+            let numbers: Vec<u32> = numbers.collect();
+            for &number in &numbers {
+                self.empty(writer, number);
+            }
+            (writer.dead, writer.per_use) = (Vec::new(), Vec::new());
+            claim(writer, numbers)
+        });
+        self.deregister(leaving);
+    }
+
+    fn is_filled(&self, number: u32) -> bool {
+        self.regions.get(number).is_some_and(|region| region.status() != Status::Free)
+    }
+
+    fn empty(&self, writer: &mut Writer, number: u32) {
+        let live = self.regions.get(number).filter(|region| region.status() == Status::Live);
+        if let Some(range) = live.and_then(Region::range) {
+            self.index.remove(&mut writer.recycler, range, number);
+        }
+    }
+}
+
+/// Notes who is leaving, for those who want to know when they are gone.
+fn claim(writer: &mut Writer, numbers: Vec<u32>) -> Leaving {
+    writer.leaving.extend_from_slice(&numbers);
+    Leaving(numbers)
+}
+
+/// Deregisters invalidated memory as soon as its last lease ends, on a thread of its own.
+///
+/// Made by [`Cache::start_reclaimer`](crate::Cache::start_reclaimer).
+pub struct Reclaimer<R: Registrar, M: Monitor> {
+    shared: Arc<Shared<R, M>>,
+}
+
+impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
+    pub(crate) fn new(shared: Arc<Shared<R, M>>) -> Self {
+        Self { shared }
+    }
+
+    /// Works until the cache is dropped. Sleeps while there is nothing to do.
+    ///
+    /// The bell is read before the work, so whatever happens during the work wakes the next
+    /// round.
+    pub fn run(self) {
+        loop {
+            let seen = self.shared.monitor.bell();
+            if self.shared.is_closed() {
+                return;
+            }
+            self.shared.reclaim();
+            self.shared.monitor.wait(seen);
+        }
+    }
+}
+
+impl<R: Registrar, M: Monitor> std::fmt::Debug for Reclaimer<R, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reclaimer").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,285 @@
+//! A region: a range, its registration, its rights and its state.
+//!
+//! Regions live in an arena and their places are used again, so a number that a reader got from
+//! the index may name another region by the time it is looked at. The order is therefore always:
+//! protect the number with a hazard, run the light barrier, load the state; only
+//! [`Status::Live`] makes the rest of the region readable, and while the hazard stands it stays
+//! so.
+//!
+//! ```text
+//!             publish                 event, invalidate()
+//!   Free ──────────────▶ Live ───────────────────────────▶ Invalidated ──┐
+//!    │  ▲                 │  ▲ a lease was found                         │ no lease
+//!    │  │          evict, ▼  │ in time                                   ▼ left
+//!    │  │      supersede Retired ──────────────────────────────▶ deregistered
+//!    │  └──────────────────────────────────────────────────────────────┘ ▲
+//!    └─────▶ PerUse (one lease, not findable) ───────────────────────────┘
+//! ```
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to share a handle that is written once before a region is
+//! published and read only by those whom the order above lets in.
+
+#![allow(unsafe_code)]
+
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
+use crate::{Access, AddressRange};
+use std::mem::MaybeUninit;
+
+/// What may be done with a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Status {
+    /// Nothing is registered here.
+    Free = 0,
+    /// May be found and leased.
+    Live = 1,
+    /// The program's mapping changed: not to be found, deregistered at the last lease's end.
+    Invalidated = 2,
+    /// Given up for room or for a larger region: as `Invalidated`, but its pages are right.
+    Retired = 3,
+    /// Registered for one lease alone.
+    PerUse = 4,
+    /// As `PerUse`, and the mapping changed since.
+    PerUseInvalidated = 5,
+}
+
+impl Status {
+    const fn from_bits(bits: u64) -> Self {
+        match bits & 0xff {
+            1 => Self::Live,
+            2 => Self::Invalidated,
+            3 => Self::Retired,
+            4 => Self::PerUse,
+            5 => Self::PerUseInvalidated,
+            _ => Self::Free,
+        }
+    }
+}
+
+/// Rights of a region and whether somebody vouches for it, as one byte of its state and of its
+/// index entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Terms {
+    pub(crate) access: Access,
+    /// The caller tells of changes; whoever does not vouch himself must not rely on it.
+    pub(crate) vouched: bool,
+}
+
+impl Terms {
+    const VOUCHED: u8 = 1 << 7;
+
+    pub(crate) const fn bits(self) -> u8 {
+        self.access.bits() | if self.vouched { Self::VOUCHED } else { 0 }
+    }
+
+    pub(crate) const fn from_bits(bits: u8) -> Self {
+        Self { access: Access::from_bits(bits), vouched: bits & Self::VOUCHED != 0 }
+    }
+
+    /// Whether a region on these terms serves a use on `wanted` terms.
+    #[inline]
+    pub(crate) const fn serve(self, wanted: Self) -> bool {
+        let enough = if wanted.access.is_remote() {
+            self.access.bits() == wanted.access.bits()
+        } else {
+            self.access.contains(wanted.access)
+        };
+        enough && (wanted.vouched || !self.vouched)
+    }
+}
+
+/// What a caller wants: bytes and terms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Want {
+    pub(crate) range: AddressRange,
+    pub(crate) terms: Terms,
+}
+
+impl Want {
+    /// Whether a region of `range` on `terms` serves this.
+    ///
+    /// Remote access is served by exactly its own bytes and rights: a key must not open more.
+    #[inline]
+    pub(crate) fn served_by(&self, range: AddressRange, terms: Terms) -> bool {
+        let bytes = if self.terms.access.is_remote() {
+            range == self.range
+        } else {
+            range.contains(&self.range)
+        };
+        bytes && terms.serve(self.terms)
+    }
+}
+
+/// One place for a region.
+pub(crate) struct Region<H> {
+    /// Status in bits 0-7, terms in bits 8-15, the number of times this place was filled above.
+    state: AtomicU64,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// The cache's tick when a lease was last taken.
+    used: AtomicU64,
+    handle: UnsafeCell<MaybeUninit<H>>,
+}
+
+// SAFETY: everything but `handle` is atomic. `handle` is written by `fill` alone, which the
+// writer calls on a free place, and read by `handle` alone, whose caller holds a hazard or the
+// only lease; the module's header says why those never coincide.
+unsafe impl<H: Send + Sync> Sync for Region<H> {}
+
+impl<H: Copy> Region<H> {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: AtomicU64::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            used: AtomicU64::new(0),
+            handle: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    /// Puts a registration into this place; it is not findable before [`set`](Self::set).
+    ///
+    /// # Safety
+    ///
+    /// The place is free and the caller is the only writer.
+    pub(crate) unsafe fn fill(&self, range: AddressRange, terms: Terms, tick: u64, handle: H) {
+        // SAFETY: no reader looks at the handle of a free place, and there is no other writer.
+        self.handle.with_mut(|cell| unsafe { (*cell).write(handle) });
+        // Relaxed: the Release store of the status publishes all of it.
+        self.start.store(range.start(), Ordering::Relaxed);
+        self.end.store(range.end(), Ordering::Relaxed);
+        self.used.store(tick, Ordering::Relaxed);
+        let fills = (self.state.load(Ordering::Relaxed) >> 16) + 1;
+        let state = fills << 16 | u64::from(terms.bits()) << 8;
+        self.state.store(state, Ordering::Relaxed);
+    }
+
+    /// Changes the status. The writer's lock is held.
+    pub(crate) fn set(&self, status: Status) {
+        // Relaxed: only holders of the writer's lock store here.
+        let state = self.state.load(Ordering::Relaxed);
+        // Release: whoever finds the region live sees the range and the handle written before.
+        self.state.store(state & !0xff | status as u64, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn status(&self) -> Status {
+        // Acquire: pairs with `set`.
+        Status::from_bits(self.state.load(Ordering::Acquire))
+    }
+
+    /// The range and the terms if the region is live.
+    ///
+    /// Behind a hazard and the light barrier, the answer holds until the hazard is cleared.
+    #[inline]
+    pub(crate) fn live(&self) -> Option<(AddressRange, Terms)> {
+        // Acquire: pairs with `set`.
+        let state = self.state.load(Ordering::Acquire);
+        if state & 0xff != Status::Live as u64 {
+            return None;
+        }
+        Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
+    }
+
+    /// The range last put here; stable for a leaseholder and under the writer's lock.
+    #[inline]
+    pub(crate) fn range(&self) -> Option<AddressRange> {
+        // Relaxed: the status was loaded with Acquire before, or the writer's lock is held.
+        AddressRange::between(self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
+    }
+
+    /// How often this place was filled: tells a region from the next one in its place.
+    pub(crate) fn fills(&self) -> u64 {
+        // Relaxed: as for the range.
+        self.state.load(Ordering::Relaxed) >> 16
+    }
+
+    /// Notes that a lease was taken at `tick`.
+    #[inline]
+    pub(crate) fn touch(&self, tick: u64) {
+        // Relaxed: an approximate clock. Stored only when it advanced, which a miss alone makes
+        // it do, so that steady hits on one region write no line that others read.
+        if self.used.load(Ordering::Relaxed) != tick {
+            self.used.store(tick, Ordering::Relaxed);
+        }
+    }
+
+    /// The tick of the last lease.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The registration.
+    ///
+    /// # Safety
+    ///
+    /// The region was filled, and cannot be freed meanwhile: the caller holds a hazard behind
+    /// which it saw the region live, the only lease of a region per use, or the duty to
+    /// deregister it.
+    #[inline]
+    pub(crate) unsafe fn handle(&self) -> H {
+        // SAFETY: filled, and not being filled again, by the caller's promise.
+        self.handle.with(|cell| unsafe { (*cell).assume_init() })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn want(start: usize, end: usize, access: Access) -> Want {
+        let range = AddressRange::between(start, end).unwrap();
+        Want { range, terms: Terms { access, vouched: false } }
+    }
+
+    #[test]
+    fn only_a_live_region_can_be_read() {
+        let region = Region::new();
+        let wanted = want(0x1000, 0x2000, Access::READ);
+        // SAFETY: a free place, and no other thread.
+        unsafe { region.fill(wanted.range, wanted.terms, 1, 42_u32) };
+        assert_eq!(region.live(), None);
+        region.set(Status::Live);
+        assert_eq!(region.live(), Some((wanted.range, wanted.terms)));
+        // SAFETY: filled above, and no other thread.
+        assert_eq!(unsafe { region.handle() }, 42);
+        region.set(Status::Invalidated);
+        assert_eq!((region.live(), region.status()), (None, Status::Invalidated));
+    }
+
+    #[test]
+    fn a_place_counts_its_fills() {
+        let region = Region::new();
+        let wanted = want(0x1000, 0x2000, Access::READ);
+        for fill in 1..=3 {
+            // SAFETY: a free place, and no other thread.
+            unsafe { region.fill(wanted.range, wanted.terms, 1, 0_u32) };
+            region.set(Status::Free);
+            assert_eq!(region.fills(), fill);
+        }
+    }
+
+    #[test]
+    fn local_uses_need_no_more_than_containment() {
+        let wanted = want(0x1100, 0x1200, Access::READ);
+        let around = AddressRange::between(0x1000, 0x2000).unwrap();
+        let terms = |access, vouched| Terms { access, vouched };
+        assert!(wanted.served_by(around, terms(Access::READ_WRITE, false)));
+        assert!(!wanted.served_by(around, terms(Access::WRITE, false)));
+        assert!(!wanted.served_by(around, terms(Access::READ, true)));
+    }
+
+    #[test]
+    fn remote_uses_are_served_by_their_own_bytes_and_rights_alone() {
+        let access = Access::READ | Access::REMOTE_READ;
+        let wanted = want(0x1100, 0x1200, access);
+        let around = AddressRange::between(0x1000, 0x2000).unwrap();
+        let terms = |access| Terms { access, vouched: false };
+        assert!(!wanted.served_by(around, terms(access)));
+        assert!(wanted.served_by(wanted.range, terms(access)));
+        assert!(!wanted.served_by(wanted.range, terms(access | Access::WRITE)));
+    }
+}

@@ -1,0 +1,265 @@
+//! What the cache's handle, its leases and its reclaimer share; and the path of a hit.
+//!
+//! Ranks of locks, outermost first: the writer's lock (1), the hazard records' pool (2), a
+//! flight (3, taken with nothing else held). None is held across a call of the registrar, of a
+//! monitor's `watch` or of a program's callback.
+
+use crate::arena::Arena;
+use crate::barrier::Barriers;
+use crate::config::Config;
+use crate::error::{ConfigError, PerUse};
+use crate::hazard::{Hazard, HazardDomain, InUse, Slot};
+use crate::index::{Index, Recycler};
+use crate::lease::Lease;
+use crate::monitor::{Lost, Monitor, Sequence};
+use crate::order::Order;
+use crate::region::{Region, Want};
+use crate::registrar::{Registrar, RegistrarLimits};
+use crate::statistics::Statistics;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use crate::watchers::{Due, Watchers};
+use std::sync::Arc;
+
+/// The cache itself.
+pub(crate) struct Shared<R: Registrar, M: Monitor> {
+    /// The sequence whose events have all been applied to the regions' states.
+    applied: AtomicU64,
+    /// Advances with every miss; regions note it when they are used.
+    tick: AtomicU64,
+    pub(crate) hazards: Arc<HazardDomain>,
+    pub(crate) monitor: M,
+    pub(crate) index: Index,
+    pub(crate) regions: Arena<Region<R::Handle>>,
+    pub(crate) registrar: R,
+    pub(crate) config: Config,
+    pub(crate) limits: RegistrarLimits,
+    /// Set once, when the cache is dropped: the reclaimer ends.
+    closed: AtomicBool,
+    /// Guards every change of the index, of regions' states and of the books.
+    writer: Mutex<Writer>,
+}
+
+/// What the writer's lock guards beside the index and the regions' states.
+pub(crate) struct Writer {
+    pub(crate) recycler: Recycler,
+    /// Places of the region arena to be filled again, and how many were made.
+    pub(crate) free_places: Vec<u32>,
+    pub(crate) made_places: u32,
+    pub(crate) order: Order,
+    /// Registrations under way.
+    pub(crate) flights: Vec<Arc<crate::flight::Flight>>,
+    /// Regions out of the index that wait for their last lease, or just for the reclaimer.
+    pub(crate) dead: Vec<u32>,
+    /// Regions without a lease that are being deregistered.
+    pub(crate) leaving: Vec<u32>,
+    /// Regions registered for one lease.
+    pub(crate) per_use: Vec<u32>,
+    /// Regions leased by threads without a hazard record (while a thread is torn down).
+    pub(crate) counted: Vec<u32>,
+    pub(crate) held: Held,
+    pub(crate) counts: Statistics,
+    pub(crate) watchers: Watchers,
+    /// The log is applied up to here.
+    pub(crate) applied: Sequence,
+    /// The monitor sees nothing any more; all was invalidated then.
+    pub(crate) lost: bool,
+}
+
+/// What counts against the budget, registrations under way included.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Held {
+    pub(crate) bytes: usize,
+    pub(crate) regions: usize,
+}
+
+/// How a lease keeps its region.
+#[derive(Debug)]
+pub(crate) enum Pin<'c> {
+    /// By a slot of a thread's record.
+    Hazard(Hazard<'c>),
+    /// By an entry of [`Writer::counted`].
+    Counted,
+}
+
+impl<R: Registrar, M: Monitor> Shared<R, M> {
+    pub(crate) fn new(registrar: R, monitor: M, config: Config) -> Result<Self, ConfigError> {
+        let limits = registrar.limits();
+        let config = config.within(limits)?;
+        // Nothing is registered yet, so what happened before this look concerns nobody.
+        let applied = monitor.check().map_err(ConfigError::Monitor)?;
+        Ok(Self {
+            applied: AtomicU64::new(applied.0),
+            tick: AtomicU64::new(1),
+            hazards: HazardDomain::new(config.barriers),
+            monitor,
+            index: Index::new(),
+            regions: Arena::new(if cfg!(loom) { 1 } else { 6 }),
+            registrar,
+            config,
+            limits,
+            closed: AtomicBool::new(false),
+            writer: Mutex::new(Writer::new(applied)),
+        })
+    }
+
+    /// Whether the regions' states are as new as the monitor: the first step of every `get`.
+    ///
+    /// **Why a hit behind this is never stale.** Let a change take effect before this check. The
+    /// monitor's promise makes `check` return its entry's sequence or a later one, so `applied`
+    /// can only be equal if the entry has been applied. Whoever applied it set the region's
+    /// status to invalidated, under the writer's lock, before it stored `applied`; the Acquire
+    /// load below therefore makes that status visible to every load behind it, and the lease's
+    /// own look at the status comes behind it. So either the sequences differ, and the slow path
+    /// applies the entry first, or the region is seen as not live.
+    #[inline]
+    pub(crate) fn is_current(&self) -> Result<bool, Lost> {
+        let seen = self.monitor.check()?;
+        // Acquire: pairs with the Release store in `set_applied`; see the argument above.
+        Ok(self.applied.load(Ordering::Acquire) == seen.0)
+    }
+
+    /// Publishes how far the log is applied. The writer's lock is held.
+    pub(crate) fn set_applied(&self, writer: &mut Writer, up_to: Sequence) {
+        writer.applied = up_to;
+        // Release: the statuses set while applying come first; see `is_current`.
+        self.applied.store(up_to.0, Ordering::Release);
+    }
+
+    /// A lease of a live region that serves `want`, if one is found without a lock.
+    #[inline]
+    pub(crate) fn hit(&self, want: &Want) -> Option<Lease<'_, R, M>> {
+        let slot = self.hazards.slot()?;
+        let lease = self.index.find(want, |number| self.try_lease(slot, number, want))?;
+        slot.count_hit();
+        Some(lease)
+    }
+
+    /// Leases region `number` if it is live and serves `want`.
+    ///
+    /// Hazard first, then the barrier, then the look: whoever takes the region away changes its
+    /// status first, then runs the other barrier, then reads the hazards. If this look finds it
+    /// live, that reader finds this hazard (see [`Barriers`]).
+    #[inline]
+    fn try_lease<'c>(
+        &'c self,
+        slot: Slot<'c>,
+        number: u32,
+        want: &Want,
+    ) -> Option<Lease<'c, R, M>> {
+        let region = self.regions.get(number)?;
+        let hazard = slot.protect(number);
+        self.barriers().light();
+        match region.live() {
+            Some((range, terms)) if want.served_by(range, terms) => {
+                region.touch(self.tick());
+                Some(Lease::new(self, number, region, Pin::Hazard(hazard), want.range, None))
+            }
+            _ => {
+                hazard.clear();
+                None
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn barriers(&self) -> Barriers {
+        self.hazards.barriers
+    }
+
+    /// The present tick.
+    #[inline]
+    pub(crate) fn tick(&self) -> u64 {
+        // Relaxed: an approximate clock.
+        self.tick.load(Ordering::Relaxed)
+    }
+
+    /// Advances the tick. The writer's lock is held, so no advance is lost.
+    pub(crate) fn advance_tick(&self) -> u64 {
+        let next = self.tick() + 1;
+        // Relaxed: as for the load.
+        self.tick.store(next, Ordering::Relaxed);
+        next
+    }
+
+    /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
+    pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> T {
+        let mut writer = lock(&self.writer);
+        let result = f(&mut writer);
+        let due = writer.watchers.take_due();
+        drop(writer);
+        self.run(due);
+        result
+    }
+
+    /// Runs callbacks; one that panics is counted and harms nobody.
+    fn run(&self, due: Due) {
+        let panics = due.run();
+        if panics > 0 {
+            lock(&self.writer).counts.callback_panics += panics;
+        }
+    }
+
+    /// Pins region `number` for a lease. The writer's lock is held, so nobody takes it away
+    /// before the pin stands.
+    pub(crate) fn pin(&self, writer: &mut Writer, number: u32) -> Pin<'_> {
+        match self.hazards.slot() {
+            Some(slot) => Pin::Hazard(slot.protect(number)),
+            None => {
+                writer.counted.push(number);
+                Pin::Counted
+            }
+        }
+    }
+
+    /// The regions in use. The writer's lock is held; whoever is not in the answer and not live
+    /// will not be leased again.
+    pub(crate) fn in_use(&self, writer: &Writer) -> InUse {
+        self.hazards.in_use(&writer.counted)
+    }
+
+    /// The exact counters.
+    pub(crate) fn statistics(&self) -> Statistics {
+        let (mut counts, held) = self.locked(|writer| (writer.counts, writer.held));
+        counts.hits += self.hazards.hits();
+        counts.gets = counts.hits + counts.misses;
+        counts.regions = held.regions as u64;
+        counts.pinned_bytes = held.bytes as u64;
+        counts
+    }
+
+    /// Tells the reclaimer to end.
+    pub(crate) fn close(&self) {
+        // SeqCst: once in a cache's life; the bell's own order makes it visible.
+        self.closed.store(true, Ordering::SeqCst);
+        self.monitor.ring();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        // SeqCst: as in `close`.
+        self.closed.load(Ordering::SeqCst)
+    }
+}
+
+impl Writer {
+    fn new(applied: Sequence) -> Self {
+        Self {
+            recycler: Recycler::new(),
+            free_places: Vec::new(),
+            made_places: 0,
+            order: Order::new(),
+            flights: Vec::new(),
+            dead: Vec::new(),
+            leaving: Vec::new(),
+            per_use: Vec::new(),
+            counted: Vec::new(),
+            held: Held::default(),
+            counts: Statistics::default(),
+            watchers: Watchers::default(),
+            applied,
+            lost: false,
+        }
+    }
+}
+
+/// Why a lease is not cached, for the lease to tell; `None` is cached.
+pub(crate) type Caching = Option<PerUse>;

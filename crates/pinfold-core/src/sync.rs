@@ -1,0 +1,85 @@
+//! The one switch between the real primitives and loom's, which try every interleaving.
+
+#[cfg(loom)]
+pub(crate) use self::model::*;
+#[cfg(not(loom))]
+pub(crate) use self::real::*;
+
+#[cfg(not(loom))]
+mod real {
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+    };
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+    pub(crate) use std::thread_local;
+
+    /// `std`'s cell behind the closures that loom's cell asks for.
+    #[derive(Debug)]
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        pub(crate) fn with<A>(&self, f: impl FnOnce(*const T) -> A) -> A {
+            f(self.0.get())
+        }
+
+        pub(crate) fn with_mut<A>(&self, f: impl FnOnce(*mut T) -> A) -> A {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use loom::thread_local;
+
+    /// loom has no `OnceLock`, and does not know what `std`'s orders. This one says so in loom's
+    /// terms; whoever initialises holds a lock, as everybody here does.
+    #[derive(Debug)]
+    pub(crate) struct OnceLock<T> {
+        value: std::sync::OnceLock<T>,
+        ready: AtomicBool,
+    }
+
+    impl<T> OnceLock<T> {
+        pub(crate) fn new() -> Self {
+            Self { value: std::sync::OnceLock::new(), ready: AtomicBool::new(false) }
+        }
+
+        pub(crate) fn get(&self) -> Option<&T> {
+            // Acquire: pairs with the store in `get_or_init`.
+            if self.ready.load(Ordering::Acquire) { self.value.get() } else { None }
+        }
+
+        pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+            let value = self.value.get_or_init(make);
+            // Release: the value is there before it is said to be.
+            self.ready.store(true, Ordering::Release);
+            value
+        }
+    }
+
+    /// loom knows no compiler fence; a model never takes the asymmetric path.
+    pub(crate) fn compiler_fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+/// Locks `mutex`, also after a panic of another holder: every critical section here leaves its
+/// data whole before it calls anything that may panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits on `condition`, with the same stance on poisoning as [`lock`].
+pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
+}

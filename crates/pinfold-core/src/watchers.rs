@@ -1,0 +1,101 @@
+//! The program's callbacks: kept under the writer's lock, run outside it.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A callback of the program.
+pub(crate) type Callback = Box<dyn FnOnce() + Send>;
+
+/// Callbacks that wait for something to happen to a region, by the region's number.
+#[derive(Default)]
+pub(crate) struct Watchers {
+    /// To be run when the region is invalidated; the id lets a lease take its own back.
+    on_invalidate: HashMap<u32, Vec<(u64, Callback)>>,
+    /// To be run when the last of several regions is deregistered.
+    on_deregister: HashMap<u32, Vec<Arc<Completion>>>,
+    next_id: u64,
+    due: Due,
+}
+
+/// Callbacks whose moment has come.
+#[derive(Default)]
+pub(crate) struct Due {
+    callbacks: Vec<Callback>,
+    completions: Vec<Arc<Completion>>,
+}
+
+/// A callback shared by several regions: due when the last of them lets go.
+pub(crate) struct Completion(Mutex<Option<Callback>>);
+
+impl Completion {
+    pub(crate) fn new(callback: Callback) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(callback))))
+    }
+
+    /// The callback, if `self` is the last to hold it.
+    fn into_callback(self: Arc<Self>) -> Option<Callback> {
+        let completion = Arc::into_inner(self)?;
+        completion.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watchers {
+    /// Keeps `callback` until region `number` is invalidated.
+    pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u64 {
+        self.next_id += 1;
+        self.on_invalidate.entry(number).or_default().push((self.next_id, callback));
+        self.next_id
+    }
+
+    /// Takes a callback back: its lease ended.
+    pub(crate) fn forget(&mut self, number: u32, id: u64) -> Option<Callback> {
+        let callbacks = self.on_invalidate.get_mut(&number)?;
+        let position = callbacks.iter().position(|(other, _)| *other == id)?;
+        let (_, callback) = callbacks.swap_remove(position);
+        if callbacks.is_empty() {
+            self.on_invalidate.remove(&number);
+        }
+        Some(callback)
+    }
+
+    /// Region `number` was invalidated.
+    pub(crate) fn invalidated(&mut self, number: u32) {
+        if let Some(callbacks) = self.on_invalidate.remove(&number) {
+            self.due.callbacks.extend(callbacks.into_iter().map(|(_, callback)| callback));
+        }
+    }
+
+    /// Lets `completion` wait for region `number` to be deregistered.
+    pub(crate) fn await_deregistration(&mut self, number: u32, completion: &Arc<Completion>) {
+        self.on_deregister.entry(number).or_default().push(Arc::clone(completion));
+    }
+
+    /// Region `number` was deregistered.
+    pub(crate) fn deregistered(&mut self, number: u32) {
+        self.due.completions.extend(self.on_deregister.remove(&number).into_iter().flatten());
+    }
+
+    /// Lets go of `completion` as soon as no lock is held.
+    pub(crate) fn complete(&mut self, completion: Arc<Completion>) {
+        self.due.completions.push(completion);
+    }
+
+    pub(crate) fn take_due(&mut self) -> Due {
+        std::mem::take(&mut self.due)
+    }
+}
+
+impl Due {
+    /// Runs what is due, and says how many callbacks panicked.
+    pub(crate) fn run(self) -> u64 {
+        let completed = self.completions.into_iter().filter_map(Completion::into_callback);
+        let callbacks = self.callbacks.into_iter().chain(completed);
+        callbacks.map(|callback| u64::from(!runs_through(callback))).sum()
+    }
+}
+
+/// Runs `callback`; false if it panicked. Whatever it broke is its own.
+pub(crate) fn runs_through(callback: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(callback)).is_ok()
+}

@@ -1,0 +1,75 @@
+//! The simulated device, as the cache sees it.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement the unsafe function of [`Registrar`]. There is no
+//! memory behind a simulated address, so nothing can be touched through one; the file contains no
+//! unsafe block outside its tests.
+
+#![allow(unsafe_code)]
+
+use crate::device::{Device, Handle};
+use pinfold_core::{
+    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+};
+use std::sync::Arc;
+
+/// Registers with a [`Device`]; clones share it.
+#[derive(Clone, Debug)]
+pub struct SimRegistrar {
+    device: Arc<Device>,
+}
+
+impl SimRegistrar {
+    /// A registrar for `device`.
+    pub fn new(device: &Arc<Device>) -> Self {
+        Self { device: Arc::clone(device) }
+    }
+}
+
+impl Registrar for SimRegistrar {
+    type Handle = Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.device.limits()
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        self.device.granted(wanted)
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Handle, RegisterError> {
+        self.device.register(range, access)
+    }
+
+    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        self.device.deregister(handle, range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceConfig;
+    use crate::space::{AddressSpace, Protection};
+
+    #[test]
+    fn clones_register_with_one_device() {
+        let space = Arc::new(AddressSpace::new());
+        let range = AddressRange::new(0x1000, 0x1000).unwrap();
+        space.map(range, Protection::ReadWrite);
+        let device = Arc::new(Device::new(space, DeviceConfig::default()));
+        let registrar = SimRegistrar::new(&device);
+        assert_eq!(registrar.limits().max_regions, 16384);
+        assert_eq!(registrar.granted(Access::READ), Access::READ);
+        // SAFETY: there is no memory behind a simulated address.
+        let handle = unsafe { registrar.clone().register(range, Access::READ) }.unwrap();
+        assert_eq!(device.counts().live, 1);
+        registrar.deregister(handle, range).unwrap();
+        assert_eq!(device.shut_down(), []);
+    }
+}
