@@ -122,7 +122,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.monitor.ring();
     }
 
-    /// The regions in `range` that are registered, findable or not.
+    /// The regions in `range` that are registered, findable or not, or are being registered.
     fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
         let mut numbers = self.live_in(range);
         let unfindable = [&writer.dead, &writer.leaving, &writer.per_use];
@@ -131,6 +131,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             let bytes = self.regions.get(number).and_then(Region::range);
             bytes.is_some_and(|bytes| bytes.overlaps(&range))
         }));
+        let flying = writer.flights.iter().filter(|flight| flight.range.overlaps(&range));
+        numbers.extend(flying.map(|flight| flight.number));
         numbers
     }
 

@@ -8,6 +8,8 @@ use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, lock, wait};
 pub(crate) struct Flight {
     pub(crate) range: AddressRange,
     pub(crate) terms: Terms,
+    /// The place that the registration will fill.
+    pub(crate) number: u32,
     /// Set when an event hit `range` since the flight was enlisted.
     tainted: AtomicBool,
     /// Whether the registration ended. Rank 3: taken with nothing else held.
@@ -16,10 +18,11 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    pub(crate) fn new(range: AddressRange, terms: Terms) -> Self {
+    pub(crate) fn new(range: AddressRange, terms: Terms, number: u32) -> Self {
         Self {
             range,
             terms,
+            number,
             tainted: AtomicBool::new(false),
             landed: Mutex::new(false),
             landing: Condvar::new(),

@@ -12,7 +12,7 @@ use crate::monitor::Monitor;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Caching, Pin, Shared};
-use crate::watchers::{Callback, runs_through};
+use crate::watchers::Callback;
 use std::fmt;
 
 /// One use of a registration. While it lives, the registration is not given back.
@@ -103,9 +103,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         self.forget_callback();
         match self.shared.watch_region(self.number, self.region, Box::new(callback)) {
             Ok(id) => self.callback = id,
-            Err(callback) => {
-                runs_through(callback);
-            }
+            Err(callback) => self.shared.run_now(callback),
         }
     }
 

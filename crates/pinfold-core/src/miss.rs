@@ -25,6 +25,8 @@ use std::sync::Arc;
 enum Step<'c, R: Registrar, M: Monitor> {
     Done(Lease<'c, R, M>),
     Wait(Arc<Flight>),
+    /// Callbacks became due, which must run before this `get` holds anything.
+    Again,
     MakeRoom(Exhausted, Held),
     Register(Enlisted<'c, R, M>),
 }
@@ -47,6 +49,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// As for the door that called: the device may use the bytes of `want` as its terms say.
     #[cold]
     pub(crate) unsafe fn get_slowly(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        self.check_length(want)?;
         // SAFETY: the caller's promise.
         let result = unsafe { self.find_or_register(want) };
         // A lease counted itself; in a forked child nothing is counted.
@@ -54,6 +57,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             self.locked(|writer| writer.counts.misses += 1);
         }
         result
+    }
+
+    /// A range that is no longer than a piece may still, in whole pages, exceed the device's
+    /// longest region.
+    fn check_length(&self, want: &Want) -> Result<(), GetError> {
+        if self.to_register(want).len() <= self.limits.max_region_bytes {
+            return Ok(());
+        }
+        Err(GetError::NeedsPieces { range: want.range, piece_bytes: self.config.piece_bytes })
     }
 
     /// # Safety
@@ -64,6 +76,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         loop {
             match self.locked(|writer| self.next_step(writer, want, attempt))? {
                 Step::Done(lease) => return Ok(lease),
+                Step::Again => {}
                 Step::Wait(flight) => {
                     flight.wait();
                     attempt.waited = true;
@@ -87,6 +100,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         attempt: Attempt,
     ) -> Result<Step<'_, R, M>, GetError> {
         self.catch_up(writer)?;
+        if writer.watchers.has_due() {
+            return Ok(Step::Again);
+        }
         if let Some(lease) = self.hit_locked(writer, want) {
             return Ok(Step::Done(lease));
         }
@@ -136,14 +152,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
+    /// What a registration of `range` counts against the budget: the bytes of its pages.
+    pub(crate) fn footprint(&self, range: AddressRange) -> usize {
+        range.page_aligned(self.limits.page_bytes).len()
+    }
+
     /// What is missing in the budget for `range`.
     fn shortage(&self, writer: &Writer, range: AddressRange) -> Option<(Exhausted, Held)> {
         let (held, config) = (writer.held, &self.config);
-        let bytes = (held.bytes + range.len()).saturating_sub(config.max_bytes);
+        let wanted = self.footprint(range);
+        let bytes = (held.bytes + wanted).saturating_sub(config.max_bytes);
         let regions = (held.regions + 1).saturating_sub(config.max_regions);
         let exhausted = if bytes > 0 {
             let (allowed, held) = (config.max_bytes, held.bytes);
-            Exhausted { limit: Limit::Bytes, allowed, held, wanted: range.len() }
+            Exhausted { limit: Limit::Bytes, allowed, held, wanted }
         } else if regions > 0 {
             let (allowed, held) = (config.max_regions, held.regions);
             Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 }
@@ -173,12 +195,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Option<Enlisted<'_, R, M>> {
         let number = self.take_place(writer)?;
         let region = self.regions.get(number)?;
-        writer.held.bytes += range.len();
+        writer.held.bytes += self.footprint(range);
         writer.held.regions += 1;
         let access = self.registrar.granted(want.terms.access);
-        let flight = Arc::new(Flight::new(range, Terms { access, ..want.terms }));
+        let flight = Arc::new(Flight::new(range, Terms { access, ..want.terms }, number));
         writer.flights.push(Arc::clone(&flight));
-        Some(Enlisted { shared: self, flight, number, region })
+        Some(Enlisted { shared: self, flight, region })
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -267,7 +289,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// After a failed registration: Ok if there is room to try again.
     fn recover(&self, want: &Want, error: RegisterError) -> Result<(), GetError> {
-        let shortage = Held { bytes: self.to_register(want).len(), regions: 1 };
+        let shortage = Held { bytes: self.footprint(want.range), regions: 1 };
         if error.is_about_room() && self.free_some(shortage) {
             return Ok(());
         }
@@ -285,7 +307,6 @@ fn flight_for(writer: &Writer, want: &Want) -> Option<Arc<Flight>> {
 struct Enlisted<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
     flight: Arc<Flight>,
-    number: u32,
     region: &'c Region<R::Handle>,
 }
 
@@ -325,7 +346,8 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         handle: R::Handle,
         per_use: Option<PerUse>,
     ) -> Lease<'c, R, M> {
-        let Self { shared, ref flight, number, region } = *self;
+        let Self { shared, ref flight, region } = *self;
+        let number = flight.number;
         self.leave(writer);
         writer.counts.registrations += 1;
         writer.counts.misses += 1;
@@ -353,9 +375,10 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// Gives everything back: nothing was registered.
     fn withdraw(&self, writer: &mut Writer) {
         self.leave(writer);
-        writer.held.bytes -= self.flight.range.len();
+        writer.held.bytes -= self.shared.footprint(self.flight.range);
         writer.held.regions -= 1;
-        writer.free_places.push(self.number);
+        writer.free_places.push(self.flight.number);
+        writer.watchers.deregistered(self.flight.number);
         writer.counts.registration_failures += 1;
     }
 }

@@ -204,6 +204,26 @@ fn loom_a_change_is_seen_by_the_next_get() {
     });
 }
 
+/// The same when it is another thread that applies the change, under a lock that this one never
+/// takes.
+#[test]
+fn loom_a_change_applied_by_another_is_seen() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        drop(get(&cache).unwrap());
+        let other = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || cache.reclaim())
+        };
+        world.change();
+        let lease = get(&cache).unwrap();
+        assert_eq!(lock(&world.pinned)[lease.handle()], Some(world.page()));
+        drop(lease);
+        other.join().unwrap();
+    });
+}
+
 /// Promise 1, second ordering: what is registered while a change is under way is never found
 /// after it.
 #[test]
@@ -216,6 +236,7 @@ fn loom_a_registration_during_a_change_is_not_published() {
             thread::spawn(move || drop(get(&cache).unwrap()))
         };
         world.change();
+        cache.reclaim();
         other.join().unwrap();
         let lease = get(&cache).unwrap();
         assert_eq!(lock(&world.pinned)[lease.handle()], Some(world.page()));
@@ -251,12 +272,16 @@ fn loom_a_lease_outlives_the_reclaimer() {
             let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
             thread::spawn(move || {
                 let lease = get(&cache).unwrap();
-                assert!(world.is_pinned(lease.handle()));
+                let handle = lease.handle();
+                assert!(world.is_pinned(handle));
+                assert_eq!(lease.handle(), handle);
                 drop(lease);
             })
         };
         world.change();
         cache.reclaim();
+        // Fills the place again if the reclaimer freed it.
+        drop(get(&cache).unwrap());
         other.join().unwrap();
         cache.reclaim();
         assert!(!world.is_pinned(0));

@@ -13,6 +13,7 @@ use crate::order::Candidate;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Held, Shared, Writer};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Regions whose deregistration is the holder's duty: no lease is left, nobody can find them,
@@ -25,15 +26,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Says how many there were.
     pub(crate) fn reclaim(&self) -> usize {
-        let leaving = self.locked(|writer| {
-            // An error says that this is a forked child: its regions are its parent's.
-            if self.catch_up(writer).is_err() {
-                Leaving(Vec::new())
-            } else {
-                self.claim_dead(writer)
-            }
+        let (leaving, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
+            Ok(()) => self.claim_dead(writer),
+            // This is a forked child: its regions are its parent's.
+            Err(_) => Leaving(Vec::new()),
         });
-        self.deregister(leaving)
+        // Before the callbacks, which may wait for the room that this makes.
+        let count = self.deregister(leaving);
+        self.run(due);
+        count
     }
 
     /// Takes over the duty for the dead regions without a lease.
@@ -54,8 +55,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if self.reclaim() > 0 {
             return true;
         }
-        let leaving = self.locked(|writer| self.evict(writer, shortage));
-        self.deregister(leaving) > 0
+        let (leaving, due) = self.locked_deferring(|writer| self.evict(writer, shortage));
+        let count = self.deregister(leaving);
+        self.run(due);
+        // What another thread is giving back is room to come.
+        count > 0 || self.wait_for_departure()
     }
 
     /// Takes idle regions out of the index until they make up for `shortage`.
@@ -101,7 +105,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             };
             let Some(region) = self.regions.get(candidate.number) else { continue };
             region.set(Status::Retired);
-            freed.bytes += region.range().map_or(0, |range| range.len());
+            freed.bytes += region.range().map_or(0, |range| self.footprint(range));
             freed.regions += 1;
             retired.push(candidate);
         }
@@ -124,7 +128,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return false;
         }
         self.index.remove(&mut writer.recycler, range, candidate.number);
-        missing.bytes = missing.bytes.saturating_sub(range.len());
+        missing.bytes = missing.bytes.saturating_sub(self.footprint(range));
         missing.regions = missing.regions.saturating_sub(1);
         true
     }
@@ -139,11 +143,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// A lease that was alone on its region ended.
     pub(crate) fn end_per_use(&self, number: u32) {
-        let leaving = self.locked(|writer| {
+        let (leaving, due) = self.locked_deferring(|writer| {
             writer.per_use.retain(|&other| other != number);
             claim(writer, vec![number])
         });
         self.deregister(leaving);
+        self.run(due);
     }
 
     /// A lease without a hazard ended.
@@ -162,15 +167,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if numbers.is_empty() || self.monitor.forked() {
             return 0;
         }
-        let failed = numbers.iter().filter(|&&number| !self.deregister_one(number)).count();
-        self.locked(|writer| {
-            writer.counts.deregistration_failures += failed as u64;
-            writer.counts.deregistrations += (numbers.len() - failed) as u64;
-            numbers.iter().for_each(|&number| self.free_place(writer, number));
-        });
-        numbers.len()
+        let count = numbers.len();
+        let mut departure = Departure { shared: self, ahead: numbers, gone: Vec::new(), failed: 0 };
+        departure.run();
+        count
     }
 
+    /// False if the device could not.
     fn deregister_one(&self, number: u32) -> bool {
         let region = self.regions.get(number).and_then(|region| Some((region, region.range()?)));
         let Some((region, range)) = region else { return false };
@@ -182,37 +185,76 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The books after a deregistration.
     fn free_place(&self, writer: &mut Writer, number: u32) {
         let Some(region) = self.regions.get(number) else { return };
-        writer.held.bytes -= region.range().map_or(0, |range| range.len());
+        writer.held.bytes -= region.range().map_or(0, |range| self.footprint(range));
         writer.held.regions -= 1;
-        writer.leaving.retain(|&other| other != number);
         writer.watchers.deregistered(number);
         region.set(Status::Free);
         writer.free_places.push(number);
     }
 
     /// Deregisters everything: the cache is being dropped, so no lease can be used any more.
+    ///
+    /// What is being given back already is in other hands: a callback may drop the cache.
     pub(crate) fn deregister_all(&self) {
-        let leaving = self.locked(|writer| {
+        let (leaving, due) = self.locked_deferring(|writer| {
             let numbers = (0..writer.made_places).filter(|&number| self.is_filled(number));
-            let numbers: Vec<u32> = numbers.collect();
-            for &number in &numbers {
-                self.empty(writer, number);
-            }
+            let leaving: HashSet<u32> = writer.leaving.iter().copied().collect();
+            let numbers: Vec<u32> = numbers.filter(|number| !leaving.contains(number)).collect();
+            numbers.iter().for_each(|&number| self.withdraw_from_index(writer, number));
             (writer.dead, writer.per_use) = (Vec::new(), Vec::new());
             claim(writer, numbers)
         });
         self.deregister(leaving);
+        self.run(due);
     }
 
     fn is_filled(&self, number: u32) -> bool {
         self.regions.get(number).is_some_and(|region| region.status() != Status::Free)
     }
 
-    fn empty(&self, writer: &mut Writer, number: u32) {
+    fn withdraw_from_index(&self, writer: &mut Writer, number: u32) {
         let live = self.regions.get(number).filter(|region| region.status() == Status::Live);
         if let Some(range) = live.and_then(Region::range) {
             self.index.remove(&mut writer.recycler, range, number);
         }
+    }
+}
+
+/// Registrations on their way back to the device. Keeps the books right also when the registrar
+/// panics: the one it was given is gone, those ahead are the reclaimer's again.
+struct Departure<'c, R: Registrar, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    ahead: Vec<u32>,
+    gone: Vec<u32>,
+    failed: usize,
+}
+
+impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
+    fn run(&mut self) {
+        while let Some(number) = self.ahead.pop() {
+            self.gone.push(number);
+            self.failed += 1;
+            if self.shared.deregister_one(number) {
+                self.failed -= 1;
+            }
+        }
+    }
+
+    fn enter_into_books(&mut self, writer: &mut Writer) {
+        writer.counts.deregistration_failures += self.failed as u64;
+        writer.counts.deregistrations += (self.gone.len() - self.failed) as u64;
+        let left: HashSet<u32> = self.gone.iter().chain(&self.ahead).copied().collect();
+        writer.leaving.retain(|number| !left.contains(number));
+        self.gone.iter().for_each(|&number| self.shared.free_place(writer, number));
+        writer.dead.append(&mut self.ahead);
+        self.shared.note_departure(writer);
+    }
+}
+
+impl<R: Registrar, M: Monitor> Drop for Departure<'_, R, M> {
+    fn drop(&mut self) {
+        let shared = self.shared;
+        shared.locked(|writer| self.enter_into_books(writer));
     }
 }
 

@@ -16,8 +16,8 @@ use crate::order::Order;
 use crate::region::{Region, Want};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::watchers::{Due, Watchers};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
+use crate::watchers::{Callback, Due, Watchers};
 use std::sync::Arc;
 
 /// The cache itself.
@@ -37,6 +37,8 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     closed: AtomicBool,
     /// Guards every change of the index, of regions' states and of the books.
     writer: Mutex<Writer>,
+    /// Rung, with the writer's lock, whenever registrations have been given back.
+    departed: Condvar,
 }
 
 /// What the writer's lock guards beside the index and the regions' states.
@@ -52,6 +54,8 @@ pub(crate) struct Writer {
     pub(crate) dead: Vec<u32>,
     /// Regions without a lease that are being deregistered.
     pub(crate) leaving: Vec<u32>,
+    /// How often some of them left.
+    departures: u64,
     /// Regions registered for one lease.
     pub(crate) per_use: Vec<u32>,
     /// Regions leased by threads without a hazard record (while a thread is torn down).
@@ -99,6 +103,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             limits,
             closed: AtomicBool::new(false),
             writer: Mutex::new(Writer::new(applied)),
+            departed: Condvar::new(),
         })
     }
 
@@ -183,16 +188,48 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
     pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> T {
-        let mut writer = lock(&self.writer);
-        let result = f(&mut writer);
-        let due = writer.watchers.take_due();
-        drop(writer);
+        let (result, due) = self.locked_deferring(f);
         self.run(due);
         result
     }
 
+    /// Runs `f` under the writer's lock; the caller runs the callbacks that became due, once it
+    /// holds nothing that they may want.
+    pub(crate) fn locked_deferring<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> (T, Due) {
+        let mut writer = lock(&self.writer);
+        let result = f(&mut writer);
+        let due = writer.watchers.take_due();
+        (result, due)
+    }
+
+    /// Waits until a registration that was being given back is gone. False if none was.
+    ///
+    /// The caller has no such registration in hand.
+    pub(crate) fn wait_for_departure(&self) -> bool {
+        let mut writer = lock(&self.writer);
+        let departures = writer.departures;
+        if writer.leaving.is_empty() {
+            return false;
+        }
+        while writer.departures == departures {
+            writer = wait(&self.departed, writer);
+        }
+        true
+    }
+
+    /// Tells those who wait for room. The writer's lock is held.
+    pub(crate) fn note_departure(&self, writer: &mut Writer) {
+        writer.departures += 1;
+        self.departed.notify_all();
+    }
+
+    /// Runs a callback that was due before it was asked for.
+    pub(crate) fn run_now(&self, callback: Callback) {
+        self.run(Due::one(callback));
+    }
+
     /// Runs callbacks; one that panics is counted and harms nobody.
-    fn run(&self, due: Due) {
+    pub(crate) fn run(&self, due: Due) {
         let panics = due.run();
         if panics > 0 {
             lock(&self.writer).counts.callback_panics += panics;
@@ -250,6 +287,7 @@ impl Writer {
             flights: Vec::new(),
             dead: Vec::new(),
             leaving: Vec::new(),
+            departures: 0,
             per_use: Vec::new(),
             counted: Vec::new(),
             held: Held::default(),

@@ -20,6 +20,7 @@ pub(crate) struct Watchers {
 
 /// Callbacks whose moment has come.
 #[derive(Default)]
+#[must_use = "the program waits for its callbacks"]
 pub(crate) struct Due {
     callbacks: Vec<Callback>,
     completions: Vec<Arc<Completion>>,
@@ -81,12 +82,21 @@ impl Watchers {
         self.due.completions.push(completion);
     }
 
+    pub(crate) fn has_due(&self) -> bool {
+        !self.due.callbacks.is_empty() || !self.due.completions.is_empty()
+    }
+
     pub(crate) fn take_due(&mut self) -> Due {
         std::mem::take(&mut self.due)
     }
 }
 
 impl Due {
+    /// One callback, due now.
+    pub(crate) fn one(callback: Callback) -> Self {
+        Self { callbacks: vec![callback], completions: Vec::new() }
+    }
+
     /// Runs what is due, and says how many callbacks panicked.
     pub(crate) fn run(self) -> u64 {
         let completed = self.completions.into_iter().filter_map(Completion::into_callback);
@@ -96,6 +106,6 @@ impl Due {
 }
 
 /// Runs `callback`; false if it panicked. Whatever it broke is its own.
-pub(crate) fn runs_through(callback: impl FnOnce()) -> bool {
+fn runs_through(callback: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(callback)).is_ok()
 }

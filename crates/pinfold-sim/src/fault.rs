@@ -23,6 +23,10 @@ pub enum Fault<E> {
     Panic,
     /// It stops at a gate until the test opens it.
     Hold(Gate, Moment),
+    /// It stops at a gate, then fails.
+    HoldThenFail(Gate, E),
+    /// It stops at a gate, then panics.
+    HoldThenPanic(Gate),
 }
 
 /// A gate in the way of a thread: closed at first, opened once.
@@ -132,6 +136,14 @@ impl<E> Fault<E> {
         match order {
             Some(Self::Fail(error)) => Err(error),
             Some(Self::Panic) => panic_as_told(),
+            Some(Self::HoldThenFail(gate, error)) => {
+                gate.pass();
+                Err(error)
+            }
+            Some(Self::HoldThenPanic(gate)) => {
+                gate.pass();
+                panic_as_told()
+            }
             Some(Self::Hold(gate, Moment::Before)) => {
                 gate.pass();
                 Ok(None)

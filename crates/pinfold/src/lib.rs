@@ -3,12 +3,14 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
 
+pub mod limits;
 pub mod mappings;
 mod membarrier;
 pub mod monitor;
 mod quiet_thread;
 pub mod registrar;
 mod start;
+mod sys;
 
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,

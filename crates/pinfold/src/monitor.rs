@@ -1,1 +1,26 @@
 //! Monitors: who tells which addresses changed.
+//!
+//! | monitor | needs | caches |
+//! |---|---|---|
+//! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
+//! | [`NoMonitor`] | nothing | only what the caller vouches for |
+//!
+//! The order of layers, each using only what stands above it: `sys`, `fork_mark`, `bell`, `ring`,
+//! `log`, `threads`, `flux`, `reader`, then the monitors.
+
+mod bell;
+mod flux;
+mod fork_mark;
+mod log;
+mod none;
+mod reader;
+mod ring;
+mod self_test;
+mod shared;
+mod start;
+mod threads;
+mod userfaultfd;
+
+pub use none::NoMonitor;
+pub use start::StartError;
+pub use userfaultfd::Userfaultfd;

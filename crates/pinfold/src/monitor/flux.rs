@@ -1,0 +1,359 @@
+//! Discards that were announced and may not have happened yet.
+//!
+//! `MADV_DONTNEED` and its kin tell us BEFORE they take the pages, wait until the event has been
+//! read, and never say when they are done. A range registered in between would keep pages that
+//! the program is about to lose. So each announced discard is kept here as a *record*, a range
+//! that overlaps an unsettled record is in flux, and nothing in flux is cached.
+//!
+//! # When is a record settled?
+//!
+//! When every thread of the process has been seen, after the record was made, where no thread in
+//! the middle of a discard can be. The claim to prove: *if a record is settled, then its discard
+//! has taken effect.* Let `D` be the thread that discards and `t` the moment at which the record
+//! is made. `D` is inside its system call from before `t` (the kernel queued its event before we
+//! could read it) until some moment `e` after the pages are gone. Settling needs one of the
+//! following for `D`, each observed after `t`:
+//!
+//! 1. **At rest** in `/proc/self/task/D/stat`. From the event to the return, `D` waits for the
+//!    event to be read (`TASK_KILLABLE`, shown as `D`), takes the lock of all mappings
+//!    (uninterruptible, `D`), and unmaps pages (running, `R`; the driver callbacks in there may
+//!    not fail, so they cannot sleep interruptibly either). It stops for a debugger or for job
+//!    control (`T`, `t`) on its way back to user mode only. So whoever is seen at rest after `t`
+//!    is either not `D` or is past `e`.
+//! 2. **Gone**: no such thread, or a zombie: past `e`.
+//! 3. **Not on the list** of threads read after `t`: it ended, or it began after `t` and then it
+//!    is not `D`. (Why the list is complete: see [`list_threads`].)
+//! 4. **It called us**: a thread that executes our code is in user mode. If it does so after `t`
+//!    it is past `e`, if it was `D`. Every call leaves a mark: the thread's number and how many
+//!    records there were at that moment. A mark that counts our record was made after `t`.
+//!    A mark of an earlier thread of the same number, made after `t`, means that the thread on
+//!    the list began after `t`: case 3.
+//! 5. **It is our own reader**, which never discards.
+//!
+//! The effect is then visible to whoever finds the record settled: in 4 through the mark
+//! (released by `D`, acquired here), in 1-3 through the kernel, which orders a thread's earlier
+//! stores before the state it shows; and `settled` itself is released and acquired.
+//!
+//! # What this assumes
+//!
+//! Only threads of this process change its memory. A child made by `vfork` or `posix_spawn` runs
+//! in our memory while the thread that made it waits uninterruptibly (`D`), so it is covered by
+//! that thread; a bare `clone(CLONE_VM)` without `CLONE_THREAD` or `CLONE_VFORK` is not, nor is a
+//! debugger that injects system calls into a thread it shows as stopped. The workers of io_uring,
+//! which run `IORING_OP_MADVISE`, are on the list. Other processes cannot discard: the kernel
+//! allows `process_madvise` of this kind on oneself only.
+//!
+//! # What it costs
+//!
+//! Nothing while no record overlaps. Otherwise three system calls per suspected thread, at most
+//! [`SUSPECTS_PER_CALL`] of them at a time, on a miss only. A thread that computes for ever,
+//! sleeps never and calls us never keeps the discarded range uncached: slower, never wrong.
+
+use super::ring::Ring;
+use super::threads::{is_at_rest, list_threads, numbers_agree};
+use crate::AddressRange;
+use crate::sys;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, TryLockError};
+
+/// How many discards can be told apart; with more unsettled ones everything is in flux.
+const RECORDS: usize = 256;
+/// How many threads there can be; with more, nothing is settled.
+const MOST_THREADS: usize = 8192;
+/// How many threads one call looks at: about 0.2 ms.
+const SUSPECTS_PER_CALL: usize = 64;
+/// Room for marks. Threads whose numbers agree modulo this overwrite each other's marks, which
+/// loses evidence and makes none.
+const MARKS: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Flux {
+    records: Ring,
+    /// How many records were ever made.
+    born: AtomicU64,
+    /// Records with a lower number are settled.
+    settled: AtomicU64,
+    marks: Box<[Mark]>,
+    /// Tells this table from every other, also from those of a forked process's parent.
+    instance: u64,
+    /// Whether thread numbers mean the same to us and to `/proc`; without that, marks are not
+    /// believed.
+    marks_count: bool,
+    /// The reader's thread number, 0 until it runs.
+    reader: AtomicU32,
+    /// Guards the evidence gathered so far. Taken by misses only, and only if it is free.
+    prover: Mutex<Prover>,
+}
+
+/// "This thread executed our code when there were so many records." Alone in its cache line.
+#[derive(Default, Debug)]
+#[repr(align(64))]
+struct Mark(AtomicU64);
+
+/// Thread numbers have at most 22 bits (`PID_MAX_LIMIT`); 42 bits count a million discards per
+/// second for fifty days, after which the count saturates and marks are no longer made.
+const COUNT_BITS: u32 = 42;
+
+/// The records under investigation and who may still be in the middle of one of them.
+#[derive(Debug)]
+struct Prover {
+    /// Records with a lower number are settled once nobody is suspected; `None` if no
+    /// investigation is open.
+    up_to: Option<u64>,
+    /// Thread numbers; never more than its first capacity, so it never allocates.
+    suspects: Vec<u32>,
+}
+
+impl Flux {
+    pub(super) fn new() -> Self {
+        static INSTANCES: AtomicU64 = AtomicU64::new(1);
+        let suspects = Vec::with_capacity(MOST_THREADS);
+        Self {
+            records: Ring::new(RECORDS),
+            born: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            marks: (0..MARKS).map(|_| Mark::default()).collect(),
+            // Relaxed: only uniqueness counts. A forked child goes on counting from its copy, so
+            // it never meets a number that one of its threads has cached from its parent.
+            instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
+            marks_count: numbers_agree(),
+            reader: AtomicU32::new(0),
+            prover: Mutex::new(Prover { up_to: None, suspects }),
+        }
+    }
+
+    /// The calling thread is the reader of the events.
+    pub(super) fn reader_is_me(&self) {
+        // Relaxed: until it is seen, the reader is one suspect more.
+        self.reader.store(sys::thread_id(), Ordering::Relaxed);
+    }
+
+    /// Makes a record. Called by the reader alone, before the event is in the log.
+    pub(super) fn record(&self, range: AddressRange) {
+        // Relaxed: nobody else writes it.
+        let number = self.born.load(Ordering::Relaxed);
+        self.records.write(number, range);
+        // Release: whoever counts the record can read it.
+        self.born.store(number + 1, Ordering::Release);
+    }
+
+    /// Notes that the calling thread is not in the middle of a discard. Some 2 ns.
+    pub(super) fn mark_caller(&self) {
+        // Relaxed suffices: a value cannot be read before it is stored, so the records it counts
+        // were made before this instruction, which this thread executes in user mode.
+        let count = self.born.load(Ordering::Relaxed);
+        let thread = cached_thread_id(self.instance);
+        if count >> COUNT_BITS != 0 {
+            return;
+        }
+        let place = usize::try_from(thread).unwrap_or(0) % MARKS;
+        if let Some(mark) = self.marks.get(place) {
+            let value = u64::from(thread) << COUNT_BITS | count;
+            // Release: who acquires the mark sees what this thread did before, its discard
+            // included. Only written when it changes, to leave the line alone on hits.
+            if mark.0.load(Ordering::Relaxed) != value {
+                mark.0.store(value, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether an announced discard may still take pages of `range` away.
+    pub(super) fn overlaps_unsettled(&self, range: AddressRange) -> bool {
+        self.mark_caller();
+        if !self.overlaps(range) {
+            return false;
+        }
+        self.investigate();
+        self.overlaps(range)
+    }
+
+    fn overlaps(&self, range: AddressRange) -> bool {
+        // Acquire, in this order: `settled` never exceeds the `born` read after it, and both
+        // carry what their writers saw.
+        let settled = self.settled.load(Ordering::Acquire);
+        let born = self.born.load(Ordering::Acquire);
+        if born - settled > self.records.capacity() {
+            return true;
+        }
+        let touches =
+            |number| self.records.read(number).is_none_or(|record| record.overlaps(&range));
+        (settled..born).any(touches)
+    }
+
+    /// Gathers evidence. If somebody else is at it, leaves it to him.
+    fn investigate(&self) {
+        let mut prover = match self.prover.try_lock() {
+            Ok(prover) => prover,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let Some(up_to) = prover.open(self) else { return };
+        prover.clear_suspects(|thread| self.is_innocent(thread, up_to));
+        if prover.suspects.is_empty() {
+            prover.up_to = None;
+            // Acquire fence: what cleared the last suspects happened before. Release: it
+            // happened before whatever is done by those who find the records settled.
+            fence(Ordering::Acquire);
+            self.settled.store(up_to, Ordering::Release);
+        }
+    }
+
+    /// Whether `thread`, alive after record `up_to - 1` was made, has been out of the kernel, or
+    /// at rest in it, since.
+    fn is_innocent(&self, thread: u32, up_to: u64) -> bool {
+        thread == cached_thread_id(self.instance)
+            || thread == self.reader.load(Ordering::Relaxed)
+            || self.has_mark(thread, up_to)
+            || is_at_rest(thread)
+    }
+
+    fn has_mark(&self, thread: u32, up_to: u64) -> bool {
+        let place = usize::try_from(thread).unwrap_or(0) % MARKS;
+        // Acquire: see `mark_caller`.
+        let mark = self.marks.get(place).map_or(0, |mark| mark.0.load(Ordering::Acquire));
+        let counted = mark & ((1 << COUNT_BITS) - 1);
+        self.marks_count && mark >> COUNT_BITS == u64::from(thread) && counted >= up_to
+    }
+}
+
+impl Prover {
+    /// The open investigation, or a new one with every thread under suspicion.
+    fn open(&mut self, flux: &Flux) -> Option<u64> {
+        if self.up_to.is_none() {
+            // Acquire: the records counted here were made before the threads are listed.
+            let up_to = flux.born.load(Ordering::Acquire);
+            list_threads(&mut self.suspects).ok()?;
+            self.up_to = Some(up_to);
+        }
+        self.up_to
+    }
+
+    /// Looks at the first few suspects, drops the innocent and puts the others at the end.
+    fn clear_suspects(&mut self, mut is_innocent: impl FnMut(u32) -> bool) {
+        let looked_at = self.suspects.len().min(SUSPECTS_PER_CALL);
+        let (mut seen, mut kept) = (0, 0);
+        self.suspects.retain(|&thread| {
+            seen += 1;
+            let keep = seen > looked_at || !is_innocent(thread);
+            kept += usize::from(keep && seen <= looked_at);
+            keep
+        });
+        self.suspects.rotate_left(kept);
+    }
+}
+
+/// The calling thread's number: a system call the first time, and whenever a thread goes back and
+/// forth between two monitors.
+fn cached_thread_id(instance: u64) -> u32 {
+    thread_local! {
+        static CACHED: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
+    }
+    let (known_for, thread) = CACHED.get();
+    if known_for == instance {
+        return thread;
+    }
+    let thread = sys::thread_id();
+    CACHED.set((instance, thread));
+    thread
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    fn range(start: usize) -> AddressRange {
+        AddressRange::new(start, 0x1000).unwrap()
+    }
+
+    /// Asks until the answer is no; other tests' threads may be busy for a while.
+    fn settles(flux: &Flux, range: AddressRange) {
+        while flux.overlaps_unsettled(range) {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn only_overlapping_ranges_are_in_flux() {
+        let flux = Flux::new();
+        assert!(!flux.overlaps(range(0x2000)));
+        flux.record(range(0x2000));
+        assert!(flux.overlaps(range(0x2fff)));
+        assert!(!flux.overlaps(range(0x1000)) && !flux.overlaps(range(0x3000)));
+    }
+
+    #[test]
+    fn too_many_records_put_everything_in_flux_until_they_settle() {
+        let flux = Flux::new();
+        for _ in 0..=RECORDS {
+            flux.record(range(0x2000));
+        }
+        assert!(flux.overlaps(range(0x10_0000)));
+        settles(&flux, range(0x10_0000));
+        assert_eq!(flux.settled.load(Ordering::Acquire), RECORDS as u64 + 1);
+    }
+
+    /// A thread that never sleeps keeps the record alive for as long as it does not call us, and
+    /// a call is enough. While it spins, the answer must be yes every time.
+    #[test]
+    fn a_busy_thread_is_suspected_until_it_calls() {
+        let (flux, call, called, stop) =
+            (Flux::new(), AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+        let busy = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                busy.store(true, Ordering::Release);
+                while !stop.load(Ordering::Acquire) {
+                    if call.load(Ordering::Acquire) {
+                        flux.mark_caller();
+                        called.store(true, Ordering::Release);
+                    }
+                }
+            });
+            while !busy.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            flux.record(range(0x2000));
+            for _ in 0..50 {
+                assert!(flux.overlaps_unsettled(range(0x2000)));
+            }
+            call.store(true, Ordering::Release);
+            while !called.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            settles(&flux, range(0x2000));
+            stop.store(true, Ordering::Release);
+        });
+    }
+
+    /// A mark made before the record says nothing about it.
+    #[test]
+    fn old_marks_are_no_evidence() {
+        let flux = Flux::new();
+        flux.mark_caller();
+        let me = sys::thread_id();
+        assert!(flux.has_mark(me, 0));
+        flux.record(range(0x2000));
+        assert!(!flux.has_mark(me, 1));
+        flux.mark_caller();
+        assert!(flux.has_mark(me, 1) && !flux.has_mark(me + 256, 1));
+    }
+
+    #[test]
+    fn suspects_are_looked_at_in_turn() {
+        let mut prover = Prover { up_to: Some(1), suspects: (0..200).collect() };
+        let mut looked_at = Vec::new();
+        for _ in 0..4 {
+            prover.clear_suspects(|thread| {
+                looked_at.push(thread);
+                thread % 2 == 0
+            });
+        }
+        assert_eq!(looked_at.first_chunk(), Some(&[0, 1, 2]));
+        assert!((0..200).all(|thread| looked_at.contains(&thread)));
+        assert!(prover.suspects.iter().all(|thread| thread % 2 == 1));
+        assert_eq!(prover.suspects.len(), 100);
+    }
+}

@@ -1,0 +1,48 @@
+//! A word that a forked child finds to be zero.
+//!
+//! A child shares nothing with its parent's monitor but the look of it: no reader runs there, and
+//! what the parent registered is not the child's. `pthread_atfork` would miss children made by
+//! the raw system call; the kernel itself wipes this page in every child that gets a copy of the
+//! memory (`MADV_WIPEONFORK`, Linux 4.14). A `vfork` child runs in the parent's own memory and is
+//! not a copy, so it finds the word as it is.
+
+use crate::sys::{Errno, Page};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A word alone in its page: nonzero where it was made, zero in a forked child.
+#[derive(Debug)]
+pub(super) struct ForkMark(Page);
+
+impl ForkMark {
+    /// A word with the value `initial`, which is not zero and never becomes zero here.
+    pub(super) fn new(initial: u64) -> Result<Self, Errno> {
+        debug_assert_ne!(initial, 0);
+        let page = Page::new()?;
+        page.wipe_on_fork()?;
+        // Relaxed: whoever else sees this value got the page from us by a stronger means.
+        page.word().store(initial, Ordering::Relaxed);
+        Ok(Self(page))
+    }
+
+    pub(super) fn word(&self) -> &AtomicU64 {
+        self.0.word()
+    }
+
+    /// Whether this process is a forked child of the one that made the mark.
+    pub(super) fn forked(&self) -> bool {
+        // Relaxed: in a child the page was wiped before its first instruction.
+        self.word().load(Ordering::Relaxed) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_holds_where_it_was_made() {
+        let mark = ForkMark::new(2).unwrap();
+        assert!(!mark.forked());
+        assert_eq!(mark.word().load(Ordering::Relaxed), 2);
+    }
+}

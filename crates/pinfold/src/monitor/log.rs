@@ -1,0 +1,159 @@
+//! The log of changes and the sequence word that tells how far it has come.
+//!
+//! The word counts entries: `2 * (entries + 1)` when nothing is being read, one more while the
+//! reader may hold an event that is not in the log yet. It is never zero, except in a forked
+//! child, where its page is wiped.
+
+use super::fork_mark::ForkMark;
+use super::ring::Ring;
+use crate::sys::Errno;
+use crate::{AddressRange, Replay, Sequence};
+use std::sync::atomic::Ordering;
+
+#[derive(Debug)]
+pub(super) struct Log {
+    word: ForkMark,
+    entries: Ring,
+}
+
+/// The word of an empty log.
+const EMPTY: u64 = 2;
+/// Set in the word while the reader may hold an event.
+const PENDING: u64 = 1;
+
+impl Log {
+    pub(super) fn new(capacity: usize) -> Result<Self, Errno> {
+        Ok(Self { word: ForkMark::new(EMPTY)?, entries: Ring::new(capacity) })
+    }
+
+    pub(super) fn forked(&self) -> bool {
+        self.word.forked()
+    }
+
+    /// The word as it is.
+    pub(super) fn word(&self) -> u64 {
+        // Acquire: entries counted by the word (stored with release order) can be read.
+        self.word.word().load(Ordering::Acquire)
+    }
+
+    /// How far the log has come, everything included that the reader held when `first` was read
+    /// from [`word`](Self::word); `None` if `now`, read later, does not tell that yet.
+    ///
+    /// An even `now` means that the reader holds nothing then. An odd `first` means that it may
+    /// hold something, which is logged before the word becomes even; so if `now` is higher, be it
+    /// odd again, the word was even in between and counts it.
+    pub(super) fn includes(first: u64, now: u64) -> Option<Sequence> {
+        let told = now & PENDING == 0 || now > first;
+        told.then_some(Sequence(now & !PENDING))
+    }
+
+    /// The ranges that changed after `from`, in order, as far as they are still there.
+    pub(super) fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let up_to = self.word() & !PENDING;
+        let kept = self.entries.capacity() * 2;
+        let readable = from.0 >= EMPTY && from.0 <= up_to && up_to - from.0 <= kept;
+        let complete = readable && self.visit_all(from.0 / 2 - 1, up_to / 2 - 1, visit);
+        Replay { up_to: Sequence(up_to), complete }
+    }
+
+    fn visit_all(&self, first: u64, end: u64, visit: &mut dyn FnMut(AddressRange)) -> bool {
+        (first..end).all(|index| self.entries.read(index).map(&mut *visit).is_some())
+    }
+}
+
+/// The one who writes the log: the reader of the events. There is one per log.
+#[derive(Debug)]
+pub(super) struct Writer<'a> {
+    log: &'a Log,
+    entries: u64,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(log: &'a Log) -> Self {
+        Self { log, entries: 0 }
+    }
+
+    /// Says that an event may be in our hands from now on. Called before every read.
+    pub(super) fn raise_pending(&self) {
+        let odd = EMPTY + 2 * self.entries + PENDING;
+        // SeqCst, though release would do: the read that follows takes and releases the event
+        // queue's lock inside the kernel, and the changing thread takes that lock after us before
+        // it goes on. Whoever knows that it went on therefore sees this store.
+        self.log.word.word().store(odd, Ordering::SeqCst);
+    }
+
+    pub(super) fn append(&mut self, range: AddressRange) {
+        self.log.entries.write(self.entries, range);
+        self.entries += 1;
+    }
+
+    /// Says that everything that was in our hands is in the log.
+    pub(super) fn publish(&self) {
+        let even = EMPTY + 2 * self.entries;
+        // Release: whoever reads this word can read the entries it counts.
+        self.log.word.word().store(even, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: usize) -> AddressRange {
+        AddressRange::new(start, 1).unwrap()
+    }
+
+    fn replayed(log: &Log, from: Sequence) -> (Vec<AddressRange>, Replay) {
+        let mut ranges = Vec::new();
+        let replay = log.replay(from, &mut |range| ranges.push(range));
+        (ranges, replay)
+    }
+
+    #[test]
+    fn entries_come_in_order_and_once() {
+        let log = Log::new(8).unwrap();
+        let mut writer = Writer::new(&log);
+        let from = Sequence(log.word());
+        writer.raise_pending();
+        writer.append(range(1));
+        writer.append(range(2));
+        assert_eq!(replayed(&log, from), (vec![], Replay { up_to: from, complete: true }));
+        writer.publish();
+        let (ranges, replay) = replayed(&log, from);
+        assert_eq!((ranges, replay.complete), (vec![range(1), range(2)], true));
+        assert_eq!(replayed(&log, replay.up_to), (vec![], replay));
+    }
+
+    #[test]
+    fn a_reader_left_behind_is_told() {
+        let log = Log::new(4).unwrap();
+        let mut writer = Writer::new(&log);
+        let from = Sequence(log.word());
+        for start in 1..=5 {
+            writer.append(range(start));
+        }
+        writer.publish();
+        let (ranges, replay) = replayed(&log, from);
+        assert_eq!((ranges, replay.complete), (vec![], false));
+        assert_eq!(replay.up_to, Sequence(log.word()));
+        let (ranges, replay) = replayed(&log, Sequence(from.0 + 2));
+        assert_eq!((ranges.len(), replay.complete), (4, true));
+    }
+
+    #[test]
+    fn a_sequence_of_another_log_is_not_believed() {
+        let log = Log::new(4).unwrap();
+        for foreign in [0, 1, EMPTY + 2] {
+            assert!(!replayed(&log, Sequence(foreign)).1.complete);
+        }
+    }
+
+    #[test]
+    fn what_was_pending_is_included_once_the_word_went_on() {
+        assert_eq!(Log::includes(4, 4), Some(Sequence(4)));
+        assert_eq!(Log::includes(5, 5), None, "still pending");
+        assert_eq!(Log::includes(5, 6), Some(Sequence(6)));
+        assert_eq!(Log::includes(5, 4), Some(Sequence(4)), "nothing was read");
+        assert_eq!(Log::includes(5, 7), Some(Sequence(6)), "logged, and pending again");
+    }
+}

@@ -1,0 +1,102 @@
+//! No monitor: nothing is watched, so nothing is cached unless the caller vouches for it.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement a trait that promises something of every range it
+//! covers, which is none. It contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use super::bell::Bell;
+use super::fork_mark::ForkMark;
+use super::start::StartError;
+use crate::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
+};
+
+/// Sees one thing only: that this process is a forked child.
+///
+/// For machines that refuse every monitor. Memory is registered for each use, except what a caller
+/// vouches for.
+#[derive(Debug)]
+pub struct NoMonitor {
+    mark: ForkMark,
+    bell: Bell,
+}
+
+/// The only place in the log.
+const START: Sequence = Sequence(2);
+
+impl NoMonitor {
+    /// Takes one page.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError::NoMemory`], or a kernel older than 4.14.
+    pub fn new() -> Result<Self, StartError> {
+        let mark = ForkMark::new(1).map_err(StartError::memory)?;
+        Ok(Self { mark, bell: Bell::default() })
+    }
+}
+
+// SAFETY: `watch` never answers `Covered`, so nothing is promised of any range.
+unsafe impl Monitor for NoMonitor {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        if self.forked() { Err(Lost::Forked) } else { Ok(START) }
+    }
+
+    fn watch(&self, _range: AddressRange) -> Watch {
+        Watch::Uncovered(Uncovered::NoMonitor)
+    }
+
+    fn in_flux(&self, _range: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, from: Sequence, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        Replay { up_to: START, complete: from == START && !self.forked() }
+    }
+
+    fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
+        match change {
+            Change::Fork => Cover::Seen,
+            _ => Cover::NotCached,
+        }
+    }
+
+    fn forked(&self) -> bool {
+        self.mark.forked()
+    }
+
+    fn bell(&self) -> u32 {
+        self.bell.rung()
+    }
+
+    fn ring(&self) {
+        self.bell.ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.bell.wait(seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_covered_and_nothing_ever_changes() {
+        let monitor = NoMonitor::new().unwrap();
+        let range = AddressRange::new(0x1000, 0x1000).unwrap();
+        assert_eq!(monitor.watch(range), Watch::Uncovered(Uncovered::NoMonitor));
+        let sequence = monitor.check().unwrap();
+        let replay = monitor.replay(sequence, &mut |_| panic!("nothing was logged"));
+        assert_eq!(replay, Replay { up_to: sequence, complete: true });
+        assert!(!monitor.forked());
+    }
+}

@@ -1,0 +1,185 @@
+//! The thread that reads the events, and what it shares with those who ask.
+//!
+//! A changing thread waits until its event has been read, so this thread must never wait for one:
+//! it allocates nothing, frees nothing, takes no lock and runs no signal handler. What it needs
+//! was made before it began, and what it leaves is freed after nobody can wait for it any more.
+//!
+//! It has a table of descriptors of its own, so a program that closes every descriptor it does
+//! not know (as daemons do) takes the userfaultfd away from our callers, who notice, but not from
+//! the reader: no thread is left hanging in `munmap`.
+
+use super::bell::Bell;
+use super::flux::Flux;
+use super::log::{Log, Writer};
+use crate::AddressRange;
+use crate::sys::{self, Descriptor, Errno, Event, Message};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+
+/// How many changes back a cache may be before it has to drop everything.
+const LOG_ENTRIES: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) log: Log,
+    pub(super) flux: Flux,
+    pub(super) bell: Bell,
+    /// The error that ended everything, 0 while all is well.
+    lost: AtomicI32,
+    /// Set, then followed by a change of the doorbell page, to end the reader.
+    stop: AtomicBool,
+    /// How often somebody asked to have everything declared changed, and how often that was done.
+    floods_wanted: AtomicU64,
+    floods_done: AtomicU64,
+    /// The doorbell page: changing it wakes the reader and means nothing else.
+    doorbell: AddressRange,
+    /// The lowest and highest address ever watched, moved mappings included.
+    lowest: AtomicUsize,
+    highest: AtomicUsize,
+}
+
+impl Core {
+    pub(super) fn new(doorbell: AddressRange) -> Result<Self, Errno> {
+        Ok(Self {
+            log: Log::new(LOG_ENTRIES)?,
+            flux: Flux::new(),
+            bell: Bell::default(),
+            lost: AtomicI32::new(0),
+            stop: AtomicBool::new(false),
+            floods_wanted: AtomicU64::new(0),
+            floods_done: AtomicU64::new(0),
+            doorbell,
+            lowest: AtomicUsize::new(usize::MAX),
+            highest: AtomicUsize::new(0),
+        })
+    }
+
+    /// The error that ended everything.
+    pub(super) fn lost(&self) -> Option<Errno> {
+        // Relaxed: the number says all there is to say.
+        let errno = self.lost.load(Ordering::Relaxed);
+        (errno != 0).then_some(Errno(errno))
+    }
+
+    /// Remembers that nothing can be believed any more. The first reason is kept.
+    pub(super) fn lose(&self, reason: Errno) -> Errno {
+        // Relaxed: as above.
+        let kept = self.lost.compare_exchange(0, reason.0, Ordering::Relaxed, Ordering::Relaxed);
+        kept.map_or_else(Errno, |_| reason)
+    }
+
+    /// Tells the reader to end once it next wakes.
+    pub(super) fn stop(&self) {
+        // Release, as a matter of course; the change of the doorbell page that follows carries it.
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Asks for [`AddressRange::EVERYTHING`] in the log; gives the number to wait for.
+    pub(super) fn want_flood(&self) -> u64 {
+        // AcqRel: what the asker saw before is before the flood.
+        self.floods_wanted.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(super) fn flooded(&self, number: u64) -> bool {
+        // Acquire: the log word that counts the flood was stored before.
+        self.floods_done.load(Ordering::Acquire) >= number
+    }
+
+    /// Remembers that mappings in `range` are, or were, watched.
+    pub(super) fn note_watched(&self, range: AddressRange) {
+        // Relaxed: read after every writer is gone or knows of no more to write.
+        self.lowest.fetch_min(range.start(), Ordering::Relaxed);
+        self.highest.fetch_max(range.end(), Ordering::Relaxed);
+    }
+
+    /// Everything that may be watched lies in here.
+    pub(super) fn watched(&self) -> Option<AddressRange> {
+        // Relaxed: as above.
+        let (low, high) =
+            (self.lowest.load(Ordering::Relaxed), self.highest.load(Ordering::Relaxed));
+        AddressRange::between(low, high)
+    }
+}
+
+/// Reads events until told to stop.
+pub(super) fn run(core: &Core, uffd: Descriptor) {
+    let own_table = sys::keep_only_for_this_thread(uffd).is_ok();
+    core.flux.reader_is_me();
+    let mut reader = Reader { core, uffd, log: Writer::new(&core.log) };
+    while reader.wait() {
+        reader.drain();
+        // Acquire: pairs with `stop`.
+        if core.stop.load(Ordering::Acquire) {
+            break;
+        }
+    }
+    if own_table {
+        sys::close(uffd);
+    }
+}
+
+struct Reader<'a> {
+    core: &'a Core,
+    uffd: Descriptor,
+    log: Writer<'a>,
+}
+
+impl Reader<'_> {
+    /// Waits for an event; false if the descriptor is gone, which only happens in a shared table.
+    fn wait(&self) -> bool {
+        let open = sys::wait_readable(self.uffd, -1);
+        if !open {
+            self.core.lose(Errno(libc::EBADF));
+        }
+        open
+    }
+
+    /// Takes what there is, writes it down, and only then says so.
+    fn drain(&mut self) {
+        let mut messages = [Message::default(); 16];
+        self.log.raise_pending();
+        let got = sys::uffd_read(self.uffd, &mut messages).unwrap_or(0);
+        for message in messages.iter().take(got) {
+            self.note(message.event());
+        }
+        // Acquire: pairs with `want_flood`. Loaded before the entry is made, so that everything
+        // that was asked for by then is covered by it.
+        let wanted = self.core.floods_wanted.load(Ordering::Acquire);
+        let flood = wanted != self.core.floods_done.load(Ordering::Relaxed);
+        if flood {
+            self.log.append(AddressRange::EVERYTHING);
+        }
+        self.log.publish();
+        // Release: pairs with `flooded`, after the log word.
+        self.core.floods_done.store(wanted, Ordering::Release);
+        if got != 0 {
+            self.core.bell.ring();
+        }
+    }
+
+    fn note(&mut self, event: Event) {
+        match event {
+            Event::Unmap { start, end } => self.append(AddressRange::between(start, end)),
+            Event::Remap { from, to, length } => {
+                self.append(AddressRange::new(from, length).ok());
+                let arrived = AddressRange::new(to, length).ok();
+                arrived.iter().for_each(|range| self.core.note_watched(*range));
+                self.append(arrived);
+            }
+            Event::Remove { start, end } => self.note_remove(AddressRange::between(start, end)),
+            Event::Other => {}
+        }
+    }
+
+    /// The record comes first: who reads the log entry must find the range in flux.
+    fn note_remove(&mut self, range: Option<AddressRange>) {
+        let discarded = range.filter(|range| *range != self.core.doorbell);
+        discarded.iter().for_each(|range| self.core.flux.record(*range));
+        self.append(discarded);
+    }
+
+    fn append(&mut self, range: Option<AddressRange>) {
+        if let Some(range) = range {
+            self.log.append(range);
+        }
+    }
+}

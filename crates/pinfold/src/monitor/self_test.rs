@@ -1,0 +1,151 @@
+//! What a userfaultfd must show before anything it says is believed.
+//!
+//! Nothing here sleeps and hopes: a changing call returns only after its event has been read, and
+//! its effect can be seen in memory.
+
+use super::start::StartError;
+use super::userfaultfd::{Userfaultfd, range_of, watched_page};
+use crate::sys::{self, Descriptor, Message, Page};
+use crate::{AddressRange, Monitor};
+use std::sync::atomic::Ordering;
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// Tests the question whether a change is under way, before there is a reader.
+///
+/// Two threads change a page each. While their events are unread the answer must be yes, it must
+/// stay yes while the second is unread, and be no in the end. Kernels before 5.15 keep a mere flag
+/// and fail in the middle: there, one change that ends hides another.
+pub(super) fn of_the_question(uffd: Descriptor) -> Result<(), StartError> {
+    if sys::uffd_changing(uffd) != Ok(false) {
+        return Err(StartError::SelfTest { missed: "the absence of changes" });
+    }
+    let pages = [watched_page(uffd)?, watched_page(uffd)?];
+    let verdict = std::thread::scope(|scope| {
+        let changers = pages.each_ref().map(|page| spawn_changer(scope, page));
+        let verdict = judge(uffd, &pages, &changers);
+        read_until_finished(uffd, &changers);
+        verdict
+    });
+    for page in &pages {
+        // Without a reader nothing may be watched when it is unmapped. An error means that this
+        // page has been replaced as it should.
+        let _ = sys::uffd_unregister(uffd, page.address(), page.address() + page.bytes());
+    }
+    verdict
+}
+
+type Changer<'scope> = std::io::Result<ScopedJoinHandle<'scope, ()>>;
+
+/// Replaces `page` in a thread of its own, after marking its old contents.
+fn spawn_changer<'scope>(scope: &'scope Scope<'scope, '_>, page: &'scope Page) -> Changer<'scope> {
+    // Relaxed: the thread is made after this.
+    page.word().store(1, Ordering::Relaxed);
+    let builder = Builder::new().name("pinfold-test".into()).stack_size(64 * 1024);
+    sys::with_signals_blocked(|| {
+        // A failure shows as a page that keeps its contents.
+        builder.spawn_scoped(scope, || {
+            let _ = page.replace();
+        })
+    })
+}
+
+fn judge(
+    uffd: Descriptor,
+    pages: &[Page; 2],
+    changers: &[Changer<'_>; 2],
+) -> Result<(), StartError> {
+    for changer in changers {
+        if let Err(error) = changer {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            return Err(StartError::Thread { errno });
+        }
+    }
+    // Relaxed: the kernel swaps the page; its lock orders that after the count was raised.
+    let replaced = |page: &Page| page.word().load(Ordering::Relaxed) == 0;
+    must(|| pages.iter().all(replaced), "a page mapped over another")?;
+    must_be(uffd, true, "changes under way")?;
+    read_one(uffd)?;
+    must(|| finished(changers) == 1, "a change that ends when its event is read")?;
+    must_be(uffd, true, "a change under way beside one that ended")?;
+    read_one(uffd)?;
+    must(|| finished(changers) == 2, "a change that ends when its event is read")?;
+    must_be(uffd, false, "the end of changes")
+}
+
+fn finished(changers: &[Changer<'_>; 2]) -> usize {
+    changers.iter().flatten().filter(|changer| changer.is_finished()).count()
+}
+
+/// Waits for what happens within microseconds unless the kernel does not do it.
+fn must(condition: impl Fn() -> bool, missed: &'static str) -> Result<(), StartError> {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !condition() {
+        if Instant::now() > deadline {
+            return Err(StartError::SelfTest { missed });
+        }
+        sys::yield_now();
+    }
+    Ok(())
+}
+
+fn must_be(uffd: Descriptor, changing: bool, missed: &'static str) -> Result<(), StartError> {
+    match sys::uffd_changing(uffd) {
+        Ok(answer) if answer == changing => Ok(()),
+        _ => Err(StartError::SelfTest { missed }),
+    }
+}
+
+fn read_one(uffd: Descriptor) -> Result<(), StartError> {
+    let read = || sys::uffd_read(uffd, &mut [Message::default()]) == Ok(1);
+    must(read, "a page mapped over another")
+}
+
+/// Whatever went wrong: lets every thread go that waits for its event to be read.
+fn read_until_finished(uffd: Descriptor, changers: &[Changer<'_>; 2]) {
+    let all = changers.iter().flatten().count();
+    while finished(changers) < all {
+        sys::wait_readable(uffd, 1);
+        let _ = sys::uffd_read(uffd, &mut [Message::default(); 2]);
+    }
+}
+
+/// Tests that each kind of change is in the log when the changing call has returned.
+pub(super) fn of_the_events(monitor: &Userfaultfd) -> Result<(), StartError> {
+    let page = monitor.watched_page()?;
+    sees(monitor, &page, "MADV_DONTNEED", || page.discard().is_ok())?;
+    sees(monitor, &page, "mremap", || page.move_contents().is_ok())?;
+    let page = monitor.watched_page()?;
+    let range = range_of(&page);
+    sees_in(monitor, range, "munmap", move || {
+        drop(page);
+        true
+    })
+}
+
+fn sees(
+    monitor: &Userfaultfd,
+    page: &Page,
+    missed: &'static str,
+    change: impl FnOnce() -> bool,
+) -> Result<(), StartError> {
+    sees_in(monitor, range_of(page), missed, change)
+}
+
+fn sees_in(
+    monitor: &Userfaultfd,
+    range: Option<AddressRange>,
+    missed: &'static str,
+    change: impl FnOnce() -> bool,
+) -> Result<(), StartError> {
+    let failed = StartError::SelfTest { missed };
+    let before = monitor.check().map_err(|_| failed)?;
+    let changed = change();
+    let after = monitor.check().map_err(|_| failed)?;
+    let mut seen = false;
+    let replay = monitor.replay(before, &mut |entry| {
+        seen |= range.is_some_and(|range| range == entry || entry.contains(&range));
+    });
+    let told = seen && replay.complete && replay.up_to.0 >= after.0;
+    if changed && told { Ok(()) } else { Err(failed) }
+}

@@ -1,0 +1,172 @@
+//! Why a monitor could not start, and what to do about it.
+
+use crate::sys::{self, Errno, feature};
+use std::fmt;
+
+/// Why a monitor could not start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The system call is forbidden here.
+    NotPermitted {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// This kernel was built without userfaultfd.
+    NotInKernel {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// This kernel's userfaultfd cannot report all that is needed.
+    MissingFeatures {
+        /// The missing bits, as `linux/userfaultfd.h` numbers them.
+        missing: u64,
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The process, or the machine, has no descriptor left.
+    TooManyDescriptors {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// No memory, or no more mappings allowed.
+    NoMemory {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The thread that reads the events could not be started.
+    Thread {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The kernel does not report what it should; nothing it says would be believed.
+    SelfTest {
+        /// What was not seen.
+        missed: &'static str,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl StartError {
+    /// What the monitor needs the kernel to report.
+    pub(super) const FEATURES: u64 = feature::EVENT_UNMAP
+        | feature::EVENT_REMAP
+        | feature::EVENT_REMOVE
+        | feature::WRITE_PROTECT;
+
+    pub(super) fn open(Errno(errno): Errno) -> Self {
+        match errno {
+            libc::EPERM | libc::EACCES => Self::NotPermitted { errno },
+            // Before Linux 5.11 the flag that needs no privilege is unknown.
+            libc::ENOSYS | libc::EINVAL => Self::NotInKernel { errno },
+            libc::EMFILE | libc::ENFILE => Self::TooManyDescriptors { errno },
+            libc::ENOMEM => Self::NoMemory { errno },
+            errno => Self::Os { operation: "userfaultfd", errno },
+        }
+    }
+
+    pub(super) fn memory(Errno(errno): Errno) -> Self {
+        match errno {
+            libc::ENOMEM | libc::EAGAIN => Self::NoMemory { errno },
+            errno => Self::Os { operation: "mmap", errno },
+        }
+    }
+
+    pub(super) fn register(Errno(errno): Errno) -> Self {
+        match errno {
+            libc::ENOMEM => Self::NoMemory { errno },
+            libc::EINVAL => Self::MissingFeatures { missing: feature::WRITE_PROTECT, errno },
+            errno => Self::Os { operation: "UFFDIO_REGISTER", errno },
+        }
+    }
+
+    /// The kernel refuses unknown features without saying which, so a second descriptor asks.
+    pub(super) fn features(Errno(errno): Errno) -> Self {
+        let known = sys::userfaultfd().and_then(|asker| {
+            let known = sys::uffd_api(asker, 0);
+            sys::close(asker);
+            known
+        });
+        match (errno, known) {
+            (libc::EINVAL, Ok(known)) => {
+                Self::MissingFeatures { missing: Self::FEATURES & !known, errno }
+            }
+            _ => Self::Os { operation: "UFFDIO_API", errno },
+        }
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPermitted { errno } => write!(
+                f,
+                "userfaultfd is forbidden here (errno {errno}), most likely by the container's \
+                 seccomp profile: allow the system call there. vm.unprivileged_userfaultfd does \
+                 not matter: no fault of the kernel is handled. Without a monitor, memory is \
+                 registered for each use"
+            ),
+            Self::NotInKernel { errno } => write!(
+                f,
+                "this kernel has no userfaultfd for unprivileged users (errno {errno}): use Linux \
+                 5.15 or later with CONFIG_USERFAULTFD. Without a monitor, memory is registered \
+                 for each use"
+            ),
+            Self::MissingFeatures { missing, errno } => write!(
+                f,
+                "this kernel's userfaultfd lacks the features {missing:#x} (errno {errno}): use \
+                 Linux 5.15 or later on x86-64, 6.10 or later on arm64. Without a monitor, memory \
+                 is registered for each use"
+            ),
+            Self::TooManyDescriptors { errno } => write!(
+                f,
+                "no descriptor is left (errno {errno}): raise RLIMIT_NOFILE (`ulimit -n`) or \
+                 close some"
+            ),
+            Self::NoMemory { errno } => write!(
+                f,
+                "no memory for the monitor (errno {errno}): the process may have as many \
+                 mappings as vm.max_map_count allows"
+            ),
+            Self::Thread { errno } => write!(
+                f,
+                "the thread that reads the events could not be started (errno {errno}): raise \
+                 RLIMIT_NPROC (`ulimit -u`) or the control group's pids.max"
+            ),
+            Self::SelfTest { missed } => write!(
+                f,
+                "this kernel's userfaultfd does not tell of {missed}, so nothing may be cached: \
+                 use Linux 5.15 or later, and report this kernel's version to us"
+            ),
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_has_its_own_way_out() {
+        for (errno, word) in [
+            (libc::EPERM, "seccomp"),
+            (libc::ENOSYS, "CONFIG_USERFAULTFD"),
+            (libc::EMFILE, "RLIMIT_NOFILE"),
+            (libc::ENOMEM, "vm.max_map_count"),
+        ] {
+            let text = StartError::open(Errno(errno)).to_string();
+            assert!(text.contains(word), "{text}");
+        }
+    }
+}

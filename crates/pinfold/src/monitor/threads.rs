@@ -1,0 +1,174 @@
+//! The threads of this process and what each is doing, as `/proc/self/task` tells it.
+//!
+//! Nothing here allocates: paths and texts live on the stack, the list in room given by the caller.
+
+use crate::sys::{self, Descriptor, Errno};
+use std::ffi::CStr;
+use std::io::Write;
+
+/// Lists the calling process's threads into `list`, up to its capacity.
+///
+/// The kernel's listing leaves out living threads when a thread that it has just listed ends
+/// meanwhile. So the list is read twice and believed when both agree: a thread whose end
+/// disturbed the first reading is missing from the second.
+///
+/// # Errors
+///
+/// `EAGAIN` when threads come and go too fast, `E2BIG` when there are more than `list` holds, or
+/// the kernel's error (no `/proc`, no descriptor left).
+pub(super) fn list_threads(list: &mut Vec<u32>) -> Result<(), Errno> {
+    for _ in 0..3 {
+        list.clear();
+        each_thread(&mut |thread| {
+            let fits = list.len() < list.capacity();
+            if fits {
+                list.push(thread);
+            }
+            fits
+        })?;
+        if same_again(list)? {
+            return Ok(());
+        }
+    }
+    Err(Errno(libc::EAGAIN))
+}
+
+fn same_again(list: &[u32]) -> Result<bool, Errno> {
+    let mut expected = list.iter();
+    let mut same = true;
+    each_thread(&mut |thread| {
+        same &= expected.next() == Some(&thread);
+        true
+    })?;
+    Ok(same && expected.next().is_none())
+}
+
+/// Calls `visit` for each thread; it returns false when it has no room.
+fn each_thread(visit: &mut dyn FnMut(u32) -> bool) -> Result<(), Errno> {
+    let directory = Open::new(c"/proc/self/task", libc::O_DIRECTORY)?;
+    let mut buffer = [0; 4096];
+    loop {
+        let got = sys::read_directory(directory.0, &mut buffer)?;
+        let mut records = buffer.get(..got).unwrap_or_default();
+        if records.is_empty() {
+            return Ok(());
+        }
+        while let Some((name, rest)) = first_record(records) {
+            if number(name).is_some_and(|thread| !visit(thread)) {
+                return Err(Errno(libc::E2BIG));
+            }
+            records = rest;
+        }
+    }
+}
+
+/// Cuts one `struct linux_dirent64` off: inode 8 bytes, offset 8, length 2, type 1, then the name.
+fn first_record(records: &[u8]) -> Option<(&[u8], &[u8])> {
+    const NAME: usize = 19;
+    let length = u16::from_ne_bytes([*records.get(16)?, *records.get(17)?]).into();
+    let (record, rest) = (records.get(NAME..length)?, records.get(length..)?);
+    Some((record.split(|&byte| byte == 0).next()?, rest))
+}
+
+fn number(name: &[u8]) -> Option<u32> {
+    std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// Whether a thread is at rest: asleep so that a signal would wake it, stopped, or gone.
+///
+/// On any doubt this says no.
+pub(super) fn is_at_rest(thread: u32) -> bool {
+    match state_of(thread) {
+        Ok(state) => matches!(state, b'S' | b'T' | b't' | b'Z' | b'X' | b'x'),
+        Err(Errno(libc::ENOENT | libc::ESRCH)) => true,
+        Err(_) => false,
+    }
+}
+
+/// The state letter behind the name, which stands in brackets and may contain any.
+fn state_of(thread: u32) -> Result<u8, Errno> {
+    let mut path = [0; 48];
+    let _ = write!(path.as_mut_slice(), "/proc/self/task/{thread}/stat");
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
+    let stat = Open::new(path, 0)?;
+    let mut text = [0; 512];
+    let got = sys::read(stat.0, &mut text)?;
+    let text = text.get(..got).unwrap_or_default();
+    let name_end = text.iter().rposition(|&byte| byte == b')').ok_or(Errno(libc::EINVAL))?;
+    text.get(name_end + 2).copied().ok_or(Errno(libc::EINVAL))
+}
+
+/// The calling thread's number as `/proc` counts, if that is how the kernel counts for us.
+///
+/// `/proc` may have been mounted for an outer name space of processes. Then its numbers are not
+/// those of `gettid`, and a thread could be taken for another.
+pub(super) fn numbers_agree() -> bool {
+    let mut buffer = [0; 64];
+    let link = sys::read_link(c"/proc/thread-self", &mut buffer).unwrap_or_default();
+    let last = link.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    number(last) == Some(sys::thread_id())
+}
+
+/// A descriptor that is closed when it goes.
+struct Open(Descriptor);
+
+impl Open {
+    fn new(path: &CStr, flags: libc::c_int) -> Result<Self, Errno> {
+        sys::open(path, flags).map(Self)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        sys::close(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::thread;
+
+    /// A busy thread is found running, and at rest once it waits at a barrier.
+    #[test]
+    fn a_thread_is_at_rest_when_it_sleeps() {
+        let (busy, number, barrier) = (AtomicBool::new(true), AtomicU32::new(0), Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                number.store(sys::thread_id(), Ordering::Release);
+                while busy.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                barrier.wait();
+            });
+            while number.load(Ordering::Acquire) == 0 {
+                thread::yield_now();
+            }
+            let thread = number.load(Ordering::Acquire);
+            assert!(!is_at_rest(thread));
+            let mut list = Vec::with_capacity(1024);
+            while list_threads(&mut list) == Err(Errno(libc::EAGAIN)) {}
+            assert!(list.contains(&thread) && list.contains(&sys::thread_id()));
+            busy.store(false, Ordering::Release);
+            while !is_at_rest(thread) {
+                thread::yield_now();
+            }
+            barrier.wait();
+        });
+    }
+
+    #[test]
+    fn the_caller_is_running_and_nobody_is_gone() {
+        assert!(!is_at_rest(sys::thread_id()));
+        assert!(is_at_rest(u32::MAX));
+        assert!(numbers_agree());
+    }
+
+    #[test]
+    fn a_list_too_long_is_an_error() {
+        let mut list = Vec::new();
+        assert_eq!(list_threads(&mut list), Err(Errno(libc::E2BIG)));
+    }
+}

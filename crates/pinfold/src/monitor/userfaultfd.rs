@@ -1,0 +1,439 @@
+//! The monitor without privileges: userfaultfd in write-protect mode, where nothing is ever
+//! protected, so the kernel reports changes of mappings and no page fault.
+//!
+//! # The price
+//!
+//! One system call per [`check`](Monitor::check) (two to three times an empty one), a changing
+//! thread that waits some microseconds until the reader has its event, and one thread asleep.
+//! `munmap` of memory that was never watched costs what it did before. A `check` that runs into a
+//! change of watched memory waits until that change has returned; after some 10 ms of that it
+//! gives up and declares everything changed.
+//!
+//! # What it sees
+//!
+//! Every change of private anonymous memory by any route, except two that the kernel reports to
+//! nobody: `MADV_GUARD_INSTALL`, and `shmat` with `SHM_REMAP` on top of watched memory. Private
+//! file mappings cannot be watched, and shared memory can lose its pages through another
+//! mapping or descriptor; both are refused, so they are registered for each use.
+//!
+//! # What remains open
+//!
+//! A program may close our descriptor, by `close_range` for instance. That is noticed by the next
+//! `check` (`EBADF`), and by the next `watch` or `check` if another file has got the number by
+//! then, unless that file is a userfaultfd too (or one of the few devices that answer `EINVAL` to
+//! a request they do not know) and nothing is ever registered again. The number is high, so that
+//! about a thousand descriptors must be open before the kernel hands it out again.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to promise what [`Monitor`] demands; the proof stands above
+//! that promise. It contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use super::log::Log;
+use super::reader::{self, Core};
+use super::self_test;
+use super::start::StartError;
+use crate::mappings::{Mapping, mappings_in};
+use crate::sys::{self, Descriptor, Errno, Identity, Page};
+use crate::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
+};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// Watches private anonymous memory, without privileges.
+///
+/// Two of them cannot watch the same mapping, so caches should share one:
+/// [`shared`](Self::shared).
+#[derive(Debug)]
+pub struct Userfaultfd {
+    core: Arc<Core>,
+    uffd: Uffd,
+    /// Watched; a change of it wakes the reader. `None` once dropped.
+    doorbell: Option<Page>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Userfaultfd {
+    /// Opens a monitor of its own and tests that it sees what it claims to see.
+    ///
+    /// Takes some 0.2 ms, a descriptor, a thread, two pages and 0.2 MiB.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] says what is missing and what to do about it. Nothing is left behind.
+    pub fn new() -> Result<Self, StartError> {
+        let uffd = Uffd::open()?;
+        let doorbell = watched_page(uffd.number)?;
+        self_test::of_the_question(uffd.number)?;
+        let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;
+        let core = Arc::new(Core::new(page).map_err(StartError::memory)?);
+        let reader = spawn_reader(&core, uffd.number)?;
+        let monitor = Self { core, uffd, doorbell: Some(doorbell), reader: Some(reader) };
+        self_test::of_the_events(&monitor)?;
+        Ok(monitor)
+    }
+
+    /// The descriptor's number, for those who test what happens when it goes away.
+    #[doc(hidden)]
+    pub fn descriptor(&self) -> i32 {
+        self.uffd.number
+    }
+
+    /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
+    pub(super) fn watched_page(&self) -> Result<Page, StartError> {
+        watched_page(self.uffd.number)
+    }
+
+    /// Whether this process may believe anything that is said here.
+    pub(super) fn usable(&self) -> Result<(), Lost> {
+        if self.core.log.forked() {
+            return Err(Lost::Forked);
+        }
+        self.core.lost().map_or(Ok(()), |Errno(errno)| Err(Lost::Descriptor { errno }))
+    }
+
+    fn lose(&self, reason: Errno) -> Lost {
+        Lost::Descriptor { errno: self.core.lose(reason).0 }
+    }
+
+    /// Waits until no change that took effect before this call has an unread event.
+    ///
+    /// False if there was no such moment for too long, because one change takes very long or one
+    /// follows the other.
+    fn wait_until_read(&self) -> Result<bool, Lost> {
+        let mut patience = Patience::new();
+        loop {
+            match sys::uffd_changing(self.uffd.number) {
+                Ok(false) => return Ok(true),
+                Ok(true) if patience.is_over() => return Ok(false),
+                Ok(true) => patience.pause(),
+                Err(errno) => return Err(self.lose(errno)),
+            }
+            self.usable()?;
+        }
+    }
+
+    /// Waits until everything that the reader holds at this moment is in the log.
+    fn wait_until_logged(&self) -> Result<Sequence, Lost> {
+        let first = self.core.log.word();
+        let mut now = first;
+        let mut patience = Patience::new();
+        loop {
+            if let Some(sequence) = Log::includes(first, now) {
+                return Ok(sequence);
+            }
+            patience.pause();
+            self.usable()?;
+            now = self.core.log.word();
+        }
+    }
+
+    /// Has the log say that everything changed, which is true of whatever has changed so far.
+    fn flood(&self) -> Result<(), Lost> {
+        let number = self.core.want_flood();
+        // The change wakes the reader; if it cannot be made, an event that is already under way
+        // does.
+        let _ = self.doorbell.as_ref().map(Page::discard);
+        let mut patience = Patience::new();
+        while !self.core.flooded(number) {
+            patience.pause();
+            self.usable()?;
+        }
+        Ok(())
+    }
+
+    /// Watches the mappings that `range` lies in.
+    fn watch_mappings(&self, range: AddressRange) -> Result<(), Uncovered> {
+        let whole = extent(range, &coverable(range)?);
+        self.core.note_watched(whole);
+        sys::uffd_register(self.uffd.number, whole.start(), whole.end()).map_err(refusal)?;
+        // What was asked above may have been replaced before it was registered, even by memory
+        // of another kind, and nobody would have told. From here on everybody is told.
+        coverable(range).map(drop)
+    }
+
+    /// Ends every watch. False if that cannot be done for certain.
+    ///
+    /// Closing the descriptor would do, were there not forked children with copies of it: as long
+    /// as one lives, the kernel goes on waiting for somebody to read the events.
+    fn unwatch_all(&self) -> bool {
+        let Some(everything) = self.core.watched() else { return true };
+        (0..16).any(|_| {
+            let before = self.check();
+            let done = self.uffd.is_ours() && self.unwatch_once(everything).is_ok();
+            // A mapping that moved meanwhile may have been missed.
+            done && before.is_ok() && self.check() == before
+        })
+    }
+
+    /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
+    /// kernels before 6.18 would let us unregister as well.
+    fn unwatch_once(&self, everything: AddressRange) -> std::io::Result<()> {
+        let coverable = |mapping: &Mapping| kind_is_covered(mapping.kind);
+        for mapping in mappings_in(everything)?.iter().filter(|mapping| coverable(mapping)) {
+            let (start, end) = (mapping.range.start(), mapping.range.end());
+            if sys::uffd_register(self.uffd.number, start, end).is_ok() {
+                // An error means that it is gone, and then its change is in the log.
+                let _ = sys::uffd_unregister(self.uffd.number, start, end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the reader after nobody waits for it any more.
+    fn end_reader(&mut self) {
+        let Some(doorbell) = self.doorbell.take() else { return };
+        let (start, end) = (doorbell.address(), doorbell.address() + doorbell.bytes());
+        // The page may have been unwatched together with its neighbours.
+        let rings = sys::uffd_register(self.uffd.number, start, end).is_ok();
+        if rings && let Some(reader) = self.reader.take() {
+            self.core.stop();
+            drop(doorbell);
+            // The reader does not panic, and a dead one is just as well.
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Drop for Userfaultfd {
+    /// In a forked child nothing but the child's own copies is given up. If the descriptor was
+    /// taken away from us, the reader goes on for ever: a sleeping thread is better than one that
+    /// hangs in `munmap`.
+    fn drop(&mut self) {
+        if self.core.log.forked() {
+            // Its thread does not exist here, and its handle must not be touched.
+            std::mem::forget(self.reader.take());
+        } else if self.unwatch_all() {
+            self.end_reader();
+        }
+    }
+}
+
+/// Makes the reader, with all signals blocked from its first instruction.
+fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<JoinHandle<()>, StartError> {
+    let core = Arc::clone(core);
+    let builder = Builder::new().name("pinfold-events".into()).stack_size(128 * 1024);
+    sys::with_signals_blocked(|| builder.spawn(move || reader::run(&core, uffd)))
+        .map_err(|error| StartError::Thread { errno: error.raw_os_error().unwrap_or(libc::EAGAIN) })
+}
+
+/// A page whose changes are reported.
+pub(super) fn watched_page(uffd: Descriptor) -> Result<Page, StartError> {
+    let page = Page::new().map_err(StartError::memory)?;
+    sys::uffd_register(uffd, page.address(), page.address() + page.bytes())
+        .map_err(StartError::register)?;
+    Ok(page)
+}
+
+pub(super) fn range_of(page: &Page) -> Option<AddressRange> {
+    AddressRange::new(page.address(), page.bytes()).ok()
+}
+
+const fn kind_is_covered(kind: MappingKind) -> bool {
+    matches!(kind, MappingKind::PrivateAnonymous | MappingKind::PrivateHuge)
+}
+
+/// The mappings that `range` lies in, if they leave no hole and each can be watched.
+fn coverable(range: AddressRange) -> Result<Vec<Mapping>, Uncovered> {
+    let mappings = mappings_in(range)
+        .map_err(|error| Uncovered::Refused { errno: error.raw_os_error().unwrap_or(libc::EIO) })?;
+    let mut next = range.start();
+    for mapping in &mappings {
+        if mapping.range.start() > next {
+            return Err(Uncovered::Unmapped);
+        }
+        if !kind_is_covered(mapping.kind) {
+            return Err(Uncovered::Mapping(mapping.kind));
+        }
+        next = mapping.range.end();
+    }
+    if next < range.end() { Err(Uncovered::Unmapped) } else { Ok(mappings) }
+}
+
+/// From the start of the first mapping to the end of the last. Whole mappings are watched, because
+/// watching a part splits them, and the kernel allows 65,530.
+fn extent(range: AddressRange, mappings: &[Mapping]) -> AddressRange {
+    let start = mappings.first().map_or(range.start(), |first| first.range.start());
+    let end = mappings.last().map_or(range.end(), |last| last.range.end());
+    AddressRange::between(start, end).unwrap_or(range)
+}
+
+fn refusal(Errno(errno): Errno) -> Uncovered {
+    match errno {
+        libc::EBUSY => Uncovered::WatchedByAnother,
+        errno => Uncovered::Refused { errno },
+    }
+}
+
+/// The descriptor's number and what we know it by.
+#[derive(Debug)]
+struct Uffd {
+    number: Descriptor,
+    identity: Identity,
+}
+
+impl Uffd {
+    fn open() -> Result<Self, StartError> {
+        let number = sys::userfaultfd().map_err(StartError::open)?;
+        let number = moved_up(number);
+        let opened = sys::identity(number).map(|identity| Self { number, identity });
+        let uffd = opened.map_err(StartError::open)?;
+        sys::uffd_api(number, StartError::FEATURES).map_err(StartError::features)?;
+        Ok(uffd)
+    }
+
+    /// Whether the number still stands for the file that we opened.
+    fn is_ours(&self) -> bool {
+        sys::identity(self.number) == Ok(self.identity)
+    }
+}
+
+impl Drop for Uffd {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            sys::close(self.number);
+        }
+    }
+}
+
+/// Moves a descriptor where few programs get to: the kernel hands out the lowest free number.
+/// Not higher than this, because the kernel's table grows with the highest number.
+fn moved_up(low: Descriptor) -> Descriptor {
+    let up = [1000, 500, 250, 120];
+    let moved = up.into_iter().find_map(|lowest| sys::duplicate_above(low, lowest).ok());
+    if moved.is_some() {
+        sys::close(low);
+    }
+    moved.unwrap_or(low)
+}
+
+/// How to wait for something that is short as a rule: spin, then let others run, then sleep.
+struct Patience(u32);
+
+impl Patience {
+    const SPINS: u32 = 64;
+    const YIELDS: u32 = 512;
+    /// Together about 10 ms.
+    const SLEEPS: u32 = 64;
+    const SLEEP: Duration = Duration::from_micros(100);
+
+    fn new() -> Self {
+        Self(0)
+    }
+
+    fn is_over(&self) -> bool {
+        self.0 >= Self::SPINS + Self::YIELDS + Self::SLEEPS
+    }
+
+    fn pause(&mut self) {
+        match self.0 {
+            0..Self::SPINS => std::hint::spin_loop(),
+            Self::SPINS..Self::YIELDS => sys::yield_now(),
+            _ => sys::sleep(Self::SLEEP),
+        }
+        self.0 = self.0.saturating_add(1);
+    }
+}
+
+// SAFETY: the promises of `Monitor`, one by one.
+//
+// **Visible.** Let a change have taken effect before `check` was called. Before its effect, and
+// under the lock of all mappings, its thread has raised the kernel's count of changes under way;
+// after its event has been read, it lowers the count. (So it is for unmapping and moving. A
+// discard raises the count, waits, lowers it, and takes effect then.) "Took effect" means here
+// that `check`'s caller knows of it: the changing call returned, or an address that it freed was
+// mapped anew, which needed the same lock after it. In both cases the raised count is visible to
+// the question that `check` asks.
+//
+// 1. The question says *yes, something is under way*: `check` asks again.
+// 2. It says *no*. Then the change has lowered the count, so its event has been read, so the
+//    reader had raised the pending mark before that read. The word is loaded after the question:
+//    - the word is odd: the event may still be in the reader's hands. `check` waits until the
+//      word has been even since, and by then the event is in the log and counted.
+//    - the word is even: it was stored after that pending mark, hence after the event was
+//      logged, and it counts the event.
+//
+//    The order *question, then word* is what makes this work. The other way round, the word may
+//    be even before the event is read, and the question be answered *no* after it: a stale hit.
+// 3. *Yes* for too long: the log gets an entry that overlaps everything. It is made after it was
+//    asked for, thus after the change took effect, and `check` returns a word that counts it.
+//
+// On the ordering: the reader's mark comes before its read, the read releases the event queue's
+// lock, the changing thread acquires it before it lowers the count, and the acquire fence keeps
+// the load of the word behind the question.
+//
+// **In flux.** Only discards take effect after their event; see `flux.rs`. The record is
+// made before the log entry is counted.
+//
+// **Kept.** See `ring.rs` and `log.rs`.
+//
+// **Calm.** `check` and `replay` take no lock. `in_flux` tries one that only another `in_flux`
+// holds. `bell`, `ring` and `wait` take none.
+//
+// `watch` answers `Covered` if at some moment between its two looks at the table every mapping
+// in the range was reported on. If the range changed since a `check` made before `watch`, the log
+// tells so; a caller must compare with that `check`, not with one made after `watch`.
+unsafe impl Monitor for Userfaultfd {
+    fn name(&self) -> &'static str {
+        "userfaultfd"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        self.usable()?;
+        self.core.flux.mark_caller();
+        if !self.wait_until_read()? {
+            self.flood()?;
+        }
+        // Acquire fence: the word is loaded after the kernel's answer.
+        fence(Ordering::Acquire);
+        self.wait_until_logged()
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        if let Err(lost) = self.usable() {
+            return Watch::Uncovered(Uncovered::Lost(lost));
+        }
+        if !self.uffd.is_ours() {
+            return Watch::Uncovered(Uncovered::Lost(self.lose(Errno(libc::EBADF))));
+        }
+        self.watch_mappings(range).map_or_else(Watch::Uncovered, |()| Watch::Covered)
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        self.usable().is_err() || self.core.flux.overlaps_unsettled(range)
+    }
+
+    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.core.log.replay(from, visit)
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        match change {
+            _ if !kind_is_covered(mapping) => Cover::NotCached,
+            Change::Guard => Cover::Blind,
+            Change::Protect => Cover::Harmless,
+            _ => Cover::Seen,
+        }
+    }
+
+    fn forked(&self) -> bool {
+        self.core.log.forked()
+    }
+
+    fn bell(&self) -> u32 {
+        self.core.bell.rung()
+    }
+
+    fn ring(&self) {
+        self.core.bell.ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.core.bell.wait(seen);
+    }
+}

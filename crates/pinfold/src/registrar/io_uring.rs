@@ -1,0 +1,551 @@
+//! Registered buffers of an io_uring ring.
+//!
+//! # What it costs
+//!
+//! Register and deregister together, small pages, on a machine where an empty system call takes
+//! 0.21 µs: 2.5 µs for 4 KiB, 3.8 µs for 64 KiB, 25 µs for 1 MiB, 0.37 ms for 16 MiB. One
+//! microsecond of each is for making sure, twice, that the descriptor still leads to the same ring.
+//!
+//! **The ring's lock.** The kernel holds the ring's one mutex (`uring_lock`) from the beginning to
+//! the end of a registration, pinning included. Other threads that submit to the same ring, or
+//! register with it, wait that long: some 10 µs for 1 MiB, tens of milliseconds for 1 GiB, and
+//! without end if somebody has to serve the page faults. Other rings go on, and so does reaping
+//! completions from the mapped queue. Registering in pieces of 2 MiB keeps the waits short, and
+//! rings of their own keep threads apart.
+//!
+//! **Huge pages.** A page of a transparent huge page, or of any larger folio, is charged as the
+//! whole folio, once per ring. To find out whether that has happened already, the kernel looks
+//! through every slot of the table and every page of every buffer in it, under the same lock. With
+//! 16384 empty slots, registering a huge page took 35 µs; with 512 MiB of small pages in the table,
+//! 0.4 ms. Make the table no larger than the budget needs.
+//!
+//! # What a registration promises
+//!
+//! A request looks its slot up when the kernel takes it from the submission queue (or later, behind
+//! a link or a drain) and then holds on to what it found until it completes. Emptying or refilling
+//! the slot does not touch a request in flight; its pages stay pinned until it ends. Before Linux
+//! 6.13, an emptied slot's pages stay pinned until *every* request with fixed buffers or files that
+//! was in flight on the ring at that moment has ended.
+//!
+//! # Forks, threads, descriptors
+//!
+//! - The registrar has a descriptor of its own. The ring lives on, its registrations with it, until
+//!   the registrar is dropped too. If the descriptor is closed behind its back (`close_range`), the
+//!   next call says [`DeviceGone`](RegisterError::DeviceGone); if its number belongs to another
+//!   ring by then, that ring is left alone.
+//! - A forked child shares the ring with its parent, table included. There the registrar refuses
+//!   to register and deregisters nothing.
+//! - Cached registrations are given back by whichever thread notices that they must be. A ring that
+//!   takes calls from a single thread (`IORING_SETUP_SINGLE_ISSUER`, hence also
+//!   `IORING_SETUP_DEFER_TASKRUN`) is refused when it is opened.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare [`Registrar::register`], which does nothing unsafe
+//! itself, and to close a descriptor in a destructor.
+
+#![allow(unsafe_code)]
+
+use super::process::{FORKED, Process};
+use super::sys::{self, Errno};
+use crate::limits::{Limits, page_bytes};
+use crate::mappings;
+use pinfold_core::{
+    Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// The longest buffer that the kernel takes, in bytes.
+pub const MAX_BUFFER_BYTES: usize = 1 << 30;
+
+/// The most slots that a ring's table can have.
+pub const MAX_SLOTS: u32 = 1 << 14;
+
+/// Where a registered buffer stands in its ring's table: what a request's `buf_index` takes.
+///
+/// It means something in the ring that the registrar was made from, and only until the
+/// registration is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BufferIndex(u16);
+
+impl BufferIndex {
+    /// The number for `READ_FIXED`, `WRITE_FIXED`, `SEND_ZC` and their like.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+/// Registers memory as fixed buffers of one ring, whoever made it.
+///
+/// ```
+/// use pinfold::registrar::IoUring;
+/// use pinfold::{Access, AddressRange, Registrar};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
+/// let registrar = IoUring::new(&ring, 1024)?;
+/// # let buffer = vec![0_u8; 4096];
+/// let range = AddressRange::new(buffer.as_ptr().addr(), buffer.len())?;
+/// // SAFETY: nothing else relies on the buffer while the ring may write to it.
+/// let index = unsafe { registrar.register(range, Access::READ_WRITE) }?;
+/// // ... submit READ_FIXED or WRITE_FIXED with buf_index = index.get() ...
+/// registrar.deregister(index, range)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct IoUring {
+    ring: Ring,
+    slots: Slots,
+    process: Process,
+    page_bytes: usize,
+}
+
+impl IoUring {
+    /// Whether this process may use io_uring at all; makes no ring.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Forbidden`] says who refuses and what to do.
+    pub fn is_available() -> Result<(), OpenError> {
+        match sys::setup_refusal() {
+            // A null pointer is the first thing that a willing kernel objects to.
+            Errno(libc::EFAULT | libc::EINVAL | 0) => Ok(()),
+            Errno(errno) => Err(OpenError::Forbidden { errno }),
+        }
+    }
+
+    /// Gives `ring` a table of `slots` empty slots, and registers with it. Linux 5.19.
+    ///
+    /// `slots` is from 1 to [`MAX_SLOTS`] and bounds how many registrations there may be at once;
+    /// it costs 8 bytes of kernel memory each. The table stays with the ring when the registrar is
+    /// dropped, emptied: removing it would wait, on kernels before 6.13, for requests of others.
+    /// [`adopt`](Self::adopt) takes it up again.
+    ///
+    /// Costs some 50 µs: a thread is started to see that the ring takes calls from any thread.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; the ring is as it was.
+    pub fn new(ring: impl AsFd, slots: u32) -> Result<Self, OpenError> {
+        if !(1..=MAX_SLOTS).contains(&slots) {
+            return Err(OpenError::TableSize { asked: slots });
+        }
+        Self::open(ring, 0..slots, |ring| {
+            sys::make_table(ring.fd.as_fd(), slots).map_err(OpenError::of_new_table)
+        })
+    }
+
+    /// Registers with some of the slots of a table that `ring` has already.
+    ///
+    /// The slots are emptied now, and again when the registrar is dropped. From now on they belong
+    /// to the registrar; the rest of the table remains the program's.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; some of the slots may have been emptied.
+    pub fn adopt(ring: impl AsFd, slots: Range<u32>) -> Result<Self, OpenError> {
+        if slots.is_empty() || slots.end > MAX_SLOTS {
+            return Err(OpenError::TableSize { asked: slots.end });
+        }
+        let (first, end) = (slots.start, slots.end);
+        Self::open(ring, slots, |ring| {
+            sys::clear_slots(ring.fd.as_fd(), first, end)
+                .map_err(|errno| OpenError::of_old_table(errno, end))
+        })
+    }
+
+    fn open(
+        ring: impl AsFd,
+        slots: Range<u32>,
+        prepare: impl FnOnce(&Ring) -> Result<(), OpenError> + Send,
+    ) -> Result<Self, OpenError> {
+        let process = Process::current().map_err(|e| OpenError::os("madvise", e))?;
+        let ring = Ring::duplicate(ring)?;
+        on_another_thread(|| prepare(&ring))?;
+        Ok(Self { ring, slots: Slots::new(slots), process, page_bytes: page_bytes() })
+    }
+
+    fn check_request(&self, range: AddressRange, access: Access) -> Result<(), RegisterError> {
+        if !self.process.is_current() {
+            return Err(RegisterError::DeviceGone { errno: FORKED });
+        }
+        if access.is_remote() {
+            return Err(RegisterError::UnsupportedAccess { access });
+        }
+        if range.len() > MAX_BUFFER_BYTES {
+            return Err(RegisterError::TooLarge { range, max_bytes: MAX_BUFFER_BYTES });
+        }
+        Ok(())
+    }
+
+    /// What the kernel's refusal to register means.
+    fn explain(&self, range: AddressRange, errno: Errno) -> RegisterError {
+        match errno {
+            Errno(libc::EFAULT | libc::EOVERFLOW) => bad_address(range, errno),
+            // The descriptor leads to something else, or, before Linux 6.5 and for DAX, the memory
+            // belongs to a file.
+            Errno(libc::EOPNOTSUPP) if self.ring.is_there().is_ok() => bad_address(range, errno),
+            Errno(libc::ENOMEM) => no_memory(errno),
+            Errno(errno) if is_gone(errno) => RegisterError::DeviceGone { errno },
+            Errno(errno) => RegisterError::Os { operation: operation(errno), errno },
+        }
+    }
+}
+
+impl Registrar for IoUring {
+    type Handle = BufferIndex;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits {
+            page_bytes: self.page_bytes,
+            max_region_bytes: MAX_BUFFER_BYTES,
+            max_regions: self.slots.capacity,
+        }
+    }
+
+    /// Reading and writing, whatever was asked: the kernel pins every buffer to be written.
+    fn granted(&self, wanted: Access) -> Access {
+        wanted | Access::READ_WRITE
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<BufferIndex, RegisterError> {
+        self.check_request(range, access)?;
+        let slot =
+            self.slots.take().ok_or(RegisterError::TableFull { capacity: self.slots.capacity })?;
+        match self.ring.fill(slot, range) {
+            Ok(()) => Ok(BufferIndex(slot)),
+            Err(errno) => {
+                self.slots.give_back(slot);
+                Err(self.explain(range, errno))
+            }
+        }
+    }
+
+    fn deregister(&self, handle: BufferIndex, _range: AddressRange) -> Result<(), DeregisterError> {
+        if !self.process.is_current() {
+            return Err(DeregisterError::DeviceGone { errno: FORKED });
+        }
+        let cleared = self.ring.clear(handle.0);
+        // Also after a failure: filling the slot anew replaces what is in it.
+        self.slots.give_back(handle.0);
+        cleared.map_err(|Errno(errno)| match is_gone(errno) {
+            true => DeregisterError::DeviceGone { errno },
+            false => DeregisterError::Os { operation: operation(errno), errno },
+        })
+    }
+}
+
+impl Drop for IoUring {
+    /// Empties every slot, so that nothing stays pinned, except in a forked child, where the slots
+    /// are the parent's. Waits for no request in flight.
+    fn drop(&mut self) {
+        if self.process.is_current() {
+            // A ring that is gone has let go of everything already.
+            let _ = self.ring.clear_all(&self.slots.range);
+        }
+    }
+}
+
+fn bad_address(range: AddressRange, Errno(errno): Errno) -> RegisterError {
+    let reason = match mappings::diagnose(range, Access::READ_WRITE) {
+        BadAddress::Unknown if errno == libc::EOPNOTSUPP => {
+            BadAddress::UnsupportedMapping { at: range.start() }
+        }
+        reason => reason,
+    };
+    RegisterError::BadAddress { range, reason, errno }
+}
+
+/// The kernel says the same when the limit is reached and when it has no memory itself, so ask
+/// whether there is a limit to reach.
+///
+/// What counts is the privilege of whoever made the ring; that is this process's own, unless the
+/// ring was handed over or the privilege given up since.
+fn no_memory(Errno(errno): Errno) -> RegisterError {
+    match Limits::read().enforced().bytes() {
+        Some(limit) => RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno },
+        None => RegisterError::Os { operation: UPDATE, errno },
+    }
+}
+
+/// Whether the descriptor no longer leads to the ring (`EBADF`, `EOPNOTSUPP`), or the ring has lost
+/// its table (`ENXIO`) or has a shorter one (`EINVAL`).
+const fn is_gone(errno: i32) -> bool {
+    matches!(errno, libc::EBADF | libc::EOPNOTSUPP | libc::ENXIO | libc::EINVAL)
+}
+
+const UPDATE: &str = "io_uring_register(IORING_REGISTER_BUFFERS_UPDATE)";
+
+const fn operation(errno: i32) -> &'static str {
+    match errno {
+        libc::EEXIST => {
+            "io_uring_register from a thread that is not the ring's only issuer (make the ring \
+             without IORING_SETUP_SINGLE_ISSUER)"
+        }
+        _ => UPDATE,
+    }
+}
+
+/// A ring's descriptor that is the registrar's own, and how to know the ring again.
+struct Ring {
+    fd: ManuallyDrop<OwnedFd>,
+    inode: u64,
+    /// Set once the descriptor was found to lead elsewhere; then nothing is done through it.
+    lost: AtomicBool,
+}
+
+impl Ring {
+    /// A descriptor of our own: the program may close its own, and its number may come to mean
+    /// another ring, without harm.
+    fn duplicate(ring: impl AsFd) -> Result<Self, OpenError> {
+        let fd = sys::duplicate(ring.as_fd()).map_err(|e| OpenError::os("fcntl(F_DUPFD)", e))?;
+        let inode = sys::inode(fd.as_fd()).map_err(|e| OpenError::os("fstat", e))?;
+        Ok(Self { fd: ManuallyDrop::new(fd), inode, lost: AtomicBool::new(false) })
+    }
+
+    /// Whether the descriptor still leads to the ring.
+    ///
+    /// A program that closes descriptors which are not its own, and opens a ring under the old
+    /// number, would otherwise have its buffer registered there, and the index handed out would
+    /// mean whatever the first ring had in that slot. What happens between this look and the
+    /// registration is not seen.
+    fn is_there(&self) -> Result<(), Errno> {
+        match sys::inode(self.fd.as_fd()) {
+            Ok(inode) if inode == self.inode => Ok(()),
+            Ok(_) => Err(self.lose(Errno(libc::EBADF))),
+            Err(errno) => Err(self.lose(errno)),
+        }
+    }
+
+    fn lose(&self, errno: Errno) -> Errno {
+        // Relaxed: the flag publishes nothing else, and whoever misses it looks for himself.
+        self.lost.store(true, Ordering::Relaxed);
+        errno
+    }
+
+    fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
+        self.is_there()?;
+        sys::fill_slot(self.fd.as_fd(), slot, range)
+    }
+
+    fn clear(&self, slot: u16) -> Result<(), Errno> {
+        self.is_there()?;
+        sys::clear_slot(self.fd.as_fd(), slot)
+    }
+
+    fn clear_all(&self, slots: &Range<u32>) -> Result<(), Errno> {
+        self.is_there()?;
+        sys::clear_slots(self.fd.as_fd(), slots.start, slots.end)
+    }
+}
+
+impl Drop for Ring {
+    /// Closes the descriptor if it is still ours.
+    fn drop(&mut self) {
+        // Relaxed: see `lose`. A loss that was noticed stays one, even if the number should lead
+        // to the same ring again: then somebody else owns it.
+        if !self.lost.load(Ordering::Relaxed) && self.is_there().is_ok() {
+            close(&mut self.fd);
+        }
+    }
+}
+
+fn close(fd: &mut ManuallyDrop<OwnedFd>) {
+    // SAFETY: called by `Ring::drop` alone, so the descriptor is not used again.
+    unsafe { ManuallyDrop::drop(fd) }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("fd", &*self.fd).field("inode", &self.inode).finish()
+    }
+}
+
+/// The slots that are the registrar's, and which of them are free.
+struct Slots {
+    range: Range<u32>,
+    capacity: usize,
+    /// Guards the list of free slots, for one push or pop; never held across a system call. It has
+    /// room for all of them from the start, so nothing is allocated under the lock. Last in, first
+    /// out: the kernel's own memory of a slot is warm.
+    free: Mutex<Vec<u16>>,
+}
+
+impl Slots {
+    fn new(range: Range<u32>) -> Self {
+        // Lossless: a range ends at MAX_SLOTS at most.
+        let free: Vec<u16> = range.clone().rev().filter_map(|s| u16::try_from(s).ok()).collect();
+        Self { range, capacity: free.len(), free: Mutex::new(free) }
+    }
+
+    fn take(&self) -> Option<u16> {
+        self.list().pop()
+    }
+
+    fn give_back(&self, slot: u16) {
+        self.list().push(slot);
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<u16>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {:?} free", self.list().len(), self.range)
+    }
+}
+
+/// Runs `call` on a thread that has never used the ring: a ring with a single issuer refuses it.
+fn on_another_thread(call: impl FnOnce() -> Result<(), OpenError> + Send) -> Result<(), OpenError> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().spawn_scoped(scope, call).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            OpenError::Os { operation: "starting a thread", errno }
+        })?;
+        // `call` cannot panic; were it to, nothing is known of the ring.
+        thread.join().unwrap_or(Err(OpenError::Os { operation: "a thread", errno: libc::EIO }))
+    })
+}
+
+/// Why a ring cannot be registered with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The descriptor is not a ring's.
+    NotARing {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The ring takes calls from one thread only.
+    SingleIssuer,
+    /// The ring has a table of buffers already.
+    TableExists,
+    /// The ring has no table of buffers to adopt.
+    NoTable,
+    /// No table has that many slots, or none at all.
+    TableSize {
+        /// How many slots there were to be, or the end of those to be adopted.
+        asked: u32,
+    },
+    /// The kernel knows no tables with empty slots.
+    NoSparseTables,
+    /// io_uring, or this call, is refused to this process.
+    Forbidden {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl OpenError {
+    const fn os(operation: &'static str, Errno(errno): Errno) -> Self {
+        Self::Os { operation, errno }
+    }
+
+    fn of_new_table(errno: Errno) -> Self {
+        match errno {
+            Errno(libc::EBUSY) => Self::TableExists,
+            Errno(libc::EINVAL) => Self::NoSparseTables,
+            other => Self::of_any_table(other),
+        }
+    }
+
+    fn of_old_table(errno: Errno, end: u32) -> Self {
+        match errno {
+            Errno(libc::ENXIO) => Self::NoTable,
+            Errno(libc::EINVAL) => Self::TableSize { asked: end },
+            other => Self::of_any_table(other),
+        }
+    }
+
+    fn of_any_table(Errno(errno): Errno) -> Self {
+        match errno {
+            libc::EEXIST => Self::SingleIssuer,
+            libc::EOPNOTSUPP | libc::EBADF => Self::NotARing { errno },
+            libc::EPERM | libc::EACCES | libc::ENOSYS => Self::Forbidden { errno },
+            errno => Self::Os { operation: "io_uring_register", errno },
+        }
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotARing { errno } => {
+                write!(f, "the descriptor is not an io_uring ring's (errno {errno})")
+            }
+            Self::SingleIssuer => f.write_str(
+                "the ring takes calls from one thread only, and registrations are given back by \
+                 others: make it without IORING_SETUP_SINGLE_ISSUER and IORING_SETUP_DEFER_TASKRUN",
+            ),
+            Self::TableExists => f.write_str(
+                "the ring has a table of buffers already: adopt slots of it (a registrar that was \
+                 dropped leaves its table, emptied), or unregister it",
+            ),
+            Self::NoTable => f.write_str("the ring has no table of buffers to adopt: make one"),
+            Self::TableSize { asked } => {
+                write!(f, "{asked} slots: a table has 1 to {MAX_SLOTS}, and an adopted one its own")
+            }
+            Self::NoSparseTables => {
+                f.write_str("the kernel knows no tables with empty slots: use Linux 5.19 or later")
+            }
+            Self::Forbidden { errno } => write!(
+                f,
+                "io_uring is refused to this process (errno {errno}): look at the sysctl \
+                 kernel.io_uring_disabled, at the container runtime's seccomp profile, and at \
+                 restrictions of the ring itself"
+            ),
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_come_back() {
+        let slots = Slots::new(3..6);
+        assert_eq!(slots.capacity, 3);
+        assert_eq!([slots.take(), slots.take(), slots.take()], [Some(3), Some(4), Some(5)]);
+        assert_eq!(slots.take(), None);
+        slots.give_back(4);
+        assert_eq!(slots.take(), Some(4));
+    }
+
+    #[test]
+    fn every_refusal_names_its_way_out() {
+        assert_eq!(OpenError::of_new_table(Errno(libc::EINVAL)), OpenError::NoSparseTables);
+        assert_eq!(OpenError::of_old_table(Errno(libc::ENXIO), 8), OpenError::NoTable);
+        for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
+            let error = OpenError::of_new_table(Errno(errno));
+            assert_eq!(error, OpenError::Forbidden { errno });
+            assert!(error.to_string().contains("kernel.io_uring_disabled"));
+        }
+        assert!(OpenError::of_any_table(Errno(libc::EEXIST)).to_string().contains("SINGLE_ISSUER"));
+    }
+}

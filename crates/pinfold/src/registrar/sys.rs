@@ -1,0 +1,183 @@
+//! The system calls of the registrars, one small function each.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` because a system call is a foreign function. None of these
+//! calls writes to memory of the program other than what is passed as `&mut` or owned here: a
+//! registration opens memory to a device only by the requests that the program submits later, and
+//! that contract is [`Registrar::register`](pinfold_core::Registrar::register)'s.
+
+#![allow(unsafe_code)]
+
+use crate::limits::page_bytes;
+pub(super) use crate::sys::Errno;
+use pinfold_core::AddressRange;
+use std::mem::{self, MaybeUninit};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::AtomicU32;
+
+fn last_errno() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
+    if result < 0 { Err(last_errno()) } else { Ok(result) }
+}
+
+/// A second descriptor of the same open file, closed on `exec`.
+pub(super) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    // SAFETY: F_DUPFD_CLOEXEC takes no pointer.
+    let new = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) })?;
+    // SAFETY: the kernel just made `new` for this caller; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
+}
+
+/// The inode number behind a descriptor: each ring has its own since Linux 5.16.
+pub(super) fn inode(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `stat` has room for the answer.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: fstat succeeded, so it has filled `stat`.
+    Ok(unsafe { stat.assume_init() }.st_ino)
+}
+
+const REGISTER_BUFFERS2: libc::c_uint = 15;
+const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
+const SPARSE: u32 = 1;
+
+/// `struct io_uring_rsrc_register` of the kernel.
+#[repr(C)]
+struct Table {
+    nr: u32,
+    flags: u32,
+    reserved: u64,
+    data: u64,
+    tags: u64,
+}
+
+/// `struct io_uring_rsrc_update2` of the kernel.
+#[repr(C)]
+struct Update {
+    offset: u32,
+    reserved: u32,
+    data: u64,
+    tags: u64,
+    nr: u32,
+    reserved2: u32,
+}
+
+/// One `struct iovec`: a buffer, or nothing.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Slot {
+    base: usize,
+    length: usize,
+}
+
+const EMPTY: Slot = Slot { base: 0, length: 0 };
+
+/// How many slots one call of [`clear_slots`] empties at most.
+const CLEARED_AT_ONCE: u32 = 256;
+
+static EMPTY_SLOTS: [Slot; CLEARED_AT_ONCE as usize] = [EMPTY; CLEARED_AT_ONCE as usize];
+
+fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Result<i32, Errno> {
+    // SAFETY: both opcodes used here read a `T` of the length given, and the slots that it points
+    // to, which outlive the call; they write nothing.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_register,
+            ring.as_raw_fd(),
+            opcode,
+            ptr::from_ref(argument),
+            mem::size_of::<T>(),
+        )
+    };
+    check(libc::c_int::try_from(done).unwrap_or(-1))
+}
+
+/// Gives the ring a table of `slots` empty slots.
+pub(super) fn make_table(ring: BorrowedFd<'_>, slots: u32) -> Result<(), Errno> {
+    let table = Table { nr: slots, flags: SPARSE, reserved: 0, data: 0, tags: 0 };
+    register(ring, REGISTER_BUFFERS2, &table).map(drop)
+}
+
+fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot]) -> Result<(), Errno> {
+    let nr = u32::try_from(slots.len()).map_err(|_| Errno(libc::EINVAL))?;
+    let data = slots.as_ptr().addr() as u64;
+    let update = Update { offset: first, reserved: 0, data, tags: 0, nr, reserved2: 0 };
+    register(ring, REGISTER_BUFFERS_UPDATE, &update).map(drop)
+}
+
+/// Pins the pages of `range` and puts them into a slot.
+pub(super) fn fill_slot(ring: BorrowedFd<'_>, slot: u16, range: AddressRange) -> Result<(), Errno> {
+    update(ring, slot.into(), &[Slot { base: range.start(), length: range.len() }])
+}
+
+/// Empties a slot.
+pub(super) fn clear_slot(ring: BorrowedFd<'_>, slot: u16) -> Result<(), Errno> {
+    update(ring, slot.into(), &[EMPTY])
+}
+
+/// Empties every slot from `first` up to, not including, `end`.
+pub(super) fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<(), Errno> {
+    let mut next = first;
+    while next < end {
+        let count = (end - next).min(CLEARED_AT_ONCE);
+        update(ring, next, &EMPTY_SLOTS[..count as usize])?;
+        next += count;
+    }
+    Ok(())
+}
+
+/// The error that an impossible `io_uring_setup` meets: `EFAULT` where io_uring may be used.
+pub(super) fn setup_refusal() -> Errno {
+    // SAFETY: the parameters are null, so the kernel makes no ring and touches no memory.
+    let made = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, ptr::null_mut::<u8>()) };
+    if made < 0 { last_errno() } else { Errno(0) }
+}
+
+/// Locks the pages of `range` in memory.
+pub(super) fn lock(range: AddressRange) -> Result<(), Errno> {
+    // SAFETY: mlock changes where pages live, never what they hold.
+    check(unsafe { libc::mlock(ptr::without_provenance(range.start()), range.len()) }).map(drop)
+}
+
+/// Lets the pages of `range` go again.
+pub(super) fn unlock(range: AddressRange) -> Result<(), Errno> {
+    // SAFETY: munlock changes where pages may live, never what they hold.
+    check(unsafe { libc::munlock(ptr::without_provenance(range.start()), range.len()) }).map(drop)
+}
+
+/// A word in a page of its own, which reads as zero in a forked child. Never freed.
+pub(super) fn word_zeroed_by_fork() -> Result<&'static AtomicU32, Errno> {
+    let bytes = page_bytes();
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let page = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    // SAFETY: the advice concerns the page just mapped.
+    if let Err(errno) = check(unsafe { libc::madvise(page, bytes, libc::MADV_WIPEONFORK) }) {
+        // SAFETY: the page is not shared with anybody yet.
+        unsafe { libc::munmap(page, bytes) };
+        return Err(errno);
+    }
+    // SAFETY: the page is mapped for good, aligned, zeroed, and reached by this atomic only.
+    Ok(unsafe { AtomicU32::from_ptr(page.cast()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_kernels_sizes() {
+        assert_eq!(mem::size_of::<Table>(), 32);
+        assert_eq!(mem::size_of::<Update>(), 32);
+        assert_eq!(mem::size_of::<Slot>(), mem::size_of::<libc::iovec>());
+    }
+}
