@@ -1,0 +1,351 @@
+//! Every way in which a process changes its own memory, as data: the catalogue that `pinfold
+//! events` walks through and from which `pinfold torture` draws.
+//!
+//! A [`Mutation`] is one kind of change, a [`Backing`] one kind of memory, and
+//! [`Mutation::fits`] says which belong together. A [`Specimen`] is a piece of such memory that
+//! knows how to do each of them to itself and to be valid memory again at the same address, so
+//! that whoever still holds the old translation is caught by the bytes.
+
+mod calls;
+mod specimen;
+
+pub(crate) use calls::{Call, NoDescriptors, Obstacle, in_child};
+pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
+
+use pinfold::{Change, MappingKind};
+use std::fmt;
+
+/// A kind of memory, finer than [`MappingKind`]: what behaves differently under change.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Backing {
+    /// Private memory in small pages.
+    Anonymous,
+    /// Private memory in transparent huge pages.
+    TransparentHuge,
+    /// Private memory in reserved huge pages.
+    Hugetlb,
+    /// Shared memory without a file.
+    SharedAnonymous,
+    /// A shared mapping of a memfd.
+    MemfdShared,
+    /// A private mapping of a memfd.
+    MemfdPrivate,
+    /// A private mapping of a file on disk.
+    FilePrivate,
+    /// A System V segment.
+    SystemV,
+    /// The heap behind `brk`.
+    Heap,
+}
+
+impl Backing {
+    /// All of them.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Anonymous,
+        Self::TransparentHuge,
+        Self::Hugetlb,
+        Self::SharedAnonymous,
+        Self::MemfdShared,
+        Self::MemfdPrivate,
+        Self::FilePrivate,
+        Self::SystemV,
+        Self::Heap,
+    ];
+
+    /// Its name in a report.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Anonymous => "anonymous",
+            Self::TransparentHuge => "transparent huge",
+            Self::Hugetlb => "hugetlb",
+            Self::SharedAnonymous => "shared anonymous",
+            Self::MemfdShared => "memfd shared",
+            Self::MemfdPrivate => "memfd private",
+            Self::FilePrivate => "file private",
+            Self::SystemV => "System V",
+            Self::Heap => "heap",
+        }
+    }
+
+    /// Its name at the head of a narrow column.
+    pub(crate) const fn short_name(self) -> &'static str {
+        match self {
+            Self::Anonymous => "anon",
+            Self::TransparentHuge => "THP",
+            Self::Hugetlb => "hugetlb",
+            Self::SharedAnonymous => "shared",
+            Self::MemfdShared => "memfd",
+            Self::MemfdPrivate => "memfd p.",
+            Self::FilePrivate => "file p.",
+            Self::SystemV => "SysV",
+            Self::Heap => "heap",
+        }
+    }
+
+    /// What a monitor calls it.
+    pub(crate) const fn kind(self) -> MappingKind {
+        match self {
+            Self::Anonymous | Self::TransparentHuge | Self::Heap => MappingKind::PrivateAnonymous,
+            Self::Hugetlb => MappingKind::PrivateHuge,
+            Self::SharedAnonymous => MappingKind::SharedAnonymous,
+            Self::MemfdShared => MappingKind::SharedMemory,
+            Self::MemfdPrivate | Self::FilePrivate => MappingKind::PrivateFile,
+            Self::SystemV => MappingKind::SystemV,
+        }
+    }
+
+    /// The bytes by which such memory can be cut.
+    pub(crate) const fn grain(self) -> usize {
+        match self {
+            Self::Hugetlb => 2 << 20,
+            _ => 4096,
+        }
+    }
+
+    /// The bytes to whose multiple such memory begins.
+    pub(crate) const fn alignment(self) -> usize {
+        match self {
+            Self::Hugetlb | Self::TransparentHuge => 2 << 20,
+            _ => 4096,
+        }
+    }
+
+    const fn is_shared(self) -> bool {
+        matches!(self, Self::SharedAnonymous | Self::MemfdShared | Self::SystemV)
+    }
+
+    const fn has_file(self) -> bool {
+        matches!(self, Self::MemfdShared | Self::MemfdPrivate | Self::FilePrivate)
+    }
+
+    const fn is_private_anonymous(self) -> bool {
+        matches!(self, Self::Anonymous | Self::TransparentHuge)
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which part of the memory a change touches.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Part {
+    /// All of it.
+    Whole,
+    /// The first quarter.
+    Head,
+    /// The two quarters in the middle.
+    Middle,
+    /// The last quarter.
+    Tail,
+}
+
+/// One kind of change.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Mutation {
+    /// `munmap`.
+    Unmap(Part, Call),
+    /// `mmap(MAP_FIXED)` over it.
+    MapOver(Part),
+    /// `mremap(MREMAP_FIXED)` to another address.
+    MoveAway,
+    /// `mremap(MREMAP_MAYMOVE)` to a greater length, with no room behind.
+    GrowAndMove,
+    /// `mremap` to a smaller length.
+    Shrink,
+    /// `mremap(MREMAP_DONTUNMAP)`: the pages leave, the mapping stays.
+    MoveAndKeep,
+    /// `mremap(MREMAP_FIXED)` of other memory on top of it.
+    MoveOnTop,
+    /// `madvise(MADV_DONTNEED)`.
+    Discard(Part, Call),
+    /// `madvise(MADV_DONTNEED_LOCKED)` of locked memory.
+    DiscardLocked,
+    /// `madvise(MADV_FREE)`.
+    Free,
+    /// `process_madvise(MADV_DONTNEED)` through a descriptor of the process itself.
+    DiscardByDescriptor,
+    /// `madvise(MADV_REMOVE)`.
+    Remove,
+    /// `madvise(MADV_REMOVE)` by a forked child that shares the memory.
+    RemoveInChild,
+    /// `MADV_GUARD_INSTALL`, then `MADV_GUARD_REMOVE`.
+    Guard,
+    /// A hole punched into the file behind it.
+    PunchHole(Part),
+    /// The file behind it cut to nothing and made long again.
+    Truncate,
+    /// `shmdt`.
+    Detach,
+    /// `brk` to a lower address.
+    ShrinkBreak,
+    /// `mprotect` to read-only and back: the pages stay.
+    Protect,
+    /// A `munmap` that fails: the pages stay.
+    FailedUnmap,
+}
+
+impl Mutation {
+    /// All of them.
+    pub(crate) const ALL: [Self; 28] = [
+        Self::Unmap(Part::Whole, Call::Library),
+        Self::Unmap(Part::Head, Call::Library),
+        Self::Unmap(Part::Middle, Call::Library),
+        Self::Unmap(Part::Tail, Call::Library),
+        Self::Unmap(Part::Whole, Call::Raw),
+        Self::Unmap(Part::Whole, Call::Own),
+        Self::MapOver(Part::Whole),
+        Self::MapOver(Part::Middle),
+        Self::MoveAway,
+        Self::GrowAndMove,
+        Self::Shrink,
+        Self::MoveAndKeep,
+        Self::MoveOnTop,
+        Self::Discard(Part::Whole, Call::Library),
+        Self::Discard(Part::Middle, Call::Library),
+        Self::Discard(Part::Whole, Call::Raw),
+        Self::DiscardLocked,
+        Self::Free,
+        Self::DiscardByDescriptor,
+        Self::Remove,
+        Self::RemoveInChild,
+        Self::Guard,
+        Self::PunchHole(Part::Middle),
+        Self::Truncate,
+        Self::Detach,
+        Self::ShrinkBreak,
+        Self::Protect,
+        Self::FailedUnmap,
+    ];
+
+    /// Its name in a report.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Unmap(part, Call::Library) => match part {
+                Part::Whole => "munmap",
+                Part::Head => "munmap, head",
+                Part::Middle => "munmap, middle",
+                Part::Tail => "munmap, tail",
+            },
+            Self::Unmap(_, Call::Raw) => "munmap, raw system call",
+            Self::Unmap(_, Call::Own) => "munmap, own instruction",
+            Self::MapOver(Part::Whole) => "mmap(MAP_FIXED) over",
+            Self::MapOver(_) => "mmap(MAP_FIXED) over, part",
+            Self::MoveAway => "mremap, moved away",
+            Self::GrowAndMove => "mremap, grown and moved",
+            Self::Shrink => "mremap, shrunk",
+            Self::MoveAndKeep => "mremap(MREMAP_DONTUNMAP)",
+            Self::MoveOnTop => "mremap(MREMAP_FIXED) on top",
+            Self::Discard(Part::Whole, Call::Library) => "MADV_DONTNEED",
+            Self::Discard(_, Call::Library) => "MADV_DONTNEED, part",
+            Self::Discard(_, Call::Raw | Call::Own) => "MADV_DONTNEED, raw system call",
+            Self::DiscardLocked => "MADV_DONTNEED_LOCKED",
+            Self::Free => "MADV_FREE",
+            Self::DiscardByDescriptor => "process_madvise on itself",
+            Self::Remove => "MADV_REMOVE",
+            Self::RemoveInChild => "MADV_REMOVE by a forked child",
+            Self::Guard => "MADV_GUARD_INSTALL and _REMOVE",
+            Self::PunchHole(_) => "hole punched through the file",
+            Self::Truncate => "truncated through the file",
+            Self::Detach => "shmdt",
+            Self::ShrinkBreak => "brk shrink",
+            Self::Protect => "mprotect",
+            Self::FailedUnmap => "munmap that fails",
+        }
+    }
+
+    /// What a monitor calls it; `None` where nothing changes.
+    pub(crate) const fn change(self) -> Option<Change> {
+        Some(match self {
+            Self::Unmap(..) | Self::Detach | Self::ShrinkBreak => Change::Unmap,
+            Self::MapOver(_) => Change::Replace,
+            Self::MoveAway | Self::GrowAndMove | Self::Shrink | Self::MoveAndKeep => Change::Remap,
+            Self::MoveOnTop => Change::RemapOver,
+            Self::Discard(..) | Self::DiscardLocked | Self::Free | Self::DiscardByDescriptor => {
+                Change::Discard
+            }
+            Self::Remove => Change::Remove,
+            Self::RemoveInChild | Self::PunchHole(_) | Self::Truncate => Change::FileHole,
+            Self::Guard => Change::Guard,
+            Self::Protect => Change::Protect,
+            Self::FailedUnmap => return None,
+        })
+    }
+
+    /// Whether `backing` can suffer this change at all.
+    pub(crate) const fn fits(self, backing: Backing) -> bool {
+        if matches!(backing, Backing::Heap) {
+            return matches!(self, Self::ShrinkBreak);
+        }
+        match self {
+            Self::ShrinkBreak => false,
+            Self::Detach => matches!(backing, Backing::SystemV),
+            Self::GrowAndMove => !matches!(backing, Backing::SystemV | Backing::Hugetlb),
+            Self::MoveAndKeep => {
+                backing.is_private_anonymous() || matches!(backing, Backing::SharedAnonymous)
+            }
+            Self::Guard => !matches!(backing, Backing::Hugetlb),
+            Self::DiscardLocked | Self::DiscardByDescriptor => !matches!(backing, Backing::Hugetlb),
+            Self::Free => backing.is_private_anonymous(),
+            Self::Remove | Self::RemoveInChild => backing.is_shared(),
+            Self::PunchHole(_) | Self::Truncate => backing.has_file(),
+            _ => true,
+        }
+    }
+}
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_backing_suffers_some_change_and_every_change_some_backing() {
+        for backing in Backing::ALL {
+            assert!(Mutation::ALL.iter().any(|mutation| mutation.fits(backing)), "{backing}");
+        }
+        for mutation in Mutation::ALL {
+            assert!(Backing::ALL.iter().any(|&backing| mutation.fits(backing)), "{mutation}");
+        }
+    }
+
+    #[test]
+    fn names_tell_the_changes_apart() {
+        let names: std::collections::HashSet<_> = Mutation::ALL.map(Mutation::name).into();
+        assert_eq!(names.len(), Mutation::ALL.len());
+    }
+
+    #[test]
+    fn a_specimen_outlives_every_change_with_its_address_and_size() {
+        for backing in Backing::ALL {
+            for mutation in Mutation::ALL.into_iter().filter(|mutation| mutation.fits(backing)) {
+                survives(backing, mutation);
+            }
+        }
+    }
+
+    fn survives(backing: Backing, mutation: Mutation) {
+        let mut specimen = match Specimen::new(backing, 16) {
+            Ok(specimen) => specimen,
+            Err(obstacle) => return eprintln!("skipped: {backing}: {obstacle}"),
+        };
+        specimen.fill(specimen.body(), 1);
+        let body = specimen.body();
+        match specimen.apply(mutation) {
+            Err(obstacle) if obstacle.is_taken() => eprintln!("skipped: {mutation}: {obstacle}"),
+            Err(obstacle) => eprintln!("skipped: {mutation} on {backing}: {obstacle}"),
+            Ok(()) => {
+                specimen.fill(body, 2);
+                assert_eq!(specimen.body(), body, "{mutation} on {backing}");
+                assert_eq!(specimen.bytes(body), Specimen::pattern(body, 2));
+            }
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! The system calls that change memory, as typed functions.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` because every call in it changes or touches memory by address.
+//! Each function that does so is unsafe with the same contract: **the range belongs to the caller
+//! alone, and no reference of Rust's points into it.** The caller is [`super::Specimen`], whose
+//! memory is only ever touched by address.
+
+#![allow(unsafe_code)]
+
+use libc::{c_int, c_long, c_void};
+use pinfold::AddressRange;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// By which route a program reaches the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Call {
+    /// The libc function of that name, which hooks can replace.
+    Library,
+    /// `syscall(2)`.
+    Raw,
+    /// An instruction of the program's own, as in a second libc or the dynamic loader.
+    Own,
+}
+
+/// Why a change could not be made on this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Obstacle {
+    call: &'static str,
+    errno: i32,
+}
+
+impl Obstacle {
+    fn last(call: &'static str) -> Self {
+        Self::from_error(call, &io::Error::last_os_error())
+    }
+
+    fn from_error(call: &'static str, error: &io::Error) -> Self {
+        Self { call, errno: error.raw_os_error().unwrap_or(0) }
+    }
+
+    /// Made when the address is no longer free.
+    pub(crate) const fn taken(call: &'static str) -> Self {
+        Self { call, errno: libc::EEXIST }
+    }
+
+    /// Made when the memory is of a kind that cannot suffer the change.
+    pub(super) const fn unsuitable(call: &'static str) -> Self {
+        Self { call, errno: libc::EOPNOTSUPP }
+    }
+
+    /// Whether another thread was faster and has its own memory at the address now.
+    pub(crate) const fn is_taken(&self) -> bool {
+        self.errno == libc::EEXIST
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.call, io::Error::from_raw_os_error(self.errno))
+    }
+}
+
+type Outcome<T = ()> = Result<T, Obstacle>;
+
+fn pointer(address: usize) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+fn done(call: &'static str, result: c_long) -> Outcome {
+    if result < 0 { Err(Obstacle::last(call)) } else { Ok(()) }
+}
+
+fn address(call: &'static str, result: *mut c_void) -> Outcome<usize> {
+    if result == libc::MAP_FAILED {
+        Err(Obstacle::last(call))
+    } else {
+        Ok(result.expose_provenance())
+    }
+}
+
+/// A system call with three arguments by an instruction that no library can intercept.
+#[cfg(target_arch = "x86_64")]
+unsafe fn own_call(number: c_long, a: usize, b: usize, c: usize) -> c_long {
+    let result: c_long;
+    // SAFETY: this is the kernel's calling convention; what the call does is the caller's contract.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a,
+            in("rsi") b,
+            in("rdx") c,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// A system call with three arguments by an instruction that no library can intercept.
+#[cfg(target_arch = "aarch64")]
+unsafe fn own_call(number: c_long, a: usize, b: usize, c: usize) -> c_long {
+    let result: c_long;
+    // SAFETY: this is the kernel's calling convention; what the call does is the caller's contract.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => result,
+            in("x1") b,
+            in("x2") c,
+            options(nostack),
+        );
+    }
+    result
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn own_call(number: c_long, a: usize, b: usize, c: usize) -> c_long {
+    // SAFETY: what the call does is the caller's contract.
+    unsafe { libc::syscall(number, a, b, c) }
+}
+
+/// An own instruction's answer carries the error number in itself.
+fn own_done(call: &'static str, result: c_long) -> Outcome {
+    if result < 0 {
+        return Err(Obstacle { call, errno: i32::try_from(-result).unwrap_or(0) });
+    }
+    Ok(())
+}
+
+/// `munmap`.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn unmap(range: AddressRange, by: Call) -> Outcome {
+    let (start, length) = (range.start(), range.len());
+    // SAFETY: the range is the caller's alone.
+    unsafe {
+        match by {
+            Call::Library => done("munmap", libc::munmap(pointer(start), length).into()),
+            Call::Raw => done("munmap", libc::syscall(libc::SYS_munmap, start, length)),
+            Call::Own => own_done("munmap", own_call(libc::SYS_munmap, start, length, 0)),
+        }
+    }
+}
+
+/// A `munmap` of an unaligned address, which the kernel refuses.
+pub(super) fn unmap_wrongly(range: AddressRange) {
+    // SAFETY: the kernel refuses an unaligned address before it does anything.
+    let result = unsafe { libc::munmap(pointer(range.start() + 1), range.len()) };
+    debug_assert_eq!(result, -1);
+}
+
+/// `madvise`.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn advise(range: AddressRange, advice: Advice, by: Call) -> Outcome {
+    let (start, length, number) = (range.start(), range.len(), advice.number());
+    // SAFETY: the range is the caller's alone.
+    unsafe {
+        match by {
+            Call::Library => {
+                done(advice.name(), libc::madvise(pointer(start), length, number).into())
+            }
+            Call::Raw | Call::Own => {
+                done(advice.name(), libc::syscall(libc::SYS_madvise, start, length, number))
+            }
+        }
+    }
+}
+
+/// The advices that take pages away, and those that prepare for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Advice {
+    DontNeed,
+    DontNeedLocked,
+    Free,
+    Remove,
+    GuardInstall,
+    GuardRemove,
+    HugePage,
+}
+
+impl Advice {
+    const fn number(self) -> c_int {
+        match self {
+            Self::DontNeed => libc::MADV_DONTNEED,
+            Self::DontNeedLocked => 24,
+            Self::Free => libc::MADV_FREE,
+            Self::Remove => libc::MADV_REMOVE,
+            Self::GuardInstall => 102,
+            Self::GuardRemove => 103,
+            Self::HugePage => libc::MADV_HUGEPAGE,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::DontNeed => "MADV_DONTNEED",
+            Self::DontNeedLocked => "MADV_DONTNEED_LOCKED",
+            Self::Free => "MADV_FREE",
+            Self::Remove => "MADV_REMOVE",
+            Self::GuardInstall => "MADV_GUARD_INSTALL",
+            Self::GuardRemove => "MADV_GUARD_REMOVE",
+            Self::HugePage => "MADV_HUGEPAGE",
+        }
+    }
+}
+
+/// `process_madvise` through a descriptor of this very process.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn advise_by_descriptor(range: AddressRange, advice: Advice) -> Outcome {
+    let pieces = [libc::iovec { iov_base: pointer(range.start()), iov_len: range.len() }];
+    // SAFETY: opens a descriptor and touches no memory.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+    let descriptor = new_descriptor("pidfd_open", c_int::try_from(opened).unwrap_or(-1))?;
+    // SAFETY: the range is the caller's alone; the vector lives across the call.
+    let result = unsafe {
+        let number = libc::c_long::from(advice.number());
+        let fd = descriptor.as_raw_fd();
+        libc::syscall(libc::SYS_process_madvise, fd, pieces.as_ptr(), 1_usize, number, 0_usize)
+    };
+    done("process_madvise", result)
+}
+
+/// `madvise` by a forked child, which ends at once.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn advise_in_child(range: AddressRange, advice: Advice) -> Outcome {
+    let (start, length, number) = (pointer(range.start()), range.len(), advice.number());
+    // SAFETY: the child makes two system calls, both allowed after a fork, and ends.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(c_int::from(libc::madvise(start, length, number) != 0));
+        }
+        child
+    };
+    done("fork", child.into())?;
+    match wait_for(child) {
+        0 => Ok(()),
+        _ => Err(Obstacle { call: advice.name(), errno: libc::EINVAL }),
+    }
+}
+
+/// The exit status of a child of ours, -1 if a signal ended it.
+pub(super) fn wait_for(child: libc::pid_t) -> c_int {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is writable.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        if waited == child {
+            return if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 };
+        }
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return -1;
+        }
+    }
+}
+
+/// Runs `work` in a forked child and tells its answer; `None` if the child did not end by itself
+/// within half a minute.
+///
+/// The child is a copy of the calling thread alone. It may allocate (libc mends its allocator
+/// after a fork), and must not wait for a lock that another thread may have held.
+pub(crate) fn in_child(work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
+    // SAFETY: see above; the child ends without running anything of the parent's.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(30);
+            let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            libc::_exit(answer.map_or(PANICKED, c_int::from));
+        }
+        child
+    };
+    done("fork", child.into())?;
+    Ok(u8::try_from(wait_for(child)).ok())
+}
+
+/// Has the allocator take large blocks from its heaps too, which grow without new mappings: a
+/// process that can map nothing any more still allocates.
+pub(super) fn allocate_without_mapping() {
+    #[cfg(target_env = "gnu")]
+    {
+        const LARGEST: c_int = 32 << 20;
+        // SAFETY: a setting of the allocator, which locks itself.
+        let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST) };
+    }
+}
+
+/// What a panicking child answers.
+const PANICKED: c_int = 255;
+
+/// Lowers the limit on descriptors so that no more can be opened, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct NoDescriptors(libc::rlimit);
+
+impl NoDescriptors {
+    /// Concerns every thread; what is open stays open.
+    pub(crate) fn new() -> Outcome<Self> {
+        let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `old` is writable; a soft limit can be lowered and raised again freely.
+        unsafe {
+            done("getrlimit", libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut old).into())?;
+            let none = libc::rlimit { rlim_cur: 0, ..old };
+            done("setrlimit", libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none).into())?;
+        }
+        Ok(Self(old))
+    }
+}
+
+impl Drop for NoDescriptors {
+    fn drop(&mut self) {
+        // SAFETY: these limits were in force before.
+        let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const self.0) };
+    }
+}
+
+/// Where a new mapping goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// Anywhere.
+    Anywhere,
+    /// At the range, over what is there.
+    Over,
+    /// At the range, which must be free.
+    Free,
+}
+
+impl Place {
+    const fn flags(self) -> c_int {
+        match self {
+            Self::Anywhere => 0,
+            Self::Over => libc::MAP_FIXED,
+            Self::Free => libc::MAP_FIXED_NOREPLACE,
+        }
+    }
+}
+
+/// `mmap` of `length` bytes at `start`; the address it got.
+///
+/// # Safety
+///
+/// See the file's header; with [`Place::Over`] the range is what must be the caller's.
+pub(super) unsafe fn map(
+    start: usize,
+    length: usize,
+    place: Place,
+    protection: c_int,
+    flags: c_int,
+    file: Option<&OwnedFd>,
+) -> Outcome<usize> {
+    let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
+    let flags = flags | place.flags();
+    // SAFETY: what is replaced is the caller's alone.
+    let result = unsafe { libc::mmap(pointer(start), length, protection, flags, descriptor, 0) };
+    let got = address("mmap", result)?;
+    if place == Place::Free && got != start {
+        // A kernel before 4.17 takes the address as a hint.
+        // SAFETY: the mapping was just made and nobody knows of it.
+        unsafe { libc::munmap(pointer(got), length) };
+        return Err(Obstacle::taken("mmap"));
+    }
+    Ok(got)
+}
+
+/// `mremap` of `range` to `length` bytes; the address it got.
+///
+/// # Safety
+///
+/// See the file's header; `to`, where the flags use it, is the caller's too.
+pub(super) unsafe fn remap(
+    range: AddressRange,
+    length: usize,
+    flags: c_int,
+    to: usize,
+) -> Outcome<usize> {
+    // SAFETY: both ranges are the caller's alone.
+    let result =
+        unsafe { libc::mremap(pointer(range.start()), range.len(), length, flags, pointer(to)) };
+    address("mremap", result)
+}
+
+/// `mprotect`.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn protect(range: AddressRange, protection: c_int) -> Outcome {
+    // SAFETY: the range is the caller's alone.
+    done("mprotect", unsafe {
+        libc::mprotect(pointer(range.start()), range.len(), protection).into()
+    })
+}
+
+/// `mlock`, as far as the limit allows.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn lock(range: AddressRange) {
+    // SAFETY: locking changes no byte. Where it is refused, the advice still has something to do.
+    let _ = unsafe { libc::mlock(pointer(range.start()), range.len()) };
+}
+
+/// `munlock`.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn unlock(range: AddressRange) {
+    // SAFETY: unlocking changes no byte, and of memory that is not locked changes nothing.
+    let _ = unsafe { libc::munlock(pointer(range.start()), range.len()) };
+}
+
+/// A new System V segment attached at `range`.
+///
+/// # Safety
+///
+/// See the file's header; with [`Place::Over`] the range is what must be the caller's.
+pub(super) unsafe fn attach(range: AddressRange, place: Place) -> Outcome {
+    let flags = if place == Place::Over { libc::SHM_REMAP } else { 0 };
+    // SAFETY: the segment is new, and marked to go with its last attachment; what is replaced at
+    // the address is the caller's alone.
+    unsafe {
+        let segment = libc::shmget(libc::IPC_PRIVATE, range.len(), libc::IPC_CREAT | 0o600);
+        done("shmget", segment.into())?;
+        let result = address("shmat", libc::shmat(segment, pointer(range.start()), flags));
+        libc::shmctl(segment, libc::IPC_RMID, std::ptr::null_mut());
+        match result {
+            Err(Obstacle { errno: libc::EINVAL, .. }) if place == Place::Free => {
+                Err(Obstacle::taken("shmat"))
+            }
+            other => other.map(drop),
+        }
+    }
+}
+
+/// `shmdt`.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn detach(range: AddressRange) -> Outcome {
+    // SAFETY: the segment is the caller's alone.
+    done("shmdt", unsafe { libc::shmdt(pointer(range.start())).into() })
+}
+
+/// Where the heap ends.
+pub(super) fn program_break() -> usize {
+    // SAFETY: an increment of zero changes nothing.
+    unsafe { libc::sbrk(0) }.expose_provenance()
+}
+
+/// `sbrk(increment)`; the old end of the heap.
+///
+/// # Safety
+///
+/// With a negative increment: the end of the heap is the caller's alone.
+pub(super) unsafe fn move_break(increment: isize) -> Outcome<usize> {
+    // SAFETY: what goes is the caller's.
+    address("sbrk", unsafe { libc::sbrk(increment) })
+}
+
+fn new_descriptor(call: &'static str, descriptor: c_int) -> Outcome<OwnedFd> {
+    if descriptor < 0 {
+        return Err(Obstacle::last(call));
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// A new memfd of `length` bytes.
+pub(super) fn memory_file(length: usize) -> Outcome<OwnedFd> {
+    // SAFETY: the name is a C string; no other memory is touched.
+    let raw = unsafe { libc::memfd_create(c"pinfold-specimen".as_ptr(), libc::MFD_CLOEXEC) };
+    let file = new_descriptor("memfd_create", raw)?;
+    resize(&file, length)?;
+    Ok(file)
+}
+
+/// A new file without a name in the directory for temporary files.
+pub(super) fn disk_file(length: usize) -> Outcome<OwnedFd> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_TMPFILE);
+    let file: OwnedFd = options
+        .open(std::env::temp_dir())
+        .map_err(|error| Obstacle::from_error("open(O_TMPFILE)", &error))?
+        .into();
+    resize(&file, length)?;
+    Ok(file)
+}
+
+fn offset(bytes: usize) -> libc::off_t {
+    libc::off_t::try_from(bytes).unwrap_or(libc::off_t::MAX)
+}
+
+/// `ftruncate`.
+pub(super) fn resize(file: &OwnedFd, length: usize) -> Outcome {
+    // SAFETY: mapped memory behind the new end faults when it is touched, as the file's owner knows.
+    done("ftruncate", unsafe { libc::ftruncate(file.as_raw_fd(), offset(length)).into() })
+}
+
+/// `fallocate(FALLOC_FL_PUNCH_HOLE)`.
+pub(super) fn punch(file: &OwnedFd, at: usize, length: usize) -> Outcome {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: mapped memory in the hole reads as zero, as the file's owner knows.
+    done("fallocate", unsafe {
+        libc::fallocate(file.as_raw_fd(), mode, offset(at), offset(length)).into()
+    })
+}
+
+/// Copies `bytes` to the memory at `start`.
+///
+/// # Safety
+///
+/// See the file's header; the memory is mapped and writable.
+pub(super) unsafe fn store(start: usize, bytes: &[u8]) {
+    // SAFETY: the target is mapped and the caller's alone, so it is no part of `bytes`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(start).cast(), bytes.len());
+    }
+}
+
+/// The bytes at `range`.
+///
+/// # Safety
+///
+/// See the file's header; the memory is mapped and readable.
+pub(super) unsafe fn load(range: AddressRange) -> Vec<u8> {
+    let mut bytes = vec![0; range.len()];
+    // SAFETY: the source is mapped, and `bytes` was just allocated elsewhere.
+    unsafe {
+        let source = pointer(range.start()).cast();
+        std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), range.len());
+    }
+    bytes
+}

@@ -1,0 +1,471 @@
+//! A piece of memory that is made to be changed.
+//!
+//! It stands between two inaccessible guards, so that it is a mapping of its own and cannot grow
+//! in place; what is mapped anew after a change goes to the very same address.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the calls of [`super::calls`]. Their contract holds because
+//! a specimen's range was mapped for it alone, is unmapped only by it, and is never lent out as a
+//! reference of Rust's: bytes are copied in and out by address. While part of it is a
+//! hole that part is nobody's, and no call but the mapping anew names it.
+
+#![allow(unsafe_code)]
+
+use super::calls::{self, Advice, Call, Obstacle, Place};
+use super::{Backing, Mutation, Part};
+use pinfold::AddressRange;
+use std::os::fd::OwnedFd;
+
+type Outcome<T = ()> = Result<T, Obstacle>;
+
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Memory that can do to itself whatever the catalogue holds.
+#[derive(Debug)]
+pub(crate) struct Specimen {
+    backing: Backing,
+    body: AddressRange,
+    /// The body with both guards.
+    ground: AddressRange,
+    /// The part of the body that is not mapped at the moment.
+    hole: Option<AddressRange>,
+    file: Option<OwnedFd>,
+}
+
+impl Specimen {
+    /// `grains` pieces of [`Backing::grain`] bytes, mapped and readable as zeros.
+    pub(crate) fn new(backing: Backing, grains: usize) -> Outcome<Self> {
+        let length = grains.max(1) * backing.grain();
+        if backing == Backing::Heap {
+            return Self::from_heap(length);
+        }
+        let ground = reserve(length, backing.alignment())?;
+        let start = (ground.start() + 1).next_multiple_of(backing.alignment());
+        let body = range(start, length);
+        // Until the body is placed its address holds a guard: ours as well, so there is no hole.
+        let mut specimen = Self { backing, body, ground, hole: None, file: None };
+        specimen.place(body, Place::Over)?;
+        Ok(specimen)
+    }
+
+    fn from_heap(length: usize) -> Outcome<Self> {
+        let page = Backing::Heap.grain();
+        let slack = calls::program_break().wrapping_neg() % page;
+        let grown = isize::try_from(slack + length).unwrap_or(0);
+        // SAFETY: the heap grows; nothing goes.
+        let start = unsafe { calls::move_break(grown) }? + slack;
+        let body = range(start, length);
+        Ok(Self { backing: Backing::Heap, body, ground: body, hole: None, file: None })
+    }
+
+    /// Where it is, always.
+    pub(crate) fn body(&self) -> AddressRange {
+        self.body
+    }
+
+    /// What it is made of.
+    pub(crate) fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// The bytes with which `key` fills `range`: every word of the range and every key another.
+    pub(crate) fn pattern(range: AddressRange, key: u64) -> Vec<u8> {
+        let mut state = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut bytes = Vec::with_capacity(range.len() + 8);
+        while bytes.len() < range.len() {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            bytes.extend_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+        }
+        bytes.truncate(range.len());
+        bytes
+    }
+
+    /// Writes the pattern of `key` over `part`, which faults its pages in.
+    pub(crate) fn fill(&self, part: AddressRange, key: u64) {
+        assert!(self.body.contains(&part) && self.hole.is_none());
+        // SAFETY: the part is mapped: it lies in the body, and the body has no hole.
+        unsafe { calls::store(part.start(), &Self::pattern(part, key)) };
+    }
+
+    /// What `part` holds at the moment.
+    pub(crate) fn bytes(&self, part: AddressRange) -> Vec<u8> {
+        assert!(self.body.contains(&part) && self.hole.is_none());
+        // SAFETY: the part is mapped: it lies in the body, and the body has no hole.
+        unsafe { calls::load(part) }
+    }
+
+    /// The piece of the body that `part` means, in whole grains.
+    pub(crate) fn part(&self, part: Part) -> AddressRange {
+        let grain = self.backing.grain();
+        let grains = self.body.len() / grain;
+        let quarter = (grains / 4).max(1);
+        let (first, count) = match part {
+            Part::Whole => (0, grains),
+            Part::Head => (0, quarter),
+            Part::Middle if grains >= 3 => (quarter, grains - 2 * quarter),
+            Part::Middle | Part::Tail => (grains - quarter, quarter),
+        };
+        range(self.body.start() + first * grain, count * grain)
+    }
+
+    /// Does `mutation` and maps anew what it took away. The bytes are then whatever they are.
+    ///
+    /// # Errors
+    ///
+    /// [`Obstacle`] if the kernel refuses the change, or another thread took the address. The
+    /// specimen may then have a hole and is good for nothing but being dropped.
+    pub(crate) fn apply(&mut self, mutation: Mutation) -> Outcome {
+        self.take_away(mutation)?;
+        self.mend()
+    }
+
+    /// Does `mutation` and leaves the hole, if it makes one.
+    pub(crate) fn take_away(&mut self, mutation: Mutation) -> Outcome {
+        assert!(self.hole.is_none(), "changed before it was mended");
+        if !mutation.fits(self.backing) {
+            return Err(Obstacle::unsuitable(mutation.name()));
+        }
+        match mutation {
+            Mutation::Unmap(part, by) => self.unmap(part, by),
+            Mutation::MapOver(part) => self.place(self.part(part), Place::Over),
+            Mutation::MoveAway => self.move_away(),
+            Mutation::GrowAndMove => self.grow_and_move(),
+            Mutation::Shrink => self.shrink(),
+            Mutation::MoveAndKeep => self.move_and_keep(),
+            Mutation::MoveOnTop => self.move_on_top(),
+            Mutation::Detach => self.detach(),
+            Mutation::ShrinkBreak => self.shrink_break(),
+            Mutation::PunchHole(part) => self.punch(part),
+            Mutation::Truncate => self.truncate(),
+            _ => self.change_in_place(mutation),
+        }
+    }
+
+    /// Changes that leave the mapping where it is.
+    fn change_in_place(&self, mutation: Mutation) -> Outcome {
+        let body = self.body;
+        // SAFETY: the body, or a part of it, is this specimen's alone.
+        unsafe {
+            match mutation {
+                Mutation::Discard(part, by) => calls::advise(self.part(part), Advice::DontNeed, by),
+                Mutation::DiscardLocked => {
+                    calls::lock(body);
+                    let discarded = calls::advise(body, Advice::DontNeedLocked, Call::Library);
+                    calls::unlock(body);
+                    discarded
+                }
+                Mutation::Free => calls::advise(body, Advice::Free, Call::Library),
+                Mutation::DiscardByDescriptor => {
+                    calls::advise_by_descriptor(body, Advice::DontNeed)
+                }
+                Mutation::Remove => calls::advise(body, Advice::Remove, Call::Library),
+                Mutation::RemoveInChild => calls::advise_in_child(body, Advice::Remove),
+                Mutation::Guard => {
+                    calls::advise(body, Advice::GuardInstall, Call::Library)?;
+                    calls::advise(body, Advice::GuardRemove, Call::Library)
+                }
+                Mutation::Protect => {
+                    calls::protect(body, libc::PROT_READ)?;
+                    calls::protect(body, READ_WRITE)
+                }
+                _ => {
+                    calls::unmap_wrongly(body);
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    fn unmap(&mut self, part: Part, by: Call) -> Outcome {
+        let part = self.part(part);
+        // The part is a hole from the moment of the call: the address is anybody's at once.
+        self.hole = Some(part);
+        // SAFETY: the part is this specimen's alone.
+        unsafe { calls::unmap(part, by) }.inspect_err(|_| self.hole = None)
+    }
+
+    fn move_away(&mut self) -> Outcome {
+        let target = reserve(self.body.len(), self.backing.alignment())?;
+        let to = range(target.start().next_multiple_of(self.backing.alignment()), self.body.len());
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        self.hole = Some(self.body);
+        // SAFETY: both ranges are this specimen's alone; the moved pages end with the target.
+        unsafe {
+            let moved = calls::remap(self.body, self.body.len(), flags, to.start());
+            calls::unmap(target, Call::Library)?;
+            moved.inspect_err(|_| self.hole = None).map(drop)
+        }
+    }
+
+    fn grow_and_move(&mut self) -> Outcome {
+        let length = self.body.len() + self.backing.grain();
+        self.hole = Some(self.body);
+        // SAFETY: the body is this specimen's alone, and so is what it becomes elsewhere.
+        unsafe {
+            let moved = calls::remap(self.body, length, libc::MREMAP_MAYMOVE, 0)
+                .inspect_err(|_| self.hole = None)?;
+            calls::unmap(range(moved, length), Call::Library)
+        }
+    }
+
+    fn shrink(&mut self) -> Outcome {
+        let tail = self.part(Part::Tail);
+        if tail == self.body {
+            return Err(Obstacle::taken("mremap"));
+        }
+        self.hole = Some(tail);
+        // SAFETY: the tail is this specimen's alone.
+        unsafe { calls::remap(self.body, self.body.len() - tail.len(), 0, 0) }
+            .inspect_err(|_| self.hole = None)
+            .map(drop)
+    }
+
+    fn move_and_keep(&self) -> Outcome {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        // SAFETY: the body is this specimen's alone, and so is the new home of its pages.
+        unsafe {
+            let moved = calls::remap(self.body, self.body.len(), flags, 0)?;
+            calls::unmap(range(moved, self.body.len()), Call::Library)
+        }
+    }
+
+    fn move_on_top(&mut self) -> Outcome {
+        let mut other = Self::new(self.backing, self.body.len() / self.backing.grain())?;
+        other.fill(other.body, 0);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        other.hole = Some(other.body);
+        // SAFETY: both bodies are specimens' of our own; the other one's becomes a hole.
+        unsafe { calls::remap(other.body, other.body.len(), flags, self.body.start()) }
+            .inspect_err(|_| other.hole = None)?;
+        self.file = other.file.take();
+        Ok(())
+    }
+
+    fn detach(&mut self) -> Outcome {
+        self.hole = Some(self.body);
+        // SAFETY: the segment is this specimen's alone.
+        unsafe { calls::detach(self.body) }.inspect_err(|_| self.hole = None)
+    }
+
+    /// Only if nobody has moved the break since: what lies above it is somebody else's.
+    fn shrink_break(&mut self) -> Outcome {
+        if calls::program_break() != self.body.end() {
+            return Err(Obstacle::taken("brk"));
+        }
+        self.hole = Some(self.body);
+        // SAFETY: the heap ends with the body.
+        unsafe { calls::move_break(-signed(self.body.len())) }
+            .inspect_err(|_| self.hole = None)
+            .map(drop)
+    }
+
+    fn punch(&self, part: Part) -> Outcome {
+        let part = self.part(part);
+        match &self.file {
+            Some(file) => calls::punch(file, part.start() - self.body.start(), part.len()),
+            None => Ok(()),
+        }
+    }
+
+    fn truncate(&self) -> Outcome {
+        match &self.file {
+            Some(file) => {
+                calls::resize(file, 0)?;
+                calls::resize(file, self.body.len())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Maps the hole anew, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`apply`](Self::apply).
+    pub(crate) fn mend(&mut self) -> Outcome {
+        match self.hole {
+            None => Ok(()),
+            Some(hole) => {
+                self.place(hole, Place::Free)?;
+                self.hole = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the memory that another thread mapped into the hole.
+    pub(crate) fn adopt(&mut self, foothold: Foothold) {
+        if self.hole == Some(foothold.0) {
+            std::mem::forget(foothold);
+            self.hole = None;
+        }
+    }
+
+    /// New memory of the specimen's kind at `part`.
+    fn place(&mut self, part: AddressRange, place: Place) -> Outcome {
+        match self.backing {
+            Backing::Anonymous => map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None),
+            Backing::TransparentHuge => {
+                map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
+                // SAFETY: the part was just mapped for this specimen.
+                unsafe { calls::advise(part, Advice::HugePage, Call::Library) }
+            }
+            Backing::Hugetlb => {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
+                map(part, place, flags | libc::MAP_HUGE_2MB, None)
+            }
+            Backing::SharedAnonymous => {
+                map(part, place, libc::MAP_SHARED | libc::MAP_ANONYMOUS, None)
+            }
+            Backing::MemfdShared => {
+                self.place_file(part, place, libc::MAP_SHARED, calls::memory_file)
+            }
+            Backing::MemfdPrivate => {
+                self.place_file(part, place, libc::MAP_PRIVATE, calls::memory_file)
+            }
+            Backing::FilePrivate => {
+                self.place_file(part, place, libc::MAP_PRIVATE, calls::disk_file)
+            }
+            // SAFETY: what is replaced is this specimen's alone.
+            Backing::SystemV => unsafe { calls::attach(part, place) },
+            Backing::Heap => regrow(part),
+        }
+    }
+
+    /// A mapping of a new file; the file of the whole body is kept, to be changed through it.
+    fn place_file(
+        &mut self,
+        part: AddressRange,
+        place: Place,
+        flags: libc::c_int,
+        create: fn(usize) -> Outcome<OwnedFd>,
+    ) -> Outcome {
+        let file = create(part.len())?;
+        map(part, place, flags, Some(&file))?;
+        if part == self.body {
+            self.file = Some(file);
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, part: Option<AddressRange>) {
+        if let Some(part) = part {
+            // SAFETY: the part is this specimen's alone and no hole; nothing can be done about a
+            // refusal (the table of mappings is full), and a leak harms nobody.
+            let _ = unsafe { calls::unmap(part, Call::Library) };
+        }
+    }
+
+    fn give_back_heap(&self) {
+        if self.hole.is_none() && calls::program_break() == self.body.end() {
+            // SAFETY: the heap ends with the body.
+            let _ = unsafe { calls::move_break(-signed(self.body.len())) };
+        }
+    }
+}
+
+impl Drop for Specimen {
+    fn drop(&mut self) {
+        if self.backing == Backing::Heap {
+            return self.give_back_heap();
+        }
+        match self.hole {
+            None => self.give_back(Some(self.ground)),
+            Some(hole) => {
+                self.give_back(AddressRange::between(self.ground.start(), hole.start()));
+                self.give_back(AddressRange::between(hole.end(), self.ground.end()));
+            }
+        }
+    }
+}
+
+/// Private memory that a thread maps at an address which another one has just let go.
+#[derive(Debug)]
+pub(crate) struct Foothold(AddressRange);
+
+impl Foothold {
+    /// Private memory at `place`, if that is free by now.
+    pub(crate) fn take(place: AddressRange) -> Outcome<Self> {
+        map(place, Place::Free, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
+        Ok(Self(place))
+    }
+
+    /// Writes the pattern of `key` over it.
+    pub(crate) fn fill(&self, key: u64) {
+        // SAFETY: it was mapped for this foothold alone.
+        unsafe { calls::store(self.0.start(), &Specimen::pattern(self.0, key)) };
+    }
+}
+
+impl Drop for Foothold {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped for this foothold alone; as for a specimen, a leak harms nobody.
+        let _ = unsafe { calls::unmap(self.0, Call::Library) };
+    }
+}
+
+/// Mappings without access, made until the kernel allows no more.
+#[derive(Debug)]
+pub(crate) struct MappingFlood(AddressRange);
+
+impl MappingFlood {
+    /// Splits one mapping into as many as there may be, and leaves room for `spare` more.
+    ///
+    /// From then on the process allocates from its heaps alone, however large the block.
+    pub(crate) fn new(spare: usize) -> Outcome<Self> {
+        calls::allocate_without_mapping();
+        /// Twice the default `vm.max_map_count`, in pages.
+        const PAGES: usize = 1 << 17;
+        let page = Backing::Anonymous.grain();
+        let ground = reserve(PAGES * page, page)?;
+        let split = |number: usize, protection| {
+            // SAFETY: the page lies in the ground, which was just mapped.
+            unsafe { calls::protect(range(ground.start() + number * page, page), protection) }
+        };
+        let made = (1..PAGES).step_by(2).take_while(|&n| split(n, libc::PROT_READ).is_ok()).count();
+        // Joining a page with its neighbours again frees two places in the table.
+        for number in 0..made.min(spare.div_ceil(2)) {
+            split(2 * number + 1, libc::PROT_NONE)?;
+        }
+        Ok(Self(ground))
+    }
+}
+
+impl Drop for MappingFlood {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped for this flood alone.
+        let _ = unsafe { calls::unmap(self.0, Call::Library) };
+    }
+}
+
+fn map(part: AddressRange, place: Place, flags: libc::c_int, file: Option<&OwnedFd>) -> Outcome {
+    // SAFETY: private to this file, and called for a specimen's own range or for a free one.
+    unsafe { calls::map(part.start(), part.len(), place, READ_WRITE, flags, file) }.map(drop)
+}
+
+fn regrow(part: AddressRange) -> Outcome {
+    if calls::program_break() != part.start() {
+        return Err(Obstacle::taken("brk"));
+    }
+    // SAFETY: the heap grows; nothing goes.
+    unsafe { calls::move_break(signed(part.len())) }.map(drop)
+}
+
+/// Address space for `length` bytes at a multiple of `alignment`, with guards around them.
+fn reserve(length: usize, alignment: usize) -> Outcome<AddressRange> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let bytes = length + 3 * alignment;
+    // SAFETY: new memory anywhere replaces nothing.
+    let start = unsafe { calls::map(0, bytes, Place::Anywhere, libc::PROT_NONE, flags, None) }?;
+    Ok(range(start, bytes))
+}
+
+fn signed(length: usize) -> isize {
+    isize::try_from(length).unwrap_or(0)
+}
+
+/// A range that the kernel gave or that lies inside of one, so neither empty nor wrapping.
+fn range(start: usize, length: usize) -> AddressRange {
+    AddressRange::new(start, length).expect("a mapping is neither empty nor wraps")
+}

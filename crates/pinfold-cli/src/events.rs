@@ -1,0 +1,278 @@
+//! `pinfold events`: every kind of mapping change against this machine's monitor, judged by what
+//! the device really moved.
+//!
+//! Each row fills memory with old bytes, sends it through the cache so that it is cached if it
+//! ever will be, changes the mapping, fills the memory with new bytes and moves it again, once out
+//! of the memory and once into it. [`trial`] walks through the catalogue of changes one by one,
+//! [`special`] through what takes several threads, a child or a stack.
+
+mod special;
+mod trial;
+
+use crate::change::{Backing, Mutation};
+use crate::output::{self, Failure, Output, Tone, Verdict};
+use crate::port::{self, MakeMonitor, Port, Strategy};
+use crate::races::Stop;
+use comfy_table::Cell;
+use pinfold::{Config, Cover, Monitor};
+use serde::Serialize;
+
+/// Options of `pinfold events`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// Which cache to judge; `naive` proves that the judgement can fail
+    #[arg(long, value_enum, default_value_t, hide = true)]
+    cache: Strategy,
+}
+
+/// What became of one event.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Judgement {
+    /// This machine cannot show it; the note says why.
+    Skipped,
+    /// Right data, and the memory had been cached: the monitor saw the change.
+    Fresh,
+    /// Right data, and the memory was never cached.
+    Uncached,
+    /// Wrong data, and the monitor says openly that it cannot see this change.
+    Blind,
+    /// Wrong data where the monitor claims to see.
+    Stale,
+}
+
+impl Judgement {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Skipped => "skipped",
+            Self::Fresh => "fresh",
+            Self::Uncached => "uncached",
+            Self::Blind => "blind",
+            Self::Stale => "STALE",
+        }
+    }
+
+    fn tone(self) -> Tone {
+        match self {
+            Self::Fresh | Self::Uncached => Tone::Good,
+            Self::Skipped | Self::Blind => Tone::Warning,
+            Self::Stale => Tone::Bad,
+        }
+    }
+
+    fn of(finding: &Finding, cover: Cover) -> Self {
+        match (finding.right, finding.cached) {
+            (false, _) if cover == Cover::Blind => Self::Blind,
+            (false, _) => Self::Stale,
+            (true, true) => Self::Fresh,
+            (true, false) => Self::Uncached,
+        }
+    }
+}
+
+/// What was found out about one event.
+#[derive(Debug)]
+struct Finding {
+    /// Whether what was moved after the change was what the memory held.
+    right: bool,
+    /// Whether the memory was in the cache before.
+    cached: bool,
+    /// What else there is to say.
+    note: Option<String>,
+}
+
+/// One cell of the matrix.
+#[derive(Debug, Serialize)]
+struct Event {
+    event: &'static str,
+    mapping: &'static str,
+    /// `send`, `receive`, or `both` where one row judges both.
+    direction: &'static str,
+    verdict: Judgement,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    monitor: &'static str,
+    cache: &'static str,
+    fresh: usize,
+    uncached: usize,
+    blind: usize,
+    stale: usize,
+    skipped: usize,
+    events: Vec<Event>,
+}
+
+impl Report {
+    fn new(monitor: &'static str, cache: Strategy, events: Vec<Event>) -> Self {
+        let count = |verdict| events.iter().filter(|event| event.verdict == verdict).count();
+        Self {
+            monitor,
+            cache: cache.name(),
+            fresh: count(Judgement::Fresh),
+            uncached: count(Judgement::Uncached),
+            blind: count(Judgement::Blind),
+            stale: count(Judgement::Stale),
+            skipped: count(Judgement::Skipped),
+            events,
+        }
+    }
+}
+
+/// How many threads use the device at once.
+const LANES: usize = 2;
+
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+    let report = match (arguments.cache, port::monitor()) {
+        (Strategy::Naive, _) => judge_all(port::deaf, arguments.cache, output),
+        (Strategy::Pinfold, Ok(_)) => judge_all(port::monitor, arguments.cache, output),
+        (Strategy::Pinfold, Err(why)) => {
+            output.note(format_args!("{why}; so nothing will be cached"));
+            judge_all(port::no_monitor, arguments.cache, output)
+        }
+    }?;
+    output.report(&report, || human(&report));
+    Ok(Verdict::of(report.stale == 0))
+}
+
+fn judge_all<M: Monitor + Clone>(
+    make_monitor: MakeMonitor<M>,
+    cache: Strategy,
+    output: &Output,
+) -> Result<Report, Failure> {
+    let monitor = make_monitor()?;
+    let port = Port::open(monitor.clone(), 1024, LANES, Config::default())?;
+    let trials = trial::all();
+    let progress = output.progress((trials.len() + special::COUNT) as u64, "events");
+    let mut events = Vec::new();
+    for trial in trials {
+        events.push(trial.judge(&port, &monitor));
+        progress.advance(1);
+    }
+    for special in special::all() {
+        events.push(special.judge(&port, &monitor, make_monitor));
+        progress.advance(1);
+    }
+    Ok(Report::new(monitor.name(), cache, events))
+}
+
+/// An event out of what was found, or of why nothing was.
+fn event(
+    event: &'static str,
+    mapping: &'static str,
+    direction: &'static str,
+    cover: Cover,
+    found: Result<Finding, Stop>,
+) -> Event {
+    match found {
+        Ok(finding) => {
+            let verdict = Judgement::of(&finding, cover);
+            Event { event, mapping, direction, verdict, note: finding.note }
+        }
+        Err(stop) => {
+            let note = Some(stop.to_string());
+            Event { event, mapping, direction, verdict: Judgement::Skipped, note }
+        }
+    }
+}
+
+/// Tries again while other threads are faster with the address.
+fn persistently(mut attempt: impl FnMut() -> Result<Finding, Stop>) -> Result<Finding, Stop> {
+    const TRIES: usize = 20;
+    let mut found = attempt();
+    for _ in 1..TRIES {
+        match &found {
+            Err(stop) if stop.is_passing() => found = attempt(),
+            _ => break,
+        }
+    }
+    found
+}
+
+fn human(report: &Report) -> String {
+    let mut text = format!("{}\n{}\n\n", matrix(report), specials(report));
+    for note in notes(report) {
+        text.push_str(&format!("  {note}\n"));
+    }
+    text.push_str(&format!(
+        "monitor: {}, cache: {}\n{} fresh (cached, and the change was seen), {} uncached (never \
+         cached, so never wrong),\n{} blind (wrong data, and the monitor says that it cannot see \
+         this), {} stale (wrong data), {} skipped\n",
+        report.monitor,
+        report.cache,
+        report.fresh,
+        report.uncached,
+        report.blind,
+        report.stale,
+        report.skipped
+    ));
+    text
+}
+
+/// One row per change, one column per kind of memory; a cell is the worse of both directions.
+fn matrix(report: &Report) -> comfy_table::Table {
+    let mut heads = vec!["change"];
+    heads.extend(Backing::ALL.map(Backing::short_name));
+    let mut table = output::table(&heads);
+    for mutation in Mutation::ALL {
+        let mut row = vec![Cell::new(mutation)];
+        row.extend(
+            Backing::ALL.map(|backing| cell(worst(report, mutation.name(), backing.name()))),
+        );
+        table.add_row(row);
+    }
+    table
+}
+
+fn specials(report: &Report) -> comfy_table::Table {
+    let mut table = output::table(&["several threads, a child, a stack", "verdict", "note"]);
+    for event in report.events.iter().filter(|event| event.direction == special::DIRECTION) {
+        let note = event.note.as_deref().unwrap_or_default();
+        table.add_row([Cell::new(event.event), cell(Some(event.verdict)), Cell::new(note)]);
+    }
+    table
+}
+
+fn worst(report: &Report, name: &str, mapping: &str) -> Option<Judgement> {
+    let same = |event: &&Event| event.event == name && event.mapping == mapping;
+    report.events.iter().filter(same).map(|event| event.verdict).max()
+}
+
+fn cell(verdict: Option<Judgement>) -> Cell {
+    match verdict {
+        Some(verdict) => output::cell(verdict.name(), verdict.tone()),
+        None => Cell::new(""),
+    }
+}
+
+/// Why rows were skipped, each reason once.
+fn notes(report: &Report) -> Vec<String> {
+    let mut notes: Vec<String> = Vec::new();
+    for event in report.events.iter().filter(|event| event.verdict == Judgement::Skipped) {
+        let why = event.note.as_deref().unwrap_or_default();
+        let note = format!("skipped on {}: {why}", event.mapping);
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_data_is_excused_only_where_the_monitor_owns_up() {
+        let found = |right, cached| Finding { right, cached, note: None };
+        assert_eq!(Judgement::of(&found(false, true), Cover::Blind), Judgement::Blind);
+        for cover in [Cover::Seen, Cover::NotCached, Cover::Harmless] {
+            assert_eq!(Judgement::of(&found(false, true), cover), Judgement::Stale);
+            assert_eq!(Judgement::of(&found(false, false), cover), Judgement::Stale);
+        }
+        assert_eq!(Judgement::of(&found(true, true), Cover::Seen), Judgement::Fresh);
+        assert_eq!(Judgement::of(&found(true, false), Cover::NotCached), Judgement::Uncached);
+    }
+}

@@ -1,0 +1,230 @@
+//! A cache with its device: leases memory, moves it, and tells what really moved.
+//!
+//! Every thread has a lane of the device's channel, so that transfers of several threads do not
+//! mix. Memory longer than one lease goes in pieces.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the cache's `get`. Its contract holds because the memory
+//! that passes here is a [`Specimen`](crate::change::Specimen)'s or its neighbour's: it is touched
+//! by address only, so the device may read and write it at any time, and a change that nobody saw
+//! costs wrong bytes, which are what this program looks for.
+
+#![allow(unsafe_code)]
+
+mod deaf;
+
+pub(crate) use deaf::Deaf;
+
+use crate::device::{Device, Transfer};
+use crate::output::Failure;
+use pinfold::monitor::{NoMonitor, Userfaultfd};
+use pinfold::registrar::IoUring;
+use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
+use std::fmt;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// The longest memory that one call moves, in bytes.
+pub(crate) const LANE_BYTES: usize = 8 << 20;
+
+/// How long a lease may be, in bytes.
+const PIECE_BYTES: usize = 2 << 20;
+
+/// Who stands between the program and stale registrations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+pub(crate) enum Strategy {
+    /// The cache with its monitor.
+    #[default]
+    Pinfold,
+    /// The same cache, keyed by address alone: no change ever reaches it.
+    Naive,
+}
+
+impl Strategy {
+    /// Its name in a report.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Pinfold => "pinfold",
+            Self::Naive => "naive",
+        }
+    }
+}
+
+/// Why nothing was moved.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The cache gave no lease.
+    Get(GetError),
+    /// The device failed.
+    Device(io::Error),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Get(error) => error.fmt(f),
+            Self::Device(error) => write!(f, "the transfer failed: {error}"),
+        }
+    }
+}
+
+/// What the device sent.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    /// The bytes that arrived at the other end.
+    pub(crate) bytes: Vec<u8>,
+    /// Whether every registration used was kept in the cache.
+    pub(crate) cached: bool,
+}
+
+/// This machine's monitor.
+pub(crate) fn monitor() -> Result<Arc<Userfaultfd>, Failure> {
+    Userfaultfd::new().map(Arc::new).map_err(Failure::unavailable)
+}
+
+/// What there is on a machine that refuses every monitor: nothing is cached.
+pub(crate) fn no_monitor() -> Result<Arc<NoMonitor>, Failure> {
+    NoMonitor::new().map(Arc::new).map_err(Failure::unavailable)
+}
+
+/// The monitor of a cache that is told nothing.
+pub(crate) fn deaf() -> Result<Arc<Deaf>, Failure> {
+    Ok(Arc::default())
+}
+
+/// How a process, or its forked child, makes its monitor.
+pub(crate) type MakeMonitor<M> = fn() -> Result<M, Failure>;
+
+/// A lease of this port's cache.
+pub(crate) type PortLease<'p, M> = Lease<'p, IoUring, M>;
+
+/// A cache with its device.
+pub(crate) struct Port<M: Monitor> {
+    cache: Cache<IoUring, M>,
+    device: Device,
+}
+
+impl<M: Monitor> Port<M> {
+    /// A device with `slots` registrations at most and room for `lanes` threads, and a cache over
+    /// it that believes `monitor`.
+    pub(crate) fn open(
+        monitor: M,
+        slots: u32,
+        lanes: usize,
+        config: Config,
+    ) -> Result<Self, Failure> {
+        let device = Device::open((lanes * LANE_BYTES) as u64)?;
+        let registrar = IoUring::new(&device, slots).map_err(Failure::unavailable)?;
+        let config = Config { piece_bytes: PIECE_BYTES, ..config };
+        let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
+        Ok(Self { cache, device })
+    }
+
+    /// Makes what follows independent of what happened at `range` before.
+    pub(crate) fn forget(&self, range: AddressRange) {
+        self.cache.invalidate(range);
+    }
+
+    /// A lease of `range`, which is no longer than a piece.
+    pub(crate) fn lease(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<PortLease<'_, M>, Refusal> {
+        let start = std::ptr::with_exposed_provenance(range.start());
+        // SAFETY: the device may use this memory at any time, see the file's header.
+        unsafe { self.cache.get(start, range.len(), access) }.map_err(Refusal::Get)
+    }
+
+    /// As [`lease`](Self::lease), for memory that no monitor covers: the caller invalidates it
+    /// before it changes.
+    pub(crate) fn lease_vouched(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<PortLease<'_, M>, Refusal> {
+        let start = std::ptr::with_exposed_provenance(range.start());
+        // SAFETY: as in `lease`; who breaks the promise gets wrong bytes, and counts them.
+        unsafe { self.cache.get_vouched(start, range.len(), access) }.map_err(Refusal::Get)
+    }
+
+    /// Sends `range` and tells what arrived.
+    pub(crate) fn send(&self, range: AddressRange, lane: usize) -> Result<Sent, Refusal> {
+        let mut cached = true;
+        for piece in range.pieces(PIECE_BYTES) {
+            let lease = self.lease(piece, Access::READ)?;
+            cached &= lease.is_cached();
+            self.send_by(&lease, piece, at(lane, piece.start() - range.start()))?;
+        }
+        Ok(Sent { bytes: self.arrived(lane, range.len())?, cached })
+    }
+
+    /// The most bytes of one lease.
+    pub(crate) const fn piece_bytes() -> usize {
+        PIECE_BYTES
+    }
+
+    /// What the cache has done so far.
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.cache.statistics()
+    }
+
+    /// Gives back what no lease and no mapping needs any more.
+    pub(crate) fn reclaim(&self) {
+        self.cache.reclaim();
+    }
+
+    /// Sends `part`, which `lease` contains, and tells what arrived.
+    pub(crate) fn send_leased(
+        &self,
+        lease: &PortLease<'_, M>,
+        part: AddressRange,
+        lane: usize,
+    ) -> Result<Vec<u8>, Refusal> {
+        self.send_by(lease, part, at(lane, 0))?;
+        self.arrived(lane, part.len())
+    }
+
+    fn send_by(
+        &self,
+        lease: &PortLease<'_, M>,
+        part: AddressRange,
+        offset: u64,
+    ) -> Result<(), Refusal> {
+        self.device.send(&[transfer(lease, part, offset)]).map_err(Refusal::Device)
+    }
+
+    fn arrived(&self, lane: usize, length: usize) -> Result<Vec<u8>, Refusal> {
+        let mut bytes = vec![0; length];
+        let channel = self.device.channel();
+        channel.read_exact_at(&mut bytes, at(lane, 0)).map_err(Refusal::Device)?;
+        Ok(bytes)
+    }
+
+    /// Has the device write `bytes` into `range`, which is as long.
+    pub(crate) fn receive(
+        &self,
+        range: AddressRange,
+        lane: usize,
+        bytes: &[u8],
+    ) -> Result<(), Refusal> {
+        self.device.channel().write_all_at(bytes, at(lane, 0)).map_err(Refusal::Device)?;
+        for piece in range.pieces(PIECE_BYTES) {
+            let lease = self.lease(piece, Access::WRITE)?;
+            let offset = at(lane, piece.start() - range.start());
+            self.device.receive(&[transfer(&lease, piece, offset)]).map_err(Refusal::Device)?;
+        }
+        Ok(())
+    }
+}
+
+fn transfer<M: Monitor>(lease: &PortLease<'_, M>, part: AddressRange, offset: u64) -> Transfer {
+    let index = lease.handle().get();
+    Transfer { index, address: part.start(), length: part.len(), offset }
+}
+
+fn at(lane: usize, offset: usize) -> u64 {
+    (lane * LANE_BYTES + offset) as u64
+}

@@ -1,0 +1,77 @@
+//! A monitor that claims to see everything and sees nothing: the cache of old, keyed by address.
+//!
+//! It proves that the checks of this program can fail.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement `Monitor`, and breaks its promise on purpose. What
+//! follows is a device that reads and writes pages which are no longer the program's. These pages
+//! stay pinned by the registration, so they are nobody else's either, and the program touches its
+//! memory by address only: the harm is wrong bytes, which are counted.
+
+#![allow(unsafe_code)]
+
+use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// See the file's header.
+#[derive(Debug, Default)]
+pub(crate) struct Deaf {
+    /// Guards how often the bell was rung.
+    bell: Mutex<u32>,
+    rung: Condvar,
+}
+
+impl Deaf {
+    fn lock(&self) -> MutexGuard<'_, u32> {
+        self.bell.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// SAFETY: the promise is broken on purpose, see the file's header.
+unsafe impl Monitor for Deaf {
+    fn name(&self) -> &'static str {
+        "deaf"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        Ok(Sequence(1))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, _: Sequence, _: &mut dyn FnMut(AddressRange)) -> Replay {
+        Replay { up_to: Sequence(1), complete: true }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        *self.lock()
+    }
+
+    fn ring(&self) {
+        let mut bell = self.lock();
+        *bell = bell.wrapping_add(1);
+        self.rung.notify_all();
+    }
+
+    fn wait(&self, seen: u32) {
+        let mut bell = self.lock();
+        while *bell == seen {
+            bell = self.rung.wait(bell).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

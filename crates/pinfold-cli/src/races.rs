@@ -1,0 +1,297 @@
+//! The changes that take two threads: one changes memory while the other uses it, or its address.
+//!
+//! Each race is one round. What is judged is only what the program itself orders: a `get` that
+//! begins after the change has returned, or after the address was mapped anew, and bytes that
+//! nobody changes.
+
+use crate::change::{Foothold, Mutation, Obstacle, Part, Specimen};
+use crate::port::{Port, Refusal};
+use pinfold::{Access, AddressRange, GetError, Monitor};
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Why something could not be tried.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The change could not be made.
+    Obstacle(Obstacle),
+    /// The memory could not be moved.
+    Refusal(Refusal),
+    /// No second thread could be started.
+    Thread(io::Error),
+    /// The memory is gone after an earlier obstacle.
+    Gone,
+    /// A forked child could not make a monitor and caches of its own.
+    Child,
+}
+
+impl Stop {
+    /// The reason without addresses, so that equal ones can be counted.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Refusal(Refusal::Get(GetError::Register(error))) => first_word(error),
+            Self::Refusal(Refusal::Get(error)) => first_word(error),
+            other => other.to_string(),
+        }
+    }
+
+    /// Whether another try with other memory may go through.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self, Self::Obstacle(obstacle) if obstacle.is_taken())
+    }
+}
+
+/// The name of an error's variant.
+fn first_word(error: &impl fmt::Debug) -> String {
+    let text = format!("{error:?}");
+    text.chars().take_while(char::is_ascii_alphanumeric).collect()
+}
+
+impl From<Obstacle> for Stop {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Obstacle(obstacle)
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refusal(refusal)
+    }
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Obstacle(obstacle) => obstacle.fmt(f),
+            Self::Refusal(refusal) => refusal.fmt(f),
+            Self::Thread(error) => write!(f, "no thread could be started: {error}"),
+            Self::Gone => f.write_str("the memory is gone after an earlier obstacle"),
+            Self::Child => f.write_str("a forked child could not make caches of its own"),
+        }
+    }
+}
+
+/// The first wrong byte: how far into what was moved.
+pub(crate) type FirstWrong = usize;
+
+/// Where `got` differs from `wanted`, which is as long.
+pub(crate) fn difference(got: &[u8], wanted: &[u8]) -> Option<FirstWrong> {
+    got.iter().zip(wanted).position(|(a, b)| a != b)
+}
+
+/// Sends `range` of `specimen` and compares what arrives with what the memory holds.
+pub(crate) fn send_wrong<M: Monitor>(
+    port: &Port<M>,
+    specimen: &Specimen,
+    range: AddressRange,
+    lane: usize,
+) -> Result<Option<FirstWrong>, Refusal> {
+    let sent = port.send(range, lane)?;
+    Ok(difference(&sent.bytes, &specimen.bytes(range)))
+}
+
+/// Has the device write the pattern of `key` into `range` and looks at what the memory holds then.
+pub(crate) fn receive_wrong<M: Monitor>(
+    port: &Port<M>,
+    specimen: &Specimen,
+    range: AddressRange,
+    lane: usize,
+    key: u64,
+) -> Result<Option<FirstWrong>, Refusal> {
+    let wanted = Specimen::pattern(range, key);
+    port.receive(range, lane, &wanted)?;
+    Ok(difference(&specimen.bytes(range), &wanted))
+}
+
+/// Two threads' meeting point. Both flags order nothing but themselves: what the threads tell each
+/// other about memory goes through the kernel's address space and through joining.
+#[derive(Default)]
+struct Signals {
+    begun: AtomicBool,
+    over: AtomicBool,
+}
+
+impl Signals {
+    fn begin(&self) {
+        // Release: pairs with the Acquire in `await_begin`.
+        self.begun.store(true, Ordering::Release);
+    }
+
+    fn await_begin(&self) {
+        // Acquire: pairs with the Release in `begin`.
+        while !self.begun.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    fn end(&self) {
+        // Relaxed: a flag that guards no data.
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    fn is_over(&self) -> bool {
+        // Relaxed: as in `end`.
+        self.over.load(Ordering::Relaxed)
+    }
+}
+
+/// As [`thread::Scope::spawn`], which panics where the machine has no room for a thread.
+pub(crate) fn start<'s, T: Send + 's>(
+    scope: &'s thread::Scope<'s, '_>,
+    work: impl FnOnce() -> T + Send + 's,
+) -> Result<thread::ScopedJoinHandle<'s, T>, Stop> {
+    thread::Builder::new().spawn_scoped(scope, work).map_err(Stop::Thread)
+}
+
+/// A thread that panicked has found something wrong at its very first byte.
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>, panicked: T) -> T {
+    thread.join().unwrap_or(panicked)
+}
+
+/// While this thread unmaps the specimen, another maps memory at its address and uses it at once.
+pub(crate) fn take_over<M: Monitor>(
+    port: &Port<M>,
+    specimen: &mut Specimen,
+    unmap: Mutation,
+    keys: [u64; 2],
+    lane: usize,
+) -> Result<Option<FirstWrong>, Stop> {
+    let body = specimen.body();
+    specimen.fill(body, keys[0]);
+    port.send(body, lane)?;
+    let signals = Signals::default();
+    let (outcome, taken) = thread::scope(|scope| {
+        let other = start(scope, || settle(port, &signals, body, keys[1], lane + 1))?;
+        signals.await_begin();
+        let outcome = specimen.take_away(unmap);
+        signals.end();
+        Ok::<_, Stop>((outcome, joined(other, Ok(None))))
+    })?;
+    outcome?;
+    match taken? {
+        None => Err(Obstacle::taken("mmap").into()),
+        Some((foothold, wrong)) => {
+            specimen.adopt(foothold);
+            Ok(wrong)
+        }
+    }
+}
+
+type Settled = Option<(Foothold, Option<FirstWrong>)>;
+
+fn settle<M: Monitor>(
+    port: &Port<M>,
+    signals: &Signals,
+    place: AddressRange,
+    key: u64,
+    lane: usize,
+) -> Result<Settled, Stop> {
+    signals.begin();
+    loop {
+        // Asked before the try: the last try comes after the address was let go for good, so it
+        // fails only if a third thread was faster.
+        let over = signals.is_over();
+        if let Ok(foothold) = Foothold::take(place) {
+            foothold.fill(key);
+            let sent = port.send(place, lane)?;
+            let wrong = difference(&sent.bytes, &Specimen::pattern(place, key));
+            return Ok(Some((foothold, wrong)));
+        }
+        if over {
+            return Ok(None);
+        }
+    }
+}
+
+/// While another thread registers the specimen over and over, this one changes it and uses it.
+pub(crate) fn change_while_registering<M: Monitor>(
+    port: &Port<M>,
+    specimen: &mut Specimen,
+    mutation: Mutation,
+    keys: [u64; 2],
+    lane: usize,
+) -> Result<Option<FirstWrong>, Stop> {
+    let body = specimen.body();
+    specimen.fill(body, keys[0]);
+    let signals = Signals::default();
+    thread::scope(|scope| {
+        start(scope, || register_over_and_over(port, &signals, body))?;
+        signals.await_begin();
+        let outcome = change_and_send(port, specimen, mutation, body, keys[1], lane);
+        signals.end();
+        outcome
+    })
+}
+
+fn change_and_send<M: Monitor>(
+    port: &Port<M>,
+    specimen: &mut Specimen,
+    mutation: Mutation,
+    part: AddressRange,
+    key: u64,
+    lane: usize,
+) -> Result<Option<FirstWrong>, Stop> {
+    specimen.apply(mutation)?;
+    specimen.fill(part, key);
+    Ok(send_wrong(port, specimen, specimen.body(), lane)?)
+}
+
+/// The memory may be gone at any moment, and with it the answer: nothing here is judged.
+fn register_over_and_over<M: Monitor>(port: &Port<M>, signals: &Signals, body: AddressRange) {
+    loop {
+        for piece in body.pieces(1 << 20) {
+            drop(port.lease(piece, Access::READ));
+        }
+        signals.begin();
+        if signals.is_over() {
+            return;
+        }
+    }
+}
+
+/// While another thread sends the head of the specimen from registrations of all of it, this one
+/// changes the tail with `mutation` and uses the whole.
+pub(crate) fn change_beside<M: Monitor>(
+    port: &Port<M>,
+    specimen: &mut Specimen,
+    mutation: Mutation,
+    keys: [u64; 2],
+    lane: usize,
+) -> Result<Option<FirstWrong>, Stop> {
+    let (body, head, tail) =
+        (specimen.body(), specimen.part(Part::Head), specimen.part(Part::Tail));
+    specimen.fill(body, keys[0]);
+    let wanted = specimen.bytes(head);
+    let signals = Signals::default();
+    thread::scope(|scope| {
+        let other = start(scope, || send_head(port, &signals, body, head, &wanted, lane + 1))?;
+        signals.await_begin();
+        let outcome = change_and_send(port, specimen, mutation, tail, keys[1], lane);
+        signals.end();
+        let beside = joined(other, Some(0));
+        Ok(outcome?.or(beside))
+    })
+}
+
+/// Registers `body`, sends `head` and compares it, until told to stop; a refusal (the tail may be
+/// gone at the moment) is no wrong.
+fn send_head<M: Monitor>(
+    port: &Port<M>,
+    signals: &Signals,
+    body: AddressRange,
+    head: AddressRange,
+    wanted: &[u8],
+    lane: usize,
+) -> Option<FirstWrong> {
+    loop {
+        let sent =
+            port.lease(body, Access::READ).and_then(|lease| port.send_leased(&lease, head, lane));
+        signals.begin();
+        let wrong = sent.ok().and_then(|bytes| difference(&bytes, wanted));
+        if wrong.is_some() || signals.is_over() {
+            return wrong;
+        }
+    }
+}

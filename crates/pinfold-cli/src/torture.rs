@@ -1,0 +1,336 @@
+//! `pinfold torture`: random programs of allocations, mapping changes and transfers on many
+//! threads, every byte checked.
+//!
+//! A thread's [program] depends on the seed and its number only, so a seed replays the same
+//! program; how the threads interleave is the machine's affair. The threads share three caches
+//! under one monitor: a roomy one, one with a table of eight registrations, and one with a budget
+//! that is soon spent.
+
+mod program;
+mod tally;
+mod worker;
+
+use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
+use crate::port::{self, MakeMonitor, Port, Strategy};
+use comfy_table::Cell;
+use pinfold::{Config, Monitor, WhenFull};
+use program::{PORTS, Program};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+use tally::{Count, Tally, Wrong};
+use worker::Worker;
+
+/// Options of `pinfold torture`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// How long to go on, in seconds [default: 20, unless --operations is given]
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// How many threads
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    /// The seed of a program to run again
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How many operations, all threads together
+    #[arg(long)]
+    operations: Option<u64>,
+    /// Which cache to torture; `naive` proves that the check can fail
+    #[arg(long, value_enum, default_value_t, hide = true)]
+    cache: Strategy,
+}
+
+/// How many operations of each thread go into the digest of the program.
+const DIGESTED: usize = 1000;
+
+/// When a thread stops.
+#[derive(Clone, Copy, Debug)]
+struct Until {
+    begun: Instant,
+    time: Option<Duration>,
+    /// How many operations each thread carries out.
+    operations: Option<u64>,
+}
+
+impl Until {
+    fn new(arguments: &Arguments) -> Self {
+        const DEFAULT_SECONDS: u64 = 20;
+        let default = arguments.operations.is_none().then_some(DEFAULT_SECONDS);
+        let threads = u64::from(arguments.threads);
+        Self {
+            begun: Instant::now(),
+            time: arguments.seconds.or(default).map(Duration::from_secs),
+            operations: arguments.operations.map(|all| all.div_ceil(threads)),
+        }
+    }
+
+    fn is_reached(&self, step: u64) -> bool {
+        self.time.is_some_and(|time| self.begun.elapsed() >= time)
+            || self.operations.is_some_and(|operations| step >= operations)
+    }
+
+    /// The length of the progress bar.
+    fn ticks(&self) -> u64 {
+        match (self.time, self.operations) {
+            (Some(time), None) => tenths(time),
+            (_, operations) => operations.unwrap_or(0),
+        }
+    }
+
+    /// How far along the bar a thread is at `step`.
+    fn tick(&self, step: u64) -> u64 {
+        match (self.time, self.operations) {
+            (Some(_), None) => tenths(self.begun.elapsed()),
+            _ => step,
+        }
+    }
+}
+
+fn tenths(time: Duration) -> u64 {
+    u64::try_from(time.as_millis() / 100).unwrap_or(u64::MAX)
+}
+
+/// What all threads share beside the caches.
+struct Shared<M: Monitor> {
+    monitor: M,
+    make_monitor: MakeMonitor<M>,
+    /// Held by the one thread that has lowered the limit on descriptors.
+    starving: Mutex<()>,
+}
+
+impl<M: Monitor> Shared<M> {
+    fn new(monitor: M, make_monitor: MakeMonitor<M>) -> Self {
+        Self { monitor, make_monitor, starving: Mutex::new(()) }
+    }
+}
+
+type Ports<M> = [Port<M>; PORTS];
+
+/// The caches' names in a report.
+const PORT_NAMES: [&str; PORTS] = ["roomy", "small table", "small budget"];
+
+fn open_ports<M: Monitor + Clone>(monitor: &M, threads: usize) -> Result<Ports<M>, Failure> {
+    let lanes = 2 * threads;
+    let small_table = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
+    let small_budget = Config { max_bytes: 1 << 20, ..Config::default() };
+    Ok([
+        Port::open(monitor.clone(), 4096, lanes, Config::default())?,
+        Port::open(monitor.clone(), 8, lanes, small_table)?,
+        Port::open(monitor.clone(), 64, lanes, small_budget)?,
+    ])
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    seed: u64,
+    /// A digest of the first operations of every thread.
+    program: String,
+    monitor: &'static str,
+    cache: &'static str,
+    threads: u16,
+    seconds: f64,
+    operations: u64,
+    transfers: u64,
+    wrong: u64,
+    /// Threads that panicked.
+    panics: u64,
+    refused: u64,
+    /// Why, and how often.
+    refusals: BTreeMap<String, u64>,
+    kinds: BTreeMap<&'static str, Count>,
+    caches: Vec<CacheReport>,
+    wrong_transfers: Vec<Wrong>,
+}
+
+/// What one of the caches did.
+#[derive(Debug, Serialize)]
+struct CacheReport {
+    name: &'static str,
+    gets: u64,
+    hits: u64,
+    registrations: u64,
+    registration_failures: u64,
+    invalidations: u64,
+    evictions: u64,
+    per_use: u64,
+    /// Registrations left when all memory and leases were gone.
+    left: u64,
+}
+
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+    match (arguments.cache, port::monitor()) {
+        (Strategy::Naive, _) => torture(arguments, output, port::deaf),
+        (Strategy::Pinfold, Ok(_)) => torture(arguments, output, port::monitor),
+        (Strategy::Pinfold, Err(why)) => {
+            output.note(format_args!("{why}; so nothing will be cached"));
+            torture(arguments, output, port::no_monitor)
+        }
+    }
+}
+
+fn torture<M: Monitor + Clone>(
+    arguments: &Arguments,
+    output: &Output,
+    make_monitor: MakeMonitor<M>,
+) -> Result<Verdict, Failure> {
+    let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
+    output.note(format_args!("seed {seed}: --seed {seed} replays this program"));
+    let shared = Shared::new(make_monitor()?, make_monitor);
+    let ports = open_ports(&shared.monitor, usize::from(arguments.threads))?;
+    let until = Until::new(arguments);
+    let (tally, panics) = run_threads(arguments, seed, &shared, &ports, &until, output);
+    let report = Report {
+        seed,
+        program: Program::digest(seed, usize::from(arguments.threads), DIGESTED),
+        monitor: shared.monitor.name(),
+        cache: arguments.cache.name(),
+        threads: arguments.threads,
+        seconds: until.begun.elapsed().as_secs_f64(),
+        operations: tally.operations,
+        transfers: tally.transfers,
+        wrong: tally.wrong,
+        panics,
+        refused: tally.kinds.values().map(|count| count.refused).sum(),
+        refusals: tally.reasons,
+        kinds: tally.kinds,
+        caches: PORT_NAMES
+            .iter()
+            .zip(&ports)
+            .map(|(name, port)| cache_report(name, port))
+            .collect(),
+        wrong_transfers: tally.described,
+    };
+    output.report(&report, || human(&report));
+    Ok(Verdict::of(report.wrong == 0 && report.panics == 0))
+}
+
+/// All threads' counts, and how many threads panicked.
+fn run_threads<M: Monitor + Clone>(
+    arguments: &Arguments,
+    seed: u64,
+    shared: &Shared<M>,
+    ports: &Ports<M>,
+    until: &Until,
+    output: &Output,
+) -> (Tally, u64) {
+    let progress = output.progress(until.ticks(), "torture");
+    let progress = &progress;
+    let (mut sum, mut panics) = (Tally::default(), 0);
+    thread::scope(|scope| {
+        let start = |thread| {
+            let worker = Worker::new(shared, ports, thread);
+            let bar = (thread == 0).then_some(progress);
+            scope.spawn(move || run_program(worker, Program::new(seed, thread), until, bar))
+        };
+        let threads: Vec<_> = (0..usize::from(arguments.threads)).map(start).collect();
+        for thread in threads {
+            match thread.join() {
+                Ok(tally) => sum.add(tally),
+                Err(_) => panics += 1,
+            }
+        }
+    });
+    (sum, panics)
+}
+
+fn run_program<M: Monitor + Clone>(
+    mut worker: Worker<'_, M>,
+    program: Program,
+    until: &Until,
+    bar: Option<&Progress>,
+) -> Tally {
+    let mut shown = 0;
+    for (operation, step) in program.zip(0..) {
+        if until.is_reached(step) {
+            break;
+        }
+        worker.step(step, &operation);
+        let tick = until.tick(step);
+        if let Some(bar) = bar.filter(|_| tick > shown) {
+            bar.advance(tick - shown);
+            shown = tick;
+        }
+    }
+    std::mem::take(&mut worker.tally)
+}
+
+fn cache_report<M: Monitor>(name: &'static str, port: &Port<M>) -> CacheReport {
+    port.reclaim();
+    let statistics = port.statistics();
+    CacheReport {
+        name,
+        gets: statistics.gets,
+        hits: statistics.hits,
+        registrations: statistics.registrations,
+        registration_failures: statistics.registration_failures,
+        invalidations: statistics.invalidations,
+        evictions: statistics.evictions,
+        per_use: statistics.per_use,
+        left: statistics.regions,
+    }
+}
+
+fn human(report: &Report) -> String {
+    format!(
+        "{}\n{}\n\n{}seed {}, program {}, monitor {}, cache {}: {} operations and {} transfers by \
+         {} threads in {:.1} s, {} wrong\n",
+        kinds(report),
+        caches(report),
+        wrongs(report),
+        report.seed,
+        report.program,
+        report.monitor,
+        report.cache,
+        report.operations,
+        report.transfers,
+        report.threads,
+        report.seconds,
+        report.wrong
+    )
+}
+
+fn kinds(report: &Report) -> comfy_table::Table {
+    let mut table = output::table(&["operation", "done", "refused", "wrong"]);
+    for (kind, count) in &report.kinds {
+        let tone = if count.wrong == 0 { Tone::Good } else { Tone::Bad };
+        table.add_row([
+            Cell::new(kind),
+            Cell::new(count.done),
+            Cell::new(count.refused),
+            output::cell(count.wrong, tone),
+        ]);
+    }
+    table
+}
+
+fn caches(report: &Report) -> comfy_table::Table {
+    let heads = ["cache", "gets", "hits", "registrations", "invalidations", "evictions", "per use"];
+    let mut table = output::table(&heads);
+    for cache in &report.caches {
+        let counts = [
+            cache.gets,
+            cache.hits,
+            cache.registrations,
+            cache.invalidations,
+            cache.evictions,
+            cache.per_use,
+        ];
+        let mut row = vec![Cell::new(cache.name)];
+        row.extend(counts.map(Cell::new));
+        table.add_row(row);
+    }
+    table
+}
+
+fn wrongs(report: &Report) -> String {
+    let line = |wrong: &Wrong| {
+        format!(
+            "wrong: thread {}, step {}, {}: {} from byte {}: {}\n",
+            wrong.thread, wrong.step, wrong.operation, wrong.range, wrong.first_wrong, wrong.note
+        )
+    };
+    report.wrong_transfers.iter().map(line).collect()
+}

@@ -1,0 +1,272 @@
+//! What a thread of `pinfold torture` does: a list of operations that depends on the seed and the
+//! thread's number alone, never on what the machine answers.
+
+use crate::change::Call;
+use crate::change::{Backing, Mutation, Part};
+use fastrand::Rng;
+use std::fmt::Write;
+
+/// How many pieces of memory a thread owns.
+pub(super) const SLOTS: usize = 6;
+
+/// How many caches the threads share; [`Operation`]s name them by number.
+pub(super) const PORTS: usize = 3;
+
+/// A part of a slot's memory in 65536ths, so that it means something for every size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Window {
+    pub(super) start: u16,
+    pub(super) length: u16,
+}
+
+/// One step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Operation {
+    /// New memory for a slot; the old one goes.
+    Allocate { slot: usize, backing: Backing, grains: usize },
+    /// A change of a slot's memory, then new bytes.
+    Change { slot: usize, mutation: Mutation },
+    /// New bytes in place, perhaps, and a send.
+    Send { slot: usize, window: Window, refill: bool, port: usize },
+    /// The device writes into the memory.
+    Receive { slot: usize, window: Window, port: usize },
+    /// A lease that is kept over whatever comes.
+    Hold { slot: usize, window: Window, port: usize },
+    /// The end of the oldest lease kept.
+    Release,
+    /// A use that vouches for the memory, an invalidation by hand, a change.
+    Vouch { slot: usize, mutation: Mutation, port: usize },
+    /// Another thread takes the address while this one unmaps it.
+    TakeOver { grains: usize, port: usize },
+    /// Another thread registers while this one changes.
+    Register { backing: Backing, grains: usize, mutation: Mutation, port: usize },
+    /// Another thread uses the head while this one changes the tail.
+    Beside { backing: Backing, grains: usize, mutation: Mutation, port: usize },
+    /// A few changes and sends while no descriptor can be opened.
+    Starve { slot: usize, port: usize },
+    /// A forked child that is told so, and then runs a program of its own.
+    Fork { flood: bool },
+}
+
+impl Operation {
+    /// What a count of such operations is called.
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Allocate { .. } => "allocate",
+            Self::Change { .. } => "change",
+            Self::Send { .. } => "send",
+            Self::Receive { .. } => "receive",
+            Self::Hold { .. } => "hold",
+            Self::Release => "release",
+            Self::Vouch { .. } => "vouch",
+            Self::TakeOver { .. } => "take over",
+            Self::Register { .. } => "change while registering",
+            Self::Beside { .. } => "change beside use",
+            Self::Starve { .. } => "no descriptors",
+            Self::Fork { flood: false } => "forked child",
+            Self::Fork { flood: true } => "forked child, no mappings",
+        }
+    }
+}
+
+/// The endless list of one thread's operations.
+#[derive(Clone, Debug)]
+pub(super) struct Program {
+    rng: Rng,
+    /// What each slot is made of after the operations so far, if all of them succeeded.
+    backings: [Backing; SLOTS],
+    /// Slots that were never allocated come first.
+    fresh: usize,
+}
+
+impl Program {
+    /// The program of `thread` under `seed`.
+    pub(super) fn new(seed: u64, thread: usize) -> Self {
+        let mut seeder = Rng::with_seed(seed);
+        // The threads' seeds are drawn one after the other, so each depends on the seed only.
+        let own = (0..=thread).map(|_| seeder.u64(..)).last().unwrap_or(seed);
+        Self { rng: Rng::with_seed(own), backings: [Backing::Anonymous; SLOTS], fresh: 0 }
+    }
+
+    /// A digest of the first `count` operations of each of `threads` threads.
+    pub(super) fn digest(seed: u64, threads: usize, count: usize) -> String {
+        let mut text = String::new();
+        for thread in 0..threads {
+            for operation in Self::new(seed, thread).take(count) {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "{operation:?};");
+            }
+        }
+        format!("{:016x}", fnv1a(text.as_bytes()))
+    }
+
+    fn next_operation(&mut self) -> Operation {
+        if self.fresh < SLOTS {
+            self.fresh += 1;
+            return self.allocate(self.fresh - 1);
+        }
+        let slot = self.rng.usize(..SLOTS);
+        match self.rng.u32(..1000) {
+            0..80 => self.allocate(slot),
+            80..330 => Operation::Change { slot, mutation: self.mutation(self.backings[slot]) },
+            330..620 => self.send(slot),
+            620..760 => Operation::Receive { slot, window: self.window(), port: self.port() },
+            760..820 => Operation::Hold { slot, window: self.window(), port: self.port() },
+            820..880 => Operation::Release,
+            880..910 => {
+                let mutation = self.mutation(self.backings[slot]);
+                Operation::Vouch { slot, mutation, port: self.port() }
+            }
+            910..940 => Operation::TakeOver { grains: self.grains(), port: self.port() },
+            940..968 => self.register(),
+            968..993 => self.beside(),
+            993..996 => Operation::Starve { slot, port: self.port() },
+            _ => Operation::Fork { flood: self.rng.u32(..8) == 0 },
+        }
+    }
+
+    fn allocate(&mut self, slot: usize) -> Operation {
+        let backing = self.backing();
+        self.backings[slot] = backing;
+        let grains = match backing {
+            Backing::TransparentHuge => 512,
+            Backing::Hugetlb => 2,
+            _ => self.grains(),
+        };
+        Operation::Allocate { slot, backing, grains }
+    }
+
+    fn send(&mut self, slot: usize) -> Operation {
+        let (window, refill) = (self.window(), self.rng.bool());
+        Operation::Send { slot, window, refill, port: self.port() }
+    }
+
+    fn register(&mut self) -> Operation {
+        let (backing, grains) = (self.watched_backing(), self.grains());
+        let mutation = self.mutation(backing);
+        Operation::Register { backing, grains, mutation, port: self.port() }
+    }
+
+    fn beside(&mut self) -> Operation {
+        const TAIL: [Mutation; 4] = [
+            Mutation::Discard(Part::Tail, Call::Library),
+            Mutation::Discard(Part::Tail, Call::Raw),
+            Mutation::Unmap(Part::Tail, Call::Library),
+            Mutation::MapOver(Part::Tail),
+        ];
+        let (backing, grains) = (self.watched_backing(), 4 * self.grains());
+        let mutation = TAIL[self.rng.usize(..TAIL.len())];
+        Operation::Beside { backing, grains, mutation, port: self.port() }
+    }
+
+    fn backing(&mut self) -> Backing {
+        match self.rng.u32(..100) {
+            0..45 => Backing::Anonymous,
+            45..50 => Backing::TransparentHuge,
+            50..52 => Backing::Hugetlb,
+            52..65 => Backing::SharedAnonymous,
+            65..75 => Backing::MemfdShared,
+            75..85 => Backing::MemfdPrivate,
+            85..95 => Backing::FilePrivate,
+            _ => Backing::SystemV,
+        }
+    }
+
+    /// The kinds of memory that races are about: those that a monitor may let the cache keep.
+    fn watched_backing(&mut self) -> Backing {
+        const KINDS: [Backing; 4] = [
+            Backing::Anonymous,
+            Backing::Anonymous,
+            Backing::SharedAnonymous,
+            Backing::MemfdShared,
+        ];
+        KINDS[self.rng.usize(..KINDS.len())]
+    }
+
+    fn mutation(&mut self, backing: Backing) -> Mutation {
+        let start = self.rng.usize(..Mutation::ALL.len());
+        let turned = Mutation::ALL.iter().cycle().skip(start);
+        let mut fitting = turned.take(Mutation::ALL.len()).filter(|m| m.fits(backing));
+        *fitting.next().unwrap_or(&Mutation::FailedUnmap)
+    }
+
+    /// Mostly small, up to 256 KiB of small pages.
+    fn grains(&mut self) -> usize {
+        1 << self.rng.u32(..7)
+    }
+
+    /// All of the memory, or any part of it.
+    fn window(&mut self) -> Window {
+        if self.rng.bool() {
+            return Window { start: 0, length: u16::MAX };
+        }
+        Window { start: self.rng.u16(..), length: self.rng.u16(..) }
+    }
+
+    /// Mostly the roomy cache.
+    fn port(&mut self) -> usize {
+        self.rng.usize(..2 * PORTS).saturating_sub(PORTS)
+    }
+}
+
+impl Iterator for Program {
+    type Item = Operation;
+
+    fn next(&mut self) -> Option<Operation> {
+        Some(self.next_operation())
+    }
+}
+
+/// The hash of Fowler, Noll and Vo, which every machine computes alike.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_program() {
+        let first: Vec<_> = Program::new(7, 2).take(500).collect();
+        let second: Vec<_> = Program::new(7, 2).take(500).collect();
+        assert_eq!(first, second);
+        assert_ne!(first, Program::new(8, 2).take(500).collect::<Vec<_>>());
+        assert_ne!(first, Program::new(7, 3).take(500).collect::<Vec<_>>());
+        assert_eq!(Program::digest(7, 4, 100), Program::digest(7, 4, 100));
+        assert_ne!(Program::digest(7, 4, 100), Program::digest(8, 4, 100));
+    }
+
+    #[test]
+    fn every_kind_of_operation_and_every_change_comes_up() {
+        let mut kinds = std::collections::HashSet::new();
+        let mut mutations = std::collections::HashSet::new();
+        for operation in Program::new(1, 0).take(20_000) {
+            kinds.insert(operation.kind());
+            if let Operation::Change { mutation, .. } = operation {
+                mutations.insert(mutation);
+            }
+        }
+        assert_eq!(kinds.len(), 13);
+        // All but the heap's, which a child does alone.
+        assert_eq!(mutations.len(), Mutation::ALL.len() - 1);
+    }
+
+    #[test]
+    fn a_change_fits_the_memory_it_is_for() {
+        let mut backings = [None; SLOTS];
+        for operation in Program::new(3, 1).take(5_000) {
+            match operation {
+                Operation::Allocate { slot, backing, .. } => backings[slot] = Some(backing),
+                Operation::Change { slot, mutation } | Operation::Vouch { slot, mutation, .. } => {
+                    assert!(mutation.fits(backings[slot].expect("allocated first")));
+                }
+                Operation::Register { backing, mutation, .. }
+                | Operation::Beside { backing, mutation, .. } => assert!(mutation.fits(backing)),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What the threads of `pinfold torture` have counted.
+
+use super::program::Operation;
+use crate::races::Stop;
+use pinfold::AddressRange;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How many wrong transfers are described in full.
+const DESCRIBED: usize = 16;
+
+/// What became of the operations of one kind.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(super) struct Count {
+    /// Carried out and, where there is something to judge, judged.
+    pub(super) done: u64,
+    /// Refused by the machine or the cache: a limit, an address taken by another thread.
+    pub(super) refused: u64,
+    /// Moved wrong data.
+    pub(super) wrong: u64,
+}
+
+/// A transfer that moved wrong data.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Wrong {
+    pub(super) thread: usize,
+    /// The operation's place in the thread's program.
+    pub(super) step: u64,
+    pub(super) operation: String,
+    /// What was moved.
+    pub(super) range: String,
+    /// The first wrong byte, counted from the start of the range.
+    pub(super) first_wrong: usize,
+    pub(super) note: &'static str,
+}
+
+/// Wrong bytes, before it is known whose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct WrongBytes {
+    pub(super) range: AddressRange,
+    pub(super) first: usize,
+    pub(super) note: &'static str,
+}
+
+/// One thread's counts, or all threads'.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Tally {
+    pub(super) operations: u64,
+    pub(super) transfers: u64,
+    pub(super) kinds: BTreeMap<&'static str, Count>,
+    /// Why operations were refused, and how often.
+    pub(super) reasons: BTreeMap<String, u64>,
+    pub(super) wrong: u64,
+    pub(super) described: Vec<Wrong>,
+}
+
+impl Tally {
+    /// Counts an operation that was carried out.
+    pub(super) fn done(
+        &mut self,
+        thread: usize,
+        step: u64,
+        operation: &Operation,
+        wrong: Option<WrongBytes>,
+    ) {
+        self.operations += 1;
+        let count = self.kinds.entry(operation.kind()).or_default();
+        count.done += 1;
+        if let Some(WrongBytes { range, first, note }) = wrong {
+            count.wrong += 1;
+            self.wrong += 1;
+            let (operation, range) = (format!("{operation:?}"), range.to_string());
+            self.describe(Wrong { thread, step, operation, range, first_wrong: first, note });
+        }
+    }
+
+    /// Counts an operation that could not be carried out.
+    pub(super) fn refused(&mut self, operation: &Operation, why: &Stop) {
+        self.operations += 1;
+        *self.reasons.entry(why.reason()).or_default() += 1;
+        self.kinds.entry(operation.kind()).or_default().refused += 1;
+    }
+
+    fn describe(&mut self, wrong: Wrong) {
+        if self.described.len() < DESCRIBED {
+            self.described.push(wrong);
+        }
+    }
+
+    /// Adds another thread's counts.
+    pub(super) fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.transfers += other.transfers;
+        self.wrong += other.wrong;
+        for (reason, count) in other.reasons {
+            *self.reasons.entry(reason).or_default() += count;
+        }
+        for (kind, count) in other.kinds {
+            let sum = self.kinds.entry(kind).or_default();
+            sum.done += count.done;
+            sum.refused += count.refused;
+            sum.wrong += count.wrong;
+        }
+        other.described.into_iter().for_each(|wrong| self.describe(wrong));
+    }
+}

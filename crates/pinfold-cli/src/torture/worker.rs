@@ -1,0 +1,373 @@
+//! One thread of `pinfold torture`: carries out its program and judges every byte it moves.
+//!
+//! Data is judged where the program itself orders change and use: a thread's slots are its own, and
+//! what takes two threads is a [race](crate::races) with its own rules.
+
+use super::program::{Operation, PORTS, Program, SLOTS, Window};
+use super::tally::{Tally, WrongBytes};
+use super::{Ports, Shared, open_ports};
+use crate::change::{
+    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Specimen, in_child,
+};
+use crate::port::{Port, PortLease, Refusal};
+use crate::races::{self, FirstWrong, Stop, difference, send_wrong};
+use pinfold::{Access, AddressRange, Cover, GetError, Monitor};
+use std::collections::VecDeque;
+use std::sync::PoisonError;
+
+/// How many leases a thread keeps over whatever comes.
+const HELD: usize = 4;
+
+/// How many changes a thread makes while nothing can be opened, which hinders the others too.
+const STARVED_CHANGES: usize = 8;
+
+/// How many operations a forked child carries out.
+const CHILD_OPERATIONS: usize = 40;
+
+/// What an operation that was carried out found.
+type Judged = Result<Option<WrongBytes>, Stop>;
+
+/// One thread.
+pub(super) struct Worker<'p, M: Monitor> {
+    shared: &'p Shared<M>,
+    ports: &'p Ports<M>,
+    thread: usize,
+    slots: [Option<Specimen>; SLOTS],
+    held: VecDeque<PortLease<'p, M>>,
+    /// Fills no two pieces of memory with the same bytes.
+    key: u64,
+    pub(super) tally: Tally,
+}
+
+impl<'p, M: Monitor + Clone> Worker<'p, M> {
+    pub(super) fn new(shared: &'p Shared<M>, ports: &'p Ports<M>, thread: usize) -> Self {
+        Self {
+            shared,
+            ports,
+            thread,
+            slots: [const { None }; SLOTS],
+            held: VecDeque::new(),
+            key: (thread as u64) << 48,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Carries out one operation and counts it.
+    pub(super) fn step(&mut self, step: u64, operation: &Operation) {
+        match self.carry_out(operation) {
+            Ok(wrong) => self.tally.done(self.thread, step, operation, wrong),
+            Err(why) => self.tally.refused(operation, &why),
+        }
+    }
+
+    fn carry_out(&mut self, operation: &Operation) -> Judged {
+        match *operation {
+            Operation::Allocate { slot, backing, grains } => self.allocate(slot, backing, grains),
+            Operation::Change { slot, mutation } => self.change(slot, mutation),
+            Operation::Send { slot, window, refill, port } => self.send(slot, window, refill, port),
+            Operation::Receive { slot, window, port } => self.receive(slot, window, port),
+            Operation::Hold { slot, window, port } => self.hold(slot, window, port),
+            Operation::Release => {
+                self.held.pop_front();
+                Ok(None)
+            }
+            Operation::Vouch { slot, mutation, port } => self.vouch(slot, mutation, port),
+            Operation::TakeOver { grains, port } => self.take_over(grains, port),
+            Operation::Register { backing, grains, mutation, port } => {
+                self.race(backing, grains, mutation, port, races::change_while_registering)
+            }
+            Operation::Beside { backing, grains, mutation, port } => {
+                self.race(backing, grains, mutation, port, races::change_beside)
+            }
+            Operation::Starve { slot, port } => self.starve(slot, port),
+            Operation::Fork { flood } => self.fork(flood),
+        }
+    }
+
+    fn next_key(&mut self) -> u64 {
+        self.key += 1;
+        self.key
+    }
+
+    /// The thread's first lane; the second one is for the other thread of a race.
+    fn lane(&self) -> usize {
+        2 * self.thread
+    }
+
+    fn port(&self, port: usize) -> &'p Port<M> {
+        &self.ports[port % PORTS]
+    }
+
+    fn slot(&self, slot: usize) -> Result<&Specimen, Stop> {
+        self.slots.get(slot).and_then(Option::as_ref).ok_or(Stop::Gone)
+    }
+
+    /// Takes the memory out of its slot, so that it is gone if something stops half-way.
+    fn take(&mut self, slot: usize) -> Result<Specimen, Stop> {
+        self.slots.get_mut(slot).and_then(Option::take).ok_or(Stop::Gone)
+    }
+
+    fn put(&mut self, slot: usize, specimen: Specimen) {
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = Some(specimen);
+        }
+    }
+
+    fn allocate(&mut self, slot: usize, backing: Backing, grains: usize) -> Judged {
+        // The old memory goes first, so that the new one may get its address.
+        drop(self.take(slot));
+        let specimen = new_specimen(backing, grains)?;
+        specimen.fill(specimen.body(), self.next_key());
+        self.put(slot, specimen);
+        Ok(None)
+    }
+
+    fn change(&mut self, slot: usize, mutation: Mutation) -> Judged {
+        let specimen = self.take(slot)?;
+        self.change_into(slot, specimen, mutation)?;
+        Ok(None)
+    }
+
+    /// Changes what was in a slot and puts it back; what became useless half-way is replaced.
+    fn change_into(
+        &mut self,
+        slot: usize,
+        mut specimen: Specimen,
+        mutation: Mutation,
+    ) -> Result<(), Stop> {
+        let key = self.next_key();
+        let changed = self.mutate(&mut specimen, mutation, key);
+        if changed.is_err() {
+            let (backing, length) = (specimen.backing(), specimen.body().len());
+            drop(specimen);
+            specimen = new_specimen(backing, length / backing.grain())?;
+            specimen.fill(specimen.body(), key);
+        }
+        self.put(slot, specimen);
+        changed
+    }
+
+    /// Changes `specimen` and fills it anew. Where the monitor says that it cannot see the change,
+    /// the program says it instead, as the monitor's users must.
+    fn mutate(&self, specimen: &mut Specimen, mutation: Mutation, key: u64) -> Result<(), Stop> {
+        specimen.apply(mutation)?;
+        if self.is_blind_to(specimen.backing(), mutation) {
+            self.ports.iter().for_each(|port| port.forget(specimen.body()));
+        }
+        specimen.fill(specimen.body(), key);
+        Ok(())
+    }
+
+    fn is_blind_to(&self, backing: Backing, mutation: Mutation) -> bool {
+        let cover = |change| self.shared.monitor.coverage(backing.kind(), change);
+        mutation.change().map(cover) == Some(Cover::Blind)
+    }
+
+    fn send(&mut self, slot: usize, window: Window, refill: bool, port: usize) -> Judged {
+        let key = self.next_key();
+        let specimen = self.slot(slot)?;
+        let range = within(specimen, window);
+        if refill {
+            specimen.fill(range, key);
+        }
+        let wrong = send_wrong(self.port(port), specimen, range, self.lane())?;
+        self.moved(range, wrong)
+    }
+
+    /// The bytes around what was received must stay as they were.
+    fn receive(&mut self, slot: usize, window: Window, port: usize) -> Judged {
+        let key = self.next_key();
+        let specimen = self.slot(slot)?;
+        let (range, body) = (within(specimen, window), specimen.body());
+        let incoming = Specimen::pattern(range, key);
+        let mut wanted = specimen.bytes(body);
+        let offset = range.start() - body.start();
+        wanted[offset..offset + range.len()].copy_from_slice(&incoming);
+        self.port(port).receive(range, self.lane(), &incoming)?;
+        let wrong = difference(&specimen.bytes(body), &wanted);
+        self.moved(body, wrong)
+    }
+
+    fn moved(&mut self, range: AddressRange, wrong: Option<FirstWrong>) -> Judged {
+        self.tally.transfers += 1;
+        Ok(wrong.map(|first| WrongBytes { range, first, note: "not what the memory held" }))
+    }
+
+    fn hold(&mut self, slot: usize, window: Window, port: usize) -> Judged {
+        let range = within(self.slot(slot)?, window);
+        let piece = range.pieces(Port::<M>::piece_bytes()).next().unwrap_or(range);
+        if self.held.len() == HELD {
+            self.held.pop_front();
+        }
+        self.held.push_back(self.port(port).lease(piece, Access::READ_WRITE)?);
+        Ok(None)
+    }
+
+    /// Memory that no monitor covers is cached on the program's word, which it keeps.
+    fn vouch(&mut self, slot: usize, mutation: Mutation, port: usize) -> Judged {
+        let (port, body) = (self.port(port), self.slot(slot)?.body());
+        let before = self.send_vouched(port, slot)?;
+        let specimen = self.take(slot)?;
+        port.forget(body);
+        self.change_into(slot, specimen, mutation)?;
+        let after = self.send_vouched(port, slot)?;
+        port.forget(body);
+        Ok(before.or(after))
+    }
+
+    fn send_vouched(&mut self, port: &Port<M>, slot: usize) -> Judged {
+        let specimen = self.slot(slot)?;
+        let body = specimen.body();
+        let piece = body.pieces(Port::<M>::piece_bytes()).next().unwrap_or(body);
+        let lease = port.lease_vouched(piece, Access::READ)?;
+        let sent = port.send_leased(&lease, piece, self.lane())?;
+        let wrong = difference(&sent, &specimen.bytes(piece));
+        self.moved(piece, wrong)
+    }
+
+    fn take_over(&mut self, grains: usize, port: usize) -> Judged {
+        let unmap = Mutation::Unmap(Part::Whole, Call::Library);
+        self.race(Backing::Anonymous, grains, unmap, port, races::take_over)
+    }
+
+    /// One round of a race on new memory.
+    fn race(
+        &mut self,
+        backing: Backing,
+        grains: usize,
+        mutation: Mutation,
+        port: usize,
+        race: Race<M>,
+    ) -> Judged {
+        if self.is_blind_to(backing, mutation) {
+            return Ok(None);
+        }
+        let mut specimen = Specimen::new(backing, grains)?;
+        let keys = [self.next_key(), self.next_key()];
+        let wrong = race(self.port(port), &mut specimen, mutation, keys, self.lane())?;
+        self.moved(specimen.body(), wrong)
+    }
+
+    /// Nothing can be opened: the monitor and the device do with what they have.
+    fn starve(&mut self, slot: usize, port: usize) -> Judged {
+        const WHOLE: Window = Window { start: 0, length: u16::MAX };
+        let backing = self.slot(slot)?.backing();
+        let _alone = self.shared.starving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _starving = NoDescriptors::new()?;
+        let mut wrong = None;
+        let fitting = Mutation::ALL.into_iter().filter(|mutation| mutation.fits(backing));
+        for mutation in fitting.take(STARVED_CHANGES) {
+            // Changes that need a descriptor are refused, and so may be the sends: nothing is
+            // wrong with that.
+            let _ = self.change(slot, mutation);
+            wrong = wrong.or(self.send(slot, WHOLE, false, port).unwrap_or(None));
+        }
+        Ok(wrong)
+    }
+
+    fn fork(&mut self, flood: bool) -> Judged {
+        let key = self.next_key();
+        let specimen = Specimen::new(Backing::Anonymous, 4)?;
+        let body = specimen.body();
+        specimen.fill(body, key);
+        send_wrong(self.port(0), &specimen, body, self.lane())?;
+        match in_child(|| self.in_the_child(&specimen, key, flood))? {
+            Some(child::RIGHT) => {}
+            Some(child::REFUSED) => return Err(Stop::Child),
+            answer => {
+                return Ok(Some(WrongBytes {
+                    range: body,
+                    first: 0,
+                    note: child::meaning(answer),
+                }));
+            }
+        }
+        let key = self.next_key();
+        specimen.fill(body, key);
+        let after = send_wrong(self.port(0), &specimen, body, self.lane())?;
+        self.moved(body, after)
+    }
+
+    /// The child is told that it is one, and then lives by caches of its own.
+    fn in_the_child(&self, specimen: &Specimen, seed: u64, flood: bool) -> u8 {
+        for port in self.ports {
+            match port.lease(specimen.body(), Access::READ) {
+                Err(Refusal::Get(GetError::Forked)) => {}
+                _ => return child::NOT_TOLD,
+            }
+        }
+        let opened = (self.shared.make_monitor)().and_then(|monitor| {
+            Ok((open_ports(&monitor, 1)?, Shared::new(monitor, self.shared.make_monitor)))
+        });
+        let Ok((ports, shared)) = opened else { return child::REFUSED };
+        let _flood = flood.then(|| MappingFlood::new(FLOOD_SPARE));
+        let mut worker = Worker::new(&shared, &ports, 0);
+        let program = Program::new(seed, 0).filter(|operation| is_for_a_child(operation, flood));
+        for (operation, step) in program.zip(0..).take(CHILD_OPERATIONS) {
+            worker.step(step, &operation);
+        }
+        let heap = worker.heap();
+        let right = worker.tally.wrong == 0 && !matches!(heap, Ok(Some(_)));
+        if right { child::RIGHT } else { child::WRONG }
+    }
+
+    /// The heap shrinks and grows; only a process of few threads can do that to itself.
+    fn heap(&mut self) -> Judged {
+        let mut specimen = Specimen::new(Backing::Heap, 4)?;
+        let body = specimen.body();
+        specimen.fill(body, self.next_key());
+        self.port(0).send(body, self.lane())?;
+        let key = self.next_key();
+        self.mutate(&mut specimen, Mutation::ShrinkBreak, key)?;
+        let wrong = send_wrong(self.port(0), &specimen, body, self.lane())?;
+        self.moved(body, wrong)
+    }
+}
+
+/// How many mappings a child that runs out of them may still make.
+const FLOOD_SPARE: usize = 24;
+
+/// A child neither forks again nor lowers limits, and starts no thread where it can map nothing:
+/// the standard library ends the process if a new thread gets no stack for signals.
+fn is_for_a_child(operation: &Operation, flood: bool) -> bool {
+    match operation {
+        Operation::Fork { .. } | Operation::Starve { .. } => false,
+        Operation::TakeOver { .. } | Operation::Register { .. } | Operation::Beside { .. } => {
+            !flood
+        }
+        _ => true,
+    }
+}
+
+/// What a child found out; its exit status.
+mod child {
+    pub(super) const RIGHT: u8 = 0;
+    pub(super) const NOT_TOLD: u8 = 1;
+    pub(super) const WRONG: u8 = 2;
+    pub(super) const REFUSED: u8 = 3;
+
+    /// What a bad answer means.
+    pub(super) fn meaning(answer: Option<u8>) -> &'static str {
+        match answer {
+            Some(NOT_TOLD) => "the child was let into its parent's cache",
+            Some(WRONG) => "the child's own caches moved wrong data",
+            _ => "the child did not come to its end",
+        }
+    }
+}
+
+type Race<M> =
+    fn(&Port<M>, &mut Specimen, Mutation, [u64; 2], usize) -> Result<Option<FirstWrong>, Stop>;
+
+/// Memory of the kind asked for, or of the plainest kind where the machine has none of it.
+fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
+    Specimen::new(backing, grains).or_else(|_| Specimen::new(Backing::Anonymous, grains))
+}
+
+/// The bytes of `specimen` that `window` means, at least one.
+fn within(specimen: &Specimen, window: Window) -> AddressRange {
+    let body = specimen.body();
+    let offset = (body.len() * usize::from(window.start)) >> 16;
+    let length = ((body.len() - offset) * (usize::from(window.length) + 1)) >> 16;
+    AddressRange::new(body.start() + offset, length.max(1)).unwrap_or(body)
+}

@@ -1,0 +1,54 @@
+//! `pinfold events` on this machine's kernel.
+
+#![allow(clippy::unwrap_used)] // tests may fail loudly
+
+mod support;
+
+use serde_json::Value;
+use support::{run, skipped};
+
+/// The pairs of change and mapping that got `verdict`.
+fn rows<'r>(report: &'r Value, verdict: &str) -> Vec<(&'r str, &'r str)> {
+    let text = |event: &'r Value, key: &str| event[key].as_str().unwrap();
+    let events = report["events"].as_array().unwrap().iter();
+    let those = events.filter(|event| event["verdict"] == verdict);
+    those.map(|event| (text(event, "event"), text(event, "mapping"))).collect()
+}
+
+#[test]
+fn nothing_is_stale_and_only_guards_are_blind() {
+    let Some(outcome) = run(&["events", "--json"]) else { return };
+    let report = &outcome.report;
+    assert_eq!(rows(report, "stale"), [], "{report:#}");
+    for (event, mapping) in rows(report, "blind") {
+        assert!(event.starts_with("MADV_GUARD"), "{event} on {mapping}");
+    }
+    assert!(outcome.held);
+    if report["monitor"] != "userfaultfd" {
+        return skipped("no userfaultfd here, so nothing is cached");
+    }
+    let fresh = rows(report, "fresh");
+    for event in ["munmap", "mmap(MAP_FIXED) over", "MADV_DONTNEED", "mremap, moved away"] {
+        assert!(fresh.contains(&(event, "anonymous")), "{event} was not seen: {report:#}");
+    }
+}
+
+#[test]
+fn a_naive_cache_is_found_out() {
+    let Some(outcome) = run(&["events", "--json", "--cache", "naive"]) else { return };
+    let stale = rows(&outcome.report, "stale");
+    for event in [
+        "munmap",
+        "munmap, raw system call",
+        "mremap(MREMAP_FIXED) on top",
+        "MADV_DONTNEED",
+        "address reused by another thread while munmap is under way",
+        "discarded while being registered",
+        "half discarded while the other half is in use",
+        "used in a forked child",
+    ] {
+        assert!(stale.contains(&(event, "anonymous")), "{event} went unnoticed");
+    }
+    assert!(!stale.contains(&("mprotect", "anonymous")), "mprotect takes no page away");
+    assert!(!outcome.held);
+}
