@@ -126,13 +126,20 @@ impl Signals {
         }
     }
 
-    fn end(&self) {
-        // Relaxed: a flag that guards no data.
-        self.over.store(true, Ordering::Relaxed);
+    /// Ends the race when what it returns is dropped, by a panic too.
+    fn end_at_last(&self) -> impl Drop {
+        struct End<'s>(&'s AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                // Relaxed: a flag that guards no data.
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        End(&self.over)
     }
 
     fn is_over(&self) -> bool {
-        // Relaxed: as in `end`.
+        // Relaxed: as in `end_at_last`.
         self.over.load(Ordering::Relaxed)
     }
 }
@@ -164,9 +171,10 @@ pub(crate) fn take_over<M: Monitor>(
     let signals = Signals::default();
     let (outcome, taken) = thread::scope(|scope| {
         let other = start(scope, || settle(port, &signals, body, keys[1], lane + 1))?;
+        let end = signals.end_at_last();
         signals.await_begin();
         let outcome = specimen.take_away(unmap);
-        signals.end();
+        drop(end);
         Ok::<_, Stop>((outcome, joined(other, Ok(None))))
     })?;
     outcome?;
@@ -194,16 +202,21 @@ fn settle<M: Monitor>(
         // fails only if a third thread was faster.
         let over = signals.is_over();
         if let Ok(foothold) = Foothold::take(place) {
+            // The get comes first, while the other thread may still be in its `munmap`; what it
+            // registers is this memory, so bytes written afterwards are sent as well.
+            let lease = port.lease(place, Access::READ)?;
             foothold.fill(key);
-            let sent = port.send(place, lane)?;
-            let wrong = difference(&sent.bytes, &Specimen::pattern(place, key));
-            return Ok(Some((foothold, wrong)));
+            let sent = port.send_leased(&lease, place, lane)?;
+            return Ok(Some((foothold, difference(&sent, &Specimen::pattern(place, key)))));
         }
         if over {
             return Ok(None);
         }
     }
 }
+
+/// How often memory is changed in one round, while the other thread goes on and on.
+const CHANGES: u64 = 16;
 
 /// While another thread registers the specimen over and over, this one changes it and uses it.
 pub(crate) fn change_while_registering<M: Monitor>(
@@ -218,13 +231,14 @@ pub(crate) fn change_while_registering<M: Monitor>(
     let signals = Signals::default();
     thread::scope(|scope| {
         start(scope, || register_over_and_over(port, &signals, body))?;
+        let _end = signals.end_at_last();
         signals.await_begin();
-        let outcome = change_and_send(port, specimen, mutation, body, keys[1], lane);
-        signals.end();
-        outcome
+        change_and_send(port, specimen, mutation, body, keys[1], lane)
     })
 }
 
+/// Changes the specimen, gives `part` new bytes and sends all of it, again and again, until
+/// something is wrong.
 fn change_and_send<M: Monitor>(
     port: &Port<M>,
     specimen: &mut Specimen,
@@ -233,21 +247,31 @@ fn change_and_send<M: Monitor>(
     key: u64,
     lane: usize,
 ) -> Result<Option<FirstWrong>, Stop> {
-    specimen.apply(mutation)?;
-    specimen.fill(part, key);
-    Ok(send_wrong(port, specimen, specimen.body(), lane)?)
+    for change in 0..CHANGES {
+        specimen.apply(mutation)?;
+        specimen.fill(part, key ^ (change << 32));
+        let wrong = send_wrong(port, specimen, specimen.body(), lane)?;
+        if wrong.is_some() {
+            return Ok(wrong);
+        }
+    }
+    Ok(None)
 }
 
 /// The memory may be gone at any moment, and with it the answer: nothing here is judged.
 fn register_over_and_over<M: Monitor>(port: &Port<M>, signals: &Signals, body: AddressRange) {
     loop {
-        for piece in body.pieces(1 << 20) {
-            drop(port.lease(piece, Access::READ));
-        }
+        register(port, body);
         signals.begin();
         if signals.is_over() {
             return;
         }
+    }
+}
+
+fn register<M: Monitor>(port: &Port<M>, body: AddressRange) {
+    for piece in body.pieces(Port::<M>::piece_bytes()) {
+        drop(port.lease(piece, Access::READ));
     }
 }
 
@@ -267,9 +291,10 @@ pub(crate) fn change_beside<M: Monitor>(
     let signals = Signals::default();
     thread::scope(|scope| {
         let other = start(scope, || send_head(port, &signals, body, head, &wanted, lane + 1))?;
+        let end = signals.end_at_last();
         signals.await_begin();
         let outcome = change_and_send(port, specimen, mutation, tail, keys[1], lane);
-        signals.end();
+        drop(end);
         let beside = joined(other, Some(0));
         Ok(outcome?.or(beside))
     })
@@ -285,7 +310,10 @@ fn send_head<M: Monitor>(
     wanted: &[u8],
     lane: usize,
 ) -> Option<FirstWrong> {
+    /// A registration takes less time than a transfer; it is what the change should meet.
+    const REGISTRATIONS: usize = 16;
     loop {
+        (0..REGISTRATIONS).for_each(|_| register(port, body));
         let sent =
             port.lease(body, Access::READ).and_then(|lease| port.send_leased(&lease, head, lane));
         signals.begin();
