@@ -4,6 +4,7 @@
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
 
 mod descriptor;
+mod fork_mark;
 pub mod limits;
 pub mod mappings;
 mod membarrier;

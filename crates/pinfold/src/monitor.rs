@@ -5,12 +5,11 @@
 //! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
 //! | [`NoMonitor`] | nothing | only what the caller vouches for |
 //!
-//! The order of layers, each using only what stands above it: `sys`, `fork_mark`, `bell`, `ring`,
+//! The order of layers, each using only what stands above it: `bell`, `ring`,
 //! `log`, `threads`, `flux`, `reader`, then the monitors.
 
 mod bell;
 mod flux;
-mod fork_mark;
 mod log;
 mod none;
 mod reader;

@@ -3,14 +3,13 @@
 //! | registrar | what a registration is | what it costs, with its end |
 //! |---|---|---|
 //! | [`IoUring`] | a slot in a ring's table of fixed buffers, its pages pinned | 12 empty system calls for 4 KiB, 120 for 1 MiB |
-//! | [`Mlock`] | pages that are never swapped out 25 empty system calls for 4 KiB, 700 for 1 MiB |
+//! | [`Mlock`] | pages that are never swapped out | 25 empty system calls for 4 KiB, 700 for 1 MiB |
 //!
 //! None of them knows a monitor or a cache, and none calls another.
 
 mod io_uring;
 mod mlock;
 mod page_counts;
-mod process;
 mod sys;
 
 pub use io_uring::{BufferIndex, IoUring, MAX_BUFFER_BYTES, MAX_SLOTS, OpenError};

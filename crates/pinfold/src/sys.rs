@@ -30,7 +30,7 @@ impl From<Errno> for std::io::Error {
 /// closing the number again would close somebody else's file.
 pub(crate) type Descriptor = libc::c_int;
 
-fn last_errno() -> Errno {
+pub(crate) fn last_errno() -> Errno {
     // SAFETY: the C library gives every thread its own errno, alive as long as the thread.
     Errno(unsafe { *libc::__errno_location() })
 }
@@ -479,27 +479,6 @@ pub(crate) fn read_directory(directory: Descriptor, buffer: &mut [u8]) -> Result
     checked(unsafe {
         libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), buffer.len())
     })
-}
-
-/// Runs `work` with every signal blocked in this thread. Threads made in it inherit that, so
-/// they never run the program's signal handlers.
-pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` fills the set; `pthread_sigmask` writes the old one when it returns 0,
-    // and only then is it used. Blocking signals breaks no invariant of memory.
-    let blocked = unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
-    };
-    let result = work();
-    if blocked {
-        // SAFETY: `before` was written above.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-        }
-    }
-    result
 }
 
 /// Lets another thread run.

@@ -4,8 +4,8 @@
 //! reader may hold an event that is not in the log yet. It is never zero, except in a forked
 //! child, where its page is wiped.
 
-use super::fork_mark::ForkMark;
 use super::ring::Ring;
+use crate::fork_mark::ForkMark;
 use crate::sys::Errno;
 use crate::{AddressRange, Replay, Sequence};
 use std::sync::atomic::Ordering;

@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::bell::Bell;
-use super::fork_mark::ForkMark;
 use super::start::StartError;
+use crate::fork_mark::ForkMark;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
 };

@@ -5,10 +5,11 @@
 
 use super::start::StartError;
 use super::userfaultfd::{Userfaultfd, range_of, watched_page};
+use crate::quiet_thread;
 use crate::sys::{self, Descriptor, Message, Page};
 use crate::{AddressRange, Monitor};
 use std::sync::atomic::Ordering;
-use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// Tests the question whether a change is under way, before there is a reader.
@@ -41,12 +42,9 @@ type Changer<'scope> = std::io::Result<ScopedJoinHandle<'scope, ()>>;
 fn spawn_changer<'scope>(scope: &'scope Scope<'scope, '_>, page: &'scope Page) -> Changer<'scope> {
     // Relaxed: the thread is made after this.
     page.word().store(1, Ordering::Relaxed);
-    let builder = Builder::new().name("pinfold-test".into()).stack_size(64 * 1024);
-    sys::with_signals_blocked(|| {
+    quiet_thread::spawn_scoped(scope, "pinfold-test", || {
         // A failure shows as a page that keeps its contents.
-        builder.spawn_scoped(scope, || {
-            let _ = page.replace();
-        })
+        let _ = page.replace();
     })
 }
 

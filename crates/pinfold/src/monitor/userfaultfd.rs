@@ -37,13 +37,14 @@ use super::self_test;
 use super::start::StartError;
 use crate::descriptor::KnownDescriptor;
 use crate::mappings::{Mapping, OpenMaps};
+use crate::quiet_thread;
 use crate::sys::{self, Descriptor, Errno, Page};
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Watches private anonymous memory, without privileges.
@@ -220,8 +221,7 @@ impl Drop for Userfaultfd {
 /// Makes the reader, with all signals blocked from its first instruction.
 fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<JoinHandle<()>, StartError> {
     let core = Arc::clone(core);
-    let builder = Builder::new().name("pinfold-events".into()).stack_size(128 * 1024);
-    sys::with_signals_blocked(|| builder.spawn(move || reader::run(&core, uffd)))
+    quiet_thread::spawn("pinfold-events", move || reader::run(&core, uffd))
         .map_err(|error| StartError::Thread { errno: error.raw_os_error().unwrap_or(libc::EAGAIN) })
 }
 

@@ -46,8 +46,8 @@
 
 #![allow(unsafe_code)]
 
-use super::process::{FORKED, Process};
 use super::sys::{self, Errno};
+use crate::fork_mark::{FORKED, ForkMark};
 use crate::limits::{Limits, page_bytes};
 use crate::mappings;
 use pinfold_core::{
@@ -103,7 +103,7 @@ impl BufferIndex {
 pub struct IoUring {
     ring: Ring,
     slots: Slots,
-    process: Process,
+    fork_mark: ForkMark,
     page_bytes: usize,
 }
 
@@ -166,14 +166,14 @@ impl IoUring {
         slots: Range<u32>,
         prepare: impl FnOnce(&Ring) -> Result<(), OpenError> + Send,
     ) -> Result<Self, OpenError> {
-        let process = Process::current().map_err(|e| OpenError::os("madvise", e))?;
+        let fork_mark = ForkMark::new(1).map_err(|e| OpenError::os("madvise", e))?;
         let ring = Ring::duplicate(ring)?;
         on_another_thread(|| prepare(&ring))?;
-        Ok(Self { ring, slots: Slots::new(slots), process, page_bytes: page_bytes() })
+        Ok(Self { ring, slots: Slots::new(slots), fork_mark, page_bytes: page_bytes() })
     }
 
     fn check_request(&self, range: AddressRange, access: Access) -> Result<(), RegisterError> {
-        if !self.process.is_current() {
+        if self.fork_mark.forked() {
             return Err(RegisterError::DeviceGone { errno: FORKED });
         }
         if access.is_remote() {
@@ -233,7 +233,7 @@ impl Registrar for IoUring {
     }
 
     fn deregister(&self, handle: BufferIndex, _range: AddressRange) -> Result<(), DeregisterError> {
-        if !self.process.is_current() {
+        if self.fork_mark.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }
         let cleared = self.ring.clear(handle.0);
@@ -250,7 +250,7 @@ impl Drop for IoUring {
     /// Empties every slot, so that nothing stays pinned, except in a forked child, where the slots
     /// are the parent's. Waits for no request in flight.
     fn drop(&mut self) {
-        if self.process.is_current() {
+        if !self.fork_mark.forked() {
             // A ring that is gone has let go of everything already.
             let _ = self.ring.clear_all(&self.slots.range);
         }

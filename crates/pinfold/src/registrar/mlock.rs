@@ -35,8 +35,8 @@
 #![allow(unsafe_code)]
 
 use super::page_counts::PageCounts;
-use super::process::{FORKED, Process};
 use super::sys::{self, Errno};
+use crate::fork_mark::{FORKED, ForkMark};
 use crate::limits::{Limits, max_map_count, page_bytes};
 use crate::mappings;
 use pinfold_core::{
@@ -53,7 +53,7 @@ pub struct Mlock {
     pages: Mutex<Pages>,
     /// Some range is no longer at work.
     finished: Condvar,
-    process: Process,
+    fork_mark: ForkMark,
     limits: RegistrarLimits,
 }
 
@@ -82,14 +82,14 @@ impl Mlock {
     ///
     /// The kernel is older than 4.14, or has no memory.
     pub fn new() -> io::Result<Self> {
-        let process = Process::current()?;
+        let fork_mark = ForkMark::new(1)?;
         let page_bytes = page_bytes();
         // Each registration splits a mapping into three at worst.
         let max_regions = max_map_count()
             .map_or(usize::MAX, |count| usize::try_from(count / 2).unwrap_or(usize::MAX));
         let max_region_bytes = usize::MAX / 2 + 1;
         let limits = RegistrarLimits { page_bytes, max_region_bytes, max_regions };
-        Ok(Self { pages: Mutex::default(), finished: Condvar::new(), process, limits })
+        Ok(Self { pages: Mutex::default(), finished: Condvar::new(), fork_mark, limits })
     }
 
     fn whole_pages(&self, range: AddressRange) -> AddressRange {
@@ -219,7 +219,7 @@ impl Registrar for Mlock {
         range: AddressRange,
         access: Access,
     ) -> Result<LockedPages, RegisterError> {
-        if !self.process.is_current() {
+        if self.fork_mark.forked() {
             return Err(RegisterError::DeviceGone { errno: FORKED });
         }
         if access.is_remote() {
@@ -233,7 +233,7 @@ impl Registrar for Mlock {
     }
 
     fn deregister(&self, _: LockedPages, range: AddressRange) -> Result<(), DeregisterError> {
-        if !self.process.is_current() {
+        if self.fork_mark.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }
         self.unlock(self.whole_pages(range))
@@ -255,7 +255,7 @@ fn check_writable(range: AddressRange, access: Access) -> Result<(), RegisterErr
 impl Drop for Mlock {
     /// Unlocks what is still registered, except in a forked child, which inherited no lock.
     fn drop(&mut self) {
-        if self.process.is_current() {
+        if !self.fork_mark.forked() {
             let pages = self.pages.get_mut().unwrap_or_else(PoisonError::into_inner);
             for range in pages.counts.drain() {
                 // What cannot be unlocked any more is not mapped any more.

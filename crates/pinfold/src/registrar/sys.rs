@@ -9,17 +9,12 @@
 
 #![allow(unsafe_code)]
 
-use crate::limits::page_bytes;
 pub(super) use crate::sys::Errno;
+use crate::sys::last_errno;
 use pinfold_core::AddressRange;
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::AtomicU32;
-
-fn last_errno() -> Errno {
-    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
-}
 
 fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
     if result < 0 { Err(last_errno()) } else { Ok(result) }
@@ -148,26 +143,6 @@ pub(super) fn lock(range: AddressRange) -> Result<(), Errno> {
 pub(super) fn unlock(range: AddressRange) -> Result<(), Errno> {
     // SAFETY: munlock changes where pages may live, never what they hold.
     check(unsafe { libc::munlock(ptr::without_provenance(range.start()), range.len()) }).map(drop)
-}
-
-/// A word in a page of its own, which reads as zero in a forked child. Never freed.
-pub(super) fn word_zeroed_by_fork() -> Result<&'static AtomicU32, Errno> {
-    let bytes = page_bytes();
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let page = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
-    if page == libc::MAP_FAILED {
-        return Err(last_errno());
-    }
-    // SAFETY: the advice concerns the page just mapped.
-    if let Err(errno) = check(unsafe { libc::madvise(page, bytes, libc::MADV_WIPEONFORK) }) {
-        // SAFETY: the page is not shared with anybody yet.
-        unsafe { libc::munmap(page, bytes) };
-        return Err(errno);
-    }
-    // SAFETY: the page is mapped for good, aligned, zeroed, and reached by this atomic only.
-    Ok(unsafe { AtomicU32::from_ptr(page.cast()) })
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! A word that a forked child finds to be zero.
 //!
-//! A child shares nothing with its parent's monitor but the look of it: no reader runs there, and
-//! what the parent registered is not the child's. `pthread_atfork` would miss children made by
+//! A child shares nothing with its parent's monitor and registrars but the look of them: no reader
+//! runs there, and what the parent registered is not the child's; what a child undid through an
+//! inherited descriptor, it would undo in its parent. `pthread_atfork` would miss children made by
 //! the raw system call; the kernel itself wipes this page in every child that gets a copy of the
 //! memory (`MADV_WIPEONFORK`, Linux 4.14). A `vfork` child runs in the parent's own memory and is
 //! not a copy, so it finds the word as it is.
@@ -9,13 +10,14 @@
 use crate::sys::{Errno, Page};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A word alone in its page: nonzero where it was made, zero in a forked child.
+/// A word alone in its page: nonzero where it was made, zero in a forked child. Asking costs a
+/// load.
 #[derive(Debug)]
-pub(super) struct ForkMark(Page);
+pub(crate) struct ForkMark(Page);
 
 impl ForkMark {
     /// A word with the value `initial`, which is not zero and never becomes zero here.
-    pub(super) fn new(initial: u64) -> Result<Self, Errno> {
+    pub(crate) fn new(initial: u64) -> Result<Self, Errno> {
         debug_assert_ne!(initial, 0);
         let page = Page::new()?;
         page.wipe_on_fork()?;
@@ -24,16 +26,20 @@ impl ForkMark {
         Ok(Self(page))
     }
 
-    pub(super) fn word(&self) -> &AtomicU64 {
+    pub(crate) fn word(&self) -> &AtomicU64 {
         self.0.word()
     }
 
     /// Whether this process is a forked child of the one that made the mark.
-    pub(super) fn forked(&self) -> bool {
+    pub(crate) fn forked(&self) -> bool {
         // Relaxed: in a child the page was wiped before its first instruction.
         self.word().load(Ordering::Relaxed) == 0
     }
 }
+
+/// The error number of whatever is asked of a registrar in a forked child: the process that it was
+/// made in is not this one.
+pub(crate) const FORKED: i32 = libc::ESRCH;
 
 #[cfg(test)]
 mod tests {
