@@ -7,7 +7,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for two calls: the push of a submission entry and the creation
+//! This file reopens `unsafe_code` for three calls: the registration by hand, whose caller makes
+//! the registrar's promise; the push of a submission entry; and the creation
 //! of the channel. An entry names memory by a table index and an address; the kernel refuses every
 //! address outside of the registration behind that index, and whoever registered the memory has
 //! promised (`Registrar::register`) that the device may use all of it. So a wrong index or address
@@ -18,20 +19,25 @@
 use crate::output::Failure;
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
+use pinfold::AddressRange;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many transfers may be under way at once; longer lists go in several rounds.
-const DEPTH: usize = 64;
+const DEPTH: u32 = 64;
+
+/// What empties an entry of the table.
+const EMPTY_BUFFER: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 /// One use of a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Transfer {
     /// The buffer's index in the ring's table: the registrar's handle.
     pub(crate) index: u16,
-    /// Where the bytes are, inside of the registered range.
+    /// Where the bytes are, inside of the registered range; from a pointer whose provenance the
+    /// caller has exposed, so that the compiler keeps the bytes in step.
     pub(crate) address: usize,
     /// How many bytes; at most 1 GiB.
     pub(crate) length: usize,
@@ -58,15 +64,47 @@ pub(crate) struct Device {
 impl Device {
     /// A ring and a channel of `channel_bytes` bytes, all zero.
     pub(crate) fn open(channel_bytes: u64) -> Result<Self, Failure> {
-        let ring = IoUring::new(64).map_err(|error| no_ring(&error))?;
         let channel = memory_file().map_err(|error| no_channel(&error))?;
         channel.set_len(channel_bytes).map_err(|error| no_channel(&error))?;
+        Self::with(channel)
+    }
+
+    /// Another ring, with the channel of a device that is there.
+    pub(crate) fn beside(channel: &File) -> Result<Self, Failure> {
+        Self::with(channel.try_clone().map_err(|error| no_channel(&error))?)
+    }
+
+    fn with(channel: File) -> Result<Self, Failure> {
+        let ring = IoUring::new(DEPTH).map_err(|error| no_ring(&error))?;
         Ok(Self { ring_fd: ring.as_raw_fd(), ring: Mutex::new(ring), channel })
     }
 
     /// The receiver's end: every byte sent can be read here at its offset.
     pub(crate) fn channel(&self) -> &File {
         &self.channel
+    }
+
+    /// Puts `range` into entry `slot` of the ring's table, or empties it: one system call and
+    /// nothing else, as a program would that registers by hand.
+    ///
+    /// # Safety
+    ///
+    /// As for `Registrar::register`; nobody else uses the entry.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error number.
+    pub(crate) unsafe fn set_buffer(
+        &self,
+        slot: u32,
+        range: Option<AddressRange>,
+    ) -> io::Result<()> {
+        let buffer = range.map_or(EMPTY_BUFFER, |range| libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(range.start()),
+            iov_len: range.len(),
+        });
+        // SAFETY: the caller's promise about the memory.
+        unsafe { self.lock().submitter().register_buffers_update(slot, &[buffer], None) }
     }
 
     /// Moves registered memory into the channel and waits until it is there.
@@ -90,7 +128,7 @@ impl Device {
 
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()> {
         let mut ring = self.lock();
-        for batch in transfers.chunks(DEPTH) {
+        for batch in transfers.chunks(DEPTH as usize) {
             let channel = types::Fd(self.channel.as_raw_fd());
             push(&mut ring, batch.iter().map(|transfer| entry(direction, channel, transfer)))?;
             wait(&mut ring, batch)?;
@@ -123,11 +161,11 @@ fn entry(direction: Direction, channel: types::Fd, transfer: &Transfer) -> Entry
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     match direction {
         Direction::Send => {
-            let from = std::ptr::without_provenance(address);
+            let from = std::ptr::with_exposed_provenance(address);
             opcode::WriteFixed::new(channel, from, length, index).offset(offset).build()
         }
         Direction::Receive => {
-            let to = std::ptr::without_provenance_mut(address);
+            let to = std::ptr::with_exposed_provenance_mut(address);
             opcode::ReadFixed::new(channel, to, length, index).offset(offset).build()
         }
     }

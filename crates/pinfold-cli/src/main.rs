@@ -5,12 +5,19 @@
 //! [`Verdict`], which becomes the exit status: 0 it held, 1 it did not hold, 2 wrong usage or
 //! something that this machine lacks.
 
+mod bench;
+mod block;
 mod change;
+mod demo;
 mod device;
 mod events;
+mod medians;
 mod output;
+mod page;
 mod port;
+mod probe;
 mod races;
+mod strategy;
 mod torture;
 
 use clap::{Parser, Subcommand};
@@ -29,10 +36,16 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// A message-passing program on real data, once with each way to register its memory
+    Demo(demo::Arguments),
     /// Every kind of mapping change, judged by what the device really moved
     Events(events::Arguments),
+    /// What this machine offers, what it lacks, and what to do about it
+    Probe(probe::Arguments),
     /// Random programs on many threads, every byte checked
     Torture(torture::Arguments),
+    /// What transfers, start-up and unmapping cost here
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -50,7 +63,10 @@ fn main() -> ExitCode {
 
 fn run(command: &Command, output: &Output) -> Result<Verdict, Failure> {
     match command {
+        Command::Demo(arguments) => demo::run(arguments, output),
         Command::Events(arguments) => events::run(arguments, output),
+        Command::Probe(arguments) => probe::run(arguments, output),
         Command::Torture(arguments) => torture::run(arguments, output),
+        Command::Bench(arguments) => bench::run(arguments, output),
     }
 }

@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
-use comfy_table::{Cell, Color, Table, presets};
+use comfy_table::{Cell, Color, ContentArrangement, LineStyle, Table, TableStyle};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::fmt;
@@ -114,10 +114,18 @@ fn json<T: Serialize>(report: &T) -> String {
         .unwrap_or_else(|error| format!("{{\"error\": \"report not serialisable: {error}\"}}"))
 }
 
+/// One line under the heads, no others.
+const STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
 /// An empty table with these column heads; plain where standard output is no terminal.
 pub(crate) fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(heads.to_vec());
+    table.load_style(STYLE).set_header(heads.to_vec());
+    // A terminal that is narrow, or does not tell, would squeeze columns to single letters.
+    if table.width().is_some_and(|width| width >= 80) {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    }
     if !io::stdout().is_terminal() {
         table.force_no_tty();
     }

@@ -139,7 +139,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ) -> Result<Pieces<'_, R, M>, GetError> {
         let want = self.want_of_any_length(start, length, access, false)?;
         // SAFETY: the caller's promise.
-        Ok(unsafe { Pieces::new(&self.shared, want) })
+        Ok(unsafe { Pieces::new(&self.shared, want, false) })
     }
 
     /// One check of the monitor for several gets.
@@ -255,6 +255,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // SAFETY: the caller's promise.
         unsafe { self.get_slowly(want) }
     }
+
+    /// The same behind a check that the caller made.
+    ///
+    /// # Safety
+    ///
+    /// The module's contract.
+    #[inline]
+    pub(crate) unsafe fn get_checked(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        match self.hit(want) {
+            Some(lease) => Ok(lease),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.get_slowly(want) },
+        }
+    }
 }
 
 /// Several gets behind one monitor check; made by [`Cache::check`].
@@ -281,11 +295,28 @@ impl<'c, R: Registrar, M: Monitor> Checked<'c, R, M> {
         access: Access,
     ) -> Result<Lease<'c, R, M>, GetError> {
         let want = self.cache.want(start, length, access, false)?;
-        match self.cache.shared.hit(&want) {
-            Some(lease) => Ok(lease),
-            // SAFETY: the caller's promise.
-            None => unsafe { self.cache.shared.get_slowly(&want) },
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.cache.shared.get_checked(&want) }
+    }
+
+    /// As [`Cache::get_pieces`], begun when the check was made, however late a piece is asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::get_pieces`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Cache::get_pieces`].
+    pub unsafe fn get_pieces(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Pieces<'c, R, M>, GetError> {
+        let want = self.cache.want_of_any_length(start, length, access, false)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { Pieces::new(&self.cache.shared, want, true) })
     }
 }
 

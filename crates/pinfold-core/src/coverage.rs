@@ -116,4 +116,20 @@ impl Change {
         Self::Protect,
         Self::Fork,
     ];
+
+    /// The kind in words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unmap => "unmap",
+            Self::Replace => "replace",
+            Self::Remap => "remap",
+            Self::RemapOver => "remap over",
+            Self::Discard => "discard",
+            Self::Remove => "remove",
+            Self::Guard => "guard",
+            Self::FileHole => "file hole",
+            Self::Protect => "protect",
+            Self::Fork => "fork",
+        }
+    }
 }

@@ -64,8 +64,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Tells the leases of regions that are not in the index: given up but in use, or per use.
     fn invalidate_unfindable(&self, writer: &mut Writer, range: AddressRange) {
-        for &number in writer.dead.iter().chain(&writer.per_use) {
-            let Some(region) = self.regions.get(number) else { continue };
+        let per_use = writer.per_use.iter().map(|(number, _)| number);
+        for &number in writer.dead.iter().chain(per_use) {
+            let Some(region) = self.region(number) else { continue };
             let status = match region.status() {
                 Status::Retired => Status::Invalidated,
                 Status::PerUse => Status::PerUseInvalidated,
@@ -81,10 +82,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The live regions that share a byte with `range`, each once. The writer's lock is held.
     pub(crate) fn live_in(&self, range: AddressRange) -> Vec<u32> {
         let mut numbers = Vec::new();
-        self.index.overlapping(range, |number| {
-            let region = self.regions.get(number).and_then(Region::range);
-            if region.is_some_and(|region| region.overlaps(&range)) {
-                numbers.push(number);
+        self.index.overlapping(range, |region| {
+            if region.range().is_some_and(|bytes| bytes.overlaps(&range)) {
+                numbers.push(region.number);
             }
         });
         numbers.sort_unstable();
@@ -94,7 +94,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Takes a live region out of the index and hands it to the reclaimer.
     pub(crate) fn unpublish(&self, writer: &mut Writer, number: u32, status: Status) {
-        let Some(region) = self.regions.get(number) else { return };
+        let Some(region) = self.region(number) else { return };
         region.set(status);
         if let Some(range) = region.range() {
             self.index.remove(&mut writer.recycler, range, number);
@@ -125,10 +125,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The regions in `range` that are registered, findable or not, or are being registered.
     fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
         let mut numbers = self.live_in(range);
-        let unfindable = [&writer.dead, &writer.leaving, &writer.per_use];
-        let others = unfindable.into_iter().flatten().copied();
-        numbers.extend(others.filter(|&number| {
-            let bytes = self.regions.get(number).and_then(Region::range);
+        let per_use = writer.per_use.iter().map(|(number, _)| number);
+        let others = writer.dead.iter().chain(&writer.leaving).chain(per_use);
+        numbers.extend(others.filter(|&&number| {
+            let bytes = self.region(number).and_then(Region::range);
             bytes.is_some_and(|bytes| bytes.overlaps(&range))
         }));
         let flying = writer.flights.iter().filter(|flight| flight.range.overlaps(&range));
@@ -143,16 +143,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let _forked = self.locked(|writer| self.catch_up(writer));
     }
 
-    /// Keeps `callback` for the invalidation of region `number`; gives it back if that happened.
+    /// Keeps `callback` for the invalidation of `region`; gives it back if that happened.
     pub(crate) fn watch_region(
         &self,
-        number: u32,
         region: &Region<R::Handle>,
         callback: Callback,
-    ) -> Result<u64, Callback> {
+    ) -> Result<u32, Callback> {
         self.locked(|writer| match region.status() {
             Status::Invalidated | Status::PerUseInvalidated => Err(callback),
-            _ => Ok(writer.watchers.watch(number, callback)),
+            _ => Ok(writer.watchers.watch(region.number, callback)),
         })
     }
 }

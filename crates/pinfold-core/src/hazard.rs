@@ -1,7 +1,7 @@
 //! Hazards: how a thread says "this region is in use" without a lock and without a shared write.
 //!
 //! Every thread owns a record of slots for each cache that it uses (hazard pointers, Michael
-//! 2004). A lease is one slot holding the region's number. Only the owner fills a slot; whoever
+//! 2004). A lease is one slot holding the region's address. Only the owner fills a slot; whoever
 //! ends the lease, on whatever thread, empties it. To take a region away, its state is changed
 //! first, then a heavy barrier runs, then all slots are read: a lease that is not seen there will
 //! see the changed state and give up ([`Barriers`] has the argument).
@@ -9,10 +9,16 @@
 //! A thread that ends gives its records back with whatever leases are still in them; the next
 //! thread goes on in the free slots. So records number at most as many as threads lived at once,
 //! plus one for every `SLOTS` leases held.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` so that a thread finds its record by address, not by number.
+
+#![allow(unsafe_code)]
 
 use crate::arena::Arena;
 use crate::barrier::Barriers;
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock, thread_local};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
@@ -20,7 +26,7 @@ use std::sync::Arc;
 const SLOTS: usize = if cfg!(loom) { 2 } else { 60 };
 
 /// A slot that holds no lease.
-const EMPTY: u32 = 0;
+const EMPTY: usize = 0;
 
 /// One thread's slots, and what that thread alone counts.
 ///
@@ -28,13 +34,13 @@ const EMPTY: u32 = 0;
 /// shared between threads.
 #[repr(align(128))]
 pub(crate) struct Record {
-    slots: [AtomicU32; SLOTS],
+    slots: [AtomicUsize; SLOTS],
     hits: AtomicU64,
 }
 
 impl Record {
     fn new() -> Self {
-        Self { slots: std::array::from_fn(|_| AtomicU32::new(EMPTY)), hits: AtomicU64::new(0) }
+        Self { slots: std::array::from_fn(|_| AtomicUsize::new(EMPTY)), hits: AtomicU64::new(0) }
     }
 
     /// Counts a hit of the owner.
@@ -49,16 +55,16 @@ impl Record {
 #[derive(Clone, Copy)]
 pub(crate) struct Slot<'d> {
     record: &'d Record,
-    slot: &'d AtomicU32,
+    slot: &'d AtomicUsize,
 }
 
 impl<'d> Slot<'d> {
-    /// Says that region `number` is in use. Followed by [`Barriers::light`] and a look at the
-    /// region's state, which decides.
+    /// Says that the region in this place is in use. Followed by [`Barriers::light`] and a look
+    /// at the region's state, which decides.
     #[inline]
-    pub(crate) fn protect(self, number: u32) -> Hazard<'d> {
+    pub(crate) fn protect<T>(self, place: &T) -> Hazard<'d> {
         // Relaxed: the barrier behind it gives the order that matters.
-        self.slot.store(number + 1, Ordering::Relaxed);
+        self.slot.store(std::ptr::from_ref(place) as usize, Ordering::Relaxed);
         Hazard { slot: self.slot }
     }
 
@@ -72,7 +78,7 @@ impl<'d> Slot<'d> {
 /// A slot that holds a lease. Emptied by [`clear`](Self::clear), on any thread.
 #[derive(Debug)]
 pub(crate) struct Hazard<'d> {
-    slot: &'d AtomicU32,
+    slot: &'d AtomicUsize,
 }
 
 impl Hazard<'_> {
@@ -124,7 +130,9 @@ impl HazardDomain {
     #[inline]
     fn slot_of<'d>(self: &'d Arc<Self>, seats: &Seats) -> Option<Slot<'d>> {
         if seats.domain.get() == self.id {
-            let record = self.records.get(seats.record.get())?;
+            // SAFETY: the record belongs to the domain of this id, which is this one; records
+            // live as long as their domain, and never move.
+            let record: &'d Record = unsafe { &*seats.record.get() };
             let slot = record.slots.get(seats.cursor.get())?;
             // Relaxed: only this thread fills its slots, so empty stays empty.
             if slot.load(Ordering::Relaxed) == EMPTY {
@@ -150,17 +158,14 @@ impl HazardDomain {
             None => {
                 let number = self.adopt_record()?;
                 seat.records.push(number);
-                self.empty_place(&[number], seats).unwrap_or((number, 0))
+                self.empty_place(&[number], seats)?
             }
         };
-        seats.domain.set(self.id);
-        seats.record.set(number);
-        seats.cursor.set(place);
         let record = self.records.get(number)?;
-        let slot = &record.slots[place];
-        // A record adopted from a thread that ended may be full of leases that live on.
-        // Relaxed: as in `slot_of`.
-        if slot.load(Ordering::Relaxed) == EMPTY { Some(Slot { record, slot }) } else { None }
+        seats.domain.set(self.id);
+        seats.record.set(record);
+        seats.cursor.set(place);
+        Some(Slot { record, slot: &record.slots[place] })
     }
 
     /// An empty slot in `records`, the one behind the cursor first.
@@ -184,7 +189,7 @@ impl HazardDomain {
             return Some(pool.free.swap_remove(position));
         }
         let number = pool.made;
-        self.records.ensure(number, Record::new)?;
+        self.records.ensure(number, |_| Record::new())?;
         pool.made = number.checked_add(1)?;
         Some(number)
     }
@@ -201,28 +206,27 @@ impl HazardDomain {
         lock(&self.pool).free.extend_from_slice(records);
     }
 
-    /// The numbers of all regions in use, sorted.
+    /// The places of all regions in use.
     ///
     /// A region whose state was changed before this call and that is not in the answer has no
     /// lease and will get none.
     ///
-    /// `counted` are further regions in use, which have no hazard.
-    pub(crate) fn in_use(&self, counted: &[u32]) -> InUse {
+    /// `counted` are further places in use, which have no hazard.
+    pub(crate) fn in_use(&self, counted: &[usize]) -> InUse {
         if !self.barriers.heavy() {
             return InUse(None);
         }
         let made = lock(&self.pool).made;
-        let mut numbers: Vec<u32> = (0..made)
+        let mut places: Vec<usize> = (0..made)
             .filter_map(|number| self.records.get(number))
             .flat_map(|record| &record.slots)
             // Acquire: pairs with `clear`; the use is over before the region is taken away.
             .map(|slot| slot.load(Ordering::Acquire))
-            .filter(|&value| value != EMPTY)
-            .map(|value| value - 1)
+            .filter(|&place| place != EMPTY)
             .chain(counted.iter().copied())
             .collect();
-        numbers.sort_unstable();
-        InUse(Some(numbers))
+        places.sort_unstable();
+        InUse(Some(places))
     }
 
     /// The hits of all threads, ended ones included.
@@ -236,12 +240,13 @@ impl HazardDomain {
     }
 }
 
-/// A snapshot of the regions in use, sorted; all of them if it could not be taken.
-pub(crate) struct InUse(Option<Vec<u32>>);
+/// A snapshot of the places in use, sorted; all of them if it could not be taken.
+pub(crate) struct InUse(Option<Vec<usize>>);
 
 impl InUse {
-    pub(crate) fn contains(&self, number: u32) -> bool {
-        self.0.as_ref().is_none_or(|numbers| numbers.binary_search(&number).is_ok())
+    pub(crate) fn contains<T>(&self, place: &T) -> bool {
+        let place = std::ptr::from_ref(place) as usize;
+        self.0.as_ref().is_none_or(|places| places.binary_search(&place).is_ok())
     }
 }
 
@@ -249,7 +254,7 @@ impl InUse {
 struct Seats {
     /// The domain that `record` and `cursor` belong to; 0 for none.
     domain: Cell<u64>,
-    record: Cell<u32>,
+    record: Cell<*const Record>,
     cursor: Cell<usize>,
     all: RefCell<Vec<Seat>>,
 }
@@ -260,10 +265,10 @@ struct Seat {
 }
 
 impl Seats {
-    fn new() -> Self {
+    const fn new() -> Self {
         Self {
             domain: Cell::new(0),
-            record: Cell::new(0),
+            record: Cell::new(std::ptr::null()),
             cursor: Cell::new(0),
             all: RefCell::new(Vec::new()),
         }
@@ -278,6 +283,11 @@ impl Drop for Seats {
     }
 }
 
+#[cfg(not(loom))]
+thread_local! {
+    static SEATS: Seats = const { Seats::new() };
+}
+#[cfg(loom)]
 thread_local! {
     static SEATS: Seats = Seats::new();
 }
@@ -290,11 +300,12 @@ mod tests {
     #[test]
     fn a_slot_is_used_again_once_it_is_empty() {
         let domain = HazardDomain::new(Barriers::SYMMETRIC);
-        let first = domain.slot().unwrap().protect(7);
-        assert!(domain.in_use(&[]).contains(7));
+        let place = 7;
+        let first = domain.slot().unwrap().protect(&place);
+        assert!(domain.in_use(&[]).contains(&place));
         first.clear();
-        assert!(!domain.in_use(&[]).contains(7));
-        let again = domain.slot().unwrap().protect(8);
+        assert!(!domain.in_use(&[]).contains(&place));
+        let again = domain.slot().unwrap().protect(&place);
         assert!(std::ptr::eq(first.slot, again.slot));
         again.clear();
     }
@@ -302,11 +313,11 @@ mod tests {
     #[test]
     fn more_leases_than_slots_take_further_records() {
         let domain = HazardDomain::new(Barriers::SYMMETRIC);
-        let count = u32::try_from(3 * SLOTS).unwrap();
+        let places = [0_u64; 3 * SLOTS];
         let hazards: Vec<_> =
-            (0..count).map(|number| domain.slot().unwrap().protect(number)).collect();
+            places.iter().map(|place| domain.slot().unwrap().protect(place)).collect();
         let in_use = domain.in_use(&[]);
-        assert!((0..count).all(|number| in_use.contains(number)));
+        assert!(places.iter().all(|place| in_use.contains(place)));
         hazards.iter().for_each(Hazard::clear);
         assert_eq!(domain.in_use(&[]).0, Some(Vec::new()));
         assert_eq!(lock(&domain.pool).made, 3);
@@ -315,9 +326,9 @@ mod tests {
     #[test]
     fn a_thread_that_ends_leaves_its_leases_and_its_record() {
         let domain = HazardDomain::new(Barriers::SYMMETRIC);
-        for round in 0..200 {
+        for _ in 0..200 {
             std::thread::scope(|scope| {
-                scope.spawn(|| domain.slot().unwrap().protect(round)).join().unwrap();
+                scope.spawn(|| domain.slot().unwrap().protect(&domain)).join().unwrap();
             });
         }
         // 200 leases outlived their threads; they fill four records and no more.
@@ -328,7 +339,7 @@ mod tests {
     #[test]
     fn a_lease_may_end_on_another_thread() {
         let domain = HazardDomain::new(Barriers::SYMMETRIC);
-        let hazard = domain.slot().unwrap().protect(3);
+        let hazard = domain.slot().unwrap().protect(&0);
         std::thread::scope(|scope| {
             scope.spawn(|| hazard.clear());
         });
@@ -338,18 +349,19 @@ mod tests {
     #[test]
     fn without_a_barrier_everything_is_in_use() {
         // SAFETY: it never claims to have been a barrier.
-        #[allow(unsafe_code)]
         let barriers = unsafe { Barriers::asymmetric(|| false) };
-        assert!(HazardDomain::new(barriers).in_use(&[]).contains(1));
+        assert!(HazardDomain::new(barriers).in_use(&[]).contains(&0));
     }
 
     #[test]
     fn caches_on_one_thread_do_not_mix() {
+        let places = [1, 2];
         let (one, two) =
             (HazardDomain::new(Barriers::SYMMETRIC), HazardDomain::new(Barriers::SYMMETRIC));
-        let hazards = [one.slot().unwrap().protect(1), two.slot().unwrap().protect(2)];
-        assert!(one.in_use(&[]).contains(1) && !one.in_use(&[]).contains(2));
-        assert!(two.in_use(&[]).contains(2) && !two.in_use(&[]).contains(1));
+        let hazards =
+            [one.slot().unwrap().protect(&places[0]), two.slot().unwrap().protect(&places[1])];
+        assert!(one.in_use(&[]).contains(&places[0]) && !one.in_use(&[]).contains(&places[1]));
+        assert!(two.in_use(&[]).contains(&places[1]) && !two.in_use(&[]).contains(&places[0]));
         hazards.iter().for_each(Hazard::clear);
     }
 }

@@ -5,19 +5,27 @@
 //! search, takes no lock and is wait-free. Writers hold the cache's lock.
 //!
 //! **Entries are hints.** A list that shrank, moved or went to another block while it was being
-//! read yields wrong numbers or misses some. So a reader proves every number at the region itself
+//! read yields wrong regions or misses some. So a reader proves every region at the region itself
 //! (see [`crate::region`]), and takes nothing found for "ask again under the lock", where the
 //! index is exact. That is all the synchronisation there is: no epoch, no counted reference, no
 //! retry loop. What it costs is memory that is recycled but not freed: lists keep their size
-//! class for life.
+//! class, and places of regions stay places, until the cache is dropped.
 //!
-//! A region costs 8 bytes for each 2 MiB block that it touches, up to twice that in slack.
+//! A region costs its place of 64 bytes, and 8 bytes for each 2 MiB block that it touches, up to
+//! twice that in slack.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to follow the addresses in its words: of lists, which the
+//! index owns and frees only when it is dropped, and of regions, which live in its own arena.
+
+#![allow(unsafe_code)]
 
 use crate::AddressRange;
 use crate::arena::Arena;
-use crate::region::{Terms, Want};
-use crate::sync::{AtomicU64, OnceLock, Ordering};
+use crate::sync::{AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 
 /// Children of a directory: 512, as in a page table; few in a model, where each costs time.
 const FANOUT: usize = if cfg!(loom) { 2 } else { 512 };
@@ -27,202 +35,259 @@ const PAGE_LOG2: u32 = 12;
 const BLOCK_LOG2: u32 = PAGE_LOG2 + 9;
 const BLOCK_BYTES: usize = 1 << BLOCK_LOG2;
 const BLOCK_PAGES: usize = BLOCK_BYTES >> PAGE_LOG2;
-/// The first address that the index does not know: 2^48, the end of four-level page tables.
-const END: usize = BLOCK_BYTES * FANOUT * FANOUT * FANOUT;
-/// List sizes: 4, 8, 16, ... entries.
-/// (Few in a model, whose threads have small stacks.)
-const CLASSES: usize = if cfg!(loom) { 2 } else { 24 };
+/// How many blocks there are: up to the address 2^48, the end of four-level page tables.
+const BLOCKS: usize = FANOUT * FANOUT * FANOUT;
+/// The first address that the index does not know.
+const END: usize = BLOCK_BYTES * BLOCKS;
+/// List sizes: 4, 8, 16, ... 65536 entries, as many as a word can count.
+const CLASSES: usize = 15;
+/// User addresses have 48 bits at most where the program does not ask for more.
+const ADDRESS_BITS: u32 = 48;
 
-/// One entry of a list: a region's extent within the block, its terms and its number.
+/// One entry of a list: a region's extent within the block and where its place is.
 ///
-/// Bits: first page 0-9, page behind the last 10-20 (past 512 where the region goes on), terms
-/// 21-28, number 32-63.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Entry(u64);
+/// Bits: first page 0-9; page behind the last 10-20, past 512 where the region goes on; the
+/// place's address without its six low bits, which are zero, 21-62.
+struct Entry<T> {
+    word: u64,
+    place: PhantomData<*const T>,
+}
 
-impl Entry {
+impl<T> Clone for Entry<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Entry<T> {}
+
+impl<T> Entry<T> {
     const BEYOND: usize = BLOCK_PAGES + 1;
+    const ALIGN_LOG2: u32 = 6;
 
-    fn new(range: AddressRange, terms: Terms, number: u32, block: usize) -> Self {
+    /// `None` for a place at an address that does not fit.
+    fn new(range: AddressRange, place: &T, block: usize) -> Option<Self> {
+        const { assert!(align_of::<T>() >= 1 << Self::ALIGN_LOG2) };
+        let address = std::ptr::from_ref(place) as u64;
+        if address >> ADDRESS_BITS != 0 {
+            return None;
+        }
         let (first, end) = pages_in(range, block);
-        Self(
-            first as u64
-                | (end as u64) << 10
-                | u64::from(terms.bits()) << 21
-                | u64::from(number) << 32,
-        )
+        let extent = first as u64 | (end as u64) << 10;
+        Some(Self::from_word(extent | address >> Self::ALIGN_LOG2 << 21))
+    }
+
+    const fn from_word(word: u64) -> Self {
+        Self { word, place: PhantomData }
+    }
+
+    /// The entry in a slot. Relaxed: writers hold the lock, readers take hints.
+    fn load(slot: &AtomicU64) -> Self {
+        Self::from_word(slot.load(Ordering::Relaxed))
     }
 
     const fn first(self) -> usize {
-        (self.0 & 0x3ff) as usize
+        (self.word & 0x3ff) as usize
     }
 
     const fn end(self) -> usize {
-        (self.0 >> 10 & 0x7ff) as usize
+        (self.word >> 10 & 0x7ff) as usize
     }
 
-    const fn terms(self) -> Terms {
-        Terms::from_bits((self.0 >> 21 & 0xff) as u8)
-    }
-
-    const fn number(self) -> u32 {
-        (self.0 >> 32) as u32
+    #[allow(clippy::cast_possible_truncation)] // words have 64 bits
+    const fn address(self) -> usize {
+        (self.word >> 21 << Self::ALIGN_LOG2) as usize
     }
 }
 
 /// The pages of `range` within `block`: the first, and the one behind the last, which is
 /// [`Entry::BEYOND`] where the range goes on in the next block.
-#[inline]
 fn pages_in(range: AddressRange, block: usize) -> (usize, usize) {
     let base = block << BLOCK_LOG2;
     let first = range.start().saturating_sub(base) >> PAGE_LOG2;
-    let end = if range.end() > base + BLOCK_BYTES {
-        Entry::BEYOND
-    } else {
-        (range.end() - base).div_ceil(1 << PAGE_LOG2)
-    };
-    (first, end)
+    (first, end_page_in(range, block))
 }
 
-/// A block's list, as one word: class in bits 0-7, length in 8-31, place in 32-63. Zero is empty.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[inline]
+fn end_page_in(range: AddressRange, block: usize) -> usize {
+    let last = range.end() - 1;
+    if last >> BLOCK_LOG2 == block {
+        (last >> PAGE_LOG2) % BLOCK_PAGES + 1
+    } else {
+        Entry::<Aligned>::BEYOND
+    }
+}
+
+/// What stands for a region where only the entry's constants matter.
+#[repr(align(64))]
+struct Aligned;
+
+/// The memory of lists: four entries, aligned so that a list's word has room for its length.
+#[repr(align(32))]
+struct Quad {
+    /// Reached by the list's address alone.
+    _slots: [AtomicU64; 4],
+}
+
+impl Quad {
+    fn new() -> Self {
+        Self { _slots: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
+
+/// A block's list, as one word: length in bits 0-15, class in 16-19, the address of its memory
+/// without the five low bits, which are zero, 20-62. Zero is empty.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct List(u64);
 
 impl List {
     const EMPTY: Self = Self(0);
+    const MAX_LEN: usize = 0xffff;
 
-    fn new(class: usize, length: usize, place: u32) -> Self {
-        Self(class as u64 | (length as u64) << 8 | u64::from(place) << 32)
+    fn new(class: usize, length: usize, address: usize) -> Self {
+        Self(length as u64 | (class as u64) << 16 | (address as u64) >> 5 << 20)
+    }
+
+    const fn with_len(self, length: usize) -> Self {
+        Self(self.0 & !0xffff | length as u64)
     }
 
     const fn class(self) -> usize {
-        (self.0 & 0xff) as usize
+        (self.0 >> 16 & 0xf) as usize
     }
 
     const fn len(self) -> usize {
-        (self.0 >> 8 & 0xff_ffff) as usize
+        (self.0 & 0xffff) as usize
     }
 
-    const fn place(self) -> u32 {
-        (self.0 >> 32) as u32
+    #[allow(clippy::cast_possible_truncation)] // words have 64 bits
+    const fn address(self) -> usize {
+        (self.0 >> 20 << 5) as usize
     }
 
     const fn capacity(self) -> usize {
-        4 << self.class()
+        if self.0 == 0 { 0 } else { 4 << self.class() }
     }
 }
 
-/// A directory of 512 children, made when first needed.
-struct Directory<T>(Box<[OnceLock<T>]>);
-
-impl<T> Directory<T> {
-    fn new() -> Self {
-        Self(std::iter::repeat_with(OnceLock::new).take(FANOUT).collect())
-    }
-}
-
+/// A directory of children, made when first needed.
+type Directory<T> = Box<[OnceLock<T>; FANOUT]>;
 /// The lowest level: the lists of 512 blocks, one GiB of addresses.
-struct Leaf(Box<[AtomicU64]>);
+type Leaf = Box<[AtomicU64; FANOUT]>;
 
-impl Leaf {
-    fn new() -> Self {
-        Self(std::iter::repeat_with(|| AtomicU64::new(0)).take(FANOUT).collect())
-    }
+fn new_directory<T>() -> Directory<T> {
+    Box::new(std::array::from_fn(|_| OnceLock::new()))
 }
 
-/// The part of the index that readers use.
-pub(crate) struct Index {
+fn new_leaf() -> Leaf {
+    Box::new(std::array::from_fn(|_| AtomicU64::new(0)))
+}
+
+/// The places of all regions, and how to find them by address.
+pub(crate) struct Index<T> {
+    /// The places. Entries point into it.
+    pub(crate) places: Arena<T>,
     root: Directory<Directory<Leaf>>,
-    /// One arena for each class of lists.
-    lists: [Arena<AtomicU64>; CLASSES],
+    /// The memory of all lists, in use or not. Rank 2: taken inside the cache's writer lock.
+    memory: Mutex<Vec<Box<[Quad]>>>,
 }
 
 /// The part that only the holder of the writer's lock uses: lists to be used again.
 pub(crate) struct Recycler {
     /// Oldest first, so that a late reader of a list rarely meets its next content.
-    free: [VecDeque<u32>; CLASSES],
-    made: [u32; CLASSES],
+    free: [VecDeque<usize>; CLASSES],
 }
 
 impl Recycler {
     pub(crate) fn new() -> Self {
-        Self { free: std::array::from_fn(|_| VecDeque::new()), made: [0; CLASSES] }
+        Self { free: std::array::from_fn(|_| VecDeque::new()) }
+    }
+
+    fn recycle(&mut self, list: List) {
+        if list != List::EMPTY {
+            self.free[list.class()].push_back(list.address());
+        }
     }
 }
 
-impl Index {
-    pub(crate) fn new() -> Self {
-        // A chunk is a whole number of lists: its first size is at least one list.
-        let lists_log2 = if cfg!(loom) { 0 } else { 4 };
-        let mut first_log2 = 1 + lists_log2;
-        Self {
-            root: Directory::new(),
-            lists: std::array::from_fn(|_| {
-                first_log2 += 1;
-                Arena::new(first_log2)
-            }),
-        }
-    }
+/// Whether the index can hold `range` at all.
+pub(crate) fn can_hold(range: AddressRange) -> bool {
+    range.end() <= END
+}
 
-    /// Whether the index can hold `range` at all.
-    pub(crate) fn can_hold(range: AddressRange) -> bool {
-        range.end() <= END
+impl<T> Index<T> {
+    pub(crate) fn new() -> Self {
+        let places = Arena::new(if cfg!(loom) { 1 } else { 6 });
+        Self { places, root: new_directory(), memory: Mutex::new(Vec::new()) }
     }
 
     #[inline]
     fn list_of(&self, block: usize) -> Option<&AtomicU64> {
-        let middle = self.root.0.get(block / (FANOUT * FANOUT))?.get()?;
-        let leaf = middle.0.get(block / FANOUT % FANOUT)?.get()?;
-        leaf.0.get(block % FANOUT)
+        if block >= BLOCKS {
+            return None;
+        }
+        let middle = self.root[block / (FANOUT * FANOUT)].get()?;
+        let leaf = middle[block / FANOUT % FANOUT].get()?;
+        Some(&leaf[block % FANOUT])
     }
 
     fn make_list_of(&self, block: usize) -> Option<&AtomicU64> {
-        let middle = self.root.0.get(block / (FANOUT * FANOUT))?.get_or_init(Directory::new);
-        let leaf = middle.0.get(block / FANOUT % FANOUT)?.get_or_init(Leaf::new);
-        leaf.0.get(block % FANOUT)
+        if block >= BLOCKS {
+            return None;
+        }
+        let middle = self.root[block / (FANOUT * FANOUT)].get_or_init(new_directory);
+        let leaf = middle[block / FANOUT % FANOUT].get_or_init(new_leaf);
+        Some(&leaf[block % FANOUT])
     }
 
     #[inline]
     fn entries(&self, list: List) -> &[AtomicU64] {
-        // A torn view cannot arise: the word that names the list is one atomic.
-        let first = list.place() << (2 + list.class());
-        self.lists.get(list.class()).and_then(|lists| lists.slice(first, list.len())).unwrap_or(&[])
+        if list == List::EMPTY {
+            return &[];
+        }
+        // SAFETY: a word that is not empty holds the address of a list's memory, made by
+        // `allocate` with room for its length; `memory` keeps it until the index is dropped.
+        unsafe { std::slice::from_raw_parts(list.address() as *const AtomicU64, list.len()) }
     }
 
-    /// Offers `accept` the numbers of regions that may serve `want`, the one that begins last
-    /// first, until it takes one.
     #[inline]
-    pub(crate) fn find<T>(
-        &self,
-        want: &Want,
-        mut accept: impl FnMut(u32) -> Option<T>,
-    ) -> Option<T> {
-        let block = want.range.start() >> BLOCK_LOG2;
+    fn place(&self, entry: Entry<T>) -> &T {
+        // SAFETY: every entry ever stored was made by `insert` from a reference into `places`,
+        // which never moves or frees an item; a reader sees slots below a published length
+        // only, and those have been stored.
+        unsafe { &*(entry.address() as *const T) }
+    }
+
+    /// Offers `accept` the regions that may contain `range`, the one that begins last first,
+    /// until it takes one.
+    #[inline]
+    pub(crate) fn find<'i, A>(
+        &'i self,
+        range: AddressRange,
+        mut accept: impl FnMut(&'i T) -> Option<A>,
+    ) -> Option<A> {
+        let block = range.start() >> BLOCK_LOG2;
         // Acquire: pairs with `publish`; the entries were written before.
         let list = List(self.list_of(block)?.load(Ordering::Acquire));
         let entries = self.entries(list);
-        let (first, end) = pages_in(want.range, block);
-        // Relaxed, here and below: hints, see the module's header.
-        let behind =
-            entries.partition_point(|entry| Entry(entry.load(Ordering::Relaxed)).first() <= first);
-        entries[..behind].iter().rev().find_map(|entry| {
-            let entry = Entry(entry.load(Ordering::Relaxed));
-            let fits = entry.end() >= end && entry.terms().serve(want.terms);
-            if fits { accept(entry.number()) } else { None }
-        })
+        let first = (range.start() >> PAGE_LOG2) % BLOCK_PAGES;
+        let end = end_page_in(range, block);
+        let behind = entries.partition_point(|slot| Entry::<T>::load(slot).first() <= first);
+        entries[..behind]
+            .iter()
+            .rev()
+            .map(Entry::load)
+            .find_map(|entry| if entry.end() >= end { accept(self.place(entry)) } else { None })
     }
 
-    /// Adds region `number`. False if the index is out of space; then nothing was added.
-    pub(crate) fn insert(
-        &self,
-        recycler: &mut Recycler,
-        range: AddressRange,
-        terms: Terms,
-        number: u32,
-    ) -> bool {
+    /// Adds the region in place `number`. False if the index has no room for it; then nothing
+    /// was added.
+    pub(crate) fn insert(&self, recycler: &mut Recycler, range: AddressRange, number: u32) -> bool {
+        let Some(place) = self.places.get(number) else { return false };
         for block in blocks_of(range) {
-            let entry = Entry::new(range, terms, number, block);
-            if self.insert_entry(recycler, block, entry).is_none() {
+            let added = Entry::new(range, place, block)
+                .and_then(|entry| self.insert_entry(recycler, block, entry));
+            if added.is_none() {
                 self.remove(recycler, range, number);
                 return false;
             }
@@ -230,59 +295,62 @@ impl Index {
         true
     }
 
-    fn insert_entry(&self, recycler: &mut Recycler, block: usize, entry: Entry) -> Option<()> {
+    fn insert_entry(&self, recycler: &mut Recycler, block: usize, entry: Entry<T>) -> Option<()> {
         let word = self.make_list_of(block)?;
         // Relaxed: only holders of the writer's lock store here.
         let list = List(word.load(Ordering::Relaxed));
         let old = self.entries(list);
-        let position =
-            old.partition_point(|old| Entry(old.load(Ordering::Relaxed)).first() <= entry.first());
-        if list != List::EMPTY && position == list.len() && list.len() < list.capacity() {
-            self.store_entry(list, position, entry);
-            publish(word, List::new(list.class(), list.len() + 1, list.place()));
+        let position = old.partition_point(|slot| Entry::<T>::load(slot).first() <= entry.first());
+        if position == list.len() && list.len() < list.capacity().min(List::MAX_LEN) {
+            let longer = list.with_len(list.len() + 1);
+            store(&self.entries(longer)[position], entry);
+            publish(word, longer);
             return Some(());
         }
         let new = self.allocate(recycler, list.len() + 1)?;
         let (before, after) = old.split_at(position);
-        let moved = before.iter().map(load).chain([entry]).chain(after.iter().map(load));
-        moved.enumerate().for_each(|(at, entry)| self.store_entry(new, at, entry));
+        let moved = before.iter().map(Entry::load).chain([entry]);
+        let moved = moved.chain(after.iter().map(Entry::load));
+        self.entries(new).iter().zip(moved).for_each(|(slot, entry)| store(slot, entry));
         publish(word, new);
-        recycle(recycler, list);
+        recycler.recycle(list);
         Some(())
     }
 
-    /// Removes region `number`, whose range is `range`.
+    /// Removes the region in place `number`, whose range is `range`.
     pub(crate) fn remove(&self, recycler: &mut Recycler, range: AddressRange, number: u32) {
+        let Some(place) = self.places.get(number) else { return };
         for block in blocks_of(range) {
-            self.remove_entry(recycler, block, number);
+            self.remove_entry(recycler, block, std::ptr::from_ref(place) as usize);
         }
     }
 
-    fn remove_entry(&self, recycler: &mut Recycler, block: usize, number: u32) {
+    fn remove_entry(&self, recycler: &mut Recycler, block: usize, address: usize) {
         let Some(word) = self.list_of(block) else { return };
         // Relaxed: only holders of the writer's lock store here.
         let list = List(word.load(Ordering::Relaxed));
         let old = self.entries(list);
-        let Some(position) = old.iter().position(|entry| load(entry).number() == number) else {
+        let Some(position) =
+            old.iter().position(|slot| Entry::<T>::load(slot).address() == address)
+        else {
             return;
         };
-        let left = list.len() - 1;
-        if left == 0 {
+        if list.len() == 1 {
             publish(word, List::EMPTY);
-            recycle(recycler, list);
+            recycler.recycle(list);
             return;
         }
         // In place: a reader in between sees an entry twice or misses one, both of which it
         // is prepared for.
-        for at in position..left {
-            self.store_entry(list, at, load(&old[at + 1]));
+        for pair in old[position..].windows(2) {
+            store(&pair[0], Entry::<T>::load(&pair[1]));
         }
-        publish(word, List::new(list.class(), left, list.place()));
+        publish(word, list.with_len(list.len() - 1));
     }
 
-    /// Calls `visit` with the number of every region that shares a page with `range`; a region in
-    /// several blocks is named several times.
-    pub(crate) fn overlapping(&self, range: AddressRange, mut visit: impl FnMut(u32)) {
+    /// Calls `visit` with every region that shares a page with `range`; a region in several
+    /// blocks is named several times.
+    pub(crate) fn overlapping<'i>(&'i self, range: AddressRange, mut visit: impl FnMut(&'i T)) {
         let Some(range) = AddressRange::between(range.start(), range.end().min(END)) else {
             return;
         };
@@ -301,70 +369,62 @@ impl Index {
 
     /// The first block behind an absent directory or leaf.
     fn next_present(&self, block: usize) -> usize {
-        let root = block / (FANOUT * FANOUT);
-        let step = match self.root.0.get(root).and_then(OnceLock::get) {
+        let step = match self.root[block / (FANOUT * FANOUT)].get() {
             Some(_) => FANOUT,
             None => FANOUT * FANOUT,
         };
         (block / step + 1) * step
     }
 
-    fn visit_block(
-        &self,
+    fn visit_block<'i>(
+        &'i self,
         word: &AtomicU64,
         range: AddressRange,
         block: usize,
-        visit: &mut impl FnMut(u32),
+        visit: &mut impl FnMut(&'i T),
     ) {
         let (first, end) = pages_in(range, block);
         // Relaxed: the writer's lock is held.
         self.entries(List(word.load(Ordering::Relaxed)))
             .iter()
-            .map(load)
+            .map(Entry::<T>::load)
             .filter(|entry| entry.first() < end && first < entry.end())
-            .for_each(|entry| visit(entry.number()));
+            .for_each(|entry| visit(self.place(entry)));
     }
 
-    fn store_entry(&self, list: List, at: usize, entry: Entry) {
-        let first = list.place() << (2 + list.class());
-        let lists = &self.lists[list.class()];
-        if let Some(slot) = lists.slice(first, list.capacity()).and_then(|slots| slots.get(at)) {
-            // Relaxed: `publish` releases it.
-            slot.store(entry.0, Ordering::Relaxed);
-        }
-    }
-
-    /// A list with room for `length` entries.
+    /// A list with room for `length` entries. All its slots hold entries, or zeros that its
+    /// length must not reach before they are stored.
     fn allocate(&self, recycler: &mut Recycler, length: usize) -> Option<List> {
+        if length > List::MAX_LEN {
+            return None;
+        }
         let class = length.div_ceil(4).next_power_of_two().trailing_zeros() as usize;
-        let place = match recycler.free.get_mut(class)?.pop_front() {
-            Some(place) => place,
-            None => {
-                let place = recycler.made[class];
-                let first = place.checked_mul(4 << class)?;
-                self.lists[class].ensure(first, || AtomicU64::new(0))?;
-                recycler.made[class] = place + 1;
-                place
-            }
+        let address = match recycler.free[class].pop_front() {
+            Some(address) => address,
+            None => self.make_list(class)?,
         };
-        Some(List::new(class, length, place))
+        Some(List::new(class, length, address))
     }
+
+    fn make_list(&self, class: usize) -> Option<usize> {
+        let quads: Box<[Quad]> = std::iter::repeat_with(Quad::new).take(1 << class).collect();
+        let address = quads.as_ptr() as usize;
+        if address >> ADDRESS_BITS != 0 {
+            return None;
+        }
+        lock(&self.memory).push(quads);
+        Some(address)
+    }
+}
+
+fn store<T>(slot: &AtomicU64, entry: Entry<T>) {
+    // Relaxed: `publish` releases it.
+    slot.store(entry.word, Ordering::Relaxed);
 }
 
 fn publish(word: &AtomicU64, list: List) {
     // Release: whoever loads the word sees the entries stored before.
     word.store(list.0, Ordering::Release);
-}
-
-fn recycle(recycler: &mut Recycler, list: List) {
-    if list != List::EMPTY {
-        recycler.free[list.class()].push_back(list.place());
-    }
-}
-
-fn load(entry: &AtomicU64) -> Entry {
-    // Relaxed: writers hold the lock, readers take hints.
-    Entry(entry.load(Ordering::Relaxed))
 }
 
 fn blocks_of(range: AddressRange) -> impl Iterator<Item = usize> {
@@ -375,27 +435,31 @@ fn blocks_of(range: AddressRange) -> impl Iterator<Item = usize> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::Access;
 
-    const TERMS: Terms = Terms { access: Access::READ, vouched: false };
+    #[repr(align(64))]
+    struct Place(u32);
+
+    fn insert(index: &Index<Place>, recycler: &mut Recycler, range: AddressRange, number: u32) {
+        index.places.ensure(number, Place).unwrap();
+        assert!(index.insert(recycler, range, number));
+    }
 
     fn range(start: usize, end: usize) -> AddressRange {
         AddressRange::between(start, end).unwrap()
     }
 
-    fn found(index: &Index, start: usize, end: usize) -> Vec<u32> {
-        let want = Want { range: range(start, end), terms: TERMS };
+    fn found(index: &Index<Place>, start: usize, end: usize) -> Vec<u32> {
         let mut numbers = Vec::new();
-        index.find(&want, |number| -> Option<()> {
-            numbers.push(number);
+        index.find(range(start, end), |place| -> Option<()> {
+            numbers.push(place.0);
             None
         });
         numbers
     }
 
-    fn touched(index: &Index, start: usize, end: usize) -> Vec<u32> {
+    fn touched(index: &Index<Place>, start: usize, end: usize) -> Vec<u32> {
         let mut numbers = Vec::new();
-        index.overlapping(range(start, end), |number| numbers.push(number));
+        index.overlapping(range(start, end), |place| numbers.push(place.0));
         numbers.sort_unstable();
         numbers.dedup();
         numbers
@@ -408,7 +472,7 @@ mod tests {
         for (number, (start, end)) in [(0, 9), (2, 6), (4, 20)].into_iter().enumerate() {
             let number = u32::try_from(number).unwrap();
             let region = range(base + start * 4096, base + end * 4096);
-            assert!(index.insert(&mut recycler, region, TERMS, number));
+            insert(&index, &mut recycler, region, number);
         }
         assert_eq!(found(&index, base + 4 * 4096, base + 5 * 4096), [2, 1, 0]);
         assert_eq!(found(&index, base + 3 * 4096, base + 8 * 4096), [0]);
@@ -421,7 +485,7 @@ mod tests {
         let (index, mut recycler) = (Index::new(), Recycler::new());
         let base = 0x1234 * BLOCK_BYTES;
         let region = range(base - 4096, base + 2 * BLOCK_BYTES + 4096);
-        assert!(index.insert(&mut recycler, region, TERMS, 5));
+        insert(&index, &mut recycler, region, 5);
         for start in [base - 4096, base, base + BLOCK_BYTES, base + 2 * BLOCK_BYTES] {
             assert_eq!(found(&index, start, start + 64), [5]);
         }
@@ -434,10 +498,10 @@ mod tests {
     fn the_whole_address_space_is_searched_quickly() {
         let (index, mut recycler) = (Index::new(), Recycler::new());
         for (number, start) in (0_u32..).zip([0x1000, END - 0x1000]) {
-            assert!(index.insert(&mut recycler, range(start, start + 0x1000), TERMS, number));
+            insert(&index, &mut recycler, range(start, start + 0x1000), number);
         }
         assert_eq!(touched(&index, 1, usize::MAX), [0, 1]);
-        assert!(!Index::can_hold(range(END, END + 1)));
+        assert!(!can_hold(range(END, END + 1)));
         assert_eq!(found(&index, END, END + 1), []);
     }
 
@@ -455,7 +519,7 @@ mod tests {
         for number in 0..if cfg!(miri) { 200 } else { 3000 } {
             let start = base + next(2000) * 4096;
             let region = range(start, start + (1 + next(700)) * 4096);
-            assert!(index.insert(&mut recycler, region, TERMS, number));
+            insert(&index, &mut recycler, region, number);
             model.push((number, region));
             if model.len() > 300 || next(3) == 0 {
                 let (number, region) = model.swap_remove(next(model.len()));

@@ -11,7 +11,7 @@ use crate::error::PerUse;
 use crate::monitor::Monitor;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
-use crate::shared::{Caching, Pin, Shared};
+use crate::shared::{Pin, Shared};
 use crate::watchers::Callback;
 use std::fmt;
 
@@ -29,25 +29,32 @@ pub struct Lease<'c, R: Registrar, M: Monitor> {
     region: &'c Region<R::Handle>,
     pin: Pin<'c>,
     range: AddressRange,
-    number: u32,
-    /// Why the region is not cached, if it is not; then this is its only lease.
-    caching: Caching,
     /// The callback that this lease asked for; 0 for none.
-    callback: u64,
+    callback: u32,
+    /// Whether this is the one lease of a region that is not cached.
+    per_use: bool,
 }
 
 impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
-    /// A lease of `region`, which `pin` keeps.
+    /// A lease of a cached region, which `pin` keeps.
     #[inline]
-    pub(crate) fn new(
+    pub(crate) fn of_cached(
         shared: &'c Shared<R, M>,
-        number: u32,
         region: &'c Region<R::Handle>,
         pin: Pin<'c>,
         range: AddressRange,
-        caching: Caching,
     ) -> Self {
-        Self { shared, region, pin, range, number, caching, callback: 0 }
+        Self { shared, region, pin, range, callback: 0, per_use: false }
+    }
+
+    /// The one lease of a region that is not cached.
+    pub(crate) fn of_per_use(
+        shared: &'c Shared<R, M>,
+        region: &'c Region<R::Handle>,
+        pin: Pin<'c>,
+        range: AddressRange,
+    ) -> Self {
+        Self { shared, region, pin, range, callback: 0, per_use: true }
     }
 
     /// What the device gave: a buffer's index, keys. Good until the lease ends.
@@ -71,14 +78,22 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
 
     /// `None` if the registration is kept for later uses, else why it is not.
     ///
-    /// A region that was given up since, or invalidated, counts as it was when leased.
+    /// A region that was given up since, or invalidated, counts as it was when leased. Takes the
+    /// cache's lock for a registration that is not kept.
     pub fn per_use(&self) -> Option<PerUse> {
-        self.caching
+        if !self.per_use {
+            return None;
+        }
+        let number = self.region.number;
+        self.shared.locked(|writer| {
+            let mut reasons = writer.per_use.iter();
+            reasons.find(|(other, _)| *other == number).map(|&(_, why)| why)
+        })
     }
 
     /// Whether the registration is kept for later uses.
     pub fn is_cached(&self) -> bool {
-        self.caching.is_none()
+        !self.per_use
     }
 
     /// Whether the mapping of the registered bytes changed since they were registered: what the
@@ -101,7 +116,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// the lease takes the callback back, unless it is being run.
     pub fn on_invalidate(&mut self, callback: impl FnOnce() + Send + 'static) {
         self.forget_callback();
-        match self.shared.watch_region(self.number, self.region, Box::new(callback)) {
+        match self.shared.watch_region(self.region, Box::new(callback)) {
             Ok(id) => self.callback = id,
             Err(callback) => self.shared.run_now(callback),
         }
@@ -111,7 +126,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         if self.callback != 0 {
             let id = std::mem::take(&mut self.callback);
             let callback: Option<Callback> =
-                self.shared.locked(|writer| writer.watchers.forget(self.number, id));
+                self.shared.locked(|writer| writer.watchers.forget(self.region.number, id));
             // Dropped here, outside the lock: what it captured may use the cache.
             drop(callback);
         }
@@ -122,16 +137,27 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     fn end_slowly(&mut self) {
         self.forget_callback();
         match &self.pin {
-            Pin::Hazard(hazard) => hazard.clear(),
-            Pin::Counted => self.shared.uncount(self.number),
+            Some(hazard) => hazard.clear(),
+            None => self.shared.uncount(self.region),
         }
-        if self.caching.is_some() {
-            self.shared.end_per_use(self.number);
+        if self.per_use {
+            self.shared.end_per_use(self.region.number);
         } else {
-            self.shared.barriers().light();
-            if self.region.status() != Status::Live {
-                self.shared.monitor.ring();
-            }
+            self.wake_if_dead();
+        }
+    }
+
+    /// Wakes the reclaimer if the region was taken out of the cache while it was leased.
+    ///
+    /// Clear, barrier, look: the reclaimer changes the status, runs its barrier, reads the
+    /// hazards. Either it finds the slot empty or this finds the status changed and wakes it. The
+    /// place may hold another region by now; then the bell rings for nothing, or that region is
+    /// live and nobody needs waking.
+    #[inline]
+    fn wake_if_dead(&self) {
+        self.shared.barriers().light();
+        if self.region.status() != Status::Live {
+            self.shared.monitor.ring();
         }
     }
 }
@@ -139,18 +165,12 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
 impl<R: Registrar, M: Monitor> Drop for Lease<'_, R, M> {
     #[inline]
     fn drop(&mut self) {
-        let Pin::Hazard(hazard) = &self.pin else { return self.end_slowly() };
-        if self.caching.is_some() || self.callback != 0 {
-            return self.end_slowly();
-        }
-        hazard.clear();
-        // Clear, barrier, look: the reclaimer changes the status, runs its barrier, reads the
-        // hazards. Either it finds the slot empty or this finds the status changed and wakes it.
-        // The region's place may belong to another region by now; then the bell rings for
-        // nothing, or that region is live and nobody needs waking.
-        self.shared.barriers().light();
-        if self.region.status() != Status::Live {
-            self.shared.monitor.ring();
+        match &self.pin {
+            Some(hazard) if !self.per_use && self.callback == 0 => {
+                hazard.clear();
+                self.wake_if_dead();
+            }
+            _ => self.end_slowly(),
         }
     }
 }
@@ -161,7 +181,7 @@ impl<R: Registrar, M: Monitor> fmt::Debug for Lease<'_, R, M> {
             .field("range", &self.range)
             .field("registered", &self.registered())
             .field("handle", &self.handle())
-            .field("per_use", &self.caching)
+            .field("cached", &self.is_cached())
             .finish()
     }
 }

@@ -11,7 +11,7 @@ use crate::AddressRange;
 use crate::config::WhenFull;
 use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::flight::Flight;
-use crate::index::Index;
+use crate::index::can_hold;
 use crate::lease::Lease;
 use crate::monitor::{Monitor, Watch};
 use crate::order::Candidate;
@@ -133,14 +133,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if self.hazards.slot().is_some() {
             return None;
         }
-        let (number, region) = self.index.find(want, |number| {
-            let region = self.regions.get(number)?;
+        let region = self.index.find(want.range, |region| {
             let (range, terms) = region.live()?;
-            want.served_by(range, terms).then_some((number, region))
+            want.served_by(range, terms).then_some(region)
         })?;
         writer.counts.hits += 1;
-        let pin = self.pin(writer, number);
-        Some(Lease::new(self, number, region, pin, want.range, None))
+        let pin = self.pin(writer, region);
+        Some(Lease::of_cached(self, region, pin, want.range))
     }
 
     /// The bytes to register: whole pages for local uses, exactly what was asked for remote ones.
@@ -194,7 +193,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         range: AddressRange,
     ) -> Option<Enlisted<'_, R, M>> {
         let number = self.take_place(writer)?;
-        let region = self.regions.get(number)?;
+        let region = self.region(number)?;
         writer.held.bytes += self.footprint(range);
         writer.held.regions += 1;
         let access = self.registrar.granted(want.terms.access);
@@ -209,7 +208,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if access.is_remote() && !self.config.cache_remote {
             return Some(PerUse::Remote(access));
         }
-        if !Index::can_hold(range) {
+        if !can_hold(range) {
             return Some(PerUse::Unindexed);
         }
         if want.terms.vouched {
@@ -227,9 +226,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Some(number);
         }
         let number = writer.made_places;
-        // A hazard holds the number plus one.
-        writer.made_places = number.checked_add(1).filter(|&made| made < u32::MAX)?;
-        self.regions.ensure(number, Region::new)?;
+        writer.made_places = number.checked_add(1)?;
+        self.index.places.ensure(number, Region::new)?;
         Some(number)
     }
 
@@ -238,10 +236,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         writer: &mut Writer,
         flight: &Flight,
-        number: u32,
         region: &Region<R::Handle>,
     ) -> Result<(), PerUse> {
-        if !self.index.insert(&mut writer.recycler, flight.range, flight.terms, number) {
+        let number = flight.number;
+        if !self.index.insert(&mut writer.recycler, flight.range, number) {
             return Err(PerUse::Unindexed);
         }
         writer.order.push(Candidate { used: region.used(), number, fills: region.fills() });
@@ -254,22 +252,22 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         writer: &mut Writer,
         flight: &Flight,
-        number: u32,
         region: &Region<R::Handle>,
+        why: PerUse,
     ) {
         let tainted = flight.is_tainted();
         region.set(if tainted { Status::PerUseInvalidated } else { Status::PerUse });
-        writer.per_use.push(number);
+        writer.per_use.push((flight.number, why));
         writer.counts.per_use += 1;
     }
 
     /// Gives up the live regions that the new one makes needless: every use that they would
     /// serve, it serves as well.
-    fn supersede(&self, writer: &mut Writer, flight: &Flight, number: u32) {
+    fn supersede(&self, writer: &mut Writer, flight: &Flight) {
         let needless: Vec<u32> = self
             .live_in(flight.range)
             .into_iter()
-            .filter(|&other| other != number && self.is_needless(other, flight))
+            .filter(|&other| other != flight.number && self.is_needless(other, flight))
             .collect();
         for &other in &needless {
             self.unpublish(writer, other, Status::Retired);
@@ -281,7 +279,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     fn is_needless(&self, number: u32, flight: &Flight) -> bool {
-        let Some((range, terms)) = self.regions.get(number).and_then(Region::live) else {
+        let Some((range, terms)) = self.region(number).and_then(Region::live) else {
             return false;
         };
         flight.would_serve(&Want { range, terms })
@@ -347,7 +345,6 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         per_use: Option<PerUse>,
     ) -> Lease<'c, R, M> {
         let Self { shared, ref flight, region } = *self;
-        let number = flight.number;
         self.leave(writer);
         writer.counts.registrations += 1;
         writer.counts.misses += 1;
@@ -356,15 +353,15 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         unsafe { region.fill(flight.range, flight.terms, shared.advance_tick(), handle) };
         let per_use = per_use
             .or_else(|| flight.is_tainted().then_some(PerUse::ChangedMeanwhile))
-            .or_else(|| shared.enter(writer, flight, number, region).err());
-        let pin = shared.pin(writer, number);
-        if per_use.is_some() {
-            shared.keep_per_use(writer, flight, number, region);
-        } else {
-            region.set(Status::Live);
-            shared.supersede(writer, flight, number);
+            .or_else(|| shared.enter(writer, flight, region).err());
+        let pin = shared.pin(writer, region);
+        if let Some(why) = per_use {
+            shared.keep_per_use(writer, flight, region, why);
+            return Lease::of_per_use(shared, region, pin, want.range);
         }
-        Lease::new(shared, number, region, pin, want.range, per_use)
+        region.set(Status::Live);
+        shared.supersede(writer, flight);
+        Lease::of_cached(shared, region, pin, want.range)
     }
 
     /// Leaves the list of flights.

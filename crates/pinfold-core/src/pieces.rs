@@ -20,22 +20,25 @@ use crate::shared::Shared;
 ///
 /// Pieces are cut at addresses that are multiples of
 /// [`Config::piece_bytes`](crate::Config::piece_bytes), so another range of the same buffer finds
-/// the same pieces again. Each piece makes its own monitor check: the memory may change between
-/// two of them. After an error the iterator goes on with the next piece.
+/// the same pieces again. Each piece makes its own monitor check, because the memory may change
+/// between two of them, unless they come from [`Checked::get_pieces`](crate::Checked::get_pieces).
+/// After an error the iterator goes on with the next piece.
 #[must_use = "pieces are registered as they are asked for"]
 #[derive(Debug)]
 pub struct Pieces<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
     rest: Option<AddressRange>,
     terms: Terms,
+    /// Whether the one who asked has checked the monitor for all pieces.
+    checked: bool,
 }
 
 impl<'c, R: Registrar, M: Monitor> Pieces<'c, R, M> {
     /// # Safety
     ///
     /// As for [`Cache::get`](crate::Cache::get), until the last piece's lease ends.
-    pub(crate) unsafe fn new(shared: &'c Shared<R, M>, want: Want) -> Self {
-        Self { shared, rest: Some(want.range), terms: want.terms }
+    pub(crate) unsafe fn new(shared: &'c Shared<R, M>, want: Want, checked: bool) -> Self {
+        Self { shared, rest: Some(want.range), terms: want.terms, checked }
     }
 
     /// How many leases are still to come.
@@ -54,7 +57,9 @@ impl<'c, R: Registrar, M: Monitor> Iterator for Pieces<'c, R, M> {
         self.rest = AddressRange::between(range.end(), rest.end());
         let want = Want { range, terms: self.terms };
         // SAFETY: the promise made to `new` covers every piece.
-        Some(unsafe { self.shared.get(&want) })
+        Some(unsafe {
+            if self.checked { self.shared.get_checked(&want) } else { self.shared.get(&want) }
+        })
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

@@ -43,8 +43,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Leaving(Vec::new());
         }
         let in_use = self.in_use(writer);
-        let (leased, idle) =
-            std::mem::take(&mut writer.dead).into_iter().partition(|&dead| in_use.contains(dead));
+        let is_leased =
+            |&number: &u32| self.region(number).is_some_and(|region| in_use.contains(region));
+        let (leased, idle) = std::mem::take(&mut writer.dead).into_iter().partition(is_leased);
         writer.dead = leased;
         claim(writer, idle)
     }
@@ -103,7 +104,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             let Some(candidate) = writer.order.pop(|candidate| self.present(candidate)) else {
                 break;
             };
-            let Some(region) = self.regions.get(candidate.number) else { continue };
+            let Some(region) = self.region(candidate.number) else { continue };
             region.set(Status::Retired);
             freed.bytes += region.range().map_or(0, |range| self.footprint(range));
             freed.regions += 1;
@@ -121,9 +122,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         in_use: &InUse,
         missing: &mut Held,
     ) -> bool {
-        let Some(region) = self.regions.get(candidate.number) else { return false };
+        let Some(region) = self.region(candidate.number) else { return false };
         let Some(range) = region.range() else { return false };
-        if *missing == Held::default() || in_use.contains(candidate.number) {
+        if *missing == Held::default() || in_use.contains(region) {
             region.set(Status::Live);
             return false;
         }
@@ -136,7 +137,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The tick at which a candidate for eviction was last used; `None` if it is not live any
     /// more.
     pub(crate) fn present(&self, candidate: &Candidate) -> Option<u64> {
-        let region = self.regions.get(candidate.number)?;
+        let region = self.region(candidate.number)?;
         let same = region.status() == Status::Live && region.fills() == candidate.fills;
         same.then(|| region.used())
     }
@@ -144,7 +145,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// A lease that was alone on its region ended.
     pub(crate) fn end_per_use(&self, number: u32) {
         let (leaving, due) = self.locked_deferring(|writer| {
-            writer.per_use.retain(|&other| other != number);
+            writer.per_use.retain(|&(other, _)| other != number);
             claim(writer, vec![number])
         });
         self.deregister(leaving);
@@ -152,9 +153,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// A lease without a hazard ended.
-    pub(crate) fn uncount(&self, number: u32) {
+    pub(crate) fn uncount(&self, region: &Region<R::Handle>) {
+        let place = std::ptr::from_ref(region) as usize;
         self.locked(|writer| {
-            if let Some(position) = writer.counted.iter().position(|&other| other == number) {
+            if let Some(position) = writer.counted.iter().position(|&other| other == place) {
                 writer.counted.swap_remove(position);
             }
         });
@@ -175,7 +177,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// False if the device could not.
     fn deregister_one(&self, number: u32) -> bool {
-        let region = self.regions.get(number).and_then(|region| Some((region, region.range()?)));
+        let region = self.region(number).and_then(|region| Some((region, region.range()?)));
         let Some((region, range)) = region else { return false };
         // SAFETY: the caller holds the duty to deregister this region.
         let handle = unsafe { region.handle() };
@@ -184,7 +186,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// The books after a deregistration.
     fn free_place(&self, writer: &mut Writer, number: u32) {
-        let Some(region) = self.regions.get(number) else { return };
+        let Some(region) = self.region(number) else { return };
         writer.held.bytes -= region.range().map_or(0, |range| self.footprint(range));
         writer.held.regions -= 1;
         writer.watchers.deregistered(number);
@@ -209,11 +211,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     fn is_filled(&self, number: u32) -> bool {
-        self.regions.get(number).is_some_and(|region| region.status() != Status::Free)
+        self.region(number).is_some_and(|region| region.status() != Status::Free)
     }
 
     fn withdraw_from_index(&self, writer: &mut Writer, number: u32) {
-        let live = self.regions.get(number).filter(|region| region.status() == Status::Live);
+        let live = self.region(number).filter(|region| region.status() == Status::Live);
         if let Some(range) = live.and_then(Region::range) {
             self.index.remove(&mut writer.recycler, range, number);
         }

@@ -1,8 +1,8 @@
 //! A region: a range, its registration, its rights and its state.
 //!
-//! Regions live in an arena and their places are used again, so a number that a reader got from
-//! the index may name another region by the time it is looked at. The order is therefore always:
-//! protect the number with a hazard, run the light barrier, load the state; only
+//! Regions live in an arena and their places are used again, so a place that a reader got from
+//! the index may hold another region by the time it is looked at. The order is therefore always:
+//! protect the place with a hazard, run the light barrier, load the state; only
 //! [`Status::Live`] makes the rest of the region readable, and while the hazard stands it stays
 //! so.
 //!
@@ -58,8 +58,7 @@ impl Status {
     }
 }
 
-/// Rights of a region and whether somebody vouches for it, as one byte of its state and of its
-/// index entries.
+/// Rights of a region and whether somebody vouches for it, as one byte of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Terms {
     pub(crate) access: Access,
@@ -70,11 +69,11 @@ pub(crate) struct Terms {
 impl Terms {
     const VOUCHED: u8 = 1 << 7;
 
-    pub(crate) const fn bits(self) -> u8 {
+    const fn bits(self) -> u8 {
         self.access.bits() | if self.vouched { Self::VOUCHED } else { 0 }
     }
 
-    pub(crate) const fn from_bits(bits: u8) -> Self {
+    const fn from_bits(bits: u8) -> Self {
         Self { access: Access::from_bits(bits), vouched: bits & Self::VOUCHED != 0 }
     }
 
@@ -113,6 +112,9 @@ impl Want {
 }
 
 /// One place for a region.
+///
+/// A cache line of its own, which also frees the low bits of its address for the index.
+#[repr(align(64))]
 pub(crate) struct Region<H> {
     /// Status in bits 0-7, terms in bits 8-15, the number of times this place was filled above.
     state: AtomicU64,
@@ -120,6 +122,8 @@ pub(crate) struct Region<H> {
     end: AtomicUsize,
     /// The cache's tick when a lease was last taken.
     used: AtomicU64,
+    /// The place's number in the arena.
+    pub(crate) number: u32,
     handle: UnsafeCell<MaybeUninit<H>>,
 }
 
@@ -129,12 +133,13 @@ pub(crate) struct Region<H> {
 unsafe impl<H: Send + Sync> Sync for Region<H> {}
 
 impl<H: Copy> Region<H> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(number: u32) -> Self {
         Self {
             state: AtomicU64::new(0),
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
             used: AtomicU64::new(0),
+            number,
             handle: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -237,7 +242,7 @@ mod tests {
 
     #[test]
     fn only_a_live_region_can_be_read() {
-        let region = Region::new();
+        let region = Region::new(0);
         let wanted = want(0x1000, 0x2000, Access::READ);
         // SAFETY: a free place, and no other thread.
         unsafe { region.fill(wanted.range, wanted.terms, 1, 42_u32) };
@@ -252,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_place_counts_its_fills() {
-        let region = Region::new();
+        let region = Region::new(0);
         let wanted = want(0x1000, 0x2000, Access::READ);
         for fill in 1..=3 {
             // SAFETY: a free place, and no other thread.

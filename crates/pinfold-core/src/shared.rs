@@ -4,7 +4,6 @@
 //! flight (3, taken with nothing else held). None is held across a call of the registrar, of a
 //! monitor's `watch` or of a program's callback.
 
-use crate::arena::Arena;
 use crate::barrier::Barriers;
 use crate::config::Config;
 use crate::error::{ConfigError, PerUse};
@@ -28,8 +27,7 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     tick: AtomicU64,
     pub(crate) hazards: Arc<HazardDomain>,
     pub(crate) monitor: M,
-    pub(crate) index: Index,
-    pub(crate) regions: Arena<Region<R::Handle>>,
+    pub(crate) index: Index<Region<R::Handle>>,
     pub(crate) registrar: R,
     pub(crate) config: Config,
     pub(crate) limits: RegistrarLimits,
@@ -56,10 +54,10 @@ pub(crate) struct Writer {
     pub(crate) leaving: Vec<u32>,
     /// How often some of them left.
     departures: u64,
-    /// Regions registered for one lease.
-    pub(crate) per_use: Vec<u32>,
-    /// Regions leased by threads without a hazard record (while a thread is torn down).
-    pub(crate) counted: Vec<u32>,
+    /// Regions registered for one lease, and why.
+    pub(crate) per_use: Vec<(u32, PerUse)>,
+    /// Places of regions leased by threads without a hazard record (while a thread is torn down).
+    pub(crate) counted: Vec<usize>,
     pub(crate) held: Held,
     pub(crate) counts: Statistics,
     pub(crate) watchers: Watchers,
@@ -76,14 +74,9 @@ pub(crate) struct Held {
     pub(crate) regions: usize,
 }
 
-/// How a lease keeps its region.
-#[derive(Debug)]
-pub(crate) enum Pin<'c> {
-    /// By a slot of a thread's record.
-    Hazard(Hazard<'c>),
-    /// By an entry of [`Writer::counted`].
-    Counted,
-}
+/// How a lease keeps its region: by a slot of a thread's record, else by an entry of
+/// [`Writer::counted`].
+pub(crate) type Pin<'c> = Option<Hazard<'c>>;
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn new(registrar: R, monitor: M, config: Config) -> Result<Self, ConfigError> {
@@ -97,7 +90,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             hazards: HazardDomain::new(config.barriers),
             monitor,
             index: Index::new(),
-            regions: Arena::new(if cfg!(loom) { 1 } else { 6 }),
             registrar,
             config,
             limits,
@@ -134,12 +126,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     #[inline]
     pub(crate) fn hit(&self, want: &Want) -> Option<Lease<'_, R, M>> {
         let slot = self.hazards.slot()?;
-        let lease = self.index.find(want, |number| self.try_lease(slot, number, want))?;
+        let lease = self.index.find(want.range, |region| self.try_lease(slot, region, want))?;
         slot.count_hit();
         Some(lease)
     }
 
-    /// Leases region `number` if it is live and serves `want`.
+    /// Leases the region in this place if it is live and serves `want`.
     ///
     /// Hazard first, then the barrier, then the look: whoever takes the region away changes its
     /// status first, then runs the other barrier, then reads the hazards. If this look finds it
@@ -148,16 +140,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn try_lease<'c>(
         &'c self,
         slot: Slot<'c>,
-        number: u32,
+        region: &'c Region<R::Handle>,
         want: &Want,
     ) -> Option<Lease<'c, R, M>> {
-        let region = self.regions.get(number)?;
-        let hazard = slot.protect(number);
+        let hazard = slot.protect(region);
         self.barriers().light();
         match region.live() {
             Some((range, terms)) if want.served_by(range, terms) => {
                 region.touch(self.tick());
-                Some(Lease::new(self, number, region, Pin::Hazard(hazard), want.range, None))
+                Some(Lease::of_cached(self, region, Some(hazard), want.range))
             }
             _ => {
                 hazard.clear();
@@ -236,16 +227,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// Pins region `number` for a lease. The writer's lock is held, so nobody takes it away
-    /// before the pin stands.
-    pub(crate) fn pin(&self, writer: &mut Writer, number: u32) -> Pin<'_> {
-        match self.hazards.slot() {
-            Some(slot) => Pin::Hazard(slot.protect(number)),
-            None => {
-                writer.counted.push(number);
-                Pin::Counted
-            }
+    /// The region in place `number`.
+    pub(crate) fn region(&self, number: u32) -> Option<&Region<R::Handle>> {
+        self.index.places.get(number)
+    }
+
+    /// Pins a region for a lease. The writer's lock is held, so nobody takes it away before the
+    /// pin stands.
+    pub(crate) fn pin(&self, writer: &mut Writer, region: &Region<R::Handle>) -> Pin<'_> {
+        let hazard = self.hazards.slot().map(|slot| slot.protect(region));
+        if hazard.is_none() {
+            writer.counted.push(std::ptr::from_ref(region) as usize);
         }
+        hazard
     }
 
     /// The regions in use. The writer's lock is held; whoever is not in the answer and not live
@@ -298,6 +292,3 @@ impl Writer {
         }
     }
 }
-
-/// Why a lease is not cached, for the lease to tell; `None` is cached.
-pub(crate) type Caching = Option<PerUse>;

@@ -8,7 +8,7 @@ pub(crate) use self::real::*;
 #[cfg(not(loom))]
 mod real {
     pub(crate) use std::sync::atomic::{
-        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+        AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
     };
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
     pub(crate) use std::thread_local;

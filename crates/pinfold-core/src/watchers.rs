@@ -11,10 +11,10 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(crate) struct Watchers {
     /// To be run when the region is invalidated; the id lets a lease take its own back.
-    on_invalidate: HashMap<u32, Vec<(u64, Callback)>>,
+    on_invalidate: HashMap<u32, Vec<(u32, Callback)>>,
     /// To be run when the last of several regions is deregistered.
     on_deregister: HashMap<u32, Vec<Arc<Completion>>>,
-    next_id: u64,
+    next_id: u32,
     due: Due,
 }
 
@@ -43,14 +43,16 @@ impl Completion {
 
 impl Watchers {
     /// Keeps `callback` until region `number` is invalidated.
-    pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u64 {
-        self.next_id += 1;
+    pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u32 {
+        // Ids tell the callbacks of one region apart, of which there are never four billion; 0 is
+        // none.
+        self.next_id = self.next_id.checked_add(1).unwrap_or(1);
         self.on_invalidate.entry(number).or_default().push((self.next_id, callback));
         self.next_id
     }
 
     /// Takes a callback back: its lease ended.
-    pub(crate) fn forget(&mut self, number: u32, id: u64) -> Option<Callback> {
+    pub(crate) fn forget(&mut self, number: u32, id: u32) -> Option<Callback> {
         let callbacks = self.on_invalidate.get_mut(&number)?;
         let position = callbacks.iter().position(|(other, _)| *other == id)?;
         let (_, callback) = callbacks.swap_remove(position);

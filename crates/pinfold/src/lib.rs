@@ -3,6 +3,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
 
+mod descriptor;
 pub mod limits;
 pub mod mappings;
 mod membarrier;

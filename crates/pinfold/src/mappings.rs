@@ -9,9 +9,11 @@
 //! The table may change while it is read. An answer is true of some moment between call and
 //! return, for each mapping by itself; a caller that needs more watches first and asks then.
 //!
-//! `/proc/self/maps` is opened for each question: a descriptor kept open would go on showing the
-//! parent's mappings in a forked child, and could be closed or replaced by the program.
+//! The public functions open `/proc/self/maps` for each question: a descriptor kept open would go
+//! on showing the parent's mappings in a forked child. A monitor, which knows when it is in a
+//! child, keeps it open and saves two thirds of the time.
 
+use crate::descriptor::KnownDescriptor;
 use crate::sys::{self, Descriptor, Errno, ProcmapQuery};
 use crate::{Access, AddressRange, BadAddress, MappingKind};
 use std::io;
@@ -40,11 +42,7 @@ pub struct Mapping {
 /// The kernel's error if `/proc/self/maps` cannot be opened or read: `/proc` is not mounted, or no
 /// descriptor is left.
 pub fn mappings_in(range: AddressRange) -> io::Result<Vec<Mapping>> {
-    let maps = OpenMaps::new()?;
-    match maps.query(range) {
-        Err(Errno(libc::ENOTTY | libc::EINVAL | libc::ENOSYS)) => Ok(maps.parse(range)?),
-        answer => Ok(answer?),
-    }
+    Ok(ask_once(range)?)
 }
 
 /// Why a device refused `range` for a use with the rights `access`, in so far as the table of
@@ -97,16 +95,49 @@ fn unsupported(range: AddressRange, mappings: &[Mapping]) -> Option<BadAddress> 
     Some(BadAddress::UnsupportedMapping { at: mapping.range.start().max(range.start()) })
 }
 
-/// `/proc/self/maps`, open for one question.
-struct OpenMaps(Descriptor);
+/// The table, open for any number of questions by the process that opened it.
+///
+/// A forked child would go on seeing its parent's mappings. If the program closes or replaces the
+/// descriptor, each question opens the table anew.
+#[derive(Debug)]
+pub(crate) struct OpenMaps(KnownDescriptor);
 
 impl OpenMaps {
-    fn new() -> Result<Self, Errno> {
-        sys::open(c"/proc/self/maps", 0).map(Self)
+    pub(crate) fn new() -> Result<Self, Errno> {
+        KnownDescriptor::new(open_table()?).map(Self)
+    }
+
+    /// As [`mappings_in`].
+    pub(crate) fn overlapping(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+        if self.0.is_ours() { Table(self.0.number()).overlapping(range) } else { ask_once(range) }
+    }
+}
+
+fn open_table() -> Result<Descriptor, Errno> {
+    sys::open(c"/proc/self/maps", 0)
+}
+
+fn ask_once(range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+    let table = Table(open_table()?);
+    let answer = table.overlapping(range);
+    sys::close(table.0);
+    answer
+}
+
+/// An open `/proc/PID/maps`.
+#[derive(Clone, Copy)]
+struct Table(Descriptor);
+
+impl Table {
+    fn overlapping(self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+        match self.query(range) {
+            Err(Errno(libc::ENOTTY | libc::EINVAL | libc::ENOSYS)) => self.parse(range),
+            answer => answer,
+        }
     }
 
     /// Asks for one mapping after the other.
-    fn query(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+    fn query(self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         let mut found = Vec::new();
         let mut next = range.start();
         while next < range.end() {
@@ -123,7 +154,7 @@ impl OpenMaps {
     }
 
     /// The mapping that covers `address`, or the next one.
-    fn query_one(&self, address: usize) -> Result<Mapping, Errno> {
+    fn query_one(self, address: usize) -> Result<Mapping, Errno> {
         // Long enough for every name that tells a kind: a memfd's takes at most 266 bytes.
         let mut name = [0; 512];
         match sys::procmap_query(self.0, address, &mut name) {
@@ -137,27 +168,21 @@ impl OpenMaps {
     }
 
     /// Reads the table as text, for kernels without the request.
-    fn parse(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+    fn parse(self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         let text = self.read_to_end()?;
         let lines = text.split(|&byte| byte == b'\n').filter_map(parse_line);
         Ok(without_repeats(lines.filter(|mapping| mapping.range.overlaps(&range))))
     }
 
-    fn read_to_end(&self) -> Result<Vec<u8>, Errno> {
+    fn read_to_end(self) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         let mut chunk = [0; 8192];
         loop {
-            match sys::read(self.0, &mut chunk)? {
+            match sys::read_at(self.0, &mut chunk, text.len())? {
                 0 => return Ok(text),
                 got => text.extend_from_slice(chunk.get(..got).unwrap_or_default()),
             }
         }
-    }
-}
-
-impl Drop for OpenMaps {
-    fn drop(&mut self) {
-        sys::close(self.0);
     }
 }
 
@@ -389,7 +414,7 @@ mod tests {
     /// at what is mapped before and after.
     #[test]
     fn request_and_text_agree() {
-        let maps = OpenMaps::new().unwrap();
+        let maps = Table(open_table().unwrap());
         let before = match maps.query(AddressRange::EVERYTHING) {
             Err(Errno(libc::ENOTTY)) => {
                 eprintln!("skipped: this kernel has no PROCMAP_QUERY");
@@ -397,8 +422,9 @@ mod tests {
             }
             answer => answer.unwrap(),
         };
-        let text = OpenMaps::new().unwrap().parse(AddressRange::EVERYTHING).unwrap();
+        let text = maps.parse(AddressRange::EVERYTHING).unwrap();
         let after = maps.query(AddressRange::EVERYTHING).unwrap();
+        sys::close(maps.0);
         let steady: Vec<_> = before.iter().filter(|mapping| after.contains(mapping)).collect();
         assert!(steady.len() > 10, "{before:?}");
         for mapping in steady {

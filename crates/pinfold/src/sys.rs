@@ -61,6 +61,18 @@ pub(crate) fn read(descriptor: Descriptor, buffer: &mut [u8]) -> Result<usize, E
     checked(got as libc::c_long)
 }
 
+/// As [`read`], from the byte `offset` on.
+pub(crate) fn read_at(
+    descriptor: Descriptor,
+    buffer: &mut [u8],
+    offset: usize,
+) -> Result<usize, Errno> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EINVAL))?;
+    // SAFETY: the kernel writes at most the buffer's length into it.
+    let got = unsafe { libc::pread(descriptor, buffer.as_mut_ptr().cast(), buffer.len(), offset) };
+    checked(got as libc::c_long)
+}
+
 // --- the table of mappings ---------------------------------------------------------------------
 
 /// `struct procmap_query` of `linux/fs.h` (Linux 6.11), our own declaration of its fields.

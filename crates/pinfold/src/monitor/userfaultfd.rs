@@ -35,8 +35,9 @@ use super::log::Log;
 use super::reader::{self, Core};
 use super::self_test;
 use super::start::StartError;
-use crate::mappings::{Mapping, mappings_in};
-use crate::sys::{self, Descriptor, Errno, Identity, Page};
+use crate::descriptor::KnownDescriptor;
+use crate::mappings::{Mapping, OpenMaps};
+use crate::sys::{self, Descriptor, Errno, Page};
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
 };
@@ -52,7 +53,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Userfaultfd {
     core: Arc<Core>,
-    uffd: Uffd,
+    uffd: KnownDescriptor,
+    maps: OpenMaps,
     /// Watched; a change of it wakes the reader. `None` once dropped.
     doorbell: Option<Page>,
     reader: Option<JoinHandle<()>>,
@@ -67,13 +69,14 @@ impl Userfaultfd {
     ///
     /// [`StartError`] says what is missing and what to do about it. Nothing is left behind.
     pub fn new() -> Result<Self, StartError> {
-        let uffd = Uffd::open()?;
-        let doorbell = watched_page(uffd.number)?;
-        self_test::of_the_question(uffd.number)?;
+        let uffd = open_uffd()?;
+        let maps = OpenMaps::new().map_err(StartError::open)?;
+        let doorbell = watched_page(uffd.number())?;
+        self_test::of_the_question(uffd.number())?;
         let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;
         let core = Arc::new(Core::new(page).map_err(StartError::memory)?);
-        let reader = spawn_reader(&core, uffd.number)?;
-        let monitor = Self { core, uffd, doorbell: Some(doorbell), reader: Some(reader) };
+        let reader = spawn_reader(&core, uffd.number())?;
+        let monitor = Self { core, uffd, maps, doorbell: Some(doorbell), reader: Some(reader) };
         self_test::of_the_events(&monitor)?;
         Ok(monitor)
     }
@@ -81,12 +84,12 @@ impl Userfaultfd {
     /// The descriptor's number, for those who test what happens when it goes away.
     #[doc(hidden)]
     pub fn descriptor(&self) -> i32 {
-        self.uffd.number
+        self.uffd.number()
     }
 
     /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
     pub(super) fn watched_page(&self) -> Result<Page, StartError> {
-        watched_page(self.uffd.number)
+        watched_page(self.uffd.number())
     }
 
     /// Whether this process may believe anything that is said here.
@@ -108,7 +111,7 @@ impl Userfaultfd {
     fn wait_until_read(&self) -> Result<bool, Lost> {
         let mut patience = Patience::new();
         loop {
-            match sys::uffd_changing(self.uffd.number) {
+            match sys::uffd_changing(self.uffd.number()) {
                 Ok(false) => return Ok(true),
                 Ok(true) if patience.is_over() => return Ok(false),
                 Ok(true) => patience.pause(),
@@ -149,12 +152,12 @@ impl Userfaultfd {
 
     /// Watches the mappings that `range` lies in.
     fn watch_mappings(&self, range: AddressRange) -> Result<(), Uncovered> {
-        let whole = extent(range, &coverable(range)?);
+        let whole = extent(range, &coverable(&self.maps, range)?);
         self.core.note_watched(whole);
-        sys::uffd_register(self.uffd.number, whole.start(), whole.end()).map_err(refusal)?;
+        sys::uffd_register(self.uffd.number(), whole.start(), whole.end()).map_err(refusal)?;
         // What was asked above may have been replaced before it was registered, even by memory
         // of another kind, and nobody would have told. From here on everybody is told.
-        coverable(range).map(drop)
+        coverable(&self.maps, range).map(drop)
     }
 
     /// Ends every watch. False if that cannot be done for certain.
@@ -173,13 +176,13 @@ impl Userfaultfd {
 
     /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
     /// kernels before 6.18 would let us unregister as well.
-    fn unwatch_once(&self, everything: AddressRange) -> std::io::Result<()> {
-        let coverable = |mapping: &Mapping| kind_is_covered(mapping.kind);
-        for mapping in mappings_in(everything)?.iter().filter(|mapping| coverable(mapping)) {
+    fn unwatch_once(&self, everything: AddressRange) -> Result<(), Errno> {
+        let mappings = self.maps.overlapping(everything)?;
+        for mapping in mappings.iter().filter(|mapping| kind_is_covered(mapping.kind)) {
             let (start, end) = (mapping.range.start(), mapping.range.end());
-            if sys::uffd_register(self.uffd.number, start, end).is_ok() {
+            if sys::uffd_register(self.uffd.number(), start, end).is_ok() {
                 // An error means that it is gone, and then its change is in the log.
-                let _ = sys::uffd_unregister(self.uffd.number, start, end);
+                let _ = sys::uffd_unregister(self.uffd.number(), start, end);
             }
         }
         Ok(())
@@ -190,7 +193,7 @@ impl Userfaultfd {
         let Some(doorbell) = self.doorbell.take() else { return };
         let (start, end) = (doorbell.address(), doorbell.address() + doorbell.bytes());
         // The page may have been unwatched together with its neighbours.
-        let rings = sys::uffd_register(self.uffd.number, start, end).is_ok();
+        let rings = sys::uffd_register(self.uffd.number(), start, end).is_ok();
         if rings && let Some(reader) = self.reader.take() {
             self.core.stop();
             drop(doorbell);
@@ -239,9 +242,8 @@ const fn kind_is_covered(kind: MappingKind) -> bool {
 }
 
 /// The mappings that `range` lies in, if they leave no hole and each can be watched.
-fn coverable(range: AddressRange) -> Result<Vec<Mapping>, Uncovered> {
-    let mappings = mappings_in(range)
-        .map_err(|error| Uncovered::Refused { errno: error.raw_os_error().unwrap_or(libc::EIO) })?;
+fn coverable(maps: &OpenMaps, range: AddressRange) -> Result<Vec<Mapping>, Uncovered> {
+    let mappings = maps.overlapping(range).map_err(refusal)?;
     let mut next = range.start();
     for mapping in &mappings {
         if mapping.range.start() > next {
@@ -270,46 +272,11 @@ fn refusal(Errno(errno): Errno) -> Uncovered {
     }
 }
 
-/// The descriptor's number and what we know it by.
-#[derive(Debug)]
-struct Uffd {
-    number: Descriptor,
-    identity: Identity,
-}
-
-impl Uffd {
-    fn open() -> Result<Self, StartError> {
-        let number = sys::userfaultfd().map_err(StartError::open)?;
-        let number = moved_up(number);
-        let opened = sys::identity(number).map(|identity| Self { number, identity });
-        let uffd = opened.map_err(StartError::open)?;
-        sys::uffd_api(number, StartError::FEATURES).map_err(StartError::features)?;
-        Ok(uffd)
-    }
-
-    /// Whether the number still stands for the file that we opened.
-    fn is_ours(&self) -> bool {
-        sys::identity(self.number) == Ok(self.identity)
-    }
-}
-
-impl Drop for Uffd {
-    fn drop(&mut self) {
-        if self.is_ours() {
-            sys::close(self.number);
-        }
-    }
-}
-
-/// Moves a descriptor where few programs get to: the kernel hands out the lowest free number.
-/// Not higher than this, because the kernel's table grows with the highest number.
-fn moved_up(low: Descriptor) -> Descriptor {
-    let up = [1000, 500, 250, 120];
-    let moved = up.into_iter().find_map(|lowest| sys::duplicate_above(low, lowest).ok());
-    if moved.is_some() {
-        sys::close(low);
-    }
-    moved.unwrap_or(low)
+fn open_uffd() -> Result<KnownDescriptor, StartError> {
+    let number = sys::userfaultfd().map_err(StartError::open)?;
+    let uffd = KnownDescriptor::new(number).map_err(StartError::open)?;
+    sys::uffd_api(uffd.number(), StartError::FEATURES).map_err(StartError::features)?;
+    Ok(uffd)
 }
 
 /// How to wait for something that is short as a rule: spin, then let others run, then sleep.

@@ -1,0 +1,99 @@
+//! `pinfold bench`: what transfers, start-up and unmapping cost here.
+//!
+//! Whatever is compared is measured in one run, in turns: in each round every contender has a turn
+//! of some milliseconds, each round begins with another one, and what is reported of two contenders
+//! is the median of their ratios within a round. A machine that slows down for a while slows all of
+//! them.
+
+mod lifetime;
+mod transfer;
+
+use crate::output::{self, Failure, Output, Verdict};
+use serde::Serialize;
+use serde_json::Value;
+
+/// Options of `pinfold bench`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// What to measure; everything unless named
+    what: Option<What>,
+    /// How many rounds to take medians of
+    #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+/// A group of measurements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum What {
+    /// Sending from one buffer over and over, by strategy and size
+    Transfer,
+    /// Making a monitor, a registrar and a cache
+    Startup,
+    /// `munmap` without the library, beside it and of watched memory
+    Munmap,
+}
+
+/// The bench's JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    benches: Vec<Bench>,
+}
+
+/// One measurement.
+#[derive(Debug, Serialize)]
+pub(crate) struct Bench {
+    pub(crate) name: &'static str,
+    pub(crate) params: Value,
+    pub(crate) value: f64,
+    pub(crate) unit: &'static str,
+    /// The median of the rounds' ratios to the contender that `params` or the name implies, where
+    /// there is one: above 1 is better than that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio: Option<f64>,
+}
+
+/// Measures; it always holds.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+    let wanted = |what| arguments.what.is_none_or(|only| only == what);
+    let rounds = arguments.rounds;
+    let mut benches = Vec::new();
+    if wanted(What::Startup) {
+        benches.extend(lifetime::startup(rounds)?);
+    }
+    if wanted(What::Munmap) {
+        benches.extend(lifetime::munmap(rounds)?);
+    }
+    if wanted(What::Transfer) {
+        let progress = output.progress(transfer::steps(rounds), "transfer");
+        benches.extend(transfer::transfer(rounds, &progress)?);
+    }
+    let report = Report { benches };
+    output.report(&report, || for_people(&report));
+    Ok(Verdict::Held)
+}
+
+fn for_people(report: &Report) -> String {
+    let mut table = output::table(&["bench", "of", "value", "unit", "ratio"]);
+    for bench in &report.benches {
+        let ratio = bench.ratio.map_or(String::new(), |ratio| format!("{ratio:.3}"));
+        table.add_row(vec![
+            bench.name.into(),
+            params(&bench.params),
+            format!("{:.3}", bench.value),
+            bench.unit.into(),
+            ratio,
+        ]);
+    }
+    table.to_string()
+}
+
+fn params(params: &Value) -> String {
+    let Some(params) = params.as_object() else { return String::new() };
+    let words: Vec<String> =
+        params.iter().map(|(key, value)| format!("{key}={}", plain(value))).collect();
+    words.join(" ")
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}

@@ -1,0 +1,306 @@
+//! `pinfold probe`: what this machine offers, found out by really using it, and what it lacks.
+
+use crate::device::{Device, Transfer};
+use crate::output::{self, Failure, Output, Tone, Verdict};
+use crate::page::Page;
+use pinfold::limits::{IpcLock, Limits, Memlock};
+use pinfold::monitor::Userfaultfd;
+use pinfold::registrar::{IoUring, Mlock};
+use pinfold::{Access, Change, Cover, MappingKind, Monitor};
+use serde::Serialize;
+use std::fmt;
+use std::path::Path;
+use std::time::Instant;
+
+/// Options of `pinfold probe`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {}
+
+/// Below this, caches of a useful size do not fit, in bytes.
+const SMALL_MEMLOCK: u64 = 64 << 20;
+
+/// The probe's JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    monitors: Vec<Part>,
+    registrars: Vec<Part>,
+    limits: LimitsReport,
+    advice: Vec<String>,
+    /// What the active monitor claims to see.
+    coverage: Vec<Coverage>,
+}
+
+/// A monitor or registrar, tried.
+#[derive(Debug, Serialize)]
+struct Part {
+    name: &'static str,
+    available: bool,
+    /// What it does here, or why it does nothing.
+    detail: String,
+    /// How long it took to start, in microseconds.
+    start_us: f64,
+}
+
+/// [`Limits`] in JSON's words; `null` is no limit, or not told.
+#[derive(Debug, Serialize)]
+struct LimitsReport {
+    memlock_soft_bytes: Option<u64>,
+    memlock_hard_bytes: Option<u64>,
+    /// What the kernel really applies to this process.
+    enforced_bytes: Option<u64>,
+    ipc_lock: &'static str,
+    locked_bytes: Option<u64>,
+    pinned_bytes: Option<u64>,
+    max_map_count: Option<u64>,
+    page_bytes: usize,
+    io_uring_disabled: Option<u8>,
+    unprivileged_userfaultfd: Option<bool>,
+}
+
+/// What the active monitor says of one kind of mapping.
+#[derive(Debug, Serialize)]
+struct Coverage {
+    mapping: &'static str,
+    changes: Vec<Claim>,
+}
+
+#[derive(Debug, Serialize)]
+struct Claim {
+    change: &'static str,
+    cover: String,
+}
+
+/// Tries everything; it holds if a cache can run here.
+pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+    let limits = Limits::read();
+    let (monitor, coverage) = userfaultfd();
+    let monitors = vec![monitor, no_monitor()];
+    let registrars = vec![try_part("io_uring", io_uring), try_part("mlock", mlock)];
+    let advice = advice(&limits, &monitors, &registrars);
+    let held = monitors[0].available && registrars.iter().any(|registrar| registrar.available);
+    let report =
+        Report { monitors, registrars, limits: LimitsReport::new(&limits), advice, coverage };
+    output.report(&report, || for_people(&report));
+    Ok(Verdict::of(held))
+}
+
+fn try_part(name: &'static str, run: impl FnOnce() -> Result<String, String>) -> Part {
+    let start = Instant::now();
+    let outcome = run();
+    let start_us = start.elapsed().as_secs_f64() * 1e6;
+    let available = outcome.is_ok();
+    let (Ok(detail) | Err(detail)) = outcome;
+    Part { name, available, detail, start_us }
+}
+
+fn userfaultfd() -> (Part, Vec<Coverage>) {
+    let mut coverage = Vec::new();
+    let part = try_part("userfaultfd", || {
+        let monitor = Userfaultfd::new().map_err(text)?;
+        monitor.check().map_err(text)?;
+        coverage = coverage_of(&monitor);
+        Ok("tells what changed, without a privilege".into())
+    });
+    (part, coverage)
+}
+
+fn no_monitor() -> Part {
+    try_part("none", || Ok("registers each use, caches nothing".into()))
+}
+
+/// Registers a page, sends it and compares.
+fn io_uring() -> Result<String, String> {
+    let device = Device::open(Page::BYTES as u64).map_err(text)?;
+    let registrar = IoUring::new(&device, 8).map_err(text)?;
+    let page = Page::filled(0xa5);
+    page.registered(&registrar, Access::READ, |index| {
+        let transfer = Transfer {
+            index: index.get(),
+            address: page.address(),
+            length: Page::BYTES,
+            offset: 0,
+        };
+        device.send(&[transfer]).map_err(text)
+    })?;
+    Ok("a page was registered and sent".into())
+}
+
+/// Locks a page.
+fn mlock() -> Result<String, String> {
+    let registrar = Mlock::new().map_err(text)?;
+    Page::filled(0).registered(&registrar, Access::READ, |_| Ok(()))?;
+    Ok("a page was locked and let go".into())
+}
+
+fn text(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+fn coverage_of(monitor: &impl Monitor) -> Vec<Coverage> {
+    let claims = |mapping| {
+        let claim = |change: Change| Claim {
+            change: change.name(),
+            cover: monitor.coverage(mapping, change).to_string(),
+        };
+        Change::ALL.into_iter().map(claim).collect()
+    };
+    MappingKind::ALL
+        .into_iter()
+        .map(|mapping| Coverage { mapping: mapping.name(), changes: claims(mapping) })
+        .collect()
+}
+
+impl LimitsReport {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            memlock_soft_bytes: limits.memlock_soft.bytes(),
+            memlock_hard_bytes: limits.memlock_hard.bytes(),
+            enforced_bytes: limits.enforced().bytes(),
+            ipc_lock: match limits.ipc_lock {
+                IpcLock::Effective => "effective",
+                IpcLock::Inert => "inert",
+                IpcLock::Absent => "absent",
+            },
+            locked_bytes: limits.locked_bytes,
+            pinned_bytes: limits.pinned_bytes,
+            max_map_count: limits.max_map_count,
+            page_bytes: limits.page_bytes,
+            io_uring_disabled: limits.io_uring_disabled,
+            unprivileged_userfaultfd: limits.unprivileged_userfaultfd,
+        }
+    }
+}
+
+/// What the reader can do about what is missing; empty where nothing is.
+fn advice(limits: &Limits, monitors: &[Part], registrars: &[Part]) -> Vec<String> {
+    let missing = |part: &&Part| !part.available;
+    let mut advice: Vec<String> = monitors
+        .iter()
+        .chain(registrars)
+        .filter(missing)
+        .map(|part| format!("{}: {}", part.name, part.detail))
+        .collect();
+    if !advice.is_empty() && in_container() {
+        advice.push(
+            "this looks like a container: its seccomp profile may refuse io_uring and \
+             userfaultfd; allow io_uring_setup, io_uring_enter, io_uring_register and userfaultfd \
+             in it"
+                .into(),
+        );
+    }
+    advice.extend(about_memlock(limits));
+    advice.extend(about_io_uring(limits));
+    advice
+}
+
+fn in_container() -> bool {
+    ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
+}
+
+fn about_memlock(limits: &Limits) -> Option<String> {
+    let Memlock::Bytes(bytes) = limits.enforced() else { return None };
+    if bytes >= SMALL_MEMLOCK {
+        return None;
+    }
+    let inert = match limits.ipc_lock {
+        IpcLock::Inert => " (CAP_IPC_LOCK does not waive it inside of a user namespace)",
+        _ => "",
+    };
+    Some(format!(
+        "RLIMIT_MEMLOCK is {} KiB{inert}: keep the cache's budget below it, or raise it (`ulimit \
+         -l`, limits.conf, LimitMEMLOCK= of the unit, the container runtime's ulimit)",
+        bytes / 1024
+    ))
+}
+
+fn about_io_uring(limits: &Limits) -> Option<String> {
+    let who = match limits.io_uring_disabled? {
+        0 => return None,
+        1 => "to everybody but root and the members of kernel.io_uring_group",
+        _ => "to everybody",
+    };
+    Some(format!("kernel.io_uring_disabled refuses io_uring {who}: set it to 0 to allow it"))
+}
+
+fn for_people(report: &Report) -> String {
+    let advice = match report.advice.as_slice() {
+        [] => "advice: nothing is missing".into(),
+        some => format!("advice:\n- {}", some.join("\n- ")),
+    };
+    let coverage = match report.coverage.as_slice() {
+        [] => String::new(),
+        rows => format!("what userfaultfd sees:\n{}\n", coverage_table(rows)),
+    };
+    format!(
+        "{}\n{}\n{coverage}{advice}",
+        parts_table(&report.monitors, &report.registrars),
+        about_limits(&report.limits)
+    )
+}
+
+fn parts_table(monitors: &[Part], registrars: &[Part]) -> comfy_table::Table {
+    let mut table = output::table(&["", "name", "here", "detail"]);
+    for (kind, parts) in [("monitor", monitors), ("registrar", registrars)] {
+        for part in parts {
+            let here = match part.available {
+                true => output::cell("yes", Tone::Good),
+                false => output::cell("no", Tone::Bad),
+            };
+            table.add_row(vec![kind.into(), part.name.into(), here, (&part.detail).into()]);
+        }
+    }
+    table
+}
+
+fn about_limits(limits: &LimitsReport) -> String {
+    let bytes = |limit: Option<u64>| match limit {
+        Some(bytes) => format!("{} KiB", bytes / 1024),
+        None => "unlimited".into(),
+    };
+    format!(
+        "RLIMIT_MEMLOCK: {} (hard {}), CAP_IPC_LOCK {}, so pinned memory is limited to: {}\n",
+        bytes(limits.memlock_soft_bytes),
+        bytes(limits.memlock_hard_bytes),
+        limits.ipc_lock,
+        bytes(limits.enforced_bytes)
+    )
+}
+
+fn coverage_table(rows: &[Coverage]) -> comfy_table::Table {
+    let changes = rows.iter().flat_map(|row| &row.changes).take(Change::ALL.len());
+    let heads: Vec<&str> = std::iter::once("").chain(changes.map(|claim| claim.change)).collect();
+    let mut table = output::table(&heads);
+    for row in rows {
+        let claims = row.changes.iter().map(|claim| output::cell(&claim.cover, tone(&claim.cover)));
+        table.add_row(std::iter::once(row.mapping.into()).chain(claims).collect::<Vec<_>>());
+    }
+    table
+}
+
+fn tone(cover: &str) -> Tone {
+    if cover == Cover::Blind.to_string() { Tone::Warning } else { Tone::Good }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_limit_comes_with_advice() {
+        let mut limits = Limits::read();
+        limits.ipc_lock = IpcLock::Inert;
+        limits.memlock_soft = Memlock::Bytes(8 << 20);
+        assert!(about_memlock(&limits).is_some_and(|advice| advice.contains("8192 KiB")));
+        limits.memlock_soft = Memlock::Bytes(1 << 30);
+        assert_eq!(about_memlock(&limits), None);
+    }
+
+    #[test]
+    fn a_forbidden_ring_comes_with_advice() {
+        let mut limits = Limits::read();
+        limits.io_uring_disabled = Some(2);
+        assert!(about_io_uring(&limits).is_some());
+        limits.io_uring_disabled = Some(0);
+        assert_eq!(about_io_uring(&limits), None);
+    }
+}

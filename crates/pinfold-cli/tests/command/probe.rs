@@ -1,0 +1,48 @@
+//! The probe on the real kernel: whatever the machine, it says what there is and what to do.
+
+use crate::support::{object, pinfold, status};
+use serde_json::Value;
+
+fn names(parts: &Value) -> Vec<&str> {
+    let parts = parts.as_array().expect("an array");
+    parts.iter().map(|part| part["name"].as_str().expect("a name")).collect()
+}
+
+#[test]
+fn the_probe_tells_what_there_is() {
+    let output = pinfold(&["probe", "--json"]);
+    let report = object(&output);
+    assert_eq!(names(&report["monitors"]), ["userfaultfd", "none"]);
+    assert_eq!(names(&report["registrars"]), ["io_uring", "mlock"]);
+    assert!(report["limits"]["page_bytes"].as_u64().is_some_and(u64::is_power_of_two));
+    assert!(report["advice"].is_array());
+}
+
+#[test]
+fn what_is_missing_comes_with_advice() {
+    let output = pinfold(&["probe", "--json"]);
+    let report = object(&output);
+    let advice = report["advice"].to_string();
+    let kinds = ["monitors", "registrars"];
+    let parts = kinds.iter().flat_map(|kind| report[kind].as_array().expect("an array"));
+    for part in parts.filter(|part| part["available"] == false) {
+        assert!(advice.contains(part["name"].as_str().expect("a name")), "{part}");
+    }
+    let all =
+        report["monitors"][0]["available"] == true && report["registrars"][0]["available"] == true;
+    assert!(!all || status(&output) == 0);
+}
+
+#[test]
+fn an_available_monitor_says_what_it_covers() {
+    let report = object(&pinfold(&["probe", "--json"]));
+    if report["monitors"][0]["available"] != true {
+        eprintln!("skipped: no userfaultfd here: {}", report["monitors"][0]["detail"]);
+        return;
+    }
+    let coverage = report["coverage"].as_array().expect("an array");
+    assert_eq!(coverage[0]["mapping"], "private anonymous");
+    let claims = coverage[0]["changes"].as_array().expect("an array");
+    let unmap = claims.iter().find(|claim| claim["change"] == "unmap").expect("a row for unmap");
+    assert_eq!(unmap["cover"], "seen");
+}

@@ -1,0 +1,75 @@
+//! A descriptor that the program may take away from us at any time.
+//!
+//! Daemons close every number they do not know. The number may then stand for another file, which
+//! must be neither believed nor closed. So a descriptor is kept together with what identifies its
+//! file, and is moved to a high number, which the kernel does not hand out again soon.
+
+use crate::sys::{self, Descriptor, Errno, Identity};
+
+/// A number and the file it stood for when we got it.
+#[derive(Debug)]
+pub(crate) struct KnownDescriptor {
+    number: Descriptor,
+    identity: Identity,
+}
+
+impl KnownDescriptor {
+    /// Takes over a descriptor that the caller has just opened.
+    pub(crate) fn new(opened: Descriptor) -> Result<Self, Errno> {
+        let number = moved_up(opened);
+        match sys::identity(number) {
+            Ok(identity) => Ok(Self { number, identity }),
+            Err(errno) => {
+                sys::close(number);
+                Err(errno)
+            }
+        }
+    }
+
+    pub(crate) fn number(&self) -> Descriptor {
+        self.number
+    }
+
+    /// Whether the number still stands for that file. One system call.
+    pub(crate) fn is_ours(&self) -> bool {
+        sys::identity(self.number) == Ok(self.identity)
+    }
+}
+
+impl Drop for KnownDescriptor {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            sys::close(self.number);
+        }
+    }
+}
+
+/// Moves a descriptor where few programs get to: the kernel hands out the lowest free number.
+/// Not higher than this, because the kernel's table grows with the highest number.
+fn moved_up(low: Descriptor) -> Descriptor {
+    let up = [1000, 500, 250, 120];
+    let moved = up.into_iter().find_map(|lowest| sys::duplicate_above(low, lowest).ok());
+    if moved.is_some() {
+        sys::close(low);
+    }
+    moved.unwrap_or(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test, because two at once would hand the same number to each other.
+    #[test]
+    fn a_descriptor_moves_up_and_is_known_until_it_is_closed() {
+        let open = || KnownDescriptor::new(sys::open(c"/dev/null", 0).unwrap()).unwrap();
+        let known = open();
+        let number = known.number();
+        assert!(number >= 120 && known.is_ours());
+        drop(known);
+        assert!(sys::identity(number).is_err());
+        let known = open();
+        sys::close(known.number());
+        assert!(!known.is_ours());
+    }
+}

@@ -1,0 +1,56 @@
+//! What the monitor costs here: printed, never judged. The best of many rounds, in nanoseconds.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
+
+mod support;
+
+use pinfold::monitor::Userfaultfd;
+use pinfold::{Monitor, Watch};
+use std::hint::black_box;
+use std::time::Instant;
+use support::*;
+
+const LENGTH: usize = 16 * PAGE;
+
+fn print(name: &str, rounds: u32, per_round: u32, mut work: impl FnMut()) {
+    let once = || {
+        let begin = Instant::now();
+        (0..per_round).for_each(|_| work());
+        begin.elapsed().as_nanos() / u128::from(per_round)
+    };
+    let best = std::iter::repeat_with(once).take(rounds as usize).min();
+    println!("{name:40} {:>8} ns", best.unwrap_or_default());
+}
+
+#[test]
+fn print_what_it_costs() {
+    print("empty system call", 300, 1000, || {
+        black_box(raw(libc::SYS_getppid, [0; 5]));
+    });
+    print("start and end of a monitor", 100, 1, || drop(Userfaultfd::new().unwrap()));
+    let monitor = Userfaultfd::new().unwrap();
+    print("check", 300, 1000, || {
+        black_box(monitor.check().unwrap());
+    });
+    let at = map(16);
+    let watched = range(at, LENGTH);
+    print("watch again", 200, 50, || assert_eq!(monitor.watch(watched), Watch::Covered));
+    print("in_flux, nothing discarded", 200, 1000, || assert!(!monitor.in_flux(watched)));
+    let fresh = || map_flags(16, PRIVATE, -1).unwrap();
+    print("mmap + munmap, not watched", 300, 10, || assert!(munmap(fresh(), LENGTH)));
+    print("mmap + watch + munmap", 300, 10, || {
+        let at = fresh();
+        assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
+        assert!(munmap(at, LENGTH));
+    });
+    let other = map(16);
+    print("discard, not watched", 300, 10, || assert!(madvise(other, LENGTH, 4)));
+    print("discard, watched", 300, 10, || assert!(madvise(at, LENGTH, 4)));
+    print("discard, watched + in_flux", 300, 1, || {
+        assert!(madvise(at, LENGTH, 4));
+        black_box(monitor.in_flux(watched));
+    });
+    print("mappings_in", 200, 50, || {
+        black_box(pinfold::mappings::mappings_in(watched).unwrap());
+    });
+}

@@ -1,0 +1,399 @@
+//! Every change of a watched mapping is in the log when the changing call has returned, on the
+//! real kernel; and what was not touched is not in it.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
+
+mod support;
+
+use pinfold::monitor::Userfaultfd;
+use pinfold::{Change, Cover, Lost, MappingKind, Monitor, Uncovered, Watch};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use support::*;
+
+/// A change of pages 8..12 of 24 pages at the address given. `None`: this kernel cannot do it.
+type Act = fn(usize) -> Option<()>;
+
+const MIDDLE: usize = 8 * PAGE;
+const LENGTH: usize = 4 * PAGE;
+
+fn done(done: bool) -> Option<()> {
+    done.then_some(())
+}
+
+/// Every way to change a mapping that leaves its neighbours in place.
+const CHANGES: &[(&str, Act)] = &[
+    ("munmap", |at| done(munmap(at + MIDDLE, LENGTH))),
+    ("munmap, raw", |at| done(raw(libc::SYS_munmap, [at + MIDDLE, LENGTH, 0, 0, 0]) == 0)),
+    ("mmap over it", |at| {
+        map_over(at + MIDDLE, 4);
+        Some(())
+    }),
+    ("mremap elsewhere", |at| {
+        let to = map(4);
+        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        done(mremap(at + MIDDLE, LENGTH, LENGTH, fixed, to) == Some(to))
+    }),
+    ("mremap to grow", |at| {
+        mremap(at + MIDDLE, LENGTH, 2 * LENGTH, libc::MREMAP_MAYMOVE, 0).map(drop)
+    }),
+    ("mremap, raw", |at| {
+        let arguments = [at + MIDDLE, LENGTH, 2 * LENGTH, libc::MREMAP_MAYMOVE as usize, 0];
+        done(raw(libc::SYS_mremap, arguments) > 0)
+    }),
+    ("mremap to shrink", |at| {
+        // Shrinks pages 8..14 to nothing but page 8; page 12 and 13 go as well.
+        mremap(at + MIDDLE - PAGE, LENGTH + PAGE, PAGE, 0, 0).map(drop)
+    }),
+    ("mremap that leaves it empty", |at| {
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        mremap(at + MIDDLE, LENGTH, LENGTH, how, 0).map(drop)
+    }),
+    ("mremap on top of it", |at| {
+        let from = map(4);
+        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        mremap(from, LENGTH, LENGTH, fixed, at + MIDDLE).map(drop)
+    }),
+    ("MADV_DONTNEED", |at| done(madvise(at + MIDDLE, LENGTH, libc::MADV_DONTNEED))),
+    ("MADV_DONTNEED, raw", |at| {
+        let advice = libc::MADV_DONTNEED as usize;
+        done(raw(libc::SYS_madvise, [at + MIDDLE, LENGTH, advice, 0, 0]) == 0)
+    }),
+    ("MADV_DONTNEED_LOCKED", |at| done(madvise(at + MIDDLE, LENGTH, 24))),
+    ("MADV_FREE", |at| done(madvise(at + MIDDLE, LENGTH, libc::MADV_FREE))),
+    ("process_madvise", |at| done(process_madvise(at + MIDDLE, LENGTH, libc::MADV_DONTNEED))),
+];
+
+/// Watches 24 fresh pages, changes the middle by `act`, run by `run`, and looks at the log.
+fn is_seen(monitor: &Userfaultfd, name: &str, act: impl FnOnce(usize) -> Option<()>) {
+    let at = map(24);
+    fill(at, 24, 1);
+    assert_eq!(monitor.watch(range(at, 24 * PAGE)), Watch::Covered, "{name}");
+    let before = monitor.check().unwrap();
+    if act(at).is_none() {
+        eprintln!("skipped: this kernel cannot do: {name}");
+        return;
+    }
+    let changes = changes_since(monitor, before);
+    let middle = range(at + MIDDLE, LENGTH);
+    assert!(touch(&changes, middle), "{name}: {changes:?}");
+    assert!(!touch(&changes, range(at, MIDDLE - PAGE)), "{name}: {changes:?}");
+    assert!(!touch(&changes, range(at + MIDDLE + LENGTH, 12 * PAGE)), "{name}: {changes:?}");
+}
+
+#[test]
+fn each_change_is_seen_when_its_call_returns() {
+    let monitor = Userfaultfd::new().unwrap();
+    for (name, act) in CHANGES {
+        is_seen(&monitor, name, act);
+    }
+}
+
+#[test]
+fn each_change_by_another_thread_is_seen() {
+    let monitor = Userfaultfd::new().unwrap();
+    for (name, act) in CHANGES {
+        is_seen(&monitor, name, |at| {
+            thread::scope(|scope| scope.spawn(|| act(at)).join().unwrap())
+        });
+    }
+}
+
+/// The heap belongs to the C library, so this is done where it is no more needed: in a child.
+#[test]
+fn the_shrinking_heap_is_seen() {
+    let child = fork(|| {
+        let monitor = Userfaultfd::new().unwrap();
+        let end = brk(0);
+        let grown = brk(end + 64 * PAGE);
+        assert_eq!(grown, end + 64 * PAGE);
+        let part = range(grown - 32 * PAGE, 32 * PAGE);
+        assert_eq!(monitor.watch(part), Watch::Covered);
+        let before = monitor.check().unwrap();
+        assert_eq!(brk(grown - 32 * PAGE), grown - 32 * PAGE);
+        let mut seen = false;
+        monitor.check().unwrap();
+        monitor.replay(before, &mut |entry| seen |= entry.overlaps(&part));
+        assert!(seen);
+    });
+    assert_eq!(wait_for(child), 0);
+}
+
+/// What moved is watched where it went, and what was there before is gone.
+#[test]
+fn a_moved_mapping_is_still_watched() {
+    let monitor = Userfaultfd::new().unwrap();
+    let (from, to) = (map(4), map(4));
+    let (old, new) = (range(from, LENGTH), range(to, LENGTH));
+    assert_eq!(monitor.watch(old), Watch::Covered);
+    let before = monitor.check().unwrap();
+    let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    assert_eq!(mremap(from, LENGTH, LENGTH, fixed, to), Some(to));
+    let changes = changes_since(&monitor, before);
+    assert!(touch(&changes, old) && touch(&changes, new), "{changes:?}");
+    let before = monitor.check().unwrap();
+    assert!(munmap(to, LENGTH));
+    assert!(touch(&changes_since(&monitor, before), new));
+}
+
+#[test]
+fn what_nobody_watches_makes_no_entry() {
+    let monitor = Userfaultfd::new().unwrap();
+    let (watched, other) = (map(4), map(24));
+    assert_eq!(monitor.watch(range(watched, LENGTH)), Watch::Covered);
+    let before = monitor.check().unwrap();
+    assert!(madvise(other, LENGTH, libc::MADV_DONTNEED));
+    assert!(munmap(other, 24 * PAGE));
+    assert!(mprotect(watched, LENGTH, libc::PROT_READ));
+    assert_eq!(monitor.check().unwrap(), before);
+    assert!(munmap(watched, LENGTH));
+    assert_ne!(monitor.check().unwrap(), before);
+}
+
+/// `munmap` frees the addresses before its event is read, so another thread can map the same
+/// address and ask while the event is still on its way. A monitor that answers from what it has
+/// read so far says "nothing new" in a large part of these races.
+#[test]
+fn an_address_used_again_during_its_munmap_is_seen() {
+    const ROUNDS: usize = 4000;
+    let monitor = Userfaultfd::new().unwrap();
+    let (at, overtaken) = (map(4), AtomicUsize::new(0));
+    let (barrier, returned) = (Barrier::new(2), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                munmap(at, LENGTH);
+                returned.store(true, Ordering::SeqCst);
+                barrier.wait();
+            }
+        });
+        for round in 0..ROUNDS {
+            fill(at, 4, 1);
+            assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
+            let before = monitor.check().unwrap();
+            returned.store(false, Ordering::SeqCst);
+            barrier.wait();
+            while !map_if_free(at, 4) {
+                std::hint::spin_loop();
+            }
+            if !returned.load(Ordering::SeqCst) {
+                overtaken.fetch_add(1, Ordering::Relaxed);
+            }
+            let changes = changes_since(&monitor, before);
+            barrier.wait();
+            assert!(touch(&changes, range(at, LENGTH)), "stale in round {round}");
+        }
+    });
+    let overtaken = overtaken.into_inner();
+    eprintln!("{overtaken} of {ROUNDS} times the address was used before munmap returned");
+}
+
+/// A discard is announced before it happens. Whenever the announcement can be read and the range
+/// is said not to be in flux, the pages must be gone.
+#[test]
+fn a_discard_is_in_flux_until_it_has_happened() {
+    const PAGES: usize = 4096;
+    let monitor = Userfaultfd::new().unwrap();
+    let at = map(PAGES);
+    // No huge pages: they would go too fast.
+    madvise(at, PAGES * PAGE, libc::MADV_NOHUGEPAGE);
+    let (all, last) = (range(at, PAGES * PAGE), at + (PAGES - 1) * PAGE);
+    assert_eq!(monitor.watch(all), Watch::Covered);
+    let mut early = 0;
+    for round in 0..30 {
+        fill(at, PAGES, 1);
+        let before = monitor.check().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(madvise(at, PAGES * PAGE, libc::MADV_DONTNEED)));
+            while !touch(&changes_since(&monitor, before), all) {}
+            early += u32::from(byte(last).load(Ordering::Acquire) == 1);
+            until_settled(&monitor, all);
+            assert_eq!(byte(last).load(Ordering::Acquire), 0, "round {round}");
+        });
+    }
+    eprintln!("{early} of 30 times the discard was read before it had happened");
+}
+
+/// Once everybody sleeps or is gone, nothing stays in flux; and other ranges never were.
+#[test]
+fn a_discard_settles() {
+    let monitor = Userfaultfd::new().unwrap();
+    let at = map(8);
+    assert_eq!(monitor.watch(range(at, 8 * PAGE)), Watch::Covered);
+    let barrier = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(madvise(at, PAGE, libc::MADV_DONTNEED));
+            barrier.wait();
+            barrier.wait();
+        });
+        barrier.wait();
+        monitor.check().unwrap();
+        assert!(!monitor.in_flux(range(at + PAGE, PAGE)));
+        until_settled(&monitor, range(at, PAGE));
+        barrier.wait();
+    });
+}
+
+#[test]
+fn a_cache_left_behind_is_told_to_drop_everything() {
+    const PAGES: usize = 5000;
+    let monitor = Userfaultfd::new().unwrap();
+    let at = map(PAGES);
+    assert_eq!(monitor.watch(range(at, PAGES * PAGE)), Watch::Covered);
+    let before = monitor.check().unwrap();
+    (0..PAGES).for_each(|page| assert!(munmap(at + page * PAGE, PAGE)));
+    monitor.check().unwrap();
+    let replay = monitor.replay(before, &mut |_| {});
+    assert!(!replay.complete);
+    assert_eq!(monitor.replay(replay.up_to, &mut |_| panic!("old news")), {
+        pinfold::Replay { complete: true, ..replay }
+    });
+}
+
+/// A change that takes for ever: its event comes after that of another userfaultfd in the same
+/// call, which nobody reads. `check` must neither wait for ever nor say that nothing changed.
+#[test]
+fn a_change_that_does_not_end_counts_as_a_change_of_everything() {
+    let (monitor, deaf) = (Userfaultfd::new().unwrap(), DeafUserfaultfd::new());
+    let at = map(8);
+    deaf.watch(at, LENGTH);
+    assert_eq!(monitor.watch(range(at + LENGTH, LENGTH)), Watch::Covered);
+    let before = monitor.check().unwrap();
+    thread::scope(|scope| {
+        let unmapper = scope.spawn(|| munmap(at, 2 * LENGTH));
+        // Mapping it anew tells that the change took effect.
+        while !map_if_free(at + LENGTH, 4) {
+            thread::yield_now();
+        }
+        let changes = changes_since(&monitor, before);
+        assert!(touch(&changes, range(at + LENGTH, LENGTH)));
+        assert!(touch(&changes, range(0x1000, 1)), "everything, while the change goes on");
+        while !deaf.read() {
+            thread::yield_now();
+        }
+        assert!(unmapper.join().unwrap());
+    });
+    let before = monitor.check().unwrap();
+    assert_eq!(monitor.check(), Ok(before));
+}
+
+#[test]
+fn memory_that_cannot_be_watched_is_refused_with_the_reason() {
+    let monitor = Userfaultfd::new().unwrap();
+    let refused = |at, reason| {
+        let answer = monitor.watch(range(at, 4 * PAGE));
+        assert_eq!(answer, Watch::Uncovered(reason), "{reason}");
+    };
+    let kind = Uncovered::Mapping;
+    let memfd = memfd();
+    refused(map_flags(4, libc::MAP_SHARED, memfd).unwrap(), kind(MappingKind::SharedMemory));
+    refused(map_flags(4, libc::MAP_PRIVATE, memfd).unwrap(), kind(MappingKind::PrivateFile));
+    let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    refused(map_flags(4, shared, -1).unwrap(), kind(MappingKind::SharedAnonymous));
+    refused(system_v(4), kind(MappingKind::SystemV));
+    let at = map(4);
+    refused(at - PAGE, Uncovered::Unmapped);
+    refused(at + PAGE, Uncovered::Unmapped);
+    assert!(munmap(at + PAGE, PAGE));
+    refused(at, Uncovered::Unmapped);
+    close(memfd);
+    for mapping in MappingKind::ALL {
+        let claimed = monitor.coverage(mapping, Change::Unmap);
+        let watched = matches!(mapping, MappingKind::PrivateAnonymous | MappingKind::PrivateHuge);
+        assert_eq!(claimed, if watched { Cover::Seen } else { Cover::NotCached });
+    }
+}
+
+#[test]
+fn rights_do_not_matter() {
+    let monitor = Userfaultfd::new().unwrap();
+    let at = map(8);
+    assert!(mprotect(at, PAGE, libc::PROT_NONE) && mprotect(at + PAGE, PAGE, libc::PROT_READ));
+    assert_eq!(monitor.watch(range(at, 8 * PAGE)), Watch::Covered);
+    let before = monitor.check().unwrap();
+    assert!(munmap(at, PAGE) && munmap(at + 4 * PAGE, PAGE));
+    let changes = changes_since(&monitor, before);
+    assert!(touch(&changes, range(at, 1)) && touch(&changes, range(at + 4 * PAGE, 1)));
+    assert!(!touch(&changes, range(at + PAGE, PAGE)));
+}
+
+#[test]
+fn huge_pages_are_watched_where_there_are_any() {
+    const HUGE: usize = 2 << 20;
+    let Some(at) = map_flags(HUGE / PAGE, PRIVATE | libc::MAP_HUGETLB, -1) else {
+        eprintln!("skipped: no huge pages are reserved (vm.nr_hugepages)");
+        return;
+    };
+    let monitor = Userfaultfd::new().unwrap();
+    let huge = range(at, HUGE);
+    assert_eq!(monitor.watch(huge), Watch::Covered);
+    fill(at, 1, 1);
+    let before = monitor.check().unwrap();
+    assert!(madvise(at, HUGE, libc::MADV_DONTNEED));
+    assert!(touch(&changes_since(&monitor, before), huge));
+    let before = monitor.check().unwrap();
+    assert!(munmap(at, HUGE));
+    assert!(touch(&changes_since(&monitor, before), huge));
+}
+
+/// Watching parts would split mappings, of which a process may have 65,530.
+#[test]
+fn watching_parts_does_not_split_a_mapping() {
+    let monitor = Userfaultfd::new().unwrap();
+    let at = map(64);
+    let whole = range(at, 64 * PAGE);
+    (0..64).step_by(2).for_each(|page| {
+        assert_eq!(monitor.watch(range(at + page * PAGE, PAGE)), Watch::Covered);
+    });
+    assert_eq!(pinfold::mappings::mappings_in(whole).unwrap().len(), 1);
+}
+
+#[test]
+fn one_mapping_has_one_monitor_at_a_time() {
+    let (first, second) = (Userfaultfd::new().unwrap(), Userfaultfd::new().unwrap());
+    let mine = range(map(4), LENGTH);
+    assert_eq!(first.watch(mine), Watch::Covered);
+    assert_eq!(second.watch(mine), Watch::Uncovered(Uncovered::WatchedByAnother));
+    drop(first);
+    assert_eq!(second.watch(mine), Watch::Covered);
+    let before = second.check().unwrap();
+    assert!(munmap(mine.start(), mine.len()));
+    assert!(touch(&changes_since(&second, before), mine));
+}
+
+#[test]
+fn a_waiter_is_woken_by_a_change_and_by_a_ring() {
+    let monitor = Userfaultfd::new().unwrap();
+    let at = map(4);
+    assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
+    let seen = monitor.bell();
+    thread::scope(|scope| {
+        scope.spawn(|| monitor.wait(seen));
+        assert!(munmap(at, PAGE));
+    });
+    let seen = monitor.bell();
+    thread::scope(|scope| {
+        scope.spawn(|| monitor.wait(seen));
+        monitor.ring();
+    });
+}
+
+#[test]
+fn all_of_a_process_shares_one_monitor() {
+    let first = Userfaultfd::shared().unwrap();
+    let others: Vec<_> = thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(|| Userfaultfd::shared().unwrap()));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(others.iter().all(|other| std::sync::Arc::ptr_eq(&first, other)));
+    let child = fork(|| {
+        assert_eq!(first.check(), Err(Lost::Forked));
+        let own = Userfaultfd::shared().unwrap();
+        assert!(!std::sync::Arc::ptr_eq(&first, &own));
+        own.check().unwrap();
+    });
+    assert_eq!(wait_for(child), 0);
+}

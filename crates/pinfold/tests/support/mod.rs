@@ -1,0 +1,241 @@
+//! Mappings and processes for the monitor's tests, by raw system calls.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to change mappings behind everybody's back, which is what the
+//! tests are about. Every address handled here comes from [`map`] of the same test.
+
+#![allow(unsafe_code, dead_code, missing_docs, unreachable_pub)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use pinfold::{AddressRange, Monitor, Sequence};
+use std::os::raw::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+pub const PAGE: usize = 4096;
+pub const PRIVATE: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+pub fn range(start: usize, bytes: usize) -> AddressRange {
+    AddressRange::new(start, bytes).unwrap()
+}
+
+fn mmap(at: usize, bytes: usize, rights: c_int, flags: c_int, file: c_int) -> Option<usize> {
+    let at = at as *mut c_void;
+    // SAFETY: see the file's header.
+    let start = unsafe { libc::mmap(at, bytes, rights, flags, file, 0) };
+    (start != libc::MAP_FAILED).then_some(start as usize)
+}
+
+/// Private anonymous memory with an unmapped page on either side, so nothing merges with it.
+pub fn map(pages: usize) -> usize {
+    let whole = mmap(0, (pages + 2) * PAGE, libc::PROT_NONE, PRIVATE, -1).unwrap();
+    munmap(whole, PAGE);
+    munmap(whole + (pages + 1) * PAGE, PAGE);
+    map_over(whole + PAGE, pages);
+    whole + PAGE
+}
+
+pub fn map_over(at: usize, pages: usize) {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    mmap(at, pages * PAGE, rights, PRIVATE | libc::MAP_FIXED, -1).unwrap();
+}
+
+/// Maps only if nothing is there yet.
+pub fn map_if_free(at: usize, pages: usize) -> bool {
+    let flags = PRIVATE | libc::MAP_FIXED_NOREPLACE;
+    mmap(at, pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1) == Some(at)
+}
+
+pub fn map_flags(pages: usize, flags: c_int, file: c_int) -> Option<usize> {
+    mmap(0, pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, file)
+}
+
+pub fn munmap(at: usize, bytes: usize) -> bool {
+    // SAFETY: see the file's header.
+    unsafe { libc::munmap(at as *mut c_void, bytes) == 0 }
+}
+
+pub fn madvise(at: usize, bytes: usize, advice: c_int) -> bool {
+    // SAFETY: see the file's header.
+    unsafe { libc::madvise(at as *mut c_void, bytes, advice) == 0 }
+}
+
+pub fn mprotect(at: usize, bytes: usize, rights: c_int) -> bool {
+    // SAFETY: see the file's header.
+    unsafe { libc::mprotect(at as *mut c_void, bytes, rights) == 0 }
+}
+
+pub fn mremap(at: usize, old: usize, new: usize, flags: c_int, to: usize) -> Option<usize> {
+    let (at, to) = (at as *mut c_void, to as *mut c_void);
+    // SAFETY: see the file's header.
+    let start = unsafe { libc::mremap(at, old, new, flags, to) };
+    (start != libc::MAP_FAILED).then_some(start as usize)
+}
+
+pub fn raw(number: c_long, arguments: [usize; 5]) -> c_long {
+    let [a, b, c, d, e] = arguments;
+    // SAFETY: see the file's header.
+    unsafe { libc::syscall(number, a, b, c, d, e) }
+}
+
+/// `process_madvise` on ourselves.
+pub fn process_madvise(at: usize, bytes: usize, advice: c_int) -> bool {
+    let process = raw(libc::SYS_pidfd_open, [std::process::id() as usize, 0, 0, 0, 0]);
+    let part = libc::iovec { iov_base: at as *mut c_void, iov_len: bytes };
+    let arguments = [process as usize, &raw const part as usize, 1, advice as usize, 0];
+    let done = raw(libc::SYS_process_madvise, arguments);
+    close(process as c_int);
+    done >= 0
+}
+
+/// Moves the end of the heap by the raw system call; gives the new end.
+pub fn brk(to: usize) -> usize {
+    raw(libc::SYS_brk, [to, 0, 0, 0, 0]) as usize
+}
+
+pub fn memfd() -> c_int {
+    // SAFETY: a constant name.
+    let file = unsafe { libc::memfd_create(c"pinfold-test".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: our own file.
+    unsafe { libc::ftruncate(file, 16 * PAGE as libc::off_t) };
+    file
+}
+
+/// A System V segment, attached and marked for removal.
+pub fn system_v(pages: usize) -> usize {
+    // SAFETY: a fresh segment at an address the kernel picks.
+    unsafe {
+        let segment = libc::shmget(libc::IPC_PRIVATE, pages * PAGE, 0o600);
+        let at = libc::shmat(segment, std::ptr::null(), 0);
+        libc::shmctl(segment, libc::IPC_RMID, std::ptr::null_mut());
+        at as usize
+    }
+}
+
+pub fn byte(at: usize) -> &'static AtomicU8 {
+    // SAFETY: the tests pass addresses that stay mapped while they use the reference.
+    unsafe { &*(at as *const AtomicU8) }
+}
+
+pub fn fill(at: usize, pages: usize, value: u8) {
+    (0..pages).for_each(|page| byte(at + page * PAGE).store(value, Ordering::Relaxed));
+}
+
+pub fn close(descriptor: c_int) {
+    // SAFETY: a number the test opened, or closes on purpose.
+    unsafe { libc::close(descriptor) };
+}
+
+pub fn close_from(first: u32) {
+    raw(libc::SYS_close_range, [first as usize, u32::MAX as usize, 0, 0, 0]);
+}
+
+/// Puts `/dev/null` in the place of `descriptor`.
+pub fn replace_by_null(descriptor: c_int) {
+    // SAFETY: constant path; the number is replaced on purpose.
+    unsafe {
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        libc::dup2(null, descriptor);
+        libc::close(null);
+    }
+}
+
+pub fn is_open(descriptor: c_int) -> bool {
+    // SAFETY: asks for flags only.
+    unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
+}
+
+pub fn pipe() -> [c_int; 2] {
+    let mut ends = [0; 2];
+    // SAFETY: two numbers are written.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    ends
+}
+
+/// Waits until the other end is closed.
+pub fn wait_for_end(descriptor: c_int) {
+    // SAFETY: one byte of our own.
+    unsafe { libc::read(descriptor, [0u8].as_mut_ptr().cast(), 1) };
+}
+
+/// Runs `work` in a forked child and gives its process number. The child exits with 0 if `work`
+/// returns, with 101 if it panics.
+pub fn fork(work: impl FnOnce()) -> c_int {
+    // SAFETY: the C library's fork leaves its allocator usable in the child, which never returns
+    // into the test harness.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            libc::_exit(if outcome.is_ok() { 0 } else { 101 });
+        }
+        child
+    }
+}
+
+/// The child's exit status.
+pub fn wait_for(child: c_int) -> c_int {
+    let mut status = 0;
+    // SAFETY: our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
+/// A userfaultfd that nobody reads until told to.
+pub struct DeafUserfaultfd(c_int);
+
+impl DeafUserfaultfd {
+    pub fn new() -> Self {
+        let uffd = raw(libc::SYS_userfaultfd, [1 | libc::O_NONBLOCK as usize, 0, 0, 0, 0]) as c_int;
+        let mut api = [0xaa_u64, 1 << 6, 0];
+        // SAFETY: three words, as the request's number says.
+        assert_eq!(unsafe { libc::ioctl(uffd, 0xc018_aa3f, api.as_mut_ptr()) }, 0);
+        Self(uffd)
+    }
+
+    pub fn watch(&self, at: usize, bytes: usize) {
+        let mut register = [at as u64, bytes as u64, 2, 0];
+        // SAFETY: four words, as the request's number says.
+        assert_eq!(unsafe { libc::ioctl(self.0, 0xc020_aa00, register.as_mut_ptr()) }, 0);
+    }
+
+    /// Puts itself in the place of `descriptor` as well.
+    pub fn replace(&self, descriptor: c_int) {
+        // SAFETY: the number is replaced on purpose.
+        assert_eq!(unsafe { libc::dup2(self.0, descriptor) }, descriptor);
+    }
+
+    /// Reads the events that are there.
+    pub fn read(&self) -> bool {
+        let mut messages = [0u8; 128];
+        // SAFETY: at most the array's length is written.
+        unsafe { libc::read(self.0, messages.as_mut_ptr().cast(), messages.len()) > 0 }
+    }
+}
+
+impl Drop for DeafUserfaultfd {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// Everything logged since `from`, up to a `check` made now.
+pub fn changes_since(monitor: &impl Monitor, from: Sequence) -> Vec<AddressRange> {
+    let now = monitor.check().unwrap();
+    let mut ranges = Vec::new();
+    let replay = monitor.replay(from, &mut |range| ranges.push(range));
+    assert!(replay.complete && replay.up_to.0 >= now.0, "{replay:?} {now:?}");
+    ranges
+}
+
+pub fn touch(ranges: &[AddressRange], range: AddressRange) -> bool {
+    ranges.iter().any(|entry| entry.overlaps(&range))
+}
+
+/// Waits until `range` is not in flux. Sleeps in between, because a thread that never sleeps is
+/// what keeps other monitors of this process, in tests beside this one, from settling.
+pub fn until_settled(monitor: &impl Monitor, range: AddressRange) {
+    while monitor.in_flux(range) {
+        std::thread::sleep(std::time::Duration::from_micros(20));
+    }
+}
