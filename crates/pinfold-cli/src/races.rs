@@ -128,6 +128,9 @@ pub(crate) struct Race {
     pub(crate) lane: usize,
 }
 
+/// One round of a race; where wrong data begins, if there is any.
+pub(crate) type RunRace<M> = fn(&Port<M>, &mut Specimen, Race) -> Result<Option<FirstWrong>, Stop>;
+
 /// Two threads' meeting point. Both flags order nothing but themselves: what the threads tell each
 /// other about memory goes through the kernel's address space and through joining.
 #[derive(Default)]

@@ -4,7 +4,7 @@ use super::trial::{first_wrong, warm};
 use super::{Event, Finding, event, persistently};
 use crate::change::{Backing, Call, Mutation, Obstacle, Part, Specimen, in_child};
 use crate::port::{MakeMonitor, Port, Refusal};
-use crate::races::{self, FirstWrong, Pace, Race, Stop, difference, send_wrong};
+use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
 use pinfold::{Access, AddressRange, Change, Config, GetError, Monitor};
 use std::thread;
 
@@ -81,7 +81,7 @@ fn specimen() -> Result<Specimen, Obstacle> {
 fn rounds<M: Monitor>(
     port: &Port<M>,
     mutation: Mutation,
-    run: fn(&Port<M>, &mut Specimen, Race) -> Result<Option<FirstWrong>, Stop>,
+    run: RunRace<M>,
 ) -> Result<Finding, Stop> {
     let cached = warm(port, &specimen()?)?;
     let (mut judged, mut wrong) = (0, 0);

@@ -10,7 +10,7 @@ use crate::change::{
     Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Specimen, in_child,
 };
 use crate::port::{Port, PortLease, Refusal};
-use crate::races::{self, FirstWrong, Pace, Race, Stop, difference, send_wrong};
+use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
 use pinfold::{Access, AddressRange, Cover, GetError, Monitor};
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -358,8 +358,6 @@ mod child {
         }
     }
 }
-
-type RunRace<M> = fn(&Port<M>, &mut Specimen, Race) -> Result<Option<FirstWrong>, Stop>;
 
 /// Memory of the kind asked for, or of the plainest kind where the machine has none of it.
 fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
