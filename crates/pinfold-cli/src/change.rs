@@ -9,7 +9,9 @@
 mod calls;
 mod specimen;
 
-pub(crate) use calls::{Call, NoDescriptors, Obstacle, in_child};
+pub(crate) use calls::{
+    Call, NoDescriptors, Obstacle, in_child, lag_behind, stay_on, this_processor,
+};
 pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 
 use pinfold::{Change, MappingKind};

@@ -4,7 +4,9 @@
 //! begins after the change has returned, or after the address was mapped anew, and bytes that
 //! nobody changes.
 
-use crate::change::{Foothold, Mutation, Obstacle, Part, Specimen};
+use crate::change::{
+    Foothold, Mutation, Obstacle, Part, Specimen, lag_behind, stay_on, this_processor,
+};
 use crate::port::{Port, Refusal};
 use pinfold::{Access, AddressRange, GetError, Monitor};
 use std::fmt;
@@ -105,6 +107,30 @@ pub(crate) fn receive_wrong<M: Monitor>(
     Ok(difference(&specimen.bytes(range), &wanted))
 }
 
+/// How the two threads of a race are scheduled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pace {
+    /// As it comes.
+    Free,
+    /// Both on one processor, and the one that changes memory lags: after the kernel has told of
+    /// a change, and before the change takes effect, the other one runs for a while.
+    Lagging,
+}
+
+/// What a race is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Race {
+    pub(crate) mutation: Mutation,
+    pub(crate) pace: Pace,
+    /// Keys of the bytes before and after the change.
+    pub(crate) keys: [u64; 2],
+    /// The first of two lanes.
+    pub(crate) lane: usize,
+}
+
+/// One round of a race; where wrong data begins, if there is any.
+pub(crate) type RunRace<M> = fn(&Port<M>, &mut Specimen, Race) -> Result<Option<FirstWrong>, Stop>;
+
 /// Two threads' meeting point. Both flags order nothing but themselves: what the threads tell each
 /// other about memory goes through the kernel's address space and through joining.
 #[derive(Default)]
@@ -161,10 +187,9 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>, panicked: T) -> T {
 pub(crate) fn take_over<M: Monitor>(
     port: &Port<M>,
     specimen: &mut Specimen,
-    unmap: Mutation,
-    keys: [u64; 2],
-    lane: usize,
+    race: Race,
 ) -> Result<Option<FirstWrong>, Stop> {
+    let Race { mutation, keys, lane, .. } = race;
     let body = specimen.body();
     specimen.fill(body, keys[0]);
     port.send(body, lane)?;
@@ -173,7 +198,7 @@ pub(crate) fn take_over<M: Monitor>(
         let other = start(scope, || settle(port, &signals, body, keys[1], lane + 1))?;
         let end = signals.end_at_last();
         signals.await_begin();
-        let outcome = specimen.take_away(unmap);
+        let outcome = specimen.take_away(mutation);
         drop(end);
         Ok::<_, Stop>((outcome, joined(other, Ok(None))))
     })?;
@@ -215,42 +240,70 @@ fn settle<M: Monitor>(
     }
 }
 
-/// How often memory is changed in one round, while the other thread goes on and on.
-const CHANGES: u64 = 16;
-
 /// While another thread registers the specimen over and over, this one changes it and uses it.
 pub(crate) fn change_while_registering<M: Monitor>(
     port: &Port<M>,
     specimen: &mut Specimen,
-    mutation: Mutation,
-    keys: [u64; 2],
-    lane: usize,
+    race: Race,
 ) -> Result<Option<FirstWrong>, Stop> {
     let body = specimen.body();
-    specimen.fill(body, keys[0]);
+    specimen.fill(body, race.keys[0]);
+    let other = |signals: &Signals| {
+        register_over_and_over(port, signals, body);
+        None
+    };
+    run(race.pace, other, || change_and_send(port, specimen, race, body))
+}
+
+/// Runs `other` on one thread, and when that has begun `changer` on another one.
+fn run(
+    pace: Pace,
+    other: impl Fn(&Signals) -> Option<FirstWrong> + Sync,
+    changer: impl FnOnce() -> Result<Option<FirstWrong>, Stop> + Send,
+) -> Result<Option<FirstWrong>, Stop> {
     let signals = Signals::default();
+    let processor = this_processor();
+    let keep_together = || {
+        if pace == Pace::Lagging {
+            stay_on(processor);
+        }
+    };
     thread::scope(|scope| {
-        start(scope, || register_over_and_over(port, &signals, body))?;
-        let _end = signals.end_at_last();
+        let end = signals.end_at_last();
+        let user = start(scope, || {
+            keep_together();
+            other(&signals)
+        })?;
         signals.await_begin();
-        change_and_send(port, specimen, mutation, body, keys[1], lane)
+        let changer = start(scope, || {
+            keep_together();
+            if pace == Pace::Lagging {
+                lag_behind();
+            }
+            changer()
+        })?;
+        let changed = joined(changer, Ok(Some(0)));
+        drop(end);
+        let beside = joined(user, Some(0));
+        Ok(changed?.or(beside))
     })
 }
+
+/// How often memory is changed in one round, while the other thread goes on and on.
+const CHANGES: u64 = 4;
 
 /// Changes the specimen, gives `part` new bytes and sends all of it, again and again, until
 /// something is wrong.
 fn change_and_send<M: Monitor>(
     port: &Port<M>,
     specimen: &mut Specimen,
-    mutation: Mutation,
+    race: Race,
     part: AddressRange,
-    key: u64,
-    lane: usize,
 ) -> Result<Option<FirstWrong>, Stop> {
     for change in 0..CHANGES {
-        specimen.apply(mutation)?;
-        specimen.fill(part, key ^ (change << 32));
-        let wrong = send_wrong(port, specimen, specimen.body(), lane)?;
+        specimen.apply(race.mutation)?;
+        specimen.fill(part, race.keys[1] ^ (change << 32));
+        let wrong = send_wrong(port, specimen, specimen.body(), race.lane)?;
         if wrong.is_some() {
             return Ok(wrong);
         }
@@ -276,28 +329,18 @@ fn register<M: Monitor>(port: &Port<M>, body: AddressRange) {
 }
 
 /// While another thread sends the head of the specimen from registrations of all of it, this one
-/// changes the tail with `mutation` and uses the whole.
+/// changes the tail and uses the whole.
 pub(crate) fn change_beside<M: Monitor>(
     port: &Port<M>,
     specimen: &mut Specimen,
-    mutation: Mutation,
-    keys: [u64; 2],
-    lane: usize,
+    race: Race,
 ) -> Result<Option<FirstWrong>, Stop> {
     let (body, head, tail) =
         (specimen.body(), specimen.part(Part::Head), specimen.part(Part::Tail));
-    specimen.fill(body, keys[0]);
+    specimen.fill(body, race.keys[0]);
     let wanted = specimen.bytes(head);
-    let signals = Signals::default();
-    thread::scope(|scope| {
-        let other = start(scope, || send_head(port, &signals, body, head, &wanted, lane + 1))?;
-        let end = signals.end_at_last();
-        signals.await_begin();
-        let outcome = change_and_send(port, specimen, mutation, tail, keys[1], lane);
-        drop(end);
-        let beside = joined(other, Some(0));
-        Ok(outcome?.or(beside))
-    })
+    let other = |signals: &Signals| send_head(port, signals, body, head, &wanted, race.lane + 1);
+    run(race.pace, other, || change_and_send(port, specimen, race, tail))
 }
 
 /// Registers `body`, sends `head` and compares it, until told to stop; a refusal (the tail may be

@@ -293,6 +293,32 @@ pub(crate) fn in_child(work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
     Ok(u8::try_from(wait_for(child)).ok())
 }
 
+/// The processor that this thread runs on.
+pub(crate) fn this_processor() -> usize {
+    // SAFETY: asks only.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// Keeps this thread on `processor`, if that is allowed.
+pub(crate) fn stay_on(processor: usize) {
+    if processor >= 8 * size_of::<libc::cpu_set_t>() {
+        return;
+    }
+    // SAFETY: a set of zeros is an empty set; the processor's number lies in it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+/// From now on this thread, when it is woken, waits until others have had their time.
+pub(crate) fn lag_behind() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameters live across the call, which concerns this thread only.
+    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) };
+}
+
 /// Has the allocator take large blocks from its heaps too, which grow without new mappings: a
 /// process that can map nothing any more still allocates.
 pub(super) fn allocate_without_mapping() {

@@ -4,7 +4,7 @@ use super::trial::{first_wrong, warm};
 use super::{Event, Finding, event, persistently};
 use crate::change::{Backing, Call, Mutation, Obstacle, Part, Specimen, in_child};
 use crate::port::{MakeMonitor, Port, Refusal};
-use crate::races::{self, FirstWrong, Stop, difference, send_wrong};
+use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
 use pinfold::{Access, AddressRange, Change, Config, GetError, Monitor};
 use std::thread;
 
@@ -80,16 +80,19 @@ fn specimen() -> Result<Specimen, Obstacle> {
 /// Runs a race over and over, each time on new memory, and tells how many rounds went wrong.
 fn rounds<M: Monitor>(
     port: &Port<M>,
-    race: impl Fn(&mut Specimen, [u64; 2]) -> Result<Option<FirstWrong>, Stop>,
+    mutation: Mutation,
+    run: RunRace<M>,
 ) -> Result<Finding, Stop> {
     let cached = warm(port, &specimen()?)?;
-    let (mut run, mut wrong) = (0, 0);
+    let (mut judged, mut wrong) = (0, 0);
     for round in 0..ROUNDS {
         let mut specimen = specimen()?;
         port.forget(specimen.body());
-        match race(&mut specimen, [2 * round + 1, 2 * round + 2]) {
+        let pace = if round.is_multiple_of(4) { Pace::Lagging } else { Pace::Free };
+        let race = Race { mutation, pace, keys: [2 * round + 1, 2 * round + 2], lane: 0 };
+        match run(port, &mut specimen, race) {
             Ok(found) => {
-                run += 1;
+                judged += 1;
                 wrong += u64::from(found.is_some());
             }
             // The address went to a third thread: this round tells nothing.
@@ -97,25 +100,23 @@ fn rounds<M: Monitor>(
             Err(stop) => return Err(stop),
         }
     }
-    let note = Some(format!("{wrong} of {run} rounds wrong"));
-    if run == 0 {
+    let note = Some(format!("{wrong} of {judged} rounds wrong"));
+    if judged == 0 {
         return Err(Obstacle::taken("mmap").into());
     }
     Ok(Finding { right: wrong == 0, cached, note })
 }
 
 fn reused<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
-    rounds(port, |specimen, keys| races::take_over(port, specimen, UNMAP, keys, 0))
+    rounds(port, UNMAP, races::take_over)
 }
 
 fn registering<M: Monitor>(port: &Port<M>, mutation: Mutation) -> Result<Finding, Stop> {
-    rounds(port, |specimen, keys| {
-        races::change_while_registering(port, specimen, mutation, keys, 0)
-    })
+    rounds(port, mutation, races::change_while_registering)
 }
 
 fn beside<M: Monitor>(port: &Port<M>, mutation: Mutation) -> Result<Finding, Stop> {
-    rounds(port, |specimen, keys| races::change_beside(port, specimen, mutation, keys, 0))
+    rounds(port, mutation, races::change_beside)
 }
 
 /// What a send of the whole specimen says, after `warm` said `cached`.

@@ -1,8 +1,8 @@
 //! What a thread of `pinfold torture` does: a list of operations that depends on the seed and the
 //! thread's number alone, never on what the machine answers.
 
-use crate::change::Call;
-use crate::change::{Backing, Mutation, Part};
+use crate::change::{Backing, Call, Mutation, Part};
+use crate::races::Pace;
 use fastrand::Rng;
 use std::fmt::Write;
 
@@ -39,9 +39,9 @@ pub(super) enum Operation {
     /// Another thread takes the address while this one unmaps it.
     TakeOver { grains: usize, port: usize },
     /// Another thread registers while this one changes.
-    Register { backing: Backing, grains: usize, mutation: Mutation, port: usize },
+    Register { backing: Backing, grains: usize, mutation: Mutation, pace: Pace, port: usize },
     /// Another thread uses the head while this one changes the tail.
-    Beside { backing: Backing, grains: usize, mutation: Mutation, port: usize },
+    Beside { backing: Backing, grains: usize, mutation: Mutation, pace: Pace, port: usize },
     /// A few changes and sends while no descriptor can be opened.
     Starve { slot: usize, port: usize },
     /// A forked child that is told so, and then runs a program of its own.
@@ -144,7 +144,7 @@ impl Program {
     fn register(&mut self) -> Operation {
         let (backing, grains) = (self.watched_backing(), self.grains());
         let mutation = self.mutation(backing);
-        Operation::Register { backing, grains, mutation, port: self.port() }
+        Operation::Register { backing, grains, mutation, pace: self.pace(), port: self.port() }
     }
 
     fn beside(&mut self) -> Operation {
@@ -156,7 +156,7 @@ impl Program {
         ];
         let (backing, grains) = (self.watched_backing(), 4 * self.grains());
         let mutation = TAIL[self.rng.usize(..TAIL.len())];
-        Operation::Beside { backing, grains, mutation, port: self.port() }
+        Operation::Beside { backing, grains, mutation, pace: self.pace(), port: self.port() }
     }
 
     fn backing(&mut self) -> Backing {
@@ -201,6 +201,11 @@ impl Program {
             return Window { start: 0, length: u16::MAX };
         }
         Window { start: self.rng.u16(..), length: self.rng.u16(..) }
+    }
+
+    /// A lagging race takes the time of several others.
+    fn pace(&mut self) -> Pace {
+        if self.rng.u32(..4) == 0 { Pace::Lagging } else { Pace::Free }
     }
 
     /// Mostly the roomy cache.

@@ -10,7 +10,7 @@ use crate::change::{
     Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Specimen, in_child,
 };
 use crate::port::{Port, PortLease, Refusal};
-use crate::races::{self, FirstWrong, Stop, difference, send_wrong};
+use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
 use pinfold::{Access, AddressRange, Cover, GetError, Monitor};
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -73,11 +73,12 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
             }
             Operation::Vouch { slot, mutation, port } => self.vouch(slot, mutation, port),
             Operation::TakeOver { grains, port } => self.take_over(grains, port),
-            Operation::Register { backing, grains, mutation, port } => {
-                self.race(backing, grains, mutation, port, races::change_while_registering)
+            Operation::Register { backing, grains, mutation, pace, port } => {
+                let run = races::change_while_registering;
+                self.race(backing, grains, mutation, pace, port, run)
             }
-            Operation::Beside { backing, grains, mutation, port } => {
-                self.race(backing, grains, mutation, port, races::change_beside)
+            Operation::Beside { backing, grains, mutation, pace, port } => {
+                self.race(backing, grains, mutation, pace, port, races::change_beside)
             }
             Operation::Starve { slot, port } => self.starve(slot, port),
             Operation::Fork { flood } => self.fork(flood),
@@ -227,7 +228,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
 
     fn take_over(&mut self, grains: usize, port: usize) -> Judged {
         let unmap = Mutation::Unmap(Part::Whole, Call::Library);
-        self.race(Backing::Anonymous, grains, unmap, port, races::take_over)
+        self.race(Backing::Anonymous, grains, unmap, Pace::Free, port, races::take_over)
     }
 
     /// One round of a race on new memory.
@@ -236,15 +237,17 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         backing: Backing,
         grains: usize,
         mutation: Mutation,
+        pace: Pace,
         port: usize,
-        race: Race<M>,
+        run: RunRace<M>,
     ) -> Judged {
         if self.is_blind_to(backing, mutation) {
             return Ok(None);
         }
         let mut specimen = Specimen::new(backing, grains)?;
         let keys = [self.next_key(), self.next_key()];
-        let wrong = race(self.port(port), &mut specimen, mutation, keys, self.lane())?;
+        let race = Race { mutation, pace, keys, lane: self.lane() };
+        let wrong = run(self.port(port), &mut specimen, race)?;
         self.moved(specimen.body(), wrong)
     }
 
@@ -355,9 +358,6 @@ mod child {
         }
     }
 }
-
-type Race<M> =
-    fn(&Port<M>, &mut Specimen, Mutation, [u64; 2], usize) -> Result<Option<FirstWrong>, Stop>;
 
 /// Memory of the kind asked for, or of the plainest kind where the machine has none of it.
 fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
