@@ -429,7 +429,7 @@ fn run(setup: Setup, steps: &[Step]) {
 }
 
 fn some_program() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec(some_step(), 1..if cfg!(miri) { 30 } else { 120 })
+    prop::collection::vec(some_step(), 1..if cfg!(miri) { 30 } else { 80 })
 }
 
 fn settings() -> ProptestConfig {
