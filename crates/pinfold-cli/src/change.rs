@@ -161,6 +161,8 @@ pub(crate) enum Mutation {
     MoveAndKeep,
     /// `mremap(MREMAP_FIXED)` of other memory on top of it.
     MoveOnTop,
+    /// `shmat(SHM_REMAP)` of a new segment on top of it.
+    AttachOnTop,
     /// `madvise(MADV_DONTNEED)`.
     Discard(Part, Call),
     /// `madvise(MADV_DONTNEED_LOCKED)` of locked memory.
@@ -191,7 +193,7 @@ pub(crate) enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 29] = [
         Self::Unmap(Part::Whole, Call::Library),
         Self::Unmap(Part::Head, Call::Library),
         Self::Unmap(Part::Middle, Call::Library),
@@ -205,6 +207,7 @@ impl Mutation {
         Self::Shrink,
         Self::MoveAndKeep,
         Self::MoveOnTop,
+        Self::AttachOnTop,
         Self::Discard(Part::Whole, Call::Library),
         Self::Discard(Part::Middle, Call::Library),
         Self::Discard(Part::Whole, Call::Raw),
@@ -240,6 +243,7 @@ impl Mutation {
             Self::Shrink => "mremap, shrunk",
             Self::MoveAndKeep => "mremap(MREMAP_DONTUNMAP)",
             Self::MoveOnTop => "mremap(MREMAP_FIXED) on top",
+            Self::AttachOnTop => "shmat(SHM_REMAP) on top",
             Self::Discard(Part::Whole, Call::Library) => "MADV_DONTNEED",
             Self::Discard(_, Call::Library) => "MADV_DONTNEED, part",
             Self::Discard(_, Call::Raw | Call::Own) => "MADV_DONTNEED, raw system call",
@@ -265,6 +269,7 @@ impl Mutation {
             Self::MapOver(_) => Change::Replace,
             Self::MoveAway | Self::GrowAndMove | Self::Shrink | Self::MoveAndKeep => Change::Remap,
             Self::MoveOnTop => Change::RemapOver,
+            Self::AttachOnTop => Change::AttachOver,
             Self::Discard(..) | Self::DiscardLocked | Self::Free | Self::DiscardByDescriptor => {
                 Change::Discard
             }
@@ -288,7 +293,7 @@ impl Mutation {
             Self::MoveAndKeep => {
                 backing.is_private_anonymous() || matches!(backing, Backing::SharedAnonymous)
             }
-            Self::Guard => !matches!(backing, Backing::Hugetlb),
+            Self::Guard | Self::AttachOnTop => !matches!(backing, Backing::Hugetlb),
             Self::DiscardLocked | Self::DiscardByDescriptor => !matches!(backing, Backing::Hugetlb),
             Self::Free => backing.is_private_anonymous(),
             Self::Remove | Self::RemoveInChild => backing.is_shared(),

@@ -36,6 +36,8 @@ pub enum Change {
     Remap,
     /// `mremap(MREMAP_FIXED)` on top of it.
     RemapOver,
+    /// `shmat(SHM_REMAP)` of a System V segment on top of it.
+    AttachOver,
     /// `MADV_DONTNEED`, `MADV_DONTNEED_LOCKED`, `MADV_FREE`, `process_madvise` on itself.
     Discard,
     /// `MADV_REMOVE`: pages leave a shared mapping and its file.
@@ -104,11 +106,12 @@ impl MappingKind {
 
 impl Change {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Unmap,
         Self::Replace,
         Self::Remap,
         Self::RemapOver,
+        Self::AttachOver,
         Self::Discard,
         Self::Remove,
         Self::Guard,
@@ -124,6 +127,7 @@ impl Change {
             Self::Replace => "replace",
             Self::Remap => "remap",
             Self::RemapOver => "remap over",
+            Self::AttachOver => "attach over",
             Self::Discard => "discard",
             Self::Remove => "remove",
             Self::Guard => "guard",

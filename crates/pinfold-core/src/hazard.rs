@@ -64,7 +64,7 @@ impl<'d> Slot<'d> {
     #[inline]
     pub(crate) fn protect<T>(self, place: &T) -> Hazard<'d> {
         // Relaxed: the barrier behind it gives the order that matters.
-        self.slot.store(std::ptr::from_ref(place) as usize, Ordering::Relaxed);
+        self.slot.store(std::ptr::from_ref(place).addr(), Ordering::Relaxed);
         Hazard { slot: self.slot }
     }
 
@@ -245,7 +245,7 @@ pub(crate) struct InUse(Option<Vec<usize>>);
 
 impl InUse {
     pub(crate) fn contains<T>(&self, place: &T) -> bool {
-        let place = std::ptr::from_ref(place) as usize;
+        let place = std::ptr::from_ref(place).addr();
         self.0.as_ref().is_none_or(|places| places.binary_search(&place).is_ok())
     }
 }

@@ -68,7 +68,7 @@ impl<T> Entry<T> {
     /// `None` for a place at an address that does not fit.
     fn new(range: AddressRange, place: &T, block: usize) -> Option<Self> {
         const { assert!(align_of::<T>() >= 1 << Self::ALIGN_LOG2) };
-        let address = std::ptr::from_ref(place) as u64;
+        let address = std::ptr::from_ref(place).expose_provenance() as u64;
         if address >> ADDRESS_BITS != 0 {
             return None;
         }
@@ -247,7 +247,10 @@ impl<T> Index<T> {
         }
         // SAFETY: a word that is not empty holds the address of a list's memory, made by
         // `allocate` with room for its length; `memory` keeps it until the index is dropped.
-        unsafe { std::slice::from_raw_parts(list.address() as *const AtomicU64, list.len()) }
+        unsafe {
+            let first = std::ptr::with_exposed_provenance::<AtomicU64>(list.address());
+            std::slice::from_raw_parts(first, list.len())
+        }
     }
 
     #[inline]
@@ -255,7 +258,7 @@ impl<T> Index<T> {
         // SAFETY: every entry ever stored was made by `insert` from a reference into `places`,
         // which never moves or frees an item; a reader sees slots below a published length
         // only, and those have been stored.
-        unsafe { &*(entry.address() as *const T) }
+        unsafe { &*std::ptr::with_exposed_provenance(entry.address()) }
     }
 
     /// Offers `accept` the regions that may contain `range`, the one that begins last first,
@@ -321,7 +324,7 @@ impl<T> Index<T> {
     pub(crate) fn remove(&self, recycler: &mut Recycler, range: AddressRange, number: u32) {
         let Some(place) = self.places.get(number) else { return };
         for block in blocks_of(range) {
-            self.remove_entry(recycler, block, std::ptr::from_ref(place) as usize);
+            self.remove_entry(recycler, block, std::ptr::from_ref(place).addr());
         }
     }
 
@@ -408,11 +411,13 @@ impl<T> Index<T> {
 
     fn make_list(&self, class: usize) -> Option<usize> {
         let quads: Box<[Quad]> = std::iter::repeat_with(Quad::new).take(1 << class).collect();
-        let address = quads.as_ptr() as usize;
+        let mut memory = lock(&self.memory);
+        memory.push(quads);
+        // Taken where it stays: a box that moves takes its provenance along.
+        let address = memory.last()?.as_ptr().expose_provenance();
         if address >> ADDRESS_BITS != 0 {
             return None;
         }
-        lock(&self.memory).push(quads);
         Some(address)
     }
 }

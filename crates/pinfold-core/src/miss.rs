@@ -255,8 +255,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         region: &Region<R::Handle>,
         why: PerUse,
     ) {
-        let tainted = flight.is_tainted();
-        region.set(if tainted { Status::PerUseInvalidated } else { Status::PerUse });
+        // With a discard in flux nobody can tell whether the pages are still the right ones.
+        let doubtful = flight.is_tainted() || why == PerUse::InFlux;
+        region.set(if doubtful { Status::PerUseInvalidated } else { Status::PerUse });
         writer.per_use.push((flight.number, why));
         writer.counts.per_use += 1;
     }

@@ -154,7 +154,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// A lease without a hazard ended.
     pub(crate) fn uncount(&self, region: &Region<R::Handle>) {
-        let place = std::ptr::from_ref(region) as usize;
+        let place = std::ptr::from_ref(region).addr();
         self.locked(|writer| {
             if let Some(position) = writer.counted.iter().position(|&other| other == place) {
                 writer.counted.swap_remove(position);

@@ -237,7 +237,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn pin(&self, writer: &mut Writer, region: &Region<R::Handle>) -> Pin<'_> {
         let hazard = self.hazards.slot().map(|slot| slot.protect(region));
         if hazard.is_none() {
-            writer.counted.push(std::ptr::from_ref(region) as usize);
+            writer.counted.push(std::ptr::from_ref(region).addr());
         }
         hazard
     }

@@ -134,6 +134,8 @@ impl Specimen {
             Mutation::Shrink => self.shrink(),
             Mutation::MoveAndKeep => self.move_and_keep(),
             Mutation::MoveOnTop => self.move_on_top(),
+            // SAFETY: what is replaced is this specimen's alone.
+            Mutation::AttachOnTop => unsafe { calls::attach(self.body, Place::Over) },
             Mutation::Detach => self.detach(),
             Mutation::ShrinkBreak => self.shrink_break(),
             Mutation::PunchHole(part) => self.punch(part),

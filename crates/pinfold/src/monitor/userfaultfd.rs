@@ -382,7 +382,7 @@ unsafe impl Monitor for Userfaultfd {
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         match change {
             _ if !kind_is_covered(mapping) => Cover::NotCached,
-            Change::Guard => Cover::Blind,
+            Change::Guard | Change::AttachOver => Cover::Blind,
             Change::Protect => Cover::Harmless,
             _ => Cover::Seen,
         }
