@@ -241,12 +241,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// # Safety
     ///
     /// The module's contract.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn get(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
         match self.is_current() {
             Ok(true) => {
-                if let Some(lease) = self.hit(want) {
-                    return Ok(lease);
+                if let Some(hit) = self.hit(want) {
+                    return Ok(Lease::of_hit(self, hit, want.range));
                 }
             }
             Err(Lost::Forked) => return Err(GetError::Forked),
@@ -261,10 +261,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// # Safety
     ///
     /// The module's contract.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn get_checked(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
         match self.hit(want) {
-            Some(lease) => Ok(lease),
+            Some(hit) => Ok(Lease::of_hit(self, hit, want.range)),
             // SAFETY: the caller's promise.
             None => unsafe { self.get_slowly(want) },
         }

@@ -122,12 +122,12 @@ impl HazardDomain {
 
     /// An empty slot of the calling thread. `None` while the thread is being torn down, or when
     /// four billion records exist.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn slot<'d>(self: &'d Arc<Self>) -> Option<Slot<'d>> {
         SEATS.try_with(|seats| self.slot_of(seats)).ok().flatten()
     }
 
-    #[inline]
+    #[inline(always)]
     fn slot_of<'d>(self: &'d Arc<Self>, seats: &Seats) -> Option<Slot<'d>> {
         if seats.domain.get() == self.id {
             // SAFETY: the record belongs to the domain of this id, which is this one; records

@@ -11,7 +11,7 @@ use crate::error::PerUse;
 use crate::monitor::Monitor;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
-use crate::shared::{Pin, Shared};
+use crate::shared::{Hit, Pin, Shared};
 use crate::watchers::Callback;
 use std::fmt;
 
@@ -36,8 +36,18 @@ pub struct Lease<'c, R: Registrar, M: Monitor> {
 }
 
 impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
+    /// The lease of a region that was found.
+    #[inline(always)]
+    pub(crate) fn of_hit(
+        shared: &'c Shared<R, M>,
+        hit: Hit<'c, R::Handle>,
+        range: AddressRange,
+    ) -> Self {
+        Self::of_cached(shared, hit.region, Some(hit.hazard), range)
+    }
+
     /// A lease of a cached region, which `pin` keeps.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of_cached(
         shared: &'c Shared<R, M>,
         region: &'c Region<R::Handle>,

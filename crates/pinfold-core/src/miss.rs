@@ -126,8 +126,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// A lease of a region that is there already, looked up where the index is exact.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
-        if let Some(lease) = self.hit(want) {
-            return Some(lease);
+        if let Some(hit) = self.hit(want) {
+            return Some(Lease::of_hit(self, hit, want.range));
         }
         // No hazard record: this thread is being torn down.
         if self.hazards.slot().is_some() {

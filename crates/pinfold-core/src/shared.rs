@@ -9,7 +9,6 @@ use crate::config::Config;
 use crate::error::{ConfigError, PerUse};
 use crate::hazard::{Hazard, HazardDomain, InUse, Slot};
 use crate::index::{Index, Recycler};
-use crate::lease::Lease;
 use crate::monitor::{Lost, Monitor, Sequence};
 use crate::order::Order;
 use crate::region::{Region, Want};
@@ -74,6 +73,12 @@ pub(crate) struct Held {
     pub(crate) regions: usize,
 }
 
+/// A region that was live when it was looked at, behind its hazard.
+pub(crate) struct Hit<'c, H> {
+    pub(crate) region: &'c Region<H>,
+    pub(crate) hazard: Hazard<'c>,
+}
+
 /// How a lease keeps its region: by a slot of a thread's record, else by an entry of
 /// [`Writer::counted`].
 pub(crate) type Pin<'c> = Option<Hazard<'c>>;
@@ -108,7 +113,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// load below therefore makes that status visible to every load behind it, and the lease's
     /// own look at the status comes behind it. So either the sequences differ, and the slow path
     /// applies the entry first, or the region is seen as not live.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_current(&self) -> Result<bool, Lost> {
         let seen = self.monitor.check()?;
         // Acquire: pairs with the Release store in `set_applied`; see the argument above.
@@ -122,33 +127,36 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.applied.store(up_to.0, Ordering::Release);
     }
 
-    /// A lease of a live region that serves `want`, if one is found without a lock.
-    #[inline]
-    pub(crate) fn hit(&self, want: &Want) -> Option<Lease<'_, R, M>> {
+    /// A live region that serves `want`, protected, if one is found without a lock.
+    ///
+    /// Two words, returned in registers: the lease itself is written once, by the door, and not
+    /// copied on its way out.
+    #[inline(always)]
+    pub(crate) fn hit(&self, want: &Want) -> Option<Hit<'_, R::Handle>> {
         let slot = self.hazards.slot()?;
-        let lease = self.index.find(want.range, |region| self.try_lease(slot, region, want))?;
+        let hit = self.index.find(want.range, |region| self.try_protect(slot, region, want))?;
         slot.count_hit();
-        Some(lease)
+        Some(hit)
     }
 
-    /// Leases the region in this place if it is live and serves `want`.
+    /// Protects the region in this place if it is live and serves `want`.
     ///
     /// Hazard first, then the barrier, then the look: whoever takes the region away changes its
     /// status first, then runs the other barrier, then reads the hazards. If this look finds it
     /// live, that reader finds this hazard (see [`Barriers`]).
-    #[inline]
-    fn try_lease<'c>(
+    #[inline(always)]
+    fn try_protect<'c>(
         &'c self,
         slot: Slot<'c>,
         region: &'c Region<R::Handle>,
         want: &Want,
-    ) -> Option<Lease<'c, R, M>> {
+    ) -> Option<Hit<'c, R::Handle>> {
         let hazard = slot.protect(region);
         self.barriers().light();
         match region.live() {
             Some((range, terms)) if want.served_by(range, terms) => {
                 region.touch(self.tick());
-                Some(Lease::of_cached(self, region, Some(hazard), want.range))
+                Some(Hit { region, hazard })
             }
             _ => {
                 hazard.clear();
