@@ -1,0 +1,9 @@
+//! The benches, a file each.
+
+pub(crate) mod blocked;
+pub(crate) mod events;
+pub(crate) mod hit;
+pub(crate) mod memory;
+pub(crate) mod miss;
+pub(crate) mod monitors;
+pub(crate) mod scaling;

@@ -1,0 +1,130 @@
+//! A monitor whose check is one load, and whose events are made by hand.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement a trait that promises to see every change of what
+//! it covers. Nothing real is covered: the null device touches no memory. It contains no unsafe
+//! block.
+
+#![allow(unsafe_code)]
+
+use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// How many entries the log keeps.
+const CAPACITY: usize = 1 << 16;
+
+/// One load a check; a log that [`log`](Self::log) writes.
+#[derive(Debug, Default)]
+pub(crate) struct LoadMonitor {
+    /// How many entries were ever logged.
+    sequence: AtomicU64,
+    /// The last of them.
+    log: Mutex<VecDeque<AddressRange>>,
+    bell: Bell,
+}
+
+impl LoadMonitor {
+    /// Logs changes of `ranges`. Rings no bell, so that the next hit pays for all of them.
+    pub(crate) fn log(&self, ranges: impl Iterator<Item = AddressRange>) {
+        let mut log = lock(&self.log);
+        let mut sequence = self.sequence.load(Ordering::Relaxed);
+        for range in ranges {
+            if log.len() == CAPACITY {
+                log.pop_front();
+            }
+            log.push_back(range);
+            sequence += 1;
+        }
+        // Release: whoever sees this sequence finds the entries, behind the lock.
+        self.sequence.store(sequence, Ordering::Release);
+    }
+}
+
+// SAFETY: `log` appends before it returns, `replay` says what it lost, and nothing real changes.
+unsafe impl Monitor for LoadMonitor {
+    fn name(&self) -> &'static str {
+        "one load"
+    }
+
+    #[inline]
+    fn check(&self) -> Result<Sequence, Lost> {
+        // Acquire: pairs with the store in `log`.
+        Ok(Sequence(self.sequence.load(Ordering::Acquire)))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let log = lock(&self.log);
+        // Relaxed: stored under the lock that is held here.
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        let fresh = usize::try_from(sequence - from.0).unwrap_or(usize::MAX);
+        log.iter().skip(log.len().saturating_sub(fresh)).for_each(|&range| visit(range));
+        Replay { up_to: Sequence(sequence), complete: fresh <= log.len() }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        self.bell.rung.load(Ordering::Acquire)
+    }
+
+    fn ring(&self) {
+        self.bell.ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.bell.wait(seen);
+    }
+}
+
+/// As cheap for the ringer as the real monitors' bell: it pays only if somebody waits.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: AtomicU32,
+    waiters: AtomicU32,
+    /// Guards nothing but the moment between a waiter's look and its sleep.
+    door: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        // SeqCst here and in `wait`: each side writes its word, then reads the other's; the later
+        // of the two writers sees the earlier.
+        self.rung.fetch_add(1, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) != 0 {
+            drop(lock(&self.door));
+            self.wake.notify_all();
+        }
+    }
+
+    fn wait(&self, seen: u32) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut door = lock(&self.door);
+        while self.rung.load(Ordering::SeqCst) == seen {
+            door = self.wake.wait(door).unwrap_or_else(PoisonError::into_inner);
+        }
+        // Relaxed: a stale count costs a needless wake, nothing more.
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,143 @@
+//! A device that does nothing, and caches over it, so that what is measured is the cache.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement the device and to call the cache's door with
+//! addresses that nothing dereferences.
+
+#![allow(unsafe_code)]
+
+use crate::load_monitor::LoadMonitor;
+use pinfold::{
+    Access, AddressRange, Cache, CacheError, Config, DeregisterError, GetError, Lease, Monitor,
+    RegisterError, Registrar, RegistrarLimits,
+};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Registers nothing, or takes its time about it.
+#[derive(Debug, Default)]
+pub(crate) struct NullDevice {
+    /// What a registration sleeps, in nanoseconds.
+    pause: AtomicU64,
+}
+
+impl NullDevice {
+    /// Has every registration sleep for so long.
+    pub(crate) fn set_pause(&self, nanoseconds: u64) {
+        // Relaxed: set before the threads of a measurement start.
+        self.pause.store(nanoseconds, Ordering::Relaxed);
+    }
+}
+
+impl Registrar for NullDevice {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 40, max_regions: 1 << 30 }
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+        // Relaxed: as in `set_pause`.
+        let pause = self.pause.load(Ordering::Relaxed);
+        if pause != 0 {
+            std::thread::sleep(Duration::from_nanos(pause));
+        }
+        Ok(7)
+    }
+
+    fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
+/// Ours, over nothing.
+pub(crate) type NullCache = Cache<NullDevice, LoadMonitor>;
+
+/// A cache that keeps all it is given, its reclaimer running.
+pub(crate) fn unlimited() -> Result<NullCache, String> {
+    limited(1 << 30, usize::MAX >> 1)
+}
+
+/// A cache of at most `regions` and `bytes`, its reclaimer running.
+pub(crate) fn limited(regions: usize, bytes: usize) -> Result<NullCache, String> {
+    let config = Config { max_regions: regions, max_bytes: bytes, ..Config::default() };
+    over(LoadMonitor::default(), config).map_err(|error| error.to_string())
+}
+
+/// A cache over `monitor`.
+pub(crate) fn over<M: Monitor>(
+    monitor: M,
+    config: Config,
+) -> Result<Cache<NullDevice, M>, CacheError> {
+    pinfold::cache(NullDevice::default(), monitor, config)
+}
+
+/// A cache that keeps all it is given, without a reclaimer but with the barriers that one with a
+/// reclaimer has.
+pub(crate) fn by_hand() -> Result<NullCache, String> {
+    let config = *unlimited()?.config();
+    Cache::new(NullDevice::default(), LoadMonitor::default(), config)
+        .map_err(|error| error.to_string())
+}
+
+/// A lease of `length` bytes at `address`.
+#[inline]
+pub(crate) fn get<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    address: u64,
+    length: usize,
+) -> Result<Lease<'_, NullDevice, M>, GetError> {
+    // SAFETY: this device touches no memory.
+    unsafe { cache.get(address as *const u8, length, Access::READ_WRITE) }
+}
+
+/// get, a look at the handle, release, at every address.
+pub(crate) fn get_put<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    addresses: &[u64],
+    length: usize,
+) -> Result<(), String> {
+    let failed = addresses.iter().find_map(|&address| use_once(get(cache, address, length)).err());
+    failed.map_or(Ok(()), |error| Err(error.to_string()))
+}
+
+/// The same, a monitor's check for every `several` gets.
+pub(crate) fn get_put_checked<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    addresses: &[u64],
+    length: usize,
+    several: usize,
+) -> Result<(), String> {
+    for addresses in addresses.chunks(several) {
+        let checked = cache.check().map_err(|error| error.to_string())?;
+        for &address in addresses {
+            // SAFETY: this device touches no memory.
+            let lease = unsafe { checked.get(address as *const u8, length, Access::READ_WRITE) };
+            use_once(lease).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// The same, of memory for which the caller vouches.
+pub(crate) fn get_put_vouched<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    addresses: &[u64],
+    length: usize,
+) -> Result<(), String> {
+    let failed = addresses.iter().find_map(|&address| {
+        // SAFETY: this device touches no memory, and nothing here changes.
+        let lease = unsafe { cache.get_vouched(address as *const u8, length, Access::READ_WRITE) };
+        use_once(lease).err()
+    });
+    failed.map_or(Ok(()), |error| Err(error.to_string()))
+}
+
+/// Does what a transfer does with a lease, and ends it.
+#[inline]
+fn use_once<M: Monitor>(lease: Result<Lease<'_, NullDevice, M>, GetError>) -> Result<(), GetError> {
+    black_box(lease?.handle());
+    Ok(())
+}

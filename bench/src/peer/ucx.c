@@ -1,0 +1,149 @@
+/*
+ * UCX's registration cache in the same loops as ours: registration that does nothing, no memory
+ * hooks (our monitor's check is one load in these runs), the default, thread-safe path.
+ */
+#include <malloc.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <ucs/memory/rcache.h>
+
+/* What the device does and has done; its layout is also written down in peer/ucx.rs. */
+struct device {
+    uint64_t pause; /* nanoseconds to sleep in every registration */
+    /* Plain counters: one thread registers at a time wherever they are read. */
+    uint64_t registered;
+    uint64_t deregistered;
+};
+
+/* A region with what a device gives, as its users declare it. */
+struct registration {
+    ucs_rcache_region_t super;
+    uint32_t            handle;
+};
+
+static ucs_status_t reg(void *context, ucs_rcache_t *rcache, void *arg,
+                        ucs_rcache_region_t *region, uint16_t flags)
+{
+    struct device *device = context;
+    uint64_t nanoseconds  = __atomic_load_n(&device->pause, __ATOMIC_RELAXED);
+
+    (void)rcache; (void)arg; (void)flags;
+    if (nanoseconds != 0) {
+        struct timespec pause = {nanoseconds / 1000000000, nanoseconds % 1000000000};
+        nanosleep(&pause, NULL);
+    }
+    ((struct registration *)region)->handle = 7;
+    ++device->registered;
+    return UCS_OK;
+}
+
+static void dereg(void *context, ucs_rcache_t *rcache, ucs_rcache_region_t *region)
+{
+    (void)rcache; (void)region;
+    ++((struct device *)context)->deregistered;
+}
+
+static void dump(void *context, ucs_rcache_t *rcache, ucs_rcache_region_t *region,
+                 char *buffer, size_t max)
+{
+    (void)context; (void)rcache; (void)region;
+    if (max != 0) {
+        buffer[0] = '\0';
+    }
+}
+
+static const ucs_rcache_ops_t ops = {reg, dereg, dump};
+
+/* A cache over `device`, or NULL. */
+ucs_rcache_t *peer_open(struct device *device, uint64_t max_regions, uint64_t max_bytes)
+{
+    ucs_rcache_params_t params = {
+        .region_struct_size = sizeof(struct registration),
+        .alignment          = UCS_RCACHE_MIN_ALIGNMENT,
+        .max_alignment      = 4096,
+        .ucm_events         = 0,
+        .ucm_event_priority = 1000,
+        .ops                = &ops,
+        .context            = device,
+        .flags              = UCS_RCACHE_FLAG_NO_PFN_CHECK,
+        .max_regions        = max_regions,
+        .max_size           = max_bytes,
+        .max_unreleased     = SIZE_MAX,
+    };
+    ucs_rcache_t *rcache;
+
+    return (ucs_rcache_create(&params, "peer", NULL, &rcache) == UCS_OK) ? rcache : NULL;
+}
+
+void peer_close(ucs_rcache_t *rcache)
+{
+    ucs_rcache_destroy(rcache);
+}
+
+static ucs_rcache_region_t *get(ucs_rcache_t *rcache, uint64_t address, uint64_t length)
+{
+    ucs_rcache_region_t *region;
+    ucs_status_t status = ucs_rcache_get(rcache, (void *)address, length, PROT_READ | PROT_WRITE,
+                                         NULL, &region);
+
+    return (status == UCS_OK) ? region : NULL;
+}
+
+/* Reads the handle, as a user would. */
+static void use(ucs_rcache_region_t *region)
+{
+    (void)*(volatile uint32_t *)&((struct registration *)region)->handle;
+}
+
+/* get + put of `length` bytes at each of `count` addresses; how many failed. */
+uint64_t peer_get_put(ucs_rcache_t *rcache, const uint64_t *addresses, uint64_t count,
+                      uint64_t length)
+{
+    uint64_t failed = 0;
+
+    for (uint64_t i = 0; i < count; ++i) {
+        ucs_rcache_region_t *region = get(rcache, addresses[i], length);
+        if (region == NULL) {
+            ++failed;
+            continue;
+        }
+        use(region);
+        ucs_rcache_region_put(rcache, region);
+    }
+    return failed;
+}
+
+static void nothing(void *arg)
+{
+    (void)arg;
+}
+
+/* A miss and the destruction of its region at each of `count` addresses; how many failed. */
+uint64_t peer_miss_destroy(ucs_rcache_t *rcache, const uint64_t *addresses, uint64_t count,
+                           uint64_t length)
+{
+    uint64_t failed = 0;
+
+    for (uint64_t i = 0; i < count; ++i) {
+        ucs_rcache_region_t *region = get(rcache, addresses[i], length);
+        if (region == NULL) {
+            ++failed;
+            continue;
+        }
+        use(region);
+        ucs_rcache_region_invalidate(rcache, region, nothing, NULL);
+        ucs_rcache_region_put(rcache, region);
+    }
+    return failed;
+}
+
+/* The bytes in use on the C library's heap. */
+uint64_t peer_heap_bytes(void)
+{
+    struct mallinfo2 info = mallinfo2();
+
+    return info.uordblks + info.hblkhd;
+}
