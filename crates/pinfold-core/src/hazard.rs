@@ -18,6 +18,7 @@
 
 use crate::arena::Arena;
 use crate::barrier::Barriers;
+use crate::front::FrontTable;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -36,11 +37,16 @@ const EMPTY: usize = 0;
 pub(crate) struct Record {
     slots: [AtomicUsize; SLOTS],
     hits: AtomicU64,
+    front: FrontTable,
 }
 
 impl Record {
     fn new() -> Self {
-        Self { slots: std::array::from_fn(|_| AtomicUsize::new(EMPTY)), hits: AtomicU64::new(0) }
+        Self {
+            slots: std::array::from_fn(|_| AtomicUsize::new(EMPTY)),
+            hits: AtomicU64::new(0),
+            front: FrontTable::new(),
+        }
     }
 
     /// Counts a hit of the owner.
@@ -72,6 +78,12 @@ impl<'d> Slot<'d> {
     #[inline]
     pub(crate) fn count_hit(self) {
         self.record.count_hit();
+    }
+
+    /// What this thread, or the record's last one, found last.
+    #[inline(always)]
+    pub(crate) fn front(self) -> &'d FrontTable {
+        &self.record.front
     }
 }
 
@@ -114,7 +126,7 @@ impl HazardDomain {
         Arc::new(Self {
             // Relaxed: uniqueness is all that is asked.
             id: NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
-            records: Arena::new(if cfg!(loom) { 1 } else { 3 }),
+            records: Arena::new(0),
             pool: Mutex::new(RecordPool { made: 0, free: Vec::new() }),
             barriers,
         })

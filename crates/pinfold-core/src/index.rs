@@ -23,6 +23,7 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
+use crate::front::FrontTable;
 use crate::sync::{AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -281,6 +282,19 @@ impl<T> Index<T> {
             .rev()
             .map(Entry::load)
             .find_map(|entry| if entry.end() >= end { accept(self.place(entry)) } else { None })
+    }
+
+    /// What `front` has for the page where `range` begins; a hint like every other.
+    #[inline(always)]
+    pub(crate) fn recall(&self, front: &FrontTable, range: AddressRange) -> Option<&T> {
+        // SAFETY: a cache's front tables remember nothing but references that `find` made from
+        // this index's places, which never move or go.
+        unsafe { front.recall(range.start() >> PAGE_LOG2) }
+    }
+
+    /// Has `front` offer `place` first for the page where `range` begins.
+    pub(crate) fn remember(&self, front: &FrontTable, range: AddressRange, place: &T) {
+        front.remember(range.start() >> PAGE_LOG2, place);
     }
 
     /// Adds the region in place `number`. False if the index has no room for it; then nothing

@@ -7,7 +7,7 @@
 //!
 //! - a hit asks the monitor whether anything is new: one load, or the system call that the
 //!   monitor's means need;
-//! - every thread that uses a cache owns 256 bytes in it; a region costs some 50 bytes and 8 more
+//! - every thread that uses a cache owns 9 KiB in it; a region costs 64 bytes and 8 more
 //!   for each 2 MiB block that it touches; both are kept at their high-water mark;
 //! - taking a region away runs one barrier on all processors, where the system offers it;
 //! - what a monitor cannot see is registered anew for each use.
@@ -22,7 +22,7 @@
 //! one serves all of its uses; leases of it go on until they end.
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `arena`, `barrier`, `hazard` (memory and threads), `region`,
+//! `registrar` (the two interfaces), `arena`, `barrier`, `front`, `hazard` (memory and threads), `region`,
 //! `index`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
 //! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
 
@@ -35,6 +35,7 @@ pub mod coverage;
 pub mod error;
 mod events;
 mod flight;
+mod front;
 mod hazard;
 mod index;
 pub mod lease;

@@ -134,8 +134,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     #[inline(always)]
     pub(crate) fn hit(&self, want: &Want) -> Option<Hit<'_, R::Handle>> {
         let slot = self.hazards.slot()?;
-        let hit = self.index.find(want.range, |region| self.try_protect(slot, region, want))?;
+        let recent = self.index.recall(slot.front(), want.range);
+        let hit = match recent.and_then(|region| self.try_protect(slot, region, want)) {
+            Some(hit) => hit,
+            None => self.search(slot, want)?,
+        };
         slot.count_hit();
+        Some(hit)
+    }
+
+    /// A live region that serves `want`, by the index; this thread will find it at once next time.
+    fn search<'c>(&'c self, slot: Slot<'c>, want: &Want) -> Option<Hit<'c, R::Handle>> {
+        let hit = self.index.find(want.range, |region| self.try_protect(slot, region, want))?;
+        self.index.remember(slot.front(), want.range, hit.region);
         Some(hit)
     }
 
