@@ -242,8 +242,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if !self.index.insert(&mut writer.recycler, flight.range, number) {
             return Err(PerUse::Unindexed);
         }
-        writer.order.push(Candidate { used: region.used(), number, fills: region.fills() });
+        // Pruned before the region joins: it is not live yet, and would be dropped as one that is
+        // no more.
         writer.order.prune(writer.held.regions, |candidate| self.present(candidate));
+        writer.order.push(Candidate { used: region.used(), number, fills: region.fills() });
         Ok(())
     }
 

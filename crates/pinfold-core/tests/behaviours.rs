@@ -1439,3 +1439,24 @@ mod bad_input {
         }
     }
 }
+
+/// Corners where books, order and locks once disagreed.
+mod corners {
+    use super::*;
+
+    /// The order of eviction is pruned now and then; the region entered at that moment must stay
+    /// in it.
+    #[test]
+    fn a_region_stays_evictable_however_many_came_and_went_before() {
+        for gone in 60..75 {
+            let rig = Setup::regions(1).rig();
+            for _ in 0..gone {
+                rig.touch(pages(0, 1));
+                rig.cache().invalidate(pages(0, 1));
+                rig.cache().reclaim();
+            }
+            rig.touch(pages(0, 1));
+            rig.touch(pages(1, 1));
+        }
+    }
+}
