@@ -176,7 +176,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Makes room, or says whether to go on without (true), or why not.
     fn make_room(&self, exhausted: Exhausted, shortage: Held) -> Result<bool, GetError> {
-        if self.free_some(shortage) {
+        // What exceeds the whole budget never fits, whoever is given up for it.
+        let hopeless = exhausted.wanted > exhausted.allowed;
+        if !hopeless && self.free_some(shortage) {
             return Ok(false);
         }
         match self.config.when_full {

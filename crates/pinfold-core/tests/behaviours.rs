@@ -1459,4 +1459,15 @@ mod corners {
             rig.touch(pages(1, 1));
         }
     }
+
+    /// What can never fit is refused without giving up what others need.
+    #[test]
+    fn a_get_longer_than_the_whole_budget_evicts_nobody() {
+        let config = Config { max_bytes: 2 * PAGE_BYTES, ..Config::default() };
+        let rig = Setup::with(config).rig();
+        let kept = rig.touch(pages(0, 1));
+        let error = rig.refused(pages(4, 4), Access::READ);
+        assert!(matches!(error, GetError::Exhausted(Exhausted { limit: Limit::Bytes, .. })));
+        assert_eq!((rig.touch(pages(0, 1)), rig.statistics().evictions), (kept, 0));
+    }
 }
