@@ -387,9 +387,13 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {
         // Free means that the place was never filled: the registrar failed or panicked.
-        if self.region.status() == Status::Free {
-            self.shared.locked(|writer| self.withdraw(writer));
-        }
+        let failed = self.region.status() == Status::Free;
+        let withdrawn =
+            failed.then(|| self.shared.locked_deferring(|writer| self.withdraw(writer)));
         self.flight.land();
+        // Callbacks last: they may wait for those who waited for this flight.
+        if let Some(((), due)) = withdrawn {
+            self.shared.run(due);
+        }
     }
 }

@@ -1443,6 +1443,7 @@ mod bad_input {
 /// Corners where books, order and locks once disagreed.
 mod corners {
     use super::*;
+    use std::sync::mpsc;
 
     /// The order of eviction is pruned now and then; the region entered at that moment must stay
     /// in it.
@@ -1469,5 +1470,25 @@ mod corners {
         let error = rig.refused(pages(4, 4), Access::READ);
         assert!(matches!(error, GetError::Exhausted(Exhausted { limit: Limit::Bytes, .. })));
         assert_eq!((rig.touch(pages(0, 1)), rig.statistics().evictions), (kept, 0));
+    }
+
+    /// The callback of a failed registration runs after those who waited for it have been let go,
+    /// so it may wait for them.
+    #[test]
+    fn a_callback_may_wait_for_those_who_wait_for_the_failed_registration() {
+        let rig = Rig::new();
+        let gate = rig.hold_next_registration(Moment::Before);
+        let (done, is_done) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| rig.get(pages(0, 1), Access::READ).map(drop).unwrap_err());
+            gate.wait_for_arrivals(1);
+            rig.space.unmap(pages(0, 1));
+            rig.cache().invalidate_then(pages(0, 1), move || is_done.recv().unwrap());
+            let waiter = scope.spawn(|| rig.get(pages(0, 1), Access::READ).map(drop).unwrap_err());
+            until(|| rig.statistics().waits == 1);
+            gate.open();
+            waiter.join().unwrap();
+            done.send(()).unwrap();
+        });
     }
 }
