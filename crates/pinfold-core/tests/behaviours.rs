@@ -1491,4 +1491,48 @@ mod corners {
             done.send(()).unwrap();
         });
     }
+
+    /// A thread that is not there in a forked child may hold the cache's lock for ever.
+    #[test]
+    fn a_forked_child_waits_for_no_lock() {
+        static HELD: (std::sync::Mutex<u32>, std::sync::Condvar) =
+            (std::sync::Mutex::new(0), std::sync::Condvar::new());
+        fn move_on(from: u32) {
+            let mut at = HELD.0.lock().unwrap();
+            assert_eq!(*at, from);
+            *at += 1;
+            HELD.1.notify_all();
+        }
+        fn wait_for(at: u32) {
+            let _at = HELD.1.wait_while(HELD.0.lock().unwrap(), |now| *now != at).unwrap();
+        }
+        let barriers = common::no_barrier(|| {
+            move_on(0);
+            wait_for(2);
+            false
+        });
+        let rig = Setup::with(Config { barriers, ..Config::default() }).rig();
+        rig.touch(pages(0, 1));
+        let called = Calls::default();
+        let mut watched = rig.lease(pages(8, 1));
+        watched.on_invalidate(called.callback());
+        thread::scope(|scope| {
+            let reclaimer = scope.spawn(|| {
+                rig.cache().invalidate(pages(0, 1));
+                rig.cache().reclaim()
+            });
+            wait_for(1);
+            // The reclaimer holds the lock now.
+            rig.monitor.lose(Lost::Forked);
+            assert!(matches!(rig.cache().check(), Err(GetError::Forked)));
+            assert!(!watched.is_invalidated());
+            drop(watched);
+            rig.cache().invalidate(pages(8, 1));
+            assert_eq!(rig.cache().reclaim(), 0);
+            move_on(1);
+            assert_eq!(reclaimer.join().unwrap(), 0, "without a barrier nothing is given back");
+        });
+        assert_eq!(called.count(), 0);
+        rig.device_forgets();
+    }
 }
