@@ -151,14 +151,19 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// [`GetError::Forked`] in a forked child.
     pub fn check(&self) -> Result<Checked<'_, R, M>, GetError> {
-        if !matches!(self.shared.is_current(), Ok(true)) {
-            self.shared.locked(|writer| self.shared.catch_up(writer))?;
+        match self.shared.is_current() {
+            Ok(true) => {}
+            // A thread that does not exist in the child may have held the lock.
+            Err(Lost::Forked) => return Err(GetError::Forked),
+            _ => self.shared.locked(|writer| self.shared.catch_up(writer))?,
         }
         Ok(Checked { cache: self })
     }
 
     /// The program's word that `range` changed, or is about to: no registration of it is handed
     /// out again. Those in use end with their last lease.
+    ///
+    /// Does nothing in a forked child, where none is handed out.
     pub fn invalidate(&self, range: AddressRange) {
         self.shared.invalidate_now(range, None);
     }
@@ -167,7 +172,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// shares a byte with `range` has been given back: at once if there is none.
     ///
     /// It runs with no lock of the cache held, on this thread or on the one that gave the last
-    /// registration back. A panic in it is caught and counted.
+    /// registration back. A panic in it is caught and counted. In a forked child it is dropped.
     pub fn invalidate_then(&self, range: AddressRange, done: impl FnOnce() + Send + 'static) {
         self.shared.invalidate_now(range, Some(Box::new(done)));
     }

@@ -105,6 +105,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The program's own word that `range` changed or is about to; `completion` runs when the
     /// last registration of it is gone.
     pub(crate) fn invalidate_now(&self, range: AddressRange, completion: Option<Callback>) {
+        if self.monitor.forked() {
+            return;
+        }
         let completion = completion.map(Completion::new);
         self.locked(|writer| {
             if let Some(completion) = &completion {
@@ -139,7 +142,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies news on behalf of a lease that wants to know. In a forked child nothing changes:
     /// its lease is the parent's.
     pub(crate) fn catch_up_for_lease(&self) {
-        // An error says that this is a forked child, which a lease has no way to tell.
+        if self.monitor.forked() {
+            return;
+        }
+        // Forked since: a lease has no way to tell.
         let _forked = self.locked(|writer| self.catch_up(writer));
     }
 

@@ -21,7 +21,7 @@ use crate::barrier::Barriers;
 use crate::front::FrontTable;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Slots in a record. More leases than that on one thread take a further record.
 const SLOTS: usize = if cfg!(loom) { 2 } else { 60 };
@@ -158,10 +158,9 @@ impl HazardDomain {
     #[cold]
     fn find_slot<'d>(self: &'d Arc<Self>, seats: &Seats) -> Option<Slot<'d>> {
         let mut all = seats.all.try_borrow_mut().ok()?;
-        let position = all.iter().position(|seat| seat.domain.id == self.id).unwrap_or_else(|| {
-            // Domains that only this thread still knows belong to caches that are gone.
-            all.retain(|seat| Arc::strong_count(&seat.domain) > 1);
-            all.push(Seat { domain: Arc::clone(self), records: Vec::new() });
+        let position = all.iter().position(|seat| seat.id == self.id).unwrap_or_else(|| {
+            all.retain(|seat| seat.domain.strong_count() > 0);
+            all.push(Seat { id: self.id, domain: Arc::downgrade(self), records: Vec::new() });
             all.len() - 1
         });
         let seat = &mut all[position];
@@ -272,7 +271,9 @@ struct Seats {
 }
 
 struct Seat {
-    domain: Arc<HazardDomain>,
+    id: u64,
+    /// Weak, so that a cache that is gone takes its records along, however many threads used it.
+    domain: Weak<HazardDomain>,
     records: Vec<u32>,
 }
 
@@ -290,7 +291,9 @@ impl Seats {
 impl Drop for Seats {
     fn drop(&mut self) {
         for seat in self.all.get_mut() {
-            seat.domain.give_back(&seat.records);
+            if let Some(domain) = seat.domain.upgrade() {
+                domain.give_back(&seat.records);
+            }
         }
     }
 }
@@ -363,6 +366,29 @@ mod tests {
         // SAFETY: it never claims to have been a barrier.
         let barriers = unsafe { Barriers::asymmetric(|| false) };
         assert!(HazardDomain::new(barriers).in_use(&[]).contains(&0));
+    }
+
+    /// Threads that live on keep nothing of a cache that is gone, however many used it.
+    #[test]
+    fn a_domain_goes_with_its_cache() {
+        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let (gone, barrier) = (Arc::downgrade(&domain), std::sync::Barrier::new(2));
+        let (here, there) = (Arc::clone(&domain), domain);
+        std::thread::scope(|scope| {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                there.slot().unwrap().protect(&0).clear();
+                drop(there);
+                barrier.wait();
+                barrier.wait();
+            });
+            here.slot().unwrap().protect(&0).clear();
+            drop(here);
+            barrier.wait();
+            let is_gone = gone.upgrade().is_none();
+            barrier.wait();
+            assert!(is_gone);
+        });
     }
 
     #[test]

@@ -146,6 +146,11 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// The ways of ending that are not a store and a load.
     #[cold]
     fn end_slowly(&mut self) {
+        // In a forked child all of it is the parent's, and the lock may be held by a thread that
+        // does not exist here.
+        if self.shared.monitor.forked() {
+            return;
+        }
         self.forget_callback();
         match &self.pin {
             Some(hazard) => hazard.clear(),

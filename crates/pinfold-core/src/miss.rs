@@ -176,7 +176,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Makes room, or says whether to go on without (true), or why not.
     fn make_room(&self, exhausted: Exhausted, shortage: Held) -> Result<bool, GetError> {
-        if self.free_some(shortage) {
+        // What exceeds the whole budget never fits, whoever is given up for it.
+        let hopeless = exhausted.wanted > exhausted.allowed;
+        if !hopeless && self.free_some(shortage) {
             return Ok(false);
         }
         match self.config.when_full {
@@ -242,8 +244,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if !self.index.insert(&mut writer.recycler, flight.range, number) {
             return Err(PerUse::Unindexed);
         }
-        writer.order.push(Candidate { used: region.used(), number, fills: region.fills() });
+        // Pruned before the region joins: it is not live yet, and would be dropped as one that is
+        // no more.
         writer.order.prune(writer.held.regions, |candidate| self.present(candidate));
+        writer.order.push(Candidate { used: region.used(), number, fills: region.fills() });
         Ok(())
     }
 
@@ -384,9 +388,13 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {
         // Free means that the place was never filled: the registrar failed or panicked.
-        if self.region.status() == Status::Free {
-            self.shared.locked(|writer| self.withdraw(writer));
-        }
+        let failed = self.region.status() == Status::Free;
+        let withdrawn =
+            failed.then(|| self.shared.locked_deferring(|writer| self.withdraw(writer)));
         self.flight.land();
+        // Callbacks last: they may wait for those who waited for this flight.
+        if let Some(((), due)) = withdrawn {
+            self.shared.run(due);
+        }
     }
 }

@@ -26,9 +26,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Says how many there were.
     pub(crate) fn reclaim(&self) -> usize {
+        // A forked child's regions are its parent's, and a thread that does not exist here may
+        // have held the lock.
+        if self.monitor.forked() {
+            return 0;
+        }
         let (leaving, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
             Ok(()) => self.claim_dead(writer),
-            // This is a forked child: its regions are its parent's.
+            // Forked in between, by another thread's leave.
             Err(_) => Leaving(Vec::new()),
         });
         // Before the callbacks, which may wait for the room that this makes.

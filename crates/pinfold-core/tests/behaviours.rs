@@ -1439,3 +1439,100 @@ mod bad_input {
         }
     }
 }
+
+/// Corners where books, order and locks once disagreed.
+mod corners {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// The order of eviction is pruned now and then; the region entered at that moment must stay
+    /// in it.
+    #[test]
+    fn a_region_stays_evictable_however_many_came_and_went_before() {
+        for gone in 60..75 {
+            let rig = Setup::regions(1).rig();
+            for _ in 0..gone {
+                rig.touch(pages(0, 1));
+                rig.cache().invalidate(pages(0, 1));
+                rig.cache().reclaim();
+            }
+            rig.touch(pages(0, 1));
+            rig.touch(pages(1, 1));
+        }
+    }
+
+    /// What can never fit is refused without giving up what others need.
+    #[test]
+    fn a_get_longer_than_the_whole_budget_evicts_nobody() {
+        let config = Config { max_bytes: 2 * PAGE_BYTES, ..Config::default() };
+        let rig = Setup::with(config).rig();
+        let kept = rig.touch(pages(0, 1));
+        let error = rig.refused(pages(4, 4), Access::READ);
+        assert!(matches!(error, GetError::Exhausted(Exhausted { limit: Limit::Bytes, .. })));
+        assert_eq!((rig.touch(pages(0, 1)), rig.statistics().evictions), (kept, 0));
+    }
+
+    /// The callback of a failed registration runs after those who waited for it have been let go,
+    /// so it may wait for them.
+    #[test]
+    fn a_callback_may_wait_for_those_who_wait_for_the_failed_registration() {
+        let rig = Rig::new();
+        let gate = rig.hold_next_registration(Moment::Before);
+        let (done, is_done) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| rig.get(pages(0, 1), Access::READ).map(drop).unwrap_err());
+            gate.wait_for_arrivals(1);
+            rig.space.unmap(pages(0, 1));
+            rig.cache().invalidate_then(pages(0, 1), move || is_done.recv().unwrap());
+            let waiter = scope.spawn(|| rig.get(pages(0, 1), Access::READ).map(drop).unwrap_err());
+            until(|| rig.statistics().waits == 1);
+            gate.open();
+            waiter.join().unwrap();
+            done.send(()).unwrap();
+        });
+    }
+
+    /// A thread that is not there in a forked child may hold the cache's lock for ever.
+    #[test]
+    fn a_forked_child_waits_for_no_lock() {
+        static HELD: (std::sync::Mutex<u32>, std::sync::Condvar) =
+            (std::sync::Mutex::new(0), std::sync::Condvar::new());
+        fn move_on(from: u32) {
+            let mut at = HELD.0.lock().unwrap();
+            assert_eq!(*at, from);
+            *at += 1;
+            HELD.1.notify_all();
+        }
+        fn wait_for(at: u32) {
+            let _at = HELD.1.wait_while(HELD.0.lock().unwrap(), |now| *now != at).unwrap();
+        }
+        let barriers = common::no_barrier(|| {
+            move_on(0);
+            wait_for(2);
+            false
+        });
+        let rig = Setup::with(Config { barriers, ..Config::default() }).rig();
+        rig.touch(pages(0, 1));
+        let called = Calls::default();
+        let mut watched = rig.lease(pages(8, 1));
+        watched.on_invalidate(called.callback());
+        thread::scope(|scope| {
+            let reclaimer = scope.spawn(|| {
+                rig.cache().invalidate(pages(0, 1));
+                rig.cache().reclaim()
+            });
+            wait_for(1);
+            // The reclaimer holds the lock now.
+            rig.monitor.lose(Lost::Forked);
+            assert!(matches!(rig.cache().check(), Err(GetError::Forked)));
+            assert!(!watched.is_invalidated());
+            drop(watched);
+            rig.cache().invalidate(pages(8, 1));
+            assert_eq!(rig.cache().reclaim(), 0);
+            move_on(1);
+            assert_eq!(reclaimer.join().unwrap(), 0, "without a barrier nothing is given back");
+        });
+        assert_eq!(called.count(), 0);
+        rig.device_forgets();
+    }
+}

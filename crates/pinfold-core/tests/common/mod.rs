@@ -11,7 +11,7 @@
 #![allow(clippy::unwrap_used)] // only tests use it
 
 use pinfold_core::{
-    Access, AddressRange, Cache, Checked, Config, GetError, Lease, Pieces, Reclaimer,
+    Access, AddressRange, Barriers, Cache, Checked, Config, GetError, Lease, Pieces, Reclaimer,
     RegisterError, Statistics,
 };
 use pinfold_sim::{
@@ -73,6 +73,12 @@ pub(crate) fn get_checked<'c>(
 ) -> Result<SimLease<'c>, GetError> {
     // SAFETY: there is no memory behind a simulated address.
     unsafe { checked.get(address(range), range.len(), Access::READ) }
+}
+
+/// Barriers of a system that refuses them; `heavy` is called with the cache's lock held.
+pub(crate) fn no_barrier(heavy: fn() -> bool) -> Barriers {
+    // SAFETY: `heavy` never claims to have been a barrier.
+    unsafe { Barriers::asymmetric(heavy) }
 }
 
 /// Waits, without a clock, until `condition` holds.
