@@ -5,7 +5,7 @@
 
 mod support;
 
-use pinfold::monitor::{NoMonitor, Userfaultfd};
+use pinfold::monitor::{NoMonitor, StartError, Userfaultfd};
 use pinfold::{Lost, Monitor, Uncovered, Watch};
 use std::fs;
 use support::*;
@@ -156,4 +156,17 @@ fn the_reader_blocks_every_signal() {
     let unblockable = 1 << 8 | 1 << 18 | 1 << 31 | 1 << 32;
     assert!(!masks.is_empty());
     assert!(masks.iter().all(|mask| mask | unblockable == u64::MAX), "{masks:x?}");
+}
+
+/// A monitor that cannot start its reader has watched a page by then, and nobody reads the event
+/// of that page's end.
+#[test]
+fn a_monitor_that_gets_no_thread_is_an_error_and_hangs_nobody() {
+    let child = fork(|| {
+        alarm(20);
+        forbid_threads();
+        let error = Userfaultfd::new().unwrap_err();
+        assert_eq!(error, StartError::Thread { errno: libc::EAGAIN });
+    });
+    assert_eq!(wait_for(child), 0);
 }

@@ -4,7 +4,7 @@
 //! its effect can be seen in memory.
 
 use super::start::StartError;
-use super::userfaultfd::{Userfaultfd, range_of, watched_page};
+use super::userfaultfd::{Unread, Userfaultfd, range_of};
 use crate::sys::{self, Descriptor, Message, Page};
 use crate::{AddressRange, Monitor};
 use std::sync::atomic::Ordering;
@@ -20,19 +20,15 @@ pub(super) fn of_the_question(uffd: Descriptor) -> Result<(), StartError> {
     if sys::uffd_changing(uffd) != Ok(false) {
         return Err(StartError::SelfTest { missed: "the absence of changes" });
     }
-    let pages = [watched_page(uffd)?, watched_page(uffd)?];
-    let verdict = std::thread::scope(|scope| {
+    let new_page = || Page::new().map_err(StartError::memory);
+    let pages = [new_page()?, new_page()?];
+    let _unread = [Unread::watch(uffd, &pages[0])?, Unread::watch(uffd, &pages[1])?];
+    std::thread::scope(|scope| {
         let changers = pages.each_ref().map(|page| spawn_changer(scope, page));
         let verdict = judge(uffd, &pages, &changers);
         read_until_finished(uffd, &changers);
         verdict
-    });
-    for page in &pages {
-        // Without a reader nothing may be watched when it is unmapped. An error means that this
-        // page has been replaced as it should.
-        let _ = sys::uffd_unregister(uffd, page.address(), page.address() + page.bytes());
-    }
-    verdict
+    })
 }
 
 type Changer<'scope> = std::io::Result<ScopedJoinHandle<'scope, ()>>;

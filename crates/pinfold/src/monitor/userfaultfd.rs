@@ -71,11 +71,13 @@ impl Userfaultfd {
     pub fn new() -> Result<Self, StartError> {
         let uffd = open_uffd()?;
         let maps = OpenMaps::new().map_err(StartError::open)?;
-        let doorbell = watched_page(uffd.number())?;
+        let doorbell = Page::new().map_err(StartError::memory)?;
+        let unread = Unread::watch(uffd.number(), &doorbell)?;
         self_test::of_the_question(uffd.number())?;
         let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;
         let core = Arc::new(Core::new(page).map_err(StartError::memory)?);
         let reader = spawn_reader(&core, uffd.number())?;
+        unread.stay();
         let monitor = Self { core, uffd, maps, doorbell: Some(doorbell), reader: Some(reader) };
         self_test::of_the_events(&monitor)?;
         Ok(monitor)
@@ -89,7 +91,9 @@ impl Userfaultfd {
 
     /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
     pub(super) fn watched_page(&self) -> Result<Page, StartError> {
-        watched_page(self.uffd.number())
+        let page = Page::new().map_err(StartError::memory)?;
+        register(self.uffd.number(), &page)?;
+        Ok(page)
     }
 
     /// Whether this process may believe anything that is said here.
@@ -191,7 +195,7 @@ impl Userfaultfd {
     /// Ends the reader after nobody waits for it any more.
     fn end_reader(&mut self) {
         let Some(doorbell) = self.doorbell.take() else { return };
-        let (start, end) = (doorbell.address(), doorbell.address() + doorbell.bytes());
+        let (start, end) = bounds(&doorbell);
         // The page may have been unwatched together with its neighbours.
         let rings = sys::uffd_register(self.uffd.number(), start, end).is_ok();
         if rings && let Some(reader) = self.reader.take() {
@@ -225,12 +229,41 @@ fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<JoinHandle<()>, St
         .map_err(|error| StartError::Thread { errno: error.raw_os_error().unwrap_or(libc::EAGAIN) })
 }
 
-/// A page whose changes are reported.
-pub(super) fn watched_page(uffd: Descriptor) -> Result<Page, StartError> {
-    let page = Page::new().map_err(StartError::memory)?;
-    sys::uffd_register(uffd, page.address(), page.address() + page.bytes())
-        .map_err(StartError::register)?;
-    Ok(page)
+/// The watch of a page while nobody reads the events: whoever unmapped the page then would wait
+/// for ever, so the watch ends first.
+pub(super) struct Unread<'p> {
+    uffd: Descriptor,
+    page: &'p Page,
+}
+
+impl<'p> Unread<'p> {
+    pub(super) fn watch(uffd: Descriptor, page: &'p Page) -> Result<Self, StartError> {
+        register(uffd, page)?;
+        Ok(Self { uffd, page })
+    }
+
+    /// From now on there is a reader, and the watch stays.
+    fn stay(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unread<'_> {
+    fn drop(&mut self) {
+        let (start, end) = bounds(self.page);
+        // An error means that the page has been replaced, and the new one is not watched.
+        let _ = sys::uffd_unregister(self.uffd, start, end);
+    }
+}
+
+/// Has the changes of `page` reported.
+fn register(uffd: Descriptor, page: &Page) -> Result<(), StartError> {
+    let (start, end) = bounds(page);
+    sys::uffd_register(uffd, start, end).map_err(StartError::register)
+}
+
+fn bounds(page: &Page) -> (usize, usize) {
+    (page.address(), page.address() + page.bytes())
 }
 
 pub(super) fn range_of(page: &Page) -> Option<AddressRange> {

@@ -173,6 +173,44 @@ pub fn fork(work: impl FnOnce()) -> c_int {
     }
 }
 
+/// Ends this process after `seconds`.
+pub fn alarm(seconds: u32) {
+    // SAFETY: no pointer is passed.
+    unsafe { libc::alarm(seconds) };
+}
+
+/// From now on this process starts no thread: the kernel says `EAGAIN`.
+pub fn forbid_threads() {
+    // Loads the system call's number and compares it with the two that start threads.
+    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt,
+        jf,
+        k,
+    };
+    let load = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0);
+    let is = |number: c_long, jt, jf| {
+        let number = u32::try_from(number).unwrap();
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, jt, jf)
+    };
+    let answer = |with| statement(libc::BPF_RET | libc::BPF_K, with, 0, 0);
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EAGAIN.unsigned_abs();
+    let mut filter = [
+        load,
+        is(libc::SYS_clone3, 1, 0),
+        is(libc::SYS_clone, 0, 1),
+        answer(refuse),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 5, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its statements are read during the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0);
+    }
+}
+
 /// The child's exit status.
 pub fn wait_for(child: c_int) -> c_int {
     let mut status = 0;
