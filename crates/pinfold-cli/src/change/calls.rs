@@ -39,7 +39,7 @@ impl Obstacle {
         Self::from_error(call, &io::Error::last_os_error())
     }
 
-    fn from_error(call: &'static str, error: &io::Error) -> Self {
+    pub(super) fn from_error(call: &'static str, error: &io::Error) -> Self {
         Self { call, errno: error.raw_os_error().unwrap_or(0) }
     }
 

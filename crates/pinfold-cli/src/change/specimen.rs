@@ -187,15 +187,28 @@ impl Specimen {
 
     fn move_away(&mut self) -> Outcome {
         let target = reserve(self.body.len(), self.backing.alignment())?;
-        let to = range(target.start().next_multiple_of(self.backing.alignment()), self.body.len());
+        let moved = self.move_each(target.start().next_multiple_of(self.backing.alignment()));
+        // SAFETY: the target is this specimen's alone; the moved pages end with it.
+        unsafe { calls::unmap(target, Call::Library) }?;
+        moved
+    }
+
+    /// Moves one mapping after the other. The kernel moves several in one call too, but stops at
+    /// one that is watched, and then nobody knows which of them are gone.
+    fn move_each(&mut self, to: usize) -> Outcome {
+        let mappings = pinfold::mappings::mappings_in(self.body)
+            .map_err(|error| Obstacle::from_error("/proc/self/maps", &error))?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        self.hole = Some(self.body);
-        // SAFETY: both ranges are this specimen's alone; the moved pages end with the target.
-        unsafe {
-            let moved = calls::remap(self.body, self.body.len(), flags, to.start());
-            calls::unmap(target, Call::Library)?;
-            moved.inspect_err(|_| self.hole = None).map(drop)
+        for part in mappings.iter().filter_map(|mapping| mapping.range.intersection(&self.body)) {
+            let before = self.hole;
+            // What has moved is a hole from the moment of the call.
+            self.hole = AddressRange::between(self.body.start(), part.end());
+            let to = to + (part.start() - self.body.start());
+            // SAFETY: both ranges are this specimen's alone.
+            unsafe { calls::remap(part, part.len(), flags, to) }
+                .inspect_err(|_| self.hole = before)?;
         }
+        Ok(())
     }
 
     fn grow_and_move(&mut self) -> Outcome {
@@ -237,7 +250,11 @@ impl Specimen {
         other.hole = Some(other.body);
         // SAFETY: both bodies are specimens' of our own; the other one's becomes a hole.
         unsafe { calls::remap(other.body, other.body.len(), flags, self.body.start()) }
-            .inspect_err(|_| other.hole = None)?;
+            .inspect_err(|_| {
+                other.hole = None;
+                // What was here may have gone before the kernel found a reason to refuse.
+                self.hole = Some(self.body);
+            })?;
         self.file = other.file.take();
         Ok(())
     }
@@ -305,18 +322,20 @@ impl Specimen {
     /// New memory of the specimen's kind at `part`.
     fn place(&mut self, part: AddressRange, place: Place) -> Outcome {
         match self.backing {
-            Backing::Anonymous => map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None),
+            Backing::Anonymous => {
+                self.map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)
+            }
             Backing::TransparentHuge => {
-                map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
+                self.map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
                 // SAFETY: the part was just mapped for this specimen.
                 unsafe { calls::advise(part, Advice::HugePage, Call::Library) }
             }
             Backing::Hugetlb => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
-                map(part, place, flags | libc::MAP_HUGE_2MB, None)
+                self.map(part, place, flags | libc::MAP_HUGE_2MB, None)
             }
             Backing::SharedAnonymous => {
-                map(part, place, libc::MAP_SHARED | libc::MAP_ANONYMOUS, None)
+                self.map(part, place, libc::MAP_SHARED | libc::MAP_ANONYMOUS, None)
             }
             Backing::MemfdShared => {
                 self.place_file(part, place, libc::MAP_SHARED, calls::memory_file)
@@ -327,8 +346,11 @@ impl Specimen {
             Backing::FilePrivate => {
                 self.place_file(part, place, libc::MAP_PRIVATE, calls::disk_file)
             }
-            // SAFETY: what is replaced is this specimen's alone.
-            Backing::SystemV => unsafe { calls::attach(part, place) },
+            Backing::SystemV => {
+                // SAFETY: what is replaced is this specimen's alone.
+                let attached = unsafe { calls::attach(part, place) };
+                attached.inspect_err(|_| self.refused(part, place))
+            }
             Backing::Heap => regrow(part),
         }
     }
@@ -342,11 +364,31 @@ impl Specimen {
         create: fn(usize) -> Outcome<OwnedFd>,
     ) -> Outcome {
         let file = create(part.len())?;
-        map(part, place, flags, Some(&file))?;
+        self.map(part, place, flags, Some(&file))?;
         if part == self.body {
             self.file = Some(file);
         }
         Ok(())
+    }
+
+    fn map(
+        &mut self,
+        part: AddressRange,
+        place: Place,
+        flags: libc::c_int,
+        file: Option<&OwnedFd>,
+    ) -> Outcome {
+        map(part, place, flags, file).inspect_err(|_| self.refused(part, place))
+    }
+
+    /// A mapping over another that the kernel refuses late (huge pages where there are none)
+    /// leaves a gap, and the address is anybody's. Takes it back, or gives it up for good.
+    fn refused(&mut self, part: AddressRange, place: Place) {
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        if place == Place::Over && map(part, Place::Free, private, None).is_err() {
+            // Still ours, or another thread's by now: that cannot be told, so it is not ours.
+            self.hole = Some(part);
+        }
     }
 
     fn give_back(&self, part: Option<AddressRange>) {
@@ -468,4 +510,48 @@ fn signed(length: usize) -> isize {
 /// A range that the kernel gave or that lies inside of one, so neither empty nor wrapping.
 fn range(start: usize, length: usize) -> AddressRange {
     AddressRange::new(start, length).expect("a mapping is neither empty nor wraps")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold::monitor::Userfaultfd;
+    use pinfold::{Monitor, Watch};
+
+    /// Whether somebody else could have mapped memory at `place`.
+    fn is_free(place: AddressRange) -> bool {
+        Foothold::take(place).is_ok()
+    }
+
+    /// The kernel finds out that it has no huge pages after it has unmapped what was there.
+    #[test]
+    fn a_refused_placement_leaves_no_gap_that_is_taken_for_ours() {
+        // As many huge pages as no machine for tests has.
+        let mut specimen = Specimen::new(Backing::Anonymous, 1).unwrap();
+        let length = 1 << 40;
+        specimen.ground = reserve(length, 2 << 20).unwrap();
+        specimen.body = range(specimen.ground.start().next_multiple_of(2 << 20), length);
+        specimen.backing = Backing::Hugetlb;
+        let body = specimen.body();
+        if specimen.apply(Mutation::MapOver(Part::Whole)).is_ok() {
+            return eprintln!("skipped: this machine has a tebibyte of huge pages");
+        }
+        assert!(specimen.hole.is_some() || !is_free(body));
+    }
+
+    #[test]
+    fn partly_watched_memory_moves_away_as_a_whole() {
+        let monitor = match Userfaultfd::new() {
+            Ok(monitor) => monitor,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let mut specimen = Specimen::new(Backing::Anonymous, 16).unwrap();
+        let body = specimen.body();
+        specimen.fill(body, 1);
+        assert_eq!(monitor.watch(body), Watch::Covered);
+        specimen.apply(Mutation::Unmap(Part::Head, Call::Library)).unwrap();
+        specimen.apply(Mutation::MoveAway).unwrap();
+        specimen.fill(body, 2);
+        assert_eq!(specimen.bytes(body), Specimen::pattern(body, 2));
+    }
 }
