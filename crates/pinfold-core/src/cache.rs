@@ -183,7 +183,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         self.shared.reclaim()
     }
 
-    /// What the cache has done and what it holds.
+    /// What the cache has done and what it holds; zeros in a forked child.
     pub fn statistics(&self) -> Statistics {
         self.shared.statistics()
     }

@@ -69,8 +69,9 @@ impl<'d> Slot<'d> {
     /// at the region's state, which decides.
     #[inline]
     pub(crate) fn protect<T>(self, place: &T) -> Hazard<'d> {
-        // Relaxed: the barrier behind it gives the order that matters.
-        self.slot.store(std::ptr::from_ref(place).addr(), Ordering::Relaxed);
+        // Release: whoever reads this use in the slot knows that the one before it is over. (That
+        // this store comes before the look at the state is the barrier's business.)
+        self.slot.store(std::ptr::from_ref(place).addr(), Ordering::Release);
         Hazard { slot: self.slot }
     }
 
@@ -146,8 +147,9 @@ impl HazardDomain {
             // live as long as their domain, and never move.
             let record: &'d Record = unsafe { &*seats.record.get() };
             let slot = record.slots.get(seats.cursor.get())?;
-            // Relaxed: only this thread fills its slots, so empty stays empty.
-            if slot.load(Ordering::Relaxed) == EMPTY {
+            // Acquire: the use that ended here, perhaps on another thread, is over before the next
+            // one is entered. Only this thread fills its slots, so empty stays empty.
+            if slot.load(Ordering::Acquire) == EMPTY {
                 return Some(Slot { record, slot });
             }
         }
@@ -186,8 +188,8 @@ impl HazardDomain {
             let record = self.records.get(number)?;
             (0..SLOTS)
                 .map(|step| (first + step) % SLOTS)
-                // Relaxed: as in `slot_of`.
-                .find(|&place| record.slots[place].load(Ordering::Relaxed) == EMPTY)
+                // Acquire: as in `slot_of`.
+                .find(|&place| record.slots[place].load(Ordering::Acquire) == EMPTY)
                 .map(|place| (number, place))
         })
     }

@@ -89,9 +89,9 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// `None` if the registration is kept for later uses, else why it is not.
     ///
     /// A region that was given up since, or invalidated, counts as it was when leased. Takes the
-    /// cache's lock for a registration that is not kept.
+    /// cache's lock for a registration that is not kept. In a forked child always `None`.
     pub fn per_use(&self) -> Option<PerUse> {
-        if !self.per_use {
+        if !self.per_use || self.shared.monitor.forked() {
             return None;
         }
         let number = self.region.number;
@@ -124,8 +124,11 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     ///
     /// It runs on whatever thread finds out first, the reclaimer or one inside a `get`, with no
     /// lock of the cache held; it may use the cache. A panic in it is caught and counted. Ending
-    /// the lease takes the callback back, unless it is being run.
+    /// the lease takes the callback back, unless it is being run. In a forked child it is dropped.
     pub fn on_invalidate(&mut self, callback: impl FnOnce() + Send + 'static) {
+        if self.shared.monitor.forked() {
+            return;
+        }
         self.forget_callback();
         match self.shared.watch_region(self.region, Box::new(callback)) {
             Ok(id) => self.callback = id,

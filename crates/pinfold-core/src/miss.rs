@@ -49,6 +49,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// As for the door that called: the device may use the bytes of `want` as its terms say.
     #[cold]
     pub(crate) unsafe fn get_slowly(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        // A thread that does not exist in a forked child may have held the lock.
+        if self.monitor.forked() {
+            return Err(GetError::Forked);
+        }
         self.check_length(want)?;
         // SAFETY: the caller's promise.
         let result = unsafe { self.find_or_register(want) };
@@ -160,7 +164,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn shortage(&self, writer: &Writer, range: AddressRange) -> Option<(Exhausted, Held)> {
         let (held, config) = (writer.held, &self.config);
         let wanted = self.footprint(range);
-        let bytes = (held.bytes + wanted).saturating_sub(config.max_bytes);
+        let bytes = held.bytes.saturating_add(wanted).saturating_sub(config.max_bytes);
         let regions = (held.regions + 1).saturating_sub(config.max_regions);
         let exhausted = if bytes > 0 {
             let (allowed, held) = (config.max_bytes, held.bytes);
@@ -393,8 +397,6 @@ impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
             failed.then(|| self.shared.locked_deferring(|writer| self.withdraw(writer)));
         self.flight.land();
         // Callbacks last: they may wait for those who waited for this flight.
-        if let Some(((), due)) = withdrawn {
-            self.shared.run(due);
-        }
+        drop(withdrawn);
     }
 }

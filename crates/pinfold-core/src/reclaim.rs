@@ -38,7 +38,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         });
         // Before the callbacks, which may wait for the room that this makes.
         let count = self.deregister(leaving);
-        self.run(due);
+        drop(due);
         count
     }
 
@@ -63,7 +63,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
         let (leaving, due) = self.locked_deferring(|writer| self.evict(writer, shortage));
         let count = self.deregister(leaving);
-        self.run(due);
+        drop(due);
         // What another thread is giving back is room to come.
         count > 0 || self.wait_for_departure()
     }
@@ -154,7 +154,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             claim(writer, vec![number])
         });
         self.deregister(leaving);
-        self.run(due);
+        drop(due);
     }
 
     /// A lease without a hazard ended.
@@ -212,7 +212,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             claim(writer, numbers)
         });
         self.deregister(leaving);
-        self.run(due);
+        drop(due);
     }
 
     fn is_filled(&self, number: u32) -> bool {

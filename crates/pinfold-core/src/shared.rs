@@ -73,6 +73,18 @@ pub(crate) struct Held {
     pub(crate) regions: usize,
 }
 
+/// Callbacks that are due, run when this is dropped: also when the registrar panics before.
+pub(crate) struct Deferred<'c, R: Registrar, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    due: Due,
+}
+
+impl<R: Registrar, M: Monitor> Drop for Deferred<'_, R, M> {
+    fn drop(&mut self) {
+        self.shared.run(std::mem::take(&mut self.due));
+    }
+}
+
 /// A region that was live when it was looked at, behind its hazard.
 pub(crate) struct Hit<'c, H> {
     pub(crate) region: &'c Region<H>,
@@ -198,18 +210,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
     pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> T {
-        let (result, due) = self.locked_deferring(f);
-        self.run(due);
-        result
+        self.locked_deferring(f).0
     }
 
-    /// Runs `f` under the writer's lock; the caller runs the callbacks that became due, once it
-    /// holds nothing that they may want.
-    pub(crate) fn locked_deferring<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> (T, Due) {
+    /// Runs `f` under the writer's lock; the callbacks that became due run when the second half
+    /// of the result is dropped, which the caller does once it holds nothing that they may want.
+    pub(crate) fn locked_deferring<T>(
+        &self,
+        f: impl FnOnce(&mut Writer) -> T,
+    ) -> (T, Deferred<'_, R, M>) {
         let mut writer = lock(&self.writer);
         let result = f(&mut writer);
         let due = writer.watchers.take_due();
-        (result, due)
+        (result, Deferred { shared: self, due })
     }
 
     /// Waits until a registration that was being given back is gone. False if none was.
@@ -239,7 +252,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Runs callbacks; one that panics is counted and harms nobody.
-    pub(crate) fn run(&self, due: Due) {
+    fn run(&self, due: Due) {
         let panics = due.run();
         if panics > 0 {
             lock(&self.writer).counts.callback_panics += panics;
@@ -267,8 +280,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.hazards.in_use(&writer.counted)
     }
 
-    /// The exact counters.
+    /// The exact counters; zeros in a forked child, where a thread that does not exist may have
+    /// held the lock.
     pub(crate) fn statistics(&self) -> Statistics {
+        if self.monitor.forked() {
+            return Statistics::default();
+        }
         let (mut counts, held) = self.locked(|writer| (writer.counts, writer.held));
         counts.hits += self.hazards.hits();
         counts.gets = counts.hits + counts.misses;

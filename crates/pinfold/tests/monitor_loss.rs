@@ -8,9 +8,18 @@ mod support;
 use pinfold::monitor::{NoMonitor, StartError, Userfaultfd};
 use pinfold::{Lost, Monitor, Uncovered, Watch};
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::*;
 
 const LENGTH: usize = 4 * PAGE;
+
+/// One test at a time: a monitor that another test starts may get the number that this one has
+/// just closed.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn lost(errno: i32) -> Lost {
     Lost::Descriptor { errno }
@@ -32,6 +41,7 @@ fn with_watched_memory() -> (Userfaultfd, usize) {
 
 #[test]
 fn a_closed_descriptor_is_noticed_for_good() {
+    let _alone = alone();
     let (monitor, at) = with_watched_memory();
     close(monitor.descriptor());
     assert!(munmap(at, PAGE), "and the reader goes on reading");
@@ -43,6 +53,7 @@ fn a_closed_descriptor_is_noticed_for_good() {
 
 #[test]
 fn a_replaced_descriptor_is_noticed_and_left_to_its_owner() {
+    let _alone = alone();
     let (monitor, at) = with_watched_memory();
     let number = monitor.descriptor();
     replace_by_null(number);
@@ -56,6 +67,7 @@ fn a_replaced_descriptor_is_noticed_and_left_to_its_owner() {
 /// The request that `check` makes cannot tell two userfaultfds apart; `watch` can.
 #[test]
 fn another_userfaultfd_under_our_number_is_noticed_by_watch() {
+    let _alone = alone();
     let (monitor, _) = with_watched_memory();
     let other = DeafUserfaultfd::new();
     other.replace(monitor.descriptor());
@@ -67,6 +79,7 @@ fn another_userfaultfd_under_our_number_is_noticed_by_watch() {
 /// What a daemon does to itself when it starts.
 #[test]
 fn a_program_may_close_everything() {
+    let _alone = alone();
     let child = fork(|| {
         let (monitor, at) = with_watched_memory();
         close_from(3);
@@ -82,6 +95,7 @@ fn a_program_may_close_everything() {
 
 #[test]
 fn a_forked_child_finds_out_and_starts_afresh() {
+    let _alone = alone();
     let (monitor, at) = with_watched_memory();
     let before = monitor.check().unwrap();
     let child = fork(|| {
@@ -101,6 +115,7 @@ fn a_forked_child_finds_out_and_starts_afresh() {
 
 #[test]
 fn a_parent_goes_on_after_fork() {
+    let _alone = alone();
     let (monitor, at) = with_watched_memory();
     let before = monitor.check().unwrap();
     assert_eq!(wait_for(fork(|| {})), 0);
@@ -113,6 +128,7 @@ fn a_parent_goes_on_after_fork() {
 /// somebody to read what happens to memory that is still watched.
 #[test]
 fn a_dropped_monitor_leaves_no_memory_watched() {
+    let _alone = alone();
     let (monitor, at) = with_watched_memory();
     let moved_to = map(4);
     let moving = map(4);
@@ -132,6 +148,7 @@ fn a_dropped_monitor_leaves_no_memory_watched() {
 
 #[test]
 fn without_a_monitor_a_fork_is_noticed_all_the_same() {
+    let _alone = alone();
     let none = NoMonitor::new().unwrap();
     assert!(none.check().is_ok());
     let child = fork(|| assert_eq!(none.check(), Err(Lost::Forked)));
@@ -141,6 +158,7 @@ fn without_a_monitor_a_fork_is_noticed_all_the_same() {
 /// The program's signal handlers must not run in the reader: they may do anything.
 #[test]
 fn the_reader_blocks_every_signal() {
+    let _alone = alone();
     let _monitor = Userfaultfd::new().unwrap();
     let readers = fs::read_dir("/proc/self/task").unwrap().filter_map(|thread| {
         let status = fs::read_to_string(thread.unwrap().path().join("status")).ok()?;
@@ -162,6 +180,7 @@ fn the_reader_blocks_every_signal() {
 /// of that page's end.
 #[test]
 fn a_monitor_that_gets_no_thread_is_an_error_and_hangs_nobody() {
+    let _alone = alone();
     let child = fork(|| {
         alarm(20);
         forbid_threads();

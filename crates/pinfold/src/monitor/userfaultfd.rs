@@ -78,7 +78,7 @@ impl Userfaultfd {
         let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;
         let core = Arc::new(Core::new(page).map_err(StartError::memory)?);
         let reader = spawn_reader(&core, uffd.number())?;
-        unread.into_read();
+        unread.stay();
         let monitor = Self { core, uffd, maps, doorbell: Some(doorbell), reader: Some(reader) };
         self_test::of_the_events(&monitor)?;
         Ok(monitor)
@@ -243,7 +243,7 @@ impl<'p> Unread<'p> {
     }
 
     /// From now on there is a reader, and the watch stays.
-    fn into_read(self) {
+    fn stay(self) {
         std::mem::forget(self);
     }
 }
