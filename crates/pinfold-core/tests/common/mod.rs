@@ -11,8 +11,8 @@
 #![allow(clippy::unwrap_used)] // only tests use it
 
 use pinfold_core::{
-    Access, AddressRange, Barriers, Cache, Checked, Config, GetError, Lease, Pieces, Reclaimer,
-    RegisterError, Statistics,
+    Access, AddressRange, Barriers, Cache, Checked, Config, GetError, Lease, Monitor as _, Pieces,
+    Reclaimer, RegisterError, Statistics,
 };
 use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection,
