@@ -29,7 +29,8 @@ mod c {
             count: u64,
             length: u64,
         ) -> u64;
-        pub(super) fn peer_heap_bytes() -> u64;
+        pub(super) fn peer_heap_used() -> u64;
+        pub(super) fn peer_heap_taken() -> u64;
     }
 }
 
@@ -93,11 +94,23 @@ impl Ucx {
         registered.load(Ordering::Relaxed) - deregistered.load(Ordering::Relaxed)
     }
 
-    /// The bytes in use on the heap that UCX allocates from.
-    pub(crate) fn heap_bytes() -> u64 {
-        // SAFETY: it asks the C library and touches nothing.
-        unsafe { c::peer_heap_bytes() }
+    /// The bytes in use now on the heap, and what is mapped beside the heap: UCX maps some of its
+    /// memory itself. Only differences mean anything.
+    pub(crate) fn memory() -> Result<i64, String> {
+        // SAFETY: they ask the C library and touch nothing.
+        let (used, taken) = unsafe { (c::peer_heap_used(), c::peer_heap_taken()) };
+        let writable = writable_bytes()?;
+        Ok(writable.cast_signed() - taken.cast_signed() + used.cast_signed())
     }
+}
+
+/// The process's private writable memory.
+fn writable_bytes() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status")
+        .map_err(|error| format!("/proc/self/status: {error}"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| "/proc/self/status has no VmData".into())
 }
 
 fn none_failed(failed: u64) -> Result<(), String> {
