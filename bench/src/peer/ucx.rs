@@ -7,6 +7,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +34,22 @@ mod c {
         pub(super) fn peer_heap_used() -> u64;
         pub(super) fn peer_heap_taken() -> u64;
     }
+}
+
+/// Starts this program anew if UCX, when it was loaded, patched the C library's memory calls.
+///
+/// The caches compared here hear of no events through those hooks, but the hooks stay in the way
+/// of everybody: UCX 1.13's `mremap` drops an argument. Nothing but the environment of a new
+/// program keeps them out.
+pub(crate) fn keep_hooks_out() -> Result<(), String> {
+    const SWITCH: &str = "UCX_MEM_EVENTS";
+    if std::env::var_os(SWITCH).is_some() {
+        return Ok(());
+    }
+    let mut again = Command::new("/proc/self/exe");
+    // Comes back only if it fails.
+    let error = again.args(std::env::args_os().skip(1)).env(SWITCH, "no").exec();
+    Err(format!("could not start again without UCX's hooks: {error}"))
 }
 
 /// What the peer's device does and has done; `struct device` of `ucx.c`.
