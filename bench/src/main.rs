@@ -77,6 +77,10 @@ impl Options {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Err(error) = peer::keep_hooks_out() {
+        Report::new(arguments.json).remark(&format!("pinfold-bench: {error}"));
+        return ExitCode::from(2);
+    }
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
     let options = Options { seed, rounds: arguments.rounds.into() };
     let mut report = Report::new(arguments.json);

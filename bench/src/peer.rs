@@ -6,9 +6,9 @@ mod absent;
 mod ucx;
 
 #[cfg(not(feature = "peers"))]
-pub(crate) use absent::Ucx;
+pub(crate) use absent::{Ucx, keep_hooks_out};
 #[cfg(feature = "peers")]
-pub(crate) use ucx::Ucx;
+pub(crate) use ucx::{Ucx, keep_hooks_out};
 
 /// The name in reports.
 pub(crate) const NAME: &str = "ucx";

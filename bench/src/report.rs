@@ -126,7 +126,7 @@ fn words(params: &Value) -> String {
 fn number(value: Option<f64>) -> String {
     match value {
         None => String::new(),
-        Some(value) if value == 0.0 => "0".into(),
+        Some(0.0) => "0".into(),
         Some(value) if value.abs() >= 100.0 => format!("{value:.0}"),
         Some(value) if value.abs() >= 10.0 => format!("{value:.1}"),
         Some(value) if value.abs() >= 0.01 => format!("{value:.2}"),

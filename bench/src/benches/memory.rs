@@ -1,7 +1,7 @@
 //! How much memory a region costs.
 //!
-//! Ours is what the allocator was asked for and still holds, UCX's what the C library's heap
-//! grew by (which counts the heap's own bytes too).
+//! Ours is what the allocator was asked for and still holds. UCX's is what the C library's heap
+//! grew by, the heap's own bytes included, and what UCX mapped beside it.
 
 use crate::Options;
 use crate::allocator::bytes_kept_by;
@@ -45,9 +45,9 @@ fn ours(addresses: &[u64]) -> Result<f64, String> {
 
 /// Bytes for each region of the peer's.
 fn theirs(addresses: &[u64]) -> Result<Option<f64>, String> {
-    let before = Ucx::heap_bytes();
+    let before = Ucx::memory()?;
     let Some(cache) = peer::unlimited()? else { return Ok(None) };
     cache.get_put(addresses, LENGTH)?;
-    let bytes = Ucx::heap_bytes().saturating_sub(before);
+    let bytes = Ucx::memory()? - before;
     Ok(Some(bytes as f64 / REGIONS as f64))
 }

@@ -141,9 +141,17 @@ uint64_t peer_miss_destroy(ucs_rcache_t *rcache, const uint64_t *addresses, uint
 }
 
 /* The bytes in use on the C library's heap. */
-uint64_t peer_heap_bytes(void)
+uint64_t peer_heap_used(void)
 {
     struct mallinfo2 info = mallinfo2();
 
     return info.uordblks + info.hblkhd;
+}
+
+/* The bytes that the C library's heap took from the system. */
+uint64_t peer_heap_taken(void)
+{
+    struct mallinfo2 info = mallinfo2();
+
+    return info.arena + info.hblkhd;
 }

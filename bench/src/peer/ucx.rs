@@ -7,6 +7,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,8 +31,25 @@ mod c {
             count: u64,
             length: u64,
         ) -> u64;
-        pub(super) fn peer_heap_bytes() -> u64;
+        pub(super) fn peer_heap_used() -> u64;
+        pub(super) fn peer_heap_taken() -> u64;
     }
+}
+
+/// Starts this program anew if UCX, when it was loaded, patched the C library's memory calls.
+///
+/// The caches compared here hear of no events through those hooks, but the hooks stay in the way
+/// of everybody: UCX 1.13's `mremap` drops an argument. Nothing but the environment of a new
+/// program keeps them out.
+pub(crate) fn keep_hooks_out() -> Result<(), String> {
+    const SWITCH: &str = "UCX_MEM_EVENTS";
+    if std::env::var_os(SWITCH).is_some() {
+        return Ok(());
+    }
+    let mut again = Command::new("/proc/self/exe");
+    // Comes back only if it fails.
+    let error = again.args(std::env::args_os().skip(1)).env(SWITCH, "no").exec();
+    Err(format!("could not start again without UCX's hooks: {error}"))
 }
 
 /// What the peer's device does and has done; `struct device` of `ucx.c`.
@@ -93,11 +112,23 @@ impl Ucx {
         registered.load(Ordering::Relaxed) - deregistered.load(Ordering::Relaxed)
     }
 
-    /// The bytes in use on the heap that UCX allocates from.
-    pub(crate) fn heap_bytes() -> u64 {
-        // SAFETY: it asks the C library and touches nothing.
-        unsafe { c::peer_heap_bytes() }
+    /// The bytes in use now on the heap, and what is mapped beside the heap: UCX maps some of its
+    /// memory itself. Only differences mean anything.
+    pub(crate) fn memory() -> Result<i64, String> {
+        // SAFETY: they ask the C library and touch nothing.
+        let (used, taken) = unsafe { (c::peer_heap_used(), c::peer_heap_taken()) };
+        let writable = writable_bytes()?;
+        Ok(writable.cast_signed() - taken.cast_signed() + used.cast_signed())
     }
+}
+
+/// The process's private writable memory.
+fn writable_bytes() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status")
+        .map_err(|error| format!("/proc/self/status: {error}"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| "/proc/self/status has no VmData".into())
 }
 
 fn none_failed(failed: u64) -> Result<(), String> {
