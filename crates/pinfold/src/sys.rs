@@ -227,12 +227,17 @@ impl Page {
     /// Moves the contents to a new page and leaves this one empty.
     pub(crate) fn move_contents(&self) -> Result<Self, Errno> {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
-        let anywhere = std::ptr::null_mut::<libc::c_void>();
         let bytes = self.bytes;
+        // The kernel's own call: libraries that patch the C library's (UCX) lose its last argument.
         // SAFETY: the page is ours and MREMAP_DONTUNMAP keeps it mapped; the kernel picks unused
         // addresses for the new one.
-        let start = unsafe { libc::mremap(self.start.cast(), bytes, bytes, how, anywhere) };
-        Self::mapped(start, bytes)
+        let start = unsafe { libc::syscall(libc::SYS_mremap, self.start, bytes, bytes, how, 0) };
+        Self::mapped(
+            std::ptr::with_exposed_provenance_mut(
+                isize::try_from(start).unwrap_or(-1).cast_unsigned(),
+            ),
+            bytes,
+        )
     }
 }
 

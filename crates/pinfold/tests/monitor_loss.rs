@@ -189,3 +189,17 @@ fn a_monitor_that_gets_no_thread_is_an_error_and_hangs_nobody() {
     });
     assert_eq!(wait_for(child), 0);
 }
+
+/// The reader may be busy with another event when it is told to stop; it must still read the one
+/// that whoever stops it waits for.
+#[test]
+fn a_monitor_ends_while_its_memory_is_being_unmapped() {
+    let _alone = alone();
+    for _ in 0..200 {
+        let (monitor, at) = with_watched_memory();
+        let unmapping =
+            std::thread::spawn(move || (0..4).all(|page| munmap(at + page * PAGE, PAGE)));
+        drop(monitor);
+        assert!(unmapping.join().unwrap());
+    }
+}

@@ -104,11 +104,13 @@ impl Core {
 pub(super) fn run(core: &Core, uffd: Descriptor) {
     let own_table = sys::keep_only_for_this_thread(uffd).is_ok();
     core.flux.reader_is_me();
-    let mut reader = Reader { core, uffd, log: Writer::new(&core.log) };
+    let mut reader = Reader { core, uffd, log: Writer::new(&core.log), doorbell_gone: false };
     while reader.wait() {
         reader.drain();
-        // Acquire: pairs with `stop`.
-        if core.stop.load(Ordering::Acquire) {
+        // Both: who tells us to stop then unmaps the doorbell, and waits in there until we have
+        // read that. Stopping at the word alone, behind an earlier event, would leave him waiting
+        // for ever. Acquire: pairs with `stop`.
+        if reader.doorbell_gone && core.stop.load(Ordering::Acquire) {
             break;
         }
     }
@@ -121,6 +123,8 @@ struct Reader<'a> {
     core: &'a Core,
     uffd: Descriptor,
     log: Writer<'a>,
+    /// The event of the doorbell's unmapping has been read.
+    doorbell_gone: bool,
 }
 
 impl Reader<'_> {
@@ -158,7 +162,7 @@ impl Reader<'_> {
 
     fn note(&mut self, event: Event) {
         match event {
-            Event::Unmap { start, end } => self.append(AddressRange::between(start, end)),
+            Event::Unmap { start, end } => self.note_unmap(AddressRange::between(start, end)),
             Event::Remap { from, to, length } => {
                 self.append(AddressRange::new(from, length).ok());
                 let arrived = AddressRange::new(to, length).ok();
@@ -168,6 +172,11 @@ impl Reader<'_> {
             Event::Remove { start, end } => self.note_remove(AddressRange::between(start, end)),
             Event::Other => {}
         }
+    }
+
+    fn note_unmap(&mut self, range: Option<AddressRange>) {
+        self.doorbell_gone |= range.is_some_and(|range| range.overlaps(&self.core.doorbell));
+        self.append(range);
     }
 
     /// The record comes first: who reads the log entry must find the range in flux.
