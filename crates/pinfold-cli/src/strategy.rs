@@ -19,6 +19,7 @@ use pinfold::{Access, AddressRange, Cache, Checked, Config, GetError, Lease, Reg
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 /// Bytes to be sent, all of them inside of `block`.
 #[derive(Clone, Copy, Debug)]
@@ -333,18 +334,28 @@ impl Strategy for Preregistered {
 /// The library's cache: registers once, until the kernel says that the memory changed.
 pub(crate) struct Cached {
     device: Device,
-    cache: Cache<IoUring, Userfaultfd>,
+    cache: Cache<IoUring, Arc<Userfaultfd>>,
     /// Room for the transfers of one send.
     transfers: Vec<Transfer>,
 }
 
-type Leases<'c> = Vec<Lease<'c, IoUring, Userfaultfd>>;
+type Leases<'c> = Vec<Lease<'c, IoUring, Arc<Userfaultfd>>>;
 
 impl Cached {
     /// A cache that pins at most `budget` bytes.
     pub(crate) fn new(wire: Wire, budget: usize) -> Result<Self, Failure> {
-        let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
-        let config = Config { max_bytes: budget, ..Config::default() };
+        Self::in_pieces(wire, budget, Config::default().piece_bytes)
+    }
+
+    /// The same with leases of up to `piece_bytes`.
+    pub(crate) fn in_pieces(
+        wire: Wire,
+        budget: usize,
+        piece_bytes: usize,
+    ) -> Result<Self, Failure> {
+        // One for all: two cannot watch the same memory.
+        let monitor = Userfaultfd::shared().map_err(Failure::unavailable)?;
+        let config = Config { max_bytes: budget, piece_bytes, ..Config::default() };
         let cache =
             pinfold::cache(wire.registrar, monitor, config).map_err(Failure::unavailable)?;
         Ok(Self { device: wire.device, cache, transfers: wire.transfers })
@@ -353,7 +364,7 @@ impl Cached {
     /// The registrations of a message that is one piece.
     fn lease<'c>(
         &'c self,
-        checked: &Checked<'c, IoUring, Userfaultfd>,
+        checked: &Checked<'c, IoUring, Arc<Userfaultfd>>,
         message: &Message<'_>,
         leases: &mut Leases<'c>,
     ) -> Result<(), GetError> {
@@ -386,7 +397,7 @@ impl Strategy for Cached {
         let mut transfers = std::mem::take(&mut self.transfers);
         transfers.clear();
         let leases = self.leases(messages).map_err(Failure::unavailable)?;
-        let part = |lease: &Lease<'_, IoUring, Userfaultfd>| {
+        let part = |lease: &Lease<'_, IoUring, Arc<Userfaultfd>>| {
             (lease.handle().get(), lease.range().start(), lease.range().len())
         };
         line_up(&mut transfers, leases.iter().map(part));

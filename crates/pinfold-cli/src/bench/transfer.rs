@@ -6,6 +6,7 @@ use crate::block::{Block, Origin};
 use crate::medians::{median, times_faster};
 use crate::output::{Failure, Progress};
 use crate::strategy::{Cached, Copying, Message, Preregistered, Strategy, Uncached, Wire};
+use pinfold::Config;
 use pinfold::limits::Limits;
 use serde_json::json;
 use std::time::Instant;
@@ -70,12 +71,17 @@ impl Case {
         let copying = Copying::new(wire()?, filled(all)?)?;
         let uncached = Uncached::new(wire()?);
         let cached = Cached::new(wire()?, 2 * all + (4 << 20))?;
-        let contenders = vec![
+        let whole = Cached::in_pieces(wire()?, 2 * all + (4 << 20), bytes.next_power_of_two())?;
+        let in_pieces = bytes > Config::default().piece_bytes;
+        let mut contenders = vec![
             Contender::new("preregistered", first),
             Contender::new("pinfold", cached),
             Contender::new("copy", copying),
             Contender::new("per_use", uncached),
         ];
+        if in_pieces {
+            contenders.push(Contender::new("pinfold, one piece", whole));
+        }
         Ok(Self { bytes, batch, contenders, block })
     }
 

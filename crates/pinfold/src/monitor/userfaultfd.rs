@@ -64,7 +64,9 @@ pub struct Userfaultfd {
 impl Userfaultfd {
     /// Opens a monitor of its own and tests that it sees what it claims to see.
     ///
-    /// Takes some 0.2 ms, a descriptor, a thread, two pages and 0.2 MiB.
+    /// Takes some 0.5 ms, a descriptor, a thread, two pages and 0.2 MiB. It starts threads: in a
+    /// forked child of a program with several threads, where the fork may have caught one of them
+    /// inside a lock of the C or Rust library, that is no safer than any other use of threads.
     ///
     /// # Errors
     ///
