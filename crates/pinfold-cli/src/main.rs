@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Broken) => ExitCode::from(1),
         Err(failure) => {
             output.complain(&failure);
-            ExitCode::from(2)
+            ExitCode::from(failure.exit_status())
         }
     }
 }

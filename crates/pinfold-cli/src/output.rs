@@ -28,12 +28,14 @@ impl Verdict {
     }
 }
 
-/// Why a command could not even begin; exit status 2.
+/// Why a command could not even begin.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The arguments make no sense together, or name a file that cannot be used.
+    /// The arguments make no sense together, or name a file that cannot be used: exit status 2,
+    /// as for arguments that make no sense by themselves.
     Usage(String),
-    /// This machine lacks something; the text says what, and what to do.
+    /// This machine lacks something; the text says what, and what to do. Exit status 77, by which
+    /// test harnesses know a test that was skipped.
     Unavailable(String),
 }
 
@@ -44,6 +46,16 @@ impl Failure {
 
     pub(crate) fn unavailable(what: impl fmt::Display) -> Self {
         Self::Unavailable(what.to_string())
+    }
+}
+
+impl Failure {
+    /// The exit status that tells it.
+    pub(crate) fn exit_status(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Unavailable(_) => 77,
+        }
     }
 }
 

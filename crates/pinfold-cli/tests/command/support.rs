@@ -27,7 +27,7 @@ pub(crate) fn object(output: &Output) -> Value {
 
 /// Whether the command could not run here; says so where it could not.
 pub(crate) fn unavailable(output: &Output) -> bool {
-    let unavailable = status(output) == 2;
+    let unavailable = status(output) == 77;
     if unavailable {
         eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &[&str]) -> Option<Outcome> {
             let report = serde_json::from_slice(&output.stdout).expect(&complaint);
             Some(Outcome { held: status == 0, report })
         }
-        Some(2) => {
+        Some(77) => {
             skipped(&complaint);
             None
         }
