@@ -343,14 +343,15 @@ mod tests {
     #[test]
     fn a_thread_that_ends_leaves_its_leases_and_its_record() {
         let domain = HazardDomain::new(Barriers::SYMMETRIC);
-        for _ in 0..200 {
+        const LEASES: usize = if cfg!(miri) { 70 } else { 200 };
+        for _ in 0..LEASES {
             std::thread::scope(|scope| {
                 scope.spawn(|| domain.slot().unwrap().protect(&domain)).join().unwrap();
             });
         }
-        // 200 leases outlived their threads; they fill four records and no more.
-        assert_eq!(domain.in_use(&[]).0.unwrap().len(), 200);
-        assert_eq!(lock(&domain.pool).made, 4);
+        // They outlived their threads, and fill as many records as they need and no more.
+        assert_eq!(domain.in_use(&[]).0.unwrap().len(), LEASES);
+        assert_eq!(lock(&domain.pool).made as usize, LEASES.div_ceil(SLOTS));
     }
 
     #[test]
