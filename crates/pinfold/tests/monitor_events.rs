@@ -156,38 +156,52 @@ fn what_nobody_watches_makes_no_entry() {
 /// read so far says "nothing new" in a large part of these races.
 #[test]
 fn an_address_used_again_during_its_munmap_is_seen() {
-    const ROUNDS: usize = 4000;
+    const ROUNDS: u32 = 4000;
     let monitor = Userfaultfd::new().unwrap();
-    let (at, overtaken) = (map(4), AtomicUsize::new(0));
-    let (barrier, returned) = (Barrier::new(2), AtomicBool::new(false));
+    let (place, barrier, returned) =
+        (AtomicUsize::new(map(4)), Barrier::new(2), AtomicBool::new(false));
+    let (mut overtaken, mut stale) = (0, 0);
     thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
                 barrier.wait();
-                munmap(at, LENGTH);
+                munmap(place.load(Ordering::SeqCst), LENGTH);
                 returned.store(true, Ordering::SeqCst);
                 barrier.wait();
             }
         });
-        for round in 0..ROUNDS {
+        for _ in 0..ROUNDS {
+            let at = place.load(Ordering::SeqCst);
             fill(at, 4, 1);
             assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
             let before = monitor.check().unwrap();
             returned.store(false, Ordering::SeqCst);
             barrier.wait();
-            while !map_if_free(at, 4) {
-                std::hint::spin_loop();
+            if map_when_free(at, &returned) {
+                overtaken += u32::from(!returned.load(Ordering::SeqCst));
+                stale += u32::from(!touch(&changes_since(&monitor, before), range(at, LENGTH)));
+            } else {
+                place.store(map(4), Ordering::SeqCst);
             }
-            if !returned.load(Ordering::SeqCst) {
-                overtaken.fetch_add(1, Ordering::Relaxed);
-            }
-            let changes = changes_since(&monitor, before);
             barrier.wait();
-            assert!(touch(&changes, range(at, LENGTH)), "stale in round {round}");
         }
     });
-    let overtaken = overtaken.into_inner();
     eprintln!("{overtaken} of {ROUNDS} times the address was used before munmap returned");
+    assert_eq!(stale, 0);
+}
+
+/// Maps four pages as soon as they are free. False if they are not free after `munmap` returned,
+/// because another test was faster.
+fn map_when_free(at: usize, returned: &AtomicBool) -> bool {
+    loop {
+        let free = returned.load(Ordering::SeqCst);
+        if map_if_free(at, 4) {
+            return true;
+        }
+        if free {
+            return false;
+        }
+    }
 }
 
 /// A discard is announced before it happens. Whenever the announcement can be read and the range
@@ -201,19 +215,22 @@ fn a_discard_is_in_flux_until_it_has_happened() {
     madvise(at, PAGES * PAGE, libc::MADV_NOHUGEPAGE);
     let (all, last) = (range(at, PAGES * PAGE), at + (PAGES - 1) * PAGE);
     assert_eq!(monitor.watch(all), Watch::Covered);
-    let mut early = 0;
-    for round in 0..30 {
+    let (mut early, mut stale) = (0, 0);
+    for _ in 0..30 {
         fill(at, PAGES, 1);
         let before = monitor.check().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| assert!(madvise(at, PAGES * PAGE, libc::MADV_DONTNEED)));
-            while !touch(&changes_since(&monitor, before), all) {}
+            // Its own entry: on a busy machine there may be one that says everything changed,
+            // made while the announcement has not been read.
+            while !changes_since(&monitor, before).contains(&all) {}
             early += u32::from(byte(last).load(Ordering::Acquire) == 1);
             until_settled(&monitor, all);
-            assert_eq!(byte(last).load(Ordering::Acquire), 0, "round {round}");
+            stale += u32::from(byte(last).load(Ordering::Acquire) == 1);
         });
     }
     eprintln!("{early} of 30 times the discard was read before it had happened");
+    assert_eq!(stale, 0);
 }
 
 /// Once everybody sleeps or is gone, nothing stays in flux; and other ranges never were.
@@ -258,23 +275,21 @@ fn a_cache_left_behind_is_told_to_drop_everything() {
 #[test]
 fn a_change_that_does_not_end_counts_as_a_change_of_everything() {
     let (monitor, deaf) = (Userfaultfd::new().unwrap(), DeafUserfaultfd::new());
+    let everything = range(0x1000, 1);
     let at = map(8);
     deaf.watch(at, LENGTH);
     assert_eq!(monitor.watch(range(at + LENGTH, LENGTH)), Watch::Covered);
     let before = monitor.check().unwrap();
     thread::scope(|scope| {
         let unmapper = scope.spawn(|| munmap(at, 2 * LENGTH));
-        // Mapping it anew tells that the change took effect.
-        while !map_if_free(at + LENGTH, 4) {
-            thread::yield_now();
-        }
+        while !touch(&changes_since(&monitor, before), everything) {}
         let changes = changes_since(&monitor, before);
-        assert!(touch(&changes, range(at + LENGTH, LENGTH)));
-        assert!(touch(&changes, range(0x1000, 1)), "everything, while the change goes on");
         while !deaf.read() {
             thread::yield_now();
         }
         assert!(unmapper.join().unwrap());
+        let floods = changes.iter().filter(|entry| entry.overlaps(&everything)).count();
+        assert!(floods > 1, "one for each check while the change goes on: {changes:?}");
     });
     let before = monitor.check().unwrap();
     assert_eq!(monitor.check(), Ok(before));

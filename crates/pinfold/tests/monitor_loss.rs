@@ -23,6 +23,11 @@ fn is_lost(monitor: &Userfaultfd, reason: Lost) {
     assert!(monitor.in_flux(range(map(4), LENGTH)), "nothing may be cached");
 }
 
+/// Tests that take descriptors away run where no other test gets the same numbers.
+fn alone(work: impl FnOnce()) {
+    assert_eq!(wait_for(fork(work)), 0);
+}
+
 fn with_watched_memory() -> (Userfaultfd, usize) {
     let monitor = Userfaultfd::new().unwrap();
     let at = map(4);
@@ -32,42 +37,48 @@ fn with_watched_memory() -> (Userfaultfd, usize) {
 
 #[test]
 fn a_closed_descriptor_is_noticed_for_good() {
-    let (monitor, at) = with_watched_memory();
-    close(monitor.descriptor());
-    assert!(munmap(at, PAGE), "and the reader goes on reading");
-    is_lost(&monitor, lost(libc::EBADF));
-    replace_by_null(monitor.descriptor());
-    is_lost(&monitor, lost(libc::EBADF));
-    assert!(munmap(at, LENGTH));
+    alone(|| {
+        let (monitor, at) = with_watched_memory();
+        close(monitor.descriptor());
+        assert!(munmap(at, PAGE), "and the reader goes on reading");
+        is_lost(&monitor, lost(libc::EBADF));
+        replace_by_null(monitor.descriptor());
+        is_lost(&monitor, lost(libc::EBADF));
+        assert!(munmap(at, LENGTH));
+    });
 }
 
 #[test]
 fn a_replaced_descriptor_is_noticed_and_left_to_its_owner() {
-    let (monitor, at) = with_watched_memory();
-    let number = monitor.descriptor();
-    replace_by_null(number);
-    is_lost(&monitor, lost(libc::ENOTTY));
-    drop(monitor);
-    assert!(is_open(number), "that was not ours to close");
-    close(number);
-    assert!(munmap(at, LENGTH));
+    alone(|| {
+        let (monitor, at) = with_watched_memory();
+        let number = monitor.descriptor();
+        replace_by_null(number);
+        is_lost(&monitor, lost(libc::ENOTTY));
+        drop(monitor);
+        assert!(is_open(number), "that was not ours to close");
+        close(number);
+        assert!(munmap(at, LENGTH));
+    });
 }
 
 /// The request that `check` makes cannot tell two userfaultfds apart; `watch` can.
 #[test]
 fn another_userfaultfd_under_our_number_is_noticed_by_watch() {
-    let (monitor, _) = with_watched_memory();
-    let other = DeafUserfaultfd::new();
-    other.replace(monitor.descriptor());
-    let answer = monitor.watch(range(map(4), LENGTH));
-    assert_eq!(answer, Watch::Uncovered(Uncovered::Lost(lost(libc::EBADF))));
-    is_lost(&monitor, lost(libc::EBADF));
+    alone(|| {
+        let (monitor, _) = with_watched_memory();
+        let other = DeafUserfaultfd::new();
+        other.replace(monitor.descriptor());
+        let answer = monitor.watch(range(map(4), LENGTH));
+        assert_eq!(answer, Watch::Uncovered(Uncovered::Lost(lost(libc::EBADF))));
+        is_lost(&monitor, lost(libc::EBADF));
+    });
 }
 
 /// What a daemon does to itself when it starts.
 #[test]
 fn a_program_may_close_everything() {
-    let child = fork(|| {
+    alone(|| {
         let (monitor, at) = with_watched_memory();
         close_from(3);
         assert!(munmap(at, PAGE));
@@ -77,7 +88,6 @@ fn a_program_may_close_everything() {
         let (fresh, _) = with_watched_memory();
         fresh.check().unwrap();
     });
-    assert_eq!(wait_for(child), 0);
 }
 
 #[test]
