@@ -13,7 +13,7 @@ use super::flux::Flux;
 use super::log::{Log, Writer};
 use crate::AddressRange;
 use crate::sys::{self, Descriptor, Errno, Event, Message};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// How many changes back a cache may be before it has to drop everything.
 const LOG_ENTRIES: usize = 4096;
@@ -25,8 +25,8 @@ pub(super) struct Core {
     pub(super) bell: Bell,
     /// The error that ended everything, 0 while all is well.
     lost: AtomicI32,
-    /// Set, then followed by a change of the doorbell page, to end the reader.
-    stop: AtomicBool,
+    /// The page whose unmapping ends the reader, 0 until it is to end.
+    last_page: AtomicUsize,
     /// How often somebody asked to have everything declared changed, and how often that was done.
     floods_wanted: AtomicU64,
     floods_done: AtomicU64,
@@ -44,7 +44,7 @@ impl Core {
             flux: Flux::new(),
             bell: Bell::default(),
             lost: AtomicI32::new(0),
-            stop: AtomicBool::new(false),
+            last_page: AtomicUsize::new(0),
             floods_wanted: AtomicU64::new(0),
             floods_done: AtomicU64::new(0),
             doorbell,
@@ -67,10 +67,12 @@ impl Core {
         kept.map_or_else(Errno, |_| reason)
     }
 
-    /// Tells the reader to end once it next wakes.
-    pub(super) fn stop(&self) {
-        // Release, as a matter of course; the change of the doorbell page that follows carries it.
-        self.stop.store(true, Ordering::Release);
+    /// Has the reader end when it has read that the page at this address was unmapped.
+    ///
+    /// Not any earlier: whoever unmaps that page waits until somebody reads it.
+    pub(super) fn end_with(&self, page: usize) {
+        // Release, as a matter of course; the event of the page carries it through the kernel.
+        self.last_page.store(page, Ordering::Release);
     }
 
     /// Asks for [`AddressRange::EVERYTHING`] in the log; gives the number to wait for.
@@ -104,13 +106,9 @@ impl Core {
 pub(super) fn run(core: &Core, uffd: Descriptor) {
     let own_table = sys::keep_only_for_this_thread(uffd).is_ok();
     core.flux.reader_is_me();
-    let mut reader = Reader { core, uffd, log: Writer::new(&core.log) };
-    while reader.wait() {
+    let mut reader = Reader { core, uffd, log: Writer::new(&core.log), ended: false };
+    while !reader.ended && reader.wait() {
         reader.drain();
-        // Acquire: pairs with `stop`.
-        if core.stop.load(Ordering::Acquire) {
-            break;
-        }
     }
     if own_table {
         sys::close(uffd);
@@ -121,6 +119,7 @@ struct Reader<'a> {
     core: &'a Core,
     uffd: Descriptor,
     log: Writer<'a>,
+    ended: bool,
 }
 
 impl Reader<'_> {
@@ -158,7 +157,11 @@ impl Reader<'_> {
 
     fn note(&mut self, event: Event) {
         match event {
-            Event::Unmap { start, end } => self.append(AddressRange::between(start, end)),
+            Event::Unmap { start, end } => {
+                // Acquire: pairs with `end_with`.
+                self.ended |= start == self.core.last_page.load(Ordering::Acquire);
+                self.append(AddressRange::between(start, end));
+            }
             Event::Remap { from, to, length } => {
                 self.append(AddressRange::new(from, length).ok());
                 let arrived = AddressRange::new(to, length).ok();

@@ -55,7 +55,7 @@ pub struct Userfaultfd {
     core: Arc<Core>,
     uffd: KnownDescriptor,
     maps: OpenMaps,
-    /// Watched; a change of it wakes the reader. `None` once dropped.
+    /// Watched, so a change of it wakes the reader. Goes before the reader does.
     doorbell: Option<Page>,
     reader: Option<JoinHandle<()>>,
 }
@@ -189,14 +189,19 @@ impl Userfaultfd {
     }
 
     /// Ends the reader after nobody waits for it any more.
+    ///
+    /// The unmapping of a page is the last that it reads. The doorbell will not do: it may have
+    /// been unwatched together with its neighbours.
     fn end_reader(&mut self) {
-        let Some(doorbell) = self.doorbell.take() else { return };
-        let (start, end) = (doorbell.address(), doorbell.address() + doorbell.bytes());
-        // The page may have been unwatched together with its neighbours.
-        let rings = sys::uffd_register(self.uffd.number(), start, end).is_ok();
-        if rings && let Some(reader) = self.reader.take() {
-            self.core.stop();
-            drop(doorbell);
+        let Ok(page) = self.watched_page() else { return };
+        self.doorbell = None;
+        // An unread event may be about an earlier mapping at the same address; the reader would
+        // take it for the last one and leave us waiting for ever.
+        if self.wait_until_read() == Ok(true)
+            && let Some(reader) = self.reader.take()
+        {
+            self.core.end_with(page.address());
+            drop(page);
             // The reader does not panic, and a dead one is just as well.
             let _ = reader.join();
         }
@@ -226,11 +231,21 @@ fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<JoinHandle<()>, St
 }
 
 /// A page whose changes are reported.
+///
+/// The kernel merges a new page with its neighbours, and if another userfaultfd of this process
+/// watches all of that at this very moment, the page is taken. Then another one is tried, while
+/// the first still holds its place.
 pub(super) fn watched_page(uffd: Descriptor) -> Result<Page, StartError> {
-    let page = Page::new().map_err(StartError::memory)?;
-    sys::uffd_register(uffd, page.address(), page.address() + page.bytes())
-        .map_err(StartError::register)?;
-    Ok(page)
+    let mut taken = [const { None }; 8];
+    for place in &mut taken {
+        let page = Page::new().map_err(StartError::memory)?;
+        match sys::uffd_register(uffd, page.address(), page.address() + page.bytes()) {
+            Ok(()) => return Ok(page),
+            Err(Errno(libc::EBUSY)) => *place = Some(page),
+            Err(errno) => return Err(StartError::register(errno)),
+        }
+    }
+    Err(StartError::register(Errno(libc::EBUSY)))
 }
 
 pub(super) fn range_of(page: &Page) -> Option<AddressRange> {
