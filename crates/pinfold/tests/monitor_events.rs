@@ -5,8 +5,9 @@
 
 mod support;
 
+use pinfold::mappings::mappings_in;
 use pinfold::monitor::Userfaultfd;
-use pinfold::{Change, Cover, Lost, MappingKind, Monitor, Uncovered, Watch};
+use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Uncovered, Watch};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -160,7 +161,7 @@ fn an_address_used_again_during_its_munmap_is_seen() {
     let monitor = Userfaultfd::new().unwrap();
     let (place, barrier, returned) =
         (AtomicUsize::new(map(4)), Barrier::new(2), AtomicBool::new(false));
-    let (mut overtaken, mut stale, mut refused) = (0, 0, 0);
+    let (mut overtaken, mut stale, mut refused) = (0, 0, Vec::new());
     thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
@@ -173,7 +174,10 @@ fn an_address_used_again_during_its_munmap_is_seen() {
         for _ in 0..ROUNDS {
             let at = place.load(Ordering::SeqCst);
             fill(at, 4, 1);
-            refused += u32::from(monitor.watch(range(at, LENGTH)) != Watch::Covered);
+            let answer = watch_among_others(&monitor, range(at, LENGTH));
+            if answer != Watch::Covered {
+                refused.push((answer, mappings_in(range(at, LENGTH)).unwrap()));
+            }
             let before = monitor.check().unwrap();
             returned.store(false, Ordering::SeqCst);
             barrier.wait();
@@ -187,7 +191,18 @@ fn an_address_used_again_during_its_munmap_is_seen() {
         }
     });
     eprintln!("{overtaken} of {ROUNDS} times the address was used before munmap returned");
-    assert_eq!((stale, refused), (0, 0));
+    assert!(refused.is_empty(), "{refused:x?}");
+    assert_eq!(stale, 0);
+}
+
+/// A monitor of another test that is being dropped may hold a mapping for a moment.
+fn watch_among_others(monitor: &Userfaultfd, range: AddressRange) -> Watch {
+    let busy = Watch::Uncovered(Uncovered::WatchedByAnother);
+    let mut answers = std::iter::repeat_with(|| {
+        thread::yield_now();
+        monitor.watch(range)
+    });
+    answers.by_ref().take(10_000).find(|answer| *answer != busy).unwrap_or(busy)
 }
 
 /// Maps four pages as soon as they are free. False if they are not free after `munmap` returned,
@@ -364,7 +379,7 @@ fn watching_parts_does_not_split_a_mapping() {
     (0..64).step_by(2).for_each(|page| {
         assert_eq!(monitor.watch(range(at + page * PAGE, PAGE)), Watch::Covered);
     });
-    assert_eq!(pinfold::mappings::mappings_in(whole).unwrap().len(), 1);
+    assert_eq!(mappings_in(whole).unwrap().len(), 1);
 }
 
 #[test]
