@@ -5,8 +5,9 @@
 
 mod support;
 
+use pinfold::mappings::mappings_in;
 use pinfold::monitor::Userfaultfd;
-use pinfold::{Change, Cover, Lost, MappingKind, Monitor, Uncovered, Watch};
+use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Uncovered, Watch};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -156,38 +157,66 @@ fn what_nobody_watches_makes_no_entry() {
 /// read so far says "nothing new" in a large part of these races.
 #[test]
 fn an_address_used_again_during_its_munmap_is_seen() {
-    const ROUNDS: usize = 4000;
+    const ROUNDS: u32 = 4000;
     let monitor = Userfaultfd::new().unwrap();
-    let (at, overtaken) = (map(4), AtomicUsize::new(0));
-    let (barrier, returned) = (Barrier::new(2), AtomicBool::new(false));
+    let (place, barrier, returned) =
+        (AtomicUsize::new(map(4)), Barrier::new(2), AtomicBool::new(false));
+    let (mut overtaken, mut stale, mut refused) = (0, 0, Vec::new());
     thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
                 barrier.wait();
-                munmap(at, LENGTH);
+                munmap(place.load(Ordering::SeqCst), LENGTH);
                 returned.store(true, Ordering::SeqCst);
                 barrier.wait();
             }
         });
-        for round in 0..ROUNDS {
+        for _ in 0..ROUNDS {
+            let at = place.load(Ordering::SeqCst);
             fill(at, 4, 1);
-            assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
+            let answer = watch_among_others(&monitor, range(at, LENGTH));
+            if answer != Watch::Covered {
+                refused.push((answer, mappings_in(range(at, LENGTH)).unwrap()));
+            }
             let before = monitor.check().unwrap();
             returned.store(false, Ordering::SeqCst);
             barrier.wait();
-            while !map_if_free(at, 4) {
-                std::hint::spin_loop();
+            if map_when_free(at, &returned) {
+                overtaken += u32::from(!returned.load(Ordering::SeqCst));
+                stale += u32::from(!touch(&changes_since(&monitor, before), range(at, LENGTH)));
+            } else {
+                place.store(map(4), Ordering::SeqCst);
             }
-            if !returned.load(Ordering::SeqCst) {
-                overtaken.fetch_add(1, Ordering::Relaxed);
-            }
-            let changes = changes_since(&monitor, before);
             barrier.wait();
-            assert!(touch(&changes, range(at, LENGTH)), "stale in round {round}");
         }
     });
-    let overtaken = overtaken.into_inner();
     eprintln!("{overtaken} of {ROUNDS} times the address was used before munmap returned");
+    assert!(refused.is_empty(), "{refused:x?}");
+    assert_eq!(stale, 0);
+}
+
+/// A monitor of another test that is being dropped may hold a mapping for a moment.
+fn watch_among_others(monitor: &Userfaultfd, range: AddressRange) -> Watch {
+    let busy = Watch::Uncovered(Uncovered::WatchedByAnother);
+    let mut answers = std::iter::repeat_with(|| {
+        thread::yield_now();
+        monitor.watch(range)
+    });
+    answers.by_ref().take(10_000).find(|answer| *answer != busy).unwrap_or(busy)
+}
+
+/// Maps four pages as soon as they are free. False if they are not free after `munmap` returned,
+/// because another test was faster.
+fn map_when_free(at: usize, returned: &AtomicBool) -> bool {
+    loop {
+        let free = returned.load(Ordering::SeqCst);
+        if map_if_free(at, 4) {
+            return true;
+        }
+        if free {
+            return false;
+        }
+    }
 }
 
 /// A discard is announced before it happens. Whenever the announcement can be read and the range
@@ -201,19 +230,22 @@ fn a_discard_is_in_flux_until_it_has_happened() {
     madvise(at, PAGES * PAGE, libc::MADV_NOHUGEPAGE);
     let (all, last) = (range(at, PAGES * PAGE), at + (PAGES - 1) * PAGE);
     assert_eq!(monitor.watch(all), Watch::Covered);
-    let mut early = 0;
-    for round in 0..30 {
+    let (mut early, mut stale) = (0, 0);
+    for _ in 0..30 {
         fill(at, PAGES, 1);
         let before = monitor.check().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| assert!(madvise(at, PAGES * PAGE, libc::MADV_DONTNEED)));
-            while !touch(&changes_since(&monitor, before), all) {}
+            // Its own entry: on a busy machine there may be one that says everything changed,
+            // made while the announcement has not been read.
+            while !changes_since(&monitor, before).contains(&all) {}
             early += u32::from(byte(last).load(Ordering::Acquire) == 1);
             until_settled(&monitor, all);
-            assert_eq!(byte(last).load(Ordering::Acquire), 0, "round {round}");
+            stale += u32::from(byte(last).load(Ordering::Acquire) == 1);
         });
     }
     eprintln!("{early} of 30 times the discard was read before it had happened");
+    assert_eq!(stale, 0);
 }
 
 /// Once everybody sleeps or is gone, nothing stays in flux; and other ranges never were.
@@ -258,23 +290,21 @@ fn a_cache_left_behind_is_told_to_drop_everything() {
 #[test]
 fn a_change_that_does_not_end_counts_as_a_change_of_everything() {
     let (monitor, deaf) = (Userfaultfd::new().unwrap(), DeafUserfaultfd::new());
+    let everything = range(0x1000, 1);
     let at = map(8);
     deaf.watch(at, LENGTH);
     assert_eq!(monitor.watch(range(at + LENGTH, LENGTH)), Watch::Covered);
     let before = monitor.check().unwrap();
     thread::scope(|scope| {
         let unmapper = scope.spawn(|| munmap(at, 2 * LENGTH));
-        // Mapping it anew tells that the change took effect.
-        while !map_if_free(at + LENGTH, 4) {
-            thread::yield_now();
-        }
+        while !touch(&changes_since(&monitor, before), everything) {}
         let changes = changes_since(&monitor, before);
-        assert!(touch(&changes, range(at + LENGTH, LENGTH)));
-        assert!(touch(&changes, range(0x1000, 1)), "everything, while the change goes on");
         while !deaf.read() {
             thread::yield_now();
         }
         assert!(unmapper.join().unwrap());
+        let floods = changes.iter().filter(|entry| entry.overlaps(&everything)).count();
+        assert!(floods > 1, "one for each check while the change goes on: {changes:?}");
     });
     let before = monitor.check().unwrap();
     assert_eq!(monitor.check(), Ok(before));
@@ -294,11 +324,12 @@ fn memory_that_cannot_be_watched_is_refused_with_the_reason() {
     let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     refused(map_flags(4, shared, -1).unwrap(), kind(MappingKind::SharedAnonymous));
     refused(system_v(4), kind(MappingKind::SystemV));
-    let at = map(4);
-    refused(at - PAGE, Uncovered::Unmapped);
-    refused(at + PAGE, Uncovered::Unmapped);
-    assert!(munmap(at + PAGE, PAGE));
+    let at = map(6);
+    assert!(munmap(at, PAGE) && munmap(at + 5 * PAGE, PAGE));
     refused(at, Uncovered::Unmapped);
+    refused(at + 2 * PAGE, Uncovered::Unmapped);
+    assert!(munmap(at + 2 * PAGE, PAGE));
+    refused(at + PAGE, Uncovered::Unmapped);
     close(memfd);
     for mapping in MappingKind::ALL {
         let claimed = monitor.coverage(mapping, Change::Unmap);
@@ -348,7 +379,7 @@ fn watching_parts_does_not_split_a_mapping() {
     (0..64).step_by(2).for_each(|page| {
         assert_eq!(monitor.watch(range(at + page * PAGE, PAGE)), Watch::Covered);
     });
-    assert_eq!(pinfold::mappings::mappings_in(whole).unwrap().len(), 1);
+    assert_eq!(mappings_in(whole).unwrap().len(), 1);
 }
 
 #[test]

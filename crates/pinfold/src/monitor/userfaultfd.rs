@@ -161,10 +161,23 @@ impl Userfaultfd {
     fn watch_mappings(&self, range: AddressRange) -> Result<(), Uncovered> {
         let whole = extent(range, &coverable(&self.maps, range)?);
         self.core.note_watched(whole);
-        sys::uffd_register(self.uffd.number(), whole.start(), whole.end()).map_err(refusal)?;
+        self.register(whole).map_err(refusal)?;
         // What was asked above may have been replaced before it was registered, even by memory
         // of another kind, and nobody would have told. From here on everybody is told.
         coverable(&self.maps, range).map(drop)
+    }
+
+    /// Another monitor of this process that is being dropped holds every mapping for a moment
+    /// (see [`unwatch_once`](Self::unwatch_once)), so a refusal is tried again.
+    fn register(&self, whole: AddressRange) -> Result<(), Errno> {
+        let try_once = || sys::uffd_register(self.uffd.number(), whole.start(), whole.end());
+        for _ in 0..8 {
+            match try_once() {
+                Err(Errno(libc::EBUSY)) => sys::yield_now(),
+                answer => return answer,
+            }
+        }
+        try_once()
     }
 
     /// Ends every watch. False if that cannot be done for certain.
