@@ -244,11 +244,13 @@ impl DeafUserfaultfd {
         assert_eq!(unsafe { libc::dup2(self.0, descriptor) }, descriptor);
     }
 
-    /// Reads the events that are there.
-    pub fn read(&self) -> bool {
+    /// Reads what there is, after waiting for something.
+    pub fn read_all(&self) {
         let mut messages = [0u8; 128];
         // SAFETY: at most the array's length is written.
-        unsafe { libc::read(self.0, messages.as_mut_ptr().cast(), messages.len()) > 0 }
+        while unsafe { libc::read(self.0, messages.as_mut_ptr().cast(), messages.len()) } <= 0 {
+            std::thread::yield_now();
+        }
     }
 }
 
