@@ -176,6 +176,12 @@ fn get(cache: &ModelCache) -> Result<Lease<'_, Device, Watcher>, GetError> {
     unsafe { cache.get(START as *const u8, PAGE, Access::READ) }
 }
 
+/// Another thread that takes a lease and ends it.
+fn get_beside(cache: &Arc<ModelCache>) -> thread::JoinHandle<()> {
+    let cache = Arc::clone(cache);
+    thread::spawn(move || drop(get(&cache).unwrap()))
+}
+
 /// Explores `model` with at most `preemptions` involuntary switches: bugs of this kind show with
 /// two or three, and without a bound the real cache has too many interleavings.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -192,10 +198,7 @@ fn loom_a_change_is_seen_by_the_next_get() {
         let world = World::new();
         let cache = cache(&world);
         drop(get(&cache).unwrap());
-        let other = {
-            let cache = Arc::clone(&cache);
-            thread::spawn(move || drop(get(&cache).unwrap()))
-        };
+        let other = get_beside(&cache);
         world.change();
         let lease = get(&cache).unwrap();
         assert_eq!(lock(&world.pinned)[lease.handle()], Some(world.page()));
@@ -231,10 +234,7 @@ fn loom_a_registration_during_a_change_is_not_published() {
     explore(3, || {
         let world = World::new();
         let cache = cache(&world);
-        let other = {
-            let cache = Arc::clone(&cache);
-            thread::spawn(move || drop(get(&cache).unwrap()))
-        };
+        let other = get_beside(&cache);
         world.change();
         cache.reclaim();
         other.join().unwrap();
@@ -249,10 +249,7 @@ fn loom_a_registration_during_a_discard_is_not_published() {
     explore(3, || {
         let world = World::new();
         let cache = cache(&world);
-        let other = {
-            let cache = Arc::clone(&cache);
-            thread::spawn(move || drop(get(&cache).unwrap()))
-        };
+        let other = get_beside(&cache);
         world.discard();
         other.join().unwrap();
         let lease = get(&cache).unwrap();

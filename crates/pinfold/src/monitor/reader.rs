@@ -25,12 +25,13 @@ pub(super) struct Core {
     pub(super) bell: Bell,
     /// The error that ended everything, 0 while all is well.
     lost: AtomicI32,
-    /// Set, then followed by a change of the doorbell page, to end the reader.
+    /// Set, then followed by the unmapping of the doorbell page, to end the reader.
     stop: AtomicBool,
     /// How often somebody asked to have everything declared changed, and how often that was done.
     floods_wanted: AtomicU64,
     floods_done: AtomicU64,
-    /// The doorbell page: changing it wakes the reader and means nothing else.
+    /// The doorbell page: discarding it wakes the reader and means nothing else, unmapping it is
+    /// the last event there is.
     doorbell: AddressRange,
     /// The lowest and highest address ever watched, moved mappings included.
     lowest: AtomicUsize,
@@ -67,9 +68,9 @@ impl Core {
         kept.map_or_else(Errno, |_| reason)
     }
 
-    /// Tells the reader to end once it next wakes.
+    /// Tells the reader to end once it has read that the doorbell page was unmapped.
     pub(super) fn stop(&self) {
-        // Release, as a matter of course; the change of the doorbell page that follows carries it.
+        // Release, as a matter of course; the event of the doorbell page that follows carries it.
         self.stop.store(true, Ordering::Release);
     }
 
