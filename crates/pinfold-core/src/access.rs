@@ -21,6 +21,9 @@ impl Access {
     /// The device reads and writes.
     pub const READ_WRITE: Self = Self(Self::READ.0 | Self::WRITE.0);
 
+    /// Every right there is.
+    pub(crate) const ALL: Self = Self(0x1f);
+
     const REMOTE: u8 = Self::REMOTE_READ.0 | Self::REMOTE_WRITE.0 | Self::REMOTE_ATOMIC.0;
 
     /// Whether every right of `other` is in `self`.
@@ -46,7 +49,7 @@ impl Access {
 
     /// The set made of `bits`; unknown bits are dropped.
     pub const fn from_bits(bits: u8) -> Self {
-        Self(bits & 0x1f)
+        Self(bits & Self::ALL.0)
     }
 }
 

@@ -37,14 +37,13 @@ impl Barriers {
     }
 
     /// The barrier of the many: between a hazard's store and a state's load.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn light(self) {
         if self.heavy.is_some() {
             // The processor is held in order by the other side's barrier; this holds the compiler.
             compiler_fence(Ordering::SeqCst);
         } else {
-            // SeqCst: the one fence that orders a store before a later load.
-            fence(Ordering::SeqCst);
+            full_fence();
         }
     }
 
@@ -58,6 +57,13 @@ impl Barriers {
         fence(Ordering::SeqCst);
         true
     }
+}
+
+/// Apart, so that the usual way runs straight on.
+#[cold]
+fn full_fence() {
+    // SeqCst: the one fence that orders a store before a later load.
+    fence(Ordering::SeqCst);
 }
 
 impl fmt::Debug for Barriers {

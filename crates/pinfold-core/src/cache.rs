@@ -15,13 +15,13 @@
 
 use crate::config::Config;
 use crate::error::{ConfigError, GetError};
-use crate::lease::Lease;
+use crate::lease::{Lease, Parts};
 use crate::monitor::{Lost, Monitor};
 use crate::pieces::Pieces;
 use crate::reclaim::Reclaimer;
-use crate::region::{Terms, Want};
+use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
-use crate::shared::Shared;
+use crate::shared::{Hit, Shared};
 use crate::statistics::Statistics;
 use crate::{Access, AddressRange};
 use std::fmt;
@@ -93,9 +93,8 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         length: usize,
         access: Access,
     ) -> Result<Lease<'_, R, M>, GetError> {
-        let want = self.want(start, length, access, false)?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.get(&want) }
+        unsafe { self.shared.get(self.ask(start, length, access, false)) }
     }
 
     /// As [`get`](Self::get), on memory that the monitor cannot see, for which the caller vouches:
@@ -117,9 +116,8 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         length: usize,
         access: Access,
     ) -> Result<Lease<'_, R, M>, GetError> {
-        let want = self.want(start, length, access, true)?;
         // SAFETY: the caller's promise.
-        unsafe { self.shared.get(&want) }
+        unsafe { self.shared.get(self.ask(start, length, access, true)) }
     }
 
     /// Leases of a range of any length, piece by piece.
@@ -137,7 +135,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         length: usize,
         access: Access,
     ) -> Result<Pieces<'_, R, M>, GetError> {
-        let want = self.want_of_any_length(start, length, access, false)?;
+        let want = self.want_of_any_length(start, length, access)?;
         // SAFETY: the caller's promise.
         Ok(unsafe { Pieces::new(&self.shared, want, false) })
     }
@@ -203,21 +201,19 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         &self.shared.monitor
     }
 
-    /// The arguments of a get as one, or why they make none.
-    #[inline]
-    fn want(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-        vouched: bool,
-    ) -> Result<Want, GetError> {
-        let want = self.want_of_any_length(start, length, access, vouched)?;
-        let piece_bytes = self.shared.config.piece_bytes;
-        if length > piece_bytes {
-            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
-        }
-        Ok(want)
+    /// What a get asks for, whether or not it makes sense.
+    #[inline(always)]
+    fn ask(&self, start: *const u8, length: usize, access: Access, vouched: bool) -> Ask {
+        Ask::new(start as usize, length, self.terms(access, vouched))
+    }
+
+    /// Remote uses are served by exactly their own rights, so the registrar's word on what those
+    /// are comes first.
+    #[inline(always)]
+    fn terms(&self, access: Access, vouched: bool) -> Terms {
+        let remote = access.is_remote();
+        let access = if remote { self.shared.registrar.granted(access) } else { access };
+        Terms { access, vouched }
     }
 
     #[inline]
@@ -226,17 +222,8 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         start: *const u8,
         length: usize,
         access: Access,
-        vouched: bool,
     ) -> Result<Want, GetError> {
-        let range = AddressRange::new(start as usize, length)?;
-        if access == Access::default() {
-            return Err(GetError::NoAccess);
-        }
-        // Remote uses are served by exactly their own rights, so the registrar's word on what
-        // those are comes first.
-        let remote = access.is_remote();
-        let access = if remote { self.shared.registrar.granted(access) } else { access };
-        Ok(Want { range, terms: Terms { access, vouched } })
+        Want::new(start as usize, length, self.terms(access, false))
     }
 }
 
@@ -247,18 +234,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// The module's contract.
     #[inline(always)]
-    pub(crate) unsafe fn get(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
-        match self.is_current() {
-            Ok(true) => {
-                if let Some(hit) = self.hit(want) {
-                    return Ok(Lease::of_hit(self, hit, want.range));
-                }
-            }
-            Err(Lost::Forked) => return Err(GetError::Forked),
-            Ok(false) | Err(Lost::Descriptor { .. }) => {}
+    pub(crate) unsafe fn get(&self, ask: Ask) -> Result<Lease<'_, R, M>, GetError> {
+        if let Ok(true) = self.is_current()
+            && let Some(hit) = self.hit_asked(ask)
+        {
+            return Ok(Lease::of_hit(self, hit, ask));
         }
         // SAFETY: the caller's promise.
-        unsafe { self.get_slowly(want) }
+        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms) }
+            .map(|parts| Lease::of_parts(self, parts))
     }
 
     /// The same behind a check that the caller made.
@@ -267,12 +251,42 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// The module's contract.
     #[inline(always)]
-    pub(crate) unsafe fn get_checked(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
-        match self.hit(want) {
-            Some(hit) => Ok(Lease::of_hit(self, hit, want.range)),
+    pub(crate) unsafe fn get_checked(&self, ask: Ask) -> Result<Lease<'_, R, M>, GetError> {
+        match self.hit_asked(ask) {
+            Some(hit) => Ok(Lease::of_hit(self, hit, ask)),
             // SAFETY: the caller's promise.
-            None => unsafe { self.get_slowly(want) },
+            None => unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms) }
+                .map(|parts| Lease::of_parts(self, parts)),
         }
+    }
+
+    /// A hit, if the arguments make sense; if not, the slow path says why.
+    #[inline(always)]
+    fn hit_asked(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
+        // One compare for "not zero and not above".
+        let sensible = ask.length.wrapping_sub(1) < self.config.piece_bytes;
+        if sensible && ask.has_rights() { self.hit(ask) } else { None }
+    }
+
+    /// The parts of an [`Ask`], one by one: see [`hit`](Self::hit).
+    ///
+    /// # Safety
+    ///
+    /// The module's contract.
+    #[cold]
+    unsafe fn get_asked_slowly(
+        &self,
+        start: usize,
+        length: usize,
+        terms: Terms,
+    ) -> Result<Parts<'_, R::Handle>, GetError> {
+        let want = Want::new(start, length, terms)?;
+        let piece_bytes = self.config.piece_bytes;
+        if length > piece_bytes {
+            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.get_slowly(&want) }.map(Lease::into_parts)
     }
 }
 
@@ -299,9 +313,8 @@ impl<'c, R: Registrar, M: Monitor> Checked<'c, R, M> {
         length: usize,
         access: Access,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        let want = self.cache.want(start, length, access, false)?;
         // SAFETY: the caller's promise.
-        unsafe { self.cache.shared.get_checked(&want) }
+        unsafe { self.cache.shared.get_checked(self.cache.ask(start, length, access, false)) }
     }
 
     /// As [`Cache::get_pieces`], begun when the check was made, however late a piece is asked for.
@@ -319,7 +332,7 @@ impl<'c, R: Registrar, M: Monitor> Checked<'c, R, M> {
         length: usize,
         access: Access,
     ) -> Result<Pieces<'c, R, M>, GetError> {
-        let want = self.cache.want_of_any_length(start, length, access, false)?;
+        let want = self.cache.want_of_any_length(start, length, access)?;
         // SAFETY: the caller's promise.
         Ok(unsafe { Pieces::new(&self.cache.shared, want, true) })
     }

@@ -18,13 +18,16 @@
 
 use crate::arena::Arena;
 use crate::barrier::Barriers;
-use crate::front::FrontTable;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 /// Slots in a record. More leases than that on one thread take a further record.
 const SLOTS: usize = if cfg!(loom) { 2 } else { 60 };
+
+/// How many caches a thread can use in turn before it has to look for its record.
+const HANDS: usize = 4;
 
 /// A slot that holds no lease.
 const EMPTY: usize = 0;
@@ -37,7 +40,6 @@ const EMPTY: usize = 0;
 pub(crate) struct Record {
     slots: [AtomicUsize; SLOTS],
     hits: AtomicU64,
-    front: FrontTable,
 }
 
 impl Record {
@@ -45,7 +47,6 @@ impl Record {
         Self {
             slots: std::array::from_fn(|_| AtomicUsize::new(EMPTY)),
             hits: AtomicU64::new(0),
-            front: FrontTable::new(),
         }
     }
 
@@ -80,16 +81,10 @@ impl<'d> Slot<'d> {
     pub(crate) fn count_hit(self) {
         self.record.count_hit();
     }
-
-    /// What this thread, or the record's last one, found last.
-    #[inline(always)]
-    pub(crate) fn front(self) -> &'d FrontTable {
-        &self.record.front
-    }
 }
 
 /// A slot that holds a lease. Emptied by [`clear`](Self::clear), on any thread.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Hazard<'d> {
     slot: &'d AtomicUsize,
 }
@@ -97,20 +92,40 @@ pub(crate) struct Hazard<'d> {
 impl Hazard<'_> {
     /// Ends the use.
     #[inline]
-    pub(crate) fn clear(&self) {
+    pub(crate) fn clear(self) {
         // Release: all that was done with the region happened before whoever reads the slot as
         // empty takes the region away.
         self.slot.store(EMPTY, Ordering::Release);
     }
 }
 
+/// The name of a domain, by which a thread tells whose record it has at hand; never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct DomainId(u64);
+
+impl DomainId {
+    const NONE: Self = Self(0);
+
+    /// Where a thread keeps what it has at hand of this domain.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // few hands
+    const fn hand(self) -> usize {
+        self.0 as usize % HANDS
+    }
+}
+
+/// One cache's hazards: its domain, and copies of what every hit asks of it.
+pub(crate) struct Hazards {
+    id: DomainId,
+    barriers: Barriers,
+    domain: Arc<HazardDomain>,
+}
+
 /// All records of one cache.
-pub(crate) struct HazardDomain {
-    /// Tells domains apart for the threads' own tables; never reused.
-    id: u64,
+struct HazardDomain {
+    id: DomainId,
     records: Arena<Record>,
     pool: Mutex<RecordPool>,
-    pub(crate) barriers: Barriers,
 }
 
 /// Which records exist and which have no thread. Rank 2: taken alone or inside the cache's
@@ -120,78 +135,107 @@ struct RecordPool {
     free: Vec<u32>,
 }
 
-impl HazardDomain {
-    pub(crate) fn new(barriers: Barriers) -> Arc<Self> {
+impl Hazards {
+    pub(crate) fn new(barriers: Barriers) -> Self {
         /// Not a loom atomic: it only makes names.
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        Arc::new(Self {
-            // Relaxed: uniqueness is all that is asked.
-            id: NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
-            records: Arena::new(0),
-            pool: Mutex::new(RecordPool { made: 0, free: Vec::new() }),
-            barriers,
-        })
+        // Relaxed: uniqueness is all that is asked.
+        let id = DomainId(NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let pool = Mutex::new(RecordPool { made: 0, free: Vec::new() });
+        let domain = Arc::new(HazardDomain { id, records: Arena::new(0), pool });
+        Self { id, barriers, domain }
+    }
+
+    /// The barrier between a hazard's store and the look at its region's state, or between its
+    /// clearing and that look.
+    #[inline(always)]
+    pub(crate) fn light_barrier(&self) {
+        self.barriers.light();
     }
 
     /// An empty slot of the calling thread. `None` while the thread is being torn down, or when
     /// four billion records exist.
     #[inline(always)]
-    pub(crate) fn slot<'d>(self: &'d Arc<Self>) -> Option<Slot<'d>> {
-        SEATS.try_with(|seats| self.slot_of(seats)).ok().flatten()
+    pub(crate) fn slot(&self) -> Option<Slot<'_>> {
+        AT_HAND.try_with(|hands| self.slot_at(&hands[self.id.hand()])).ok().flatten()
     }
 
     #[inline(always)]
-    fn slot_of<'d>(self: &'d Arc<Self>, seats: &Seats) -> Option<Slot<'d>> {
-        if seats.domain.get() == self.id {
-            // SAFETY: the record belongs to the domain of this id, which is this one; records
-            // live as long as their domain, and never move.
-            let record: &'d Record = unsafe { &*seats.record.get() };
-            let slot = record.slots.get(seats.cursor.get())?;
-            // Acquire: the use that ended here, perhaps on another thread, is over before the next
-            // one is entered. Only this thread fills its slots, so empty stays empty.
-            if slot.load(Ordering::Acquire) == EMPTY {
-                return Some(Slot { record, slot });
-            }
+    fn slot_at(&self, at_hand: &AtHand) -> Option<Slot<'_>> {
+        match at_hand.slot_of(self) {
+            Some(slot) => Some(slot),
+            None => self.next_slot(at_hand),
         }
-        self.find_slot(seats)
     }
 
-    /// The slow way to a slot: another place in this record, another record, a new one.
+    /// The next empty slot of the record at hand, which is the usual way when a thread holds
+    /// several leases; else the slow way.
+    #[inline(never)]
+    fn next_slot(&self, at_hand: &AtHand) -> Option<Slot<'_>> {
+        at_hand.advance(self).or_else(|| self.find_slot(at_hand))
+    }
+
+    /// The slow way to a slot: another record of this thread, an abandoned one, a new one.
     #[cold]
-    fn find_slot<'d>(self: &'d Arc<Self>, seats: &Seats) -> Option<Slot<'d>> {
-        let mut all = seats.all.try_borrow_mut().ok()?;
-        let position = all.iter().position(|seat| seat.id == self.id).unwrap_or_else(|| {
-            all.retain(|seat| seat.domain.strong_count() > 0);
-            all.push(Seat { id: self.id, domain: Arc::downgrade(self), records: Vec::new() });
-            all.len() - 1
+    fn find_slot(&self, at_hand: &AtHand) -> Option<Slot<'_>> {
+        let room = SEATS.try_with(|seats| {
+            let mut seats = seats.try_borrow_mut().ok()?;
+            self.domain.record_with_room(seats.of(&self.domain))
         });
-        let seat = &mut all[position];
-        let (number, place) = match self.empty_place(&seat.records, seats) {
-            Some(found) => found,
-            None => {
-                let number = self.adopt_record()?;
-                seat.records.push(number);
-                self.empty_place(&[number], seats)?
-            }
-        };
-        let record = self.records.get(number)?;
-        seats.domain.set(self.id);
-        seats.record.set(record);
-        seats.cursor.set(place);
-        Some(Slot { record, slot: &record.slots[place] })
+        at_hand.take(self.id, room.ok().flatten()?);
+        at_hand.advance(self)
     }
 
-    /// An empty slot in `records`, the one behind the cursor first.
-    fn empty_place(&self, records: &[u32], seats: &Seats) -> Option<(u32, usize)> {
-        let first = seats.cursor.get();
-        records.iter().find_map(|&number| {
-            let record = self.records.get(number)?;
-            (0..SLOTS)
-                .map(|step| (first + step) % SLOTS)
-                // Acquire: as in `slot_of`.
-                .find(|&place| record.slots[place].load(Ordering::Acquire) == EMPTY)
-                .map(|place| (number, place))
-        })
+    /// The places of all regions in use.
+    ///
+    /// A region whose state was changed before this call and that is not in the answer has no
+    /// lease and will get none.
+    ///
+    /// `counted` are further places in use, which have no hazard.
+    pub(crate) fn in_use(&self, counted: &[usize]) -> InUse {
+        if !self.barriers.heavy() {
+            return InUse(None);
+        }
+        let mut places: Vec<usize> = self.domain.leased().chain(counted.iter().copied()).collect();
+        places.sort_unstable();
+        InUse(Some(places))
+    }
+
+    /// The hits of all threads, ended ones included.
+    pub(crate) fn hits(&self) -> u64 {
+        // Relaxed: a sum of counters is no more exact than the moment it is taken in.
+        self.domain.made_records().map(|record| record.hits.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl HazardDomain {
+    /// Every record that was ever made.
+    fn made_records(&self) -> impl Iterator<Item = &Record> {
+        let made = lock(&self.pool).made;
+        (0..made).filter_map(|number| self.records.get(number))
+    }
+
+    /// What the slots hold.
+    fn leased(&self) -> impl Iterator<Item = usize> {
+        self.made_records()
+            .flat_map(|record| &record.slots)
+            // Acquire: pairs with `clear`; the use is over before the region is taken away.
+            .map(|slot| slot.load(Ordering::Acquire))
+            .filter(|&place| place != EMPTY)
+    }
+
+    /// One of the thread's `records` that has room, or one more.
+    fn record_with_room(&self, records: &mut Vec<u32>) -> Option<&Record> {
+        let with_room = records.iter().copied().find(|&number| self.has_room(number));
+        let number = with_room.map_or_else(
+            || {
+                let number = self.adopt_record()?;
+                records.push(number);
+                Some(number)
+            },
+            Some,
+        )?;
+        self.records.get(number)
     }
 
     /// A record without a thread that has room, or a new one.
@@ -218,39 +262,6 @@ impl HazardDomain {
     fn give_back(&self, records: &[u32]) {
         lock(&self.pool).free.extend_from_slice(records);
     }
-
-    /// The places of all regions in use.
-    ///
-    /// A region whose state was changed before this call and that is not in the answer has no
-    /// lease and will get none.
-    ///
-    /// `counted` are further places in use, which have no hazard.
-    pub(crate) fn in_use(&self, counted: &[usize]) -> InUse {
-        if !self.barriers.heavy() {
-            return InUse(None);
-        }
-        let made = lock(&self.pool).made;
-        let mut places: Vec<usize> = (0..made)
-            .filter_map(|number| self.records.get(number))
-            .flat_map(|record| &record.slots)
-            // Acquire: pairs with `clear`; the use is over before the region is taken away.
-            .map(|slot| slot.load(Ordering::Acquire))
-            .filter(|&place| place != EMPTY)
-            .chain(counted.iter().copied())
-            .collect();
-        places.sort_unstable();
-        InUse(Some(places))
-    }
-
-    /// The hits of all threads, ended ones included.
-    pub(crate) fn hits(&self) -> u64 {
-        let made = lock(&self.pool).made;
-        (0..made)
-            .filter_map(|number| self.records.get(number))
-            // Relaxed: a sum of counters is no more exact than the moment it is taken in.
-            .map(|record| record.hits.load(Ordering::Relaxed))
-            .sum()
-    }
 }
 
 /// A snapshot of the places in use, sorted; all of them if it could not be taken.
@@ -263,36 +274,96 @@ impl InUse {
     }
 }
 
-/// A thread's own table: the slot that the next lease will use, and all its records.
-struct Seats {
-    /// The domain that `record` and `cursor` belong to; 0 for none.
-    domain: Cell<u64>,
-    record: Cell<*const Record>,
-    cursor: Cell<usize>,
-    all: RefCell<Vec<Seat>>,
+/// The record of one cache that the calling thread used last, and where in it the next lease
+/// goes.
+///
+/// Apart from [`Seats`], because what has no destructor is reached without asking whether that
+/// has run.
+struct AtHand {
+    domain: Cell<DomainId>,
+    record: Cell<NonNull<Record>>,
+    slot: Cell<NonNull<AtomicUsize>>,
 }
 
+impl AtHand {
+    const fn nothing() -> Self {
+        Self {
+            domain: Cell::new(DomainId::NONE),
+            record: Cell::new(NonNull::dangling()),
+            slot: Cell::new(NonNull::dangling()),
+        }
+    }
+
+    /// The next slot, if it belongs to this domain and is empty.
+    #[inline(always)]
+    fn slot_of<'d>(&self, hazards: &'d Hazards) -> Option<Slot<'d>> {
+        if self.domain.get() != hazards.id {
+            return None;
+        }
+        // SAFETY: `take` got both from the domain of this name, which `hazards` keeps for 'd:
+        // records live as long as their domain, and never move.
+        let (record, slot) = unsafe { (self.record.get().as_ref(), self.slot.get().as_ref()) };
+        // Acquire: the use that ended here, perhaps on another thread, is over before the next
+        // one is entered. Only this thread fills its slots, so empty stays empty.
+        (slot.load(Ordering::Acquire) == EMPTY).then_some(Slot { record, slot })
+    }
+
+    /// Goes on to the next empty slot of the record at hand, if it belongs to this domain.
+    fn advance<'d>(&self, hazards: &'d Hazards) -> Option<Slot<'d>> {
+        if self.domain.get() != hazards.id {
+            return None;
+        }
+        // SAFETY: as in `slot_of`.
+        let record: &'d Record = unsafe { self.record.get().as_ref() };
+        let behind = record.slots.iter().position(|slot| std::ptr::eq(slot, self.slot.get().as_ptr()))? + 1;
+        let (before, behind) = record.slots.split_at(behind);
+        let mut slots = behind.iter().chain(before);
+        // Acquire: as in `slot_of`.
+        let slot = slots.find(|slot| slot.load(Ordering::Acquire) == EMPTY)?;
+        self.slot.set(NonNull::from(slot));
+        Some(Slot { record, slot })
+    }
+
+    /// From now on this thread's leases of `domain` go into `record`.
+    fn take(&self, domain: DomainId, record: &Record) {
+        self.domain.set(domain);
+        self.record.set(NonNull::from(record));
+        self.slot.set(NonNull::from(&record.slots[SLOTS - 1]));
+    }
+}
+
+/// All records that the calling thread owns, by domain.
+struct Seats(Vec<Seat>);
+
 struct Seat {
-    id: u64,
+    id: DomainId,
     /// Weak, so that a cache that is gone takes its records along, however many threads used it.
     domain: Weak<HazardDomain>,
     records: Vec<u32>,
 }
 
 impl Seats {
-    const fn new() -> Self {
-        Self {
-            domain: Cell::new(0),
-            record: Cell::new(std::ptr::null()),
-            cursor: Cell::new(0),
-            all: RefCell::new(Vec::new()),
-        }
+    /// The records of `domain`.
+    fn of(&mut self, domain: &Arc<HazardDomain>) -> &mut Vec<u32> {
+        let position = self.0.iter().position(|seat| seat.id == domain.id).unwrap_or_else(|| {
+            self.0.retain(|seat| seat.domain.strong_count() > 0);
+            let weak = Arc::downgrade(domain);
+            self.0.push(Seat { id: domain.id, domain: weak, records: Vec::new() });
+            self.0.len() - 1
+        });
+        &mut self.0[position].records
     }
 }
 
 impl Drop for Seats {
     fn drop(&mut self) {
-        for seat in self.all.get_mut() {
+        // Another thread may have the records next; a lease that begins after this, in the
+        // destructor of another of this thread's values, is counted instead.
+        // (Where `AT_HAND` is gone already, nothing begins any more.)
+        let _gone = AT_HAND.try_with(|hands| {
+            hands.iter().for_each(|at_hand| at_hand.domain.set(DomainId::NONE));
+        });
+        for seat in &self.0 {
             if let Some(domain) = seat.domain.upgrade() {
                 domain.give_back(&seat.records);
             }
@@ -302,11 +373,13 @@ impl Drop for Seats {
 
 #[cfg(not(loom))]
 thread_local! {
-    static SEATS: Seats = const { Seats::new() };
+    static AT_HAND: [AtHand; HANDS] = const { [const { AtHand::nothing() }; HANDS] };
+    static SEATS: RefCell<Seats> = const { RefCell::new(Seats(Vec::new())) };
 }
 #[cfg(loom)]
 thread_local! {
-    static SEATS: Seats = Seats::new();
+    static AT_HAND: [AtHand; HANDS] = std::array::from_fn(|_| AtHand::nothing());
+    static SEATS: RefCell<Seats> = RefCell::new(Seats(Vec::new()));
 }
 
 #[cfg(test)]
@@ -316,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_used_again_once_it_is_empty() {
-        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let domain = Hazards::new(Barriers::SYMMETRIC);
         let place = 7;
         let first = domain.slot().unwrap().protect(&place);
         assert!(domain.in_use(&[]).contains(&place));
@@ -329,20 +402,20 @@ mod tests {
 
     #[test]
     fn more_leases_than_slots_take_further_records() {
-        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let domain = Hazards::new(Barriers::SYMMETRIC);
         let places = [0_u64; 3 * SLOTS];
         let hazards: Vec<_> =
             places.iter().map(|place| domain.slot().unwrap().protect(place)).collect();
         let in_use = domain.in_use(&[]);
         assert!(places.iter().all(|place| in_use.contains(place)));
-        hazards.iter().for_each(Hazard::clear);
+        hazards.into_iter().for_each(Hazard::clear);
         assert_eq!(domain.in_use(&[]).0, Some(Vec::new()));
-        assert_eq!(lock(&domain.pool).made, 3);
+        assert_eq!(lock(&domain.domain.pool).made, 3);
     }
 
     #[test]
     fn a_thread_that_ends_leaves_its_leases_and_its_record() {
-        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let domain = Hazards::new(Barriers::SYMMETRIC);
         const LEASES: usize = if cfg!(miri) { 70 } else { 200 };
         for _ in 0..LEASES {
             std::thread::scope(|scope| {
@@ -351,12 +424,12 @@ mod tests {
         }
         // They outlived their threads, and fill as many records as they need and no more.
         assert_eq!(domain.in_use(&[]).0.unwrap().len(), LEASES);
-        assert_eq!(lock(&domain.pool).made as usize, LEASES.div_ceil(SLOTS));
+        assert_eq!(lock(&domain.domain.pool).made as usize, LEASES.div_ceil(SLOTS));
     }
 
     #[test]
     fn a_lease_may_end_on_another_thread() {
-        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        let domain = Hazards::new(Barriers::SYMMETRIC);
         let hazard = domain.slot().unwrap().protect(&0);
         std::thread::scope(|scope| {
             scope.spawn(|| hazard.clear());
@@ -368,14 +441,14 @@ mod tests {
     fn without_a_barrier_everything_is_in_use() {
         // SAFETY: it never claims to have been a barrier.
         let barriers = unsafe { Barriers::asymmetric(|| false) };
-        assert!(HazardDomain::new(barriers).in_use(&[]).contains(&0));
+        assert!(Hazards::new(barriers).in_use(&[]).contains(&0));
     }
 
     /// Threads that live on keep nothing of a cache that is gone, however many used it.
     #[test]
     fn a_domain_goes_with_its_cache() {
-        let domain = HazardDomain::new(Barriers::SYMMETRIC);
-        let (gone, barrier) = (Arc::downgrade(&domain), std::sync::Barrier::new(2));
+        let domain = Arc::new(Hazards::new(Barriers::SYMMETRIC));
+        let (gone, barrier) = (Arc::downgrade(&domain.domain), std::sync::Barrier::new(2));
         let (here, there) = (Arc::clone(&domain), domain);
         std::thread::scope(|scope| {
             let barrier = &barrier;
@@ -398,11 +471,11 @@ mod tests {
     fn caches_on_one_thread_do_not_mix() {
         let places = [1, 2];
         let (one, two) =
-            (HazardDomain::new(Barriers::SYMMETRIC), HazardDomain::new(Barriers::SYMMETRIC));
+            (Hazards::new(Barriers::SYMMETRIC), Hazards::new(Barriers::SYMMETRIC));
         let hazards =
             [one.slot().unwrap().protect(&places[0]), two.slot().unwrap().protect(&places[1])];
         assert!(one.in_use(&[]).contains(&places[0]) && !one.in_use(&[]).contains(&places[1]));
         assert!(two.in_use(&[]).contains(&places[1]) && !two.in_use(&[]).contains(&places[0]));
-        hazards.iter().for_each(Hazard::clear);
+        hazards.into_iter().for_each(Hazard::clear);
     }
 }

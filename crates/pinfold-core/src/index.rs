@@ -23,7 +23,6 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
-use crate::front::FrontTable;
 use crate::sync::{AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -49,7 +48,7 @@ const ADDRESS_BITS: u32 = 48;
 ///
 /// Bits: first page 0-9; page behind the last 10-20, past 512 where the region goes on; the
 /// place's address without its six low bits, which are zero, 21-62.
-struct Entry<T> {
+pub(crate) struct Entry<T> {
     word: u64,
     place: PhantomData<*const T>,
 }
@@ -95,6 +94,12 @@ impl<T> Entry<T> {
         (self.word >> 10 & 0x7ff) as usize
     }
 
+    /// Whether the region may contain the pages from `first` to `end`.
+    #[inline(always)]
+    const fn covers(self, first: usize, end: usize) -> bool {
+        (self.first() <= first) & (end <= self.end())
+    }
+
     #[allow(clippy::cast_possible_truncation)] // words have 64 bits
     const fn address(self) -> usize {
         (self.word >> 21 << Self::ALIGN_LOG2) as usize
@@ -106,14 +111,19 @@ impl<T> Entry<T> {
 fn pages_in(range: AddressRange, block: usize) -> (usize, usize) {
     let base = block << BLOCK_LOG2;
     let first = range.start().saturating_sub(base) >> PAGE_LOG2;
-    (first, end_page_in(range, block))
+    (first, end_page_in(range.end(), block))
 }
 
-#[inline]
-fn end_page_in(range: AddressRange, block: usize) -> usize {
-    let last = range.end() - 1;
+const fn page_in_block(address: usize) -> usize {
+    (address >> PAGE_LOG2) % BLOCK_PAGES
+}
+
+/// The page behind the one that holds the last byte before `end`.
+#[inline(always)]
+fn end_page_in(end: usize, block: usize) -> usize {
+    let last = end.wrapping_sub(1);
     if last >> BLOCK_LOG2 == block {
-        (last >> PAGE_LOG2) % BLOCK_PAGES + 1
+        page_in_block(last) + 1
     } else {
         Entry::<Aligned>::BEYOND
     }
@@ -254,47 +264,49 @@ impl<T> Index<T> {
         }
     }
 
-    #[inline]
-    fn place(&self, entry: Entry<T>) -> &T {
+    /// The place that an entry of this index names.
+    #[inline(always)]
+    pub(crate) fn place(&self, entry: Entry<T>) -> &T {
         // SAFETY: every entry ever stored was made by `insert` from a reference into `places`,
         // which never moves or frees an item; a reader sees slots below a published length
         // only, and those have been stored.
         unsafe { &*std::ptr::with_exposed_provenance(entry.address()) }
     }
 
-    /// Offers `accept` the regions that may contain `range`, the one that begins last first,
-    /// until it takes one.
+    /// The entry that most likely contains the address `start`: where it would be if the block's
+    /// regions were of one size and lay side by side.
     #[inline(always)]
+    pub(crate) fn guess(&self, start: usize) -> Option<Entry<T>> {
+        let entries = self.entries_of(start >> BLOCK_LOG2)?;
+        let page = page_in_block(start);
+        let entry = Entry::load(entries.get(page * entries.len() / BLOCK_PAGES)?);
+        entry.covers(page, page + 1).then_some(entry)
+    }
+
+    /// Offers `accept` the regions that may contain the bytes from `start` to `end`, the one that
+    /// begins last first, until it takes one.
     pub(crate) fn find<'i, A>(
         &'i self,
-        range: AddressRange,
+        start: usize,
+        end: usize,
         mut accept: impl FnMut(&'i T) -> Option<A>,
     ) -> Option<A> {
-        let block = range.start() >> BLOCK_LOG2;
+        let block = start >> BLOCK_LOG2;
+        let entries = self.entries_of(block)?;
+        let (first, end) = (page_in_block(start), end_page_in(end, block));
+        let behind = entries.partition_point(|slot| Entry::<T>::load(slot).first() <= first);
+        let (candidates, _) = entries.split_at(behind);
+        let mut covering =
+            candidates.iter().rev().map(Entry::load).filter(|entry| entry.covers(first, end));
+        covering.find_map(|entry| accept(self.place(entry)))
+    }
+
+    /// The entries of a block's list.
+    #[inline(always)]
+    fn entries_of(&self, block: usize) -> Option<&[AtomicU64]> {
         // Acquire: pairs with `publish`; the entries were written before.
         let list = List(self.list_of(block)?.load(Ordering::Acquire));
-        let entries = self.entries(list);
-        let first = (range.start() >> PAGE_LOG2) % BLOCK_PAGES;
-        let end = end_page_in(range, block);
-        let behind = entries.partition_point(|slot| Entry::<T>::load(slot).first() <= first);
-        entries[..behind]
-            .iter()
-            .rev()
-            .map(Entry::load)
-            .find_map(|entry| if entry.end() >= end { accept(self.place(entry)) } else { None })
-    }
-
-    /// What `front` has for the page where `range` begins; a hint like every other.
-    #[inline(always)]
-    pub(crate) fn recall(&self, front: &FrontTable, range: AddressRange) -> Option<&T> {
-        // SAFETY: a cache's front tables remember nothing but references that `find` made from
-        // this index's places, which never move or go.
-        unsafe { front.recall(range.start() >> PAGE_LOG2) }
-    }
-
-    /// Has `front` offer `place` first for the page where `range` begins.
-    pub(crate) fn remember(&self, front: &FrontTable, range: AddressRange, place: &T) {
-        front.remember(range.start() >> PAGE_LOG2, place);
+        Some(self.entries(list))
     }
 
     /// Adds the region in place `number`. False if the index has no room for it; then nothing
@@ -469,7 +481,7 @@ mod tests {
 
     fn found(index: &Index<Place>, start: usize, end: usize) -> Vec<u32> {
         let mut numbers = Vec::new();
-        index.find(range(start, end), |place| -> Option<()> {
+        index.find(start, end, |place| -> Option<()> {
             numbers.push(place.0);
             None
         });

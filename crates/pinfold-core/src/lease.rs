@@ -9,11 +9,12 @@
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::monitor::Monitor;
-use crate::region::{Region, Status};
+use crate::region::{Ask, Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Pin, Shared};
 use crate::watchers::Callback;
 use std::fmt;
+use std::mem::ManuallyDrop;
 
 /// One use of a registration. While it lives, the registration is not given back.
 ///
@@ -29,10 +30,43 @@ pub struct Lease<'c, R: Registrar, M: Monitor> {
     region: &'c Region<R::Handle>,
     pin: Pin<'c>,
     range: AddressRange,
-    /// The callback that this lease asked for; 0 for none.
-    callback: u32,
-    /// Whether this is the one lease of a region that is not cached.
-    per_use: bool,
+    duties: Duties,
+}
+
+/// A lease taken apart.
+///
+/// The slow path hands this over, so that the lease of a hit, which is made in the same function,
+/// need not stand where the slow path would write it.
+pub(crate) struct Parts<'c, H> {
+    region: &'c Region<H>,
+    pin: Pin<'c>,
+    range: AddressRange,
+    duties: Duties,
+}
+
+/// What the end of a lease takes beside emptying its slot. For nearly all nothing, which is one
+/// question because it is one word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Duties(u64);
+
+impl Duties {
+    const NONE: Self = Self(0);
+    /// The lease is the one lease of a region that is not cached.
+    const PER_USE: Self = Self(1 << 32);
+
+    const fn is_per_use(self) -> bool {
+        self.0 & Self::PER_USE.0 != 0
+    }
+
+    /// The callback that the lease asked for; 0 for none.
+    const fn callback(self) -> u32 {
+        (self.0 & 0xffff_ffff) as u32
+    }
+
+    #[must_use]
+    const fn with_callback(self, id: u32) -> Self {
+        Self(self.0 & Self::PER_USE.0 | id as u64)
+    }
 }
 
 impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
@@ -41,8 +75,10 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     pub(crate) fn of_hit(
         shared: &'c Shared<R, M>,
         hit: Hit<'c, R::Handle>,
-        range: AddressRange,
+        ask: Ask,
     ) -> Self {
+        // The region contains what was asked for.
+        let range = AddressRange::within_another(ask.start, ask.end());
         Self::of_cached(shared, hit.region, Some(hit.hazard), range)
     }
 
@@ -54,7 +90,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         pin: Pin<'c>,
         range: AddressRange,
     ) -> Self {
-        Self { shared, region, pin, range, callback: 0, per_use: false }
+        Self { shared, region, pin, range, duties: Duties::NONE }
     }
 
     /// The one lease of a region that is not cached.
@@ -64,7 +100,20 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         pin: Pin<'c>,
         range: AddressRange,
     ) -> Self {
-        Self { shared, region, pin, range, callback: 0, per_use: true }
+        Self { shared, region, pin, range, duties: Duties::PER_USE }
+    }
+
+    /// What stands behind the lease, which goes on in [`of_parts`](Self::of_parts).
+    pub(crate) fn into_parts(self) -> Parts<'c, R::Handle> {
+        let lease = ManuallyDrop::new(self);
+        Parts { region: lease.region, pin: lease.pin, range: lease.range, duties: lease.duties }
+    }
+
+    /// The lease that was taken apart.
+    #[inline(always)]
+    pub(crate) fn of_parts(shared: &'c Shared<R, M>, parts: Parts<'c, R::Handle>) -> Self {
+        let Parts { region, pin, range, duties } = parts;
+        Self { shared, region, pin, range, duties }
     }
 
     /// What the device gave: a buffer's index, keys. Good until the lease ends.
@@ -91,7 +140,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// A region that was given up since, or invalidated, counts as it was when leased. Takes the
     /// cache's lock for a registration that is not kept. In a forked child always `None`.
     pub fn per_use(&self) -> Option<PerUse> {
-        if !self.per_use || self.shared.monitor.forked() {
+        if !self.duties.is_per_use() || self.shared.monitor.forked() {
             return None;
         }
         let number = self.region.number;
@@ -103,7 +152,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
 
     /// Whether the registration is kept for later uses.
     pub fn is_cached(&self) -> bool {
-        !self.per_use
+        !self.duties.is_per_use()
     }
 
     /// Whether the mapping of the registered bytes changed since they were registered: what the
@@ -129,40 +178,46 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         if self.shared.monitor.forked() {
             return;
         }
-        self.forget_callback();
+        self.shared.forget_callback(self.region, self.duties);
+        self.duties = self.duties.with_callback(0);
         match self.shared.watch_region(self.region, Box::new(callback)) {
-            Ok(id) => self.callback = id,
+            Ok(id) => self.duties = self.duties.with_callback(id),
             Err(callback) => self.shared.run_now(callback),
         }
     }
+}
 
-    fn forget_callback(&mut self) {
-        if self.callback != 0 {
-            let id = std::mem::take(&mut self.callback);
-            let callback: Option<Callback> =
-                self.shared.locked(|writer| writer.watchers.forget(self.region.number, id));
+impl<R: Registrar, M: Monitor> Shared<R, M> {
+    /// Takes back the callback of a lease of `region`.
+    fn forget_callback(&self, region: &Region<R::Handle>, duties: Duties) {
+        if duties.callback() != 0 {
+            let callback: Option<Callback> = self
+                .locked(|writer| writer.watchers.forget(region.number, duties.callback()));
             // Dropped here, outside the lock: what it captured may use the cache.
             drop(callback);
         }
     }
 
-    /// The ways of ending that are not a store and a load.
+    /// The ways of ending a lease that are not a store and a load.
+    ///
+    /// By values, not by the lease: one whose address is taken has to stand in memory, and every
+    /// hit would write it.
     #[cold]
-    fn end_slowly(&mut self) {
+    fn end_slowly(&self, region: &Region<R::Handle>, pin: Pin<'_>, duties: Duties) {
         // In a forked child all of it is the parent's, and the lock may be held by a thread that
         // does not exist here.
-        if self.shared.monitor.forked() {
+        if self.monitor.forked() {
             return;
         }
-        self.forget_callback();
-        match &self.pin {
+        self.forget_callback(region, duties);
+        match pin {
             Some(hazard) => hazard.clear(),
-            None => self.shared.uncount(self.region),
+            None => self.uncount(region),
         }
-        if self.per_use {
-            self.shared.end_per_use(self.region.number);
+        if duties.is_per_use() {
+            self.end_per_use(region.number);
         } else {
-            self.wake_if_dead();
+            self.wake_if_dead(region);
         }
     }
 
@@ -172,24 +227,30 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// hazards. Either it finds the slot empty or this finds the status changed and wakes it. The
     /// place may hold another region by now; then the bell rings for nothing, or that region is
     /// live and nobody needs waking.
-    #[inline]
-    fn wake_if_dead(&self) {
-        self.shared.barriers().light();
-        if self.region.status() != Status::Live {
-            self.shared.monitor.ring();
+    #[inline(always)]
+    fn wake_if_dead(&self, region: &Region<R::Handle>) {
+        self.hazards.light_barrier();
+        if region.status() != Status::Live {
+            self.wake_reclaimer();
         }
+    }
+
+    #[cold]
+    fn wake_reclaimer(&self) {
+        self.monitor.ring();
     }
 }
 
 impl<R: Registrar, M: Monitor> Drop for Lease<'_, R, M> {
     #[inline]
     fn drop(&mut self) {
-        match &self.pin {
-            Some(hazard) if !self.per_use && self.callback == 0 => {
+        let Self { shared, region, pin, duties, .. } = *self;
+        match pin {
+            Some(hazard) if duties == Duties::NONE => {
                 hazard.clear();
-                self.wake_if_dead();
+                shared.wake_if_dead(region);
             }
-            _ => self.end_slowly(),
+            _ => shared.end_slowly(region, pin, duties),
         }
     }
 }

@@ -22,7 +22,7 @@
 //! one serves all of its uses; leases of it go on until they end.
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `arena`, `barrier`, `front`, `hazard` (memory and threads), `region`,
+//! `registrar` (the two interfaces), `arena`, `barrier`, `hazard` (memory and threads), `region`,
 //! `index`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
 //! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
 
@@ -35,7 +35,6 @@ pub mod coverage;
 pub mod error;
 mod events;
 mod flight;
-mod front;
 mod hazard;
 mod index;
 pub mod lease;

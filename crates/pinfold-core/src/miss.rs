@@ -15,7 +15,7 @@ use crate::index::can_hold;
 use crate::lease::Lease;
 use crate::monitor::{Monitor, Watch};
 use crate::order::Candidate;
-use crate::region::{Region, Status, Terms, Want};
+use crate::region::{Ask, Region, Status, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::shared::{Held, Shared, Writer};
 use std::sync::Arc;
@@ -130,16 +130,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// A lease of a region that is there already, looked up where the index is exact.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
-        if let Some(hit) = self.hit(want) {
-            return Some(Lease::of_hit(self, hit, want.range));
+        let ask = Ask::from(want);
+        if let Some(hit) = self.hit(ask) {
+            return Some(Lease::of_hit(self, hit, ask));
         }
         // No hazard record: this thread is being torn down.
         if self.hazards.slot().is_some() {
             return None;
         }
-        let region = self.index.find(want.range, |region| {
-            let (range, terms) = region.live()?;
-            want.served_by(range, terms).then_some(region)
+        let region = self.index.find(ask.start, ask.end(), |region| {
+            region.serves(ask).then_some(region)
         })?;
         writer.counts.hits += 1;
         let pin = self.pin(writer, region);

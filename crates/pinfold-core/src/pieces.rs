@@ -11,7 +11,7 @@ use crate::AddressRange;
 use crate::error::GetError;
 use crate::lease::Lease;
 use crate::monitor::Monitor;
-use crate::region::{Terms, Want};
+use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
 use crate::shared::Shared;
 
@@ -58,7 +58,8 @@ impl<'c, R: Registrar, M: Monitor> Iterator for Pieces<'c, R, M> {
         let want = Want { range, terms: self.terms };
         // SAFETY: the promise made to `new` covers every piece.
         Some(unsafe {
-            if self.checked { self.shared.get_checked(&want) } else { self.shared.get(&want) }
+            let ask = Ask::from(&want);
+            if self.checked { self.shared.get_checked(ask) } else { self.shared.get(ask) }
         })
     }
 

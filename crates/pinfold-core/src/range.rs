@@ -72,6 +72,12 @@ impl AddressRange {
         if start != 0 && start < end { Some(Self { start, end }) } else { None }
     }
 
+    /// `start` up to `end`, of which the caller knows that they are a range: they lie in one.
+    pub(crate) const fn within_another(start: usize, end: usize) -> Self {
+        debug_assert!(start != 0 && start < end);
+        Self { start, end }
+    }
+
     /// Every address there is: what an event of unknown extent touches.
     pub const EVERYTHING: Self = Self { start: 1, end: usize::MAX };
 

@@ -24,6 +24,7 @@
 #![allow(unsafe_code)]
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
+use crate::error::GetError;
 use crate::{Access, AddressRange};
 use std::mem::MaybeUninit;
 
@@ -97,6 +98,17 @@ pub(crate) struct Want {
 }
 
 impl Want {
+    /// # Errors
+    ///
+    /// For arguments that name no bytes or no rights.
+    pub(crate) fn new(start: usize, length: usize, terms: Terms) -> Result<Self, GetError> {
+        let range = AddressRange::new(start, length)?;
+        if terms.access == Access::default() {
+            return Err(GetError::NoAccess);
+        }
+        Ok(Self { range, terms })
+    }
+
     /// Whether a region of `range` on `terms` serves this.
     ///
     /// Remote access is served by exactly its own bytes and rights: a key must not open more.
@@ -108,6 +120,52 @@ impl Want {
             range.contains(&self.range)
         };
         bytes && terms.serve(self.terms)
+    }
+}
+
+/// What a caller asks for, as he said it: a hit need not know whether it makes sense.
+///
+/// Start and length as the program gave them. Whoever compares them with a region has made sure
+/// that the length is neither zero nor above that of a piece, at most 2^63; and no index offers a
+/// region for a start above 2^48. So the end does not wrap.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+    pub(crate) terms: Terms,
+}
+
+impl Ask {
+    #[inline(always)]
+    pub(crate) const fn new(start: usize, length: usize, terms: Terms) -> Self {
+        Self { start, length, terms }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn end(self) -> usize {
+        self.start.wrapping_add(self.length)
+    }
+
+    #[inline(always)]
+    pub(crate) const fn has_rights(self) -> bool {
+        self.terms.access.bits() != 0
+    }
+
+    /// The bits of a region's state that matter, and what they must be: the rights that are
+    /// asked for, or exactly those; nobody's word, unless the asker gives his own.
+    #[inline(always)]
+    const fn state(self) -> (u64, u64) {
+        let Terms { access, vouched } = self.terms;
+        let rights = if access.is_remote() { Access::ALL } else { access };
+        let word = if vouched { 0 } else { Terms::VOUCHED };
+        let mask = ((rights.bits() | word) as u64) << 8 | 0xff;
+        (mask, (access.bits() as u64) << 8 | Status::Live as u64)
+    }
+}
+
+impl From<&Want> for Ask {
+    fn from(want: &Want) -> Self {
+        Self::new(want.range.start(), want.range.len(), want.terms)
     }
 }
 
@@ -186,6 +244,25 @@ impl<H: Copy> Region<H> {
             return None;
         }
         Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
+    }
+
+    /// Whether the region is live and serves `ask`: [`Want::served_by`] in three compares.
+    ///
+    /// Behind a hazard and the light barrier, the answer holds until the hazard is cleared.
+    #[inline(always)]
+    pub(crate) fn serves(&self, ask: Ask) -> bool {
+        // Acquire: pairs with `set`.
+        let state = self.state.load(Ordering::Acquire);
+        // Relaxed: the status was loaded with Acquire before.
+        let start = self.start.load(Ordering::Relaxed);
+        let end = self.end.load(Ordering::Relaxed);
+        let (mask, wanted) = ask.state();
+        let bytes = if ask.terms.access.is_remote() {
+            (start == ask.start) & (end == ask.end())
+        } else {
+            (start <= ask.start) & (ask.end() <= end)
+        };
+        (state & mask == wanted) & bytes
     }
 
     /// The range last put here; stable for a leaseholder and under the writer's lock.

@@ -4,14 +4,13 @@
 //! flight (3, taken with nothing else held). None is held across a call of the registrar, of a
 //! monitor's `watch` or of a program's callback.
 
-use crate::barrier::Barriers;
 use crate::config::Config;
 use crate::error::{ConfigError, PerUse};
-use crate::hazard::{Hazard, HazardDomain, InUse, Slot};
+use crate::hazard::{Hazard, Hazards, InUse, Slot};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Sequence};
 use crate::order::Order;
-use crate::region::{Region, Want};
+use crate::region::{Ask, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
@@ -24,7 +23,7 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     applied: AtomicU64,
     /// Advances with every miss; regions note it when they are used.
     tick: AtomicU64,
-    pub(crate) hazards: Arc<HazardDomain>,
+    pub(crate) hazards: Hazards,
     pub(crate) monitor: M,
     pub(crate) index: Index<Region<R::Handle>>,
     pub(crate) registrar: R,
@@ -104,7 +103,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         Ok(Self {
             applied: AtomicU64::new(applied.0),
             tick: AtomicU64::new(1),
-            hazards: HazardDomain::new(config.barriers),
+            hazards: Hazards::new(config.barriers),
             monitor,
             index: Index::new(),
             registrar,
@@ -139,58 +138,62 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.applied.store(up_to.0, Ordering::Release);
     }
 
-    /// A live region that serves `want`, protected, if one is found without a lock.
+    /// A live region that serves `ask`, protected, if one is found without a lock.
     ///
     /// Two words, returned in registers: the lease itself is written once, by the door, and not
     /// copied on its way out.
     #[inline(always)]
-    pub(crate) fn hit(&self, want: &Want) -> Option<Hit<'_, R::Handle>> {
+    pub(crate) fn hit(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
         let slot = self.hazards.slot()?;
-        let recent = self.index.recall(slot.front(), want.range);
-        let hit = match recent.and_then(|region| self.try_protect(slot, region, want)) {
-            Some(hit) => hit,
-            None => self.search(slot, want)?,
-        };
+        if let Some(guess) = self.index.guess(ask.start)
+            && let Some(hit) = self.try_protect(slot, self.index.place(guess), ask)
+        {
+            slot.count_hit();
+            return Some(hit);
+        }
+        self.search(slot, ask.start, ask.length, ask.terms)
+    }
+
+    /// The same where the first guess was wrong.
+    ///
+    /// The arguments come one by one: an [`Ask`] would be handed over in memory, and every hit
+    /// would have to put it there.
+    #[cold]
+    fn search<'c>(
+        &'c self,
+        slot: Slot<'c>,
+        start: usize,
+        length: usize,
+        terms: Terms,
+    ) -> Option<Hit<'c, R::Handle>> {
+        let ask = Ask::new(start, length, terms);
+        let hit = self
+            .index
+            .find(ask.start, ask.end(), |region| self.try_protect(slot, region, ask))?;
         slot.count_hit();
         Some(hit)
     }
 
-    /// A live region that serves `want`, by the index; this thread will find it at once next time.
-    fn search<'c>(&'c self, slot: Slot<'c>, want: &Want) -> Option<Hit<'c, R::Handle>> {
-        let hit = self.index.find(want.range, |region| self.try_protect(slot, region, want))?;
-        self.index.remember(slot.front(), want.range, hit.region);
-        Some(hit)
-    }
-
-    /// Protects the region in this place if it is live and serves `want`.
+    /// Protects the region in this place if it is live and serves `ask`.
     ///
     /// Hazard first, then the barrier, then the look: whoever takes the region away changes its
     /// status first, then runs the other barrier, then reads the hazards. If this look finds it
-    /// live, that reader finds this hazard (see [`Barriers`]).
+    /// live, that reader finds this hazard (see [`Barriers`](crate::Barriers)).
     #[inline(always)]
     fn try_protect<'c>(
         &'c self,
         slot: Slot<'c>,
         region: &'c Region<R::Handle>,
-        want: &Want,
+        ask: Ask,
     ) -> Option<Hit<'c, R::Handle>> {
         let hazard = slot.protect(region);
-        self.barriers().light();
-        match region.live() {
-            Some((range, terms)) if want.served_by(range, terms) => {
-                region.touch(self.tick());
-                Some(Hit { region, hazard })
-            }
-            _ => {
-                hazard.clear();
-                None
-            }
+        self.hazards.light_barrier();
+        if region.serves(ask) {
+            region.touch(self.tick());
+            return Some(Hit { region, hazard });
         }
-    }
-
-    #[inline]
-    pub(crate) fn barriers(&self) -> Barriers {
-        self.hazards.barriers
+        hazard.clear();
+        None
     }
 
     /// The present tick.
