@@ -44,10 +44,7 @@ pub(crate) struct Record {
 
 impl Record {
     fn new() -> Self {
-        Self {
-            slots: std::array::from_fn(|_| AtomicUsize::new(EMPTY)),
-            hits: AtomicU64::new(0),
-        }
+        Self { slots: std::array::from_fn(|_| AtomicUsize::new(EMPTY)), hits: AtomicU64::new(0) }
     }
 
     /// Counts a hit of the owner.
@@ -315,7 +312,8 @@ impl AtHand {
         }
         // SAFETY: as in `slot_of`.
         let record: &'d Record = unsafe { self.record.get().as_ref() };
-        let behind = record.slots.iter().position(|slot| std::ptr::eq(slot, self.slot.get().as_ptr()))? + 1;
+        let behind =
+            record.slots.iter().position(|slot| std::ptr::eq(slot, self.slot.get().as_ptr()))? + 1;
         let (before, behind) = record.slots.split_at(behind);
         let mut slots = behind.iter().chain(before);
         // Acquire: as in `slot_of`.
@@ -389,52 +387,82 @@ mod tests {
 
     #[test]
     fn a_slot_is_used_again_once_it_is_empty() {
-        let domain = Hazards::new(Barriers::SYMMETRIC);
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
         let place = 7;
-        let first = domain.slot().unwrap().protect(&place);
-        assert!(domain.in_use(&[]).contains(&place));
+        let first = hazards.slot().unwrap().protect(&place);
+        assert!(hazards.in_use(&[]).contains(&place));
         first.clear();
-        assert!(!domain.in_use(&[]).contains(&place));
-        let again = domain.slot().unwrap().protect(&place);
+        assert!(!hazards.in_use(&[]).contains(&place));
+        let again = hazards.slot().unwrap().protect(&place);
         assert!(std::ptr::eq(first.slot, again.slot));
         again.clear();
     }
 
     #[test]
     fn more_leases_than_slots_take_further_records() {
-        let domain = Hazards::new(Barriers::SYMMETRIC);
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
         let places = [0_u64; 3 * SLOTS];
-        let hazards: Vec<_> =
-            places.iter().map(|place| domain.slot().unwrap().protect(place)).collect();
-        let in_use = domain.in_use(&[]);
+        let leases: Vec<_> =
+            places.iter().map(|place| hazards.slot().unwrap().protect(place)).collect();
+        let in_use = hazards.in_use(&[]);
         assert!(places.iter().all(|place| in_use.contains(place)));
-        hazards.into_iter().for_each(Hazard::clear);
-        assert_eq!(domain.in_use(&[]).0, Some(Vec::new()));
-        assert_eq!(lock(&domain.domain.pool).made, 3);
+        leases.into_iter().for_each(Hazard::clear);
+        assert_eq!(hazards.in_use(&[]).0, Some(Vec::new()));
+        assert_eq!(lock(&hazards.domain.pool).made, 3);
+    }
+
+    #[test]
+    fn leases_held_in_a_row_go_round_one_record() {
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
+        let place = 7;
+        let mut held = std::collections::VecDeque::new();
+        for _ in 0..4 * SLOTS {
+            held.push_back(hazards.slot().unwrap().protect(&place));
+            if held.len() == SLOTS / 2 {
+                held.pop_front().unwrap().clear();
+            }
+        }
+        assert_eq!(hazards.in_use(&[]).0.unwrap().len(), held.len());
+        assert_eq!(lock(&hazards.domain.pool).made, 1);
+    }
+
+    #[test]
+    fn more_caches_than_hands_take_turns_on_their_own_records() {
+        let caches: [Hazards; 2 * HANDS + 1] =
+            std::array::from_fn(|_| Hazards::new(Barriers::SYMMETRIC));
+        let places: [u64; 2 * HANDS + 1] = [0; 2 * HANDS + 1];
+        for _ in 0..3 {
+            for (hazards, place) in caches.iter().zip(&places) {
+                let lease = hazards.slot().unwrap().protect(place);
+                assert_eq!(hazards.in_use(&[]).0.unwrap(), [std::ptr::from_ref(place).addr()]);
+                lease.clear();
+            }
+        }
+        assert!(caches.iter().all(|hazards| lock(&hazards.domain.pool).made == 1));
     }
 
     #[test]
     fn a_thread_that_ends_leaves_its_leases_and_its_record() {
-        let domain = Hazards::new(Barriers::SYMMETRIC);
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
         const LEASES: usize = if cfg!(miri) { 70 } else { 200 };
         for _ in 0..LEASES {
             std::thread::scope(|scope| {
-                scope.spawn(|| domain.slot().unwrap().protect(&domain)).join().unwrap();
+                scope.spawn(|| hazards.slot().unwrap().protect(&hazards)).join().unwrap();
             });
         }
         // They outlived their threads, and fill as many records as they need and no more.
-        assert_eq!(domain.in_use(&[]).0.unwrap().len(), LEASES);
-        assert_eq!(lock(&domain.domain.pool).made as usize, LEASES.div_ceil(SLOTS));
+        assert_eq!(hazards.in_use(&[]).0.unwrap().len(), LEASES);
+        assert_eq!(lock(&hazards.domain.pool).made as usize, LEASES.div_ceil(SLOTS));
     }
 
     #[test]
     fn a_lease_may_end_on_another_thread() {
-        let domain = Hazards::new(Barriers::SYMMETRIC);
-        let hazard = domain.slot().unwrap().protect(&0);
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
+        let lease = hazards.slot().unwrap().protect(&0);
         std::thread::scope(|scope| {
-            scope.spawn(|| hazard.clear());
+            scope.spawn(|| lease.clear());
         });
-        assert_eq!(domain.in_use(&[]).0, Some(Vec::new()));
+        assert_eq!(hazards.in_use(&[]).0, Some(Vec::new()));
     }
 
     #[test]
@@ -447,9 +475,9 @@ mod tests {
     /// Threads that live on keep nothing of a cache that is gone, however many used it.
     #[test]
     fn a_domain_goes_with_its_cache() {
-        let domain = Arc::new(Hazards::new(Barriers::SYMMETRIC));
-        let (gone, barrier) = (Arc::downgrade(&domain.domain), std::sync::Barrier::new(2));
-        let (here, there) = (Arc::clone(&domain), domain);
+        let hazards = Arc::new(Hazards::new(Barriers::SYMMETRIC));
+        let (gone, barrier) = (Arc::downgrade(&hazards.domain), std::sync::Barrier::new(2));
+        let (here, there) = (Arc::clone(&hazards), hazards);
         std::thread::scope(|scope| {
             let barrier = &barrier;
             scope.spawn(move || {
@@ -470,12 +498,11 @@ mod tests {
     #[test]
     fn caches_on_one_thread_do_not_mix() {
         let places = [1, 2];
-        let (one, two) =
-            (Hazards::new(Barriers::SYMMETRIC), Hazards::new(Barriers::SYMMETRIC));
-        let hazards =
+        let (one, two) = (Hazards::new(Barriers::SYMMETRIC), Hazards::new(Barriers::SYMMETRIC));
+        let leases =
             [one.slot().unwrap().protect(&places[0]), two.slot().unwrap().protect(&places[1])];
         assert!(one.in_use(&[]).contains(&places[0]) && !one.in_use(&[]).contains(&places[1]));
         assert!(two.in_use(&[]).contains(&places[1]) && !two.in_use(&[]).contains(&places[0]));
-        hazards.into_iter().for_each(Hazard::clear);
+        leases.into_iter().for_each(Hazard::clear);
     }
 }

@@ -122,11 +122,7 @@ const fn page_in_block(address: usize) -> usize {
 #[inline(always)]
 fn end_page_in(end: usize, block: usize) -> usize {
     let last = end.wrapping_sub(1);
-    if last >> BLOCK_LOG2 == block {
-        page_in_block(last) + 1
-    } else {
-        Entry::<Aligned>::BEYOND
-    }
+    if last >> BLOCK_LOG2 == block { page_in_block(last) + 1 } else { Entry::<Aligned>::BEYOND }
 }
 
 /// What stands for a region where only the entry's constants matter.
@@ -183,22 +179,66 @@ impl List {
 
 /// A directory of children, made when first needed.
 type Directory<T> = Box<[OnceLock<T>; FANOUT]>;
+
 /// The lowest level: the lists of 512 blocks, one GiB of addresses.
-type Leaf = Box<[AtomicU64; FANOUT]>;
+///
+/// A page of its own, which frees the low bits of its address for the [`Shortcut`].
+#[repr(align(4096))]
+struct Leaf([AtomicU64; FANOUT]);
+
+impl Leaf {
+    fn new() -> Box<Self> {
+        Box::new(Self(std::array::from_fn(|_| AtomicU64::new(0))))
+    }
+
+    /// The word of `block`'s list.
+    #[inline(always)]
+    fn list_of(&self, block: usize) -> &AtomicU64 {
+        &self.0[block % FANOUT]
+    }
+}
+
+/// A leaf and which it is, as one word: the leaf's address without the twelve low bits, which are
+/// zero, in bits 0-35; above, the number of the leaf plus one. Zero is none.
+///
+/// Leaves that are 512 GiB apart share a shortcut; the one made first keeps it.
+#[derive(Clone, Copy)]
+struct Shortcut(u64);
+
+impl Shortcut {
+    const LEAF_BITS: u32 = ADDRESS_BITS - 12;
+
+    /// `None` for a leaf at an address that does not fit.
+    fn new(number: usize, leaf: &Leaf) -> Option<Self> {
+        let address = std::ptr::from_ref(leaf).expose_provenance() as u64;
+        let fits = address >> ADDRESS_BITS == 0;
+        fits.then_some(Self((number as u64 + 1) << Self::LEAF_BITS | address >> 12))
+    }
+
+    /// Whether this leads to leaf `number`.
+    #[inline(always)]
+    const fn leads_to(self, number: usize) -> bool {
+        self.0 >> Self::LEAF_BITS == number as u64 + 1
+    }
+
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // words have 64 bits
+    const fn address(self) -> usize {
+        (self.0 << (64 - Self::LEAF_BITS) >> (64 - ADDRESS_BITS)) as usize
+    }
+}
 
 fn new_directory<T>() -> Directory<T> {
     Box::new(std::array::from_fn(|_| OnceLock::new()))
-}
-
-fn new_leaf() -> Leaf {
-    Box::new(std::array::from_fn(|_| AtomicU64::new(0)))
 }
 
 /// The places of all regions, and how to find them by address.
 pub(crate) struct Index<T> {
     /// The places. Entries point into it.
     pub(crate) places: Arena<T>,
-    root: Directory<Directory<Leaf>>,
+    root: Directory<Directory<Box<Leaf>>>,
+    /// The way past the two upper levels, by the leaf's number.
+    shortcuts: Box<[AtomicU64; FANOUT]>,
     /// The memory of all lists, in use or not. Rank 2: taken inside the cache's writer lock.
     memory: Mutex<Vec<Box<[Quad]>>>,
 }
@@ -229,17 +269,37 @@ pub(crate) fn can_hold(range: AddressRange) -> bool {
 impl<T> Index<T> {
     pub(crate) fn new() -> Self {
         let places = Arena::new(if cfg!(loom) { 1 } else { 6 });
-        Self { places, root: new_directory(), memory: Mutex::new(Vec::new()) }
+        Self {
+            places,
+            root: new_directory(),
+            shortcuts: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
+            memory: Mutex::new(Vec::new()),
+        }
     }
 
-    #[inline]
+    /// The word of `block`'s list, by the shortcut.
+    #[inline(always)]
+    fn nearby_list_of(&self, block: usize) -> Option<&AtomicU64> {
+        let number = block / FANOUT;
+        // Acquire: pairs with the store in `make_list_of`; the leaf was made before.
+        let shortcut = Shortcut(self.shortcuts[number % FANOUT].load(Ordering::Acquire));
+        if !shortcut.leads_to(number) {
+            return None;
+        }
+        // SAFETY: a shortcut that leads anywhere was made from a leaf of `root`, which neither
+        // moves nor frees it before the index is dropped.
+        let leaf: &Leaf = unsafe { &*std::ptr::with_exposed_provenance(shortcut.address()) };
+        Some(leaf.list_of(block))
+    }
+
+    /// The word of `block`'s list, by all levels.
     fn list_of(&self, block: usize) -> Option<&AtomicU64> {
         if block >= BLOCKS {
             return None;
         }
         let middle = self.root[block / (FANOUT * FANOUT)].get()?;
         let leaf = middle[block / FANOUT % FANOUT].get()?;
-        Some(&leaf[block % FANOUT])
+        Some(leaf.list_of(block))
     }
 
     fn make_list_of(&self, block: usize) -> Option<&AtomicU64> {
@@ -247,8 +307,21 @@ impl<T> Index<T> {
             return None;
         }
         let middle = self.root[block / (FANOUT * FANOUT)].get_or_init(new_directory);
-        let leaf = middle[block / FANOUT % FANOUT].get_or_init(new_leaf);
-        Some(&leaf[block % FANOUT])
+        let leaf = middle[block / FANOUT % FANOUT].get_or_init(Leaf::new);
+        self.keep_nearby(block / FANOUT, leaf);
+        Some(leaf.list_of(block))
+    }
+
+    /// Gives leaf `number` the shortcut, unless another has it.
+    fn keep_nearby(&self, number: usize, leaf: &Leaf) {
+        let shortcut = &self.shortcuts[number % FANOUT];
+        // Relaxed: only holders of the writer's lock store here.
+        if shortcut.load(Ordering::Relaxed) == 0
+            && let Some(made) = Shortcut::new(number, leaf)
+        {
+            // Release: whoever loads it finds the leaf made.
+            shortcut.store(made.0, Ordering::Release);
+        }
     }
 
     #[inline]
@@ -277,7 +350,9 @@ impl<T> Index<T> {
     /// regions were of one size and lay side by side.
     #[inline(always)]
     pub(crate) fn guess(&self, start: usize) -> Option<Entry<T>> {
-        let entries = self.entries_of(start >> BLOCK_LOG2)?;
+        // Acquire: pairs with `publish`; the entries were written before.
+        let list = self.nearby_list_of(start >> BLOCK_LOG2)?.load(Ordering::Acquire);
+        let entries = self.entries(List(list));
         let page = page_in_block(start);
         let entry = Entry::load(entries.get(page * entries.len() / BLOCK_PAGES)?);
         entry.covers(page, page + 1).then_some(entry)
@@ -292,21 +367,14 @@ impl<T> Index<T> {
         mut accept: impl FnMut(&'i T) -> Option<A>,
     ) -> Option<A> {
         let block = start >> BLOCK_LOG2;
-        let entries = self.entries_of(block)?;
+        // Acquire: as in `guess`.
+        let entries = self.entries(List(self.list_of(block)?.load(Ordering::Acquire)));
         let (first, end) = (page_in_block(start), end_page_in(end, block));
         let behind = entries.partition_point(|slot| Entry::<T>::load(slot).first() <= first);
         let (candidates, _) = entries.split_at(behind);
         let mut covering =
             candidates.iter().rev().map(Entry::load).filter(|entry| entry.covers(first, end));
         covering.find_map(|entry| accept(self.place(entry)))
-    }
-
-    /// The entries of a block's list.
-    #[inline(always)]
-    fn entries_of(&self, block: usize) -> Option<&[AtomicU64]> {
-        // Acquire: pairs with `publish`; the entries were written before.
-        let list = List(self.list_of(block)?.load(Ordering::Acquire));
-        Some(self.entries(list))
     }
 
     /// Adds the region in place `number`. False if the index has no room for it; then nothing
@@ -523,6 +591,66 @@ mod tests {
         assert_eq!(found(&index, base - 4096, base + 2 * BLOCK_BYTES + 4096), [5]);
         index.remove(&mut recycler, region, 5);
         assert_eq!(touched(&index, 1, END), []);
+    }
+
+    fn guessed(index: &Index<Place>, start: usize) -> Option<u32> {
+        index.guess(start).map(|entry| index.place(entry).0)
+    }
+
+    #[test]
+    fn the_guess_is_right_for_regions_of_one_size_side_by_side() {
+        let base = 0x7000_0000_0000;
+        for pages in [1_usize, 16, 512].into_iter().skip(usize::from(cfg!(miri))) {
+            let (index, mut recycler) = (Index::new(), Recycler::new());
+            let bytes = pages << PAGE_LOG2;
+            let starts: Vec<usize> = (base..base + BLOCK_BYTES).step_by(bytes).collect();
+            for (number, &start) in (0_u32..).zip(&starts) {
+                insert(&index, &mut recycler, range(start, start + bytes), number);
+            }
+            for (number, start) in (0_u32..).zip(starts) {
+                assert_eq!(guessed(&index, start), Some(number));
+                assert_eq!(guessed(&index, start + bytes - 1), Some(number));
+            }
+        }
+    }
+
+    #[test]
+    fn a_guess_holds_the_address_or_is_none() {
+        let (index, mut recycler) = (Index::new(), Recycler::new());
+        let base = 0x7000_0000_0000;
+        // Sizes of 1, 2, 4 ... 64 pages, with a page between them.
+        let mut start = base;
+        let regions: Vec<AddressRange> = (0..7)
+            .map(|size| {
+                let region = range(start, start + (1 << (PAGE_LOG2 + size)));
+                start = region.end() + (1 << PAGE_LOG2);
+                region
+            })
+            .collect();
+        for (number, &region) in (0_u32..).zip(&regions) {
+            insert(&index, &mut recycler, region, number);
+        }
+        for page in 0..(start - base) >> PAGE_LOG2 {
+            let address = base + (page << PAGE_LOG2);
+            if let Some(number) = guessed(&index, address) {
+                let region = regions[number as usize];
+                assert!(region.start() <= address && address < region.end());
+            }
+        }
+        assert_eq!(guessed(&index, base + BLOCK_BYTES), None);
+    }
+
+    #[test]
+    fn leaves_that_share_a_shortcut_are_both_found() {
+        let (index, mut recycler) = (Index::new(), Recycler::new());
+        let base = 0x1000;
+        let far = base + FANOUT * FANOUT * BLOCK_BYTES;
+        for (number, start) in (0_u32..).zip([base, far]) {
+            insert(&index, &mut recycler, range(start, start + 0x1000), number);
+        }
+        assert_eq!((guessed(&index, base), guessed(&index, far)), (Some(0), None));
+        assert_eq!(found(&index, base, base + 1), [0]);
+        assert_eq!(found(&index, far, far + 1), [1]);
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub struct Lease<'c, R: Registrar, M: Monitor> {
 ///
 /// The slow path hands this over, so that the lease of a hit, which is made in the same function,
 /// need not stand where the slow path would write it.
+#[derive(Clone, Copy)]
 pub(crate) struct Parts<'c, H> {
     region: &'c Region<H>,
     pin: Pin<'c>,
@@ -72,11 +73,7 @@ impl Duties {
 impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// The lease of a region that was found.
     #[inline(always)]
-    pub(crate) fn of_hit(
-        shared: &'c Shared<R, M>,
-        hit: Hit<'c, R::Handle>,
-        ask: Ask,
-    ) -> Self {
+    pub(crate) fn of_hit(shared: &'c Shared<R, M>, hit: Hit<'c, R::Handle>, ask: Ask) -> Self {
         // The region contains what was asked for.
         let range = AddressRange::within_another(ask.start, ask.end());
         Self::of_cached(shared, hit.region, Some(hit.hazard), range)
@@ -191,8 +188,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Takes back the callback of a lease of `region`.
     fn forget_callback(&self, region: &Region<R::Handle>, duties: Duties) {
         if duties.callback() != 0 {
-            let callback: Option<Callback> = self
-                .locked(|writer| writer.watchers.forget(region.number, duties.callback()));
+            let callback: Option<Callback> =
+                self.locked(|writer| writer.watchers.forget(region.number, duties.callback()));
             // Dropped here, outside the lock: what it captured may use the cache.
             drop(callback);
         }

@@ -138,9 +138,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if self.hazards.slot().is_some() {
             return None;
         }
-        let region = self.index.find(ask.start, ask.end(), |region| {
-            region.serves(ask).then_some(region)
-        })?;
+        let region =
+            self.index.find(ask.start, ask.end(), |region| region.serves(ask).then_some(region))?;
         writer.counts.hits += 1;
         let pin = self.pin(writer, region);
         Some(Lease::of_cached(self, region, pin, want.range))

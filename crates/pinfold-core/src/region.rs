@@ -23,8 +23,8 @@
 
 #![allow(unsafe_code)]
 
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
 use crate::error::GetError;
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
 use crate::{Access, AddressRange};
 use std::mem::MaybeUninit;
 

@@ -85,6 +85,7 @@ impl<R: Registrar, M: Monitor> Drop for Deferred<'_, R, M> {
 }
 
 /// A region that was live when it was looked at, behind its hazard.
+#[derive(Clone, Copy)]
 pub(crate) struct Hit<'c, H> {
     pub(crate) region: &'c Region<H>,
     pub(crate) hazard: Hazard<'c>,
@@ -167,9 +168,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         terms: Terms,
     ) -> Option<Hit<'c, R::Handle>> {
         let ask = Ask::new(start, length, terms);
-        let hit = self
-            .index
-            .find(ask.start, ask.end(), |region| self.try_protect(slot, region, ask))?;
+        let hit =
+            self.index.find(ask.start, ask.end(), |region| self.try_protect(slot, region, ask))?;
         slot.count_hit();
         Some(hit)
     }
