@@ -166,9 +166,13 @@ unsafe impl Monitor for Watcher {
 
 type ModelCache = Cache<Device, Watcher>;
 
-fn cache(world: &Arc<World>) -> Arc<ModelCache> {
+fn new_cache(world: &Arc<World>) -> ModelCache {
     let (device, watcher) = (Device(Arc::clone(world)), Watcher(Arc::clone(world)));
-    Arc::new(Cache::new(device, watcher, Config::default()).unwrap())
+    Cache::new(device, watcher, Config::default()).unwrap()
+}
+
+fn cache(world: &Arc<World>) -> Arc<ModelCache> {
+    Arc::new(new_cache(world))
 }
 
 fn get(cache: &ModelCache) -> Result<Lease<'_, Device, Watcher>, GetError> {
@@ -182,11 +186,13 @@ fn get_beside(cache: &Arc<ModelCache>) -> thread::JoinHandle<()> {
     thread::spawn(move || drop(get(&cache).unwrap()))
 }
 
-/// Explores `model` with at most `preemptions` involuntary switches: bugs of this kind show with
-/// two or three, and without a bound the real cache has too many interleavings.
+/// Explores `model` with at least `preemptions` involuntary switches, `LOOM_MAX_PREEMPTIONS` if
+/// that is more: bugs of this kind show with two or three, and without a bound the real cache has
+/// too many interleavings.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    let asked = builder.preemption_bound.unwrap_or(0);
+    builder.preemption_bound = Some(asked.max(preemptions));
     builder.check(model);
 }
 
@@ -282,6 +288,63 @@ fn loom_a_lease_outlives_the_reclaimer() {
         other.join().unwrap();
         cache.reclaim();
         assert!(!world.is_pinned(0));
+    });
+}
+
+/// The same on three threads: one leases, one invalidates by the program's word, one reclaims and
+/// fills the place again.
+#[test]
+fn loom_a_lease_holds_against_two() {
+    explore(2, || {
+        let world = World::new();
+        let cache = cache(&world);
+        drop(get(&cache).unwrap());
+        let leasing = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                let lease = get(&cache).unwrap();
+                assert!(world.is_pinned(lease.handle()));
+            })
+        };
+        let invalidating = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || cache.invalidate(range()))
+        };
+        cache.reclaim();
+        drop(get(&cache).unwrap());
+        leasing.join().unwrap();
+        invalidating.join().unwrap();
+        cache.invalidate(range());
+        cache.reclaim();
+        assert!(lock(&world.pinned).iter().all(Option::is_none));
+    });
+}
+
+/// A lease that ends on another thread than it began on, while the first takes the next one from
+/// the same record.
+#[test]
+fn loom_a_lease_ends_elsewhere() {
+    explore(3, || {
+        let world = World::new();
+        let cache: &'static ModelCache = Box::leak(Box::new(new_cache(&world)));
+        let lease = get(cache).unwrap();
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                assert!(world.is_pinned(lease.handle()));
+                drop(lease);
+            })
+        };
+        world.change();
+        cache.reclaim();
+        let next = get(cache).unwrap();
+        assert!(world.is_pinned(next.handle()));
+        drop(next);
+        other.join().unwrap();
+        cache.reclaim();
+        assert!(!world.is_pinned(0));
+        // SAFETY: made by `leak` above, and every lease of it has ended.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(cache).cast_mut()) });
     });
 }
 
