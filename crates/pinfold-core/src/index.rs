@@ -41,6 +41,8 @@ const BLOCKS: usize = FANOUT * FANOUT * FANOUT;
 const END: usize = BLOCK_BYTES * BLOCKS;
 /// List sizes: 4, 8, 16, ... 65536 entries, as many as a word can count.
 const CLASSES: usize = 15;
+/// How far on each side of its likely position an entry is looked for first.
+const NEAR: usize = 4;
 /// User addresses have 48 bits at most where the program does not ask for more.
 const ADDRESS_BITS: u32 = 48;
 
@@ -354,7 +356,7 @@ impl<T> Index<T> {
         let list = self.nearby_list_of(start >> BLOCK_LOG2)?.load(Ordering::Acquire);
         let entries = self.entries(List(list));
         let page = page_in_block(start);
-        let entry = Entry::load(entries.get(page * entries.len() / BLOCK_PAGES)?);
+        let entry = Entry::load(entries.get(likely_position(entries, page))?);
         entry.covers(page, page + 1).then_some(entry)
     }
 
@@ -367,11 +369,11 @@ impl<T> Index<T> {
         mut accept: impl FnMut(&'i T) -> Option<A>,
     ) -> Option<A> {
         let block = start >> BLOCK_LOG2;
+        let word = self.nearby_list_of(block).or_else(|| self.list_of(block))?;
         // Acquire: as in `guess`.
-        let entries = self.entries(List(self.list_of(block)?.load(Ordering::Acquire)));
+        let entries = self.entries(List(word.load(Ordering::Acquire)));
         let (first, end) = (page_in_block(start), end_page_in(end, block));
-        let behind = entries.partition_point(|slot| Entry::<T>::load(slot).first() <= first);
-        let (candidates, _) = entries.split_at(behind);
+        let (candidates, _) = entries.split_at(behind(entries, first));
         let mut covering =
             candidates.iter().rev().map(Entry::load).filter(|entry| entry.covers(first, end));
         covering.find_map(|entry| accept(self.place(entry)))
@@ -516,6 +518,26 @@ impl<T> Index<T> {
     }
 }
 
+/// Where the entry of `page` is if the block's regions are of one size and lie side by side.
+#[inline(always)]
+const fn likely_position(entries: &[AtomicU64], page: usize) -> usize {
+    page * entries.len() / BLOCK_PAGES
+}
+
+/// How many of the sorted `entries` begin at `page` or before.
+///
+/// The likely position is rarely far off, and a look at all of its neighbours at once is faster
+/// than the steps of a binary search, each of which waits for the one before.
+fn behind(entries: &[AtomicU64], page: usize) -> usize {
+    let begins_in_time = |slot: &AtomicU64| Entry::<Aligned>::load(slot).first() <= page;
+    let from = likely_position(entries, page).saturating_sub(NEAR);
+    let near = &entries[from..(from + 2 * NEAR).min(entries.len())];
+    let count = near.iter().filter(|slot| begins_in_time(slot)).count();
+    let inside =
+        (count > 0 || from == 0) && (count < near.len() || from + near.len() == entries.len());
+    if inside { from + count } else { entries.partition_point(begins_in_time) }
+}
+
 fn store<T>(slot: &AtomicU64, entry: Entry<T>) {
     // Relaxed: `publish` releases it.
     slot.store(entry.word, Ordering::Relaxed);
@@ -610,6 +632,22 @@ mod tests {
             for (number, start) in (0_u32..).zip(starts) {
                 assert_eq!(guessed(&index, start), Some(number));
                 assert_eq!(guessed(&index, start + bytes - 1), Some(number));
+            }
+        }
+    }
+
+    #[test]
+    fn the_near_look_counts_as_a_plain_search_does() {
+        // Even, bunched at either end, bunched in the middle, all alike.
+        let even: fn(usize) -> usize = |at| at * 8;
+        for begins in [even, |at| at / 2, |at| 448 + at, |at| at * at / 8, |_| 77] {
+            for length in 0..if cfg!(miri) { 12 } else { 64 } {
+                let slots: Vec<AtomicU64> =
+                    (0..length).map(|at| AtomicU64::new(begins(at) as u64)).collect();
+                for page in (0..BLOCK_PAGES).step_by(if cfg!(miri) { 37 } else { 1 }) {
+                    let expected = (0..length).filter(|&at| begins(at) <= page).count();
+                    assert_eq!(behind(&slots, page), expected);
+                }
             }
         }
     }
