@@ -1,25 +1,56 @@
 //! Steady reuse: one buffer sent over and over, from the same memory into the same channel, with
 //! each way to have it registered.
+//!
+//! In each round every contender has a turn of some milliseconds, each round begins with another
+//! one, and a ratio is the median of the ratios within a round.
 
-use super::Bench;
 use crate::block::{Block, Origin};
 use crate::medians::{median, times_faster};
-use crate::output::{Failure, Progress};
+use crate::output::Failure;
 use crate::strategy::{Cached, Copying, Message, Preregistered, Strategy, Uncached, Wire};
 use pinfold::Config;
 use pinfold::limits::Limits;
-use serde_json::json;
 use std::time::Instant;
 
-/// Bytes per message and messages per submission, for which the cache asks its monitor once.
-const CASES: [(usize, usize); 8] = [
+/// The way that the others are compared with: memory registered once, by hand, never given back.
+pub const PREREGISTERED: &str = "preregistered";
+/// The library's cache as it comes.
+pub const PINFOLD: &str = "pinfold";
+/// The library's cache with pieces as long as the message; for messages longer than a piece.
+pub const ONE_PIECE: &str = "pinfold, one piece";
+/// Each message copied into registered memory.
+pub const COPY: &str = "copy";
+/// Each message registered for its one send.
+pub const PER_USE: &str = "per_use";
+
+/// How fast one strategy sends messages of one size.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Throughput {
+    /// Which: one of this module's names.
+    pub strategy: &'static str,
+    /// Bytes of a message.
+    pub bytes: usize,
+    /// Messages per submission, for which the cache asks its monitor once.
+    pub batch: usize,
+    /// The median of its rounds.
+    pub gib_per_s: f64,
+    /// The same of [`PREREGISTERED`].
+    pub preregistered_gib_per_s: f64,
+    /// The median of the rounds' own ratios to [`PREREGISTERED`]: above 1 is faster.
+    pub ratio: f64,
+}
+
+/// Bytes per message and messages per submission.
+const CASES: [(usize, usize); 10] = [
     (4 << 10, 1),
     (4 << 10, 16),
+    (16 << 10, 1),
     (64 << 10, 1),
     (64 << 10, 16),
     (256 << 10, 1),
     (256 << 10, 16),
     (1 << 20, 1),
+    (4 << 20, 1),
     (16 << 20, 1),
 ];
 
@@ -29,22 +60,26 @@ const TURN: usize = 8 << 20;
 /// How many buffers' worth of memory the contenders pin together, at most.
 const PINNED: usize = 6;
 
-/// How many turns all cases take.
-pub(super) fn steps(rounds: u32) -> u64 {
+/// How often [`measure`] calls `advance`.
+pub fn steps(rounds: u32) -> u64 {
     CASES.len() as u64 * u64::from(rounds)
 }
 
 /// Throughput by strategy, size and batch; sizes that the limit on pinned memory has no room for
-/// are left out.
-pub(super) fn transfer(rounds: u32, progress: &Progress) -> Result<Vec<Bench>, Failure> {
+/// are left out. Calls `advance` behind every round.
+///
+/// # Errors
+///
+/// What this machine lacks: io_uring, userfaultfd, room for registrations.
+pub fn measure(rounds: u32, advance: &dyn Fn()) -> Result<Vec<Throughput>, Failure> {
     let room = Limits::read().enforced().bytes().unwrap_or(u64::MAX);
-    let mut benches = Vec::new();
+    let mut rows = Vec::new();
     for (bytes, batch) in CASES {
         if (bytes * batch * PINNED) as u64 <= room {
-            benches.extend(Case::new(bytes, batch)?.measure(rounds, progress)?);
+            rows.extend(Case::new(bytes, batch)?.measure(rounds, advance)?);
         }
     }
-    Ok(benches)
+    Ok(rows)
 }
 
 struct Contender {
@@ -74,18 +109,18 @@ impl Case {
         let whole = Cached::in_pieces(wire()?, 2 * all + (4 << 20), bytes.next_power_of_two())?;
         let in_pieces = bytes > Config::default().piece_bytes;
         let mut contenders = vec![
-            Contender::new("preregistered", first),
-            Contender::new("pinfold", cached),
-            Contender::new("copy", copying),
-            Contender::new("per_use", uncached),
+            Contender::new(PREREGISTERED, first),
+            Contender::new(PINFOLD, cached),
+            Contender::new(COPY, copying),
+            Contender::new(PER_USE, uncached),
         ];
         if in_pieces {
-            contenders.push(Contender::new("pinfold, one piece", whole));
+            contenders.push(Contender::new(ONE_PIECE, whole));
         }
         Ok(Self { bytes, batch, contenders, block })
     }
 
-    fn measure(mut self, rounds: u32, progress: &Progress) -> Result<Vec<Bench>, Failure> {
+    fn measure(mut self, rounds: u32, advance: &dyn Fn()) -> Result<Vec<Throughput>, Failure> {
         let messages: Vec<Message<'_>> = (0..self.batch)
             .map(|n| Message { block: &self.block, offset: n * self.bytes, length: self.bytes })
             .collect();
@@ -99,24 +134,24 @@ impl Case {
             for contender in early.iter_mut().chain(late) {
                 contender.turn(&messages, repeats)?;
             }
-            progress.advance(1);
+            advance();
         }
-        Ok(self.benches(repeats))
+        Ok(self.rows(repeats))
     }
 
-    fn benches(&self, repeats: usize) -> Vec<Bench> {
+    fn rows(&self, repeats: usize) -> Vec<Throughput> {
         let sent = gib(self.bytes * self.batch * repeats);
         let yardstick = &self.contenders[0].seconds;
-        let bench = |contender: &Contender| Bench {
-            name: "transfer",
-            params: json!({
-                "bytes": self.bytes, "batch": self.batch, "strategy": contender.name,
-            }),
-            value: sent / median(contender.seconds.clone()),
-            unit: "GiB/s",
-            ratio: Some(times_faster(&contender.seconds, yardstick)),
+        let speed = |seconds: &[f64]| sent / median(seconds.to_vec());
+        let row = |contender: &Contender| Throughput {
+            strategy: contender.name,
+            bytes: self.bytes,
+            batch: self.batch,
+            gib_per_s: speed(&contender.seconds),
+            preregistered_gib_per_s: speed(yardstick),
+            ratio: times_faster(&contender.seconds, yardstick),
         };
-        self.contenders.iter().map(bench).collect()
+        self.contenders.iter().map(row).collect()
     }
 }
 
