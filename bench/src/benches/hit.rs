@@ -66,6 +66,11 @@ fn the_loop(options: Options, report: &mut Report) -> Result<(), String> {
     let mut theirs = |_| nanoseconds_each(accesses, || Ucx::walk(&order));
     let peer = peer::PRESENT.then_some(&mut theirs as &mut Turn<'_>);
     let comparison = compare(options.rounds, &mut ours, peer)?;
-    report.add("measuring loop", json!({"regions": 1_000, "seed": options.seed}), "ns", comparison);
+    report.add(
+        "measuring loop",
+        json!({"accesses": accesses, "seed": options.seed}),
+        "ns",
+        comparison,
+    );
     Ok(())
 }

@@ -8,7 +8,7 @@
 mod lifetime;
 
 use crate::output::{self, Failure, Output, Verdict};
-use crate::transfer::{self, Throughput};
+use crate::transfer::{self, Scope, Throughput};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -64,8 +64,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         benches.extend(lifetime::munmap(rounds)?);
     }
     if wanted(What::Transfer) {
-        let progress = output.progress(transfer::steps(rounds), "transfer");
-        let rows = transfer::measure(rounds, &|| progress.advance(1))?;
+        let scope = Scope::Everything;
+        let progress = output.progress(scope.steps(rounds), "transfer");
+        let rows = transfer::measure(scope, rounds, &|| progress.advance(1))?;
         benches.extend(rows.iter().map(transfer_row));
     }
     let report = Report { benches };

@@ -40,19 +40,38 @@ pub struct Throughput {
     pub ratio: f64,
 }
 
-/// Bytes per message and messages per submission.
-const CASES: [(usize, usize); 10] = [
-    (4 << 10, 1),
-    (4 << 10, 16),
-    (16 << 10, 1),
-    (64 << 10, 1),
-    (64 << 10, 16),
-    (256 << 10, 1),
-    (256 << 10, 16),
-    (1 << 20, 1),
-    (4 << 20, 1),
-    (16 << 20, 1),
-];
+/// What to compare.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// Every strategy, one message at a time and several.
+    Everything,
+    /// [`PINFOLD`] with [`PREREGISTERED`], one message at a time: each size once.
+    EachSizeOnce,
+}
+
+impl Scope {
+    /// Bytes per message and messages per submission.
+    fn cases(self) -> impl Iterator<Item = (usize, usize)> {
+        const CASES: [(usize, usize); 10] = [
+            (4 << 10, 1),
+            (4 << 10, 16),
+            (16 << 10, 1),
+            (64 << 10, 1),
+            (64 << 10, 16),
+            (256 << 10, 1),
+            (256 << 10, 16),
+            (1 << 20, 1),
+            (4 << 20, 1),
+            (16 << 20, 1),
+        ];
+        CASES.into_iter().filter(move |&(_, batch)| self == Self::Everything || batch == 1)
+    }
+
+    /// How often [`measure`] calls `advance`.
+    pub fn steps(self, rounds: u32) -> u64 {
+        self.cases().count() as u64 * u64::from(rounds)
+    }
+}
 
 /// How much a contender sends in one turn, in bytes.
 const TURN: usize = 8 << 20;
@@ -60,23 +79,18 @@ const TURN: usize = 8 << 20;
 /// How many buffers' worth of memory the contenders pin together, at most.
 const PINNED: usize = 6;
 
-/// How often [`measure`] calls `advance`.
-pub fn steps(rounds: u32) -> u64 {
-    CASES.len() as u64 * u64::from(rounds)
-}
-
 /// Throughput by strategy, size and batch; sizes that the limit on pinned memory has no room for
 /// are left out. Calls `advance` behind every round.
 ///
 /// # Errors
 ///
 /// What this machine lacks: io_uring, userfaultfd, room for registrations.
-pub fn measure(rounds: u32, advance: &dyn Fn()) -> Result<Vec<Throughput>, Failure> {
+pub fn measure(scope: Scope, rounds: u32, advance: &dyn Fn()) -> Result<Vec<Throughput>, Failure> {
     let room = Limits::read().enforced().bytes().unwrap_or(u64::MAX);
     let mut rows = Vec::new();
-    for (bytes, batch) in CASES {
+    for (bytes, batch) in scope.cases() {
         if (bytes * batch * PINNED) as u64 <= room {
-            rows.extend(Case::new(bytes, batch)?.measure(rounds, advance)?);
+            rows.extend(Case::new(scope, bytes, batch)?.measure(rounds, advance)?);
         }
     }
     Ok(rows)
@@ -98,25 +112,21 @@ struct Case {
 }
 
 impl Case {
-    fn new(bytes: usize, batch: usize) -> Result<Self, Failure> {
+    fn new(scope: Scope, bytes: usize, batch: usize) -> Result<Self, Failure> {
         let all = bytes * batch;
         let block = filled(all)?;
         let first = Preregistered::new(Wire::open(all)?, &block)?;
         let wire = || Wire::beside(first.channel());
-        let copying = Copying::new(wire()?, filled(all)?)?;
-        let uncached = Uncached::new(wire()?);
-        let cached = Cached::new(wire()?, 2 * all + (4 << 20))?;
-        let whole = Cached::in_pieces(wire()?, 2 * all + (4 << 20), bytes.next_power_of_two())?;
-        let in_pieces = bytes > Config::default().piece_bytes;
-        let mut contenders = vec![
-            Contender::new(PREREGISTERED, first),
-            Contender::new(PINFOLD, cached),
-            Contender::new(COPY, copying),
-            Contender::new(PER_USE, uncached),
-        ];
-        if in_pieces {
-            contenders.push(Contender::new(ONE_PIECE, whole));
+        let mut contenders = vec![Contender::new(PINFOLD, Cached::new(wire()?, budget(all))?)];
+        if scope == Scope::Everything {
+            contenders.push(Contender::new(COPY, Copying::new(wire()?, filled(all)?)?));
+            contenders.push(Contender::new(PER_USE, Uncached::new(wire()?)));
+            if bytes > Config::default().piece_bytes {
+                let whole = Cached::in_pieces(wire()?, budget(all), bytes.next_power_of_two())?;
+                contenders.push(Contender::new(ONE_PIECE, whole));
+            }
         }
+        contenders.insert(0, Contender::new(PREREGISTERED, first));
         Ok(Self { bytes, batch, contenders, block })
     }
 
@@ -168,6 +178,11 @@ impl Contender {
         self.seconds.push(start.elapsed().as_secs_f64());
         Ok(())
     }
+}
+
+/// Bytes that a cache may pin which is to keep `all` of them.
+fn budget(all: usize) -> usize {
+    2 * all + (4 << 20)
 }
 
 /// A block whose pages are all there.
