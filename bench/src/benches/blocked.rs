@@ -8,7 +8,6 @@ use crate::null;
 use crate::peer;
 use crate::report::Report;
 use crate::rounds::{Comparison, nanoseconds};
-use crate::sys;
 use crate::workload::{LENGTH, adjacent, elsewhere, random_order};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,7 +95,8 @@ fn enter(report: &mut Report, registering: bool, ours: &Waits, theirs: Option<&W
     }
 }
 
-/// Hits in `order` for a while, beside a thread that registers `new` on another processor.
+/// Hits in `order` for a while, beside a thread that registers `new`. Both run where the scheduler
+/// finds room, as a program's threads do.
 fn beside(
     order: &[u64],
     new: &[u64],
@@ -104,25 +104,15 @@ fn beside(
     waits: &mut Waits,
     get_put: &(impl Fn(&[u64]) -> Result<(), String> + Sync),
 ) -> Result<(), String> {
-    let processors = sys::processors()?;
-    let (here, there) = (processors.first().copied(), processors.last().copied());
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            there.map_or(Ok(()), sys::stay_on)?;
-            // Relaxed: one registration more or less.
-            new.chunks(1).take_while(|_| !over.load(Ordering::Relaxed)).try_for_each(get_put)
-        });
-        let hitter = scope.spawn(|| {
-            let hits = here
-                .map_or(Ok(()), sys::stay_on)
-                .and_then(|()| hits(order, window, waits, get_put));
-            over.store(true, Ordering::Relaxed);
-            hits
-        });
-        [hitter, other].into_iter().try_for_each(|thread| {
-            thread.join().map_err(|_| "a measuring thread panicked".to_string())?
-        })
+        // Relaxed: one registration more or less.
+        let mut rest = new.chunks(1).take_while(|_| !over.load(Ordering::Relaxed));
+        let other = scope.spawn(move || rest.try_for_each(get_put));
+        let hits = hits(order, window, waits, get_put);
+        over.store(true, Ordering::Relaxed);
+        other.join().map_err(|_| "the registering thread panicked".to_string())??;
+        hits
     })
 }
 
