@@ -42,7 +42,7 @@ struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
     /// How many rounds each median is of
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
     /// Do a hundredth of the work, to see that all runs: the figures mean nothing
     #[arg(long)]

@@ -55,6 +55,15 @@ fn contains(part: &str, number: usize) -> bool {
     bounds.is_some_and(|(first, last)| (first..=last).contains(&number))
 }
 
+/// How often the kernel took the processor away from this thread for another's sake.
+pub(crate) fn processor_lost() -> libc::c_long {
+    // SAFETY: the structure is plain numbers, and zeros are some.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills the structure. It knows the calling thread, so it cannot fail.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nivcsw
+}
+
 /// Enters the kernel and leaves it.
 pub(crate) fn empty_call() {
     // SAFETY: the call has no argument and cannot fail.

@@ -20,9 +20,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// A hit that took longer counts as one that waited.
 const LONG: Duration = Duration::from_micros(20);
 /// How long hits are made in one turn.
-const WINDOW: Duration = Duration::from_millis(150);
+const WINDOW: Duration = Duration::from_millis(75);
 /// New regions for one turn: more than can be registered meanwhile.
-const NEW: usize = 200;
+const NEW: usize = 100;
 
 /// What became of the hits.
 #[derive(Clone, Copy, Default)]

@@ -20,7 +20,7 @@ const ACCESSES: usize = 50_000;
 /// Gets behind one check, where checks are shared.
 const SEVERAL: usize = 16;
 /// How long threads ask side by side.
-const WINDOW: Duration = Duration::from_millis(40);
+const WINDOW: Duration = Duration::from_millis(3);
 
 /// One figure for each monitor that this machine has.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {

@@ -12,7 +12,7 @@ use pinfold_cli::transfer::{self, PINFOLD, PREREGISTERED, Scope, Throughput};
 use serde_json::json;
 
 /// Rounds of a transfer are short, so there are more of them.
-const MORE: usize = 5;
+const MORE: usize = 2;
 
 /// One figure for each size.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
