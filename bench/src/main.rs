@@ -8,8 +8,8 @@
 //! ratio is the median of the rounds' own ratios, ours to the peer's, and less is better except
 //! for multiples of one thread's throughput (unit "x"), transfers (GiB/s) and shares of hits.
 //!
-//! The order of layers, each using only what stands above it: `sys`, `load_monitor`, `null`,
-//! `workload` (our side's parts), `traces`, `models`, `peer`, `rounds`, `report`, then `benches`, a
+//! The order of layers, each using only what stands above it: `sys`, `question`, `load_monitor`,
+//! `null`, `workload` (our side's parts), `traces`, `models`, `peer`, `rounds`, `report`, then `benches`, a
 //! file each. Transfers are measured by the command's library, `pinfold_cli::transfer`.
 
 mod benches;
@@ -17,6 +17,7 @@ mod load_monitor;
 mod models;
 mod null;
 mod peer;
+mod question;
 mod report;
 mod rounds;
 mod sys;

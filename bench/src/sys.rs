@@ -101,12 +101,14 @@ fn writable_bytes() -> Result<f64, String> {
 /// This machine in words.
 pub(crate) fn machine() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    // What a distribution adds behind the number says nothing to others.
+    let kernel = kernel.trim().split('-').next().unwrap_or_default();
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
         processor.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("processor unknown", |(_, model)| model);
     let count = processors().map_or(0, |processors| processors.len());
-    format!("Linux {}, {count} processors, {model}", kernel.trim())
+    format!("Linux {kernel}, {count} processors, {model}")
 }
 
 #[cfg(test)]

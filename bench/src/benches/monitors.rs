@@ -5,13 +5,15 @@ use super::hit::all_hits;
 use crate::Options;
 use crate::load_monitor::LoadMonitor;
 use crate::null::{self, NullDevice};
+use crate::question::{Question, Uffd};
 use crate::report::Report;
-use crate::rounds::{compare, nanoseconds_each, throughput};
+use crate::rounds::{Comparison, compare, nanoseconds_each, throughput};
 use crate::sys;
 use crate::workload::{LENGTH, random_order};
 use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::{Cache, Config, Monitor};
 use serde_json::json;
+use std::hint::black_box;
 use std::time::Duration;
 
 const REGIONS: usize = 1_000;
@@ -19,6 +21,8 @@ const REGIONS: usize = 1_000;
 const ACCESSES: usize = 50_000;
 /// Gets behind one check, where checks are shared.
 const SEVERAL: usize = 16;
+/// How often each way to ask is tried in the moment in which it matters.
+const UNMAPPINGS: usize = 1_000;
 /// How long threads ask side by side.
 const WINDOW: Duration = Duration::from_millis(3);
 
@@ -75,7 +79,37 @@ fn userfaultfd(bench: &mut Bench<'_>) -> Result<(), String> {
         order.iter().for_each(|_| sys::empty_call());
         Ok(())
     })?;
-    bench.two_threads(&|some| some.iter().try_for_each(|_| check()))
+    bench.two_threads(&|some| some.iter().try_for_each(|_| check()))?;
+    // The monitor's own events would be in the way.
+    drop(cache);
+    questions(bench.options, bench.report)
+}
+
+/// Other ways to ask than the monitor's, what they cost and what they overlook.
+fn questions(options: Options, report: &mut Report) -> Result<(), String> {
+    let uffd = Uffd::open()?;
+    let asked = options.scaled(ACCESSES);
+    let cost = |question| {
+        nanoseconds_each(asked, || {
+            (0..asked).for_each(|_| {
+                black_box(uffd.ask(question));
+            });
+            Ok(())
+        })
+    };
+    let (asks, unmappings) = (Question::WriteProtect, options.scaled(UNMAPPINGS));
+    let share = |question| {
+        uffd.missed(question, unmappings).map(|missed| missed as f64 / unmappings as f64)
+    };
+    for question in Question::OTHERS {
+        let comparison =
+            compare(options.rounds, &mut |_| cost(question), Some(&mut |_| cost(asks)))?;
+        let params = json!({"question": question.name()});
+        report.add_against(asks.name(), "question", params.clone(), "ns", comparison);
+        let missed = Comparison::of(share(question)?, Some(share(asks)?));
+        report.add_against(asks.name(), "question, unmappings missed", params, "share", missed);
+    }
+    Ok(())
 }
 
 /// What every monitor is compared with, and where that is told.
