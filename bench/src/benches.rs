@@ -2,8 +2,10 @@
 
 pub(crate) mod blocked;
 pub(crate) mod events;
+pub(crate) mod eviction;
 pub(crate) mod hit;
 pub(crate) mod memory;
 pub(crate) mod miss;
 pub(crate) mod monitors;
 pub(crate) mod scaling;
+pub(crate) mod transfer;

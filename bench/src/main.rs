@@ -6,23 +6,29 @@
 //! What is measured is the cache: the device does nothing, and a monitor's check is one load
 //! except where monitors are compared. Both sides do the same work in turns, in short rounds; a
 //! ratio is the median of the rounds' own ratios, ours to the peer's, and less is better except
-//! for multiples of one thread's throughput (unit "x").
+//! for multiples of one thread's throughput (unit "x"), transfers (GiB/s) and shares of hits.
 //!
-//! The order of layers, each using only what stands above it: `allocator`, `load_monitor`,
-//! `null`, `workload` (our side's parts), `peer`, `rounds`, `report`, then `benches`, a file each.
+//! The order of layers, each using only what stands above it: `sys`, `question`, `load_monitor`,
+//! `null`, `workload` (our side's parts), `traces`, `models`, `peer`, `rounds`, `report`, then `benches`, a
+//! file each. Transfers are measured by the command's library, `pinfold_cli::transfer`.
 
-mod allocator;
 mod benches;
 mod load_monitor;
+mod models;
 mod null;
 mod peer;
+mod question;
 mod report;
 mod rounds;
+mod sys;
+mod traces;
 mod workload;
 
 use clap::{Parser, ValueEnum};
 use report::Report;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[derive(Parser, Debug)]
 #[command(name = "pinfold-bench", version, about = "What Pinfold costs, beside its peers")]
@@ -37,8 +43,14 @@ struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
     /// How many rounds each median is of
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
+    /// Do a hundredth of the work, to see that all runs: the figures mean nothing
+    #[arg(long)]
+    quick: bool,
+    /// Measure nothing; print what `--json` wrote into this file as a Markdown table
+    #[arg(long, value_name = "FILE")]
+    show: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -55,8 +67,12 @@ enum Bench {
     Events,
     /// Whether hits wait for another thread's registrations
     Blocked,
+    /// Real transfers, beside memory registered beforehand
+    Transfer,
     /// What each monitor's check costs a hit
     Monitors,
+    /// How often a cache that is too small hits
+    Eviction,
     /// All of them
     All,
 }
@@ -66,9 +82,25 @@ enum Bench {
 struct Options {
     seed: u64,
     rounds: usize,
+    quick: bool,
 }
 
 impl Options {
+    /// How often to do what is done `count` times.
+    fn scaled(self, count: usize) -> usize {
+        if self.quick { count / 100 } else { count }
+    }
+
+    /// How long to do what is done for `window`.
+    fn window(self, window: Duration) -> Duration {
+        if self.quick { window / 10 } else { window }
+    }
+
+    /// Whether there is time to register so many regions.
+    fn can_fill(self, regions: usize) -> bool {
+        !self.quick || regions <= 1_000
+    }
+
     /// The numbers that make the order of accesses.
     fn random(self) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.seed)
@@ -77,21 +109,26 @@ impl Options {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Err(error) = peer::keep_hooks_out() {
-        Report::new(arguments.json).remark(&format!("pinfold-bench: {error}"));
-        return ExitCode::from(2);
-    }
-    let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
-    let options = Options { seed, rounds: arguments.rounds.into() };
-    let mut report = Report::new(arguments.json);
-    report.remark(&format!("seed {seed}"));
-    match run(arguments.bench, options, &mut report).and_then(|()| report.print()) {
+    let outcome = match &arguments.show {
+        Some(file) => Report::read(file).map(|report| report.print_markdown()),
+        None => peer::keep_hooks_out().and_then(|()| measure(&arguments)),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            report.remark(&format!("pinfold-bench: {error}"));
+            report::remark(&format!("pinfold-bench: {error}"));
             ExitCode::from(2)
         }
     }
+}
+
+fn measure(arguments: &Arguments) -> Result<(), String> {
+    let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
+    let options = Options { seed, rounds: arguments.rounds.into(), quick: arguments.quick };
+    let mut report = Report::new(arguments.json);
+    report.remark(&format!("seed {seed}"));
+    run(arguments.bench, options, &mut report)?;
+    report.print()
 }
 
 fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String> {
@@ -102,7 +139,9 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Memory, benches::memory::run),
         (Bench::Events, benches::events::run),
         (Bench::Blocked, benches::blocked::run),
+        (Bench::Transfer, benches::transfer::run),
         (Bench::Monitors, benches::monitors::run),
+        (Bench::Eviction, benches::eviction::run),
     ];
     let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);
     asked.into_iter().try_for_each(|(_, run)| run(options, report))

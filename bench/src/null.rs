@@ -103,7 +103,17 @@ pub(crate) fn get_put<M: Monitor>(
     failed.map_or(Ok(()), |error| Err(error.to_string()))
 }
 
-/// The same, a monitor's check for every `several` gets.
+/// The same loop around nothing.
+// A Result because the loop around something has one.
+#[allow(clippy::unnecessary_wraps)]
+pub(crate) fn walk(addresses: &[u64]) -> Result<(), String> {
+    for address in addresses {
+        black_box(address);
+    }
+    Ok(())
+}
+
+/// get, a look at the handle, release, a monitor's check for every `several` gets.
 pub(crate) fn get_put_checked<M: Monitor>(
     cache: &Cache<NullDevice, M>,
     addresses: &[u64],

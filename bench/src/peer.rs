@@ -10,6 +10,9 @@ pub(crate) use absent::{Ucx, keep_hooks_out};
 #[cfg(feature = "peers")]
 pub(crate) use ucx::{Ucx, keep_hooks_out};
 
+/// Whether this build has a peer.
+pub(crate) const PRESENT: bool = cfg!(feature = "peers");
+
 /// The name in reports.
 pub(crate) const NAME: &str = "ucx";
 

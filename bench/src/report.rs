@@ -3,32 +3,44 @@
 
 use crate::peer;
 use crate::rounds::Comparison;
+use crate::sys;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::path::Path;
+
+/// The columns of a table.
+const HEADS: [&str; 7] = ["bench", "of", "pinfold", "unit", "beside", "peer", "ratio"];
 
 /// A line under the heads and nothing else.
 const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// One measured figure.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Measurement {
-    name: &'static str,
+    name: String,
     /// What it depends on, as an object.
     params: Value,
     value: f64,
-    unit: &'static str,
+    unit: String,
     /// Who or what `peer_value` belongs to.
-    peer: Option<&'static str>,
+    peer: Option<String>,
     peer_value: Option<f64>,
     /// `value` to `peer_value`, by rounds.
     ratio: Option<f64>,
 }
 
+/// Says something that is no result, on standard error.
+pub(crate) fn remark(remark: &str) {
+    eprintln!("{remark}");
+}
+
 /// All figures of a run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
+    /// Where it was measured.
+    machine: String,
     benches: Vec<Measurement>,
     #[serde(skip)]
     json: bool,
@@ -37,12 +49,19 @@ pub(crate) struct Report {
 impl Report {
     /// An empty report, to be printed as one JSON object or as a table.
     pub(crate) fn new(json: bool) -> Self {
-        Self { benches: Vec::new(), json }
+        Self { machine: sys::machine(), benches: Vec::new(), json }
     }
 
-    /// Says something that is no result, where it does not mix with results.
+    /// A report that was printed as JSON, to be shown as Markdown.
+    pub(crate) fn read(file: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
+        let report = text.and_then(|text| serde_json::from_str(&text).map_err(|e| e.to_string()));
+        report.map_err(|error| format!("{}: {error}", file.display()))
+    }
+
+    /// Says something that is no result.
     pub(crate) fn remark(&self, remark: &str) {
-        eprintln!("{remark}");
+        self::remark(remark);
     }
 
     /// Adds a comparison with UCX.
@@ -65,7 +84,8 @@ impl Report {
         unit: &'static str,
         Comparison { value, peer_value, ratio }: Comparison,
     ) {
-        let peer = peer_value.map(|_| peer);
+        let (name, unit) = (name.to_string(), unit.to_string());
+        let peer = peer_value.map(|_| peer.to_string());
         self.benches.push(Measurement { name, params, value, unit, peer, peer_value, ratio });
     }
 
@@ -80,10 +100,20 @@ impl Report {
         Ok(())
     }
 
+    /// Prints everything as a Markdown table.
+    pub(crate) fn print_markdown(&self) {
+        let row = |cells: [String; 7]| format!("| {} |\n", cells.join(" | "));
+        let mut text = format!("{}\n\n", self.machine);
+        text += &row(HEADS.map(String::from));
+        text += "|---|---|--:|---|---|--:|--:|\n";
+        self.benches.iter().for_each(|measurement| text += &row(measurement.cells()));
+        print!("{text}");
+    }
+
     fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_style(STYLE);
-        table.set_header(["bench", "of", "pinfold", "unit", "beside", "peer", "ratio"]);
+        table.set_header(HEADS);
         for measurement in &self.benches {
             table.add_row(measurement.cells());
         }
@@ -103,7 +133,7 @@ impl Measurement {
             words(&self.params),
             number(Some(self.value)),
             self.unit.to_string(),
-            self.peer.unwrap_or_default().to_string(),
+            self.peer.clone().unwrap_or_default(),
             number(self.peer_value),
             number(self.ratio),
         ]

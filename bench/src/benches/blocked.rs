@@ -4,8 +4,8 @@
 //! does to a hit.
 
 use crate::Options;
-use crate::null::{self, NullCache};
-use crate::peer::{self, Ucx};
+use crate::null;
+use crate::peer;
 use crate::report::Report;
 use crate::rounds::{Comparison, nanoseconds};
 use crate::workload::{LENGTH, adjacent, elsewhere, random_order};
@@ -19,10 +19,10 @@ const REGIONS: usize = 1_000;
 const PAUSE: Duration = Duration::from_millis(1);
 /// A hit that took longer counts as one that waited.
 const LONG: Duration = Duration::from_micros(20);
-/// How long hits are made.
-const WINDOW: Duration = Duration::from_millis(1500);
-/// More new regions than can be registered meanwhile.
-const NEW: usize = 10_000;
+/// How long hits are made in one turn.
+const WINDOW: Duration = Duration::from_millis(75);
+/// New regions for one turn: more than can be registered meanwhile.
+const NEW: usize = 100;
 
 /// What became of the hits.
 #[derive(Clone, Copy, Default)]
@@ -56,20 +56,28 @@ impl Waits {
     }
 }
 
-/// With the other thread, then without.
+/// With the other thread and without, both sides in turns.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    let (cached, new) = (adjacent(REGIONS), elsewhere(NEW));
+    let cached = adjacent(REGIONS);
     let order = random_order(&cached, 100_000, &mut options.random());
-    let (ours, theirs) = (null::unlimited()?, peer::unlimited()?);
-    null::get_put(&ours, &cached, LENGTH)?;
+    let (cache, theirs) = (null::unlimited()?, peer::unlimited()?);
+    null::get_put(&cache, &cached, LENGTH)?;
     theirs.as_ref().map_or(Ok(()), |theirs| theirs.get_put(&cached, LENGTH))?;
-    ours.registrar().set_pause(pause());
+    cache.registrar().set_pause(pause());
     theirs.as_ref().inspect(|theirs| theirs.set_pause(pause()));
+
+    let window = options.window(WINDOW);
+    let new = elsewhere(NEW * options.rounds);
     for registering in [true, false] {
-        let new = if registering { &new[..] } else { &[] };
-        let ours = waits_of_ours(&ours, &order, new)?;
-        let theirs = theirs.as_ref().map(|theirs| waits_of_theirs(theirs, &order, new));
-        enter(report, registering, &ours, theirs.transpose()?.as_ref());
+        let (mut ours, mut peers) = (Waits::default(), Waits::default());
+        for new in new.chunks(NEW) {
+            let new = if registering { new } else { &[] };
+            beside(&order, new, window, &mut ours, &|some| null::get_put(&cache, some, LENGTH))?;
+            if let Some(theirs) = &theirs {
+                beside(&order, new, window, &mut peers, &|some| theirs.get_put(some, LENGTH))?;
+            }
+        }
+        enter(report, registering, &ours, theirs.as_ref().map(|_| &peers));
     }
     Ok(())
 }
@@ -82,47 +90,40 @@ fn enter(report: &mut Report, registering: bool, ours: &Waits, theirs: Option<&W
     let peers = theirs.map(Waits::figures);
     for (position, (what, unit, value)) in ours.figures().into_iter().enumerate() {
         let peer_value = peers.map(|figures| figures[position].2);
-        let ratio = peer_value.filter(|&peer| peer > 0.0).map(|peer| value / peer);
         let params = json!({"what": what, "another_registers": registering, "regions": REGIONS});
-        report.add("blocked", params, unit, Comparison { value, peer_value, ratio });
+        report.add("blocked", params, unit, Comparison::of(value, peer_value));
     }
 }
 
-fn waits_of_ours(cache: &NullCache, order: &[u64], new: &[u64]) -> Result<Waits, String> {
-    let get_put = |addresses: &[u64]| null::get_put(cache, addresses, LENGTH);
-    let waits = beside(order, new, &get_put);
-    new.iter().try_for_each(|&address| {
-        cache.invalidate(crate::workload::range(address)?);
-        Ok::<_, String>(())
-    })?;
-    waits
-}
-
-fn waits_of_theirs(cache: &Ucx, order: &[u64], new: &[u64]) -> Result<Waits, String> {
-    beside(order, new, &|addresses| cache.get_put(addresses, LENGTH))
-}
-
-/// Hits in `order` for a while, beside a thread that registers `new`.
+/// Hits in `order` for a while, beside a thread that registers `new`. Both run where the scheduler
+/// finds room, as a program's threads do.
 fn beside(
     order: &[u64],
     new: &[u64],
+    window: Duration,
+    waits: &mut Waits,
     get_put: &(impl Fn(&[u64]) -> Result<(), String> + Sync),
-) -> Result<Waits, String> {
+) -> Result<(), String> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         // Relaxed: one registration more or less.
         let mut rest = new.chunks(1).take_while(|_| !over.load(Ordering::Relaxed));
         let other = scope.spawn(move || rest.try_for_each(get_put));
-        let waits = hits(order, get_put);
+        let hits = hits(order, window, waits, get_put);
         over.store(true, Ordering::Relaxed);
         other.join().map_err(|_| "the registering thread panicked".to_string())??;
-        waits
+        hits
     })
 }
 
-fn hits(order: &[u64], get_put: impl Fn(&[u64]) -> Result<(), String>) -> Result<Waits, String> {
-    let mut waits = Waits::default();
-    let end = Instant::now() + WINDOW;
+/// Times every hit alone.
+fn hits(
+    order: &[u64],
+    window: Duration,
+    waits: &mut Waits,
+    get_put: impl Fn(&[u64]) -> Result<(), String>,
+) -> Result<(), String> {
+    let end = Instant::now() + window;
     for address in order.chunks(1).cycle() {
         let began = Instant::now();
         if began >= end {
@@ -131,5 +132,5 @@ fn hits(order: &[u64], get_put: impl Fn(&[u64]) -> Result<(), String>) -> Result
         get_put(address)?;
         waits.note(began.elapsed());
     }
-    Ok(waits)
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::Options;
 use crate::null::{self, NullCache};
 use crate::report::Report;
-use crate::rounds::{Comparison, Round, compare, nanoseconds_each};
+use crate::rounds::{compare, nanoseconds_each};
 use crate::workload::{LENGTH, addresses, random_order, range};
 use pinfold::{AddressRange, Monitor};
 use serde_json::json;
@@ -26,13 +26,8 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let cache = null::unlimited()?;
     null::get_put(&cache, &cached, LENGTH)?;
     burst(options, report, &cache, &cached, &gaps)?;
-    stream(
-        options,
-        report,
-        &cache,
-        &random_order(&cached, ACCESSES, &mut options.random()),
-        &gaps,
-    )?;
+    let order = random_order(&cached, options.scaled(ACCESSES), &mut options.random());
+    stream(options, report, &cache, &order, &gaps)?;
     match cache.statistics().invalidations {
         0 => Ok(()),
         count => Err(format!("changes of other memory took {count} regions")),
@@ -52,14 +47,13 @@ fn burst(
     cached: &[u64],
     gaps: &[AddressRange],
 ) -> Result<(), String> {
-    let comparison = compare(options.rounds, || {
+    let mut first_hit = |_| {
         cache.monitor().log(gaps.iter().copied().cycle().take(BURST));
-        let ours = nanoseconds_each(1, || null::get_put(cache, &cached[..1], LENGTH))?;
-        Ok(Round { ours, peer: None })
-    })?;
-    let value = comparison.value / 1e6;
+        nanoseconds_each(1, || null::get_put(cache, &cached[..1], LENGTH))
+    };
+    let comparison = compare(options.rounds, &mut first_hit, None)?.in_units_of(1e6);
     let params = json!({"what": "first hit", "events": BURST, "regions": REGIONS});
-    report.add("events", params, "ms", Comparison { value, ..comparison });
+    report.add("events", params, "ms", comparison);
     Ok(())
 }
 
@@ -73,15 +67,14 @@ fn stream(
 ) -> Result<(), String> {
     let before = cache.statistics().events;
     let mut busy = Duration::ZERO;
-    let comparison = compare(options.rounds, || {
+    let steadily = || nanoseconds_each(order.len(), || null::get_put(cache, order, LENGTH));
+    let mut changing = |_| {
         let began = Instant::now();
-        let ours = while_changing(cache, gaps, || {
-            nanoseconds_each(order.len(), || null::get_put(cache, order, LENGTH))
-        })?;
+        let ours = while_changing(cache, gaps, steadily);
         busy += began.elapsed();
-        let peer = nanoseconds_each(order.len(), || null::get_put(cache, order, LENGTH))?;
-        Ok(Round { ours, peer: Some(peer) })
-    })?;
+        ours
+    };
+    let comparison = compare(options.rounds, &mut changing, Some(&mut |_| steadily()))?;
     let events = (cache.statistics().events - before) as f64 / busy.as_secs_f64();
     let params = json!({
         "what": "steady hits", "events_per_s": events.round(), "regions": REGIONS,

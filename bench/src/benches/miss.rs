@@ -9,7 +9,7 @@ use crate::Options;
 use crate::null::{self, NullCache};
 use crate::peer::{self, Ucx};
 use crate::report::Report;
-use crate::rounds::{Round, compare, nanoseconds_each};
+use crate::rounds::{Turn, compare, nanoseconds_each};
 use crate::workload::{LENGTH, adjacent, elsewhere, range};
 use serde_json::json;
 
@@ -61,7 +61,8 @@ impl Reclaim {
 
 /// One figure for each way and each number of other regions.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    CACHED.into_iter().try_for_each(|cached| {
+    let sizes = CACHED.into_iter().filter(|&cached| options.can_fill(cached));
+    sizes.into_iter().try_for_each(|cached| {
         measure(options, report, Reclaim::ByHand, cached)?;
         measure(options, report, Reclaim::Thread, cached)
     })
@@ -73,19 +74,20 @@ fn measure(
     way: Reclaim,
     cached: usize,
 ) -> Result<(), String> {
-    let (others, addresses) = (adjacent(cached), elsewhere(MISSES));
+    let misses = options.scaled(MISSES);
+    let (others, addresses) = (adjacent(cached), elsewhere(misses));
     let ours = way.cache()?;
     null::get_put(&ours, &others, LENGTH)?;
     let theirs = peer::unlimited()?;
     theirs.as_ref().map_or(Ok(()), |theirs| theirs.get_put(&others, LENGTH))?;
 
-    let comparison = compare(options.rounds, || {
-        let ours = nanoseconds_each(MISSES, || way.miss_all(&ours, &addresses))?;
-        let peer = theirs
-            .as_ref()
-            .map(|theirs| nanoseconds_each(MISSES, || theirs.miss_destroy(&addresses, LENGTH)));
-        Ok(Round { ours, peer: peer.transpose()? })
-    })?;
+    let mut our_turn = |_| nanoseconds_each(misses, || way.miss_all(&ours, &addresses));
+    let mut their_turn = theirs.as_ref().map(|theirs| {
+        let addresses = &addresses;
+        move |_| nanoseconds_each(misses, || theirs.miss_destroy(addresses, LENGTH))
+    });
+    let peer = their_turn.as_mut().map(|turn| turn as &mut Turn<'_>);
+    let comparison = compare(options.rounds, &mut our_turn, peer)?;
     all_gone(&ours, theirs.as_ref(), cached as u64)?;
     report.add("miss", json!({"cached": cached, "reclaim": way.name()}), "ns", comparison);
     Ok(())

@@ -1,30 +1,41 @@
-//! What each monitor adds to a hit, beside a monitor whose check is one load.
+//! What each monitor adds to a hit, beside a monitor whose check is one load; and what a check that
+//! is a system call consists of.
 
+use super::hit::all_hits;
 use crate::Options;
 use crate::load_monitor::LoadMonitor;
 use crate::null::{self, NullDevice};
+use crate::question::{Question, Uffd};
 use crate::report::Report;
-use crate::rounds::{Round, compare, nanoseconds_each};
+use crate::rounds::{Comparison, compare, nanoseconds_each, throughput};
+use crate::sys;
 use crate::workload::{LENGTH, random_order};
 use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::{Cache, Config, Monitor};
 use serde_json::json;
+use std::hint::black_box;
+use std::time::Duration;
 
 const REGIONS: usize = 1_000;
 /// Accesses in a round.
 const ACCESSES: usize = 50_000;
 /// Gets behind one check, where checks are shared.
 const SEVERAL: usize = 16;
+/// How often each way to ask is tried in the moment in which it matters.
+const UNMAPPINGS: usize = 1_000;
+/// How long threads ask side by side.
+const WINDOW: Duration = Duration::from_millis(3);
 
 /// One figure for each monitor that this machine has.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     // Real memory, which is what userfaultfd watches; never touched, so it takes no room.
     let memory = vec![0_u8; (REGIONS + 1) * LENGTH];
     let addresses = within(&memory);
-    let order = random_order(&addresses, ACCESSES, &mut options.random());
+    let order = random_order(&addresses, options.scaled(ACCESSES), &mut options.random());
     let load = cache(LoadMonitor::default())?;
-    let mut bench = Bench { options, order: &order, load: &load, report };
-    bench.measure("one load", &mut || null::get_put(&load, &order, LENGTH))?;
+    null::get_put(&load, &addresses, LENGTH)?;
+    let mut bench = Bench { options, addresses: &addresses, order: &order, load: &load, report };
+    bench.measure("one load", &|| null::get_put(&load, &order, LENGTH))?;
     no_monitor(&mut bench)?;
     userfaultfd(&mut bench)
 }
@@ -42,7 +53,8 @@ fn cache<M: Monitor>(monitor: M) -> Result<Cache<NullDevice, M>, String> {
 fn no_monitor(bench: &mut Bench<'_>) -> Result<(), String> {
     let cache = cache(NoMonitor::new().map_err(|error| error.to_string())?)?;
     let order = bench.order;
-    bench.measure("none, vouched for", &mut || null::get_put_vouched(&cache, order, LENGTH))
+    null::get_put_vouched(&cache, bench.addresses, LENGTH)?;
+    bench.measure("none, vouched for", &|| null::get_put_vouched(&cache, order, LENGTH))
 }
 
 fn userfaultfd(bench: &mut Bench<'_>) -> Result<(), String> {
@@ -55,37 +67,93 @@ fn userfaultfd(bench: &mut Bench<'_>) -> Result<(), String> {
     };
     let cache = cache(monitor)?;
     let order = bench.order;
-    bench.measure("userfaultfd", &mut || null::get_put(&cache, order, LENGTH))?;
-    bench.measure("userfaultfd, a check for 16 gets", &mut || {
+    null::get_put(&cache, bench.addresses, LENGTH)?;
+    bench.measure("userfaultfd", &|| null::get_put(&cache, order, LENGTH))?;
+    bench.measure("userfaultfd, a check for 16 gets", &|| {
         null::get_put_checked(&cache, order, LENGTH, SEVERAL)
     })?;
-    match cache.statistics().registrations {
-        count if count <= REGIONS as u64 => Ok(()),
-        count => Err(format!("{count} registrations of {REGIONS} regions: not hits")),
+    all_hits(cache.statistics().registrations, REGIONS)?;
+    let check = || cache.monitor().check().map(drop).map_err(|error| error.to_string());
+    bench.measure("userfaultfd, its check alone", &|| order.iter().try_for_each(|_| check()))?;
+    bench.measure("an empty system call", &|| {
+        order.iter().for_each(|_| sys::empty_call());
+        Ok(())
+    })?;
+    bench.two_threads(&|some| some.iter().try_for_each(|_| check()))?;
+    // The monitor's own events would be in the way.
+    drop(cache);
+    questions(bench.options, bench.report)
+}
+
+/// Other ways to ask than the monitor's, what they cost and what they overlook.
+fn questions(options: Options, report: &mut Report) -> Result<(), String> {
+    let uffd = Uffd::open()?;
+    let asked = options.scaled(ACCESSES);
+    let cost = |question| {
+        nanoseconds_each(asked, || {
+            (0..asked).for_each(|_| {
+                black_box(uffd.ask(question));
+            });
+            Ok(())
+        })
+    };
+    let (asks, unmappings) = (Question::WriteProtect, options.scaled(UNMAPPINGS));
+    let share = |question| {
+        uffd.missed(question, unmappings).map(|missed| missed as f64 / unmappings as f64)
+    };
+    for question in Question::OTHERS {
+        let comparison =
+            compare(options.rounds, &mut |_| cost(question), Some(&mut |_| cost(asks)))?;
+        let params = json!({"question": question.name()});
+        report.add_against(asks.name(), "question", params.clone(), "ns", comparison);
+        let missed = Comparison::of(share(question)?, Some(share(asks)?));
+        report.add_against(asks.name(), "question, unmappings missed", params, "share", missed);
     }
+    Ok(())
 }
 
 /// What every monitor is compared with, and where that is told.
 struct Bench<'b> {
     options: Options,
+    addresses: &'b [u64],
     order: &'b [u64],
     load: &'b Cache<NullDevice, LoadMonitor>,
     report: &'b mut Report,
 }
 
 impl Bench<'_> {
+    /// What `work` takes for each address of the order, beside a hit of the monitor that loads.
     fn measure(
         &mut self,
         monitor: &str,
-        work: &mut dyn FnMut() -> Result<(), String>,
+        work: &dyn Fn() -> Result<(), String>,
     ) -> Result<(), String> {
-        let comparison = compare(self.options.rounds, || {
-            let ours = nanoseconds_each(ACCESSES, &mut *work)?;
-            let load = || null::get_put(self.load, self.order, LENGTH);
-            Ok(Round { ours, peer: Some(nanoseconds_each(ACCESSES, load)?) })
-        })?;
+        let (load, order) = (self.load, self.order);
+        let comparison = compare(
+            self.options.rounds,
+            &mut |_| nanoseconds_each(order.len(), work),
+            Some(&mut |_| nanoseconds_each(order.len(), || null::get_put(load, order, LENGTH))),
+        )?;
         let params = json!({"monitor": monitor, "regions": REGIONS, "seed": self.options.seed});
         self.report.add_against("one load", "monitors", params, "ns", comparison);
+        Ok(())
+    }
+
+    /// What a check takes while another thread asks too, beside one that asks alone: the threads
+    /// share the count of the descriptor's users, in the kernel.
+    fn two_threads(
+        &mut self,
+        check: &(impl Fn(&[u64]) -> Result<(), String> + Sync),
+    ) -> Result<(), String> {
+        let [first, second, ..] = *sys::processors()? else { return Ok(()) };
+        let stations = [(first, self.order), (second, self.order)];
+        let window = self.options.window(WINDOW);
+        let each = |threads: usize| {
+            throughput(&stations[..threads], window, check).map(|rate| threads as f64 / rate * 1e9)
+        };
+        let comparison = compare(self.options.rounds, &mut |_| each(2), Some(&mut |_| each(1)))?;
+        let params = json!({"monitor": "userfaultfd, checks of two threads", "threads": 2});
+        self.report.add_against("one thread", "monitors", params, "ns", comparison);
         Ok(())
     }
 }

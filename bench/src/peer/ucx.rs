@@ -31,8 +31,7 @@ mod c {
             count: u64,
             length: u64,
         ) -> u64;
-        pub(super) fn peer_heap_used() -> u64;
-        pub(super) fn peer_heap_taken() -> u64;
+        pub(super) fn peer_walk(addresses: *const u64, count: u64);
     }
 }
 
@@ -40,15 +39,16 @@ mod c {
 ///
 /// The caches compared here hear of no events through those hooks, but the hooks stay in the way
 /// of everybody: UCX 1.13's `mremap` drops an argument. Nothing but the environment of a new
-/// program keeps them out.
+/// program keeps them out, and what UCX has to say off standard output.
 pub(crate) fn keep_hooks_out() -> Result<(), String> {
     const SWITCH: &str = "UCX_MEM_EVENTS";
-    if std::env::var_os(SWITCH).is_some() {
+    if std::env::var_os(SWITCH).is_some_and(|value| value == "no") {
         return Ok(());
     }
     let mut again = Command::new("/proc/self/exe");
+    again.args(std::env::args_os().skip(1)).env(SWITCH, "no").env("UCX_LOG_FILE", "stderr");
     // Comes back only if it fails.
-    let error = again.args(std::env::args_os().skip(1)).env(SWITCH, "no").exec();
+    let error = again.exec();
     Err(format!("could not start again without UCX's hooks: {error}"))
 }
 
@@ -112,23 +112,14 @@ impl Ucx {
         registered.load(Ordering::Relaxed) - deregistered.load(Ordering::Relaxed)
     }
 
-    /// The bytes in use now on the heap, and what is mapped beside the heap: UCX maps some of its
-    /// memory itself. Only differences mean anything.
-    pub(crate) fn memory() -> Result<i64, String> {
-        // SAFETY: they ask the C library and touch nothing.
-        let (used, taken) = unsafe { (c::peer_heap_used(), c::peer_heap_taken()) };
-        let writable = writable_bytes()?;
-        Ok(writable.cast_signed() - taken.cast_signed() + used.cast_signed())
+    /// The loop around all this, with no cache in it.
+    // A Result because the other loops can fail.
+    #[allow(clippy::unnecessary_wraps)]
+    pub(crate) fn walk(addresses: &[u64]) -> Result<(), String> {
+        // SAFETY: the loop reads the slice.
+        unsafe { c::peer_walk(addresses.as_ptr(), addresses.len() as u64) };
+        Ok(())
     }
-}
-
-/// The process's private writable memory.
-fn writable_bytes() -> Result<u64, String> {
-    let status = std::fs::read_to_string("/proc/self/status")
-        .map_err(|error| format!("/proc/self/status: {error}"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.map(|kib| kib << 10).ok_or_else(|| "/proc/self/status has no VmData".into())
 }
 
 fn none_failed(failed: u64) -> Result<(), String> {

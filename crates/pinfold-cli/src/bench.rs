@@ -6,11 +6,11 @@
 //! them.
 
 mod lifetime;
-mod transfer;
 
 use crate::output::{self, Failure, Output, Verdict};
+use crate::transfer::{self, Scope, Throughput};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Options of `pinfold bench`.
 #[derive(clap::Args, Debug)]
@@ -64,12 +64,25 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         benches.extend(lifetime::munmap(rounds)?);
     }
     if wanted(What::Transfer) {
-        let progress = output.progress(transfer::steps(rounds), "transfer");
-        benches.extend(transfer::transfer(rounds, &progress)?);
+        let scope = Scope::Everything;
+        let progress = output.progress(scope.steps(rounds), "transfer");
+        let rows = transfer::measure(scope, rounds, &|| progress.advance(1))?;
+        benches.extend(rows.iter().map(transfer_row));
     }
     let report = Report { benches };
     output.report(&report, || for_people(&report));
     Ok(Verdict::Held)
+}
+
+fn transfer_row(row: &Throughput) -> Bench {
+    let Throughput { strategy, bytes, batch, gib_per_s, ratio, .. } = *row;
+    Bench {
+        name: "transfer",
+        params: json!({ "bytes": bytes, "batch": batch, "strategy": strategy }),
+        value: gib_per_s,
+        unit: "GiB/s",
+        ratio: Some(ratio),
+    }
 }
 
 fn for_people(report: &Report) -> String {

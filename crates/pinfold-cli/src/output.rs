@@ -30,7 +30,7 @@ impl Verdict {
 
 /// Why a command could not even begin.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The arguments make no sense together, or name a file that cannot be used: exit status 2,
     /// as for arguments that make no sense by themselves.
     Usage(String),

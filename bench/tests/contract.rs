@@ -1,0 +1,175 @@
+//! What programs may rely on that read `pinfold-bench --json`: one object on standard output and
+//! nothing else, and in its `benches` the entries that the README promises. Nothing is said here of
+//! the figures: `--quick` does a hundredth of the work.
+
+// A test may fail loudly, and says what it could not do.
+#![allow(clippy::panic, clippy::print_stderr)]
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+/// What the program says with one round of `what`.
+fn bench(what: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pinfold-bench"))
+        .args([what, "--json", "--quick", "--rounds", "1", "--seed", "7"])
+        .output()
+        .expect("the program starts")
+}
+
+/// The entries called `name` of a run of `what`; `None`, and the reason, if this machine lacks
+/// what that takes.
+fn entries(what: &str, name: &str) -> Option<Vec<Value>> {
+    let output = bench(what);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{what}: {words}");
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let all = object["benches"].as_array().expect("an array").clone();
+    all.iter().for_each(well_formed);
+    let named: Vec<Value> = all.into_iter().filter(|each| each["name"] == name).collect();
+    let skipped = words.lines().find(|line| line.starts_with("skipped: "));
+    match (named.is_empty(), skipped) {
+        (true, Some(skipped)) => {
+            eprintln!("{skipped}");
+            None
+        }
+        (true, None) => panic!("no {name} from {what}: {words}"),
+        (false, _) => Some(named),
+    }
+}
+
+/// Every entry has its keys; a peer, its value and the ratio come together.
+fn well_formed(entry: &Value) {
+    assert!(entry["name"].is_string() && entry["unit"].is_string(), "{entry}");
+    assert!(entry["params"].is_object() && entry["value"].is_number(), "{entry}");
+    assert_eq!(entry["peer"].is_string(), entry["peer_value"].is_number(), "{entry}");
+    // No ratio to nothing: an exact LRU may hit never.
+    let comparable = entry["peer_value"].as_f64().is_some_and(|peer| peer > 0.0);
+    assert_eq!(entry["ratio"].is_number(), comparable, "{entry}");
+}
+
+/// Beside UCX if this build has it, else beside nobody.
+fn beside_ucx(entry: &Value) {
+    if cfg!(feature = "peers") {
+        assert_eq!(entry["peer"], "ucx", "{entry}");
+    } else {
+        assert!(entry["peer"].is_null(), "{entry}");
+    }
+}
+
+fn params<'e>(entries: &'e [Value], key: &str) -> Vec<&'e Value> {
+    entries.iter().map(|entry| &entry["params"][key]).collect()
+}
+
+#[test]
+fn ucx_is_measured_beside_us_where_this_build_has_it() {
+    if !cfg!(feature = "peers") {
+        eprintln!("skipped: UCX: this build is without the feature `peers`");
+    }
+    let Some(hits) = entries("hit", "hit") else { return };
+    hits.iter().for_each(beside_ucx);
+}
+
+#[test]
+fn hit_has_one_entry_for_each_number_of_regions() {
+    let Some(hits) = entries("hit", "hit") else { return };
+    assert_eq!(params(&hits, "regions"), [1, 1_000]);
+    assert!(hits.iter().all(|hit| hit["unit"] == "ns"), "{hits:?}");
+}
+
+#[test]
+fn scaling_is_a_multiple_of_one_thread() {
+    let Some(scaling) = entries("scaling", "scaling") else { return };
+    assert_eq!(params(&scaling, "regions"), [1, 1_000]);
+    assert_eq!(params(&scaling, "threads"), [2, 2]);
+    for entry in &scaling {
+        assert_eq!(entry["unit"], "x", "{entry}");
+        assert!(entry["value"].as_f64().is_some_and(|times| times > 0.0), "{entry}");
+        beside_ucx(entry);
+    }
+}
+
+#[test]
+fn limits_are_compared_with_none() {
+    let Some(limits) = entries("scaling", "limits") else { return };
+    assert!(limits.iter().all(|entry| entry["peer"] == "limits off"), "{limits:?}");
+}
+
+#[test]
+fn a_miss_is_counted_both_ways() {
+    let Some(misses) = entries("miss", "miss") else { return };
+    assert_eq!(params(&misses, "cached"), [0, 0]);
+    assert_ne!(misses[0]["params"]["reclaim"], misses[1]["params"]["reclaim"]);
+    misses.iter().for_each(beside_ucx);
+}
+
+#[test]
+fn memory_is_told_of_aligned_and_unaligned_regions() {
+    let Some(memory) = entries("memory", "memory") else { return };
+    assert_eq!(params(&memory, "aligned"), [true, false]);
+    assert!(memory.iter().all(|entry| entry["unit"] == "bytes"), "{memory:?}");
+}
+
+#[test]
+fn events_are_told_as_a_burst_and_as_a_stream() {
+    let Some(events) = entries("events", "events") else { return };
+    assert_eq!(params(&events, "what"), ["first hit", "steady hits"]);
+    assert_eq!(events[0]["params"]["events"], 10_000);
+}
+
+#[test]
+fn blocked_tells_how_many_hits_were_long_with_and_without_a_registering_thread() {
+    let Some(blocked) = entries("blocked", "blocked") else { return };
+    let long = blocked.iter().filter(|entry| entry["params"]["what"] == "hits above 20 us");
+    let with: Vec<&Value> = long.map(|entry| &entry["params"]["another_registers"]).collect();
+    assert_eq!(with, [true, false]);
+}
+
+#[test]
+fn transfer_has_one_entry_for_each_size_beside_preregistered_memory() {
+    let Some(transfers) = entries("transfer", "transfer") else { return };
+    let sizes: Vec<u64> =
+        params(&transfers, "bytes").into_iter().filter_map(Value::as_u64).collect();
+    assert!(sizes.is_sorted_by(|one, next| one < next), "{sizes:?}");
+    assert_eq!((sizes.len(), sizes.first()), (transfers.len(), Some(&4096)));
+    for entry in &transfers {
+        assert_eq!(entry["peer"], "preregistered", "{entry}");
+        assert_eq!(entry["unit"], "GiB/s", "{entry}");
+    }
+}
+
+#[test]
+fn every_monitor_has_its_price() {
+    let Some(monitors) = entries("monitors", "monitors") else { return };
+    let names = params(&monitors, "monitor");
+    assert!(names.contains(&&Value::from("one load")), "{names:?}");
+    assert!(names.contains(&&Value::from("none, vouched for")), "{names:?}");
+}
+
+#[test]
+fn eviction_stands_beside_lru_and_below_the_optimum() {
+    let Some(evictions) = entries("eviction", "eviction") else { return };
+    let beside = |peer: &'static str| evictions.iter().filter(move |entry| entry["peer"] == peer);
+    assert_eq!(beside("lru").count(), beside("optimum").count());
+    for entry in beside("optimum") {
+        assert!(entry["value"].as_f64() <= entry["peer_value"].as_f64(), "{entry}");
+    }
+}
+
+#[test]
+fn what_was_written_as_json_can_be_shown_as_a_table() {
+    let output = bench("events");
+    let file = std::env::temp_dir().join(format!("pinfold-bench-{}.json", std::process::id()));
+    std::fs::write(&file, &output.stdout).expect("a file in the temporary directory");
+    let shown = Command::new(env!("CARGO_BIN_EXE_pinfold-bench")).arg("--show").arg(&file).output();
+    let removed = std::fs::remove_file(&file);
+    let table = String::from_utf8(shown.expect("the program starts").stdout).expect("text");
+    assert_eq!(table.matches("\n| events |").count(), 2, "{table}");
+    removed.expect("the file was there");
+}
+
+#[test]
+fn what_is_not_a_bench_is_refused_without_a_word_on_standard_output() {
+    let output = bench("nonsense");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+}
