@@ -103,6 +103,23 @@ pub(crate) fn get_put<M: Monitor>(
     failed.map_or(Ok(()), |error| Err(error.to_string()))
 }
 
+/// The same, each released only when `held` more have been taken.
+pub(crate) fn get_put_held<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    addresses: &[u64],
+    length: usize,
+    held: usize,
+) -> Result<(), String> {
+    let mut ring: Vec<Option<Lease<'_, NullDevice, M>>> = (0..held).map(|_| None).collect();
+    for (place, &address) in (0..held).cycle().zip(addresses) {
+        ring[place] = None;
+        let lease = get(cache, address, length).map_err(|error| error.to_string())?;
+        black_box(lease.handle());
+        ring[place] = Some(lease);
+    }
+    Ok(())
+}
+
 /// The same loop around nothing.
 // A Result because the loop around something has one.
 #[allow(clippy::unnecessary_wraps)]

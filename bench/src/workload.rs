@@ -18,6 +18,20 @@ pub(crate) fn adjacent(count: usize) -> Vec<u64> {
     addresses(count, LENGTH as u64)
 }
 
+/// `count` regions with gaps of random width between them, none wider than two regions: what an
+/// allocator leaves.
+pub(crate) fn scattered(count: usize, random: &mut fastrand::Rng) -> Vec<u64> {
+    const PAGE: u64 = 4096;
+    let widest = 2 * LENGTH as u64 / PAGE;
+    let mut end = BASE;
+    let mut place = || {
+        let start = end + random.u64(..=widest) * PAGE;
+        end = start + LENGTH as u64;
+        start
+    };
+    (0..count).map(|_| place()).collect()
+}
+
 /// `count` adjacent regions far from those of [`adjacent`].
 pub(crate) fn elsewhere(count: usize) -> Vec<u64> {
     adjacent(count).iter().map(|address| address + (1 << 44)).collect()

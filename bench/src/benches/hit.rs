@@ -2,12 +2,12 @@
 //! it costs on either side.
 
 use crate::Options;
-use crate::null;
+use crate::null::{self, NullCache};
 use crate::peer::{self, Ucx};
 use crate::report::Report;
-use crate::rounds::{Turn, compare, nanoseconds_each};
-use crate::workload::{LENGTH, adjacent, random_order};
-use serde_json::json;
+use crate::rounds::{Comparison, Turn, compare, nanoseconds_each};
+use crate::workload::{LENGTH, adjacent, random_order, scattered};
+use serde_json::{Value, json};
 
 /// The sizes of the cache.
 const REGIONS: [usize; 4] = [1, 1_000, 100_000, 1_000_000];
@@ -16,38 +16,88 @@ const ACCESSES: usize = 200_000;
 /// How many orders there are: rounds that follow each other go different ways.
 const ORDERS: usize = 3;
 
-/// One figure for each size.
+/// How many leases the pipeline of [`holding`] has in flight.
+const HELD: usize = 16;
+
+/// One figure for each size; then what programs do that are less tidy.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let sizes = REGIONS.into_iter().filter(|&regions| options.can_fill(regions));
-    sizes.into_iter().try_for_each(|regions| measure(options, report, regions))?;
+    for regions in sizes.clone() {
+        Hits::of(options, adjacent(regions))?.one_by_one(report, "hit")?;
+    }
+    for regions in sizes.filter(|&regions| regions > 1) {
+        let addresses = scattered(regions, &mut options.random());
+        Hits::of(options, addresses)?.one_by_one(report, "hit scattered")?;
+    }
+    Hits::of(options, adjacent(1_000))?.holding(report)?;
     the_loop(options, report)
 }
 
-fn measure(options: Options, report: &mut Report, regions: usize) -> Result<(), String> {
-    let addresses = adjacent(regions);
-    let accesses = options.scaled(ACCESSES);
-    // Every region is asked for now and then, in an order that no cache of the processor knows.
-    let mut random = options.random();
-    let orders: Vec<Vec<u64>> =
-        (0..ORDERS).map(|_| random_order(&addresses, accesses, &mut random)).collect();
-    let order = |round: usize| &orders[round % ORDERS][..];
+/// Two caches that hold the same regions, and the order in which these are asked for.
+struct Hits {
+    options: Options,
+    regions: usize,
+    ours: NullCache,
+    theirs: Option<Ucx>,
+    orders: Vec<Vec<u64>>,
+}
 
-    let cache = null::unlimited()?;
-    null::get_put(&cache, &addresses, LENGTH)?;
-    let theirs = peer::unlimited()?;
-    theirs.as_ref().map_or(Ok(()), |theirs| theirs.get_put(&addresses, LENGTH))?;
+impl Hits {
+    fn of(options: Options, addresses: Vec<u64>) -> Result<Self, String> {
+        let (ours, theirs) = (null::unlimited()?, peer::unlimited()?);
+        null::get_put(&ours, &addresses, LENGTH)?;
+        theirs.as_ref().map_or(Ok(()), |theirs| theirs.get_put(&addresses, LENGTH))?;
+        // Every region is asked for now and then, in an order that no cache of the processor
+        // knows.
+        let mut random = options.random();
+        let accesses = options.scaled(ACCESSES);
+        let orders = (0..ORDERS).map(|_| random_order(&addresses, accesses, &mut random)).collect();
+        Ok(Self { options, regions: addresses.len(), ours, theirs, orders })
+    }
 
-    let mut ours =
-        |round| nanoseconds_each(accesses, || null::get_put(&cache, order(round), LENGTH));
-    let mut theirs = theirs.as_ref().map(|theirs| {
-        move |round| nanoseconds_each(accesses, || theirs.get_put(order(round), LENGTH))
-    });
-    let peer = theirs.as_mut().map(|theirs| theirs as &mut Turn<'_>);
-    let comparison = compare(options.rounds, &mut ours, peer)?;
-    all_hits(cache.statistics().registrations, regions)?;
-    let params = json!({"regions": regions, "region_bytes": LENGTH, "seed": options.seed});
-    report.add("hit", params, "ns", comparison);
-    Ok(())
+    /// get, use, release.
+    fn one_by_one(&self, report: &mut Report, name: &'static str) -> Result<(), String> {
+        let comparison = self.compare(
+            |order| null::get_put(&self.ours, order, LENGTH),
+            |theirs, order| theirs.get_put(order, LENGTH),
+        )?;
+        report.add(name, self.params(), "ns", comparison);
+        Ok(())
+    }
+
+    /// The same with so many leases in flight all the time.
+    fn holding(&self, report: &mut Report) -> Result<(), String> {
+        let comparison = self.compare(
+            |order| null::get_put_held(&self.ours, order, LENGTH, HELD),
+            |theirs, order| theirs.get_put_held(order, LENGTH, HELD),
+        )?;
+        let mut params = self.params();
+        params["held"] = json!(HELD);
+        report.add("hit holding", params, "ns", comparison);
+        Ok(())
+    }
+
+    fn compare(
+        &self,
+        ours: impl Fn(&[u64]) -> Result<(), String>,
+        theirs: impl Fn(&Ucx, &[u64]) -> Result<(), String>,
+    ) -> Result<Comparison, String> {
+        let accesses = self.options.scaled(ACCESSES);
+        let order = |round: usize| &self.orders[round % ORDERS][..];
+        let mut ours = |round| nanoseconds_each(accesses, || ours(order(round)));
+        let mut theirs = self
+            .theirs
+            .as_ref()
+            .map(|peer| |round| nanoseconds_each(accesses, || theirs(peer, order(round))));
+        let peer = theirs.as_mut().map(|theirs| theirs as &mut Turn<'_>);
+        let comparison = compare(self.options.rounds, &mut ours, peer)?;
+        all_hits(self.ours.statistics().registrations, self.regions)?;
+        Ok(comparison)
+    }
+
+    fn params(&self) -> Value {
+        json!({"regions": self.regions, "region_bytes": LENGTH, "seed": self.options.seed})
+    }
 }
 
 /// More registrations than regions mean that something else was measured.

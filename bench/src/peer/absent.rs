@@ -29,6 +29,16 @@ impl Ucx {
     }
 
     /// Never called.
+    pub(crate) fn get_put_held(
+        &self,
+        _addresses: &[u64],
+        _length: usize,
+        _held: usize,
+    ) -> Result<(), String> {
+        match *self {}
+    }
+
+    /// Never called.
     pub(crate) fn miss_destroy(&self, _addresses: &[u64], _length: usize) -> Result<(), String> {
         match *self {}
     }

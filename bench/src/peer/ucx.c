@@ -115,6 +115,32 @@ uint64_t peer_get_put(ucs_rcache_t *rcache, const uint64_t *addresses, uint64_t 
     return failed;
 }
 
+/* The same, but each is put back only when `held` more have been taken. */
+uint64_t peer_get_put_held(ucs_rcache_t *rcache, const uint64_t *addresses, uint64_t count,
+                           uint64_t length, uint64_t held)
+{
+    ucs_rcache_region_t **ring = calloc(held, sizeof(*ring));
+    uint64_t failed            = 0;
+
+    if (ring == NULL) {
+        return count;
+    }
+    for (uint64_t i = 0; i < count + held; ++i) {
+        ucs_rcache_region_t **place = &ring[i % held];
+        if (*place != NULL) {
+            ucs_rcache_region_put(rcache, *place);
+        }
+        *place = (i < count) ? get(rcache, addresses[i], length) : NULL;
+        if (*place != NULL) {
+            use(*place);
+        } else if (i < count) {
+            ++failed;
+        }
+    }
+    free(ring);
+    return failed;
+}
+
 static void nothing(void *arg)
 {
     (void)arg;

@@ -25,6 +25,13 @@ mod c {
             count: u64,
             length: u64,
         ) -> u64;
+        pub(super) fn peer_get_put_held(
+            rcache: *mut c_void,
+            addresses: *const u64,
+            count: u64,
+            length: u64,
+            held: u64,
+        ) -> u64;
         pub(super) fn peer_miss_destroy(
             rcache: *mut c_void,
             addresses: *const u64,
@@ -94,6 +101,21 @@ impl Ucx {
         // SAFETY: the addresses are only looked up, never dereferenced; the cache is open.
         let failed = unsafe { c::peer_get_put(self.cache.as_ptr(), pointer, count, length as u64) };
         none_failed(failed)
+    }
+
+    /// The same, each put back only when `held` more have been taken.
+    pub(crate) fn get_put_held(
+        &self,
+        addresses: &[u64],
+        length: usize,
+        held: usize,
+    ) -> Result<(), String> {
+        let (pointer, count) = (addresses.as_ptr(), addresses.len() as u64);
+        let (length, held) = (length as u64, held.max(1) as u64);
+        // SAFETY: as in `get_put`.
+        none_failed(unsafe {
+            c::peer_get_put_held(self.cache.as_ptr(), pointer, count, length, held)
+        })
     }
 
     /// A miss and the destruction of its region at every address.
