@@ -23,13 +23,13 @@ const HELD: usize = 16;
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let sizes = REGIONS.into_iter().filter(|&regions| options.can_fill(regions));
     for regions in sizes.clone() {
-        Hits::of(options, adjacent(regions))?.one_by_one(report, "hit")?;
+        Hits::of(options, &adjacent(regions))?.one_by_one(report, "hit")?;
     }
     for regions in sizes.filter(|&regions| regions > 1) {
         let addresses = scattered(regions, &mut options.random());
-        Hits::of(options, addresses)?.one_by_one(report, "hit scattered")?;
+        Hits::of(options, &addresses)?.one_by_one(report, "hit scattered")?;
     }
-    Hits::of(options, adjacent(1_000))?.holding(report)?;
+    Hits::of(options, &adjacent(1_000))?.holding(report)?;
     the_loop(options, report)
 }
 
@@ -43,15 +43,15 @@ struct Hits {
 }
 
 impl Hits {
-    fn of(options: Options, addresses: Vec<u64>) -> Result<Self, String> {
+    fn of(options: Options, addresses: &[u64]) -> Result<Self, String> {
         let (ours, theirs) = (null::unlimited()?, peer::unlimited()?);
-        null::get_put(&ours, &addresses, LENGTH)?;
-        theirs.as_ref().map_or(Ok(()), |theirs| theirs.get_put(&addresses, LENGTH))?;
+        null::get_put(&ours, addresses, LENGTH)?;
+        theirs.as_ref().map_or(Ok(()), |theirs| theirs.get_put(addresses, LENGTH))?;
         // Every region is asked for now and then, in an order that no cache of the processor
         // knows.
         let mut random = options.random();
         let accesses = options.scaled(ACCESSES);
-        let orders = (0..ORDERS).map(|_| random_order(&addresses, accesses, &mut random)).collect();
+        let orders = (0..ORDERS).map(|_| random_order(addresses, accesses, &mut random)).collect();
         Ok(Self { options, regions: addresses.len(), ours, theirs, orders })
     }
 

@@ -312,9 +312,9 @@ impl AtHand {
         }
         // SAFETY: as in `slot_of`.
         let record: &'d Record = unsafe { self.record.get().as_ref() };
-        let behind =
-            record.slots.iter().position(|slot| std::ptr::eq(slot, self.slot.get().as_ptr()))? + 1;
-        let (before, behind) = record.slots.split_at(behind);
+        let bytes = self.slot.get().addr().get() - record.slots.as_ptr().addr();
+        let (before, behind) =
+            record.slots.split_at_checked(bytes / size_of::<AtomicUsize>() + 1)?;
         let mut slots = behind.iter().chain(before);
         // Acquire: as in `slot_of`.
         let slot = slots.find(|slot| slot.load(Ordering::Acquire) == EMPTY)?;

@@ -41,8 +41,8 @@ const BLOCKS: usize = FANOUT * FANOUT * FANOUT;
 const END: usize = BLOCK_BYTES * BLOCKS;
 /// List sizes: 4, 8, 16, ... 65536 entries, as many as a word can count.
 const CLASSES: usize = 15;
-/// How far on each side of its likely position an entry is looked for first.
-const NEAR: usize = 4;
+/// How many entries around its likely position are looked at first.
+const NEIGHBOURS: usize = 8;
 /// User addresses have 48 bits at most where the program does not ask for more.
 const ADDRESS_BITS: u32 = 48;
 
@@ -360,6 +360,19 @@ impl<T> Index<T> {
         entry.covers(page, page + 1).then_some(entry)
     }
 
+    /// The entry that begins last before or at `start`, if it contains that address: for when the
+    /// guess was wrong.
+    #[inline(never)]
+    pub(crate) fn latest(&self, start: usize) -> Option<Entry<T>> {
+        let block = start >> BLOCK_LOG2;
+        let word = self.nearby_list_of(block).or_else(|| self.list_of(block))?;
+        // Acquire: as in `guess`.
+        let entries = self.entries(List(word.load(Ordering::Acquire)));
+        let page = page_in_block(start);
+        let entry = Entry::load(entries.get(behind(entries, page).checked_sub(1)?)?);
+        entry.covers(page, page + 1).then_some(entry)
+    }
+
     /// Offers `accept` the regions that may contain the bytes from `start` to `end`, the one that
     /// begins last first, until it takes one.
     pub(crate) fn find<'i, A>(
@@ -369,9 +382,8 @@ impl<T> Index<T> {
         mut accept: impl FnMut(&'i T) -> Option<A>,
     ) -> Option<A> {
         let block = start >> BLOCK_LOG2;
-        let word = self.nearby_list_of(block).or_else(|| self.list_of(block))?;
         // Acquire: as in `guess`.
-        let entries = self.entries(List(word.load(Ordering::Acquire)));
+        let entries = self.entries(List(self.list_of(block)?.load(Ordering::Acquire)));
         let (first, end) = (page_in_block(start), end_page_in(end, block));
         let (candidates, _) = entries.split_at(behind(entries, first));
         let mut covering =
@@ -526,16 +538,19 @@ const fn likely_position(entries: &[AtomicU64], page: usize) -> usize {
 
 /// How many of the sorted `entries` begin at `page` or before.
 ///
-/// The likely position is rarely far off, and a look at all of its neighbours at once is faster
-/// than the steps of a binary search, each of which waits for the one before.
+/// The likely position is rarely far off, and a look at eight neighbours at once is faster than
+/// the steps of a binary search, each of which waits for the one before.
 fn behind(entries: &[AtomicU64], page: usize) -> usize {
-    let begins_in_time = |slot: &AtomicU64| Entry::<Aligned>::load(slot).first() <= page;
-    let from = likely_position(entries, page).saturating_sub(NEAR);
-    let near = &entries[from..(from + 2 * NEAR).min(entries.len())];
-    let count = near.iter().filter(|slot| begins_in_time(slot)).count();
-    let inside =
-        (count > 0 || from == 0) && (count < near.len() || from + near.len() == entries.len());
-    if inside { from + count } else { entries.partition_point(begins_in_time) }
+    let in_time = |slot: &AtomicU64| Entry::<Aligned>::load(slot).first() <= page;
+    let last = entries.len().saturating_sub(NEIGHBOURS);
+    let from = likely_position(entries, page).saturating_sub(NEIGHBOURS / 2).min(last);
+    // An array, for the compiler to unroll.
+    let Some(near) = entries[from..].first_chunk::<NEIGHBOURS>() else {
+        return entries.iter().filter(|slot| in_time(slot)).count();
+    };
+    let count = near.iter().filter(|slot| in_time(slot)).count();
+    let inside = (count > 0 || from == 0) && (count < NEIGHBOURS || from == last);
+    if inside { from + count } else { entries.partition_point(in_time) }
 }
 
 fn store<T>(slot: &AtomicU64, entry: Entry<T>) {

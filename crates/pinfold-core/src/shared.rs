@@ -146,8 +146,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     #[inline(always)]
     pub(crate) fn hit(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
         let slot = self.hazards.slot()?;
-        if let Some(guess) = self.index.guess(ask.start)
-            && let Some(hit) = self.try_protect(slot, self.index.place(guess), ask)
+        let entry = self.index.guess(ask.start).or_else(|| self.index.latest(ask.start));
+        if let Some(entry) = entry
+            && let Some(hit) = self.try_protect(slot, self.index.place(entry), ask)
         {
             slot.count_hit();
             return Some(hit);
@@ -155,7 +156,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.search(slot, ask.start, ask.length, ask.terms)
     }
 
-    /// The same where the first guess was wrong.
+    /// The same where the likeliest region was not the right one.
     ///
     /// The arguments come one by one: an [`Ask`] would be handed over in memory, and every hit
     /// would have to put it there.
