@@ -257,6 +257,11 @@ impl HazardDomain {
 pub(crate) struct InUse(Option<Vec<usize>>);
 
 impl InUse {
+    /// False if no barrier could be had: then nothing is known, and all is taken for used.
+    pub(crate) fn is_known(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(crate) fn contains<T>(&self, place: &T) -> bool {
         let place = std::ptr::from_ref(place).addr();
         self.0.as_ref().is_none_or(|places| places.binary_search(&place).is_ok())

@@ -166,17 +166,13 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         }
     }
 
-    /// Wakes the reclaimer if the region was taken out of the cache while it was leased.
-    ///
-    /// Clear, barrier, look: the reclaimer changes the status, runs its barrier, reads the
-    /// hazards. Either it finds the slot empty or this finds the status changed and wakes it. The
-    /// place may hold another region by now; then the bell rings for nothing, or that region is
-    /// live and nobody needs waking.
+    /// Sees to it that the region is given back if it was taken out of the cache while leased;
+    /// [`Shared::say_if_awaited`] has the argument.
     #[inline]
     fn wake_if_dead(&self) {
         self.shared.barriers().light();
         if self.region.status() != Status::Live {
-            self.shared.monitor.ring();
+            self.shared.say_if_awaited(self.region);
         }
     }
 }

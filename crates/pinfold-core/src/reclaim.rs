@@ -9,12 +9,25 @@
 
 use crate::hazard::InUse;
 use crate::monitor::Monitor;
-use crate::order::Candidate;
+use crate::order::{Order, Seen};
+use crate::queues::Queue;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Held, Shared, Writer};
-use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the reclaimer lets work gather once there is some.
+///
+/// Telling whether regions are leased costs a barrier on every thread that runs, ten microseconds
+/// where threads run on several virtual processors, and waking the reclaimer costs the waker about
+/// one; gathered, both are paid once for all regions of that time. An invalidated region stays
+/// pinned so much longer.
+const GATHER: Duration = Duration::from_micros(100);
+/// At most so many regions stand by at once...
+const MOST_STANDBY: usize = 64;
+/// ...and at most one in so many.
+const STANDBY_SHARE: usize = if cfg!(loom) { 1 } else { 64 };
 
 /// Regions whose deregistration is the holder's duty: no lease is left, nobody can find them,
 /// and nobody else holds this duty.
@@ -26,13 +39,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Says how many there were.
     pub(crate) fn reclaim(&self) -> usize {
+        self.give_back(|writer| self.claim_dead(writer))
+    }
+
+    /// Applies news, then deregisters what `claim` takes over. Says how many regions that were.
+    fn give_back(&self, claim: impl FnOnce(&mut Writer) -> Leaving) -> usize {
         // A forked child's regions are its parent's, and a thread that does not exist here may
         // have held the lock.
         if self.monitor.forked() {
             return 0;
         }
         let (leaving, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
-            Ok(()) => self.claim_dead(writer),
+            Ok(()) => claim(writer),
             // Forked in between, by another thread's leave.
             Err(_) => Leaving(Vec::new()),
         });
@@ -42,28 +60,100 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         count
     }
 
-    /// Takes over the duty for the dead regions without a lease.
-    fn claim_dead(&self, writer: &mut Writer) -> Leaving {
-        if writer.dead.is_empty() {
-            return Leaving(Vec::new());
+    /// Applies news and says whether there is something to give back.
+    fn finds_dead(&self) -> bool {
+        if self.monitor.forked() {
+            return false;
         }
-        let in_use = self.in_use(writer);
-        let is_leased =
-            |&number: &u32| self.region(number).is_some_and(|region| in_use.contains(region));
-        let (leased, idle) = std::mem::take(&mut writer.dead).into_iter().partition(is_leased);
-        writer.dead = leased;
-        claim(writer, idle)
+        self.locked(|writer| {
+            // Forked in between: then nothing is given back either.
+            let _forked = self.catch_up(writer);
+            writer.queues.len(Queue::Dead) + writer.queues.len(Queue::Superseded) > 0
+        })
     }
 
-    /// Gives up idle memory: dead regions first, then the least recently used. False if nothing
-    /// could be given up.
-    pub(crate) fn free_some(&self, shortage: Held) -> bool {
-        if self.reclaim() > 0 {
-            return true;
+    /// Takes over the duty for the dead regions without a lease.
+    ///
+    /// Those that are leased are set aside until their last lease's end says so
+    /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
+    fn claim_dead(&self, writer: &mut Writer) -> Leaving {
+        writer.answer_call();
+        let mut idle = Vec::new();
+        let unlooked = [Queue::Dead, Queue::Superseded];
+        let numbers = unlooked.iter().flat_map(|&queue| writer.queues.iter(queue));
+        let regions = numbers.filter_map(|number| self.region(number));
+        let count = regions.map(Region::await_end).count();
+        if count == 0 {
+            return Leaving(idle);
         }
-        let (leaving, due) = self.locked_deferring(|writer| self.evict(writer, shortage));
-        let count = self.deregister(leaving);
-        drop(due);
+        let in_use = self.in_use(writer);
+        // Without a barrier everything stays where it is, for another try.
+        if in_use.is_known() {
+            idle.reserve(count);
+            self.part(writer, Queue::Dead, Queue::Leased, &in_use, &mut idle);
+            self.part(writer, Queue::Superseded, Queue::SupersededLeased, &in_use, &mut idle);
+        }
+        Leaving(idle)
+    }
+
+    /// Parts the regions of queue `from`: to queue `leased`, or on their way out and into `idle`.
+    fn part(
+        &self,
+        writer: &mut Writer,
+        from: Queue,
+        leased: Queue,
+        in_use: &InUse,
+        idle: &mut Vec<u32>,
+    ) {
+        while let Some(number) = writer.queues.first(from) {
+            if self.region(number).is_some_and(|region| in_use.contains(region)) {
+                writer.queues.put(leased, number);
+            } else {
+                writer.queues.put(Queue::Leaving, number);
+                idle.push(number);
+            }
+        }
+    }
+
+    /// A lease of `region` ended, and the light barrier has run since: hands the region to the
+    /// reclaimer again if that found it leased.
+    ///
+    /// **Why the last lease's end is not lost.** The lease empties its hazard, runs the light
+    /// barrier and looks whether the region's end is awaited. The reclaimer says that it awaits
+    /// it, runs the heavy barrier and looks at the hazards. If this look finds nothing awaited,
+    /// that look finds the hazard empty, and it is still to come: a dead region that nobody has
+    /// looked at has been handed to the reclaimer by whoever took it out of the index. If it was
+    /// awaited, the reclaimer may have found it leased and set it aside, which it has done by the
+    /// time the lock is had here. The place may hold another region by now; then that one is
+    /// looked at once more, or nothing happens.
+    #[inline]
+    pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
+        if region.is_awaited() {
+            self.look_again(region.number);
+        }
+    }
+
+    #[cold]
+    fn look_again(&self, number: u32) {
+        // In a forked child all of it is the parent's, and the lock may be held by a thread that
+        // does not exist here.
+        if self.monitor.forked() {
+            return;
+        }
+        self.locked(|writer| match writer.queues.queue_of(number) {
+            Some(Queue::Leased) => writer.bury(Queue::Dead, number),
+            Some(Queue::SupersededLeased) => writer.bury(Queue::Superseded, number),
+            _ => {}
+        });
+    }
+
+    /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
+    /// nothing could be given up.
+    pub(crate) fn free_some(&self, shortage: Held) -> bool {
+        let count = self.give_back(|writer| match self.claim_dead(writer) {
+            Leaving(idle) if idle.is_empty() => self.evict(writer, shortage),
+            dead => dead,
+        });
         // What another thread is giving back is room to come.
         count > 0 || self.wait_for_departure()
     }
@@ -71,87 +161,79 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Takes idle regions out of the index until they make up for `shortage`.
     ///
     /// Whether a region is idle can only be told after it was made unfindable, and each telling
-    /// costs a heavy barrier; so regions are retired in growing batches, and those that turn out
-    /// to be leased are live again before anybody else gets the lock.
+    /// costs a heavy barrier. So several are made to stand by at once, growing numbers of them if
+    /// they turn out to be leased, and those that are not needed now are the next to go. A `get`
+    /// that wants one meanwhile finds it under the lock, and it is proven.
     fn evict(&self, writer: &mut Writer, shortage: Held) -> Leaving {
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
         let mut missing = shortage;
-        let mut batch = 1;
+        let mut batch = standby_batch(writer);
         while missing != Held::default() {
-            let retired = self.retire(writer, missing, batch);
-            if retired.is_empty() {
+            if let Some(number) = writer.queues.first(Queue::Standby) {
+                self.give_up(writer, number, &mut missing);
+                idle.push(number);
+            } else if self.stand_by(writer, batch, &mut busy) {
+                batch *= 2;
+            } else {
                 break;
             }
-            let in_use = self.in_use(writer);
-            for candidate in retired {
-                if self.settle(writer, &candidate, &in_use, &mut missing) {
-                    idle.push(candidate.number);
-                } else {
-                    busy.push(candidate);
-                }
-            }
-            batch *= 2;
         }
-        busy.into_iter().for_each(|candidate| writer.order.push(candidate));
+        let tick = self.tick();
+        busy.into_iter().for_each(|number| Order::keep(&mut writer.queues, number, tick));
         writer.counts.evictions += idle.len() as u64;
-        claim(writer, idle)
+        Leaving(idle)
     }
 
-    /// Retires the least recently used regions: as many as make up for `missing`, but at least
-    /// `batch`, if there are so many.
-    fn retire(&self, writer: &mut Writer, missing: Held, batch: usize) -> Vec<Candidate> {
-        let mut retired = Vec::new();
-        let mut freed = Held::default();
-        while freed.bytes < missing.bytes
-            || freed.regions < missing.regions
-            || retired.len() < batch
-        {
-            let Some(candidate) = writer.order.pop(|candidate| self.present(candidate)) else {
-                break;
-            };
-            let Some(region) = self.region(candidate.number) else { continue };
-            region.set(Status::Retired);
-            freed.bytes += region.range().map_or(0, |range| self.footprint(range));
-            freed.regions += 1;
-            retired.push(candidate);
-        }
-        retired
-    }
-
-    /// Decides on a retired region: gone for good (true) if it is idle and room is still missing,
-    /// else live again.
-    fn settle(
-        &self,
-        writer: &mut Writer,
-        candidate: &Candidate,
-        in_use: &InUse,
-        missing: &mut Held,
-    ) -> bool {
-        let Some(region) = self.region(candidate.number) else { return false };
-        let Some(range) = region.range() else { return false };
-        if *missing == Held::default() || in_use.contains(region) {
-            region.set(Status::Live);
-            return false;
-        }
-        self.index.remove(&mut writer.recycler, range, candidate.number);
+    /// Takes a region that stands by out of the index.
+    fn give_up(&self, writer: &mut Writer, number: u32, missing: &mut Held) {
+        writer.queues.put(Queue::Leaving, number);
+        let Some(region) = self.region(number) else { return };
+        let Some(range) = region.range() else { return };
+        region.set(Status::Retired);
+        self.index.remove(&mut writer.recycler, range, number);
         missing.bytes = missing.bytes.saturating_sub(self.footprint(range));
         missing.regions = missing.regions.saturating_sub(1);
+    }
+
+    /// Has the next `batch` regions stand by; those that are leased go to `busy` instead. False
+    /// if there was none.
+    fn stand_by(&self, writer: &mut Writer, batch: usize, busy: &mut Vec<u32>) -> bool {
+        let mut next = Vec::with_capacity(batch);
+        while next.len() < batch {
+            let Writer { order, queues, .. } = &mut *writer;
+            let Some(number) = order.pop(queues, |number| self.seen(number)) else { break };
+            let Some(region) = self.region(number) else { continue };
+            region.set(Status::Standby);
+            next.push((number, region));
+        }
+        if next.is_empty() {
+            return false;
+        }
+        let in_use = self.in_use(writer);
+        for (number, region) in next {
+            if in_use.contains(region) {
+                region.set(Status::Live);
+                busy.push(number);
+            } else {
+                writer.queues.put(Queue::Standby, number);
+            }
+        }
         true
     }
 
-    /// The tick at which a candidate for eviction was last used; `None` if it is not live any
-    /// more.
-    pub(crate) fn present(&self, candidate: &Candidate) -> Option<u64> {
-        let region = self.region(candidate.number)?;
-        let same = region.status() == Status::Live && region.fills() == candidate.fills;
-        same.then(|| region.used())
+    /// What the order of eviction wants to know of a region.
+    pub(crate) fn seen(&self, number: u32) -> Seen {
+        let region = self.region(number);
+        let start = region.and_then(Region::range).map_or(0, |range| range.start());
+        Seen { used: region.map_or(0, Region::used), page: start / self.limits.page_bytes }
     }
 
     /// A lease that was alone on its region ended.
     pub(crate) fn end_per_use(&self, number: u32) {
         let (leaving, due) = self.locked_deferring(|writer| {
             writer.per_use.retain(|&(other, _)| other != number);
-            claim(writer, vec![number])
+            writer.queues.put(Queue::Leaving, number);
+            Leaving(vec![number])
         });
         self.deregister(leaving);
         drop(due);
@@ -175,8 +257,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return 0;
         }
         let count = numbers.len();
-        let mut departure = Departure { shared: self, ahead: numbers, gone: Vec::new(), failed: 0 };
-        departure.run();
+        Departure { shared: self, numbers, gone: 0, failed: 0 }.run();
         count
     }
 
@@ -191,6 +272,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// The books after a deregistration.
     fn free_place(&self, writer: &mut Writer, number: u32) {
+        writer.queues.remove(number);
         let Some(region) = self.region(number) else { return };
         writer.held.bytes -= region.range().map_or(0, |range| self.footprint(range));
         writer.held.regions -= 1;
@@ -204,12 +286,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// What is being given back already is in other hands: a callback may drop the cache.
     pub(crate) fn deregister_all(&self) {
         let (leaving, due) = self.locked_deferring(|writer| {
-            let numbers = (0..writer.made_places).filter(|&number| self.is_filled(number));
-            let leaving: HashSet<u32> = writer.leaving.iter().copied().collect();
-            let numbers: Vec<u32> = numbers.filter(|number| !leaving.contains(number)).collect();
-            numbers.iter().for_each(|&number| self.withdraw_from_index(writer, number));
-            (writer.dead, writer.per_use) = (Vec::new(), Vec::new());
-            claim(writer, numbers)
+            let ours = |&number: &u32| {
+                self.is_filled(number) && writer.queues.queue_of(number) != Some(Queue::Leaving)
+            };
+            let numbers: Vec<u32> = (0..writer.made_places).filter(ours).collect();
+            for &number in &numbers {
+                self.withdraw_from_index(writer, number);
+                writer.queues.put(Queue::Leaving, number);
+            }
+            writer.per_use = Vec::new();
+            Leaving(numbers)
         });
         self.deregister(leaving);
         drop(due);
@@ -220,26 +306,33 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     fn withdraw_from_index(&self, writer: &mut Writer, number: u32) {
-        let live = self.region(number).filter(|region| region.status() == Status::Live);
-        if let Some(range) = live.and_then(Region::range) {
+        let findable = self.region(number).and_then(Region::findable);
+        if let Some((range, _)) = findable {
             self.index.remove(&mut writer.recycler, range, number);
         }
     }
 }
 
+/// How many regions are made to stand by at once.
+fn standby_batch(writer: &Writer) -> usize {
+    (writer.held.regions / STANDBY_SHARE).clamp(1, MOST_STANDBY)
+}
+
 /// Registrations on their way back to the device. Keeps the books right also when the registrar
-/// panics: the one it was given is gone, those ahead are the reclaimer's again.
+/// panics: the one it was given is gone, those behind it are the reclaimer's again.
 struct Departure<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    ahead: Vec<u32>,
-    gone: Vec<u32>,
+    numbers: Vec<u32>,
+    /// How many of them the device was given.
+    gone: usize,
+    /// How many of those it could not give back.
     failed: usize,
 }
 
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
-    fn run(&mut self) {
-        while let Some(number) = self.ahead.pop() {
-            self.gone.push(number);
+    fn run(mut self) {
+        while let Some(&number) = self.numbers.get(self.gone) {
+            self.gone += 1;
             self.failed += 1;
             if self.shared.deregister_one(number) {
                 self.failed -= 1;
@@ -247,28 +340,20 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
         }
     }
 
-    fn enter_into_books(&mut self, writer: &mut Writer) {
+    fn enter_into_books(&self, writer: &mut Writer) {
         writer.counts.deregistration_failures += self.failed as u64;
-        writer.counts.deregistrations += (self.gone.len() - self.failed) as u64;
-        let left: HashSet<u32> = self.gone.iter().chain(&self.ahead).copied().collect();
-        writer.leaving.retain(|number| !left.contains(number));
-        self.gone.iter().for_each(|&number| self.shared.free_place(writer, number));
-        writer.dead.append(&mut self.ahead);
+        writer.counts.deregistrations += (self.gone - self.failed) as u64;
+        let (gone, ahead) = self.numbers.split_at(self.gone);
+        gone.iter().for_each(|&number| self.shared.free_place(writer, number));
+        ahead.iter().for_each(|&number| writer.bury(Queue::Dead, number));
         self.shared.note_departure(writer);
     }
 }
 
 impl<R: Registrar, M: Monitor> Drop for Departure<'_, R, M> {
     fn drop(&mut self) {
-        let shared = self.shared;
-        shared.locked(|writer| self.enter_into_books(writer));
+        self.shared.locked(|writer| self.enter_into_books(writer));
     }
-}
-
-/// Notes who is leaving, for those who want to know when they are gone.
-fn claim(writer: &mut Writer, numbers: Vec<u32>) -> Leaving {
-    writer.leaving.extend_from_slice(&numbers);
-    Leaving(numbers)
 }
 
 /// Deregisters invalidated memory as soon as its last lease ends, on a thread of its own.
@@ -283,7 +368,8 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
         Self { shared }
     }
 
-    /// Works until the cache is dropped. Sleeps while there is nothing to do.
+    /// Works until the cache is dropped. Sleeps while there is nothing to do; news are applied at
+    /// once, and what is to be given back is left to gather for a tenth of a millisecond.
     ///
     /// The bell is read before the work, so whatever happens during the work wakes the next
     /// round.
@@ -293,7 +379,10 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
             if self.shared.is_closed() {
                 return;
             }
-            self.shared.reclaim();
+            if self.shared.finds_dead() {
+                std::thread::sleep(GATHER);
+                self.shared.reclaim();
+            }
             self.shared.monitor.wait(seen);
         }
     }

@@ -9,9 +9,10 @@
 //! ```text
 //!             publish                 event, invalidate()
 //!   Free ──────────────▶ Live ───────────────────────────▶ Invalidated ──┐
-//!    │  ▲                 │  ▲ a lease was found                         │ no lease
-//!    │  │          evict, ▼  │ in time                                   ▼ left
-//!    │  │      supersede Retired ──────────────────────────────▶ deregistered
+//!    │  ▲                 ├──── a larger one ─────▶ Retired ─────────────┤ no lease
+//!    │  │      to be given│  ▲ in use,                                   │ left
+//!    │  │      up for room▼  │ or asked for                              ▼
+//!    │  │             Standby ────────── evicted ─────────────▶ deregistered
 //!    │  └──────────────────────────────────────────────────────────────┘ ▲
 //!    └─────▶ PerUse (one lease, not findable) ───────────────────────────┘
 //! ```
@@ -37,22 +38,30 @@ pub(crate) enum Status {
     Live = 1,
     /// The program's mapping changed: not to be found, deregistered at the last lease's end.
     Invalidated = 2,
-    /// Given up for room or for a larger region: as `Invalidated`, but its pages are right.
+    /// Given up for a larger region: as `Invalidated`, but its pages are right.
     Retired = 3,
     /// Registered for one lease alone.
     PerUse = 4,
     /// As `PerUse`, and the mapping changed since.
     PerUseInvalidated = 5,
+    /// Next to be evicted: in the index, but only a holder of the writer's lock leases it.
+    Standby = 6,
 }
 
 impl Status {
+    const MASK: u64 = 0x7f;
+    /// Set beside the status of a dead region before its leases are looked for: whoever ends one
+    /// says so.
+    const AWAITED: u64 = 0x80;
+
     const fn from_bits(bits: u64) -> Self {
-        match bits & 0xff {
+        match bits & Self::MASK {
             1 => Self::Live,
             2 => Self::Invalidated,
             3 => Self::Retired,
             4 => Self::PerUse,
             5 => Self::PerUseInvalidated,
+            6 => Self::Standby,
             _ => Self::Free,
         }
     }
@@ -116,7 +125,7 @@ impl Want {
 /// A cache line of its own, which also frees the low bits of its address for the index.
 #[repr(align(64))]
 pub(crate) struct Region<H> {
-    /// Status in bits 0-7, terms in bits 8-15, the number of times this place was filled above.
+    /// Status in bits 0-6, whether its end is awaited in bit 7, terms in bits 8-15.
     state: AtomicU64,
     start: AtomicUsize,
     end: AtomicUsize,
@@ -156,17 +165,46 @@ impl<H: Copy> Region<H> {
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
-        let fills = (self.state.load(Ordering::Relaxed) >> 16) + 1;
-        let state = fills << 16 | u64::from(terms.bits()) << 8;
-        self.state.store(state, Ordering::Relaxed);
+        self.state.store(u64::from(terms.bits()) << 8, Ordering::Relaxed);
     }
 
-    /// Changes the status. The writer's lock is held.
+    /// Changes the status, of a region whose end nobody awaits. The writer's lock is held.
     pub(crate) fn set(&self, status: Status) {
+        self.store_status(Status::MASK | Status::AWAITED, status as u64);
+    }
+
+    /// Changes the status and leaves it awaited if it was. The writer's lock is held.
+    pub(crate) fn set_dead(&self, status: Status) {
+        self.store_status(Status::MASK, status as u64);
+    }
+
+    /// Has those who end a lease of this dead region say so. The writer's lock is held.
+    pub(crate) fn await_end(&self) {
+        self.store_status(0, Status::AWAITED);
+    }
+
+    fn store_status(&self, cleared: u64, set: u64) {
         // Relaxed: only holders of the writer's lock store here.
         let state = self.state.load(Ordering::Relaxed);
         // Release: whoever finds the region live sees the range and the handle written before.
-        self.state.store(state & !0xff | status as u64, Ordering::Release);
+        self.state.store(state & !cleared | set, Ordering::Release);
+    }
+
+    /// Whether whoever ends a lease of this region must say so.
+    pub(crate) fn is_awaited(&self) -> bool {
+        // Acquire: pairs with `store_status`.
+        self.state.load(Ordering::Acquire) & Status::AWAITED != 0
+    }
+
+    /// The range and the terms if the region may be leased by a holder of the writer's lock, which
+    /// the caller is.
+    pub(crate) fn findable(&self) -> Option<(AddressRange, Terms)> {
+        // Relaxed: only holders of the writer's lock store here.
+        let state = self.state.load(Ordering::Relaxed);
+        if !matches!(Status::from_bits(state), Status::Live | Status::Standby) {
+            return None;
+        }
+        Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
     }
 
     #[inline]
@@ -193,12 +231,6 @@ impl<H: Copy> Region<H> {
     pub(crate) fn range(&self) -> Option<AddressRange> {
         // Relaxed: the status was loaded with Acquire before, or the writer's lock is held.
         AddressRange::between(self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
-    }
-
-    /// How often this place was filled: tells a region from the next one in its place.
-    pub(crate) fn fills(&self) -> u64 {
-        // Relaxed: as for the range.
-        self.state.load(Ordering::Relaxed) >> 16
     }
 
     /// Notes that a lease was taken at `tick`.
@@ -256,15 +288,15 @@ mod tests {
     }
 
     #[test]
-    fn a_place_counts_its_fills() {
-        let region = Region::new(0);
-        let wanted = want(0x1000, 0x2000, Access::READ);
-        for fill in 1..=3 {
-            // SAFETY: a free place, and no other thread.
-            unsafe { region.fill(wanted.range, wanted.terms, 1, 0_u32) };
-            region.set(Status::Free);
-            assert_eq!(region.fills(), fill);
-        }
+    fn an_awaited_end_stays_awaited_until_the_place_is_free() {
+        let region = Region::<u32>::new(0);
+        region.set(Status::Retired);
+        assert!(!region.is_awaited());
+        region.await_end();
+        region.set_dead(Status::Invalidated);
+        assert_eq!((region.status(), region.is_awaited()), (Status::Invalidated, true));
+        region.set(Status::Free);
+        assert_eq!((region.status(), region.is_awaited()), (Status::Free, false));
     }
 
     #[test]

@@ -7,10 +7,12 @@
 use crate::barrier::Barriers;
 use crate::config::Config;
 use crate::error::{ConfigError, PerUse};
+use crate::flight::Flight;
 use crate::hazard::{Hazard, HazardDomain, InUse, Slot};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Sequence};
 use crate::order::Order;
+use crate::queues::{Queue, Queues};
 use crate::region::{Region, Want};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
@@ -38,6 +40,9 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     departed: Condvar,
 }
 
+/// How many regions [`Writer::scratch`] keeps room for.
+const SCRATCH: usize = 256;
+
 /// What the writer's lock guards beside the index and the regions' states.
 pub(crate) struct Writer {
     pub(crate) recycler: Recycler,
@@ -45,14 +50,20 @@ pub(crate) struct Writer {
     pub(crate) free_places: Vec<u32>,
     pub(crate) made_places: u32,
     pub(crate) order: Order,
+    /// Where each region stands: in the order of eviction, dead, or on its way out.
+    pub(crate) queues: Queues,
     /// Registrations under way.
-    pub(crate) flights: Vec<Arc<crate::flight::Flight>>,
-    /// Regions out of the index that wait for their last lease, or just for the reclaimer.
-    pub(crate) dead: Vec<u32>,
-    /// Regions without a lease that are being deregistered.
-    pub(crate) leaving: Vec<u32>,
-    /// How often some of them left.
+    pub(crate) flights: Vec<Flight>,
+    /// The reclaimer was called, and has not begun to look since.
+    called: bool,
+    /// The bell is to be rung as soon as the lock is free.
+    must_ring: bool,
+    /// How often regions on their way out were gone.
     departures: u64,
+    /// How many wait for that.
+    awaiting_departure: usize,
+    /// Memory for a list of regions, kept from one use to the next.
+    pub(crate) scratch: Vec<u32>,
     /// Regions registered for one lease, and why.
     pub(crate) per_use: Vec<(u32, PerUse)>,
     /// Places of regions leased by threads without a hazard record (while a thread is torn down).
@@ -80,8 +91,11 @@ pub(crate) struct Deferred<'c, R: Registrar, M: Monitor> {
 }
 
 impl<R: Registrar, M: Monitor> Drop for Deferred<'_, R, M> {
+    #[inline]
     fn drop(&mut self) {
-        self.shared.run(std::mem::take(&mut self.due));
+        if !self.due.is_empty() {
+            self.shared.run(std::mem::take(&mut self.due));
+        }
     }
 }
 
@@ -182,10 +196,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 Some(Hit { region, hazard })
             }
             _ => {
-                hazard.clear();
+                self.withdraw_hazard(region, &hazard);
                 None
             }
         }
+    }
+
+    /// Takes a hazard back that came to nothing. Whoever looked for leases meanwhile took it for
+    /// one, so this ends like one.
+    fn withdraw_hazard(&self, region: &Region<R::Handle>, hazard: &Hazard<'_>) {
+        hazard.clear();
+        self.barriers().light();
+        self.say_if_awaited(region);
     }
 
     #[inline]
@@ -222,7 +244,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut writer = lock(&self.writer);
         let result = f(&mut writer);
         let due = writer.watchers.take_due();
-        (result, Deferred { shared: self, due })
+        let must_ring = std::mem::take(&mut writer.must_ring);
+        drop(writer);
+        let deferred = Deferred { shared: self, due };
+        if must_ring {
+            self.monitor.ring();
+        }
+        (result, deferred)
     }
 
     /// Waits until a registration that was being given back is gone. False if none was.
@@ -231,19 +259,24 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn wait_for_departure(&self) -> bool {
         let mut writer = lock(&self.writer);
         let departures = writer.departures;
-        if writer.leaving.is_empty() {
+        if writer.queues.len(Queue::Leaving) == 0 {
             return false;
         }
+        writer.awaiting_departure += 1;
         while writer.departures == departures {
             writer = wait(&self.departed, writer);
         }
+        writer.awaiting_departure -= 1;
         true
     }
 
     /// Tells those who wait for room. The writer's lock is held.
     pub(crate) fn note_departure(&self, writer: &mut Writer) {
         writer.departures += 1;
-        self.departed.notify_all();
+        // A system call, even if nobody waits.
+        if writer.awaiting_departure > 0 {
+            self.departed.notify_all();
+        }
     }
 
     /// Runs a callback that was due before it was asked for.
@@ -314,10 +347,13 @@ impl Writer {
             free_places: Vec::new(),
             made_places: 0,
             order: Order::new(),
+            queues: Queues::new(),
             flights: Vec::new(),
-            dead: Vec::new(),
-            leaving: Vec::new(),
+            called: false,
+            must_ring: false,
             departures: 0,
+            awaiting_departure: 0,
+            scratch: Vec::new(),
             per_use: Vec::new(),
             counted: Vec::new(),
             held: Held::default(),
@@ -326,5 +362,30 @@ impl Writer {
             applied,
             lost: false,
         }
+    }
+
+    /// Hands a region that is not in the index any more to the reclaimer.
+    ///
+    /// One call serves for all that is handed over until the reclaimer begins to look.
+    pub(crate) fn bury(&mut self, queue: Queue, number: u32) {
+        self.queues.put(queue, number);
+        if !self.called {
+            self.called = true;
+            self.must_ring = true;
+        }
+    }
+
+    /// Takes back the memory that [`scratch`](Self::scratch) lent, unless it has grown too large
+    /// to keep.
+    pub(crate) fn give_scratch(&mut self, mut scratch: Vec<u32>) {
+        scratch.clear();
+        scratch.shrink_to(SCRATCH);
+        self.scratch = scratch;
+    }
+
+    /// The reclaimer begins to look at what was handed over.
+    pub(crate) fn answer_call(&mut self) {
+        self.called = false;
+        self.must_ring = false;
     }
 }

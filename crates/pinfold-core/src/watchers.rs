@@ -64,6 +64,10 @@ impl Watchers {
 
     /// Region `number` was invalidated.
     pub(crate) fn invalidated(&mut self, number: u32) {
+        // Nobody asked, as nearly always: not even a hash.
+        if self.on_invalidate.is_empty() {
+            return;
+        }
         if let Some(callbacks) = self.on_invalidate.remove(&number) {
             self.due.callbacks.extend(callbacks.into_iter().map(|(_, callback)| callback));
         }
@@ -76,7 +80,9 @@ impl Watchers {
 
     /// Region `number` was deregistered.
     pub(crate) fn deregistered(&mut self, number: u32) {
-        self.due.completions.extend(self.on_deregister.remove(&number).into_iter().flatten());
+        if !self.on_deregister.is_empty() {
+            self.due.completions.extend(self.on_deregister.remove(&number).into_iter().flatten());
+        }
     }
 
     /// Lets go of `completion` as soon as no lock is held.
@@ -85,7 +91,7 @@ impl Watchers {
     }
 
     pub(crate) fn has_due(&self) -> bool {
-        !self.due.callbacks.is_empty() || !self.due.completions.is_empty()
+        !self.due.is_empty()
     }
 
     pub(crate) fn take_due(&mut self) -> Due {
@@ -97,6 +103,10 @@ impl Due {
     /// One callback, due now.
     pub(crate) fn one(callback: Callback) -> Self {
         Self { callbacks: vec![callback], completions: Vec::new() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.callbacks.is_empty() && self.completions.is_empty()
     }
 
     /// Runs what is due, and says how many callbacks panicked.
