@@ -45,7 +45,6 @@ mod miss;
 mod models;
 pub mod monitor;
 mod order;
-
 pub mod pieces;
 mod queues;
 pub mod range;

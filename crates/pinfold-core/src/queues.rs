@@ -92,29 +92,35 @@ impl Queues {
         }
     }
 
+    #[inline]
     fn link(&self, number: u32) -> &Link {
         &self.links[number as usize / CHUNK][number as usize % CHUNK]
     }
 
+    #[inline]
     fn link_mut(&mut self, number: u32) -> &mut Link {
         &mut self.links[number as usize / CHUNK][number as usize % CHUNK]
     }
 
     /// Where place `number` stands.
+    #[inline]
     pub(crate) fn queue_of(&self, number: u32) -> Option<Queue> {
         Queue::from_tag(self.link(number).tag >> MARK_BITS)
     }
 
+    #[inline]
     pub(crate) fn len(&self, queue: Queue) -> usize {
         self.ends[queue as usize].length
     }
 
     /// Who has been in `queue` longest.
+    #[inline]
     pub(crate) fn first(&self, queue: Queue) -> Option<u32> {
         some(self.ends[queue as usize].first)
     }
 
     /// Who came into its queue after `number`.
+    #[inline]
     pub(crate) fn after(&self, number: u32) -> Option<u32> {
         some(self.link(number).behind)
     }
@@ -125,6 +131,7 @@ impl Queues {
     }
 
     /// Puts place `number` last in `queue`, wherever it stood.
+    #[inline]
     pub(crate) fn put(&mut self, queue: Queue, number: u32) {
         self.remove(number);
         let last = self.ends[queue as usize].last;
@@ -143,6 +150,7 @@ impl Queues {
     }
 
     /// Takes place `number` out of whatever queue it stands in.
+    #[inline]
     pub(crate) fn remove(&mut self, number: u32) {
         let Link { ahead, behind, tag } = *self.link(number);
         let Some(queue) = Queue::from_tag(tag >> MARK_BITS) else { return };
@@ -159,6 +167,7 @@ impl Queues {
     }
 
     /// Notes the tick at which place `number` was looked at.
+    #[inline]
     pub(crate) fn set_mark(&mut self, number: u32, tick: u64) {
         let link = self.link_mut(number);
         link.tag = link.tag & !((1 << MARK_BITS) - 1) | mark_of(tick);
@@ -166,6 +175,7 @@ impl Queues {
 
     /// Whether `tick` is the one noted last. After a quarter of a billion ticks one may be taken
     /// for another; then a region is evicted that was in use then.
+    #[inline]
     pub(crate) fn has_mark(&self, number: u32, tick: u64) -> bool {
         mark_of(u64::from(self.link(number).tag)) == mark_of(tick)
     }

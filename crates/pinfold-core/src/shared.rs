@@ -87,14 +87,14 @@ pub(crate) struct Held {
 /// Callbacks that are due, run when this is dropped: also when the registrar panics before.
 pub(crate) struct Deferred<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    due: Due,
+    due: Option<Due>,
 }
 
 impl<R: Registrar, M: Monitor> Drop for Deferred<'_, R, M> {
     #[inline]
     fn drop(&mut self) {
-        if !self.due.is_empty() {
-            self.shared.run(std::mem::take(&mut self.due));
+        if let Some(due) = self.due.take() {
+            self.shared.run(due);
         }
     }
 }
@@ -231,12 +231,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
+    #[inline]
     pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> T {
         self.locked_deferring(f).0
     }
 
     /// Runs `f` under the writer's lock; the callbacks that became due run when the second half
     /// of the result is dropped, which the caller does once it holds nothing that they may want.
+    #[inline]
     pub(crate) fn locked_deferring<T>(
         &self,
         f: impl FnOnce(&mut Writer) -> T,
@@ -285,6 +287,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Runs callbacks; one that panics is counted and harms nobody.
+    #[cold]
     fn run(&self, due: Due) {
         let panics = due.run();
         if panics > 0 {
@@ -367,6 +370,7 @@ impl Writer {
     /// Hands a region that is not in the index any more to the reclaimer.
     ///
     /// One call serves for all that is handed over until the reclaimer begins to look.
+    #[inline]
     pub(crate) fn bury(&mut self, queue: Queue, number: u32) {
         self.queues.put(queue, number);
         if !self.called {
@@ -377,13 +381,17 @@ impl Writer {
 
     /// Takes back the memory that [`scratch`](Self::scratch) lent, unless it has grown too large
     /// to keep.
+    #[inline]
     pub(crate) fn give_scratch(&mut self, mut scratch: Vec<u32>) {
         scratch.clear();
-        scratch.shrink_to(SCRATCH);
+        if scratch.capacity() > SCRATCH {
+            scratch.shrink_to(SCRATCH);
+        }
         self.scratch = scratch;
     }
 
     /// The reclaimer begins to look at what was handed over.
+    #[inline]
     pub(crate) fn answer_call(&mut self) {
         self.called = false;
         self.must_ring = false;
