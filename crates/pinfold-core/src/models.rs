@@ -167,13 +167,37 @@ unsafe impl Monitor for Watcher {
 type ModelCache = Cache<Device, Watcher>;
 
 fn cache(world: &Arc<World>) -> Arc<ModelCache> {
+    cache_of(world, Config::default().max_regions)
+}
+
+/// A cache of at most so many registrations.
+fn cache_of(world: &Arc<World>, max_regions: usize) -> Arc<ModelCache> {
     let (device, watcher) = (Device(Arc::clone(world)), Watcher(Arc::clone(world)));
-    Arc::new(Cache::new(device, watcher, Config::default()).unwrap())
+    let config = Config { max_regions, ..Config::default() };
+    Arc::new(Cache::new(device, watcher, config).unwrap())
 }
 
 fn get(cache: &ModelCache) -> Result<Lease<'_, Device, Watcher>, GetError> {
+    get_page(cache, 0)
+}
+
+/// As [`get`], of a page further on.
+fn get_page(cache: &ModelCache, page: usize) -> Result<Lease<'_, Device, Watcher>, GetError> {
     // SAFETY: the model's device touches no memory.
-    unsafe { cache.get(START as *const u8, PAGE, Access::READ) }
+    unsafe { cache.get((START + page * PAGE) as *const u8, PAGE, Access::READ) }
+}
+
+/// The loop of `Reclaimer::run`, ended by success instead of by closing. A lost wake-up leaves it
+/// waiting, which loom reports as a deadlock.
+fn reclaim_until_unpinned(cache: &ModelCache, world: &World, handle: usize) {
+    loop {
+        let seen = cache.monitor().bell();
+        cache.reclaim();
+        if !world.is_pinned(handle) {
+            return;
+        }
+        cache.monitor().wait(seen);
+    }
 }
 
 /// Another thread that takes a lease and ends it.
@@ -295,18 +319,7 @@ fn loom_the_last_lease_wakes_the_reclaimer() {
         let lease = get(&cache).unwrap();
         let reclaimer = {
             let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
-            thread::spawn(move || {
-                // The loop of `Reclaimer::run`, ended by success instead of by closing. A lost
-                // wake-up leaves it waiting, which loom reports as a deadlock.
-                loop {
-                    let seen = cache.monitor().bell();
-                    cache.reclaim();
-                    if !world.is_pinned(0) {
-                        return;
-                    }
-                    cache.monitor().wait(seen);
-                }
-            })
+            thread::spawn(move || reclaim_until_unpinned(&cache, &world, 0))
         };
         world.change();
         drop(lease);
@@ -332,5 +345,78 @@ fn loom_two_gets_register_once() {
         drop(lease);
         other.join().unwrap();
         assert_eq!(lock(&world.pinned).len(), 1);
+    });
+}
+
+/// The same when it is the program's word that ends the region: the bell is rung for the first
+/// that is handed over and, as long as that call stands, for nobody else.
+#[test]
+fn loom_one_call_serves_for_all_that_is_handed_over() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        let lease = get(&cache).unwrap();
+        drop(get_page(&cache, 1).unwrap());
+        let reclaimer = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                reclaim_until_unpinned(&cache, &world, 1);
+                reclaim_until_unpinned(&cache, &world, 0);
+            })
+        };
+        cache.invalidate(range());
+        cache.invalidate(AddressRange::new(START + PAGE, PAGE).unwrap());
+        drop(lease);
+        reclaimer.join().unwrap();
+    });
+}
+
+/// A lease that ends on a thread which did not see the region die: it was found leased and set
+/// aside, so its end must be told, by whoever has it.
+#[test]
+fn loom_a_lease_that_ends_elsewhere_wakes_the_reclaimer() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        drop(get(&cache).unwrap());
+        let other = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                let lease = get(&cache).unwrap();
+                assert!(world.is_pinned(lease.handle()));
+            })
+        };
+        cache.invalidate(range());
+        // A hazard that the other thread took back at once counts for a lease, too.
+        reclaim_until_unpinned(&cache, &world, 0);
+        other.join().unwrap();
+    });
+}
+
+/// A lease against eviction: what is leased stays, also if it is taken just when the region is
+/// made to stand by, or while it does.
+#[test]
+fn loom_a_lease_outlives_eviction() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache_of(&world, 2);
+        drop(get_page(&cache, 0).unwrap());
+        drop(get_page(&cache, 1).unwrap());
+        let other = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                let lease = get_page(&cache, 1).unwrap();
+                let handle = lease.handle();
+                assert!(world.is_pinned(handle));
+                assert_eq!(lease.handle(), handle);
+                drop(lease);
+            })
+        };
+        let lease = get_page(&cache, 2).unwrap();
+        assert!(world.is_pinned(lease.handle()));
+        drop(lease);
+        other.join().unwrap();
+        let pinned = lock(&world.pinned).iter().flatten().count();
+        assert!(pinned <= 2, "{pinned} pinned of 2");
     });
 }
