@@ -393,30 +393,41 @@ fn loom_a_lease_that_ends_elsewhere_wakes_the_reclaimer() {
     });
 }
 
-/// A lease against eviction: what is leased stays, also if it is taken just when the region is
-/// made to stand by, or while it does.
+/// A lease against eviction: what is leased stays, whether it is the first to go...
 #[test]
 fn loom_a_lease_outlives_eviction() {
-    explore(3, || {
-        let world = World::new();
-        let cache = cache_of(&world, 2);
-        drop(get_page(&cache, 0).unwrap());
-        drop(get_page(&cache, 1).unwrap());
-        let other = {
-            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
-            thread::spawn(move || {
-                let lease = get_page(&cache, 1).unwrap();
-                let handle = lease.handle();
-                assert!(world.is_pinned(handle));
-                assert_eq!(lease.handle(), handle);
-                drop(lease);
-            })
-        };
-        let lease = get_page(&cache, 2).unwrap();
-        assert!(world.is_pinned(lease.handle()));
-        drop(lease);
-        other.join().unwrap();
-        let pinned = lock(&world.pinned).iter().flatten().count();
-        assert!(pinned <= 2, "{pinned} pinned of 2");
-    });
+    explore(3, || lease_beside_eviction(0));
+}
+
+/// ...or one that is made to stand by along with it, and is leased before, meanwhile or while it
+/// does.
+#[test]
+fn loom_a_lease_ends_standing_by() {
+    explore(3, || lease_beside_eviction(1));
+}
+
+/// Another thread leases `page` of two while this one needs room for a third.
+fn lease_beside_eviction(page: usize) {
+    let world = World::new();
+    let cache = cache_of(&world, 2);
+    drop(get_page(&cache, 0).unwrap());
+    drop(get_page(&cache, 1).unwrap());
+    let other = {
+        let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+        thread::spawn(move || {
+            let lease = get_page(&cache, page).unwrap();
+            let handle = lease.handle();
+            assert!(world.is_pinned(handle));
+            assert_eq!(lease.handle(), handle);
+            thread::yield_now();
+            assert!(world.is_pinned(handle));
+            drop(lease);
+        })
+    };
+    let lease = get_page(&cache, 2).unwrap();
+    assert!(world.is_pinned(lease.handle()));
+    drop(lease);
+    other.join().unwrap();
+    let pinned = lock(&world.pinned).iter().flatten().count();
+    assert!(pinned <= 2, "{pinned} pinned of 2");
 }
