@@ -62,8 +62,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
         writer.counts.invalidations += numbers.len() as u64;
         writer.give_scratch(numbers);
-        self.invalidate_superseded(writer, range, Queue::Superseded, Queue::Dead);
-        self.invalidate_superseded(writer, range, Queue::SupersededLeased, Queue::Leased);
+        for (from, to) in
+            [(Queue::Superseded, Queue::Dead), (Queue::SupersededLeased, Queue::Leased)]
+        {
+            if writer.queues.len(from) > 0 {
+                self.invalidate_superseded(writer, range, from, to);
+            }
+        }
         self.invalidate_per_use(writer, range);
         writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(range));
     }

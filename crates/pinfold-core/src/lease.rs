@@ -160,7 +160,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
             None => self.shared.uncount(self.region),
         }
         if self.per_use {
-            self.shared.end_per_use(self.region.number);
+            self.shared.end_per_use(self.region);
         } else {
             self.wake_if_dead();
         }

@@ -265,22 +265,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up the regions that the new one makes needless: every use that they would serve, it
     /// serves as well.
     fn supersede(&self, writer: &mut Writer, flight: &Flight) {
-        let mut numbers = std::mem::take(&mut writer.scratch);
-        self.findable_in(flight.range, &mut numbers);
-        for &other in &numbers {
-            if other != flight.number && self.is_needless(other, flight) {
-                self.unpublish(writer, other, Status::Retired);
-                writer.counts.superseded += 1;
+        let mut needless = Vec::new();
+        self.index.overlapping(flight.range, |region| {
+            if region.number != flight.number && is_needless(region, flight) {
+                needless.push(region.number);
             }
+        });
+        // A region in several blocks was named for each of them.
+        needless.sort_unstable();
+        needless.dedup();
+        for &number in &needless {
+            self.unpublish(writer, number, Status::Retired);
         }
-        writer.give_scratch(numbers);
-    }
-
-    fn is_needless(&self, number: u32, flight: &Flight) -> bool {
-        let Some((range, terms)) = self.region(number).and_then(Region::findable) else {
-            return false;
-        };
-        flight.would_serve(&Want { range, terms })
+        writer.counts.superseded += needless.len() as u64;
     }
 
     /// After a failed registration: Ok if there is room to try again.
@@ -291,6 +288,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
         Err(GetError::Register(error))
     }
+}
+
+/// Whether the one being registered serves every use of `region`.
+fn is_needless<H: Copy>(region: &Region<H>, flight: &Flight) -> bool {
+    let findable = region.findable();
+    findable.is_some_and(|(range, terms)| flight.would_serve(&Want { range, terms }))
 }
 
 /// Where to wait for a registration under way that would serve `want`.
@@ -405,7 +408,7 @@ impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
             // The registrar failed or panicked.
             None => {
                 let (landing, due) = self.shared.locked_deferring(|writer| self.withdraw(writer));
-                (landing, Some(due))
+                (landing, due)
             }
         };
         if let Some(landing) = landing {

@@ -24,10 +24,20 @@ use crate::queues::{Queue, Queues};
 #[derive(Clone, Copy)]
 pub(crate) struct Seen {
     /// The tick of its last use.
-    pub(crate) used: u64,
+    used: u64,
     /// The page where it begins.
-    pub(crate) page: usize,
+    page: usize,
 }
+
+impl Seen {
+    /// A region used at tick `used` that begins at address `start`.
+    pub(crate) const fn new(used: u64, start: usize) -> Self {
+        Self { used, page: start >> PAGE_LOG2 }
+    }
+}
+
+/// Regions that begin in one page of 4 KiB leave the same ghost.
+const PAGE_LOG2: u32 = 12;
 
 /// The young are at least one in so many, when the cache is full.
 const YOUNG_SHARE: usize = 10;

@@ -29,7 +29,8 @@ pub(crate) enum Queue {
 }
 
 impl Queue {
-    const COUNT: usize = 9;
+    /// As many as a tag can name, so that a queue's ends are found without a check.
+    const COUNT: usize = 16;
 
     const fn from_tag(tag: u32) -> Option<Self> {
         Some(match tag {
@@ -134,36 +135,37 @@ impl Queues {
     #[inline]
     pub(crate) fn put(&mut self, queue: Queue, number: u32) {
         self.remove(number);
-        let last = self.ends[queue as usize].last;
+        let ends = &mut self.ends[queue as usize];
+        let last = std::mem::replace(&mut ends.last, number);
+        ends.length += 1;
+        match last {
+            NOBODY => ends.first = number,
+            _ => self.link_mut(last).behind = number,
+        }
         let link = self.link_mut(number);
         (link.ahead, link.behind) = (last, NOBODY);
         link.tag |= (queue as u32) << MARK_BITS;
-        if last != NOBODY {
-            self.link_mut(last).behind = number;
-        }
-        let ends = &mut self.ends[queue as usize];
-        if last == NOBODY {
-            ends.first = number;
-        }
-        ends.last = number;
-        ends.length += 1;
     }
 
     /// Takes place `number` out of whatever queue it stands in.
     #[inline]
     pub(crate) fn remove(&mut self, number: u32) {
-        let Link { ahead, behind, tag } = *self.link(number);
-        let Some(queue) = Queue::from_tag(tag >> MARK_BITS) else { return };
-        self.link_mut(number).tag = mark_of(u64::from(tag));
+        let link = self.link_mut(number);
+        let Link { ahead, behind, tag } = *link;
+        let queue = (tag >> MARK_BITS) as usize;
+        if queue == 0 {
+            return;
+        }
+        link.tag = mark_of(u64::from(tag));
         match ahead {
-            NOBODY => self.ends[queue as usize].first = behind,
+            NOBODY => self.ends[queue].first = behind,
             _ => self.link_mut(ahead).behind = behind,
         }
         match behind {
-            NOBODY => self.ends[queue as usize].last = ahead,
+            NOBODY => self.ends[queue].last = ahead,
             _ => self.link_mut(behind).ahead = ahead,
         }
-        self.ends[queue as usize].length -= 1;
+        self.ends[queue].length -= 1;
     }
 
     /// Notes the tick at which place `number` was looked at.

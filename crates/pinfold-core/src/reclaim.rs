@@ -32,7 +32,7 @@ const STANDBY_SHARE: usize = if cfg!(loom) { 1 } else { 64 };
 /// Regions whose deregistration is the holder's duty: no lease is left, nobody can find them,
 /// and nobody else holds this duty.
 #[must_use]
-struct Leaving(Vec<u32>);
+struct Leaving<'c, H>(Vec<&'c Region<H>>);
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies news, then deregisters every region that is neither findable nor leased.
@@ -43,7 +43,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Applies news, then deregisters what `claim` takes over. Says how many regions that were.
-    fn give_back(&self, claim: impl FnOnce(&mut Writer) -> Leaving) -> usize {
+    fn give_back<'c>(&'c self, claim: impl FnOnce(&mut Writer) -> Leaving<'c, R::Handle>) -> usize {
         // A forked child's regions are its parent's, and a thread that does not exist here may
         // have held the lock.
         if self.monitor.forked() {
@@ -76,43 +76,30 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Those that are leased are set aside until their last lease's end says so
     /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
-    fn claim_dead(&self, writer: &mut Writer) -> Leaving {
+    fn claim_dead(&self, writer: &mut Writer) -> Leaving<'_, R::Handle> {
         writer.answer_call();
-        let mut idle = Vec::new();
-        let unlooked = [Queue::Dead, Queue::Superseded];
-        let numbers = unlooked.iter().flat_map(|&queue| writer.queues.iter(queue));
-        let regions = numbers.filter_map(|number| self.region(number));
-        let count = regions.map(Region::await_end).count();
-        if count == 0 {
-            return Leaving(idle);
+        let mut dead = self.await_ends(writer);
+        if dead.is_empty() {
+            return Leaving(dead);
         }
         let in_use = self.in_use(writer);
         // Without a barrier everything stays where it is, for another try.
-        if in_use.is_known() {
-            idle.reserve(count);
-            self.part(writer, Queue::Dead, Queue::Leased, &in_use, &mut idle);
-            self.part(writer, Queue::Superseded, Queue::SupersededLeased, &in_use, &mut idle);
-        }
-        Leaving(idle)
+        dead.retain(|region| in_use.is_known() && part(writer, region, &in_use));
+        Leaving(dead)
     }
 
-    /// Parts the regions of queue `from`: to queue `leased`, or on their way out and into `idle`.
-    fn part(
-        &self,
-        writer: &mut Writer,
-        from: Queue,
-        leased: Queue,
-        in_use: &InUse,
-        idle: &mut Vec<u32>,
-    ) {
-        while let Some(number) = writer.queues.first(from) {
-            if self.region(number).is_some_and(|region| in_use.contains(region)) {
-                writer.queues.put(leased, number);
-            } else {
-                writer.queues.put(Queue::Leaving, number);
-                idle.push(number);
+    /// The dead regions that nobody has looked at, their last leases' ends awaited from now on.
+    fn await_ends(&self, writer: &Writer) -> Vec<&Region<R::Handle>> {
+        let unlooked = [Queue::Dead, Queue::Superseded];
+        let mut dead =
+            Vec::with_capacity(unlooked.iter().map(|&queue| writer.queues.len(queue)).sum());
+        for number in unlooked.iter().flat_map(|&queue| writer.queues.iter(queue)) {
+            if let Some(region) = self.region(number) {
+                region.await_end();
+                dead.push(region);
             }
         }
+        dead
     }
 
     /// A lease of `region` ended, and the light barrier has run since: hands the region to the
@@ -164,14 +151,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// costs a heavy barrier. So several are made to stand by at once, growing numbers of them if
     /// they turn out to be leased, and those that are not needed now are the next to go. A `get`
     /// that wants one meanwhile finds it under the lock, and it is proven.
-    fn evict(&self, writer: &mut Writer, shortage: Held) -> Leaving {
+    fn evict(&self, writer: &mut Writer, shortage: Held) -> Leaving<'_, R::Handle> {
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
         let mut missing = shortage;
         let mut batch = standby_batch(writer);
         while missing != Held::default() {
-            if let Some(number) = writer.queues.first(Queue::Standby) {
-                self.give_up(writer, number, &mut missing);
-                idle.push(number);
+            let standing_by = writer.queues.first(Queue::Standby);
+            if let Some(region) = standing_by.and_then(|number| self.region(number)) {
+                self.give_up(writer, region, &mut missing);
+                idle.push(region);
             } else if self.stand_by(writer, batch, &mut busy) {
                 batch *= 2;
             } else {
@@ -185,12 +173,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Takes a region that stands by out of the index.
-    fn give_up(&self, writer: &mut Writer, number: u32, missing: &mut Held) {
-        writer.queues.put(Queue::Leaving, number);
-        let Some(region) = self.region(number) else { return };
-        let Some(range) = region.range() else { return };
+    fn give_up(&self, writer: &mut Writer, region: &Region<R::Handle>, missing: &mut Held) {
+        writer.queues.put(Queue::Leaving, region.number);
         region.set(Status::Retired);
-        self.index.remove(&mut writer.recycler, range, number);
+        let Some(range) = region.range() else { return };
+        self.index.remove(&mut writer.recycler, range, region.number);
         missing.bytes = missing.bytes.saturating_sub(self.footprint(range));
         missing.regions = missing.regions.saturating_sub(1);
     }
@@ -225,15 +212,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn seen(&self, number: u32) -> Seen {
         let region = self.region(number);
         let start = region.and_then(Region::range).map_or(0, |range| range.start());
-        Seen { used: region.map_or(0, Region::used), page: start / self.limits.page_bytes }
+        Seen::new(region.map_or(0, Region::used), start)
     }
 
     /// A lease that was alone on its region ended.
-    pub(crate) fn end_per_use(&self, number: u32) {
+    pub(crate) fn end_per_use(&self, region: &Region<R::Handle>) {
         let (leaving, due) = self.locked_deferring(|writer| {
-            writer.per_use.retain(|&(other, _)| other != number);
-            writer.queues.put(Queue::Leaving, number);
-            Leaving(vec![number])
+            writer.per_use.retain(|&(other, _)| other != region.number);
+            writer.queues.put(Queue::Leaving, region.number);
+            Leaving(vec![region])
         });
         self.deregister(leaving);
         drop(due);
@@ -251,29 +238,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives registrations back to the device, with no lock held, then their places and their
     /// share of the budget to the cache. Says how many there were.
-    fn deregister(&self, Leaving(numbers): Leaving) -> usize {
+    fn deregister(&self, Leaving(regions): Leaving<'_, R::Handle>) -> usize {
         // What a forked child inherited is its parent's to give back.
-        if numbers.is_empty() || self.monitor.forked() {
+        if regions.is_empty() || self.monitor.forked() {
             return 0;
         }
-        let count = numbers.len();
-        Departure { shared: self, numbers, gone: 0, failed: 0 }.run();
+        let count = regions.len();
+        Departure { shared: self, regions, gone: 0, failed: 0 }.run();
         count
     }
 
     /// False if the device could not.
-    fn deregister_one(&self, number: u32) -> bool {
-        let region = self.region(number).and_then(|region| Some((region, region.range()?)));
-        let Some((region, range)) = region else { return false };
+    fn deregister_one(&self, region: &Region<R::Handle>) -> bool {
+        let Some(range) = region.range() else { return false };
         // SAFETY: the caller holds the duty to deregister this region.
         let handle = unsafe { region.handle() };
         self.registrar.deregister(handle, range).is_ok()
     }
 
     /// The books after a deregistration.
-    fn free_place(&self, writer: &mut Writer, number: u32) {
+    fn free_place(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+        let number = region.number;
         writer.queues.remove(number);
-        let Some(region) = self.region(number) else { return };
         writer.held.bytes -= region.range().map_or(0, |range| self.footprint(range));
         writer.held.regions -= 1;
         writer.watchers.deregistered(number);
@@ -286,31 +272,44 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// What is being given back already is in other hands: a callback may drop the cache.
     pub(crate) fn deregister_all(&self) {
         let (leaving, due) = self.locked_deferring(|writer| {
-            let ours = |&number: &u32| {
-                self.is_filled(number) && writer.queues.queue_of(number) != Some(Queue::Leaving)
+            let numbers = 0..writer.made_places;
+            let filled = numbers.filter_map(|number| self.region(number)).filter(is_filled);
+            let stays = |region: &&Region<R::Handle>| {
+                writer.queues.queue_of(region.number) != Some(Queue::Leaving)
             };
-            let numbers: Vec<u32> = (0..writer.made_places).filter(ours).collect();
-            for &number in &numbers {
-                self.withdraw_from_index(writer, number);
-                writer.queues.put(Queue::Leaving, number);
+            let regions: Vec<_> = filled.filter(stays).collect();
+            for region in &regions {
+                self.withdraw_from_index(writer, region);
+                writer.queues.put(Queue::Leaving, region.number);
             }
             writer.per_use = Vec::new();
-            Leaving(numbers)
+            Leaving(regions)
         });
         self.deregister(leaving);
         drop(due);
     }
 
-    fn is_filled(&self, number: u32) -> bool {
-        self.region(number).is_some_and(|region| region.status() != Status::Free)
-    }
-
-    fn withdraw_from_index(&self, writer: &mut Writer, number: u32) {
-        let findable = self.region(number).and_then(Region::findable);
-        if let Some((range, _)) = findable {
-            self.index.remove(&mut writer.recycler, range, number);
+    fn withdraw_from_index(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+        if let Some((range, _)) = region.findable() {
+            self.index.remove(&mut writer.recycler, range, region.number);
         }
     }
+}
+
+/// Moves a dead region on: among those leased (false), or on its way out.
+fn part<H: Copy>(writer: &mut Writer, region: &Region<H>, in_use: &InUse) -> bool {
+    let leased = in_use.contains(region);
+    let queue = match region.status() {
+        _ if !leased => Queue::Leaving,
+        Status::Retired => Queue::SupersededLeased,
+        _ => Queue::Leased,
+    };
+    writer.queues.put(queue, region.number);
+    !leased
+}
+
+fn is_filled<H: Copy>(region: &&Region<H>) -> bool {
+    region.status() != Status::Free
 }
 
 /// How many regions are made to stand by at once.
@@ -322,7 +321,7 @@ fn standby_batch(writer: &Writer) -> usize {
 /// panics: the one it was given is gone, those behind it are the reclaimer's again.
 struct Departure<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    numbers: Vec<u32>,
+    regions: Vec<&'c Region<R::Handle>>,
     /// How many of them the device was given.
     gone: usize,
     /// How many of those it could not give back.
@@ -331,10 +330,10 @@ struct Departure<'c, R: Registrar, M: Monitor> {
 
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
     fn run(mut self) {
-        while let Some(&number) = self.numbers.get(self.gone) {
+        while let Some(&region) = self.regions.get(self.gone) {
             self.gone += 1;
             self.failed += 1;
-            if self.shared.deregister_one(number) {
+            if self.shared.deregister_one(region) {
                 self.failed -= 1;
             }
         }
@@ -343,9 +342,9 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
     fn enter_into_books(&self, writer: &mut Writer) {
         writer.counts.deregistration_failures += self.failed as u64;
         writer.counts.deregistrations += (self.gone - self.failed) as u64;
-        let (gone, ahead) = self.numbers.split_at(self.gone);
-        gone.iter().for_each(|&number| self.shared.free_place(writer, number));
-        ahead.iter().for_each(|&number| writer.bury(Queue::Dead, number));
+        let (gone, ahead) = self.regions.split_at(self.gone);
+        gone.iter().for_each(|region| self.shared.free_place(writer, region));
+        ahead.iter().for_each(|region| writer.bury(Queue::Dead, region.number));
         self.shared.note_departure(writer);
     }
 }

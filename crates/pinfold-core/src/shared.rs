@@ -87,15 +87,12 @@ pub(crate) struct Held {
 /// Callbacks that are due, run when this is dropped: also when the registrar panics before.
 pub(crate) struct Deferred<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    due: Option<Due>,
+    due: Due,
 }
 
 impl<R: Registrar, M: Monitor> Drop for Deferred<'_, R, M> {
-    #[inline]
     fn drop(&mut self) {
-        if let Some(due) = self.due.take() {
-            self.shared.run(due);
-        }
+        self.shared.run(std::mem::take(&mut self.due));
     }
 }
 
@@ -237,18 +234,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Runs `f` under the writer's lock; the callbacks that became due run when the second half
-    /// of the result is dropped, which the caller does once it holds nothing that they may want.
+    /// of the result, if there is one, is dropped, which the caller does once it holds nothing that
+    /// they may want.
     #[inline]
     pub(crate) fn locked_deferring<T>(
         &self,
         f: impl FnOnce(&mut Writer) -> T,
-    ) -> (T, Deferred<'_, R, M>) {
+    ) -> (T, Option<Deferred<'_, R, M>>) {
         let mut writer = lock(&self.writer);
         let result = f(&mut writer);
         let due = writer.watchers.take_due();
         let must_ring = std::mem::take(&mut writer.must_ring);
         drop(writer);
-        let deferred = Deferred { shared: self, due };
+        let deferred = due.map(|due| Deferred { shared: self, due });
         if must_ring {
             self.monitor.ring();
         }
