@@ -360,6 +360,18 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_come_and_go_make_no_records_but_the_first() {
+        let domain = HazardDomain::new(Barriers::SYMMETRIC);
+        for _ in 0..if cfg!(miri) { 20 } else { 5000 } {
+            std::thread::scope(|scope| {
+                scope.spawn(|| domain.slot().unwrap().protect(&domain).clear()).join().unwrap();
+            });
+        }
+        let pool = lock(&domain.pool);
+        assert_eq!((pool.made, pool.free.len()), (1, 1));
+    }
+
+    #[test]
     fn a_lease_may_end_on_another_thread() {
         let domain = HazardDomain::new(Barriers::SYMMETRIC);
         let hazard = domain.slot().unwrap().protect(&0);

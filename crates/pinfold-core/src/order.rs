@@ -439,6 +439,19 @@ mod tests {
         }
     }
 
+    /// A mark keeps 28 bits of a tick: going past them changes nothing.
+    #[test]
+    fn marks_go_round() {
+        let mut random = Random(5);
+        let trace: Vec<usize> =
+            (0..20 * CAPACITY).map(|_| random.zipf(4 * CAPACITY, 0.9)).collect();
+        let hits = |first_tick: u64| {
+            let mut ours = Ours { tick: first_tick, ..Ours::new(CAPACITY) };
+            trace.iter().filter(|&&page| ours.get(page)).count()
+        };
+        assert_eq!(hits(0), hits((1 << 28) - 5 * CAPACITY as u64));
+    }
+
     /// A loop slightly larger than the cache, on which least recent use never hits.
     #[test]
     fn a_loop_larger_than_the_cache_is_kept_in_part() {
@@ -451,10 +464,11 @@ mod tests {
     #[test]
     fn ghosts_are_as_many_as_the_cache_holds_and_no_more() {
         let mut ghosts = Ghosts::default();
-        (0..10_000).for_each(|page| ghosts.add(page, Ghost::Young, 1000));
+        // Often enough that the epochs' byte goes round.
+        (0..100_000).for_each(|page| ghosts.add(page, Ghost::Young, 1000));
         assert_eq!(ghosts.words.len(), 1024);
-        let known = (9_500..10_000).filter(|&page| ghosts.find(page).is_some()).count();
+        let known = (99_500..100_000).filter(|&page| ghosts.find(page).is_some()).count();
         assert!(known > 400, "{known} of the last 500");
-        assert!((0..8_000).all(|page| ghosts.find(page).is_none()));
+        assert!((0..98_000).all(|page| ghosts.find(page).is_none()));
     }
 }

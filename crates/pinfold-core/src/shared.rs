@@ -16,7 +16,7 @@ use crate::queues::{Queue, Queues};
 use crate::region::{Region, Want};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::watchers::{Callback, Due, Watchers};
 use std::sync::Arc;
 
@@ -230,7 +230,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
     #[inline]
     pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> T {
-        self.locked_deferring(f).0
+        let mut writer = lock(&self.writer);
+        let result = f(&mut writer);
+        drop(self.unlock(writer));
+        result
     }
 
     /// Runs `f` under the writer's lock; the callbacks that became due run when the second half
@@ -243,6 +246,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> (T, Option<Deferred<'_, R, M>>) {
         let mut writer = lock(&self.writer);
         let result = f(&mut writer);
+        (result, self.unlock(writer))
+    }
+
+    /// Gives the writer's lock back, and rings if the reclaimer was called under it.
+    #[inline]
+    fn unlock(&self, mut writer: MutexGuard<'_, Writer>) -> Option<Deferred<'_, R, M>> {
         let due = writer.watchers.take_due();
         let must_ring = std::mem::take(&mut writer.must_ring);
         drop(writer);
@@ -250,7 +259,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if must_ring {
             self.monitor.ring();
         }
-        (result, deferred)
+        deferred
     }
 
     /// Waits until a registration that was being given back is gone. False if none was.
