@@ -88,7 +88,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             let Some(region) = self.region(number).filter(|region| touches(region, range)) else {
                 continue;
             };
-            region.set_dead(Status::Invalidated);
+            region.set(Status::Invalidated);
             writer.queues.put(to, number);
             writer.watchers.invalidated(number);
         }

@@ -171,9 +171,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     #[inline]
     fn wake_if_dead(&self) {
         self.shared.barriers().light();
-        if self.region.status() != Status::Live {
-            self.shared.say_if_awaited(self.region);
-        }
+        self.shared.say_if_awaited(self.region);
     }
 }
 

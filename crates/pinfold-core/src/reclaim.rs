@@ -14,6 +14,7 @@ use crate::queues::Queue;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Held, Shared, Writer};
+use crate::sync::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,27 +79,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
     fn claim_dead(&self, writer: &mut Writer) -> Leaving<'_, R::Handle> {
         writer.answer_call();
-        let mut dead = self.await_ends(writer);
+        let mut dead = self.unlooked(writer);
         if dead.is_empty() {
             return Leaving(dead);
         }
+        // Relaxed: the barriers of `in_use` and of those who look order it.
+        self.awaiting.store(true, Ordering::Relaxed);
         let in_use = self.in_use(writer);
         // Without a barrier everything stays where it is, for another try.
         dead.retain(|region| in_use.is_known() && part(writer, region, &in_use));
+        let leased = writer.queues.len(Queue::Leased) + writer.queues.len(Queue::SupersededLeased);
+        // Relaxed: nobody's end is missed who is not waited for.
+        self.awaiting.store(leased > 0, Ordering::Relaxed);
         Leaving(dead)
     }
 
-    /// The dead regions that nobody has looked at, their last leases' ends awaited from now on.
-    fn await_ends(&self, writer: &Writer) -> Vec<&Region<R::Handle>> {
-        let unlooked = [Queue::Dead, Queue::Superseded];
-        let mut dead =
-            Vec::with_capacity(unlooked.iter().map(|&queue| writer.queues.len(queue)).sum());
-        for number in unlooked.iter().flat_map(|&queue| writer.queues.iter(queue)) {
-            if let Some(region) = self.region(number) {
-                region.await_end();
-                dead.push(region);
-            }
-        }
+    /// The dead regions that nobody has looked at.
+    fn unlooked(&self, writer: &Writer) -> Vec<&Region<R::Handle>> {
+        let queues = [Queue::Dead, Queue::Superseded];
+        let count = queues.iter().map(|&queue| writer.queues.len(queue)).sum();
+        let mut dead = Vec::with_capacity(count);
+        let numbers = queues.iter().flat_map(|&queue| writer.queues.iter(queue));
+        dead.extend(numbers.filter_map(|number| self.region(number)));
         dead
     }
 
@@ -106,16 +108,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// reclaimer again if that found it leased.
     ///
     /// **Why the last lease's end is not lost.** The lease empties its hazard, runs the light
-    /// barrier and looks whether the region's end is awaited. The reclaimer says that it awaits
-    /// it, runs the heavy barrier and looks at the hazards. If this look finds nothing awaited,
-    /// that look finds the hazard empty, and it is still to come: a dead region that nobody has
-    /// looked at has been handed to the reclaimer by whoever took it out of the index. If it was
-    /// awaited, the reclaimer may have found it leased and set it aside, which it has done by the
-    /// time the lock is had here. The place may hold another region by now; then that one is
-    /// looked at once more, or nothing happens.
+    /// barrier and looks whether any end is awaited. The reclaimer says that it awaits one, runs
+    /// the heavy barrier and looks at the hazards. If this look finds nothing awaited, that look
+    /// finds the hazard empty, and it is still to come: a dead region that nobody has looked at has
+    /// been handed to the reclaimer by whoever took it out of the index. If one was awaited, the
+    /// reclaimer may have found this region leased and set it aside, which it has done by the time
+    /// the lock is had here, and it stays there, dead, until somebody says so. The place may hold
+    /// another region if this one was not set aside; then that one is looked at once more, or
+    /// nothing happens.
     #[inline]
     pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
-        if region.is_awaited() {
+        // Relaxed: the light barrier that ran before orders it.
+        if region.status() != Status::Live && self.awaiting.load(Ordering::Relaxed) {
             self.look_again(region.number);
         }
     }

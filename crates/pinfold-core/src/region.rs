@@ -49,13 +49,8 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    const MASK: u64 = 0x7f;
-    /// Set beside the status of a dead region before its leases are looked for: whoever ends one
-    /// says so.
-    const AWAITED: u64 = 0x80;
-
     const fn from_bits(bits: u64) -> Self {
-        match bits & Self::MASK {
+        match bits & 0xff {
             1 => Self::Live,
             2 => Self::Invalidated,
             3 => Self::Retired,
@@ -125,7 +120,7 @@ impl Want {
 /// A cache line of its own, which also frees the low bits of its address for the index.
 #[repr(align(64))]
 pub(crate) struct Region<H> {
-    /// Status in bits 0-6, whether its end is awaited in bit 7, terms in bits 8-15.
+    /// Status in bits 0-7, terms in bits 8-15.
     state: AtomicU64,
     start: AtomicUsize,
     end: AtomicUsize,
@@ -168,32 +163,12 @@ impl<H: Copy> Region<H> {
         self.state.store(u64::from(terms.bits()) << 8, Ordering::Relaxed);
     }
 
-    /// Changes the status, of a region whose end nobody awaits. The writer's lock is held.
+    /// Changes the status. The writer's lock is held.
     pub(crate) fn set(&self, status: Status) {
-        self.store_status(Status::MASK | Status::AWAITED, status as u64);
-    }
-
-    /// Changes the status and leaves it awaited if it was. The writer's lock is held.
-    pub(crate) fn set_dead(&self, status: Status) {
-        self.store_status(Status::MASK, status as u64);
-    }
-
-    /// Has those who end a lease of this dead region say so. The writer's lock is held.
-    pub(crate) fn await_end(&self) {
-        self.store_status(0, Status::AWAITED);
-    }
-
-    fn store_status(&self, cleared: u64, set: u64) {
         // Relaxed: only holders of the writer's lock store here.
         let state = self.state.load(Ordering::Relaxed);
         // Release: whoever finds the region live sees the range and the handle written before.
-        self.state.store(state & !cleared | set, Ordering::Release);
-    }
-
-    /// Whether whoever ends a lease of this region must say so.
-    pub(crate) fn is_awaited(&self) -> bool {
-        // Acquire: pairs with `store_status`.
-        self.state.load(Ordering::Acquire) & Status::AWAITED != 0
+        self.state.store(state & !0xff | status as u64, Ordering::Release);
     }
 
     /// The range and the terms if the region may be leased by a holder of the writer's lock, which
@@ -285,18 +260,6 @@ mod tests {
         assert_eq!(unsafe { region.handle() }, 42);
         region.set(Status::Invalidated);
         assert_eq!((region.live(), region.status()), (None, Status::Invalidated));
-    }
-
-    #[test]
-    fn an_awaited_end_stays_awaited_until_the_place_is_free() {
-        let region = Region::<u32>::new(0);
-        region.set(Status::Retired);
-        assert!(!region.is_awaited());
-        region.await_end();
-        region.set_dead(Status::Invalidated);
-        assert_eq!((region.status(), region.is_awaited()), (Status::Invalidated, true));
-        region.set(Status::Free);
-        assert_eq!((region.status(), region.is_awaited()), (Status::Free, false));
     }
 
     #[test]

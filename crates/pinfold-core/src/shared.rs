@@ -26,6 +26,9 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     applied: AtomicU64,
     /// Advances with every miss; regions note it when they are used.
     tick: AtomicU64,
+    /// Whether the end of a dead region's last lease is awaited; see
+    /// [`say_if_awaited`](Self::say_if_awaited).
+    pub(crate) awaiting: AtomicBool,
     pub(crate) hazards: Arc<HazardDomain>,
     pub(crate) monitor: M,
     pub(crate) index: Index<Region<R::Handle>>,
@@ -115,6 +118,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         Ok(Self {
             applied: AtomicU64::new(applied.0),
             tick: AtomicU64::new(1),
+            awaiting: AtomicBool::new(false),
             hazards: HazardDomain::new(config.barriers),
             monitor,
             index: Index::new(),
