@@ -23,7 +23,7 @@
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `arena`, `barrier`, `front`, `hazard` (memory and threads), `region`,
-//! `index`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
+//! `index`, `queues`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
 //! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
 
 pub mod access;

@@ -24,7 +24,7 @@ use std::time::Duration;
 /// where threads run on several virtual processors, and waking the reclaimer costs the waker about
 /// one; gathered, both are paid once for all regions of that time. An invalidated region stays
 /// pinned so much longer.
-const GATHER: Duration = Duration::from_micros(100);
+const GATHER: Duration = Duration::from_micros(200);
 /// At most so many regions stand by at once...
 const MOST_STANDBY: usize = 64;
 /// ...and at most one in so many.
@@ -372,7 +372,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     }
 
     /// Works until the cache is dropped. Sleeps while there is nothing to do; news are applied at
-    /// once, and what is to be given back is left to gather for a tenth of a millisecond.
+    /// once, and what is to be given back is left to gather for a fifth of a millisecond.
     ///
     /// The bell is read before the work, so whatever happens during the work wakes the next
     /// round.
