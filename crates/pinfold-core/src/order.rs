@@ -340,7 +340,7 @@ mod tests {
         }
     }
 
-    const CAPACITY: usize = if cfg!(miri) { 40 } else { 1000 };
+    const CAPACITY: usize = 1000;
 
     /// The share of hits on `trace`, ours and the model's.
     fn shares(trace: &[usize]) -> (f64, f64) {
@@ -354,6 +354,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn popular_pages_stay() {
         let mut random = Random(1);
         for exponent in [0.6, 0.8, 0.99, 1.2] {
@@ -382,6 +383,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn what_was_used_recently_stays() {
         let mut random = Random(2);
         for share in [0.2, 0.5, 1.0, 2.0] {
@@ -394,6 +396,7 @@ mod tests {
     /// A working set that slides slowly: each page is used a number of times while the window is
     /// on it and never again.
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn a_sliding_working_set_stays() {
         let mut random = Random(3);
         for share in [0.3, 0.6, 0.9] {
@@ -407,6 +410,7 @@ mod tests {
 
     /// A working set of half the capacity, interrupted by scans of three times the capacity.
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn a_scan_does_not_wipe_the_working_set() {
         let mut random = Random(4);
         let mut ours = Ours::new(CAPACITY);
@@ -425,6 +429,7 @@ mod tests {
 
     /// Another working set takes over: by its third round all of it is there.
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn a_change_of_phase_is_followed() {
         let mut ours = Ours::new(CAPACITY);
         let working = CAPACITY * 8 / 10;
@@ -441,6 +446,7 @@ mod tests {
 
     /// A mark keeps 28 bits of a tick: going past them changes nothing.
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn marks_go_round() {
         let mut random = Random(5);
         let trace: Vec<usize> =
@@ -454,6 +460,7 @@ mod tests {
 
     /// A loop slightly larger than the cache, on which least recent use never hits.
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn a_loop_larger_than_the_cache_is_kept_in_part() {
         let trace: Vec<usize> =
             (0..50 * CAPACITY).map(|step| step % (CAPACITY * 12 / 10)).collect();
@@ -462,6 +469,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
     fn ghosts_are_as_many_as_the_cache_holds_and_no_more() {
         let mut ghosts = Ghosts::default();
         // Often enough that the epochs' byte goes round.
