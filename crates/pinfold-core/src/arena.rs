@@ -3,45 +3,58 @@
 //!
 //! That is what lets a reader without a lock follow an index that has just been given to
 //! somebody else: it finds another item, never foreign memory, and the item's own state tells.
-//! The price is that memory is kept at the high-water mark until the cache is dropped.
+//! The price is that memory is kept at the high-water mark until the cache is dropped; beyond
+//! that mark it is a chunk at most.
 
 use crate::sync::OnceLock;
 
-/// Chunks double in size, so 27 of them hold all that a `u32` can name.
+/// Shelves hold 1, 2, 4, ... chunks, so 33 of them hold all that a `u32` can name.
 /// (Few in a model, whose threads have small stacks.)
-const CHUNKS: usize = if cfg!(loom) { 3 } else { 27 };
+const SHELVES: usize = if cfg!(loom) { 3 } else { 33 };
+
+/// Items made at once.
+type Chunk<T> = OnceLock<Box<[T]>>;
 
 /// A growing array of items that never move.
+///
+/// Chunks are all of one size, so that little is made in advance. What doubles is the shelf of
+/// chunks: 24 bytes for each.
 pub(crate) struct Arena<T> {
-    /// Chunk `k` holds `first << k` items.
-    chunks: [OnceLock<Box<[T]>>; CHUNKS],
-    first_log2: u32,
+    shelves: [OnceLock<Box<[Chunk<T>]>>; SHELVES],
+    chunk_log2: u32,
 }
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the cache's index and arena count on 64-bit addresses");
 
+/// Where an item is.
+struct Location {
+    shelf: usize,
+    chunk: usize,
+    offset: usize,
+}
+
 impl<T> Arena<T> {
-    /// An empty arena whose first chunk will hold `1 << first_log2` items.
-    pub(crate) fn new(first_log2: u32) -> Self {
-        Self { chunks: std::array::from_fn(|_| OnceLock::new()), first_log2 }
+    /// An empty arena that makes `1 << chunk_log2` items at a time.
+    pub(crate) fn new(chunk_log2: u32) -> Self {
+        Self { shelves: std::array::from_fn(|_| OnceLock::new()), chunk_log2 }
     }
 
-    /// Where item `index` is: its chunk and its place in there.
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // both are below 2^33, and words have 64 bits
-    const fn locate(&self, index: u32) -> (usize, usize) {
-        let shifted = index as u64 + (1 << self.first_log2);
-        let chunk = shifted.ilog2() - self.first_log2;
-        let offset = shifted - (1 << (chunk + self.first_log2));
-        (chunk as usize, offset as usize)
+    #[allow(clippy::cast_possible_truncation)] // all are below 2^33, and words have 64 bits
+    const fn locate(&self, index: u32) -> Location {
+        let chunk = (index as u64 >> self.chunk_log2) + 1;
+        let shelf = chunk.ilog2();
+        let offset = index & ((1 << self.chunk_log2) - 1);
+        let chunk = chunk - (1 << shelf);
+        Location { shelf: shelf as usize, chunk: chunk as usize, offset: offset as usize }
     }
 
     /// Item `index`, if it was ever made.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
-        let (chunk, offset) = self.locate(index);
-        self.chunks.get(chunk)?.get()?.get(offset)
+        let Location { shelf, chunk, offset } = self.locate(index);
+        self.shelves.get(shelf)?.get()?.get(chunk)?.get()?.get(offset)
     }
 
     /// Makes sure that item `index` exists, filling its whole chunk with what `make` makes of
@@ -49,13 +62,15 @@ impl<T> Arena<T> {
     ///
     /// `None` when the arena can hold no more.
     pub(crate) fn ensure(&self, index: u32, make: impl FnMut(u32) -> T) -> Option<&T> {
-        let (chunk, offset) = self.locate(index);
-        let length = (1_usize << self.first_log2) << chunk;
+        let Location { shelf, chunk, offset } = self.locate(index);
+        let chunks = self
+            .shelves
+            .get(shelf)?
+            .get_or_init(|| (0..1_usize << shelf).map(|_| OnceLock::new()).collect());
         let first = index - u32::try_from(offset).ok()?;
-        let items = self
-            .chunks
-            .get(chunk)?
-            .get_or_init(|| (first..=u32::MAX).take(length).map(make).collect());
+        let length = 1_usize << self.chunk_log2;
+        let items =
+            chunks.get(chunk)?.get_or_init(|| (first..=u32::MAX).take(length).map(make).collect());
         items.get(offset)
     }
 }
@@ -74,7 +89,24 @@ mod tests {
             assert_eq!(arena.ensure(index, Cell::new).unwrap().get(), index);
         }
         assert!((0..100).all(|index| arena.get(index).unwrap().get() == index));
-        // 4 + 8 + 16 + 32 + 64: the last chunk goes on to 123.
-        assert!(arena.get(123).is_some() && arena.get(124).is_none());
+        // Four at a time: nothing is made ahead of the last one's chunk.
+        assert!(arena.get(99).is_some() && arena.get(100).is_none());
+    }
+
+    #[test]
+    fn chunks_of_one_item_waste_none() {
+        let arena: Arena<u32> = Arena::new(0);
+        assert_eq!(arena.ensure(6, |index| index), Some(&6));
+        assert!((0..6).all(|index| arena.get(index).is_none()));
+        assert!(arena.get(7).is_none());
+    }
+
+    #[test]
+    fn the_last_number_has_a_place() {
+        let arena: Arena<u8> = Arena::new(31);
+        let Location { shelf, chunk, offset } = arena.locate(u32::MAX);
+        assert_eq!((shelf, chunk, offset), (1, 0, (1 << 31) - 1));
+        let Location { shelf, chunk, offset } = Arena::<u8>::new(0).locate(u32::MAX);
+        assert_eq!((shelf, chunk, offset), (32, 0, 0));
     }
 }

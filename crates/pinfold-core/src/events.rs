@@ -3,6 +3,7 @@
 use crate::AddressRange;
 use crate::error::GetError;
 use crate::monitor::{Lost, Monitor};
+use crate::queues::Queue;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Shared, Writer};
@@ -53,53 +54,80 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Makes every region that shares a byte with `range` unfindable.
     pub(crate) fn invalidate(&self, writer: &mut Writer, range: AddressRange) {
-        for number in self.live_in(range) {
+        let mut numbers = std::mem::take(&mut writer.scratch);
+        self.findable_in(range, &mut numbers);
+        for &number in &numbers {
             self.unpublish(writer, number, Status::Invalidated);
-            writer.counts.invalidations += 1;
             writer.watchers.invalidated(number);
         }
-        self.invalidate_unfindable(writer, range);
-        writer.flights.iter().for_each(|flight| flight.taint_if_hit(range));
+        writer.counts.invalidations += numbers.len() as u64;
+        writer.give_scratch(numbers);
+        for (from, to) in
+            [(Queue::Superseded, Queue::Dead), (Queue::SupersededLeased, Queue::Leased)]
+        {
+            if writer.queues.len(from) > 0 {
+                self.invalidate_superseded(writer, range, from, to);
+            }
+        }
+        self.invalidate_per_use(writer, range);
+        writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(range));
     }
 
-    /// Tells the leases of regions that are not in the index: given up but in use, or per use.
-    fn invalidate_unfindable(&self, writer: &mut Writer, range: AddressRange) {
-        let per_use = writer.per_use.iter().map(|(number, _)| number);
-        for &number in writer.dead.iter().chain(per_use) {
-            let Some(region) = self.region(number) else { continue };
-            let status = match region.status() {
-                Status::Retired => Status::Invalidated,
-                Status::PerUse => Status::PerUseInvalidated,
-                _ => continue,
+    /// Tells the leases of regions that were given up but may be in use, and moves those from
+    /// queue `from` to queue `to`.
+    fn invalidate_superseded(
+        &self,
+        writer: &mut Writer,
+        range: AddressRange,
+        from: Queue,
+        to: Queue,
+    ) {
+        let mut next = writer.queues.first(from);
+        while let Some(number) = next {
+            next = writer.queues.after(number);
+            let Some(region) = self.region(number).filter(|region| touches(region, range)) else {
+                continue;
             };
-            if region.range().is_some_and(|bytes| bytes.overlaps(&range)) {
-                region.set(status);
+            region.set(Status::Invalidated);
+            writer.queues.put(to, number);
+            writer.watchers.invalidated(number);
+        }
+    }
+
+    /// Tells the leases of regions registered for one use.
+    fn invalidate_per_use(&self, writer: &mut Writer, range: AddressRange) {
+        for &(number, _) in &writer.per_use {
+            let Some(region) = self.region(number) else { continue };
+            if region.status() == Status::PerUse && touches(region, range) {
+                region.set(Status::PerUseInvalidated);
                 writer.watchers.invalidated(number);
             }
         }
     }
 
-    /// The live regions that share a byte with `range`, each once. The writer's lock is held.
-    pub(crate) fn live_in(&self, range: AddressRange) -> Vec<u32> {
-        let mut numbers = Vec::new();
+    /// Adds to `numbers` the regions in the index that share a byte with `range`, each once. The
+    /// writer's lock is held.
+    pub(crate) fn findable_in(&self, range: AddressRange, numbers: &mut Vec<u32>) {
         self.index.overlapping(range, |region| {
-            if region.range().is_some_and(|bytes| bytes.overlaps(&range)) {
+            if touches(region, range) {
                 numbers.push(region.number);
             }
         });
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers
+        if numbers.len() > 1 {
+            numbers.sort_unstable();
+            numbers.dedup();
+        }
     }
 
-    /// Takes a live region out of the index and hands it to the reclaimer.
+    /// Takes a region out of the index and hands it to the reclaimer.
     pub(crate) fn unpublish(&self, writer: &mut Writer, number: u32, status: Status) {
         let Some(region) = self.region(number) else { return };
         region.set(status);
         if let Some(range) = region.range() {
             self.index.remove(&mut writer.recycler, range, number);
         }
-        writer.dead.push(number);
+        let superseded = status == Status::Retired;
+        writer.bury(if superseded { Queue::Superseded } else { Queue::Dead }, number);
     }
 
     /// The program's own word that `range` changed or is about to; `completion` runs when the
@@ -122,18 +150,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 writer.watchers.complete(completion);
             }
         });
-        self.monitor.ring();
     }
 
     /// The regions in `range` that are registered, findable or not, or are being registered.
     fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
-        let mut numbers = self.live_in(range);
-        let per_use = writer.per_use.iter().map(|(number, _)| number);
-        let others = writer.dead.iter().chain(&writer.leaving).chain(per_use);
-        numbers.extend(others.filter(|&&number| {
-            let bytes = self.region(number).and_then(Region::range);
-            bytes.is_some_and(|bytes| bytes.overlaps(&range))
-        }));
+        let mut numbers = Vec::new();
+        self.findable_in(range, &mut numbers);
+        let per_use = writer.per_use.iter().map(|&(number, _)| number);
+        let others = OUT_OF_INDEX.iter().flat_map(|&queue| writer.queues.iter(queue));
+        let in_range = |&number: &u32| self.region(number).is_some_and(|it| touches(it, range));
+        numbers.extend(others.chain(per_use).filter(in_range));
         let flying = writer.flights.iter().filter(|flight| flight.range.overlaps(&range));
         numbers.extend(flying.map(|flight| flight.number));
         numbers
@@ -160,4 +186,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             _ => Ok(writer.watchers.watch(region.number, callback)),
         })
     }
+}
+
+/// Where regions stand that are registered but not in the index.
+const OUT_OF_INDEX: [Queue; 5] =
+    [Queue::Dead, Queue::Superseded, Queue::Leased, Queue::SupersededLeased, Queue::Leaving];
+
+fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
+    region.range().is_some_and(|bytes| bytes.overlaps(&range))
 }

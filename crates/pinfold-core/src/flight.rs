@@ -2,31 +2,24 @@
 
 use crate::AddressRange;
 use crate::region::{Terms, Want};
-use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, lock, wait};
+use crate::sync::{Condvar, Mutex, lock, wait};
+use std::sync::Arc;
 
-/// One registration under way.
+/// One registration under way. Belongs to the holder of the writer's lock.
 pub(crate) struct Flight {
     pub(crate) range: AddressRange,
     pub(crate) terms: Terms,
     /// The place that the registration will fill.
     pub(crate) number: u32,
     /// Set when an event hit `range` since the flight was enlisted.
-    tainted: AtomicBool,
-    /// Whether the registration ended. Rank 3: taken with nothing else held.
-    landed: Mutex<bool>,
-    landing: Condvar,
+    pub(crate) tainted: bool,
+    /// Where others wait for its end; made by the first of them.
+    pub(crate) landing: Option<Arc<Landing>>,
 }
 
 impl Flight {
     pub(crate) fn new(range: AddressRange, terms: Terms, number: u32) -> Self {
-        Self {
-            range,
-            terms,
-            number,
-            tainted: AtomicBool::new(false),
-            landed: Mutex::new(false),
-            landing: Condvar::new(),
-        }
+        Self { range, terms, number, tainted: false, landing: None }
     }
 
     /// Whether what is being registered would serve `want`.
@@ -34,31 +27,40 @@ impl Flight {
         want.served_by(self.range, self.terms)
     }
 
-    /// Notes an event. The writer's lock is held.
-    pub(crate) fn taint_if_hit(&self, event: AddressRange) {
-        if self.range.overlaps(&event) {
-            // Relaxed: read and written under the writer's lock.
-            self.tainted.store(true, Ordering::Relaxed);
-        }
+    /// Notes an event.
+    pub(crate) fn taint_if_hit(&mut self, event: AddressRange) {
+        self.tainted |= self.range.overlaps(&event);
     }
 
-    /// Whether an event hit. The writer's lock is held.
-    pub(crate) fn is_tainted(&self) -> bool {
-        // Relaxed: as in `taint_if_hit`.
-        self.tainted.load(Ordering::Relaxed)
+    /// Where to wait for its end.
+    pub(crate) fn await_landing(&mut self) -> Arc<Landing> {
+        Arc::clone(self.landing.get_or_insert_with(|| Arc::new(Landing::new())))
+    }
+}
+
+/// Where the end of a registration is waited for.
+pub(crate) struct Landing {
+    /// Whether the registration ended. Rank 3: taken with nothing else held.
+    landed: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Landing {
+    fn new() -> Self {
+        Self { landed: Mutex::new(false), ended: Condvar::new() }
     }
 
     /// Lets the waiting go on.
     pub(crate) fn land(&self) {
         *lock(&self.landed) = true;
-        self.landing.notify_all();
+        self.ended.notify_all();
     }
 
     /// Waits for the end of the registration, whichever it is.
     pub(crate) fn wait(&self) {
         let mut landed = lock(&self.landed);
         while !*landed {
-            landed = wait(&self.landing, landed);
+            landed = wait(&self.ended, landed);
         }
     }
 }

@@ -265,6 +265,11 @@ impl HazardDomain {
 pub(crate) struct InUse(Option<Vec<usize>>);
 
 impl InUse {
+    /// False if no barrier could be had: then nothing is known, and all is taken for used.
+    pub(crate) fn is_known(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(crate) fn contains<T>(&self, place: &T) -> bool {
         let place = std::ptr::from_ref(place).addr();
         self.0.as_ref().is_none_or(|places| places.binary_search(&place).is_ok())
@@ -453,6 +458,18 @@ mod tests {
         // They outlived their threads, and fill as many records as they need and no more.
         assert_eq!(hazards.in_use(&[]).0.unwrap().len(), LEASES);
         assert_eq!(lock(&hazards.domain.pool).made as usize, LEASES.div_ceil(SLOTS));
+    }
+
+    #[test]
+    fn threads_that_come_and_go_make_no_records_but_the_first() {
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
+        for _ in 0..if cfg!(miri) { 20 } else { 5000 } {
+            std::thread::scope(|scope| {
+                scope.spawn(|| hazards.slot().unwrap().protect(&hazards).clear()).join().unwrap();
+            });
+        }
+        let pool = lock(&hazards.domain.pool);
+        assert_eq!((pool.made, pool.free.len()), (1, 1));
     }
 
     #[test]

@@ -212,29 +212,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             None => self.uncount(region),
         }
         if duties.is_per_use() {
-            self.end_per_use(region.number);
+            self.end_per_use(region);
         } else {
             self.wake_if_dead(region);
         }
     }
 
-    /// Wakes the reclaimer if the region was taken out of the cache while it was leased.
-    ///
-    /// Clear, barrier, look: the reclaimer changes the status, runs its barrier, reads the
-    /// hazards. Either it finds the slot empty or this finds the status changed and wakes it. The
-    /// place may hold another region by now; then the bell rings for nothing, or that region is
-    /// live and nobody needs waking.
+    /// Sees to it that the region is given back if it was taken out of the cache while leased;
+    /// [`say_if_awaited`](Self::say_if_awaited) has the argument.
     #[inline(always)]
     fn wake_if_dead(&self, region: &Region<R::Handle>) {
         self.hazards.light_barrier();
-        if region.status() != Status::Live {
-            self.wake_reclaimer();
-        }
-    }
-
-    #[cold]
-    fn wake_reclaimer(&self) {
-        self.monitor.ring();
+        self.say_if_awaited(region);
     }
 }
 

@@ -23,7 +23,7 @@
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `arena`, `barrier`, `hazard` (memory and threads), `region`,
-//! `index`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
+//! `index`, `queues`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
 //! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
 
 pub mod access;
@@ -45,6 +45,7 @@ mod models;
 pub mod monitor;
 mod order;
 pub mod pieces;
+mod queues;
 pub mod range;
 pub mod reclaim;
 mod region;

@@ -10,12 +10,12 @@
 use crate::AddressRange;
 use crate::config::WhenFull;
 use crate::error::{Exhausted, GetError, Limit, PerUse};
-use crate::flight::Flight;
+use crate::flight::{Flight, Landing};
 use crate::index::can_hold;
 use crate::lease::Lease;
 use crate::monitor::{Monitor, Watch};
-use crate::order::Candidate;
-use crate::region::{Ask, Region, Status, Terms, Want};
+use crate::order::Order;
+use crate::region::{Region, Status, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::shared::{Held, Shared, Writer};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 #[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
 enum Step<'c, R: Registrar, M: Monitor> {
     Done(Lease<'c, R, M>),
-    Wait(Arc<Flight>),
+    Wait(Arc<Landing>),
     /// Callbacks became due, which must run before this `get` holds anything.
     Again,
     MakeRoom(Exhausted, Held),
@@ -81,8 +81,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             match self.locked(|writer| self.next_step(writer, want, attempt))? {
                 Step::Done(lease) => return Ok(lease),
                 Step::Again => {}
-                Step::Wait(flight) => {
-                    flight.wait();
+                Step::Wait(landing) => {
+                    landing.wait();
                     attempt.waited = true;
                 }
                 Step::MakeRoom(exhausted, shortage) => {
@@ -110,9 +110,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if let Some(lease) = self.hit_locked(writer, want) {
             return Ok(Step::Done(lease));
         }
-        if let Some(flight) = flight_for(writer, want).filter(|_| !attempt.waited) {
+        if let Some(landing) = landing_for(writer, want, attempt) {
             writer.counts.waits += 1;
-            return Ok(Step::Wait(flight));
+            return Ok(Step::Wait(landing));
         }
         let range = self.to_register(want);
         match self.shortage(writer, range) {
@@ -128,18 +128,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// A lease of a region that is there already, looked up where the index is exact.
+    /// A lease of a region that is there already, looked up where the index is exact and where
+    /// regions that stand by count as well.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
-        let ask = Ask::from(want);
-        if let Some(hit) = self.hit(ask) {
-            return Some(Lease::of_hit(self, hit, ask));
+        let (start, end) = (want.range.start(), want.range.end());
+        let region = self.index.find(start, end, |region| {
+            let (range, terms) = region.findable()?;
+            want.served_by(range, terms).then_some(region)
+        })?;
+        let tick = self.tick();
+        if region.status() == Status::Standby {
+            region.set(Status::Live);
+            Order::keep(&mut writer.queues, region.number, tick);
         }
-        // No hazard record: this thread is being torn down.
-        if self.hazards.slot().is_some() {
-            return None;
-        }
-        let region =
-            self.index.find(ask.start, ask.end(), |region| region.serves(ask).then_some(region))?;
+        region.touch(tick);
         writer.counts.hits += 1;
         let pin = self.pin(writer, region);
         Some(Lease::of_cached(self, region, pin, want.range))
@@ -202,9 +204,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer.held.bytes += self.footprint(range);
         writer.held.regions += 1;
         let access = self.registrar.granted(want.terms.access);
-        let flight = Arc::new(Flight::new(range, Terms { access, ..want.terms }, number));
-        writer.flights.push(Arc::clone(&flight));
-        Some(Enlisted { shared: self, flight, region })
+        let terms = Terms { access, ..want.terms };
+        writer.flights.push(Flight::new(range, terms, number));
+        Some(Enlisted { shared: self, region, range, terms, ended: None })
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -233,24 +235,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let number = writer.made_places;
         writer.made_places = number.checked_add(1)?;
         self.index.places.ensure(number, Region::new)?;
+        writer.queues.make(number);
         Some(number)
     }
 
     /// Enters a filled place into the index and the order of eviction.
-    fn enter(
-        &self,
-        writer: &mut Writer,
-        flight: &Flight,
-        region: &Region<R::Handle>,
-    ) -> Result<(), PerUse> {
-        let number = flight.number;
-        if !self.index.insert(&mut writer.recycler, flight.range, number) {
+    fn enter(&self, writer: &mut Writer, flight: &Flight) -> Result<(), PerUse> {
+        if !self.index.insert(&mut writer.recycler, flight.range, flight.number) {
             return Err(PerUse::Unindexed);
         }
-        // Pruned before the region joins: it is not live yet, and would be dropped as one that is
-        // no more.
-        writer.order.prune(writer.held.regions, |candidate| self.present(candidate));
-        writer.order.push(Candidate { used: region.used(), number, fills: region.fills() });
+        writer.order.join(&mut writer.queues, flight.number, self.seen(flight.number));
         Ok(())
     }
 
@@ -263,34 +257,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         why: PerUse,
     ) {
         // With a discard in flux nobody can tell whether the pages are still the right ones.
-        let doubtful = flight.is_tainted() || why == PerUse::InFlux;
+        let doubtful = flight.tainted || why == PerUse::InFlux;
         region.set(if doubtful { Status::PerUseInvalidated } else { Status::PerUse });
         writer.per_use.push((flight.number, why));
         writer.counts.per_use += 1;
     }
 
-    /// Gives up the live regions that the new one makes needless: every use that they would
-    /// serve, it serves as well.
+    /// Gives up the regions that the new one makes needless: every use that they would serve, it
+    /// serves as well.
     fn supersede(&self, writer: &mut Writer, flight: &Flight) {
-        let needless: Vec<u32> = self
-            .live_in(flight.range)
-            .into_iter()
-            .filter(|&other| other != flight.number && self.is_needless(other, flight))
-            .collect();
-        for &other in &needless {
-            self.unpublish(writer, other, Status::Retired);
+        let mut needless = Vec::new();
+        self.index.overlapping(flight.range, |region| {
+            if region.number != flight.number && is_needless(region, flight) {
+                needless.push(region.number);
+            }
+        });
+        // A region in several blocks was named for each of them.
+        needless.sort_unstable();
+        needless.dedup();
+        for &number in &needless {
+            self.unpublish(writer, number, Status::Retired);
         }
         writer.counts.superseded += needless.len() as u64;
-        if !needless.is_empty() {
-            self.monitor.ring();
-        }
-    }
-
-    fn is_needless(&self, number: u32, flight: &Flight) -> bool {
-        let Some((range, terms)) = self.region(number).and_then(Region::live) else {
-            return false;
-        };
-        flight.would_serve(&Want { range, terms })
     }
 
     /// After a failed registration: Ok if there is room to try again.
@@ -303,17 +291,30 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 }
 
-/// The registration under way that would serve `want`.
-fn flight_for(writer: &Writer, want: &Want) -> Option<Arc<Flight>> {
-    writer.flights.iter().find(|flight| flight.would_serve(want)).cloned()
+/// Whether the one being registered serves every use of `region`.
+fn is_needless<H: Copy>(region: &Region<H>, flight: &Flight) -> bool {
+    let findable = region.findable();
+    findable.is_some_and(|(range, terms)| flight.would_serve(&Want { range, terms }))
+}
+
+/// Where to wait for a registration under way that would serve `want`.
+fn landing_for(writer: &mut Writer, want: &Want, attempt: Attempt) -> Option<Arc<Landing>> {
+    if attempt.waited {
+        return None;
+    }
+    let mut flights = writer.flights.iter_mut();
+    flights.find(|flight| flight.would_serve(want)).map(Flight::await_landing)
 }
 
 /// A registration under way with its share of the budget and its place: given back when the
 /// registration fails or the registrar panics.
 struct Enlisted<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    flight: Arc<Flight>,
     region: &'c Region<R::Handle>,
+    range: AddressRange,
+    terms: Terms,
+    /// Set when the flight has left the list: those to be told, if anybody waits.
+    ended: Option<Option<Arc<Landing>>>,
 }
 
 impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
@@ -332,8 +333,12 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// # Safety
     ///
     /// As for [`Shared::get_slowly`].
-    unsafe fn fly(self, want: &Want, attempt: Attempt) -> Result<Lease<'c, R, M>, RegisterError> {
-        let (range, access) = (self.flight.range, self.flight.terms.access);
+    unsafe fn fly(
+        mut self,
+        want: &Want,
+        attempt: Attempt,
+    ) -> Result<Lease<'c, R, M>, RegisterError> {
+        let (range, access) = (self.range, self.terms.access);
         let per_use = match attempt.past_budget {
             true => Some(PerUse::Full),
             false => self.shared.per_use(want, range),
@@ -341,61 +346,76 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
         let handle = unsafe { self.shared.registrar.register(range, access) }?;
-        Ok(self.shared.locked(|writer| self.land(writer, want, handle, per_use)))
+        let shared = self.shared;
+        Ok(shared.locked(|writer| self.land(writer, want, handle, per_use)))
     }
 
     /// Takes the registration into the books and makes the caller's lease.
     fn land(
-        &self,
+        &mut self,
         writer: &mut Writer,
         want: &Want,
         handle: R::Handle,
         per_use: Option<PerUse>,
     ) -> Lease<'c, R, M> {
-        let Self { shared, ref flight, region } = *self;
-        self.leave(writer);
+        let (shared, region) = (self.shared, self.region);
+        let flight = self.leave(writer);
         writer.counts.registrations += 1;
         writer.counts.misses += 1;
         // SAFETY: the place was taken from the free ones when this was enlisted, and the
         // writer's lock is held.
         unsafe { region.fill(flight.range, flight.terms, shared.advance_tick(), handle) };
         let per_use = per_use
-            .or_else(|| flight.is_tainted().then_some(PerUse::ChangedMeanwhile))
-            .or_else(|| shared.enter(writer, flight, region).err());
+            .or_else(|| flight.tainted.then_some(PerUse::ChangedMeanwhile))
+            .or_else(|| shared.enter(writer, &flight).err());
         let pin = shared.pin(writer, region);
-        if let Some(why) = per_use {
-            shared.keep_per_use(writer, flight, region, why);
-            return Lease::of_per_use(shared, region, pin, want.range);
-        }
-        region.set(Status::Live);
-        shared.supersede(writer, flight);
-        Lease::of_cached(shared, region, pin, want.range)
+        let lease = if let Some(why) = per_use {
+            shared.keep_per_use(writer, &flight, region, why);
+            Lease::of_per_use(shared, region, pin, want.range)
+        } else {
+            region.set(Status::Live);
+            shared.supersede(writer, &flight);
+            Lease::of_cached(shared, region, pin, want.range)
+        };
+        self.ended = Some(flight.landing);
+        lease
     }
 
-    /// Leaves the list of flights.
-    fn leave(&self, writer: &mut Writer) {
-        writer.flights.retain(|other| !Arc::ptr_eq(other, &self.flight));
+    /// Takes the flight out of the list.
+    fn leave(&self, writer: &mut Writer) -> Flight {
+        let number = self.region.number;
+        let position = writer.flights.iter().position(|flight| flight.number == number);
+        // Enlisted until now; were it not, no event could have been noted.
+        let lost = || Flight { tainted: true, ..Flight::new(self.range, self.terms, number) };
+        position.map_or_else(lost, |position| writer.flights.swap_remove(position))
     }
 
-    /// Gives everything back: nothing was registered.
-    fn withdraw(&self, writer: &mut Writer) {
-        self.leave(writer);
-        writer.held.bytes -= self.shared.footprint(self.flight.range);
+    /// Gives everything back: nothing was registered. Says who waits.
+    fn withdraw(&self, writer: &mut Writer) -> Option<Arc<Landing>> {
+        let flight = self.leave(writer);
+        writer.held.bytes -= self.shared.footprint(flight.range);
         writer.held.regions -= 1;
-        writer.free_places.push(self.flight.number);
-        writer.watchers.deregistered(self.flight.number);
+        writer.free_places.push(flight.number);
+        writer.watchers.deregistered(flight.number);
         writer.counts.registration_failures += 1;
+        flight.landing
     }
 }
 
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {
-        // Free means that the place was never filled: the registrar failed or panicked.
-        let failed = self.region.status() == Status::Free;
-        let withdrawn =
-            failed.then(|| self.shared.locked_deferring(|writer| self.withdraw(writer)));
-        self.flight.land();
+        let (landing, due) = match self.ended.take() {
+            Some(landing) => (landing, None),
+            // The registrar failed or panicked.
+            None => {
+                let (landing, due) = self.shared.locked_deferring(|writer| self.withdraw(writer));
+                (landing, due)
+            }
+        };
+        if let Some(landing) = landing {
+            landing.land();
+        }
         // Callbacks last: they may wait for those who waited for this flight.
-        drop(withdrawn);
+        drop(due);
     }
 }

@@ -166,18 +166,42 @@ unsafe impl Monitor for Watcher {
 
 type ModelCache = Cache<Device, Watcher>;
 
-fn new_cache(world: &Arc<World>) -> ModelCache {
+fn new_cache(world: &Arc<World>, max_regions: usize) -> ModelCache {
     let (device, watcher) = (Device(Arc::clone(world)), Watcher(Arc::clone(world)));
-    Cache::new(device, watcher, Config::default()).unwrap()
+    let config = Config { max_regions, ..Config::default() };
+    Cache::new(device, watcher, config).unwrap()
 }
 
 fn cache(world: &Arc<World>) -> Arc<ModelCache> {
-    Arc::new(new_cache(world))
+    cache_of(world, Config::default().max_regions)
+}
+
+/// A cache of at most so many registrations.
+fn cache_of(world: &Arc<World>, max_regions: usize) -> Arc<ModelCache> {
+    Arc::new(new_cache(world, max_regions))
 }
 
 fn get(cache: &ModelCache) -> Result<Lease<'_, Device, Watcher>, GetError> {
+    get_page(cache, 0)
+}
+
+/// As [`get`], of a page further on.
+fn get_page(cache: &ModelCache, page: usize) -> Result<Lease<'_, Device, Watcher>, GetError> {
     // SAFETY: the model's device touches no memory.
-    unsafe { cache.get(START as *const u8, PAGE, Access::READ) }
+    unsafe { cache.get((START + page * PAGE) as *const u8, PAGE, Access::READ) }
+}
+
+/// The loop of `Reclaimer::run`, ended by success instead of by closing. A lost wake-up leaves it
+/// waiting, which loom reports as a deadlock.
+fn reclaim_until_unpinned(cache: &ModelCache, world: &World, handle: usize) {
+    loop {
+        let seen = cache.monitor().bell();
+        cache.reclaim();
+        if !world.is_pinned(handle) {
+            return;
+        }
+        cache.monitor().wait(seen);
+    }
 }
 
 /// Another thread that takes a lease and ends it.
@@ -326,7 +350,8 @@ fn loom_a_lease_holds_against_two() {
 fn loom_a_lease_ends_elsewhere() {
     explore(3, || {
         let world = World::new();
-        let cache: &'static ModelCache = Box::leak(Box::new(new_cache(&world)));
+        let cache: &'static ModelCache =
+            Box::leak(Box::new(new_cache(&world, Config::default().max_regions)));
         let lease = get(cache).unwrap();
         let other = {
             let world = Arc::clone(&world);
@@ -358,18 +383,7 @@ fn loom_the_last_lease_wakes_the_reclaimer() {
         let lease = get(&cache).unwrap();
         let reclaimer = {
             let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
-            thread::spawn(move || {
-                // The loop of `Reclaimer::run`, ended by success instead of by closing. A lost
-                // wake-up leaves it waiting, which loom reports as a deadlock.
-                loop {
-                    let seen = cache.monitor().bell();
-                    cache.reclaim();
-                    if !world.is_pinned(0) {
-                        return;
-                    }
-                    cache.monitor().wait(seen);
-                }
-            })
+            thread::spawn(move || reclaim_until_unpinned(&cache, &world, 0))
         };
         world.change();
         drop(lease);
@@ -396,4 +410,88 @@ fn loom_two_gets_register_once() {
         other.join().unwrap();
         assert_eq!(lock(&world.pinned).len(), 1);
     });
+}
+
+/// The same when it is the program's word that ends the region: the bell is rung for the first
+/// that is handed over and, as long as that call stands, for nobody else.
+#[test]
+fn loom_one_call_serves_for_all_that_is_handed_over() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        let lease = get(&cache).unwrap();
+        drop(get_page(&cache, 1).unwrap());
+        let reclaimer = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                reclaim_until_unpinned(&cache, &world, 1);
+                reclaim_until_unpinned(&cache, &world, 0);
+            })
+        };
+        cache.invalidate(range());
+        cache.invalidate(AddressRange::new(START + PAGE, PAGE).unwrap());
+        drop(lease);
+        reclaimer.join().unwrap();
+    });
+}
+
+/// A lease that ends on a thread which did not see the region die: it was found leased and set
+/// aside, so its end must be told, by whoever has it.
+#[test]
+fn loom_a_lease_that_ends_elsewhere_wakes_the_reclaimer() {
+    explore(3, || {
+        let world = World::new();
+        let cache = cache(&world);
+        drop(get(&cache).unwrap());
+        let other = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                let lease = get(&cache).unwrap();
+                assert!(world.is_pinned(lease.handle()));
+            })
+        };
+        cache.invalidate(range());
+        // A hazard that the other thread took back at once counts for a lease, too.
+        reclaim_until_unpinned(&cache, &world, 0);
+        other.join().unwrap();
+    });
+}
+
+/// A lease against eviction: what is leased stays, whether it is the first to go...
+#[test]
+fn loom_a_lease_outlives_eviction() {
+    explore(3, || lease_beside_eviction(0));
+}
+
+/// ...or one that is made to stand by along with it, and is leased before, meanwhile or while it
+/// does.
+#[test]
+fn loom_a_lease_ends_standing_by() {
+    explore(3, || lease_beside_eviction(1));
+}
+
+/// Another thread leases `page` of two while this one needs room for a third.
+fn lease_beside_eviction(page: usize) {
+    let world = World::new();
+    let cache = cache_of(&world, 2);
+    drop(get_page(&cache, 0).unwrap());
+    drop(get_page(&cache, 1).unwrap());
+    let other = {
+        let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+        thread::spawn(move || {
+            let lease = get_page(&cache, page).unwrap();
+            let handle = lease.handle();
+            assert!(world.is_pinned(handle));
+            assert_eq!(lease.handle(), handle);
+            thread::yield_now();
+            assert!(world.is_pinned(handle));
+            drop(lease);
+        })
+    };
+    let lease = get_page(&cache, 2).unwrap();
+    assert!(world.is_pinned(lease.handle()));
+    drop(lease);
+    other.join().unwrap();
+    let pinned = lock(&world.pinned).iter().flatten().count();
+    assert!(pinned <= 2, "{pinned} pinned of 2");
 }

@@ -1,89 +1,482 @@
-//! Who is given up first: the least recently used, at no cost to a hit.
+//! Who is given up first, at no cost to a hit.
 //!
-//! A hit only notes the cache's tick in its region, and the tick advances with every miss. The
-//! order is a heap of ticks as they were when last looked at; whoever comes out of the heap with
-//! an old tick is put back with its present one. So the order is that of least recent use, to
-//! the resolution of one miss, and all its work is done by those who need room.
+//! A hit only notes the cache's tick in its region, and the tick advances with every miss. All
+//! else is done by those who need room, who look whether a region's tick is still the one that
+//! was noted when it was last looked at.
+//!
+//! Regions come into a short queue of the young, at most a tenth of all. Who has been used again
+//! by the time he reaches its end goes on to the queue of the proven; who has not is evicted, and
+//! the place where he began is remembered for as long as a cacheful of others takes to follow.
+//! Who is registered again in that time is proven at once. The proven are evicted in the order in
+//! which they came, except that who was used since goes to the end of the queue. So a scan passes
+//! through the young and leaves the proven alone; and when a program turns to other memory, that
+//! memory is proven by its second round, and what was proven before ages out.
+//!
+//! This is S3-FIFO (Yang, Zhang, Qiu, Yue, Vigfusson: FIFO queues are all you need for cache
+//! eviction, SOSP 2023), whose queue of the young and ghosts go back to 2Q (Johnson and Shasha,
+//! VLDB 1994), with ticks where it counts uses. Two differences: the search for somebody unused is
+//! bounded, and ends with the least recently used of those it met; and whoever is evicted leaves a
+//! ghost, proven or not.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use crate::queues::{Queue, Queues};
 
-/// A region in the order: a place and the count of its fills, which tells a place's next region
-/// from this one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Candidate {
-    pub(crate) used: u64,
-    pub(crate) number: u32,
-    pub(crate) fills: u64,
+/// What the order knows of a region.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// The tick of its last use.
+    used: u64,
+    /// The page where it begins.
+    page: usize,
 }
 
-/// The regions that may be evicted, least recently used first.
+impl Seen {
+    /// A region used at tick `used` that begins at address `start`.
+    pub(crate) const fn new(used: u64, start: usize) -> Self {
+        Self { used, page: start >> PAGE_LOG2 }
+    }
+}
+
+/// Regions that begin in one page of 4 KiB leave the same ghost.
+const PAGE_LOG2: u32 = 12;
+
+/// The young are at least one in so many, when the cache is full.
+const YOUNG_SHARE: usize = 10;
+/// How many regions are looked at for one that was not used since.
+const LOOKS: usize = 64;
+
+/// The order of eviction, over the queues of the young and the proven.
 pub(crate) struct Order {
-    heap: BinaryHeap<Reverse<Candidate>>,
+    ghosts: Ghosts,
+    /// How many may be young, beyond their least share.
+    more_young: usize,
 }
 
 impl Order {
     pub(crate) fn new() -> Self {
-        Self { heap: BinaryHeap::new() }
+        Self { ghosts: Ghosts::default(), more_young: 0 }
     }
 
-    pub(crate) fn push(&mut self, candidate: Candidate) {
-        self.heap.push(Reverse(candidate));
+    /// A region joins, just registered.
+    pub(crate) fn join(&mut self, queues: &mut Queues, number: u32, seen: Seen) {
+        let ghost = self.ghosts.find(seen.page);
+        match ghost {
+            Some(Ghost::Young) => self.more_young += self.ghosts.weight(Ghost::Young),
+            Some(Ghost::Proven) => {
+                let less = self.ghosts.weight(Ghost::Proven);
+                self.more_young = self.more_young.saturating_sub(less);
+            }
+            None => {}
+        }
+        queues.set_mark(number, seen.used);
+        queues.put(if ghost.is_some() { Queue::Proven } else { Queue::Young }, number);
     }
 
-    /// The least recently used candidate. `present` gives a candidate's tick of today, or `None`
-    /// if the region is no more.
-    pub(crate) fn pop(&mut self, present: impl Fn(&Candidate) -> Option<u64>) -> Option<Candidate> {
-        while let Some(Reverse(candidate)) = self.heap.pop() {
-            match present(&candidate) {
-                Some(used) if used == candidate.used => return Some(candidate),
-                Some(used) => self.push(Candidate { used, ..candidate }),
-                None => {}
+    /// A region turned out to be in use at `tick`.
+    pub(crate) fn keep(queues: &mut Queues, number: u32, tick: u64) {
+        queues.set_mark(number, tick);
+        queues.put(Queue::Proven, number);
+    }
+
+    /// Takes out the region to be given up next; `look` says what is known of one today.
+    pub(crate) fn pop(&mut self, queues: &mut Queues, look: impl Fn(u32) -> Seen) -> Option<u32> {
+        let mut oldest: Option<(u32, Seen)> = None;
+        for _ in 0..LOOKS {
+            let Some(number) = self.next(queues) else { break };
+            let seen = look(number);
+            if queues.has_mark(number, seen.used) {
+                return Some(self.take(queues, number, seen.page));
+            }
+            Self::keep(queues, number, seen.used);
+            if oldest.is_none_or(|(_, other)| seen.used < other.used) {
+                oldest = Some((number, seen));
             }
         }
-        None
+        let (number, seen) = oldest?;
+        Some(self.take(queues, number, seen.page))
     }
 
-    /// Drops the candidates that are no more once they outnumber the `live` ones, so that the
-    /// heap stays in proportion to the cache.
-    pub(crate) fn prune(&mut self, live: usize, present: impl Fn(&Candidate) -> Option<u64>) {
-        if self.heap.len() > 2 * live + 64 {
-            self.heap.retain(|Reverse(candidate)| present(candidate).is_some());
+    /// Takes out a region that begins at `page`, and leaves its ghost.
+    fn take(&mut self, queues: &mut Queues, number: u32, page: usize) -> u32 {
+        let young = queues.queue_of(number) == Some(Queue::Young);
+        let ghost = if young { Ghost::Young } else { Ghost::Proven };
+        self.ghosts.add(page, ghost, in_order(queues));
+        queues.remove(number);
+        number
+    }
+
+    /// Who is looked at next.
+    fn next(&mut self, queues: &Queues) -> Option<u32> {
+        let (young, all) = (queues.len(Queue::Young), in_order(queues));
+        let least = (all / YOUNG_SHARE).max(1);
+        self.more_young = self.more_young.min(all.saturating_sub(2 * least));
+        let queue = if young > least + self.more_young || young == all {
+            Queue::Young
+        } else {
+            Queue::Proven
+        };
+        queues.first(queue)
+    }
+}
+
+fn in_order(queues: &Queues) -> usize {
+    queues.len(Queue::Young) + queues.len(Queue::Proven)
+}
+
+/// Where an evicted region stood.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ghost {
+    Young,
+    Proven,
+}
+
+/// Where evicted regions began: as many as the cache holds regions, the oldest forgotten first.
+///
+/// A table of words in sets of four, each word a part of a hash and the time, in eighths of the
+/// table's length, at which it was put there. It may take one region for another, once in a
+/// million, or forget one too early; either costs a registration at most.
+#[derive(Default)]
+struct Ghosts {
+    words: Vec<u32>,
+    /// How many were ever added.
+    added: usize,
+    /// How many of late were young and proven, by [`Ghost`].
+    of_late: [usize; 2],
+}
+
+/// Words in a set.
+const WAYS: usize = 4;
+/// Parts of a table's length in which time is told.
+const EPOCHS: usize = 8;
+/// 2^64 divided by the golden ratio: neighbouring pages spread evenly (Knuth, volume 3, 6.4).
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The bits of a word: a hash, whether there is one, where the region stood, and the epoch.
+const HASH: u32 = !0x3ff;
+const OCCUPIED: u32 = 1 << 9;
+const PROVEN: u32 = 1 << 8;
+
+impl Ghosts {
+    fn add(&mut self, page: usize, ghost: Ghost, regions: usize) {
+        if self.words.len() < regions.max(WAYS) {
+            self.words = vec![0; regions.max(WAYS).next_power_of_two()];
+        }
+        self.added += 1;
+        self.of_late[ghost as usize] += 1;
+        if self.of_late[0] + self.of_late[1] > self.words.len() {
+            self.of_late = self.of_late.map(|count| count / 2);
+        }
+        let epoch = self.epoch();
+        let proven = if ghost == Ghost::Proven { PROVEN } else { 0 };
+        let word = Self::hash_of(page) | proven | epoch;
+        let set = self.set_of(page);
+        let oldest = self.words[set].iter_mut().max_by_key(|word| age(epoch, **word));
+        if let Some(oldest) = oldest {
+            *oldest = word;
         }
     }
+
+    fn find(&self, page: usize) -> Option<Ghost> {
+        let (hash, epoch) = (Self::hash_of(page), self.epoch());
+        let mut words = self.words.get(self.set_of(page))?.iter();
+        let word = words.find(|&&word| {
+            word & (HASH | OCCUPIED) == hash && usize::from(age(epoch, word)) <= EPOCHS
+        })?;
+        Some(if word & PROVEN == 0 { Ghost::Young } else { Ghost::Proven })
+    }
+
+    /// What finding one of these tells, next to one of the others: the more the rarer they are.
+    fn weight(&self, ghost: Ghost) -> usize {
+        let these = self.of_late[ghost as usize];
+        let all = self.of_late[0] + self.of_late[1];
+        ((all - these) / these.max(1)).max(1)
+    }
+
+    /// The time, from 0 to 255 and round again.
+    #[allow(clippy::cast_possible_truncation)] // that is the point
+    fn epoch(&self) -> u32 {
+        let length = (self.words.len() / EPOCHS).max(1);
+        u32::from((self.added / length) as u8)
+    }
+
+    /// 22 bits of a page's hash, in the high bits of a word, and a bit that makes it no empty one.
+    #[allow(clippy::cast_possible_truncation)] // that is the point
+    fn hash_of(page: usize) -> u32 {
+        let hash = (page as u64).wrapping_mul(SPREAD);
+        (hash >> 8) as u32 & HASH | OCCUPIED
+    }
+
+    /// The positions of a page's set.
+    #[allow(clippy::cast_possible_truncation)] // words have 64 bits
+    fn set_of(&self, page: usize) -> std::ops::Range<usize> {
+        let sets = (self.words.len() / WAYS).max(1);
+        let hash = (page as u64).wrapping_mul(SPREAD);
+        let set = (hash >> 32) as usize % sets;
+        set * WAYS..(set + 1) * WAYS
+    }
+}
+
+/// How many epochs ago `word` was written; an empty one, forever.
+#[allow(clippy::cast_possible_truncation)] // the low byte is the epoch
+const fn age(epoch: u32, word: u32) -> u8 {
+    if word == 0 { u8::MAX } else { (epoch as u8).wrapping_sub(word as u8) }
 }
 
 #[cfg(test)]
 #[cfg(not(loom))]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // traces round as they like
 mod tests {
     use super::*;
+    use std::collections::HashMap;
 
-    fn candidate(used: u64, number: u32) -> Candidate {
-        Candidate { used, number, fills: 1 }
+    /// Pages are asked for one by one; a cache says whether it had them.
+    trait Simulated {
+        fn get(&mut self, page: usize) -> bool;
     }
 
-    #[test]
-    fn the_least_recently_used_comes_first_by_its_present_tick() {
-        let mut order = Order::new();
-        (0..4).for_each(|number| order.push(candidate(u64::from(number), number)));
-        // Region 0 was used again since it was pushed, region 1 is no more.
-        let present = |candidate: &Candidate| match candidate.number {
-            0 => Some(9),
-            1 => None,
-            _ => Some(candidate.used),
-        };
-        let popped: Vec<_> =
-            std::iter::from_fn(|| order.pop(present)).map(|popped| popped.number).collect();
-        assert_eq!(popped, [2, 3, 0]);
+    /// The order under test, around a cache that does nothing but count.
+    struct Ours {
+        order: Order,
+        queues: Queues,
+        places: HashMap<usize, u32>,
+        /// The page in each place, and when it was last used.
+        pages: Vec<usize>,
+        used: Vec<u64>,
+        free: Vec<u32>,
+        tick: u64,
     }
 
-    #[test]
-    fn what_is_no_more_does_not_pile_up() {
-        let mut order = Order::new();
-        for number in 0..if cfg!(miri) { 500 } else { 10_000 } {
-            order.push(candidate(1, number));
-            order.prune(0, |_| None);
+    impl Ours {
+        fn new(capacity: usize) -> Self {
+            let mut queues = Queues::new();
+            queues.make(u32::try_from(capacity).unwrap());
+            Self {
+                order: Order::new(),
+                queues,
+                places: HashMap::new(),
+                pages: vec![0; capacity],
+                used: vec![0; capacity],
+                free: (0..u32::try_from(capacity).unwrap()).collect(),
+                tick: 0,
+            }
         }
-        assert!(order.heap.len() <= 65);
+
+        fn make_room(&mut self) {
+            let (pages, used) = (&self.pages, &self.used);
+            let look =
+                |number: u32| Seen { used: used[number as usize], page: pages[number as usize] };
+            let victim = self.order.pop(&mut self.queues, look).unwrap();
+            self.places.remove(&self.pages[victim as usize]);
+            self.free.push(victim);
+        }
+    }
+
+    impl Simulated for Ours {
+        fn get(&mut self, page: usize) -> bool {
+            if let Some(&place) = self.places.get(&page) {
+                self.used[place as usize] = self.tick;
+                return true;
+            }
+            if self.free.is_empty() {
+                self.make_room();
+            }
+            self.tick += 1;
+            let place = self.free.pop().unwrap();
+            self.places.insert(page, place);
+            self.pages[place as usize] = page;
+            self.used[place as usize] = self.tick;
+            self.order.join(&mut self.queues, place, Seen { used: self.tick, page });
+            false
+        }
+    }
+
+    /// The naive model: a list in order of use.
+    struct LeastRecentlyUsed {
+        capacity: usize,
+        when: HashMap<usize, u64>,
+        order: std::collections::BTreeMap<u64, usize>,
+        now: u64,
+    }
+
+    impl LeastRecentlyUsed {
+        fn new(capacity: usize) -> Self {
+            Self { capacity, when: HashMap::new(), order: Default::default(), now: 0 }
+        }
+    }
+
+    impl Simulated for LeastRecentlyUsed {
+        fn get(&mut self, page: usize) -> bool {
+            self.now += 1;
+            let before = self.when.insert(page, self.now);
+            if let Some(before) = before {
+                self.order.remove(&before);
+            } else if self.when.len() > self.capacity {
+                let (_, oldest) = self.order.pop_first().unwrap();
+                self.when.remove(&oldest);
+            }
+            self.order.insert(self.now, page);
+            before.is_some()
+        }
+    }
+
+    /// Numbers from a seed.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: usize) -> usize {
+            (self.unit() * bound as f64) as usize
+        }
+
+        fn unit(&mut self) -> f64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+        }
+
+        /// A rank by Zipf's law, by inversion of the continuous one.
+        fn zipf(&mut self, count: usize, exponent: f64) -> usize {
+            let power = 1.0 - exponent;
+            let most = (count as f64).powf(power);
+            let rank = (1.0 + self.unit() * (most - 1.0)).powf(1.0 / power);
+            (rank as usize).min(count) - 1
+        }
+    }
+
+    const CAPACITY: usize = 1000;
+
+    /// The share of hits on `trace`, ours and the model's.
+    fn shares(trace: &[usize]) -> (f64, f64) {
+        let share = |cache: &mut dyn Simulated| {
+            trace.iter().filter(|&&page| cache.get(page)).count() as f64 / trace.len() as f64
+        };
+        let shares =
+            (share(&mut Ours::new(CAPACITY)), share(&mut LeastRecentlyUsed::new(CAPACITY)));
+        println!("ours {:.4}, least recently used {:.4}", shares.0, shares.1);
+        shares
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn popular_pages_stay() {
+        let mut random = Random(1);
+        for exponent in [0.6, 0.8, 0.99, 1.2] {
+            let trace: Vec<usize> =
+                (0..200 * CAPACITY).map(|_| random.zipf(10 * CAPACITY, exponent)).collect();
+            let (ours, theirs) = shares(&trace);
+            assert!(ours >= theirs, "exponent {exponent}");
+        }
+    }
+
+    /// Every next page is one used a short while ago, in terms of other pages: what least recent
+    /// use is best at, because nothing else tells one page from another.
+    fn by_recency(random: &mut Random, mean_depth: f64, length: usize) -> Vec<usize> {
+        let (mut stack, mut fresh) = (std::collections::VecDeque::new(), 0);
+        let mut trace = Vec::with_capacity(length);
+        for _ in 0..length {
+            let depth = (-mean_depth * (1.0 - random.unit()).ln()) as usize;
+            let page = stack.remove(depth).unwrap_or_else(|| {
+                fresh += 1;
+                fresh
+            });
+            stack.push_front(page);
+            trace.push(page);
+        }
+        trace
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn what_was_used_recently_stays() {
+        let mut random = Random(2);
+        for share in [0.2, 0.5, 1.0, 2.0] {
+            let trace = by_recency(&mut random, share * CAPACITY as f64, 50 * CAPACITY);
+            let (ours, theirs) = shares(&trace);
+            assert!(ours >= theirs - 0.03, "mean depth {share} of the capacity");
+        }
+    }
+
+    /// A working set that slides slowly: each page is used a number of times while the window is
+    /// on it and never again.
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn a_sliding_working_set_stays() {
+        let mut random = Random(3);
+        for share in [0.3, 0.6, 0.9] {
+            let window = (share * CAPACITY as f64) as usize;
+            let trace: Vec<usize> =
+                (0..50 * CAPACITY).map(|step| step / 8 + random.below(window)).collect();
+            let (ours, theirs) = shares(&trace);
+            assert!(ours >= theirs - 0.03, "a window of {share} of the capacity");
+        }
+    }
+
+    /// A working set of half the capacity, interrupted by scans of three times the capacity.
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn a_scan_does_not_wipe_the_working_set() {
+        let mut random = Random(4);
+        let mut ours = Ours::new(CAPACITY);
+        let working = CAPACITY / 2;
+        for _ in 0..10 * CAPACITY {
+            ours.get(random.below(working));
+        }
+        // The scan of never-again pages, and nobody uses the working set meanwhile.
+        for page in 0..3 * CAPACITY {
+            assert!(!ours.get(1_000_000 + page));
+        }
+        let kept = (0..working).filter(|page| ours.places.contains_key(page)).count();
+        println!("{kept} of {working} kept");
+        assert!(kept >= working * 9 / 10, "{kept} of {working}");
+    }
+
+    /// Another working set takes over: by its third round all of it is there.
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn a_change_of_phase_is_followed() {
+        let mut ours = Ours::new(CAPACITY);
+        let working = CAPACITY * 8 / 10;
+        for phase in 0..4 {
+            let mut rounds: Vec<usize> = Vec::new();
+            for _ in 0..5 {
+                let pages = phase * CAPACITY..phase * CAPACITY + working;
+                rounds.push(pages.filter(|&page| ours.get(page)).count());
+            }
+            println!("{rounds:?} of {working}");
+            assert!(rounds[3] >= working * 95 / 100, "phase {phase}: {rounds:?} of {working}");
+        }
+    }
+
+    /// A mark keeps 28 bits of a tick: going past them changes nothing.
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn marks_go_round() {
+        let mut random = Random(5);
+        let trace: Vec<usize> =
+            (0..20 * CAPACITY).map(|_| random.zipf(4 * CAPACITY, 0.9)).collect();
+        let hits = |first_tick: u64| {
+            let mut ours = Ours { tick: first_tick, ..Ours::new(CAPACITY) };
+            trace.iter().filter(|&&page| ours.get(page)).count()
+        };
+        assert_eq!(hits(0), hits((1 << 28) - 5 * CAPACITY as u64));
+    }
+
+    /// A loop slightly larger than the cache, on which least recent use never hits.
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn a_loop_larger_than_the_cache_is_kept_in_part() {
+        let trace: Vec<usize> =
+            (0..50 * CAPACITY).map(|step| step % (CAPACITY * 12 / 10)).collect();
+        let (ours, theirs) = shares(&trace);
+        assert!(ours >= theirs);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "long traces, and nothing unsafe")]
+    fn ghosts_are_as_many_as_the_cache_holds_and_no_more() {
+        let mut ghosts = Ghosts::default();
+        // Often enough that the epochs' byte goes round.
+        (0..100_000).for_each(|page| ghosts.add(page, Ghost::Young, 1000));
+        assert_eq!(ghosts.words.len(), 1024);
+        let known = (99_500..100_000).filter(|&page| ghosts.find(page).is_some()).count();
+        assert!(known > 400, "{known} of the last 500");
+        assert!((0..98_000).all(|page| ghosts.find(page).is_none()));
     }
 }

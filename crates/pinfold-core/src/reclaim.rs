@@ -9,30 +9,49 @@
 
 use crate::hazard::InUse;
 use crate::monitor::Monitor;
-use crate::order::Candidate;
+use crate::order::{Order, Seen};
+use crate::queues::Queue;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Held, Shared, Writer};
-use std::collections::HashSet;
+use crate::sync::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the reclaimer lets work gather once there is some.
+///
+/// Telling whether regions are leased costs a barrier on every thread that runs, ten microseconds
+/// where threads run on several virtual processors, and waking the reclaimer costs the waker about
+/// one; gathered, both are paid once for all regions of that time. An invalidated region stays
+/// pinned so much longer.
+const GATHER: Duration = Duration::from_micros(200);
+/// At most so many regions stand by at once...
+const MOST_STANDBY: usize = 64;
+/// ...and at most one in so many.
+const STANDBY_SHARE: usize = if cfg!(loom) { 1 } else { 64 };
 
 /// Regions whose deregistration is the holder's duty: no lease is left, nobody can find them,
 /// and nobody else holds this duty.
 #[must_use]
-struct Leaving(Vec<u32>);
+struct Leaving<'c, H>(Vec<&'c Region<H>>);
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies news, then deregisters every region that is neither findable nor leased.
     ///
     /// Says how many there were.
     pub(crate) fn reclaim(&self) -> usize {
+        self.give_back(|writer| self.claim_dead(writer))
+    }
+
+    /// Applies news, then deregisters what `claim` takes over. Says how many regions that were.
+    fn give_back<'c>(&'c self, claim: impl FnOnce(&mut Writer) -> Leaving<'c, R::Handle>) -> usize {
         // A forked child's regions are its parent's, and a thread that does not exist here may
         // have held the lock.
         if self.monitor.forked() {
             return 0;
         }
         let (leaving, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
-            Ok(()) => self.claim_dead(writer),
+            Ok(()) => claim(writer),
             // Forked in between, by another thread's leave.
             Err(_) => Leaving(Vec::new()),
         });
@@ -42,28 +61,90 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         count
     }
 
-    /// Takes over the duty for the dead regions without a lease.
-    fn claim_dead(&self, writer: &mut Writer) -> Leaving {
-        if writer.dead.is_empty() {
-            return Leaving(Vec::new());
+    /// Applies news and says whether there is something to give back.
+    fn finds_dead(&self) -> bool {
+        if self.monitor.forked() {
+            return false;
         }
-        let in_use = self.in_use(writer);
-        let is_leased =
-            |&number: &u32| self.region(number).is_some_and(|region| in_use.contains(region));
-        let (leased, idle) = std::mem::take(&mut writer.dead).into_iter().partition(is_leased);
-        writer.dead = leased;
-        claim(writer, idle)
+        self.locked(|writer| {
+            // Forked in between: then nothing is given back either.
+            let _forked = self.catch_up(writer);
+            writer.queues.len(Queue::Dead) + writer.queues.len(Queue::Superseded) > 0
+        })
     }
 
-    /// Gives up idle memory: dead regions first, then the least recently used. False if nothing
-    /// could be given up.
-    pub(crate) fn free_some(&self, shortage: Held) -> bool {
-        if self.reclaim() > 0 {
-            return true;
+    /// Takes over the duty for the dead regions without a lease.
+    ///
+    /// Those that are leased are set aside until their last lease's end says so
+    /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
+    fn claim_dead(&self, writer: &mut Writer) -> Leaving<'_, R::Handle> {
+        writer.answer_call();
+        let mut dead = self.unlooked(writer);
+        if dead.is_empty() {
+            return Leaving(dead);
         }
-        let (leaving, due) = self.locked_deferring(|writer| self.evict(writer, shortage));
-        let count = self.deregister(leaving);
-        drop(due);
+        // Relaxed: the barriers of `in_use` and of those who look order it.
+        self.awaiting.store(true, Ordering::Relaxed);
+        let in_use = self.in_use(writer);
+        // Without a barrier everything stays where it is, for another try.
+        dead.retain(|region| in_use.is_known() && part(writer, region, &in_use));
+        let leased = writer.queues.len(Queue::Leased) + writer.queues.len(Queue::SupersededLeased);
+        // Relaxed: nobody's end is missed who is not waited for.
+        self.awaiting.store(leased > 0, Ordering::Relaxed);
+        Leaving(dead)
+    }
+
+    /// The dead regions that nobody has looked at.
+    fn unlooked(&self, writer: &Writer) -> Vec<&Region<R::Handle>> {
+        let queues = [Queue::Dead, Queue::Superseded];
+        let count = queues.iter().map(|&queue| writer.queues.len(queue)).sum();
+        let mut dead = Vec::with_capacity(count);
+        let numbers = queues.iter().flat_map(|&queue| writer.queues.iter(queue));
+        dead.extend(numbers.filter_map(|number| self.region(number)));
+        dead
+    }
+
+    /// A lease of `region` ended, and the light barrier has run since: hands the region to the
+    /// reclaimer again if that found it leased.
+    ///
+    /// **Why the last lease's end is not lost.** The lease empties its hazard, runs the light
+    /// barrier and looks whether any end is awaited. The reclaimer says that it awaits one, runs
+    /// the heavy barrier and looks at the hazards. If this look finds nothing awaited, that look
+    /// finds the hazard empty, and it is still to come: a dead region that nobody has looked at has
+    /// been handed to the reclaimer by whoever took it out of the index. If one was awaited, the
+    /// reclaimer may have found this region leased and set it aside, which it has done by the time
+    /// the lock is had here, and it stays there, dead, until somebody says so. The place may hold
+    /// another region if this one was not set aside; then that one is looked at once more, or
+    /// nothing happens.
+    #[inline]
+    pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
+        // Relaxed: the light barrier that ran before orders it.
+        if region.status() != Status::Live && self.awaiting.load(Ordering::Relaxed) {
+            self.look_again(region.number);
+        }
+    }
+
+    #[cold]
+    fn look_again(&self, number: u32) {
+        // In a forked child all of it is the parent's, and the lock may be held by a thread that
+        // does not exist here.
+        if self.monitor.forked() {
+            return;
+        }
+        self.locked(|writer| match writer.queues.queue_of(number) {
+            Some(Queue::Leased) => writer.bury(Queue::Dead, number),
+            Some(Queue::SupersededLeased) => writer.bury(Queue::Superseded, number),
+            _ => {}
+        });
+    }
+
+    /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
+    /// nothing could be given up.
+    pub(crate) fn free_some(&self, shortage: Held) -> bool {
+        let count = self.give_back(|writer| match self.claim_dead(writer) {
+            Leaving(idle) if idle.is_empty() => self.evict(writer, shortage),
+            dead => dead,
+        });
         // What another thread is giving back is room to come.
         count > 0 || self.wait_for_departure()
     }
@@ -71,87 +152,79 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Takes idle regions out of the index until they make up for `shortage`.
     ///
     /// Whether a region is idle can only be told after it was made unfindable, and each telling
-    /// costs a heavy barrier; so regions are retired in growing batches, and those that turn out
-    /// to be leased are live again before anybody else gets the lock.
-    fn evict(&self, writer: &mut Writer, shortage: Held) -> Leaving {
+    /// costs a heavy barrier. So several are made to stand by at once, growing numbers of them if
+    /// they turn out to be leased, and those that are not needed now are the next to go. A `get`
+    /// that wants one meanwhile finds it under the lock, and it is proven.
+    fn evict(&self, writer: &mut Writer, shortage: Held) -> Leaving<'_, R::Handle> {
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
         let mut missing = shortage;
-        let mut batch = 1;
+        let mut batch = standby_batch(writer);
         while missing != Held::default() {
-            let retired = self.retire(writer, missing, batch);
-            if retired.is_empty() {
+            let standing_by = writer.queues.first(Queue::Standby);
+            if let Some(region) = standing_by.and_then(|number| self.region(number)) {
+                self.give_up(writer, region, &mut missing);
+                idle.push(region);
+            } else if self.stand_by(writer, batch, &mut busy) {
+                batch *= 2;
+            } else {
                 break;
             }
-            let in_use = self.in_use(writer);
-            for candidate in retired {
-                if self.settle(writer, &candidate, &in_use, &mut missing) {
-                    idle.push(candidate.number);
-                } else {
-                    busy.push(candidate);
-                }
-            }
-            batch *= 2;
         }
-        busy.into_iter().for_each(|candidate| writer.order.push(candidate));
+        let tick = self.tick();
+        busy.into_iter().for_each(|number| Order::keep(&mut writer.queues, number, tick));
         writer.counts.evictions += idle.len() as u64;
-        claim(writer, idle)
+        Leaving(idle)
     }
 
-    /// Retires the least recently used regions: as many as make up for `missing`, but at least
-    /// `batch`, if there are so many.
-    fn retire(&self, writer: &mut Writer, missing: Held, batch: usize) -> Vec<Candidate> {
-        let mut retired = Vec::new();
-        let mut freed = Held::default();
-        while freed.bytes < missing.bytes
-            || freed.regions < missing.regions
-            || retired.len() < batch
-        {
-            let Some(candidate) = writer.order.pop(|candidate| self.present(candidate)) else {
-                break;
-            };
-            let Some(region) = self.region(candidate.number) else { continue };
-            region.set(Status::Retired);
-            freed.bytes += region.range().map_or(0, |range| self.footprint(range));
-            freed.regions += 1;
-            retired.push(candidate);
-        }
-        retired
-    }
-
-    /// Decides on a retired region: gone for good (true) if it is idle and room is still missing,
-    /// else live again.
-    fn settle(
-        &self,
-        writer: &mut Writer,
-        candidate: &Candidate,
-        in_use: &InUse,
-        missing: &mut Held,
-    ) -> bool {
-        let Some(region) = self.region(candidate.number) else { return false };
-        let Some(range) = region.range() else { return false };
-        if *missing == Held::default() || in_use.contains(region) {
-            region.set(Status::Live);
-            return false;
-        }
-        self.index.remove(&mut writer.recycler, range, candidate.number);
+    /// Takes a region that stands by out of the index.
+    fn give_up(&self, writer: &mut Writer, region: &Region<R::Handle>, missing: &mut Held) {
+        writer.queues.put(Queue::Leaving, region.number);
+        region.set(Status::Retired);
+        let Some(range) = region.range() else { return };
+        self.index.remove(&mut writer.recycler, range, region.number);
         missing.bytes = missing.bytes.saturating_sub(self.footprint(range));
         missing.regions = missing.regions.saturating_sub(1);
+    }
+
+    /// Has the next `batch` regions stand by; those that are leased go to `busy` instead. False
+    /// if there was none.
+    fn stand_by(&self, writer: &mut Writer, batch: usize, busy: &mut Vec<u32>) -> bool {
+        let mut next = Vec::with_capacity(batch);
+        while next.len() < batch {
+            let Writer { order, queues, .. } = &mut *writer;
+            let Some(number) = order.pop(queues, |number| self.seen(number)) else { break };
+            let Some(region) = self.region(number) else { continue };
+            region.set(Status::Standby);
+            next.push((number, region));
+        }
+        if next.is_empty() {
+            return false;
+        }
+        let in_use = self.in_use(writer);
+        for (number, region) in next {
+            if in_use.contains(region) {
+                region.set(Status::Live);
+                busy.push(number);
+            } else {
+                writer.queues.put(Queue::Standby, number);
+            }
+        }
         true
     }
 
-    /// The tick at which a candidate for eviction was last used; `None` if it is not live any
-    /// more.
-    pub(crate) fn present(&self, candidate: &Candidate) -> Option<u64> {
-        let region = self.region(candidate.number)?;
-        let same = region.status() == Status::Live && region.fills() == candidate.fills;
-        same.then(|| region.used())
+    /// What the order of eviction wants to know of a region.
+    pub(crate) fn seen(&self, number: u32) -> Seen {
+        let region = self.region(number);
+        let start = region.and_then(Region::range).map_or(0, |range| range.start());
+        Seen::new(region.map_or(0, Region::used), start)
     }
 
     /// A lease that was alone on its region ended.
-    pub(crate) fn end_per_use(&self, number: u32) {
+    pub(crate) fn end_per_use(&self, region: &Region<R::Handle>) {
         let (leaving, due) = self.locked_deferring(|writer| {
-            writer.per_use.retain(|&(other, _)| other != number);
-            claim(writer, vec![number])
+            writer.per_use.retain(|&(other, _)| other != region.number);
+            writer.queues.put(Queue::Leaving, region.number);
+            Leaving(vec![region])
         });
         self.deregister(leaving);
         drop(due);
@@ -169,29 +242,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives registrations back to the device, with no lock held, then their places and their
     /// share of the budget to the cache. Says how many there were.
-    fn deregister(&self, Leaving(numbers): Leaving) -> usize {
+    fn deregister(&self, Leaving(regions): Leaving<'_, R::Handle>) -> usize {
         // What a forked child inherited is its parent's to give back.
-        if numbers.is_empty() || self.monitor.forked() {
+        if regions.is_empty() || self.monitor.forked() {
             return 0;
         }
-        let count = numbers.len();
-        let mut departure = Departure { shared: self, ahead: numbers, gone: Vec::new(), failed: 0 };
-        departure.run();
+        let count = regions.len();
+        Departure { shared: self, regions, gone: 0, failed: 0 }.run();
         count
     }
 
     /// False if the device could not.
-    fn deregister_one(&self, number: u32) -> bool {
-        let region = self.region(number).and_then(|region| Some((region, region.range()?)));
-        let Some((region, range)) = region else { return false };
+    fn deregister_one(&self, region: &Region<R::Handle>) -> bool {
+        let Some(range) = region.range() else { return false };
         // SAFETY: the caller holds the duty to deregister this region.
         let handle = unsafe { region.handle() };
         self.registrar.deregister(handle, range).is_ok()
     }
 
     /// The books after a deregistration.
-    fn free_place(&self, writer: &mut Writer, number: u32) {
-        let Some(region) = self.region(number) else { return };
+    fn free_place(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+        let number = region.number;
+        writer.queues.remove(number);
         writer.held.bytes -= region.range().map_or(0, |range| self.footprint(range));
         writer.held.regions -= 1;
         writer.watchers.deregistered(number);
@@ -204,71 +276,87 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// What is being given back already is in other hands: a callback may drop the cache.
     pub(crate) fn deregister_all(&self) {
         let (leaving, due) = self.locked_deferring(|writer| {
-            let numbers = (0..writer.made_places).filter(|&number| self.is_filled(number));
-            let leaving: HashSet<u32> = writer.leaving.iter().copied().collect();
-            let numbers: Vec<u32> = numbers.filter(|number| !leaving.contains(number)).collect();
-            numbers.iter().for_each(|&number| self.withdraw_from_index(writer, number));
-            (writer.dead, writer.per_use) = (Vec::new(), Vec::new());
-            claim(writer, numbers)
+            let numbers = 0..writer.made_places;
+            let filled = numbers.filter_map(|number| self.region(number)).filter(is_filled);
+            let stays = |region: &&Region<R::Handle>| {
+                writer.queues.queue_of(region.number) != Some(Queue::Leaving)
+            };
+            let regions: Vec<_> = filled.filter(stays).collect();
+            for region in &regions {
+                self.withdraw_from_index(writer, region);
+                writer.queues.put(Queue::Leaving, region.number);
+            }
+            writer.per_use = Vec::new();
+            Leaving(regions)
         });
         self.deregister(leaving);
         drop(due);
     }
 
-    fn is_filled(&self, number: u32) -> bool {
-        self.region(number).is_some_and(|region| region.status() != Status::Free)
-    }
-
-    fn withdraw_from_index(&self, writer: &mut Writer, number: u32) {
-        let live = self.region(number).filter(|region| region.status() == Status::Live);
-        if let Some(range) = live.and_then(Region::range) {
-            self.index.remove(&mut writer.recycler, range, number);
+    fn withdraw_from_index(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+        if let Some((range, _)) = region.findable() {
+            self.index.remove(&mut writer.recycler, range, region.number);
         }
     }
 }
 
+/// Moves a dead region on: among those leased (false), or on its way out.
+fn part<H: Copy>(writer: &mut Writer, region: &Region<H>, in_use: &InUse) -> bool {
+    let leased = in_use.contains(region);
+    let queue = match region.status() {
+        _ if !leased => Queue::Leaving,
+        Status::Retired => Queue::SupersededLeased,
+        _ => Queue::Leased,
+    };
+    writer.queues.put(queue, region.number);
+    !leased
+}
+
+fn is_filled<H: Copy>(region: &&Region<H>) -> bool {
+    region.status() != Status::Free
+}
+
+/// How many regions are made to stand by at once.
+fn standby_batch(writer: &Writer) -> usize {
+    (writer.held.regions / STANDBY_SHARE).clamp(1, MOST_STANDBY)
+}
+
 /// Registrations on their way back to the device. Keeps the books right also when the registrar
-/// panics: the one it was given is gone, those ahead are the reclaimer's again.
+/// panics: the one it was given is gone, those behind it are the reclaimer's again.
 struct Departure<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    ahead: Vec<u32>,
-    gone: Vec<u32>,
+    regions: Vec<&'c Region<R::Handle>>,
+    /// How many of them the device was given.
+    gone: usize,
+    /// How many of those it could not give back.
     failed: usize,
 }
 
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
-    fn run(&mut self) {
-        while let Some(number) = self.ahead.pop() {
-            self.gone.push(number);
+    fn run(mut self) {
+        while let Some(&region) = self.regions.get(self.gone) {
+            self.gone += 1;
             self.failed += 1;
-            if self.shared.deregister_one(number) {
+            if self.shared.deregister_one(region) {
                 self.failed -= 1;
             }
         }
     }
 
-    fn enter_into_books(&mut self, writer: &mut Writer) {
+    fn enter_into_books(&self, writer: &mut Writer) {
         writer.counts.deregistration_failures += self.failed as u64;
-        writer.counts.deregistrations += (self.gone.len() - self.failed) as u64;
-        let left: HashSet<u32> = self.gone.iter().chain(&self.ahead).copied().collect();
-        writer.leaving.retain(|number| !left.contains(number));
-        self.gone.iter().for_each(|&number| self.shared.free_place(writer, number));
-        writer.dead.append(&mut self.ahead);
+        writer.counts.deregistrations += (self.gone - self.failed) as u64;
+        let (gone, ahead) = self.regions.split_at(self.gone);
+        gone.iter().for_each(|region| self.shared.free_place(writer, region));
+        ahead.iter().for_each(|region| writer.bury(Queue::Dead, region.number));
         self.shared.note_departure(writer);
     }
 }
 
 impl<R: Registrar, M: Monitor> Drop for Departure<'_, R, M> {
     fn drop(&mut self) {
-        let shared = self.shared;
-        shared.locked(|writer| self.enter_into_books(writer));
+        self.shared.locked(|writer| self.enter_into_books(writer));
     }
-}
-
-/// Notes who is leaving, for those who want to know when they are gone.
-fn claim(writer: &mut Writer, numbers: Vec<u32>) -> Leaving {
-    writer.leaving.extend_from_slice(&numbers);
-    Leaving(numbers)
 }
 
 /// Deregisters invalidated memory as soon as its last lease ends, on a thread of its own.
@@ -283,7 +371,8 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
         Self { shared }
     }
 
-    /// Works until the cache is dropped. Sleeps while there is nothing to do.
+    /// Works until the cache is dropped. Sleeps while there is nothing to do; news are applied at
+    /// once, and what is to be given back is left to gather for a fifth of a millisecond.
     ///
     /// The bell is read before the work, so whatever happens during the work wakes the next
     /// round.
@@ -293,7 +382,10 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
             if self.shared.is_closed() {
                 return;
             }
-            self.shared.reclaim();
+            if self.shared.finds_dead() {
+                std::thread::sleep(GATHER);
+                self.shared.reclaim();
+            }
             self.shared.monitor.wait(seen);
         }
     }

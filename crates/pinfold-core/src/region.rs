@@ -9,9 +9,10 @@
 //! ```text
 //!             publish                 event, invalidate()
 //!   Free ──────────────▶ Live ───────────────────────────▶ Invalidated ──┐
-//!    │  ▲                 │  ▲ a lease was found                         │ no lease
-//!    │  │          evict, ▼  │ in time                                   ▼ left
-//!    │  │      supersede Retired ──────────────────────────────▶ deregistered
+//!    │  ▲                 ├──── a larger one ─────▶ Retired ─────────────┤ no lease
+//!    │  │      to be given│  ▲ in use,                                   │ left
+//!    │  │      up for room▼  │ or asked for                              ▼
+//!    │  │             Standby ────────── evicted ─────────────▶ deregistered
 //!    │  └──────────────────────────────────────────────────────────────┘ ▲
 //!    └─────▶ PerUse (one lease, not findable) ───────────────────────────┘
 //! ```
@@ -38,12 +39,14 @@ pub(crate) enum Status {
     Live = 1,
     /// The program's mapping changed: not to be found, deregistered at the last lease's end.
     Invalidated = 2,
-    /// Given up for room or for a larger region: as `Invalidated`, but its pages are right.
+    /// Given up for a larger region: as `Invalidated`, but its pages are right.
     Retired = 3,
     /// Registered for one lease alone.
     PerUse = 4,
     /// As `PerUse`, and the mapping changed since.
     PerUseInvalidated = 5,
+    /// Next to be evicted: in the index, but only a holder of the writer's lock leases it.
+    Standby = 6,
 }
 
 impl Status {
@@ -54,6 +57,7 @@ impl Status {
             3 => Self::Retired,
             4 => Self::PerUse,
             5 => Self::PerUseInvalidated,
+            6 => Self::Standby,
             _ => Self::Free,
         }
     }
@@ -174,7 +178,7 @@ impl From<&Want> for Ask {
 /// A cache line of its own, which also frees the low bits of its address for the index.
 #[repr(align(64))]
 pub(crate) struct Region<H> {
-    /// Status in bits 0-7, terms in bits 8-15, the number of times this place was filled above.
+    /// Status in bits 0-7, terms in bits 8-15.
     state: AtomicU64,
     start: AtomicUsize,
     end: AtomicUsize,
@@ -214,9 +218,7 @@ impl<H: Copy> Region<H> {
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
-        let fills = (self.state.load(Ordering::Relaxed) >> 16) + 1;
-        let state = fills << 16 | u64::from(terms.bits()) << 8;
-        self.state.store(state, Ordering::Relaxed);
+        self.state.store(u64::from(terms.bits()) << 8, Ordering::Relaxed);
     }
 
     /// Changes the status. The writer's lock is held.
@@ -227,23 +229,21 @@ impl<H: Copy> Region<H> {
         self.state.store(state & !0xff | status as u64, Ordering::Release);
     }
 
+    /// The range and the terms if the region may be leased by a holder of the writer's lock, which
+    /// the caller is.
+    pub(crate) fn findable(&self) -> Option<(AddressRange, Terms)> {
+        // Relaxed: only holders of the writer's lock store here.
+        let state = self.state.load(Ordering::Relaxed);
+        if !matches!(Status::from_bits(state), Status::Live | Status::Standby) {
+            return None;
+        }
+        Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
+    }
+
     #[inline]
     pub(crate) fn status(&self) -> Status {
         // Acquire: pairs with `set`.
         Status::from_bits(self.state.load(Ordering::Acquire))
-    }
-
-    /// The range and the terms if the region is live.
-    ///
-    /// Behind a hazard and the light barrier, the answer holds until the hazard is cleared.
-    #[inline]
-    pub(crate) fn live(&self) -> Option<(AddressRange, Terms)> {
-        // Acquire: pairs with `set`.
-        let state = self.state.load(Ordering::Acquire);
-        if state & 0xff != Status::Live as u64 {
-            return None;
-        }
-        Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
     }
 
     /// Whether the region is live and serves `ask`: [`Want::served_by`] in three compares.
@@ -270,12 +270,6 @@ impl<H: Copy> Region<H> {
     pub(crate) fn range(&self) -> Option<AddressRange> {
         // Relaxed: the status was loaded with Acquire before, or the writer's lock is held.
         AddressRange::between(self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
-    }
-
-    /// How often this place was filled: tells a region from the next one in its place.
-    pub(crate) fn fills(&self) -> u64 {
-        // Relaxed: as for the range.
-        self.state.load(Ordering::Relaxed) >> 16
     }
 
     /// Notes that a lease was taken at `tick`.
@@ -323,24 +317,41 @@ mod tests {
         let wanted = want(0x1000, 0x2000, Access::READ);
         // SAFETY: a free place, and no other thread.
         unsafe { region.fill(wanted.range, wanted.terms, 1, 42_u32) };
-        assert_eq!(region.live(), None);
+        assert!(!region.serves(Ask::from(&wanted)));
         region.set(Status::Live);
-        assert_eq!(region.live(), Some((wanted.range, wanted.terms)));
+        assert!(region.serves(Ask::from(&wanted)));
         // SAFETY: filled above, and no other thread.
         assert_eq!(unsafe { region.handle() }, 42);
         region.set(Status::Invalidated);
-        assert_eq!((region.live(), region.status()), (None, Status::Invalidated));
+        assert!(!region.serves(Ask::from(&wanted)));
     }
 
+    /// What a hit compares in one word is what the slow path says in many.
     #[test]
-    fn a_place_counts_its_fills() {
+    fn a_hit_and_the_slow_path_agree_on_what_serves() {
+        let range = |start, end| AddressRange::between(start, end).unwrap();
+        let rights = || (1..32_u8).map(Access::from_bits).step_by(if cfg!(miri) { 7 } else { 1 });
         let region = Region::new(0);
-        let wanted = want(0x1000, 0x2000, Access::READ);
-        for fill in 1..=3 {
-            // SAFETY: a free place, and no other thread.
-            unsafe { region.fill(wanted.range, wanted.terms, 1, 0_u32) };
-            region.set(Status::Free);
-            assert_eq!(region.fills(), fill);
+        for (access, vouched) in rights().flat_map(|access| [(access, false), (access, true)]) {
+            let (bytes, terms) = (range(0x1000, 0x3000), Terms { access, vouched });
+            // SAFETY: findable by nobody, and no other thread.
+            unsafe { region.fill(bytes, terms, 1, 0_u32) };
+            region.set(Status::Live);
+            for access in rights() {
+                for vouched in [false, true] {
+                    for asked in [
+                        range(0x1000, 0x3000),
+                        range(0x1001, 0x3000),
+                        range(0x1000, 0x3001),
+                        range(0xfff, 0x2fff),
+                        range(0x3000, 0x3001),
+                    ] {
+                        let want = Want { range: asked, terms: Terms { access, vouched } };
+                        let expected = want.served_by(bytes, terms);
+                        assert_eq!(region.serves(Ask::from(&want)), expected, "{want:?} {terms:?}");
+                    }
+                }
+            }
         }
     }
 

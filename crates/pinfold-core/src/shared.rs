@@ -6,16 +6,17 @@
 
 use crate::config::Config;
 use crate::error::{ConfigError, PerUse};
+use crate::flight::Flight;
 use crate::hazard::{Hazard, Hazards, InUse, Slot};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Sequence};
 use crate::order::Order;
+use crate::queues::{Queue, Queues};
 use crate::region::{Ask, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::watchers::{Callback, Due, Watchers};
-use std::sync::Arc;
 
 /// The cache itself.
 pub(crate) struct Shared<R: Registrar, M: Monitor> {
@@ -23,6 +24,9 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     applied: AtomicU64,
     /// Advances with every miss; regions note it when they are used.
     tick: AtomicU64,
+    /// Whether the end of a dead region's last lease is awaited; see
+    /// [`say_if_awaited`](Self::say_if_awaited).
+    pub(crate) awaiting: AtomicBool,
     pub(crate) hazards: Hazards,
     pub(crate) monitor: M,
     pub(crate) index: Index<Region<R::Handle>>,
@@ -37,6 +41,9 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     departed: Condvar,
 }
 
+/// How many regions [`Writer::scratch`] keeps room for.
+const SCRATCH: usize = 256;
+
 /// What the writer's lock guards beside the index and the regions' states.
 pub(crate) struct Writer {
     pub(crate) recycler: Recycler,
@@ -44,14 +51,20 @@ pub(crate) struct Writer {
     pub(crate) free_places: Vec<u32>,
     pub(crate) made_places: u32,
     pub(crate) order: Order,
+    /// Where each region stands: in the order of eviction, dead, or on its way out.
+    pub(crate) queues: Queues,
     /// Registrations under way.
-    pub(crate) flights: Vec<Arc<crate::flight::Flight>>,
-    /// Regions out of the index that wait for their last lease, or just for the reclaimer.
-    pub(crate) dead: Vec<u32>,
-    /// Regions without a lease that are being deregistered.
-    pub(crate) leaving: Vec<u32>,
-    /// How often some of them left.
+    pub(crate) flights: Vec<Flight>,
+    /// The reclaimer was called, and has not begun to look since.
+    called: bool,
+    /// The bell is to be rung as soon as the lock is free.
+    must_ring: bool,
+    /// How often regions on their way out were gone.
     departures: u64,
+    /// How many wait for that.
+    awaiting_departure: usize,
+    /// Memory for a list of regions, kept from one use to the next.
+    pub(crate) scratch: Vec<u32>,
     /// Regions registered for one lease, and why.
     pub(crate) per_use: Vec<(u32, PerUse)>,
     /// Places of regions leased by threads without a hazard record (while a thread is torn down).
@@ -104,6 +117,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         Ok(Self {
             applied: AtomicU64::new(applied.0),
             tick: AtomicU64::new(1),
+            awaiting: AtomicBool::new(false),
             hazards: Hazards::new(config.barriers),
             monitor,
             index: Index::new(),
@@ -193,8 +207,17 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             region.touch(self.tick());
             return Some(Hit { region, hazard });
         }
-        hazard.clear();
+        self.withdraw_hazard(region, hazard);
         None
+    }
+
+    /// Takes a hazard back that came to nothing. Whoever looked for leases meanwhile took it for
+    /// one, so this ends like one.
+    #[cold]
+    fn withdraw_hazard(&self, region: &Region<R::Handle>, hazard: Hazard<'_>) {
+        hazard.clear();
+        self.hazards.light_barrier();
+        self.say_if_awaited(region);
     }
 
     /// The present tick.
@@ -213,20 +236,38 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
+    #[inline]
     pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> T {
-        self.locked_deferring(f).0
+        let mut writer = lock(&self.writer);
+        let result = f(&mut writer);
+        drop(self.unlock(writer));
+        result
     }
 
     /// Runs `f` under the writer's lock; the callbacks that became due run when the second half
-    /// of the result is dropped, which the caller does once it holds nothing that they may want.
+    /// of the result, if there is one, is dropped, which the caller does once it holds nothing that
+    /// they may want.
+    #[inline]
     pub(crate) fn locked_deferring<T>(
         &self,
         f: impl FnOnce(&mut Writer) -> T,
-    ) -> (T, Deferred<'_, R, M>) {
+    ) -> (T, Option<Deferred<'_, R, M>>) {
         let mut writer = lock(&self.writer);
         let result = f(&mut writer);
+        (result, self.unlock(writer))
+    }
+
+    /// Gives the writer's lock back, and rings if the reclaimer was called under it.
+    #[inline]
+    fn unlock(&self, mut writer: MutexGuard<'_, Writer>) -> Option<Deferred<'_, R, M>> {
         let due = writer.watchers.take_due();
-        (result, Deferred { shared: self, due })
+        let must_ring = std::mem::take(&mut writer.must_ring);
+        drop(writer);
+        let deferred = due.map(|due| Deferred { shared: self, due });
+        if must_ring {
+            self.monitor.ring();
+        }
+        deferred
     }
 
     /// Waits until a registration that was being given back is gone. False if none was.
@@ -235,19 +276,24 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn wait_for_departure(&self) -> bool {
         let mut writer = lock(&self.writer);
         let departures = writer.departures;
-        if writer.leaving.is_empty() {
+        if writer.queues.len(Queue::Leaving) == 0 {
             return false;
         }
+        writer.awaiting_departure += 1;
         while writer.departures == departures {
             writer = wait(&self.departed, writer);
         }
+        writer.awaiting_departure -= 1;
         true
     }
 
     /// Tells those who wait for room. The writer's lock is held.
     pub(crate) fn note_departure(&self, writer: &mut Writer) {
         writer.departures += 1;
-        self.departed.notify_all();
+        // A system call, even if nobody waits.
+        if writer.awaiting_departure > 0 {
+            self.departed.notify_all();
+        }
     }
 
     /// Runs a callback that was due before it was asked for.
@@ -256,6 +302,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Runs callbacks; one that panics is counted and harms nobody.
+    #[cold]
     fn run(&self, due: Due) {
         let panics = due.run();
         if panics > 0 {
@@ -318,10 +365,13 @@ impl Writer {
             free_places: Vec::new(),
             made_places: 0,
             order: Order::new(),
+            queues: Queues::new(),
             flights: Vec::new(),
-            dead: Vec::new(),
-            leaving: Vec::new(),
+            called: false,
+            must_ring: false,
             departures: 0,
+            awaiting_departure: 0,
+            scratch: Vec::new(),
             per_use: Vec::new(),
             counted: Vec::new(),
             held: Held::default(),
@@ -330,5 +380,35 @@ impl Writer {
             applied,
             lost: false,
         }
+    }
+
+    /// Hands a region that is not in the index any more to the reclaimer.
+    ///
+    /// One call serves for all that is handed over until the reclaimer begins to look.
+    #[inline]
+    pub(crate) fn bury(&mut self, queue: Queue, number: u32) {
+        self.queues.put(queue, number);
+        if !self.called {
+            self.called = true;
+            self.must_ring = true;
+        }
+    }
+
+    /// Takes back the memory that [`scratch`](Self::scratch) lent, unless it has grown too large
+    /// to keep.
+    #[inline]
+    pub(crate) fn give_scratch(&mut self, mut scratch: Vec<u32>) {
+        scratch.clear();
+        if scratch.capacity() > SCRATCH {
+            scratch.shrink_to(SCRATCH);
+        }
+        self.scratch = scratch;
+    }
+
+    /// The reclaimer begins to look at what was handed over.
+    #[inline]
+    pub(crate) fn answer_call(&mut self) {
+        self.called = false;
+        self.must_ring = false;
     }
 }

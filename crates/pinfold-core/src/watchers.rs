@@ -63,7 +63,16 @@ impl Watchers {
     }
 
     /// Region `number` was invalidated.
+    #[inline]
     pub(crate) fn invalidated(&mut self, number: u32) {
+        // Nobody asked, as nearly always: not even a hash.
+        if !self.on_invalidate.is_empty() {
+            self.run_on_invalidate(number);
+        }
+    }
+
+    #[cold]
+    fn run_on_invalidate(&mut self, number: u32) {
         if let Some(callbacks) = self.on_invalidate.remove(&number) {
             self.due.callbacks.extend(callbacks.into_iter().map(|(_, callback)| callback));
         }
@@ -75,7 +84,15 @@ impl Watchers {
     }
 
     /// Region `number` was deregistered.
+    #[inline]
     pub(crate) fn deregistered(&mut self, number: u32) {
+        if !self.on_deregister.is_empty() {
+            self.complete_on_deregister(number);
+        }
+    }
+
+    #[cold]
+    fn complete_on_deregister(&mut self, number: u32) {
         self.due.completions.extend(self.on_deregister.remove(&number).into_iter().flatten());
     }
 
@@ -84,12 +101,15 @@ impl Watchers {
         self.due.completions.push(completion);
     }
 
+    #[inline]
     pub(crate) fn has_due(&self) -> bool {
-        !self.due.callbacks.is_empty() || !self.due.completions.is_empty()
+        !self.due.is_empty()
     }
 
-    pub(crate) fn take_due(&mut self) -> Due {
-        std::mem::take(&mut self.due)
+    /// What is due, if anything is.
+    #[inline]
+    pub(crate) fn take_due(&mut self) -> Option<Due> {
+        if self.due.is_empty() { None } else { Some(std::mem::take(&mut self.due)) }
     }
 }
 
@@ -97,6 +117,11 @@ impl Due {
     /// One callback, due now.
     pub(crate) fn one(callback: Callback) -> Self {
         Self { callbacks: vec![callback], completions: Vec::new() }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.callbacks.is_empty() && self.completions.is_empty()
     }
 
     /// Runs what is due, and says how many callbacks panicked.

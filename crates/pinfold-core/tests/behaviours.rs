@@ -451,6 +451,73 @@ mod limits {
         assert_eq!(rig.device.counts().peak_live, 3);
     }
 
+    /// A cache of 256 regions, full, that has given up the first for a new one; three more stand
+    /// by.
+    fn standing_by() -> (Rig, Vec<Handle>) {
+        let rig = Setup::regions(256).rig();
+        rig.space.map(pages(0, 512), Protection::ReadWrite);
+        let handles: Vec<_> = (0..256).map(|page| rig.touch(pages(page, 1))).collect();
+        rig.touch(pages(256, 1));
+        assert!(!rig.is_registered(handles[0]) && rig.is_registered(handles[1]));
+        (rig, handles)
+    }
+
+    #[test]
+    fn what_is_next_to_go_is_a_hit_and_stays() {
+        let (rig, handles) = standing_by();
+        let before = rig.statistics();
+        assert_eq!(rig.touch(pages(2, 1)), handles[2]);
+        assert_eq!(rig.statistics().hits, before.hits + 1);
+        (257..280).for_each(|page| drop(rig.lease(pages(page, 1))));
+        assert!(!rig.is_registered(handles[1]) && !rig.is_registered(handles[3]));
+        assert_eq!(rig.touch(pages(2, 1)), handles[2]);
+    }
+
+    #[test]
+    fn what_is_next_to_go_is_invalidated_like_any_other() {
+        let (rig, handles) = standing_by();
+        rig.reallocate(pages(1, 1));
+        assert_ne!(rig.touch(pages(1, 1)), handles[1]);
+        assert_eq!(rig.statistics().invalidations, 1);
+        // Room for a larger region comes from one of the two in it; it makes the other needless.
+        rig.touch(pages(2, 2));
+        assert_eq!((rig.statistics().evictions, rig.statistics().superseded), (2, 1));
+        rig.cache().reclaim();
+        assert!(handles[..4].iter().all(|&handle| !rig.is_registered(handle)));
+    }
+
+    /// Memory that is used once, however much of it, does not drive out what is used again.
+    #[test]
+    fn a_scan_leaves_what_is_used_again() {
+        let rig = Setup::regions(64).rig();
+        rig.space.map(pages(0, 1024), Protection::ReadWrite);
+        let working = |rig: &Rig| -> Vec<_> { (0..32).map(|n| rig.touch(pages(n, 1))).collect() };
+        let handles = working(&rig);
+        // Time passes, by one registration.
+        rig.touch(pages(100, 1));
+        assert_eq!(working(&rig), handles);
+        (200..500).for_each(|page| drop(rig.lease(pages(page, 1))));
+        assert_eq!(working(&rig), handles);
+    }
+
+    #[test]
+    fn a_lease_that_is_never_ended_pins_its_own_region_only() {
+        let mut rig = Setup::regions(4).rig();
+        let leaked = rig.lease(pages(0, 1));
+        let handle = leaked.handle();
+        std::mem::forget(leaked);
+        for page in 1..40 {
+            rig.touch(pages(page, 1));
+        }
+        rig.reallocate(pages(0, 64));
+        assert_eq!(rig.cache().reclaim(), 3);
+        assert_eq!(rig.device.counts().live, 1);
+        assert_eq!(rig.touch(pages(0, 1)), rig.touch(pages(0, 1)));
+        assert!(rig.is_registered(handle));
+        rig.drop_cache();
+        assert_eq!(rig.device.counts().live, 0);
+    }
+
     #[test]
     fn at_capacity_a_cached_region_is_a_hit() {
         let rig = Setup::regions(2).rig();

@@ -313,6 +313,39 @@ fn one_page_that_comes_and_goes() {
     });
 }
 
+/// So many regions that several are next to be evicted at once, and threads that want them back
+/// at just that moment.
+#[test]
+fn what_is_next_to_be_evicted_is_leased_again() {
+    let (seed, capacity) = (seed(), if cfg!(miri) { 130 } else { 256 });
+    let rig = Setup::regions(capacity).rig();
+    rig.space.map(pages(0, 2 * capacity), Protection::ReadWrite);
+    let mut random = Random::new(seed);
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            let (rig, mut random) = (&rig, random.split());
+            scope.spawn(move || {
+                for step in 0..4 * STEPS {
+                    let page = pages((step + random.below(capacity)) % (2 * capacity), 1);
+                    let before = rig.space.translate(page).unwrap();
+                    let lease = rig.get(page, Access::READ).unwrap();
+                    let device = rig.device.translate(lease.handle(), page).unwrap();
+                    assert!(before <= device);
+                }
+            });
+        }
+        let (rig, mut random) = (&rig, random.split());
+        scope.spawn(move || {
+            for _ in 0..STEPS {
+                rig.space.map(pages(random.below(2 * capacity), 1), Protection::ReadWrite);
+                thread::yield_now();
+            }
+        });
+    });
+    assert!(rig.device.counts().peak_live <= capacity);
+    assert!(rig.statistics().evictions > 0);
+}
+
 /// Threads come and go, each leaving leases behind that others end.
 #[test]
 fn leases_outlive_their_threads() {
