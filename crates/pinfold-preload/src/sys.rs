@@ -1,0 +1,81 @@
+//! Calls to the C library: the error number, a signal's handler, a line to standard error.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for calls that take no pointer but to static or local memory, and
+//! to change what a signal does.
+
+#![allow(unsafe_code)]
+
+use libc::c_int;
+use std::cell::UnsafeCell;
+use std::io;
+use std::mem::MaybeUninit;
+
+/// The calling thread's error number.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the address is this thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's error number.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Writes to standard error in one system call; a closed one is no failure of the program.
+pub(crate) fn complain(line: &str) {
+    // SAFETY: the text is as long as is said. Not through the standard library's handle, whose lock
+    // a forked child may find taken.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+}
+
+/// How often the signal came that was not yet waited for.
+struct Bell(UnsafeCell<MaybeUninit<libc::sem_t>>);
+
+// SAFETY: a semaphore is made for many threads; it is initialised once, before any other use.
+unsafe impl Sync for Bell {}
+
+static BELL: Bell = Bell(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Has `signal` counted from now on. Called once in a process.
+///
+/// # Errors
+///
+/// The program handles the signal itself (`EBUSY`), or the system refuses.
+pub(crate) fn count_signal(signal: c_int) -> io::Result<()> {
+    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: all zero is a valid action; the semaphore lives as long as the process, and posting is
+    // what a handler may do.
+    unsafe {
+        check(libc::sigaction(signal, std::ptr::null(), before.as_mut_ptr()))?;
+        if before.assume_init().sa_sigaction != libc::SIG_DFL {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        check(libc::sem_init(BELL.0.get().cast(), 0, 0))?;
+        let action = action.assume_init_mut();
+        action.sa_sigaction = ring as extern "C" fn(c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        check(libc::sigaction(signal, action, std::ptr::null_mut()))
+    }
+}
+
+extern "C" fn ring(_: c_int) {
+    let before = errno();
+    // SAFETY: the handler is installed after the semaphore was made. The only failure is a count
+    // of two billion.
+    unsafe { libc::sem_post(BELL.0.get().cast()) };
+    set_errno(before);
+}
+
+/// Waits for the signal. Called after [`count_signal`].
+pub(crate) fn await_signal() {
+    // SAFETY: the semaphore was made; an interrupted wait is begun again.
+    while unsafe { libc::sem_wait(BELL.0.get().cast()) } != 0 {}
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
