@@ -32,6 +32,8 @@ pub(crate) struct Asked {
     pub(crate) iova2: bool,
     /// Functions of the ABI from before 2007.
     pub(crate) old_abi: bool,
+    /// Nothing: it is this library, whose calls of `ibv_reg_mr` come back by that jump.
+    pub(crate) is_us: bool,
 }
 
 /// The names that exist in both ABIs and are taken over here.
@@ -39,6 +41,9 @@ const IN_BOTH: [&[u8]; 4] =
     [b"ibv_reg_mr", b"ibv_dereg_mr", b"ibv_dealloc_pd", b"ibv_close_device"];
 
 impl Caller {
+    /// A caller of whom nothing is asked.
+    pub(crate) const UNKNOWN: Self = Self(0);
+
     /// What the caller's module asked for; nothing if the caller is not known.
     ///
     /// Costs a load, and for a caller not met before (or forgotten) a walk through its module's
@@ -47,23 +52,23 @@ impl Caller {
         let entry = &MET[self.0 / 4 % MET.len()];
         // Relaxed: the whole answer is in the word.
         let met = entry.load(Ordering::Relaxed);
-        if met >> 2 == self.0 as u64 {
+        if met >> Asked::BITS == self.0 as u64 {
             return Asked::from_bits(met);
         }
         let asked = self.examine();
         // Relaxed: as above.
-        entry.store((self.0 as u64) << 2 | asked.bits(), Ordering::Relaxed);
+        entry.store((self.0 as u64) << Asked::BITS | asked.bits(), Ordering::Relaxed);
         asked
     }
 
     fn examine(self) -> Asked {
         let mut asked = Asked::default();
-        for_each_wanted(self.0, &mut |wanted| asked.note(wanted));
-        asked
+        let found = look_around(self.0, &mut |wanted| asked.note(wanted));
+        Asked { is_us: found == Some(Module::Ours), ..asked }
     }
 }
 
-/// Callers met, each with its answer in the two lowest bits; user addresses have 57 at most.
+/// Callers met, each with its answer in the lowest bits; user addresses have 57 at most.
 ///
 /// An entry may be stale when a module was unloaded and another one has its place: then a program
 /// that takes libibverbs' functions from a handle of its own would have to call from the very
@@ -71,12 +76,14 @@ impl Caller {
 static MET: [AtomicU64; 256] = [const { AtomicU64::new(u64::MAX) }; 256];
 
 impl Asked {
+    const BITS: u32 = 3;
+
     fn bits(self) -> u64 {
-        u64::from(self.iova2) | u64::from(self.old_abi) << 1
+        u64::from(self.iova2) | u64::from(self.old_abi) << 1 | u64::from(self.is_us) << 2
     }
 
     fn from_bits(bits: u64) -> Self {
-        Self { iova2: bits & 1 != 0, old_abi: bits & 2 != 0 }
+        Self { iova2: bits & 1 != 0, old_abi: bits & 2 != 0, is_us: bits & 4 != 0 }
     }
 
     fn note(&mut self, wanted: Wanted<'_>) {
@@ -86,16 +93,26 @@ impl Asked {
     }
 }
 
-/// Calls `note` with every symbol that the module around `address` wants from others.
-fn for_each_wanted(address: usize, note: &mut dyn FnMut(Wanted<'_>)) {
-    let mut search = Search { address, note };
+/// Whose code lies at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Module {
+    Ours,
+    Other,
+}
+
+/// Calls `note` with every symbol that the module around `address` wants from others. `None` if
+/// there is no module.
+fn look_around(address: usize, note: &mut dyn FnMut(Wanted<'_>)) -> Option<Module> {
+    let mut search = Search { address, note, found: None };
     // SAFETY: the callback gets `search` back as its argument, and only during this call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
 }
 
 struct Search<'s> {
     address: usize,
     note: &'s mut dyn FnMut(Wanted<'_>),
+    found: Option<Module>,
 }
 
 /// Looks whether this is the module, and at what it wants.
@@ -111,9 +128,12 @@ unsafe extern "C" fn visit(info: *mut dl_phdr_info, _: size_t, search: *mut c_vo
         let info = &*info;
         let base = info.dlpi_addr as usize;
         let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
-        if !headers.iter().any(|header| holds(base, header, search.address)) {
+        let is_around = |address| headers.iter().any(|header| holds(base, header, address));
+        if !is_around(search.address) {
             return 0;
         }
+        let ours = is_around(look_around as fn(_, _) -> _ as usize);
+        search.found = Some(if ours { Module::Ours } else { Module::Other });
         if let Some(header) = headers.iter().find(|header| header.p_type == PT_DYNAMIC) {
             let dynamic = base.wrapping_add(header.p_vaddr as usize) as *const Dynamic;
             Tables::of(base, dynamic).wanted(&mut *search.note);
@@ -141,21 +161,22 @@ mod tests {
     fn a_module_s_relocations_name_what_it_wants_and_in_which_version() {
         let mut versions = Vec::new();
         let here = nobody_known_asked_for_anything as fn() as usize;
-        for_each_wanted(here, &mut |wanted| {
+        let found = look_around(here, &mut |wanted| {
             if wanted.name == c"write" {
                 versions.push(wanted.version.expect("a version").to_owned());
             }
         });
         let version = versions.first().expect("this program calls the C library");
         assert!(version.to_bytes().starts_with(b"GLIBC_"), "{version:?}");
-        assert_eq!(Caller(here).asked(), Asked::default());
+        assert_eq!(found, Some(Module::Ours));
+        assert_eq!(Caller(here).asked(), Asked { is_us: true, ..Asked::default() });
     }
 
     #[test]
     fn an_answer_survives_its_word() {
-        for (iova2, old_abi) in [(false, false), (true, false), (false, true), (true, true)] {
-            let asked = Asked { iova2, old_abi };
-            assert_eq!(Asked::from_bits(0x7fff_1234_5678 << 2 | asked.bits()), asked);
+        for bits in 0..1 << Asked::BITS {
+            let asked = Asked::from_bits(0x7fff_1234_5678 << Asked::BITS | bits);
+            assert_eq!(asked.bits(), bits);
         }
     }
 

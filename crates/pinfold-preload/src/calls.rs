@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
         if let Some(mr) = request.served(|| !caller.asked().old_abi) {
             return mr;
         }
-        passed(|real| match real.old.filter(|_| caller.asked().old_abi) {
+        passed(caller, |real| match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.reg_mr)(pd, address, length, access),
             None => (real.library.reg_mr)(pd, address, length, access),
         })
@@ -67,16 +67,17 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     access: c_uint,
     caller: usize,
 ) -> *mut ibv_mr {
+    let caller = Caller(caller);
     let request = Request { pd, address, length, flags: access };
     // SAFETY: the caller's promises.
     unsafe {
         if iova == address.addr() as u64
-            && Caller(caller).asked().iova2
+            && caller.asked().iova2
             && let Some(mr) = request.served(|| true)
         {
             return mr;
         }
-        passed(|real| match real.library.reg_mr_iova2 {
+        passed(caller, |real| match real.library.reg_mr_iova2 {
             Some(register) => register(pd, address, length, iova, access),
             None => refuse(),
         })
@@ -98,7 +99,7 @@ pub(crate) unsafe fn reg_mr_iova(
         {
             return mr;
         }
-        passed(|real| match real.library.reg_mr_iova {
+        passed(Caller::UNKNOWN, |real| match real.library.reg_mr_iova {
             Some(register) => register(pd, address, length, iova, access),
             None => refuse(),
         })
@@ -270,20 +271,19 @@ impl Request {
 }
 
 /// A registration by libibverbs. If it lacks room that our idle registrations take, they go and it
-/// tries again.
-fn passed(register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
+/// tries again; the caches' own registrations see to that themselves.
+fn passed(caller: Caller, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
     let Some(real) = real() else { return refuse() };
     let made = register(real);
+    let process = Process::running().filter(|_| !caller.asked().is_us);
+    let Some(process) = process else { return made };
     if !made.is_null() {
-        if let Some(process) = Process::running() {
-            process.count_passed();
-        }
+        process.count_passed();
         return made;
     }
     let why = errno();
     let about_room = matches!(why, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC);
-    let room = || guarded(|| Some(Process::running()?.make_room()));
-    if about_room && room().is_some_and(|freed| freed > 0) {
+    if about_room && guarded(|| Some(process.make_room())).is_some_and(|freed| freed > 0) {
         return register(real);
     }
     set_errno(why);

@@ -328,11 +328,10 @@ mod tests {
     use std::sync::Mutex;
 
     fn shown(lkey: u32) -> Shown {
-        let nothing = ptr::null_mut();
         let mr = ibv_mr {
-            context: nothing.cast(),
-            pd: nothing.cast(),
-            addr: nothing.cast(),
+            context: ptr::null_mut(),
+            pd: ptr::null_mut(),
+            addr: ptr::null_mut(),
             length: 0,
             handle: 0,
             lkey,
