@@ -16,7 +16,7 @@
 use crate::caller::Caller;
 use crate::domains::Served;
 use crate::handles::{Claim, Claimed, Holding, Shown};
-use crate::process::{Monitored, Process, note_fork_tracking};
+use crate::process::{Monitored, Process};
 use crate::real::{Real, real};
 use crate::rights::Rights;
 use crate::sys::{errno, set_errno};
@@ -180,18 +180,6 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
     })
 }
 
-pub(crate) fn fork_init() -> c_int {
-    handed_on(|real| {
-        let Some(init) = real.fork_init else { return refused() };
-        // SAFETY: the function takes nothing.
-        let status = unsafe { init() };
-        if status == 0 {
-            note_fork_tracking();
-        }
-        status
-    })
-}
-
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
     guarded(|| {
@@ -211,6 +199,8 @@ impl Request {
     unsafe fn served(&self, may_make: impl FnOnce() -> bool) -> Option<*mut ibv_mr> {
         let before = errno();
         let served = guarded(|| {
+            // What is never cached starts nothing.
+            Rights::of(self.flags, true)?;
             let process = Process::current()?;
             let rights = Rights::of(self.flags, process.settings.cache_remote)?;
             // SAFETY: the caller's promise.
@@ -343,9 +333,7 @@ fn reregister(claimed: &mut Claimed<'_>, change: impl Fn(&Real, *mut ibv_mr) -> 
     }
     let Shown { mr, access, .. } = claimed.shown();
     // SAFETY: the program had the same registered with these rights.
-    let own = unsafe {
-        real.library.register(mr.pd, mr.addr, mr.length, access.cast_unsigned())
-    };
+    let own = unsafe { real.library.register(mr.pd, mr.addr, mr.length, access.cast_unsigned()) };
     let Some(own) = NonNull::new(own) else { return REREG_COMMAND_FAILED };
     let status = change(real, own.as_ptr());
     // Minus 3: the region is the new one, and something else went wrong.

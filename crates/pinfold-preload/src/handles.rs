@@ -93,7 +93,10 @@ pub(crate) enum Claim<'h> {
 
 impl Handles {
     pub(crate) const fn new() -> Self {
-        Self { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS], free: AtomicU64::new(0) }
+        Self {
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
+            free: AtomicU64::new(0),
+        }
     }
 
     /// A handle of nobody's. `None` without memory for more.

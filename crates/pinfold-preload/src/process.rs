@@ -9,7 +9,7 @@
 
 use crate::domains::{Domains, Served};
 use crate::handles::Handles;
-use crate::real::real;
+use crate::real::{Real, real};
 use crate::report::{self, Totals};
 use crate::rights::Rights;
 use crate::settings::{Destination, Settings};
@@ -20,7 +20,7 @@ use pinfold::registrar::verbs::Verbs;
 use pinfold::registrar::verbs::ffi::ibv_pd;
 use pinfold::{Cache, Config, Monitor};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The monitor that all caches of a process share.
@@ -48,10 +48,6 @@ pub(crate) struct Process {
 
 /// Null, or from a leaked box: what is published here stays, because handles of it may be out.
 static CURRENT: AtomicPtr<Standing> = AtomicPtr::new(ptr::null_mut());
-
-/// Whether libibverbs was told to keep children away from registered pages; asked of libraries that
-/// cannot be asked themselves.
-static FORK_TRACKING: AtomicBool = AtomicBool::new(false);
 
 impl Process {
     /// This process's state, made by the first call. `None` where everything passes through.
@@ -89,10 +85,7 @@ impl Process {
     }
 
     #[cold]
-    fn start(
-        current: *mut Standing,
-        before: Option<&'static Standing>,
-    ) -> Option<&'static Self> {
+    fn start(current: *mut Standing, before: Option<&'static Standing>) -> Option<&'static Self> {
         let parent = before.and_then(|standing| match standing {
             Standing::On(process) => Some(process),
             Standing::Off => None,
@@ -123,10 +116,12 @@ impl Process {
         if !settings.cache {
             return Ok(None);
         }
-        if fork_tracking() {
-            return Err("the program called ibv_fork_init, and this kernel is older than 5.12: \
-                        memory that stays registered would be missing in its children"
-                .into());
+        if real().is_some_and(Real::keeps_from_children) {
+            return Err(
+                "it called ibv_fork_init, so that what stays registered would be missing in \
+                        its children; kernels since 5.12 need no such call"
+                    .into(),
+            );
         }
         let monitor = Userfaultfd::shared().map_err(|error| error.to_string())?;
         Ok(Some(Self {
@@ -143,9 +138,7 @@ impl Process {
     /// Says why there is no cache, or begins to listen for the signal.
     fn announce(complaint: Option<String>) {
         if let Some(complaint) = complaint {
-            return sys::complain(&format!(
-                "pinfold: the program runs without it: {complaint}\n"
-            ));
+            return sys::complain(&format!("pinfold: the program runs without it: {complaint}\n"));
         }
         let signal = Self::running().and_then(|process| process.settings.signal);
         if let Some(Err(error)) = signal.map(listen) {
@@ -163,9 +156,6 @@ impl Process {
         pd: NonNull<ibv_pd>,
         rights: Rights,
     ) -> Option<Cache<Verbs, Monitored>> {
-        if fork_tracking() {
-            return None;
-        }
         let library = &real()?.library;
         let monitor = Arc::clone(&self.monitor);
         // SAFETY: the caller's promise.
@@ -238,20 +228,6 @@ impl Process {
 fn affordable(at_most: usize) -> usize {
     let half = Limits::read().enforced().bytes().map(|bytes| bytes / 2);
     half.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(at_most).clamp(4096, at_most)
-}
-
-/// Whether libibverbs keeps forked children away from registered pages.
-fn fork_tracking() -> bool {
-    // Relaxed: set before the program's first registration, by the same thread or one that it
-    // waited for.
-    let noted = || FORK_TRACKING.load(Ordering::Relaxed);
-    real().and_then(|real| real.fork_tracking()).unwrap_or_else(noted)
-}
-
-/// Notes that the program had `ibv_fork_init` succeed.
-pub(crate) fn note_fork_tracking() {
-    // Relaxed: as in `fork_tracking`.
-    FORK_TRACKING.store(true, Ordering::Relaxed);
 }
 
 /// Reports at every `signal` from now on, on a thread of its own.

@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::sys::Pages;
 use libc::{c_int, c_void, size_t};
 use pinfold::registrar::verbs::Library;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
@@ -22,7 +23,9 @@ pub(crate) struct Real {
     /// Those of the ABI from before 2007, where the library still has them.
     pub(crate) old: Option<OldAbi>,
     pub(crate) unimport_pd: Option<unsafe extern "C" fn(*mut ibv_pd)>,
-    pub(crate) fork_init: Option<unsafe extern "C" fn() -> c_int>,
+    /// What keeps registered pages from forked children, and what ends that; both do nothing
+    /// unless the program called `ibv_fork_init`.
+    fork_ranges: Option<[ForkRange; 2]>,
 }
 
 /// Version `IBVERBS_1.0` of what is taken over here; its structures are other ones.
@@ -33,6 +36,8 @@ pub(crate) struct OldAbi {
     pub(crate) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
     pub(crate) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
 }
+
+type ForkRange = unsafe extern "C" fn(base: *mut c_void, size: size_t) -> c_int;
 
 /// Null, or from a leaked box.
 static REAL: AtomicPtr<Real> = AtomicPtr::new(ptr::null_mut());
@@ -86,7 +91,8 @@ impl Source {
             })
         };
         let unimport_pd = self.versioned(c"ibv_unimport_pd", c"IBVERBS_1.10");
-        let fork_init = self.versioned(c"ibv_fork_init", c"IBVERBS_1.1");
+        let range = |name| self.versioned(name, c"IBVERBS_1.1");
+        let ranges = range(c"ibv_dontfork_range").zip(range(c"ibv_dofork_range"));
         // SAFETY: the header's types for functions of these names.
         unsafe {
             Some(Real {
@@ -96,10 +102,9 @@ impl Source {
                     Option<NonNull<c_void>>,
                     Option<unsafe extern "C" fn(*mut ibv_pd)>,
                 >(unimport_pd),
-                fork_init: mem::transmute::<
-                    Option<NonNull<c_void>>,
-                    Option<unsafe extern "C" fn() -> c_int>,
-                >(fork_init),
+                fork_ranges: ranges.map(|(dont, redo)| {
+                    [dont, redo].map(|f| mem::transmute::<NonNull<c_void>, ForkRange>(f))
+                }),
             })
         }
     }
@@ -131,9 +136,7 @@ impl Source {
 
     fn versioned(&self, name: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle is open; the names are C strings.
-        NonNull::new(unsafe {
-            libc::dlvsym(self.0.as_ptr(), name.as_ptr(), version.as_ptr())
-        })
+        NonNull::new(unsafe { libc::dlvsym(self.0.as_ptr(), name.as_ptr(), version.as_ptr()) })
     }
 
     fn default(&self, name: &CStr) -> Option<NonNull<c_void>> {
@@ -143,12 +146,21 @@ impl Source {
 }
 
 impl Real {
-    /// Whether libibverbs keeps forked children away from registered pages itself
-    /// (`MADV_DONTFORK`), as it does on kernels before 5.12 for programs that called
-    /// `ibv_fork_init`. `None` if this version cannot tell.
-    pub(crate) fn fork_tracking(&self) -> Option<bool> {
-        const IBV_FORK_ENABLED: libc::c_uint = 1;
-        // SAFETY: the function takes nothing and changes nothing.
-        self.library.is_fork_initialized.map(|ask| unsafe { ask() } == IBV_FORK_ENABLED)
+    /// Whether libibverbs keeps forked children away from registered pages (`MADV_DONTFORK`), as it
+    /// does for programs that called `ibv_fork_init`.
+    ///
+    /// `ibv_is_fork_initialized` does not tell: it says that a kernel of today needs no such thing,
+    /// and libibverbs does it all the same. So one page is tried: a mapping of which a part is kept
+    /// from children is two mappings. Costs some system calls; afterwards `ibv_fork_init` is refused,
+    /// as after any registration.
+    pub(crate) fn keeps_from_children(&self) -> bool {
+        let Some([dont, redo]) = self.fork_ranges else { return false };
+        let Some(pages) = Pages::new() else { return false };
+        // SAFETY: the page is ours.
+        unsafe { dont(pages.start(), pages.bytes() / 2) };
+        let kept = pages.are_split();
+        // SAFETY: as above.
+        unsafe { redo(pages.start(), pages.bytes() / 2) };
+        kept
     }
 }

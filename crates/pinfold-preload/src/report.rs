@@ -107,12 +107,16 @@ mod tests {
     #[test]
     fn caches_add_up() {
         let mut totals = Totals::default();
-        let one = Statistics { gets: 3, hits: 1, misses: 2, registrations: 2, ..Statistics::default() };
+        let one =
+            Statistics { gets: 3, hits: 1, misses: 2, registrations: 2, ..Statistics::default() };
         totals.add(&one);
         totals.add(&Statistics { deregistrations: 2, invalidations: 1, ..one });
         assert_eq!((totals.gets, totals.hits, totals.misses, totals.regs), (6, 2, 4, 4));
         let json = totals.json(7);
-        assert!(json.starts_with("{\"pid\":7,\"gets\":6,\"hits\":2,\"misses\":4,\"regs\":4,"), "{json}");
+        assert!(
+            json.starts_with("{\"pid\":7,\"gets\":6,\"hits\":2,\"misses\":4,\"regs\":4,"),
+            "{json}"
+        );
         assert!(json.contains("\"deregs\":2,\"invalidations\":1,") && json.ends_with("}\n"));
         assert!(totals.to_string().starts_with("6 gets: 2 hits"));
     }

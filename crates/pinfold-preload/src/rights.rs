@@ -63,10 +63,7 @@ mod tests {
         assert_eq!(access(flags, false), None);
         let wanted = Access::READ_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         assert_eq!(access(flags, true), Some(wanted));
-        assert_eq!(
-            access(IBV_ACCESS_REMOTE_READ, true),
-            Some(Access::READ | Access::REMOTE_READ)
-        );
+        assert_eq!(access(IBV_ACCESS_REMOTE_READ, true), Some(Access::READ | Access::REMOTE_READ));
     }
 
     #[test]

@@ -247,7 +247,11 @@ mod tests {
             ("PINFOLD_STATISTICS_SIGNAL", "KILL"),
         ] {
             let text = read(&[(name, value)]).unwrap_err().to_string();
-            assert!(text.contains(name) && text.contains(value) && text.contains("not a ") || text.contains("not on"), "{text}");
+            assert!(
+                text.contains(name) && text.contains(value) && text.contains("not a ")
+                    || text.contains("not on"),
+                "{text}"
+            );
         }
     }
 }

@@ -7,10 +7,12 @@
 
 #![allow(unsafe_code)]
 
-use libc::c_int;
+use libc::{c_int, c_void};
+use pinfold::AddressRange;
 use std::cell::UnsafeCell;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ptr;
 
 /// The calling thread's error number.
 pub(crate) fn errno() -> c_int {
@@ -80,6 +82,59 @@ fn check(result: c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Two pages of memory in a mapping of their own.
+pub(crate) struct Pages(AddressRange);
+
+impl Pages {
+    /// `None` if there is no memory.
+    pub(crate) fn new() -> Option<Self> {
+        let bytes = 2 * page_bytes();
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory, wherever the kernel likes. A page without access on each side keeps
+        // neighbours from becoming one mapping with it.
+        let start = unsafe {
+            let around = libc::mmap(ptr::null_mut(), 2 * bytes, libc::PROT_NONE, flags, -1, 0);
+            if around == libc::MAP_FAILED {
+                return None;
+            }
+            let start = around.byte_add(bytes / 2);
+            if libc::mprotect(start, bytes, protection) != 0 {
+                libc::munmap(around, 2 * bytes);
+                return None;
+            }
+            start
+        };
+        AddressRange::new(start.expose_provenance(), bytes).ok().map(Self)
+    }
+
+    pub(crate) fn start(&self) -> *mut c_void {
+        ptr::with_exposed_provenance_mut(self.0.start())
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the kernel tells one page from the other.
+    pub(crate) fn are_split(&self) -> bool {
+        pinfold::mappings::mappings_in(self.0).is_ok_and(|mappings| mappings.len() > 1)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let half = self.bytes() / 2;
+        // SAFETY: the mapping is ours, with a page on each side.
+        unsafe { libc::munmap(self.start().byte_sub(half), 2 * self.bytes()) };
+    }
+}
+
+fn page_bytes() -> usize {
+    // SAFETY: takes no pointer.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
 /// Starts a thread that no signal interrupts, and lets it go.
 ///
 /// # Errors
@@ -96,5 +151,29 @@ pub(crate) fn spawn_quiet(name: &str, body: impl FnOnce() + Send + 'static) -> i
         let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
         spawned.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_split_by_what_holds_for_one_of_them() {
+        let pages = Pages::new().unwrap();
+        assert!(!pages.are_split());
+        // SAFETY: the page is ours.
+        unsafe { libc::madvise(pages.start(), pages.bytes() / 2, libc::MADV_DONTFORK) };
+        assert!(pages.are_split());
+        // SAFETY: as above.
+        unsafe { libc::madvise(pages.start(), pages.bytes() / 2, libc::MADV_DOFORK) };
+        assert!(!pages.are_split());
+    }
+
+    #[test]
+    fn the_error_number_is_the_thread_s_own() {
+        set_errno(libc::EXDEV);
+        std::thread::spawn(|| set_errno(libc::EPERM)).join().unwrap();
+        assert_eq!(errno(), libc::EXDEV);
     }
 }

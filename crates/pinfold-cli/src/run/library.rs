@@ -34,9 +34,9 @@ fn places(named: Option<OsString>, command: Option<PathBuf>) -> Vec<PathBuf> {
     }
     let beside = command.as_deref().and_then(Path::parent);
     let around = |directory: &Path| {
-        let installed = directory.parent().map(|prefix| {
-            [prefix.join("lib").join(NAME), prefix.join("lib/pinfold").join(NAME)]
-        });
+        let installed = directory
+            .parent()
+            .map(|prefix| [prefix.join("lib").join(NAME), prefix.join("lib/pinfold").join(NAME)]);
         let built = [directory.join(NAME), directory.join("deps").join(NAME)];
         built.into_iter().chain(installed.into_iter().flatten())
     };
