@@ -19,6 +19,7 @@ use crate::handles::{Claim, Claimed, Holding, Shown};
 use crate::process::{Monitored, Process};
 use crate::real::{Real, real};
 use crate::rights::Rights;
+use crate::settings::Settings;
 use crate::sys::{errno, set_errno};
 use libc::{c_int, c_uint, c_void, size_t};
 use pinfold::Lease;
@@ -51,10 +52,11 @@ pub(crate) unsafe extern "C" fn reg_mr(
         if let Some(mr) = request.served(|| !caller.asked().old_abi) {
             return mr;
         }
-        passed(caller, |real| match real.old.filter(|_| caller.asked().old_abi) {
-            Some(old) => (old.reg_mr)(pd, address, length, access),
-            None => (real.library.reg_mr)(pd, address, length, access),
-        })
+        // That function comes back to `reg_mr_iova2`, with libibverbs itself as the caller.
+        if let Some(old) = real().and_then(|real| real.old).filter(|_| caller.asked().old_abi) {
+            return (old.reg_mr)(pd, address, length, access);
+        }
+        passed(caller, |real| (real.library.reg_mr)(pd, address, length, access))
     }
 }
 
@@ -180,6 +182,19 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
     })
 }
 
+/// Where the kernel copies registered pages for children, this is to do nothing, as it is in later
+/// versions of libibverbs: earlier ones keep the pages from children, those too that a cache still
+/// has registered when the program has long given them back.
+pub(crate) fn fork_init() -> c_int {
+    let caches = Settings::from_environment().is_ok_and(|settings| settings.cache);
+    handed_on(|real| match real.fork_init {
+        Some(_) if caches && real.kernel_copies_on_fork() => 0,
+        // SAFETY: the function takes nothing.
+        Some(init) => unsafe { init() },
+        None => refused(),
+    })
+}
+
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
     guarded(|| {
@@ -264,19 +279,20 @@ impl Request {
 /// tries again; the caches' own registrations see to that themselves.
 fn passed(caller: Caller, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
     let Some(real) = real() else { return refuse() };
-    let made = register(real);
+    let mut made = register(real);
     let process = Process::running().filter(|_| !caller.asked().is_us);
     let Some(process) = process else { return made };
+    let why = errno();
+    if made.is_null() && matches!(why, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC) {
+        let freed = guarded(|| Some(process.make_room()));
+        set_errno(why);
+        if freed.is_some_and(|freed| freed > 0) {
+            made = register(real);
+        }
+    }
     if !made.is_null() {
         process.count_passed();
-        return made;
     }
-    let why = errno();
-    let about_room = matches!(why, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC);
-    if about_room && guarded(|| Some(process.make_room())).is_some_and(|freed| freed > 0) {
-        return register(real);
-    }
-    set_errno(why);
     made
 }
 

@@ -97,6 +97,11 @@ unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     unsafe { calls::unimport_pd(pd) }
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_fork_init() -> c_int {
+    calls::fork_init()
+}
+
 /// Runs when the process exits in an orderly way, after the program's own `atexit` functions.
 #[used]
 #[unsafe(link_section = ".fini_array")]

@@ -118,8 +118,9 @@ impl Process {
         }
         if real().is_some_and(Real::keeps_from_children) {
             return Err(
-                "it called ibv_fork_init, so that what stays registered would be missing in \
-                        its children; kernels since 5.12 need no such call"
+                "libibverbs keeps registered memory from forked children here (RDMAV_FORK_SAFE, \
+                        or ibv_fork_init on a kernel before 5.12), so what stays registered would be \
+                        missing there"
                     .into(),
             );
         }

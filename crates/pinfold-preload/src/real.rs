@@ -23,6 +23,7 @@ pub(crate) struct Real {
     /// Those of the ABI from before 2007, where the library still has them.
     pub(crate) old: Option<OldAbi>,
     pub(crate) unimport_pd: Option<unsafe extern "C" fn(*mut ibv_pd)>,
+    pub(crate) fork_init: Option<unsafe extern "C" fn() -> c_int>,
     /// What keeps registered pages from forked children, and what ends that; both do nothing
     /// unless the program called `ibv_fork_init`.
     fork_ranges: Option<[ForkRange; 2]>,
@@ -91,6 +92,7 @@ impl Source {
             })
         };
         let unimport_pd = self.versioned(c"ibv_unimport_pd", c"IBVERBS_1.10");
+        let fork_init = self.versioned(c"ibv_fork_init", c"IBVERBS_1.1");
         let range = |name| self.versioned(name, c"IBVERBS_1.1");
         let ranges = range(c"ibv_dontfork_range").zip(range(c"ibv_dofork_range"));
         // SAFETY: the header's types for functions of these names.
@@ -102,6 +104,10 @@ impl Source {
                     Option<NonNull<c_void>>,
                     Option<unsafe extern "C" fn(*mut ibv_pd)>,
                 >(unimport_pd),
+                fork_init: mem::transmute::<
+                    Option<NonNull<c_void>>,
+                    Option<unsafe extern "C" fn() -> c_int>,
+                >(fork_init),
                 fork_ranges: ranges.map(|(dont, redo)| {
                     [dont, redo].map(|f| mem::transmute::<NonNull<c_void>, ForkRange>(f))
                 }),
@@ -146,6 +152,14 @@ impl Source {
 }
 
 impl Real {
+    /// Whether the kernel gives forked children copies of registered pages (since 5.12), so that
+    /// nothing needs to be kept from them.
+    pub(crate) fn kernel_copies_on_fork(&self) -> bool {
+        const IBV_FORK_UNNEEDED: libc::c_uint = 2;
+        // SAFETY: the function takes nothing and asks the kernel.
+        self.library.is_fork_initialized.is_some_and(|ask| unsafe { ask() } == IBV_FORK_UNNEEDED)
+    }
+
     /// Whether libibverbs keeps forked children away from registered pages (`MADV_DONTFORK`), as it
     /// does for programs that called `ibv_fork_init`.
     ///
