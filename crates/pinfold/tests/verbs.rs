@@ -186,7 +186,12 @@ fn bad_addresses_are_told_apart() {
     assert_eq!(reason(holed.range(), Access::READ), hole);
     let closed = Memory::with_protection(PAGE, libc::PROT_NONE);
     let none = BadAddress::NoAccess { at: closed.range().start() };
-    assert_eq!(reason(closed.range(), Access::READ), none);
+    match register(&registrar, closed.range(), Access::READ) {
+        // Before Linux 6.2 the kernel forces its way into any private memory.
+        Ok(region) => registrar.deregister(region, closed.range()).unwrap(),
+        Err(RegisterError::BadAddress { reason, .. }) => assert_eq!(reason, none),
+        Err(error) => panic!("{error}"),
+    }
     let fixed = Memory::with_protection(PAGE, libc::PROT_READ);
     let read_only = BadAddress::NotWritable { at: fixed.range().start() };
     assert_eq!(reason(fixed.range(), Access::WRITE), read_only);
@@ -314,29 +319,31 @@ fn a_remote_registration_is_kept_on_request_for_its_own_bytes_alone() {
     assert_eq!(cache.statistics().registrations, 3);
 }
 
-/// The cache over this registrar never hands out what no longer matches.
+/// The cache over this registrar never hands out what no longer matches, and registers once.
 #[test]
 fn what_the_cache_gives_is_fresh() {
-    let Some(domain) = domain() else { return };
-    let far = Far::new(&domain, PAGE);
-    let registrar = Verbs::new(domain).unwrap();
-    let monitor = match Userfaultfd::shared() {
-        Ok(monitor) => monitor,
-        Err(error) => return eprintln!("skipped: {error}"),
-    };
-    let cache = pinfold::cache(registrar, monitor, Config::default()).unwrap();
-    let mut memory = Memory::new(PAGE);
-    for round in 0..10 {
-        memory.replace();
-        memory.fill(round);
-        for _ in 0..3 {
-            // SAFETY: the test's own memory.
-            let lease = unsafe { cache.get(memory.pointer(), PAGE, Access::READ) }.unwrap();
-            assert!(far.sent(memory.range(), lease.handle().lkey()) == [round; PAGE]);
+    alone("what_the_cache_gives_is_fresh", || {
+        let Some(domain) = domain() else { return };
+        let far = Far::new(&domain, PAGE);
+        let registrar = Verbs::new(domain).unwrap();
+        let monitor = match Userfaultfd::shared() {
+            Ok(monitor) => monitor,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let cache = pinfold::cache(registrar, monitor, Config::default()).unwrap();
+        let mut memory = Memory::new(PAGE);
+        for round in 0..10 {
+            memory.replace();
+            memory.fill(round);
+            for _ in 0..3 {
+                // SAFETY: the test's own memory.
+                let lease = unsafe { cache.get(memory.pointer(), PAGE, Access::READ) }.unwrap();
+                assert!(far.sent(memory.range(), lease.handle().lkey()) == [round; PAGE]);
+            }
         }
-    }
-    let statistics = cache.statistics();
-    assert_eq!((statistics.registrations, statistics.hits), (10, 20), "{statistics:?}");
+        let statistics = cache.statistics();
+        assert_eq!((statistics.registrations, statistics.hits), (10, 20), "{statistics:?}");
+    });
 }
 
 #[test]
