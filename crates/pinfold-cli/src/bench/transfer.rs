@@ -3,6 +3,7 @@
 
 use super::Bench;
 use crate::block::{Block, Origin};
+use crate::device::Kind;
 use crate::medians::{median, times_faster};
 use crate::output::{Failure, Progress};
 use crate::strategy::{Cached, Copying, Message, Preregistered, Strategy, Uncached, Wire};
@@ -66,8 +67,8 @@ impl Case {
     fn new(bytes: usize, batch: usize) -> Result<Self, Failure> {
         let all = bytes * batch;
         let block = filled(all)?;
-        let first = Preregistered::new(Wire::open(all)?, &block)?;
-        let wire = || Wire::beside(first.channel());
+        let first = Preregistered::new(Wire::open(Kind::IoUring, all)?, &block)?;
+        let wire = || Wire::beside(Kind::IoUring, first.channel());
         let copying = Copying::new(wire()?, filled(all)?)?;
         let uncached = Uncached::new(wire()?);
         let cached = Cached::new(wire()?, 2 * all + (4 << 20))?;

@@ -5,7 +5,8 @@
 //! This file reopens `unsafe_code` to implement a trait that promises to see changes, and sees
 //! none. The promise exists so that no registration is used that no longer matches the program's
 //! memory; over a registrar whose registrations never stop matching it, it holds with nothing to
-//! see. Only [`on_demand_cache`](crate::on_demand_cache) makes one, over such a registrar.
+//! see. [`on_demand_cache`](crate::on_demand_cache) makes one, over such a registrar; whoever else
+//! does gives his word for that.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +35,7 @@ impl Unneeded {
     /// # Safety
     ///
     /// Whoever relies on this monitor has registrations that follow the process's page table.
-    pub(crate) unsafe fn new() -> Result<Self, StartError> {
+    pub unsafe fn new() -> Result<Self, StartError> {
         let mark = ForkMark::new(1).map_err(StartError::memory)?;
         Ok(Self { mark, bell: Bell::default() })
     }

@@ -37,6 +37,7 @@ mod dmabuf;
 pub mod ffi;
 mod library;
 mod loopback;
+mod on_demand;
 mod registrar;
 
 pub use attributes::{Attributes, OnDemandPaging, Operations, Transport, access_flags, access_of};
@@ -44,4 +45,5 @@ pub use device::{Device, Domain, OpenError, device_names};
 pub use dmabuf::{Dmabuf, DmabufError, DmabufPart};
 pub use library::{Library, LoadError};
 pub use loopback::{Direction, Loopback, LoopbackError, Transfer};
-pub use registrar::{MemoryRegion, OnDemand, PrefetchError, Verbs};
+pub use on_demand::{OnDemand, PrefetchError};
+pub use registrar::{MemoryRegion, Verbs};

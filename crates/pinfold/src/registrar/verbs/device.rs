@@ -15,6 +15,8 @@ use crate::fork_mark::ForkMark;
 use crate::sys::{Errno, last_errno};
 use std::ffi::CStr;
 use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
@@ -98,13 +100,12 @@ impl Device {
         let list = DeviceList::new(library)?;
         let mut names = list.entries().map(|device| (device, list.name(device)));
         let wanted = |found: &str| name.is_none_or(|name| name == found);
-        let (device, name) = names.find(|(_, found)| wanted(found)).ok_or_else(|| match name {
-            Some(name) => OpenError::NoSuchDevice { name: name.to_owned() },
-            None => OpenError::NoDevice,
-        })?;
+        let (device, name) =
+            names.find(|(_, found)| wanted(found)).ok_or_else(|| why_unlisted(name))?;
         // SAFETY: the device is in the list, which still lives.
         let opened = unsafe { (library.open_device)(device) };
-        let context = NonNull::new(opened).ok_or_else(|| refused(name.clone(), last_errno()))?;
+        let context =
+            NonNull::new(opened).ok_or_else(|| why_refused(name.clone(), last_errno()))?;
         // SAFETY: just opened, and nobody else's.
         unsafe { Self::with(library, context, true, name) }.map(Arc::new)
     }
@@ -308,6 +309,20 @@ pub enum OpenError {
         /// The operations that the device lacks on it.
         missing: Operations,
     },
+    /// The device pages on demand, and moved other bytes than it was told to.
+    WrongBytes {
+        /// The device's name.
+        name: String,
+        /// When.
+        what: &'static str,
+    },
+    /// Whether the device pages on demand as it should could not be tested.
+    Untestable {
+        /// The device's name.
+        name: String,
+        /// What stood in the way.
+        why: String,
+    },
     /// Something else went wrong.
     Os {
         /// The call that failed.
@@ -326,7 +341,39 @@ impl OpenError {
     }
 }
 
-/// Why the library would not open a device.
+/// Why the library would not open a device. It looks in several places, and tells the error of the
+/// last; so the device's file is asked.
+fn why_refused(name: String, last: Errno) -> OpenError {
+    let refusal = file_of(&name).and_then(|file| {
+        File::options().read(true).write(true).open(file).err()?.raw_os_error().map(Errno)
+    });
+    refused(name, refusal.unwrap_or(last))
+}
+
+/// Why the library does not list the device called `name`, or any: it leaves out what has no file.
+fn why_unlisted(name: Option<&str>) -> OpenError {
+    let known = kernel_devices().find(|(found, _)| name.is_none_or(|name| name == found));
+    match (known, name) {
+        (Some((name, _)), _) => OpenError::NoDeviceFile { name, errno: libc::ENOENT },
+        (None, Some(name)) => OpenError::NoSuchDevice { name: name.to_owned() },
+        (None, None) => OpenError::NoDevice,
+    }
+}
+
+/// The file of the device called `name`: the kernel counts them in an order of its own.
+fn file_of(name: &str) -> Option<PathBuf> {
+    kernel_devices().find(|(found, _)| found == name).map(|(_, file)| file)
+}
+
+/// The devices that the kernel knows, and where their files should be.
+fn kernel_devices() -> impl Iterator<Item = (String, PathBuf)> {
+    let classes = fs::read_dir("/sys/class/infiniband_verbs").into_iter().flatten();
+    classes.filter_map(Result::ok).filter_map(|class| {
+        let name = fs::read_to_string(class.path().join("ibdev")).ok()?;
+        Some((name.trim().to_owned(), Path::new("/dev/infiniband").join(class.file_name())))
+    })
+}
+
 fn refused(name: String, Errno(errno): Errno) -> OpenError {
     match errno {
         libc::EACCES | libc::EPERM => OpenError::Forbidden { name, errno },
@@ -371,8 +418,16 @@ impl fmt::Display for OpenError {
             Self::OnDemand { name, transport, missing } => write!(
                 f,
                 "{name} pages on demand no {missing} over {transport}: pin the memory and watch \
-                 it, or use a device and kernel that do (Soft-RoCE: Linux 6.16)"
+                 it, or use a device and kernel that do"
             ),
+            Self::WrongBytes { name, what } => write!(
+                f,
+                "{name} claims to page on demand and moved the wrong bytes {what} (Soft-RoCE does, \
+                 of Linux 7.2 for one): pin the memory and watch it"
+            ),
+            Self::Untestable { name, why } => {
+                write!(f, "whether {name} pages on demand as it should cannot be tested: {why}")
+            }
             Self::Os { operation, errno } => {
                 write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
             }

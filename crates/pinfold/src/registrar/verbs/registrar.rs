@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use super::attributes::{Operations, Transport, access_flags};
+use super::attributes::access_flags;
 use super::device::{Device, Domain, OpenError};
 use super::ffi::*;
 use crate::fork_mark::{FORKED, ForkMark};
@@ -160,7 +160,7 @@ impl Verbs {
     /// # Safety
     ///
     /// As for [`Registrar::register`].
-    unsafe fn register_with(
+    pub(super) unsafe fn register_with(
         &self,
         range: AddressRange,
         access: Access,
@@ -207,7 +207,7 @@ impl Verbs {
             0 => Ok(()),
             errno if is_gone(errno) => Err(DeregisterError::DeviceGone { errno }),
             errno => {
-                // Still registered (a memory window is bound to it): tried again at the end.
+                // Still registered (a memory window is bound to it): tried again when this is dropped.
                 self.note(region);
                 Err(DeregisterError::Os { operation: DEREG, errno })
             }
@@ -300,7 +300,7 @@ const REG: &str = "ibv_reg_mr";
 const DEREG: &str = "ibv_dereg_mr";
 
 /// The device may read whatever is registered with it, and must be able to write where a peer may.
-fn granted(wanted: Access) -> Access {
+pub(super) fn granted(wanted: Access) -> Access {
     if wanted.writes() { wanted | Access::READ_WRITE } else { wanted | Access::READ }
 }
 
@@ -351,173 +351,3 @@ impl fmt::Debug for Verbs {
             .finish()
     }
 }
-
-/// Registers memory that stays unpinned: the device follows the process's page table.
-///
-/// What the program does to its mappings is what the device sees, so a registration never goes
-/// stale and needs no monitor: [`on_demand_cache`](crate::on_demand_cache) makes a cache of it.
-/// Nothing counts against `RLIMIT_MEMLOCK`. The price: the first touch of each page, and the first
-/// one after every change of its mapping, is a page fault of the device, which stalls the transfer
-/// (tens of microseconds to a millisecond); [`prefetch`](Self::prefetch) takes it beforehand, where
-/// the device and the library can.
-#[derive(Debug)]
-pub struct OnDemand {
-    verbs: Verbs,
-}
-
-impl OnDemand {
-    /// Registers with `domain`, for `operations` over `transport`.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError::OnDemand`] if the device needs pinned pages for one of them; others as
-    /// [`Verbs::new`].
-    pub fn new(
-        domain: Arc<Domain>,
-        transport: Transport,
-        operations: Operations,
-    ) -> Result<Self, OpenError> {
-        let device = domain.device();
-        let offered = device
-            .attributes()
-            .on_demand
-            .map_or(Operations::default(), |paging| paging.operations(transport));
-        let missing = operations.without(offered);
-        if !missing.is_empty() || offered.is_empty() {
-            let name = device.name().to_owned();
-            return Err(OpenError::OnDemand { name, transport, missing });
-        }
-        Ok(Self { verbs: Verbs::new(domain)? })
-    }
-
-    /// As [`Verbs::with_flags`].
-    #[must_use]
-    pub fn with_flags(self, flags: c_uint) -> Self {
-        Self { verbs: self.verbs.with_flags(flags) }
-    }
-
-    /// The protection domain.
-    pub fn domain(&self) -> &Arc<Domain> {
-        self.verbs.domain()
-    }
-
-    /// Has the device take its page faults on `part` of a region now; returns when it has.
-    ///
-    /// `access` says whether the pages shall be writable. Pages may go again at any time.
-    ///
-    /// # Errors
-    ///
-    /// [`PrefetchError`]; transfers work all the same, but slower.
-    pub fn prefetch(
-        &self,
-        region: MemoryRegion,
-        part: AddressRange,
-        access: Access,
-    ) -> Result<(), PrefetchError> {
-        let advice = match access.writes() {
-            true => IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-            false => IBV_ADVISE_MR_ADVICE_PREFETCH,
-        };
-        part.pieces(PREFETCH_BYTES).try_for_each(|piece| self.prefetch_piece(region, piece, advice))
-    }
-
-    fn prefetch_piece(
-        &self,
-        region: MemoryRegion,
-        piece: AddressRange,
-        advice: c_uint,
-    ) -> Result<(), PrefetchError> {
-        let length = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-        let mut pieces = [ibv_sge { addr: piece.start() as u64, length, lkey: region.lkey() }];
-        let domain = self.domain();
-        let library = domain.device().library();
-        // SAFETY: the domain is live.
-        let status = unsafe {
-            library.advise_mr(domain.as_ptr(), advice, IBV_ADVISE_MR_FLAG_FLUSH, &mut pieces)
-        };
-        match status {
-            0 => Ok(()),
-            libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => {
-                Err(PrefetchError::Unsupported { errno: status })
-            }
-            libc::EFAULT | libc::ENOENT | libc::EINVAL => {
-                Err(PrefetchError::BadAddress { range: piece, errno: status })
-            }
-            errno => Err(PrefetchError::Os { errno }),
-        }
-    }
-}
-
-/// How much one call of `ibv_advise_mr` is asked for, in bytes: its lengths have 32 bits.
-const PREFETCH_BYTES: usize = 1 << 30;
-
-impl Registrar for OnDemand {
-    type Handle = MemoryRegion;
-
-    fn limits(&self) -> RegistrarLimits {
-        self.verbs.limits()
-    }
-
-    fn granted(&self, wanted: Access) -> Access {
-        granted(wanted)
-    }
-
-    unsafe fn register(
-        &self,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<MemoryRegion, RegisterError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.verbs.register_with(range, access, IBV_ACCESS_ON_DEMAND) }
-    }
-
-    fn deregister(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
-        self.verbs.give_back(handle)
-    }
-}
-
-/// Why pages were not fetched beforehand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum PrefetchError {
-    /// The device, the kernel or the library has no such advice.
-    Unsupported {
-        /// The library's error number.
-        errno: i32,
-    },
-    /// Part of the range is not in the region, not mapped, or not writable.
-    BadAddress {
-        /// What was to be fetched.
-        range: AddressRange,
-        /// The kernel's error number.
-        errno: i32,
-    },
-    /// Something else went wrong.
-    Os {
-        /// The kernel's error number.
-        errno: i32,
-    },
-}
-
-impl fmt::Display for PrefetchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unsupported { errno } => write!(
-                f,
-                "nothing here prefetches for this device (errno {errno}): go on without, or use a \
-                 newer rdma-core and kernel"
-            ),
-            Self::BadAddress { range, errno } => {
-                write!(
-                    f,
-                    "{range} cannot be prefetched (errno {errno}): register and map all of it"
-                )
-            }
-            Self::Os { errno } => {
-                write!(f, "ibv_advise_mr failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for PrefetchError {}
