@@ -1,7 +1,7 @@
 //! `pinfold demo`: a message-passing program on real data, once with each way to register memory.
 //!
-//! One program, drawn from a seed, fills buffers with pieces of a file, sends them through the
-//! embedded device and, between sends, frees, reallocates, resizes, maps over and discards them.
+//! One program, drawn from a seed, fills buffers with pieces of a file, sends them through a
+//! device and, between sends, frees, reallocates, resizes, maps over and discards them.
 //! The receiver compares every byte with the file. All strategies take the same steps, in turns of
 //! [`TURN`] messages, so that whatever else the machine does slows them alike; only the send itself
 //! is timed, from looking for a registration until the data has arrived and the registration is
@@ -12,6 +12,7 @@ mod program;
 mod report;
 
 use crate::block::{Block, Origin};
+use crate::device::Kind;
 use crate::medians::times_faster;
 use crate::output::{Failure, Output, Verdict};
 use crate::strategy::{Cached, Copying, Message, Naive, Preregistered, Strategy, Uncached, Wire};
@@ -38,6 +39,9 @@ pub(crate) struct Arguments {
     /// [default: 4 MiB, or what RLIMIT_MEMLOCK has room for]
     #[arg(long, value_parser = clap::value_parser!(u64).range(4096..=64 << 20))]
     size: Option<u64>,
+    /// The device that moves the data
+    #[arg(long, value_enum, default_value_t)]
+    registrar: Kind,
 }
 
 /// How many messages a strategy sends before the next one takes its turn.
@@ -50,12 +54,14 @@ const PAGE: usize = 4096;
 /// the pool and the two caches one for each buffer and one more, the bounce buffer and the lone
 /// registration one each.
 const PINNED: usize = 3 * (SLOTS + 1) + 3;
+/// How many there are, each with a channel for one message.
+const STRATEGIES: usize = 5;
 
 /// Shows the demo; it holds if the naive cache sent wrong data and nobody else did.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     let data = Data::read(&arguments.file)?;
-    let largest = largest(arguments.size)?;
-    let mut senders = senders(arguments.seed, largest)?;
+    let largest = largest(arguments.size, arguments.registrar)?;
+    let mut senders = senders(arguments, largest)?;
     let progress = output.progress(arguments.messages, "demo");
     let mut receiver = Receiver::new(largest);
     for (turn, steps) in turns(arguments, largest).enumerate() {
@@ -103,28 +109,29 @@ fn rows(senders: &[Sender]) -> Vec<report::Row> {
 }
 
 /// The largest message: as asked, or as large as the limit on pinned memory has room for.
-fn largest(asked: Option<u64>) -> Result<usize, Failure> {
+fn largest(asked: Option<u64>, registrar: Kind) -> Result<usize, Failure> {
     if let Some(asked) = asked.and_then(|bytes| usize::try_from(bytes).ok()) {
         return Ok(1 << asked.ilog2());
     }
+    let pinned = PINNED + STRATEGIES * registrar.pinned_channels();
     let room = Limits::read()
         .enforced()
         .bytes()
         .map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    match (room / PINNED).saturating_sub(PAGE).min(LARGEST) {
+    match (room / pinned).saturating_sub(PAGE).min(LARGEST) {
         largest if largest >= SMALLEST => Ok(1 << largest.ilog2()),
         _ => Err(Failure::unavailable(format_args!(
             "RLIMIT_MEMLOCK lets this program pin {room} bytes, too few to compare strategies: \
              raise it (`ulimit -l`) to {} KiB or more",
-            PINNED * (SMALLEST + PAGE) / 1024
+            pinned * (SMALLEST + PAGE) / 1024
         ))),
     }
 }
 
-fn senders(seed: u64, largest: usize) -> Result<Vec<Sender>, Failure> {
+fn senders(arguments: &Arguments, largest: usize) -> Result<Vec<Sender>, Failure> {
     let budget = (SLOTS + 1) * (largest + PAGE);
-    let wire = || Wire::open(largest);
-    let own = || Memory::own(seed, largest);
+    let wire = || Wire::open(arguments.registrar, largest);
+    let own = || Memory::own(arguments.seed, largest);
     let bounce = Block::new(Origin::Mapping, largest).map_err(|error| no_memory(&error))?;
     let pool = Block::new(Origin::Mapping, SLOTS * largest).map_err(|error| no_memory(&error))?;
     let preregistered = Preregistered::new(wire()?, &pool)?;

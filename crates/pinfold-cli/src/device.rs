@@ -1,41 +1,76 @@
-//! The embedded DMA device: one io_uring whose registered buffers are the device's memory.
-//!
-//! A send is `WRITE_FIXED` from a registered buffer into a file in memory (the channel), a receive
-//! is `READ_FIXED` the other way. The kernel resolves the address through the translation that was
-//! pinned at registration, never through the page table of the moment: just as a network card
-//! does, and with the same wrong data when the registration no longer matches the program's memory.
+//! The device that moves registered memory into a channel, and out of it: io_uring, which every
+//! machine has, or RDMA.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for three calls: the registration by hand, whose caller makes
-//! the registrar's promise; the push of a submission entry; and the creation
-//! of the channel. An entry names memory by a table index and an address; the kernel refuses every
-//! address outside of the registration behind that index, and whoever registered the memory has
-//! promised (`Registrar::register`) that the device may use all of it. So a wrong index or address
-//! moves wrong data, or none, and breaks no rule of Rust's.
+//! This file reopens `unsafe_code` to hand on the registrars' and the registration by hand's
+//! promises, and for the creation of the channel.
 
 #![allow(unsafe_code)]
 
+mod rdma;
+mod ring;
+
+pub(crate) use rdma::Rdma;
+pub(crate) use ring::Ring;
+
 use crate::output::Failure;
-use io_uring::squeue::Entry;
-use io_uring::{IoUring, opcode, types};
-use pinfold::AddressRange;
+use pinfold::registrar::verbs::{MemoryRegion, OnDemand, Verbs};
+use pinfold::registrar::{BufferIndex, IoUring};
+use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::FromRawFd;
 
-/// How many transfers may be under way at once; longer lists go in several rounds.
-const DEPTH: u32 = 64;
+/// Which device, and how memory is registered with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// Registered buffers of an io_uring
+    #[default]
+    #[value(name = "io_uring")]
+    IoUring,
+    /// Memory regions of the first RDMA device
+    Verbs,
+    /// The same without pinned pages, where the device pages on demand
+    VerbsOnDemand,
+    /// The same, the device believed without a test: right for whole pages on Soft-RoCE
+    #[value(hide = true)]
+    VerbsOnDemandUntested,
+}
 
-/// What empties an entry of the table.
-const EMPTY_BUFFER: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+impl Kind {
+    /// Its name in a report.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::IoUring => "io_uring",
+            Self::Verbs => "verbs",
+            Self::VerbsOnDemand | Self::VerbsOnDemandUntested => "verbs-on-demand",
+        }
+    }
+
+    /// Whether the device follows the page table by itself.
+    pub(crate) const fn is_on_demand(self) -> bool {
+        matches!(self, Self::VerbsOnDemand | Self::VerbsOnDemandUntested)
+    }
+
+    /// How much the device pins for each byte of its channel.
+    pub(crate) const fn pinned_channels(self) -> usize {
+        match self {
+            Self::IoUring => 0,
+            _ => 1,
+        }
+    }
+}
+
+/// What the device knows a registration by: an index into a table, or a local key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key(u32);
 
 /// One use of a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Transfer {
-    /// The buffer's index in the ring's table: the registrar's handle.
-    pub(crate) index: u16,
+    /// The registration.
+    pub(crate) key: Key,
     /// Where the bytes are, inside of the registered range; from a pointer whose provenance the
     /// caller has exposed, so that the compiler keeps the bytes in step.
     pub(crate) address: usize,
@@ -52,44 +87,69 @@ enum Direction {
     Receive,
 }
 
+/// What each device does in its own way.
+trait Conveyor: Send + Sync {
+    fn channel(&self) -> &File;
+
+    fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure>;
+
+    /// # Safety
+    ///
+    /// As for [`Device::set_buffer`].
+    unsafe fn set_buffer(&self, slot: u32, range: Option<AddressRange>) -> io::Result<Key>;
+
+    fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()>;
+}
+
 /// A device that sends registered memory into a channel and receives from it. Any thread may use
 /// it; transfers of several threads take turns.
 pub(crate) struct Device {
-    /// Guards the submission and completion queues, which one thread at a time may use.
-    ring: Mutex<IoUring>,
-    ring_fd: RawFd,
-    channel: File,
+    kind: Kind,
+    conveyor: Box<dyn Conveyor>,
 }
 
 impl Device {
-    /// A ring and a channel of `channel_bytes` bytes, all zero.
-    pub(crate) fn open(channel_bytes: u64) -> Result<Self, Failure> {
+    /// A device and a channel of `channel_bytes` bytes, all zero.
+    pub(crate) fn open(kind: Kind, channel_bytes: u64) -> Result<Self, Failure> {
         let channel = memory_file().map_err(|error| no_channel(&error))?;
         channel.set_len(channel_bytes).map_err(|error| no_channel(&error))?;
-        Self::with(channel)
+        Self::with(kind, channel)
     }
 
-    /// Another ring, with the channel of a device that is there.
-    pub(crate) fn beside(channel: &File) -> Result<Self, Failure> {
-        Self::with(channel.try_clone().map_err(|error| no_channel(&error))?)
+    /// Another device, with the channel of one that is there.
+    pub(crate) fn beside(kind: Kind, channel: &File) -> Result<Self, Failure> {
+        Self::with(kind, channel.try_clone().map_err(|error| no_channel(&error))?)
     }
 
-    fn with(channel: File) -> Result<Self, Failure> {
-        let ring = IoUring::new(DEPTH).map_err(|error| no_ring(&error))?;
-        Ok(Self { ring_fd: ring.as_raw_fd(), ring: Mutex::new(ring), channel })
+    fn with(kind: Kind, channel: File) -> Result<Self, Failure> {
+        let conveyor: Box<dyn Conveyor> = match kind {
+            Kind::IoUring => Box::new(Ring::with(channel)?),
+            _ => Box::new(Rdma::with(kind, channel)?),
+        };
+        Ok(Self { kind, conveyor })
+    }
+
+    /// Which device it is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The library's registrar for it, with a table of `slots` slots where it has a table.
+    pub(crate) fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure> {
+        self.conveyor.registrar(slots)
     }
 
     /// The receiver's end: every byte sent can be read here at its offset.
     pub(crate) fn channel(&self) -> &File {
-        &self.channel
+        self.conveyor.channel()
     }
 
-    /// Puts `range` into entry `slot` of the ring's table, or empties it: one system call and
-    /// nothing else, as a program would that registers by hand.
+    /// Registers `range` under the number `slot`, or ends that registration, as a program would that
+    /// registers by hand.
     ///
     /// # Safety
     ///
-    /// As for `Registrar::register`; nobody else uses the entry.
+    /// As for `Registrar::register`; nobody else uses the slot.
     ///
     /// # Errors
     ///
@@ -98,23 +158,18 @@ impl Device {
         &self,
         slot: u32,
         range: Option<AddressRange>,
-    ) -> io::Result<()> {
-        let buffer = range.map_or(EMPTY_BUFFER, |range| libc::iovec {
-            iov_base: std::ptr::with_exposed_provenance_mut(range.start()),
-            iov_len: range.len(),
-        });
-        // SAFETY: the caller's promise about the memory.
-        unsafe { self.lock().submitter().register_buffers_update(slot, &[buffer], None) }
+    ) -> io::Result<Key> {
+        // SAFETY: the caller's promise.
+        unsafe { self.conveyor.set_buffer(slot, range) }
     }
 
     /// Moves registered memory into the channel and waits until it is there.
     ///
     /// # Errors
     ///
-    /// The kernel's error of the first transfer that failed (`EFAULT`: the index holds no
-    /// registration, or another range), or `WriteZero` when fewer bytes moved than asked.
+    /// The error of the first transfer that failed.
     pub(crate) fn send(&self, transfers: &[Transfer]) -> io::Result<()> {
-        self.run(Direction::Send, transfers)
+        self.conveyor.run(Direction::Send, transfers)
     }
 
     /// Moves bytes of the channel into registered memory and waits until they are there.
@@ -123,89 +178,76 @@ impl Device {
     ///
     /// As [`send`](Self::send).
     pub(crate) fn receive(&self, transfers: &[Transfer]) -> io::Result<()> {
-        self.run(Direction::Receive, transfers)
-    }
-
-    fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()> {
-        let mut ring = self.lock();
-        for batch in transfers.chunks(DEPTH as usize) {
-            let channel = types::Fd(self.channel.as_raw_fd());
-            push(&mut ring, batch.iter().map(|transfer| entry(direction, channel, transfer)))?;
-            wait(&mut ring, batch)?;
-        }
-        Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, IoUring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.conveyor.run(Direction::Receive, transfers)
     }
 }
 
-impl AsRawFd for Device {
-    /// The ring's descriptor, for the registrar.
-    fn as_raw_fd(&self) -> RawFd {
-        self.ring_fd
-    }
+/// The registrar of whichever device it is.
+#[derive(Debug)]
+pub(crate) enum AnyRegistrar {
+    IoUring(IoUring),
+    Verbs(Verbs),
+    OnDemand(OnDemand),
 }
 
-impl AsFd for Device {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring lives as long as `self` and closes its descriptor only when dropped.
-        unsafe { BorrowedFd::borrow_raw(self.ring_fd) }
-    }
+/// What [`AnyRegistrar`] gives for a range.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Handle {
+    Index(BufferIndex),
+    Region(MemoryRegion),
 }
 
-fn entry(direction: Direction, channel: types::Fd, transfer: &Transfer) -> Entry {
-    let Transfer { index, address, length, offset } = *transfer;
-    // Longer than u32 is longer than any registration: the kernel answers EFAULT.
-    let length = u32::try_from(length).unwrap_or(u32::MAX);
-    match direction {
-        Direction::Send => {
-            let from = std::ptr::with_exposed_provenance(address);
-            opcode::WriteFixed::new(channel, from, length, index).offset(offset).build()
-        }
-        Direction::Receive => {
-            let to = std::ptr::with_exposed_provenance_mut(address);
-            opcode::ReadFixed::new(channel, to, length, index).offset(offset).build()
+impl Handle {
+    /// What its device knows it by.
+    pub(crate) fn key(self) -> Key {
+        match self {
+            Self::Index(index) => Key(index.get().into()),
+            Self::Region(region) => Key(region.lkey()),
         }
     }
 }
 
-fn push(ring: &mut IoUring, entries: impl Iterator<Item = Entry>) -> io::Result<()> {
-    let mut queue = ring.submission();
-    for (entry, number) in entries.zip(0..) {
-        let entry = entry.user_data(number);
-        // SAFETY: the channel outlives the transfer because `wait` follows under the same lock;
-        // the memory is behind a registration, see the file's header.
-        unsafe { queue.push(&entry) }.map_err(io::Error::other)?;
-    }
-    Ok(())
-}
+impl Registrar for AnyRegistrar {
+    type Handle = Handle;
 
-/// Waits for every transfer of `batch`, then tells the first error, so that none is in flight
-/// when the caller ends its leases.
-fn wait(ring: &mut IoUring, batch: &[Transfer]) -> io::Result<()> {
-    let mut outcome = Ok(());
-    let mut missing = batch.len();
-    while missing > 0 {
-        match ring.submit_and_wait(missing) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
-        }
-        for completion in ring.completion() {
-            missing -= 1;
-            let wanted = usize::try_from(completion.user_data()).ok().and_then(|n| batch.get(n));
-            outcome = outcome.and(moved(completion.result(), wanted));
+    fn limits(&self) -> RegistrarLimits {
+        match self {
+            Self::IoUring(ring) => ring.limits(),
+            Self::Verbs(verbs) => verbs.limits(),
+            Self::OnDemand(verbs) => verbs.limits(),
         }
     }
-    outcome
-}
 
-fn moved(result: i32, transfer: Option<&Transfer>) -> io::Result<()> {
-    match usize::try_from(result) {
-        Err(_) => Err(io::Error::from_raw_os_error(-result)),
-        Ok(bytes) if transfer.is_some_and(|transfer| transfer.length == bytes) => Ok(()),
-        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+    fn granted(&self, wanted: Access) -> Access {
+        match self {
+            Self::IoUring(ring) => ring.granted(wanted),
+            Self::Verbs(verbs) => verbs.granted(wanted),
+            Self::OnDemand(verbs) => verbs.granted(wanted),
+        }
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Handle, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::IoUring(ring) => ring.register(range, access).map(Handle::Index),
+                Self::Verbs(verbs) => verbs.register(range, access).map(Handle::Region),
+                Self::OnDemand(verbs) => verbs.register(range, access).map(Handle::Region),
+            }
+        }
+    }
+
+    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        match (self, handle) {
+            (Self::IoUring(ring), Handle::Index(index)) => ring.deregister(index, range),
+            (Self::Verbs(verbs), Handle::Region(region)) => verbs.deregister(region, range),
+            (Self::OnDemand(verbs), Handle::Region(region)) => verbs.deregister(region, range),
+            _ => Err(DeregisterError::Os { operation: "deregister", errno: libc::EINVAL }),
+        }
     }
 }
 
@@ -219,40 +261,6 @@ fn memory_file() -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-fn no_ring(error: &io::Error) -> Failure {
-    let advice = match error.raw_os_error() {
-        Some(libc::ENOSYS) => "this kernel has no io_uring, or the container's seccomp hides it",
-        Some(libc::EPERM) => {
-            "io_uring is forbidden here: see kernel.io_uring_disabled, or the container's seccomp \
-             profile"
-        }
-        Some(libc::ENOMEM) => "raise RLIMIT_MEMLOCK (`ulimit -l`)",
-        _ => "run `pinfold probe` to see what this machine offers",
-    };
-    Failure::unavailable(format_args!("no io_uring ({error}): {advice}"))
-}
-
 fn no_channel(error: &io::Error) -> Failure {
     Failure::unavailable(format_args!("no file in memory for the channel (memfd): {error}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_index_without_a_registration_moves_nothing() {
-        let device = match Device::open(4096) {
-            Ok(device) => device,
-            Err(failure) => {
-                eprintln!("skipped: {failure}");
-                return;
-            }
-        };
-        let bytes = [7_u8; 64];
-        let transfer =
-            Transfer { index: 0, address: bytes.as_ptr().addr(), length: bytes.len(), offset: 0 };
-        let error = device.send(&[transfer]).expect_err("nothing is registered");
-        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
-    }
 }

@@ -10,6 +10,7 @@ mod special;
 mod trial;
 
 use crate::change::{Backing, Mutation};
+use crate::device::Kind;
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::port::{self, MakeMonitor, Port, Strategy};
 use crate::races::Stop;
@@ -20,6 +21,9 @@ use serde::Serialize;
 /// Options of `pinfold events`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
+    /// The device that moves the data
+    #[arg(long, value_enum, default_value_t)]
+    registrar: Kind,
     /// Which cache to judge; `naive` proves that the judgement can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -96,6 +100,7 @@ struct Event {
 #[derive(Debug, Serialize)]
 struct Report {
     monitor: &'static str,
+    registrar: &'static str,
     cache: &'static str,
     fresh: usize,
     uncached: usize,
@@ -106,11 +111,12 @@ struct Report {
 }
 
 impl Report {
-    fn new(monitor: &'static str, cache: Strategy, events: Vec<Event>) -> Self {
+    fn new(monitor: &'static str, arguments: &Arguments, events: Vec<Event>) -> Self {
         let count = |verdict| events.iter().filter(|event| event.verdict == verdict).count();
         Self {
             monitor,
-            cache: cache.name(),
+            registrar: arguments.registrar.name(),
+            cache: arguments.cache.name(),
             fresh: count(Judgement::Fresh),
             uncached: count(Judgement::Uncached),
             blind: count(Judgement::Blind),
@@ -126,11 +132,14 @@ const LANES: usize = 2;
 
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     let report = match (arguments.cache, port::monitor()) {
-        (Strategy::Naive, _) => judge_all(port::deaf, arguments.cache, output),
-        (Strategy::Pinfold, Ok(_)) => judge_all(port::monitor, arguments.cache, output),
+        (Strategy::Naive, _) => judge_all(port::deaf, arguments, output),
+        (Strategy::Pinfold, _) if arguments.registrar.is_on_demand() => {
+            judge_all(port::unneeded, arguments, output)
+        }
+        (Strategy::Pinfold, Ok(_)) => judge_all(port::monitor, arguments, output),
         (Strategy::Pinfold, Err(why)) => {
             output.note(format_args!("{why}; so nothing will be cached"));
-            judge_all(port::no_monitor, arguments.cache, output)
+            judge_all(port::no_monitor, arguments, output)
         }
     }?;
     output.report(&report, || human(&report));
@@ -139,11 +148,11 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
 
 fn judge_all<M: Monitor + Clone>(
     make_monitor: MakeMonitor<M>,
-    cache: Strategy,
+    arguments: &Arguments,
     output: &Output,
 ) -> Result<Report, Failure> {
     let monitor = make_monitor()?;
-    let port = Port::open(monitor.clone(), 1024, LANES, Config::default())?;
+    let port = Port::open(arguments.registrar, monitor.clone(), 1024, LANES, Config::default())?;
     let trials = trial::all();
     let progress = output.progress((trials.len() + special::COUNT) as u64, "events");
     let mut events = Vec::new();
@@ -155,7 +164,7 @@ fn judge_all<M: Monitor + Clone>(
         events.push(special.judge(&port, &monitor, make_monitor));
         progress.advance(1);
     }
-    Ok(Report::new(monitor.name(), cache, events))
+    Ok(Report::new(monitor.name(), arguments, events))
 }
 
 /// An event out of what was found, or of why nothing was.
@@ -197,9 +206,10 @@ fn human(report: &Report) -> String {
         text.push_str(&format!("  {note}\n"));
     }
     text.push_str(&format!(
-        "monitor: {}, cache: {}\n{} fresh (cached, and the change was seen), {} uncached (never \
+        "registrar: {}, monitor: {}, cache: {}\n{} fresh (cached, and the change was seen), {} uncached (never \
          cached, so never wrong),\n{} blind (wrong data, and the monitor says that it cannot see \
          this), {} stale (wrong data), {} skipped\n",
+        report.registrar,
         report.monitor,
         report.cache,
         report.fresh,

@@ -20,6 +20,7 @@ mod page;
 mod port;
 mod probe;
 mod races;
+mod run;
 mod strategy;
 mod torture;
 pub mod transfer;
@@ -32,8 +33,8 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "pinfold", version, about = "Registered memory that is never stale, shown")]
 struct Arguments {
-    /// Print one JSON object on standard output and nothing else
-    #[arg(long, global = true)]
+    /// As behind the command
+    #[arg(long, hide = true)]
     json: bool,
     #[command(subcommand)]
     command: Command,
@@ -42,37 +43,56 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// A message-passing program on real data, once with each way to register its memory
-    Demo(demo::Arguments),
+    Demo(Reported<demo::Arguments>),
     /// Every kind of mapping change, judged by what the device really moved
-    Events(events::Arguments),
+    Events(Reported<events::Arguments>),
     /// What this machine offers, what it lacks, and what to do about it
-    Probe(probe::Arguments),
+    Probe(Reported<probe::Arguments>),
     /// Random programs on many threads, every byte checked
-    Torture(torture::Arguments),
+    Torture(Reported<torture::Arguments>),
     /// What transfers, start-up and unmapping cost here
-    Bench(bench::Arguments),
+    Bench(Reported<bench::Arguments>),
+    /// Run an unmodified RDMA program with cached registrations
+    Run(run::Arguments),
+}
+
+/// A command whose standard output is its report. (`run` leaves it to the program.)
+#[derive(clap::Args)]
+struct Reported<A: clap::Args> {
+    /// Print one JSON object on standard output and nothing else
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    arguments: A,
 }
 
 /// Runs the command with this process's arguments.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let output = Output::new(arguments.json);
-    match run(&arguments.command, &output) {
-        Ok(Verdict::Held) => ExitCode::SUCCESS,
-        Ok(Verdict::Broken) => ExitCode::from(1),
-        Err(failure) => {
-            output.complain(&failure);
-            ExitCode::from(failure.exit_status())
+    let Arguments { json, command } = Arguments::parse();
+    ExitCode::from(match &command {
+        Command::Demo(command) => command.show(json, demo::run),
+        Command::Events(command) => command.show(json, events::run),
+        Command::Probe(command) => command.show(json, probe::run),
+        Command::Torture(command) => command.show(json, torture::run),
+        Command::Bench(command) => command.show(json, bench::run),
+        Command::Run(arguments) => {
+            let output = Output::new(json);
+            concluded(&output, run::run(arguments, &output))
         }
+    })
+}
+
+impl<A: clap::Args> Reported<A> {
+    /// Runs the command; its exit status.
+    fn show(&self, json: bool, run: fn(&A, &Output) -> Result<Verdict, Failure>) -> u8 {
+        let output = Output::new(json || self.json);
+        concluded(&output, run(&self.arguments, &output).map(Verdict::exit_status))
     }
 }
 
-fn run(command: &Command, output: &Output) -> Result<Verdict, Failure> {
-    match command {
-        Command::Demo(arguments) => demo::run(arguments, output),
-        Command::Events(arguments) => events::run(arguments, output),
-        Command::Probe(arguments) => probe::run(arguments, output),
-        Command::Torture(arguments) => torture::run(arguments, output),
-        Command::Bench(arguments) => bench::run(arguments, output),
-    }
+fn concluded(output: &Output, status: Result<u8, Failure>) -> u8 {
+    status.unwrap_or_else(|failure| {
+        output.complain(&failure);
+        failure.exit_status()
+    })
 }

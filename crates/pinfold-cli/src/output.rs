@@ -26,6 +26,13 @@ impl Verdict {
     pub(crate) fn of(held: bool) -> Self {
         if held { Self::Held } else { Self::Broken }
     }
+
+    pub(crate) fn exit_status(self) -> u8 {
+        match self {
+            Self::Held => 0,
+            Self::Broken => 1,
+        }
+    }
 }
 
 /// Why a command could not even begin.

@@ -16,10 +16,9 @@ mod deaf;
 
 pub(crate) use deaf::Deaf;
 
-use crate::device::{Device, Transfer};
+use crate::device::{AnyRegistrar, Device, Kind, Transfer};
 use crate::output::Failure;
-use pinfold::monitor::{NoMonitor, Userfaultfd};
-use pinfold::registrar::IoUring;
+use pinfold::monitor::{NoMonitor, Unneeded, Userfaultfd};
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::fmt;
 use std::io;
@@ -89,6 +88,13 @@ pub(crate) fn no_monitor() -> Result<Arc<NoMonitor>, Failure> {
     NoMonitor::new().map(Arc::new).map_err(Failure::unavailable)
 }
 
+/// The monitor of a cache whose device follows the page table.
+pub(crate) fn unneeded() -> Result<Arc<Unneeded>, Failure> {
+    // SAFETY: used over devices that page on demand only; were one not to, the harm would be wrong
+    // bytes, which this program looks for.
+    unsafe { Unneeded::new() }.map(Arc::new).map_err(Failure::unavailable)
+}
+
 /// The monitor of a cache that is told nothing.
 pub(crate) fn deaf() -> Result<Arc<Deaf>, Failure> {
     Ok(Arc::default())
@@ -98,11 +104,11 @@ pub(crate) fn deaf() -> Result<Arc<Deaf>, Failure> {
 pub(crate) type MakeMonitor<M> = fn() -> Result<M, Failure>;
 
 /// A lease of this port's cache.
-pub(crate) type PortLease<'p, M> = Lease<'p, IoUring, M>;
+pub(crate) type PortLease<'p, M> = Lease<'p, AnyRegistrar, M>;
 
 /// A cache with its device.
 pub(crate) struct Port<M: Monitor> {
-    cache: Cache<IoUring, M>,
+    cache: Cache<AnyRegistrar, M>,
     device: Device,
 }
 
@@ -110,16 +116,23 @@ impl<M: Monitor> Port<M> {
     /// A device with `slots` registrations at most and room for `lanes` threads, and a cache over
     /// it that believes `monitor`.
     pub(crate) fn open(
+        kind: Kind,
         monitor: M,
         slots: u32,
         lanes: usize,
         config: Config,
     ) -> Result<Self, Failure> {
-        let device = Device::open((lanes * LANE_BYTES) as u64)?;
-        let registrar = IoUring::new(&device, slots).map_err(Failure::unavailable)?;
-        let config = Config { piece_bytes: PIECE_BYTES, ..config };
+        let device = Device::open(kind, (lanes * LANE_BYTES) as u64)?;
+        let registrar = device.registrar(slots)?;
+        let max_regions = config.max_regions.min(slots as usize);
+        let config = Config { piece_bytes: PIECE_BYTES, max_regions, ..config };
         let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
         Ok(Self { cache, device })
+    }
+
+    /// Which device it is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.device.kind()
     }
 
     /// Makes what follows independent of what happened at `range` before.
@@ -221,8 +234,8 @@ impl<M: Monitor> Port<M> {
 }
 
 fn transfer<M: Monitor>(lease: &PortLease<'_, M>, part: AddressRange, offset: u64) -> Transfer {
-    let index = lease.handle().get();
-    Transfer { index, address: part.start(), length: part.len(), offset }
+    let key = lease.handle().key();
+    Transfer { key, address: part.start(), length: part.len(), offset }
 }
 
 fn at(lane: usize, offset: usize) -> u64 {

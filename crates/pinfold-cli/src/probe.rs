@@ -1,14 +1,16 @@
 //! `pinfold probe`: what this machine offers, found out by really using it, and what it lacks.
 
-use crate::device::{Device, Transfer};
+use crate::device::{Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
 use pinfold::limits::{IpcLock, Limits, Memlock};
 use pinfold::monitor::Userfaultfd;
-use pinfold::registrar::{IoUring, Mlock};
+use pinfold::registrar::Mlock;
+use pinfold::registrar::verbs::{self, Attributes};
 use pinfold::{Access, Change, Cover, MappingKind, Monitor};
 use serde::Serialize;
 use std::fmt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -24,10 +26,25 @@ const SMALL_MEMLOCK: u64 = 64 << 20;
 struct Report {
     monitors: Vec<Part>,
     registrars: Vec<Part>,
+    rdma_devices: Vec<RdmaDevice>,
     limits: LimitsReport,
     advice: Vec<String>,
     /// What the active monitor claims to see.
     coverage: Vec<Coverage>,
+}
+
+/// An RDMA device, asked what it can do.
+#[derive(Debug, Serialize)]
+struct RdmaDevice {
+    name: String,
+    /// Why it cannot be used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<String>,
+    max_regions: Option<usize>,
+    max_region_bytes: Option<u64>,
+    atomics: Option<bool>,
+    /// What it claims to do without pinned pages.
+    on_demand: Option<String>,
 }
 
 /// A monitor or registrar, tried.
@@ -75,11 +92,17 @@ pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Fa
     let limits = Limits::read();
     let (monitor, coverage) = userfaultfd();
     let monitors = vec![monitor, no_monitor()];
-    let registrars = vec![try_part("io_uring", io_uring), try_part("mlock", mlock)];
+    let registrars = vec![
+        try_part(Kind::IoUring.name(), || sends(Kind::IoUring)),
+        try_part(Kind::Verbs.name(), || sends(Kind::Verbs)),
+        try_part(Kind::VerbsOnDemand.name(), || sends(Kind::VerbsOnDemand)),
+        try_part("mlock", mlock),
+    ];
+    let rdma_devices = rdma_devices();
     let advice = advice(&limits, &monitors, &registrars);
     let held = monitors[0].available && registrars.iter().any(|registrar| registrar.available);
-    let report =
-        Report { monitors, registrars, limits: LimitsReport::new(&limits), advice, coverage };
+    let limits = LimitsReport::new(&limits);
+    let report = Report { monitors, registrars, rdma_devices, limits, advice, coverage };
     output.report(&report, || for_people(&report));
     Ok(Verdict::of(held))
 }
@@ -109,20 +132,67 @@ fn no_monitor() -> Part {
 }
 
 /// Registers a page, sends it and compares.
-fn io_uring() -> Result<String, String> {
-    let device = Device::open(Page::BYTES as u64).map_err(text)?;
-    let registrar = IoUring::new(&device, 8).map_err(text)?;
+fn sends(kind: Kind) -> Result<String, String> {
+    let device = Device::open(kind, Page::BYTES as u64).map_err(text)?;
+    let registrar = device.registrar(8).map_err(text)?;
     let page = Page::filled(0xa5);
-    page.registered(&registrar, Access::READ, |index| {
-        let transfer = Transfer {
-            index: index.get(),
-            address: page.address(),
-            length: Page::BYTES,
-            offset: 0,
-        };
+    page.registered(&registrar, Access::READ, |handle| {
+        let transfer =
+            Transfer { key: handle.key(), address: page.address(), length: Page::BYTES, offset: 0 };
         device.send(&[transfer]).map_err(text)
     })?;
-    Ok("a page was registered and sent".into())
+    let mut arrived = [0; Page::BYTES];
+    device.channel().read_exact_at(&mut arrived, 0).map_err(text)?;
+    match arrived == [0xa5; Page::BYTES] {
+        true => Ok("a page was registered and sent".into()),
+        false => Err("other bytes arrived than were sent".into()),
+    }
+}
+
+/// Every RDMA device that is listed, one by one.
+fn rdma_devices() -> Vec<RdmaDevice> {
+    verbs::device_names().unwrap_or_default().into_iter().map(RdmaDevice::ask).collect()
+}
+
+impl RdmaDevice {
+    fn ask(name: String) -> Self {
+        match verbs::Device::open(Some(&name)) {
+            Ok(device) => Self::of(name, Some(device.attributes()), None),
+            Err(error) => Self::of(name, None, Some(error.to_string())),
+        }
+    }
+
+    fn of(name: String, attributes: Option<&Attributes>, refusal: Option<String>) -> Self {
+        Self {
+            name,
+            refusal,
+            max_regions: attributes.map(|found| found.max_regions),
+            max_region_bytes: attributes.map(|found| found.max_region_bytes),
+            atomics: attributes.map(|found| found.atomics),
+            on_demand: attributes
+                .and_then(|found| found.on_demand)
+                .map(|paging| paging.to_string()),
+        }
+    }
+
+    fn for_people(&self) -> String {
+        let Some(regions) = self.max_regions else {
+            return format!(
+                "RDMA device {}: {}\n",
+                self.name,
+                self.refusal.as_deref().unwrap_or("")
+            );
+        };
+        let bytes = match self.max_region_bytes {
+            Some(u64::MAX) | None => "any length".into(),
+            Some(bytes) => format!("up to {} MiB", bytes >> 20),
+        };
+        format!(
+            "RDMA device {}: {regions} regions of {bytes}; on-demand paging: {}\n",
+            self.name,
+            self.on_demand.as_deref().unwrap_or("none")
+        )
+    }
 }
 
 /// Locks a page.
@@ -173,14 +243,16 @@ impl LimitsReport {
 
 /// What the reader can do about what is missing; empty where nothing is.
 fn advice(limits: &Limits, monitors: &[Part], registrars: &[Part]) -> Vec<String> {
-    let missing = |part: &&Part| !part.available;
-    let mut advice: Vec<String> = monitors
+    let missing: Vec<&Part> =
+        monitors.iter().chain(registrars).filter(|part| !part.available).collect();
+    let is_missing = |name: &str| missing.iter().any(|part| part.name == name);
+    let mut advice: Vec<String> = missing
         .iter()
-        .chain(registrars)
-        .filter(missing)
+        // Without an RDMA device there is none that pages on demand, and no second advice.
+        .filter(|part| part.name != Kind::VerbsOnDemand.name() || !is_missing(Kind::Verbs.name()))
         .map(|part| format!("{}: {}", part.name, part.detail))
         .collect();
-    if !advice.is_empty() && in_container() {
+    if (is_missing("userfaultfd") || is_missing(Kind::IoUring.name())) && in_container() {
         advice.push(
             "this looks like a container: its seccomp profile may refuse io_uring and \
              userfaultfd; allow io_uring_setup, io_uring_enter, io_uring_register and userfaultfd \
@@ -232,8 +304,9 @@ fn for_people(report: &Report) -> String {
         rows => format!("what userfaultfd sees:\n{}\n", coverage_table(rows)),
     };
     format!(
-        "{}\n{}\n{coverage}{advice}",
+        "{}\n{}{}\n{coverage}{advice}",
         parts_table(&report.monitors, &report.registrars),
+        report.rdma_devices.iter().map(RdmaDevice::for_people).collect::<String>(),
         about_limits(&report.limits)
     )
 }

@@ -11,11 +11,11 @@
 #![allow(unsafe_code)]
 
 use crate::block::Block;
-use crate::device::{Device, Transfer};
+use crate::device::{AnyRegistrar, Device, Handle, Key, Kind, Transfer};
 use crate::output::Failure;
+use crate::port;
 use pinfold::monitor::Userfaultfd;
-use pinfold::registrar::{BufferIndex, IoUring};
-use pinfold::{Access, AddressRange, Cache, Checked, Config, GetError, Lease, Registrar};
+use pinfold::{Access, AddressRange, Cache, Checked, Config, GetError, Lease, Monitor, Registrar};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -43,9 +43,9 @@ impl Message<'_> {
         std::ptr::with_exposed_provenance(self.address())
     }
 
-    /// The message as a part of what entry `index` of the device's table stands for.
-    fn by(&self, index: u16) -> (u16, usize, usize) {
-        (index, self.address(), self.length)
+    /// The message as a part of what the device knows by `key`.
+    fn by(&self, key: Key) -> (Key, usize, usize) {
+        (key, self.address(), self.length)
     }
 
     fn range(&self) -> Result<AddressRange, Failure> {
@@ -78,7 +78,7 @@ pub(crate) trait Strategy {
 /// A device with the library's registrar for it.
 pub(crate) struct Wire {
     device: Device,
-    registrar: IoUring,
+    registrar: AnyRegistrar,
     registrations: u64,
     /// Room for the transfers of one send.
     transfers: Vec<Transfer>,
@@ -90,23 +90,23 @@ const SLOTS: u32 = 4096;
 /// A range in the device's table.
 #[derive(Clone, Copy, Debug)]
 struct Registration {
-    handle: BufferIndex,
+    handle: Handle,
     range: AddressRange,
 }
 
 impl Wire {
     /// A new device with a channel for `bytes` bytes.
-    pub(crate) fn open(bytes: usize) -> Result<Self, Failure> {
-        Self::with(Device::open(bytes as u64)?)
+    pub(crate) fn open(kind: Kind, bytes: usize) -> Result<Self, Failure> {
+        Self::with(Device::open(kind, bytes as u64)?)
     }
 
     /// A new device with the channel of `other`.
-    pub(crate) fn beside(other: &File) -> Result<Self, Failure> {
-        Self::with(Device::beside(other)?)
+    pub(crate) fn beside(kind: Kind, other: &File) -> Result<Self, Failure> {
+        Self::with(Device::beside(kind, other)?)
     }
 
     fn with(device: Device) -> Result<Self, Failure> {
-        let registrar = IoUring::new(&device, SLOTS).map_err(Failure::unavailable)?;
+        let registrar = device.registrar(SLOTS)?;
         Ok(Self { device, registrar, registrations: 0, transfers: Vec::new() })
     }
 
@@ -131,7 +131,7 @@ impl Wire {
     /// Sends (buffer, address, length) one behind the other.
     fn send(
         &mut self,
-        parts: impl IntoIterator<Item = (u16, usize, usize)>,
+        parts: impl IntoIterator<Item = (Key, usize, usize)>,
     ) -> Result<(), Failure> {
         self.transfers.clear();
         line_up(&mut self.transfers, parts);
@@ -144,10 +144,10 @@ impl Wire {
 }
 
 /// Appends one transfer for each part, each to where the last one ends in the channel.
-fn line_up(transfers: &mut Vec<Transfer>, parts: impl IntoIterator<Item = (u16, usize, usize)>) {
+fn line_up(transfers: &mut Vec<Transfer>, parts: impl IntoIterator<Item = (Key, usize, usize)>) {
     let mut offset = 0;
-    transfers.extend(parts.into_iter().map(|(index, address, length)| {
-        let transfer = Transfer { index, address, length, offset };
+    transfers.extend(parts.into_iter().map(|(key, address, length)| {
+        let transfer = Transfer { key, address, length, offset };
         offset += length as u64;
         transfer
     }));
@@ -157,21 +157,25 @@ fn line_up(transfers: &mut Vec<Transfer>, parts: impl IntoIterator<Item = (u16, 
 /// that no other strategy looks good beside a slow registrar.
 pub(crate) struct Uncached {
     wire: Wire,
+    /// What the messages of one send were registered as.
+    keys: Vec<Key>,
 }
 
 impl Uncached {
     /// Registers with `wire`'s device.
     pub(crate) fn new(wire: Wire) -> Self {
-        Self { wire }
+        Self { wire, keys: Vec::new() }
     }
 
     fn register(&mut self, messages: &[Message<'_>]) -> Result<(), Failure> {
+        self.keys.clear();
         for (slot, message) in (0..).zip(messages) {
             let range = whole_pages(message.range()?);
             // SAFETY: the range is part of a live block, see the file's header, and this wire's
             // registrar is not used.
-            unsafe { self.wire.device.set_buffer(slot, Some(range)) }
+            let key = unsafe { self.wire.device.set_buffer(slot, Some(range)) }
                 .map_err(|error| not_registered(range, &error))?;
+            self.keys.push(key);
             self.wire.registrations += 1;
         }
         Ok(())
@@ -180,7 +184,9 @@ impl Uncached {
     fn deregister(&mut self, count: usize) -> Result<(), Failure> {
         (0..).take(count).try_for_each(|slot| {
             // SAFETY: an entry is emptied, and no transfer is under way.
-            unsafe { self.wire.device.set_buffer(slot, None) }.map_err(|error| not_sent(&error))
+            unsafe { self.wire.device.set_buffer(slot, None) }
+                .map(drop)
+                .map_err(|error| not_sent(&error))
         })
     }
 }
@@ -188,7 +194,7 @@ impl Uncached {
 impl Strategy for Uncached {
     fn send(&mut self, messages: &[Message<'_>]) -> Result<(), Failure> {
         self.register(messages)?;
-        let parts = (0..).zip(messages).map(|(slot, message)| message.by(slot));
+        let parts = self.keys.iter().zip(messages).map(|(key, message)| message.by(*key));
         let sent = self.wire.send(parts);
         self.deregister(messages.len())?;
         sent
@@ -218,7 +224,7 @@ impl Naive {
         Self { wire, known: HashMap::new(), pinned: 0, budget, hits: 0 }
     }
 
-    fn get(&mut self, range: AddressRange) -> Result<BufferIndex, Failure> {
+    fn get(&mut self, range: AddressRange) -> Result<Handle, Failure> {
         if let Some(known) = self.known.get(&range) {
             self.hits += 1;
             return Ok(known.handle);
@@ -246,8 +252,8 @@ impl Strategy for Naive {
         // One by one: making room for a message may give up the registration of the last.
         let mut offset = 0;
         for message in messages {
-            let (index, address, length) = message.by(self.get(message.range()?)?.get());
-            let transfer = Transfer { index, address, length, offset };
+            let (key, address, length) = message.by(self.get(message.range()?)?.key());
+            let transfer = Transfer { key, address, length, offset };
             self.wire.device.send(&[transfer]).map_err(|error| not_sent(&error))?;
             offset += length as u64;
         }
@@ -285,11 +291,11 @@ impl Strategy for Copying {
             self.bounce.copy_from(end, block, *offset, *length);
             end += length;
         }
-        let (index, start) = (self.registration.handle.get(), self.bounce.address());
+        let (key, start) = (self.registration.handle.key(), self.bounce.address());
         let mut copied = 0;
         self.wire.send(messages.iter().map(|message| {
             copied += message.length;
-            (index, start + copied - message.length, message.length)
+            (key, start + copied - message.length, message.length)
         }))
     }
 
@@ -318,8 +324,8 @@ impl Preregistered {
 
 impl Strategy for Preregistered {
     fn send(&mut self, messages: &[Message<'_>]) -> Result<(), Failure> {
-        let handle = self.registration.handle;
-        self.wire.send(messages.iter().map(|message| message.by(handle.get())))
+        let key = self.registration.handle.key();
+        self.wire.send(messages.iter().map(|message| message.by(key)))
     }
 
     fn counts(&self) -> Counts {
@@ -331,15 +337,25 @@ impl Strategy for Preregistered {
     }
 }
 
+type AnyMonitor = Arc<dyn Monitor>;
+
+/// The one monitor for all caches over this kind of device: two cannot watch the same memory.
+fn monitor(kind: Kind) -> Result<AnyMonitor, Failure> {
+    if kind.is_on_demand() {
+        return port::unneeded().map(|monitor| monitor as AnyMonitor);
+    }
+    Userfaultfd::shared().map(|monitor| monitor as AnyMonitor).map_err(Failure::unavailable)
+}
+
 /// The library's cache: registers once, until the kernel says that the memory changed.
 pub(crate) struct Cached {
     device: Device,
-    cache: Cache<IoUring, Arc<Userfaultfd>>,
+    cache: Cache<AnyRegistrar, AnyMonitor>,
     /// Room for the transfers of one send.
     transfers: Vec<Transfer>,
 }
 
-type Leases<'c> = Vec<Lease<'c, IoUring, Arc<Userfaultfd>>>;
+type Leases<'c> = Vec<Lease<'c, AnyRegistrar, AnyMonitor>>;
 
 impl Cached {
     /// A cache that pins at most `budget` bytes.
@@ -353,8 +369,7 @@ impl Cached {
         budget: usize,
         piece_bytes: usize,
     ) -> Result<Self, Failure> {
-        // One for all: two cannot watch the same memory.
-        let monitor = Userfaultfd::shared().map_err(Failure::unavailable)?;
+        let monitor = monitor(wire.device.kind())?;
         let config = Config { max_bytes: budget, piece_bytes, ..Config::default() };
         let cache =
             pinfold::cache(wire.registrar, monitor, config).map_err(Failure::unavailable)?;
@@ -364,7 +379,7 @@ impl Cached {
     /// The registrations of a message that is one piece.
     fn lease<'c>(
         &'c self,
-        checked: &Checked<'c, IoUring, Arc<Userfaultfd>>,
+        checked: &Checked<'c, AnyRegistrar, AnyMonitor>,
         message: &Message<'_>,
         leases: &mut Leases<'c>,
     ) -> Result<(), GetError> {
@@ -397,8 +412,8 @@ impl Strategy for Cached {
         let mut transfers = std::mem::take(&mut self.transfers);
         transfers.clear();
         let leases = self.leases(messages).map_err(Failure::unavailable)?;
-        let part = |lease: &Lease<'_, IoUring, Arc<Userfaultfd>>| {
-            (lease.handle().get(), lease.range().start(), lease.range().len())
+        let part = |lease: &Lease<'_, AnyRegistrar, AnyMonitor>| {
+            (lease.handle().key(), lease.range().start(), lease.range().len())
         };
         line_up(&mut transfers, leases.iter().map(part));
         let sent = self.device.send(&transfers).map_err(|error| not_sent(&error));

@@ -10,6 +10,7 @@ mod program;
 mod tally;
 mod worker;
 
+use crate::device::Kind;
 use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
 use crate::port::{self, MakeMonitor, Port, Strategy};
 use comfy_table::Cell;
@@ -38,6 +39,9 @@ pub(crate) struct Arguments {
     /// How many operations, all threads together
     #[arg(long)]
     operations: Option<u64>,
+    /// The device that moves the data
+    #[arg(long, value_enum, default_value_t)]
+    registrar: Kind,
     /// Which cache to torture; `naive` proves that the check can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -112,14 +116,18 @@ type Ports<M> = [Port<M>; PORTS];
 /// The caches' names in a report.
 const PORT_NAMES: [&str; PORTS] = ["roomy", "small table", "small budget"];
 
-fn open_ports<M: Monitor + Clone>(monitor: &M, threads: usize) -> Result<Ports<M>, Failure> {
+fn open_ports<M: Monitor + Clone>(
+    kind: Kind,
+    monitor: &M,
+    threads: usize,
+) -> Result<Ports<M>, Failure> {
     let lanes = 2 * threads;
     let small_table = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
     let small_budget = Config { max_bytes: 1 << 20, ..Config::default() };
     Ok([
-        Port::open(monitor.clone(), 4096, lanes, Config::default())?,
-        Port::open(monitor.clone(), 8, lanes, small_table)?,
-        Port::open(monitor.clone(), 64, lanes, small_budget)?,
+        Port::open(kind, monitor.clone(), 4096, lanes, Config::default())?,
+        Port::open(kind, monitor.clone(), 8, lanes, small_table)?,
+        Port::open(kind, monitor.clone(), 64, lanes, small_budget)?,
     ])
 }
 
@@ -163,6 +171,9 @@ struct CacheReport {
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     match (arguments.cache, port::monitor()) {
         (Strategy::Naive, _) => torture(arguments, output, port::deaf),
+        (Strategy::Pinfold, _) if arguments.registrar.is_on_demand() => {
+            torture(arguments, output, port::unneeded)
+        }
         (Strategy::Pinfold, Ok(_)) => torture(arguments, output, port::monitor),
         (Strategy::Pinfold, Err(why)) => {
             output.note(format_args!("{why}; so nothing will be cached"));
@@ -179,7 +190,7 @@ fn torture<M: Monitor + Clone>(
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
     output.note(format_args!("seed {seed}: --seed {seed} replays this program"));
     let shared = Shared::new(make_monitor()?, make_monitor);
-    let ports = open_ports(&shared.monitor, usize::from(arguments.threads))?;
+    let ports = open_ports(arguments.registrar, &shared.monitor, usize::from(arguments.threads))?;
     let until = Until::new(arguments);
     let (tally, panics) = run_threads(arguments, seed, &shared, &ports, &until, output);
     let report = Report {

@@ -5,6 +5,7 @@
 //! one, and a ratio is the median of the ratios within a round.
 
 use crate::block::{Block, Origin};
+use crate::device::Kind;
 use crate::medians::{median, times_faster};
 use crate::output::Failure;
 use crate::strategy::{Cached, Copying, Message, Preregistered, Strategy, Uncached, Wire};
@@ -115,8 +116,8 @@ impl Case {
     fn new(scope: Scope, bytes: usize, batch: usize) -> Result<Self, Failure> {
         let all = bytes * batch;
         let block = filled(all)?;
-        let first = Preregistered::new(Wire::open(all)?, &block)?;
-        let wire = || Wire::beside(first.channel());
+        let first = Preregistered::new(Wire::open(Kind::IoUring, all)?, &block)?;
+        let wire = || Wire::beside(Kind::IoUring, first.channel());
         let mut contenders = vec![Contender::new(PINFOLD, Cached::new(wire()?, budget(all))?)];
         if scope == Scope::Everything {
             contenders.push(Contender::new(COPY, Copying::new(wire()?, filled(all)?)?));

@@ -181,6 +181,14 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         self.shared.reclaim()
     }
 
+    /// Gives up every registration that is not leased, as if room were needed, and waits until
+    /// those that other threads are giving back are gone. Says how many this call gave back.
+    ///
+    /// For the moments when somebody else needs the room, or the device is about to be closed.
+    pub fn evict_idle(&self) -> usize {
+        self.shared.evict_idle()
+    }
+
     /// What the cache has done and what it holds; zeros in a forked child.
     pub fn statistics(&self) -> Statistics {
         self.shared.statistics()

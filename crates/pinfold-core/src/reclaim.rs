@@ -149,6 +149,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         count > 0 || self.wait_for_departure()
     }
 
+    /// Gives up everything idle, and waits for what others are giving back. Says how many were
+    /// given back here.
+    pub(crate) fn evict_idle(&self) -> usize {
+        let dead = self.reclaim();
+        if self.monitor.forked() {
+            return dead;
+        }
+        let everything = Held { bytes: usize::MAX, regions: usize::MAX };
+        let (leaving, due) = self.locked_deferring(|writer| self.evict(writer, everything));
+        let count = self.deregister(leaving);
+        drop(due);
+        while self.wait_for_departure() {}
+        dead + count
+    }
+
     /// Takes idle regions out of the index until they make up for `shortage`.
     ///
     /// Whether a region is idle can only be told after it was made unfindable, and each telling

@@ -135,6 +135,16 @@ pub enum RegisterError {
         /// How many it holds.
         capacity: usize,
     },
+    /// The device has no registration left, or the control group allows none: both may be shared
+    /// with other processes.
+    RegionLimit {
+        /// How many this registrar holds.
+        held: usize,
+        /// How many the device has, for all processes.
+        device_max: usize,
+        /// The kernel's error number (`EAGAIN` from a control group, `ENOMEM`, ...).
+        errno: i32,
+    },
     /// The device, or the descriptor that leads to it, is gone.
     DeviceGone {
         /// The kernel's error number (`EBADF`, `ENODEV`, ...).
@@ -157,7 +167,10 @@ pub enum RegisterError {
 impl RegisterError {
     /// Whether giving back other registrations may help.
     pub const fn is_about_room(&self) -> bool {
-        matches!(self, Self::PinnedMemoryLimit { .. } | Self::TableFull { .. })
+        matches!(
+            self,
+            Self::PinnedMemoryLimit { .. } | Self::TableFull { .. } | Self::RegionLimit { .. }
+        )
     }
 }
 
@@ -180,7 +193,8 @@ impl fmt::Display for BadAddress {
 
 /// The advice that every message about the pinned-memory limit ends with.
 const RAISE_MEMLOCK: &str = "raise RLIMIT_MEMLOCK (`ulimit -l`, limits.conf, LimitMEMLOCK= of the \
-                             unit, or the container runtime's ulimit), or lower the cache's budget";
+                             unit, `--ulimit memlock=-1` of a container, where CAP_IPC_LOCK alone \
+                             waives nothing if it is rootless), or lower the cache's budget";
 
 impl fmt::Display for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -209,6 +223,13 @@ impl fmt::Display for RegisterError {
                 f,
                 "all {capacity} entries of the device's table are in use: end leases, or make \
                  the table larger"
+            ),
+            Self::RegionLimit { held, device_max, errno } => write!(
+                f,
+                "no registration is left (errno {errno}): this cache holds {held}, and the \
+                 device's {device_max} are for all processes: end leases, lower \
+                 Config::max_regions here or elsewhere, or raise the control group's rdma.max \
+                 (hca_object)"
             ),
             Self::DeviceGone { errno } => {
                 write!(f, "the device is gone (errno {errno}): open it again and make a new cache")

@@ -63,4 +63,4 @@ pub use pinfold_core::{
     MappingKind, Monitor, PerUse, Pieces, RangeError, Reclaimer, RegisterError, Registrar,
     RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch, WhenFull,
 };
-pub use start::{CacheError, cache};
+pub use start::{CacheError, cache, on_demand_cache};

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
 //! | [`NoMonitor`] | nothing | only what the caller vouches for |
+//! | [`Unneeded`] | a device that follows the page table | everything |
 //!
 //! The order of layers, each using only what stands above it: `bell`, `ring`,
 //! `log`, `threads`, `flux`, `reader`, then the monitors.
@@ -18,8 +19,10 @@ mod self_test;
 mod shared;
 mod start;
 mod threads;
+mod unneeded;
 mod userfaultfd;
 
 pub use none::NoMonitor;
 pub use start::StartError;
+pub use unneeded::Unneeded;
 pub use userfaultfd::Userfaultfd;

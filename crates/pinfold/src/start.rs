@@ -1,7 +1,16 @@
 //! A cache with everything that Linux offers: barriers that cost a hit nothing, and a reclaimer.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to bring together a registrar whose registrations follow the
+//! page table and the monitor that only such a registrar may have.
+
+#![allow(unsafe_code)]
 
 use crate::membarrier;
+use crate::monitor::{StartError, Unneeded};
 use crate::quiet_thread;
+use crate::registrar::verbs::OnDemand;
 use pinfold_core::{Cache, Config, ConfigError, Monitor, Registrar};
 use std::fmt;
 use std::io;
@@ -14,12 +23,15 @@ pub enum CacheError {
     Config(ConfigError),
     /// The reclaimer's thread could not be started.
     Thread(io::Error),
+    /// The mark that a forked child finds could not be made.
+    ForkMark(StartError),
 }
 
 impl fmt::Display for CacheError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(error) => error.fmt(f),
+            Self::ForkMark(error) => error.fmt(f),
             Self::Thread(error) => write!(
                 f,
                 "the reclaimer's thread could not be started ({error}): raise `ulimit -u` or the \
@@ -34,6 +46,7 @@ impl std::error::Error for CacheError {
         match self {
             Self::Config(error) => Some(error),
             Self::Thread(error) => Some(error),
+            Self::ForkMark(error) => Some(error),
         }
     }
 }
@@ -59,4 +72,21 @@ pub fn cache<R: Registrar, M: Monitor>(
         })
         .map_err(CacheError::Thread)?;
     Ok(cache)
+}
+
+/// A cache over a device that follows the process's page table: no monitor is needed, a hit makes
+/// no system call, and memory of every kind is cached, files and shared memory too.
+///
+/// `config` is taken as by [`cache`]. Its budget bounds what is registered; nothing is pinned.
+///
+/// # Errors
+///
+/// [`CacheError`].
+pub fn on_demand_cache(
+    registrar: OnDemand,
+    config: Config,
+) -> Result<Cache<OnDemand, Unneeded>, CacheError> {
+    // SAFETY: the registrations of this registrar follow the page table.
+    let monitor = unsafe { Unneeded::new() }.map_err(CacheError::ForkMark)?;
+    cache(registrar, monitor, config)
 }

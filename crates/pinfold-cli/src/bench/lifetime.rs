@@ -9,7 +9,7 @@
 
 use super::Bench;
 use crate::block::{Block, Origin};
-use crate::device::Device;
+use crate::device::Ring;
 use crate::medians::{median, times_faster};
 use crate::output::Failure;
 use pinfold::monitor::Userfaultfd;
@@ -28,7 +28,7 @@ struct Start {
 }
 
 /// Starts a library on `device`, part by part.
-fn start(device: &Device) -> Result<(Library, Start), Failure> {
+fn start(device: &Ring) -> Result<(Library, Start), Failure> {
     let begun = Instant::now();
     let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
     let watching = begun.elapsed();
@@ -49,7 +49,7 @@ fn start(device: &Device) -> Result<(Library, Start), Failure> {
 pub(super) fn startup(rounds: u32) -> Result<Vec<Bench>, Failure> {
     let starts = (0..rounds)
         .map(|_| {
-            let device = Device::open(4096)?;
+            let device = Ring::open(4096)?;
             start(&device).map(|(_library, times)| times)
         })
         .collect::<Result<Vec<Start>, Failure>>()?;
@@ -80,7 +80,7 @@ pub(super) fn munmap(rounds: u32) -> Result<Vec<Bench>, Failure> {
     let mut devices = Vec::new();
     for _ in 0..rounds {
         without.push(turn(|_| Ok(()))?);
-        let device = Device::open(4096)?;
+        let device = Ring::open(4096)?;
         let (library, _) = start(&device)?;
         devices.push(device);
         let kept = mapping()?;

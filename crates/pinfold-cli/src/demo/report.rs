@@ -11,6 +11,7 @@ use std::time::Duration;
 pub(super) struct Report {
     messages: u64,
     seed: u64,
+    registrar: &'static str,
     file: String,
     largest_bytes: usize,
     strategies: Vec<Row>,
@@ -87,6 +88,7 @@ impl Report {
         Self {
             messages: arguments.messages,
             seed: arguments.seed,
+            registrar: arguments.registrar.name(),
             file: arguments.file.display().to_string(),
             largest_bytes,
             held: strategies.iter().all(Row::as_expected),
@@ -107,10 +109,11 @@ impl Report {
             table.add_row(row.cells());
         }
         format!(
-            "{} messages of 4 KiB to {} KiB from {}, seed {}\n{table}\n{}\n{}\n{}",
+            "{} messages of 4 KiB to {} KiB from {} through {}, seed {}\n{table}\n{}\n{}\n{}",
             self.messages,
             self.largest_bytes / 1024,
             self.file,
+            self.registrar,
             self.seed,
             self.about_naive(),
             self.about_pinfold(),

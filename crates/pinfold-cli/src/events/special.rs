@@ -243,7 +243,8 @@ fn in_the_child<M: Monitor>(
         Err(Refusal::Get(GetError::Forked)) => {}
         _ => return child::NOT_TOLD,
     }
-    let own = make_monitor().and_then(|monitor| Port::open(monitor, 16, 1, Config::default()));
+    let own = make_monitor()
+        .and_then(|monitor| Port::open(port.kind(), monitor, 16, 1, Config::default()));
     match own.map(|own| send_wrong(&own, specimen, body, 0)) {
         Ok(Ok(None)) => child::RIGHT,
         Ok(Ok(Some(_))) => child::WRONG,

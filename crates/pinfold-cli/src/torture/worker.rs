@@ -300,7 +300,10 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
             }
         }
         let opened = (self.shared.make_monitor)().and_then(|monitor| {
-            Ok((open_ports(&monitor, 1)?, Shared::new(monitor, self.shared.make_monitor)))
+            Ok((
+                open_ports(self.port(0).kind(), &monitor, 1)?,
+                Shared::new(monitor, self.shared.make_monitor),
+            ))
         });
         let Ok((ports, shared)) = opened else { return child::REFUSED };
         let _flood = flood.then(|| MappingFlood::new(FLOOD_SPARE));

@@ -1,0 +1,179 @@
+//! `pinfold run -- PROGRAM`: an unmodified verbs program with cached registrations, and what they did.
+//!
+//! The program's standard streams are its own; the summary goes to standard error. Its exit status
+//! becomes ours, 128 and the signal's number if a signal ended it, 126 or 127 if it could not be
+//! started.
+
+mod child;
+mod library;
+
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use serde_json::Value;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Options of `pinfold run`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// Write the summary to FILE, as one JSON object, rather than to standard error
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print no summary on standard error
+    #[arg(long)]
+    quiet: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// What the caches of all processes did together; the summary's JSON object.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+struct Summary {
+    /// Processes that registered memory and exited in an orderly way.
+    processes: u64,
+    gets: u64,
+    hits: u64,
+    misses: u64,
+    regs: u64,
+    deregs: u64,
+    invalidations: u64,
+    per_use: u64,
+    evictions: u64,
+    passed: u64,
+}
+
+/// Runs the program to its end; its exit status.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure> {
+    let library = library::find().map_err(Failure::unavailable)?;
+    let reports = Reports::new().map_err(|error| {
+        Failure::unavailable(format!("no place for the program's reports: {error}"))
+    })?;
+    let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
+    let mut program = Command::new(name);
+    program.args(words);
+    program.env("LD_PRELOAD", library::before_others(&library, std::env::var_os("LD_PRELOAD")));
+    program.env("PINFOLD_SUMMARY", reports.path());
+    match child::run(program) {
+        Ok(status) => {
+            conclude(arguments, output, &reports.summary())?;
+            Ok(status)
+        }
+        Err(error) => {
+            output.note(format_args!("{}: {error}", name.to_string_lossy()));
+            Ok(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+        }
+    }
+}
+
+fn no_program() -> Failure {
+    Failure::usage("name the program to run: pinfold run -- PROGRAM ARGUMENT...")
+}
+
+fn conclude(arguments: &Arguments, output: &Output, summary: &Summary) -> Result<(), Failure> {
+    if let Some(path) = &arguments.json {
+        let text = serde_json::to_string_pretty(summary).map_err(Failure::unavailable)? + "\n";
+        fs::write(path, text)
+            .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+    } else if !arguments.quiet {
+        output.note(summary.in_words());
+    }
+    Ok(())
+}
+
+impl Summary {
+    /// Adds a line that a process left; what is no such line counts as nothing.
+    fn add(&mut self, line: &str) {
+        let Ok(report) = serde_json::from_str::<Value>(line) else { return };
+        let count = |key: &str| report[key].as_u64().unwrap_or(0);
+        self.processes += 1;
+        for (sum, key) in [
+            (&mut self.gets, "gets"),
+            (&mut self.hits, "hits"),
+            (&mut self.misses, "misses"),
+            (&mut self.regs, "regs"),
+            (&mut self.deregs, "deregs"),
+            (&mut self.invalidations, "invalidations"),
+            (&mut self.per_use, "per_use"),
+            (&mut self.evictions, "evictions"),
+            (&mut self.passed, "passed"),
+        ] {
+            *sum += count(key);
+        }
+    }
+
+    fn in_words(&self) -> String {
+        let Self { processes, gets, hits, misses, regs, invalidations, per_use, passed, .. } = self;
+        if *processes == 0 {
+            return "the program registered no memory through Pinfold (or was killed, or takes \
+                    libibverbs' functions from a handle of its own)"
+                .into();
+        }
+        let share = if *gets == 0 { 0.0 } else { 100.0 * *hits as f64 / *gets as f64 };
+        format!(
+            "{gets} registrations asked for, {hits} found ({share:.1} %), {misses} not; {regs} made \
+             ({per_use} for one use), {invalidations} invalidated by changes of mappings; {passed} \
+             passed through to libibverbs"
+        )
+    }
+}
+
+/// A file of its own in which the program's processes leave a line each; gone with this.
+struct Reports(PathBuf);
+
+impl Reports {
+    fn new() -> io::Result<Self> {
+        let name = format!("pinfold-run.{}.{:016x}", std::process::id(), fastrand::u64(..));
+        let path = std::env::temp_dir().join(name);
+        // New, so that nobody else's file is followed or truncated.
+        fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+        Ok(Self(path))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn summary(&self) -> Summary {
+        let mut summary = Summary::default();
+        let lines = fs::read_to_string(&self.0).unwrap_or_default();
+        lines.lines().for_each(|line| summary.add(line));
+        summary
+    }
+}
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        // One file left in a temporary directory harms nobody.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_add_up_and_other_lines_are_nothing() {
+        let mut summary = Summary::default();
+        summary.add(r#"{"pid":7,"gets":5,"hits":3,"misses":2,"regs":2,"deregs":2}"#);
+        summary.add(r#"{"pid":8,"gets":1,"misses":1,"passed":4}"#);
+        summary.add("torn");
+        assert_eq!((summary.processes, summary.gets, summary.hits, summary.passed), (2, 6, 3, 4));
+        assert!(summary.in_words().contains("3 found (50.0 %)"), "{}", summary.in_words());
+        assert!(Summary::default().in_words().contains("no memory"));
+    }
+
+    #[test]
+    fn reports_are_gone_with_their_reader() {
+        let reports = Reports::new().unwrap();
+        let path = reports.path().to_owned();
+        fs::write(&path, "{\"gets\":2}\n").unwrap();
+        assert_eq!(reports.summary().gets, 2);
+        drop(reports);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,79 @@
+//! Where the library is that programs are started with.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::{env, fmt};
+
+const NAME: &str = "libpinfold_preload.so";
+
+/// The library is in none of the places.
+#[derive(Debug)]
+pub(crate) struct NotFound(Vec<PathBuf>);
+
+impl fmt::Display for NotFound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{NAME} is not there; PINFOLD_PRELOAD names it, or it lies in one of")?;
+        self.0.iter().try_for_each(|place| write!(f, " {}", place.display()))?;
+        f.write_str(" (`cargo build --release -p pinfold-preload` makes it)")
+    }
+}
+
+/// The library's absolute path.
+pub(crate) fn find() -> Result<PathBuf, NotFound> {
+    let places = places(env::var_os("PINFOLD_PRELOAD"), env::current_exe().ok().as_deref());
+    let found = places.iter().find(|place| place.is_file());
+    let found = found.and_then(|place| place.canonicalize().ok());
+    found.ok_or(NotFound(places))
+}
+
+/// What the environment names; else beside the command, in the `lib` of its installation, or where
+/// cargo leaves what it builds for tests.
+fn places(named: Option<OsString>, command: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(named) = named.filter(|named| !named.is_empty()) {
+        return vec![named.into()];
+    }
+    let beside = command.and_then(Path::parent);
+    let around = |directory: &Path| {
+        let installed = directory
+            .parent()
+            .map(|prefix| [prefix.join("lib").join(NAME), prefix.join("lib/pinfold").join(NAME)]);
+        let built = [directory.join(NAME), directory.join("deps").join(NAME)];
+        built.into_iter().chain(installed.into_iter().flatten())
+    };
+    beside.into_iter().flat_map(around).collect()
+}
+
+/// `LD_PRELOAD` with this library first.
+pub(crate) fn before_others(library: &Path, others: Option<OsString>) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        all.push(OsStr::new(":"));
+        all.push(others);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_environment_names_is_the_only_place() {
+        assert_eq!(places(Some("/x.so".into()), None), [Path::new("/x.so")]);
+    }
+
+    #[test]
+    fn else_it_lies_around_the_command() {
+        let all = places(Some(OsString::new()), Some(Path::new("/opt/bin/pinfold")));
+        assert!(all.contains(&Path::new("/opt/bin").join(NAME)));
+        assert!(all.contains(&Path::new("/opt/lib").join(NAME)));
+        let text = NotFound(all).to_string();
+        assert!(text.contains("PINFOLD_PRELOAD") && text.contains("/opt/lib/"), "{text}");
+    }
+
+    #[test]
+    fn other_libraries_stay() {
+        assert_eq!(before_others(Path::new("/a.so"), None), "/a.so");
+        assert_eq!(before_others(Path::new("/a.so"), Some("/b.so".into())), "/a.so:/b.so");
+    }
+}

@@ -1,0 +1,89 @@
+//! No monitor where none is needed: the device itself follows the process's page table.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement a trait that promises to see changes, and sees
+//! none. The promise exists so that no registration is used that no longer matches the program's
+//! memory; over a registrar whose registrations never stop matching it, it holds with nothing to
+//! see. [`on_demand_cache`](crate::on_demand_cache) makes one, over such a registrar; whoever else
+//! does gives his word for that.
+
+#![allow(unsafe_code)]
+
+use super::bell::Bell;
+use super::start::StartError;
+use crate::fork_mark::ForkMark;
+use crate::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
+
+/// Sees one thing only: that this process is a forked child. A check costs a load.
+#[derive(Debug)]
+pub struct Unneeded {
+    mark: ForkMark,
+    bell: Bell,
+}
+
+/// The only place in the log.
+const START: Sequence = Sequence(2);
+
+impl Unneeded {
+    /// Takes one page.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError::NoMemory`], or a kernel older than 4.14.
+    ///
+    /// # Safety
+    ///
+    /// Whoever relies on this monitor has registrations that follow the process's page table.
+    pub unsafe fn new() -> Result<Self, StartError> {
+        let mark = ForkMark::new(1).map_err(StartError::memory)?;
+        Ok(Self { mark, bell: Bell::default() })
+    }
+}
+
+// SAFETY: see the file's header.
+unsafe impl Monitor for Unneeded {
+    fn name(&self) -> &'static str {
+        "unneeded"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        if self.forked() { Err(Lost::Forked) } else { Ok(START) }
+    }
+
+    fn watch(&self, _range: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _range: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, from: Sequence, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        Replay { up_to: START, complete: from == START && !self.forked() }
+    }
+
+    /// Every change is seen: by the device, which is where it matters.
+    fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
+        match change {
+            Change::Protect => Cover::Harmless,
+            _ => Cover::Seen,
+        }
+    }
+
+    fn forked(&self) -> bool {
+        self.mark.forked()
+    }
+
+    fn bell(&self) -> u32 {
+        self.bell.rung()
+    }
+
+    fn ring(&self) {
+        self.bell.ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.bell.wait(seen);
+    }
+}

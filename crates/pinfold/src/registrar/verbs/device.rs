@@ -1,0 +1,472 @@
+//! A device and its protection domain, opened by us or lent by the program.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the calls that open, ask and close. A [`Device`] and a
+//! [`Domain`] hold pointers of libibverbs that stay valid as long as they live: those that they
+//! opened because they close them when dropped, those that were lent because the lender promised.
+
+#![allow(unsafe_code)]
+
+use super::attributes::{Attributes, Operations, Transport};
+use super::ffi::*;
+use super::library::{Library, LoadError};
+use crate::fork_mark::ForkMark;
+use crate::sys::{Errno, last_errno};
+use std::ffi::CStr;
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+/// The names of this machine's RDMA devices, as the library lists them; also of those that this
+/// process may not open.
+///
+/// # Errors
+///
+/// [`OpenError::Library`], or [`OpenError::NoDevice`] when the kernel has no verbs at all.
+pub fn device_names() -> Result<Vec<String>, OpenError> {
+    let list = DeviceList::new(Library::shared()?)?;
+    Ok(list.entries().map(|device| list.name(device)).collect())
+}
+
+/// The library's list, freed when dropped.
+struct DeviceList {
+    library: &'static Library,
+    start: NonNull<*mut ibv_device>,
+    length: usize,
+}
+
+impl DeviceList {
+    fn new(library: &'static Library) -> Result<Self, OpenError> {
+        let mut length = 0;
+        // SAFETY: there is room for the length.
+        let start = unsafe { (library.get_device_list)(&raw mut length) };
+        let start = NonNull::new(start).ok_or_else(|| match last_errno() {
+            // No /sys/class/infiniband_verbs: the module ib_uverbs is not loaded.
+            Errno(libc::ENOSYS | libc::ENOENT) => OpenError::NoDevice,
+            errno => OpenError::os("ibv_get_device_list", errno),
+        })?;
+        Ok(Self { library, start, length: usize::try_from(length).unwrap_or(0) })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = *mut ibv_device> {
+        // SAFETY: the library made a list of that many, which lives until `drop`.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }.iter().copied()
+    }
+
+    fn name(&self, device: *mut ibv_device) -> String {
+        // SAFETY: the device is in the list, and its name a C string in it.
+        let name = unsafe { CStr::from_ptr((self.library.get_device_name)(device)) };
+        name.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: nobody else frees it; devices that are open stay.
+        unsafe { (self.library.free_device_list)(self.start.as_ptr()) }
+    }
+}
+
+/// An opened device.
+pub struct Device {
+    library: &'static Library,
+    context: NonNull<ibv_context>,
+    /// Whether we opened it, and so close it.
+    ours: bool,
+    name: String,
+    attributes: Attributes,
+    /// A forked child has its parent's descriptor, and must not give back what is its parent's.
+    fork_mark: ForkMark,
+}
+
+// SAFETY: libibverbs may be called from any thread (its manual page `ibv_open_device` and the
+// kernel's locking say so for every verb used here).
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens the device called `name`, or the first one.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`] says what is missing: the library, a device, the right to use it.
+    pub fn open(name: Option<&str>) -> Result<Arc<Self>, OpenError> {
+        let library = Library::shared()?;
+        let list = DeviceList::new(library)?;
+        let mut names = list.entries().map(|device| (device, list.name(device)));
+        let wanted = |found: &str| name.is_none_or(|name| name == found);
+        let (device, name) =
+            names.find(|(_, found)| wanted(found)).ok_or_else(|| why_unlisted(name))?;
+        // SAFETY: the device is in the list, which still lives.
+        let opened = unsafe { (library.open_device)(device) };
+        let context =
+            NonNull::new(opened).ok_or_else(|| why_refused(name.clone(), last_errno()))?;
+        // SAFETY: just opened, and nobody else's.
+        unsafe { Self::with(library, context, true, name) }.map(Arc::new)
+    }
+
+    /// The device behind a context that the program opened.
+    ///
+    /// # Safety
+    ///
+    /// `context` is an opened device of `library` and stays open as long as this lives.
+    unsafe fn lent(
+        library: &'static Library,
+        context: NonNull<ibv_context>,
+    ) -> Result<Arc<Self>, OpenError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let name = (library.get_device_name)((*context.as_ptr()).device);
+            let name = CStr::from_ptr(name).to_string_lossy().into_owned();
+            Self::with(library, context, false, name).map(Arc::new)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`lent`](Self::lent); if it is `ours`, nobody else closes it.
+    unsafe fn with(
+        library: &'static Library,
+        context: NonNull<ibv_context>,
+        ours: bool,
+        name: String,
+    ) -> Result<Self, OpenError> {
+        let close_if_ours = |errno| {
+            if ours {
+                // SAFETY: nobody else knows it.
+                unsafe { (library.close_device)(context.as_ptr()) };
+            }
+            errno
+        };
+        // SAFETY: the caller's promise.
+        let attributes = unsafe { library.query_device_ex(context.as_ptr()) }
+            .map_err(|errno| OpenError::os("ibv_query_device_ex", close_if_ours(Errno(errno))))?;
+        let fork_mark =
+            ForkMark::new(1).map_err(|errno| OpenError::os("madvise", close_if_ours(errno)))?;
+        let attributes = Attributes::of(&attributes);
+        Ok(Self { library, context, ours, name, attributes, fork_mark })
+    }
+
+    /// The kernel's name of it: `mlx5_0`, `rxe0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it can do.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// The library's own handle, for queue pairs and completion queues.
+    pub fn as_ptr(&self) -> *mut ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// The library that it was opened with.
+    pub fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    pub(super) fn forked(&self) -> bool {
+        self.fork_mark.forked()
+    }
+}
+
+impl Drop for Device {
+    /// Closes it if it is ours, except in a forked child.
+    fn drop(&mut self) {
+        if self.ours && !self.forked() {
+            // SAFETY: every domain and queue pair that we made holds a reference to this, so none
+            // is left. A failure leaves nothing to do.
+            unsafe { (self.library.close_device)(self.context.as_ptr()) };
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name).field("ours", &self.ours).finish()
+    }
+}
+
+/// A protection domain: queue pairs use the registrations of their own domain, and no others.
+#[derive(Debug)]
+pub struct Domain {
+    // Before the device, which must outlive it.
+    pointer: NonNull<ibv_pd>,
+    /// Whether we allocated it, and so give it back.
+    ours: bool,
+    device: Arc<Device>,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Domain {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    /// A new domain of `device`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Gone`] or [`OpenError::Os`].
+    pub fn new(device: Arc<Device>) -> Result<Arc<Self>, OpenError> {
+        // SAFETY: the device is open.
+        let allocated = unsafe { (device.library.alloc_pd)(device.as_ptr()) };
+        let pointer =
+            NonNull::new(allocated).ok_or_else(|| OpenError::os("ibv_alloc_pd", last_errno()))?;
+        Ok(Arc::new(Self { pointer, ours: true, device }))
+    }
+
+    /// The program's own domain `pd`, of a device that it opened with `library`. It is left alone
+    /// when this is dropped, once nothing of ours is registered with it any more.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Gone`] or [`OpenError::Os`], from asking what the device can do.
+    ///
+    /// # Safety
+    ///
+    /// `pd` is a protection domain made through `library`; it is not given back, nor its device
+    /// closed, as long as this lives or anything made with it does.
+    pub unsafe fn lent(
+        library: &'static Library,
+        pd: NonNull<ibv_pd>,
+    ) -> Result<Arc<Self>, OpenError> {
+        // SAFETY: the caller's promise.
+        let context = unsafe { (*pd.as_ptr()).context };
+        let context = NonNull::new(context).ok_or(OpenError::Gone { errno: libc::EBADF })?;
+        // SAFETY: the caller's promise.
+        let device = unsafe { Device::lent(library, context) }?;
+        Ok(Arc::new(Self { pointer: pd, ours: false, device }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The library's own handle.
+    pub fn as_ptr(&self) -> *mut ibv_pd {
+        self.pointer.as_ptr()
+    }
+}
+
+impl Drop for Domain {
+    /// Gives it back if it is ours, except in a forked child.
+    fn drop(&mut self) {
+        if self.ours && !self.device.forked() {
+            // SAFETY: whatever we made in it holds a reference to this, so none is left. Should the
+            // program have made something in it, the kernel refuses, and it goes with the device.
+            unsafe { (self.device.library.dealloc_pd)(self.pointer.as_ptr()) };
+        }
+    }
+}
+
+/// Why a device could not be opened or used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no libibverbs.
+    Library(LoadError),
+    /// This machine shows no RDMA device.
+    NoDevice,
+    /// It shows none of that name.
+    NoSuchDevice {
+        /// The name asked for.
+        name: String,
+    },
+    /// The device is there, its file is not: a container without it.
+    NoDeviceFile {
+        /// The device's name.
+        name: String,
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The device's file may not be opened.
+    Forbidden {
+        /// The device's name.
+        name: String,
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The device was taken away.
+    Gone {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The device cannot do without pinned pages what was asked for.
+    OnDemand {
+        /// The device's name.
+        name: String,
+        /// The transport asked for.
+        transport: Transport,
+        /// The operations that the device lacks on it.
+        missing: Operations,
+    },
+    /// The device pages on demand, and moved other bytes than it was told to.
+    WrongBytes {
+        /// The device's name.
+        name: String,
+        /// When.
+        what: &'static str,
+    },
+    /// Whether the device pages on demand as it should could not be tested.
+    Untestable {
+        /// The device's name.
+        name: String,
+        /// What stood in the way.
+        why: String,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl OpenError {
+    pub(super) const fn os(operation: &'static str, Errno(errno): Errno) -> Self {
+        match errno {
+            libc::EIO | libc::ENODEV | libc::EBADF => Self::Gone { errno },
+            _ => Self::Os { operation, errno },
+        }
+    }
+}
+
+/// Why the library would not open a device. It looks in several places, and tells the error of the
+/// last; so the device's file is asked.
+fn why_refused(name: String, last: Errno) -> OpenError {
+    let refusal = file_of(&name).and_then(|file| {
+        File::options().read(true).write(true).open(file).err()?.raw_os_error().map(Errno)
+    });
+    refused(name, refusal.unwrap_or(last))
+}
+
+/// Why the library does not list the device called `name`, or any: it leaves out what has no file.
+fn why_unlisted(name: Option<&str>) -> OpenError {
+    let known = kernel_devices().find(|(found, _)| name.is_none_or(|name| name == found));
+    match (known, name) {
+        (Some((name, _)), _) => OpenError::NoDeviceFile { name, errno: libc::ENOENT },
+        (None, Some(name)) => OpenError::NoSuchDevice { name: name.to_owned() },
+        (None, None) => OpenError::NoDevice,
+    }
+}
+
+/// The file of the device called `name`: the kernel counts them in an order of its own.
+fn file_of(name: &str) -> Option<PathBuf> {
+    kernel_devices().find(|(found, _)| found == name).map(|(_, file)| file)
+}
+
+/// The devices that the kernel knows, and where their files should be.
+fn kernel_devices() -> impl Iterator<Item = (String, PathBuf)> {
+    let classes = fs::read_dir("/sys/class/infiniband_verbs").into_iter().flatten();
+    classes.filter_map(Result::ok).filter_map(|class| {
+        let name = fs::read_to_string(class.path().join("ibdev")).ok()?;
+        Some((name.trim().to_owned(), Path::new("/dev/infiniband").join(class.file_name())))
+    })
+}
+
+fn refused(name: String, Errno(errno): Errno) -> OpenError {
+    match errno {
+        libc::EACCES | libc::EPERM => OpenError::Forbidden { name, errno },
+        libc::ENOENT | libc::ENXIO => OpenError::NoDeviceFile { name, errno },
+        _ => OpenError::os("ibv_open_device", Errno(errno)),
+    }
+}
+
+impl From<LoadError> for OpenError {
+    fn from(error: LoadError) -> Self {
+        Self::Library(error)
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Library(error) => error.fmt(f),
+            Self::NoDevice => f.write_str(
+                "no RDMA device: load the driver of the network card and ib_uverbs, or make a \
+                 software device (`modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); \
+                 a container needs the host's",
+            ),
+            Self::NoSuchDevice { name } => {
+                write!(f, "no RDMA device is called {name}: `rdma link` lists them")
+            }
+            Self::NoDeviceFile { name, errno } => write!(
+                f,
+                "{name} has no file in /dev/infiniband (errno {errno}): load ib_uverbs, and give \
+                 the file to the container (`--device /dev/infiniband`)"
+            ),
+            Self::Forbidden { name, errno } => write!(
+                f,
+                "{name} may not be opened (errno {errno}): look at the permissions of \
+                 /dev/infiniband/uverbs*, which udev's rules of rdma-core open to everybody (the \
+                 group `rdma` elsewhere), and at the container's list of devices (`--device \
+                 /dev/infiniband`)"
+            ),
+            Self::Gone { errno } => {
+                write!(f, "the RDMA device was taken away (errno {errno}): open it again")
+            }
+            Self::OnDemand { name, transport, missing } => write!(
+                f,
+                "{name} pages on demand no {missing} over {transport}: pin the memory and watch \
+                 it, or use a device and kernel that do"
+            ),
+            Self::WrongBytes { name, what } => write!(
+                f,
+                "{name} claims to page on demand and moved the wrong bytes {what} (Soft-RoCE does, \
+                 of Linux 7.2 for one): pin the memory and watch it"
+            ),
+            Self::Untestable { name, why } => {
+                write!(f, "whether {name} pages on demand as it should cannot be tested: {why}")
+            }
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Library(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_names_its_way_out() {
+        let name = || String::from("rxe0");
+        let forbidden = refused(name(), Errno(libc::EACCES));
+        assert_eq!(forbidden, OpenError::Forbidden { name: name(), errno: libc::EACCES });
+        assert!(forbidden.to_string().contains("--device /dev/infiniband"));
+        let no_file = refused(name(), Errno(libc::ENOENT));
+        assert!(no_file.to_string().contains("load ib_uverbs"));
+        assert_eq!(refused(name(), Errno(libc::EIO)), OpenError::Gone { errno: libc::EIO });
+        assert!(OpenError::NoDevice.to_string().contains("rdma link add"));
+        assert!(OpenError::from(LoadError::Absent).to_string().contains("install"));
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_not_opened() {
+        match Device::open(Some("no such device")) {
+            Err(OpenError::NoSuchDevice { name }) => assert_eq!(name, "no such device"),
+            Err(OpenError::Library(_) | OpenError::NoDevice) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

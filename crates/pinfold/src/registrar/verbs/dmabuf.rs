@@ -1,0 +1,152 @@
+//! Memory that another driver shares (dmabuf), registered by its descriptor.
+//!
+//! Such memory has no address in the process, so no cache finds it and no mapping change makes it
+//! stale: its exporter tells the device itself when it moves.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the one call that registers; its result is looked after as
+//! any other registration.
+
+#![allow(unsafe_code)]
+
+use super::attributes::access_flags;
+use super::registrar::{MemoryRegion, Verbs, is_gone};
+use crate::fork_mark::FORKED;
+use crate::sys::{Errno, last_errno};
+use pinfold_core::Access;
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+/// A registration of a dmabuf, given back when dropped.
+#[derive(Debug)]
+pub struct Dmabuf<'v> {
+    registrar: &'v Verbs,
+    region: MemoryRegion,
+}
+
+impl Dmabuf<'_> {
+    /// The keys of the registration.
+    pub const fn region(&self) -> MemoryRegion {
+        self.region
+    }
+}
+
+impl Drop for Dmabuf<'_> {
+    fn drop(&mut self) {
+        // What cannot be given back is tried again by the registrar, or went with its device.
+        let _ = self.registrar.give_back(self.region);
+    }
+}
+
+/// A part of a dmabuf, and the address under which work requests shall name it.
+#[derive(Clone, Copy, Debug)]
+pub struct DmabufPart {
+    /// Where it begins in the dmabuf, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes.
+    pub length: usize,
+    /// The address of its first byte in work requests. Its place within a page is that of `offset`.
+    pub address: u64,
+}
+
+impl Verbs {
+    /// Registers a part of the dmabuf `descriptor`, which may be closed afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`DmabufError`] says whether the library, the kernel or the device lacks it.
+    ///
+    /// # Safety
+    ///
+    /// The device may use the memory as `access` says for as long as the registration lives.
+    pub unsafe fn register_dmabuf(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        part: DmabufPart,
+        access: Access,
+    ) -> Result<Dmabuf<'_>, DmabufError> {
+        if self.forked() {
+            return Err(DmabufError::Gone { errno: FORKED });
+        }
+        let register =
+            self.domain().device().library().reg_dmabuf_mr.ok_or(DmabufError::OldLibrary)?;
+        let DmabufPart { offset, length, address } = part;
+        let flags = access_flags(access).cast_signed();
+        // SAFETY: the domain is live, and the memory is as the caller promises.
+        let made = unsafe {
+            let (pd, fd) = (self.domain().as_ptr(), descriptor.as_raw_fd());
+            register(pd, offset, length, address, fd, flags)
+        };
+        let made = NonNull::new(made).ok_or_else(|| DmabufError::of(last_errno()))?;
+        // SAFETY: the library just made it in this domain.
+        Ok(Dmabuf { registrar: self, region: unsafe { self.adopt(made) } })
+    }
+}
+
+/// Why a dmabuf was not registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DmabufError {
+    /// The library is older than rdma-core 34.
+    OldLibrary,
+    /// The device or its driver takes no dmabuf.
+    Unsupported {
+        /// The library's error number.
+        errno: i32,
+    },
+    /// The descriptor is no dmabuf's, or the part reaches beyond it.
+    BadDescriptor {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The device was taken away, or this is a forked child.
+    Gone {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl DmabufError {
+    const fn of(Errno(errno): Errno) -> Self {
+        match errno {
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => Self::Unsupported { errno },
+            // Also a closed device; of the two descriptors, the caller's is the likelier.
+            libc::EINVAL | libc::EBADF => Self::BadDescriptor { errno },
+            _ if is_gone(errno) => Self::Gone { errno },
+            _ => Self::Os { errno },
+        }
+    }
+}
+
+impl fmt::Display for DmabufError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OldLibrary => {
+                f.write_str("libibverbs knows no dmabuf: install rdma-core 34 or later")
+            }
+            Self::Unsupported { errno } => write!(
+                f,
+                "this RDMA device takes no dmabuf (errno {errno}): map the memory, or copy the data"
+            ),
+            Self::BadDescriptor { errno } => write!(
+                f,
+                "the descriptor is no dmabuf's, or the part reaches beyond its end (errno {errno})"
+            ),
+            Self::Gone { errno } => {
+                write!(f, "the RDMA device is gone (errno {errno}): open it again")
+            }
+            Self::Os { errno } => {
+                write!(f, "ibv_reg_dmabuf_mr failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for DmabufError {}

@@ -1,0 +1,537 @@
+//! Two queue pairs of one device, connected to each other: what goes out comes back in.
+//!
+//! For programs that want to see what a registration really moves: probes, tests, demonstrations.
+//! The way is the one that data takes between machines, keys, page translation and all.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the calls of libibverbs. Completion queue and queue pairs
+//! live as long as [`Pair`], which holds the domain and destroys them in order; work requests point
+//! to memory that outlives the posting, which copies them.
+
+#![allow(unsafe_code)]
+
+use super::device::{Domain, OpenError};
+use super::ffi::*;
+use crate::sys::{Errno, last_errno};
+use libc::{c_int, c_uint};
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How many work requests may be under way at once; longer lists go in several rounds.
+const DEPTH: u32 = 64;
+
+/// How long a transfer may take before the device counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// From the local memory into the remote (`IBV_WR_RDMA_WRITE`).
+    Write,
+    /// From the remote memory into the local (`IBV_WR_RDMA_READ`).
+    Read,
+}
+
+/// One move of bytes between two registrations of the domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transfer {
+    /// The local registration's key.
+    pub lkey: u32,
+    /// Where the bytes are in it.
+    pub address: usize,
+    /// How many bytes; at most what one message of the port holds (2 GiB mostly).
+    pub length: usize,
+    /// The remote registration's key.
+    pub rkey: u32,
+    /// Where the bytes are in that.
+    pub remote_address: usize,
+}
+
+/// A device's connection to itself. Threads take turns.
+pub struct Loopback {
+    domain: Arc<Domain>,
+    /// Guards the queues. Empty after a transfer failed, which breaks a connection for good; the
+    /// next one makes another. Held while transfers are under way, with no other lock inside.
+    pair: Mutex<Option<Pair>>,
+}
+
+impl Loopback {
+    /// Connects `domain`'s device to itself by its first active port.
+    ///
+    /// # Errors
+    ///
+    /// [`LoopbackError`].
+    pub fn new(domain: Arc<Domain>) -> Result<Self, LoopbackError> {
+        let pair = Pair::connected(&domain)?;
+        Ok(Self { domain, pair: Mutex::new(Some(pair)) })
+    }
+
+    /// Moves all `transfers` and waits until they are done.
+    ///
+    /// # Errors
+    ///
+    /// [`LoopbackError`] of the first that failed; none is under way any more.
+    ///
+    /// # Safety
+    ///
+    /// Whoever registered the memory behind the keys lets the device read it, or write it where
+    /// bytes arrive, now.
+    pub unsafe fn transfer(
+        &self,
+        direction: Direction,
+        transfers: &[Transfer],
+    ) -> Result<(), LoopbackError> {
+        let mut slot = self.lock();
+        // Taken out, so that an error leaves it empty, and the pair is destroyed.
+        let pair = match slot.take() {
+            Some(pair) => pair,
+            None => Pair::connected(&self.domain)?,
+        };
+        for batch in transfers.chunks(DEPTH as usize) {
+            // SAFETY: the caller's promise; the batch is complete before anything else happens, or
+            // the pair is destroyed, which ends what is under way.
+            unsafe { pair.post(direction, batch) }?;
+            pair.wait(batch.len())?;
+        }
+        *slot = Some(pair);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Pair>> {
+        self.pair.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Loopback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loopback").field("domain", &self.domain).finish_non_exhaustive()
+    }
+}
+
+/// The two queue pairs and their completion queue.
+struct Pair {
+    // In the order in which they must go.
+    sender: QueuePair,
+    _receiver: QueuePair,
+    completions: CompletionQueue,
+}
+
+impl Pair {
+    fn connected(domain: &Arc<Domain>) -> Result<Self, LoopbackError> {
+        let port = Port::first_active(domain)?;
+        let completions = CompletionQueue::new(domain)?;
+        let sender = QueuePair::new(domain, &completions)?;
+        let receiver = QueuePair::new(domain, &completions)?;
+        sender.connect(&port, receiver.number())?;
+        receiver.connect(&port, sender.number())?;
+        Ok(Self { sender, _receiver: receiver, completions })
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Loopback::transfer`].
+    unsafe fn post(&self, direction: Direction, batch: &[Transfer]) -> Result<(), LoopbackError> {
+        for transfer in batch {
+            // SAFETY: the caller's promise.
+            unsafe { self.sender.post(direction, transfer) }?;
+        }
+        Ok(())
+    }
+
+    /// Waits for `missing` completions, all of them good.
+    fn wait(&self, mut missing: usize) -> Result<(), LoopbackError> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut done = [ibv_wc::default(); DEPTH as usize];
+        while missing > 0 {
+            let polled = self.completions.poll(&mut done)?;
+            polled.iter().try_for_each(|one| self.sender.judge(one))?;
+            missing -= polled.len();
+            if polled.is_empty() {
+                if Instant::now() > deadline {
+                    return Err(LoopbackError::Stuck { after: PATIENCE });
+                }
+                thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+}
+
+struct CompletionQueue {
+    domain: Arc<Domain>,
+    pointer: NonNull<ibv_cq>,
+}
+
+// SAFETY: as for `Device`: any thread may call the library.
+unsafe impl Send for CompletionQueue {}
+
+impl CompletionQueue {
+    fn new(domain: &Arc<Domain>) -> Result<Self, LoopbackError> {
+        let device = domain.device();
+        let entries = c_int::try_from(2 * DEPTH).unwrap_or(c_int::MAX);
+        // SAFETY: the device is open; no completion channel.
+        let made = unsafe {
+            let null = ptr::null_mut();
+            (device.library().create_cq)(device.as_ptr(), entries, null, ptr::null_mut(), 0)
+        };
+        let pointer =
+            NonNull::new(made).ok_or_else(|| LoopbackError::os("ibv_create_cq", last_errno()))?;
+        Ok(Self { domain: Arc::clone(domain), pointer })
+    }
+
+    /// What is complete, at most as much as there is room for.
+    fn poll<'b>(&self, room: &'b mut [ibv_wc]) -> Result<&'b [ibv_wc], LoopbackError> {
+        let most = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
+        // SAFETY: the queue is live, and there is room for as many as is said.
+        let count = unsafe {
+            let poll = (*(*self.pointer.as_ptr()).context).ops.poll_cq;
+            poll.map_or(-1, |poll| poll(self.pointer.as_ptr(), most, room.as_mut_ptr()))
+        };
+        let count = usize::try_from(count)
+            .map_err(|_| LoopbackError::os("ibv_poll_cq", Errno(libc::EIO)))?;
+        Ok(&room[..count.min(room.len())])
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        if !self.domain.device().forked() {
+            // SAFETY: the queue pairs that use it are gone: see the order of `Pair`'s fields.
+            unsafe { (self.domain.device().library().destroy_cq)(self.pointer.as_ptr()) };
+        }
+    }
+}
+
+struct QueuePair {
+    domain: Arc<Domain>,
+    pointer: NonNull<ibv_qp>,
+}
+
+// SAFETY: as for `Device`: any thread may call the library.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    fn new(domain: &Arc<Domain>, completions: &CompletionQueue) -> Result<Self, LoopbackError> {
+        let mut wanted = ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: completions.pointer.as_ptr(),
+            recv_cq: completions.pointer.as_ptr(),
+            srq: ptr::null_mut(),
+            cap: ibv_qp_cap {
+                max_send_wr: DEPTH,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and completion queue are live.
+        let made =
+            unsafe { (domain.device().library().create_qp)(domain.as_ptr(), &raw mut wanted) };
+        let pointer =
+            NonNull::new(made).ok_or_else(|| LoopbackError::os("ibv_create_qp", last_errno()))?;
+        Ok(Self { domain: Arc::clone(domain), pointer })
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: the queue pair is live.
+        unsafe { (*self.pointer.as_ptr()).qp_num }
+    }
+
+    /// Connects it to the queue pair `peer` of the same port.
+    fn connect(&self, port: &Port, peer: u32) -> Result<(), LoopbackError> {
+        let (mut attributes, mask) = port.initial();
+        self.modify(&mut attributes, mask)?;
+        let (mut attributes, mask) = port.ready_to_receive(peer);
+        self.modify(&mut attributes, mask)?;
+        let (mut attributes, mask) = ready_to_send();
+        self.modify(&mut attributes, mask)
+    }
+
+    fn modify(&self, attributes: &mut ibv_qp_attr, mask: c_int) -> Result<(), LoopbackError> {
+        // SAFETY: the queue pair is live; the mask names fields that are set.
+        let status = unsafe {
+            (self.domain.device().library().modify_qp)(self.pointer.as_ptr(), attributes, mask)
+        };
+        if status == 0 { Ok(()) } else { Err(LoopbackError::os("ibv_modify_qp", Errno(status))) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Loopback::transfer`].
+    unsafe fn post(&self, direction: Direction, transfer: &Transfer) -> Result<(), LoopbackError> {
+        let Transfer { lkey, address, length, rkey, remote_address } = *transfer;
+        let length = u32::try_from(length).map_err(|_| LoopbackError::TooLong { length })?;
+        let mut piece = ibv_sge { addr: address as u64, length, lkey };
+        let mut request = ibv_send_wr {
+            wr_id: 0,
+            next: ptr::null_mut(),
+            sg_list: &raw mut piece,
+            num_sge: 1,
+            opcode: match direction {
+                Direction::Write => IBV_WR_RDMA_WRITE,
+                Direction::Read => IBV_WR_RDMA_READ,
+            },
+            send_flags: IBV_SEND_SIGNALED,
+            imm_data: 0,
+            remote_addr: remote_address as u64,
+            rkey,
+            others: [0; 9],
+        };
+        let mut refused = ptr::null_mut();
+        // SAFETY: the queue pair is live; request and piece outlive the call, which copies them;
+        // the memory is as the caller promises.
+        let status = unsafe {
+            let post = (*(*self.pointer.as_ptr()).context).ops.post_send;
+            post.map_or(libc::EOPNOTSUPP, |post| {
+                post(self.pointer.as_ptr(), &raw mut request, &raw mut refused)
+            })
+        };
+        if status == 0 { Ok(()) } else { Err(LoopbackError::os("ibv_post_send", Errno(status))) }
+    }
+
+    fn judge(&self, completion: &ibv_wc) -> Result<(), LoopbackError> {
+        if completion.status == IBV_WC_SUCCESS {
+            return Ok(());
+        }
+        let status = completion.status;
+        // SAFETY: asks for the text of a number, which the library keeps for ever.
+        let text = unsafe {
+            let text = (self.domain.device().library().wc_status_str)(status);
+            if text.is_null() { c"unknown" } else { CStr::from_ptr(text) }
+        };
+        Err(LoopbackError::Failed { status, text: text.to_str().unwrap_or("unknown") })
+    }
+}
+
+impl Drop for QueuePair {
+    /// Ends what is under way; nothing of it touches memory afterwards.
+    fn drop(&mut self) {
+        if !self.domain.device().forked() {
+            // SAFETY: nobody else destroys it.
+            unsafe { (self.domain.device().library().destroy_qp)(self.pointer.as_ptr()) };
+        }
+    }
+}
+
+/// The port that both ends use.
+struct Port {
+    number: u8,
+    attributes: ibv_port_attr,
+    gid: ibv_gid,
+    gid_index: u8,
+}
+
+impl Port {
+    fn first_active(domain: &Domain) -> Result<Self, LoopbackError> {
+        let mut why = LoopbackError::NoPort;
+        // Ports are counted from 1, and asking for one too many is an error.
+        for number in 1..=u8::MAX {
+            // SAFETY: the device is open.
+            match unsafe { domain.device().library().query_port(domain.device().as_ptr(), number) }
+            {
+                Ok(attributes) if attributes.state == IBV_PORT_ACTIVE => {
+                    let (gid_index, gid) = best_gid(domain, number, &attributes)?;
+                    return Ok(Self { number, attributes, gid, gid_index });
+                }
+                Ok(_) => {}
+                Err(libc::EINVAL) => break,
+                Err(errno) => {
+                    why = LoopbackError::os("ibv_query_port", Errno(errno));
+                    break;
+                }
+            }
+        }
+        Err(why)
+    }
+
+    fn initial(&self) -> (ibv_qp_attr, c_int) {
+        let attributes = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            port_num: self.number,
+            qp_access_flags: REMOTE,
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        (attributes, mask)
+    }
+
+    fn ready_to_receive(&self, peer: u32) -> (ibv_qp_attr, c_int) {
+        let attributes = ibv_qp_attr {
+            qp_state: IBV_QPS_RTR,
+            path_mtu: self.attributes.active_mtu,
+            dest_qp_num: peer,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: 12,
+            ah_attr: self.to_itself(),
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        (attributes, mask)
+    }
+
+    /// The way from this port to this port: by its local identifier on InfiniBand, by its global
+    /// address elsewhere.
+    fn to_itself(&self) -> ibv_ah_attr {
+        let global = self.attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
+        ibv_ah_attr {
+            dlid: self.attributes.lid,
+            port_num: self.number,
+            is_global: u8::from(global),
+            grh: ibv_global_route {
+                dgid: self.gid,
+                sgid_index: self.gid_index,
+                hop_limit: 64,
+                ..ibv_global_route::default()
+            },
+            ..ibv_ah_attr::default()
+        }
+    }
+}
+
+/// What a peer may do through the queue pair at all; the registrations say where.
+const REMOTE: c_uint = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+fn ready_to_send() -> (ibv_qp_attr, c_int) {
+    let attributes = ibv_qp_attr {
+        qp_state: IBV_QPS_RTS,
+        // 4.096 µs times 2 to this power: a second, seven times, until the device gives up.
+        timeout: 18,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        max_rd_atomic: 1,
+        ..ibv_qp_attr::default()
+    };
+    let mask = IBV_QP_STATE
+        | IBV_QP_TIMEOUT
+        | IBV_QP_RETRY_CNT
+        | IBV_QP_RNR_RETRY
+        | IBV_QP_SQ_PSN
+        | IBV_QP_MAX_QP_RD_ATOMIC;
+    (attributes, mask)
+}
+
+/// The port's address that most networks route: an IPv4 address, else the last one it has (the
+/// first is often of the older protocol), else none, which InfiniBand does not need.
+fn best_gid(
+    domain: &Domain,
+    port: u8,
+    attributes: &ibv_port_attr,
+) -> Result<(u8, ibv_gid), LoopbackError> {
+    const IPV4: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    let length = u8::try_from(attributes.gid_tbl_len).unwrap_or(u8::MAX);
+    let (mut last, mut ipv4) = (None, None);
+    for index in 0..length {
+        let mut gid = ibv_gid::default();
+        // SAFETY: the device is open, and there is room for the answer.
+        let status = unsafe {
+            let device = domain.device();
+            (device.library().query_gid)(device.as_ptr(), port, index.into(), &raw mut gid)
+        };
+        if status == 0 && gid != ibv_gid::default() {
+            last = Some((index, gid));
+            ipv4 = if gid.raw.starts_with(&IPV4) { last } else { ipv4 };
+        }
+    }
+    let needed = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
+    match ipv4.or(last) {
+        None if needed => Err(LoopbackError::NoAddress),
+        found => Ok(found.unwrap_or_default()),
+    }
+}
+
+/// Why nothing was moved, or not all of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LoopbackError {
+    /// No port of the device is active.
+    NoPort,
+    /// The port has no address.
+    NoAddress,
+    /// A transfer is longer than a message can be.
+    TooLong {
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// The device ended a transfer with an error: the keys, the addresses or the rights are wrong,
+    /// or the memory behind them is gone.
+    Failed {
+        /// `enum ibv_wc_status`.
+        status: c_uint,
+        /// The same in words.
+        text: &'static str,
+    },
+    /// The device said nothing for a long time.
+    Stuck {
+        /// How long.
+        after: Duration,
+    },
+    /// A call of the library failed.
+    Os {
+        /// The call.
+        operation: &'static str,
+        /// Its error number.
+        errno: i32,
+    },
+}
+
+impl LoopbackError {
+    const fn os(operation: &'static str, Errno(errno): Errno) -> Self {
+        Self::Os { operation, errno }
+    }
+}
+
+impl From<OpenError> for LoopbackError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Os { operation, errno } => Self::Os { operation, errno },
+            _ => Self::NoPort,
+        }
+    }
+}
+
+impl fmt::Display for LoopbackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPort => f.write_str(
+                "no port of the RDMA device is active: bring its network interface up (`rdma link` \
+                 shows the state)",
+            ),
+            Self::NoAddress => f.write_str(
+                "the RDMA device's port has no address: give its network interface one (`ip \
+                 address add`)",
+            ),
+            Self::TooLong { length } => {
+                write!(f, "a message of {length} bytes is too long: send pieces")
+            }
+            Self::Failed { status, text } => {
+                write!(f, "the device ended the transfer with {text} (status {status})")
+            }
+            Self::Stuck { after } => {
+                write!(
+                    f,
+                    "the device has said nothing for {} s: was it taken away?",
+                    after.as_secs()
+                )
+            }
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for LoopbackError {}

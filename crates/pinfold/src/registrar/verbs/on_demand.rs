@@ -1,0 +1,414 @@
+//! Registrations whose pages are not pinned: the device shares the process's page table.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to register and prefetch, as the pinning registrar does, and to
+//! test the device with memory of its own.
+
+#![allow(unsafe_code)]
+
+use super::attributes::{Operations, Transport};
+use super::device::{Domain, OpenError};
+use super::ffi::*;
+use super::loopback::{Direction, Loopback, LoopbackError, Transfer};
+use super::registrar::{MemoryRegion, Verbs, granted};
+use crate::limits::page_bytes;
+use crate::sys::last_errno;
+use libc::c_uint;
+use pinfold_core::{
+    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+};
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// Registers memory that stays unpinned: the device follows the process's page table.
+///
+/// What the program does to its mappings is what the device sees, so a registration never goes
+/// stale and needs no monitor: [`on_demand_cache`](crate::on_demand_cache) makes a cache of it.
+/// Nothing counts against `RLIMIT_MEMLOCK`. The price: the first touch of each page, and the first
+/// one after every change of its mapping, is a page fault of the device, which stalls the transfer
+/// (tens of microseconds to a millisecond); [`prefetch`](Self::prefetch) takes it beforehand, where
+/// the device and the library can.
+///
+/// The device's word is not enough: Soft-RoCE of Linux 7.2 claims to page on demand, and takes the
+/// bytes of every packet from the beginning of a page. [`new`](Self::new) refuses such a device.
+#[derive(Debug)]
+pub struct OnDemand {
+    verbs: Verbs,
+}
+
+impl OnDemand {
+    /// Registers with `domain`, for `operations` over `transport`, after a test: a few kilobytes go
+    /// through a [`Loopback`] and are compared. Milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::OnDemand`] if the device needs pinned pages for one of the operations,
+    /// [`OpenError::WrongBytes`] if it failed the test, [`OpenError::Untestable`] if there was none,
+    /// for want of an active port; others as [`Verbs::new`].
+    pub fn new(
+        domain: Arc<Domain>,
+        transport: Transport,
+        operations: Operations,
+    ) -> Result<Self, OpenError> {
+        // SAFETY: the test takes the place of the caller's word.
+        let registrar = unsafe { Self::untested(domain, transport, operations) }?;
+        self_test(&registrar)?;
+        Ok(registrar)
+    }
+
+    /// As [`new`](Self::new), without the test.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), except those of the test.
+    ///
+    /// # Safety
+    ///
+    /// The device reads and writes the bytes that it is told to, or those that it is told to are
+    /// ones which it gets right (Soft-RoCE: messages that begin at a page, over a path whose packets
+    /// hold exactly a page). Any other may write elsewhere in the pages of a region.
+    pub unsafe fn untested(
+        domain: Arc<Domain>,
+        transport: Transport,
+        operations: Operations,
+    ) -> Result<Self, OpenError> {
+        let device = domain.device();
+        let offered = device
+            .attributes()
+            .on_demand
+            .map_or(Operations::default(), |paging| paging.operations(transport));
+        let missing = operations.without(offered);
+        if !missing.is_empty() || offered.is_empty() {
+            let name = device.name().to_owned();
+            return Err(OpenError::OnDemand { name, transport, missing });
+        }
+        Ok(Self { verbs: Verbs::new(domain)? })
+    }
+
+    /// As [`Verbs::with_flags`].
+    #[must_use]
+    pub fn with_flags(self, flags: c_uint) -> Self {
+        Self { verbs: self.verbs.with_flags(flags) }
+    }
+
+    /// The protection domain.
+    pub fn domain(&self) -> &Arc<Domain> {
+        self.verbs.domain()
+    }
+
+    /// Has the device take its page faults on `part` of a region now; returns when it has.
+    ///
+    /// `access` says whether the pages shall be writable. Pages may go again at any time.
+    ///
+    /// # Errors
+    ///
+    /// [`PrefetchError`]; transfers work all the same, but slower.
+    pub fn prefetch(
+        &self,
+        region: MemoryRegion,
+        part: AddressRange,
+        access: Access,
+    ) -> Result<(), PrefetchError> {
+        let advice = match access.writes() {
+            true => IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+            false => IBV_ADVISE_MR_ADVICE_PREFETCH,
+        };
+        part.pieces(PREFETCH_BYTES).try_for_each(|piece| self.prefetch_piece(region, piece, advice))
+    }
+
+    fn prefetch_piece(
+        &self,
+        region: MemoryRegion,
+        piece: AddressRange,
+        advice: c_uint,
+    ) -> Result<(), PrefetchError> {
+        let length = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+        let mut pieces = [ibv_sge { addr: piece.start() as u64, length, lkey: region.lkey() }];
+        let domain = self.domain();
+        let library = domain.device().library();
+        // SAFETY: the domain is live.
+        let status = unsafe {
+            library.advise_mr(domain.as_ptr(), advice, IBV_ADVISE_MR_FLAG_FLUSH, &mut pieces)
+        };
+        match status {
+            0 => Ok(()),
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => {
+                Err(PrefetchError::Unsupported { errno: status })
+            }
+            libc::EFAULT | libc::ENOENT | libc::EINVAL => {
+                Err(PrefetchError::BadAddress { range: piece, errno: status })
+            }
+            errno => Err(PrefetchError::Os { errno }),
+        }
+    }
+}
+
+/// How much one call of `ibv_advise_mr` is asked for, in bytes: its lengths have 32 bits.
+const PREFETCH_BYTES: usize = 1 << 30;
+
+impl Registrar for OnDemand {
+    type Handle = MemoryRegion;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.verbs.limits()
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        granted(wanted)
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<MemoryRegion, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.verbs.register_with(range, access, IBV_ACCESS_ON_DEMAND) }
+    }
+
+    fn deregister(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
+        self.verbs.give_back(handle)
+    }
+}
+
+/// Why pages were not fetched beforehand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PrefetchError {
+    /// The device, the kernel or the library has no such advice.
+    Unsupported {
+        /// The library's error number.
+        errno: i32,
+    },
+    /// Part of the range is not in the region, not mapped, or not writable.
+    BadAddress {
+        /// What was to be fetched.
+        range: AddressRange,
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for PrefetchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsupported { errno } => write!(
+                f,
+                "nothing here prefetches for this device (errno {errno}): go on without, or use a \
+                 newer rdma-core and kernel"
+            ),
+            Self::BadAddress { range, errno } => {
+                write!(
+                    f,
+                    "{range} cannot be prefetched (errno {errno}): register and map all of it"
+                )
+            }
+            Self::Os { errno } => {
+                write!(f, "ibv_advise_mr failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for PrefetchError {}
+
+// --- the test ----------------------------------------------------------------------------------
+
+/// Moves bytes that begin and end within pages out of unpinned memory and into it, before and after
+/// its pages were exchanged.
+fn self_test(registrar: &OnDemand) -> Result<(), OpenError> {
+    let name = || registrar.domain().device().name().to_owned();
+    let test = Test::new(registrar).map_err(|why| why.of(name()))?;
+    test.run().map_err(|why| why.of(name()))
+}
+
+/// Why a test did not succeed.
+enum Unproven {
+    /// The device did something else than it was told.
+    Wrong(&'static str),
+    Loopback(LoopbackError),
+    Open(OpenError),
+}
+
+impl Unproven {
+    fn of(self, name: String) -> OpenError {
+        match self {
+            Self::Wrong(what) => OpenError::WrongBytes { name, what },
+            Self::Loopback(error) => OpenError::Untestable { name, why: error.to_string() },
+            Self::Open(error) => error,
+        }
+    }
+}
+
+impl From<LoopbackError> for Unproven {
+    fn from(error: LoopbackError) -> Self {
+        Self::Loopback(error)
+    }
+}
+
+impl From<OpenError> for Unproven {
+    fn from(error: OpenError) -> Self {
+        Self::Open(error)
+    }
+}
+
+impl From<RegisterError> for Unproven {
+    fn from(error: RegisterError) -> Self {
+        let errno = match error {
+            RegisterError::Os { errno, .. } | RegisterError::PinnedMemoryLimit { errno, .. } => {
+                errno
+            }
+            _ => libc::EIO,
+        };
+        Self::Open(OpenError::Os { operation: "registering for the self-test", errno })
+    }
+}
+
+/// How many pages each end has.
+const PAGES: usize = 3;
+
+struct Test<'r> {
+    // The connection goes before what it moves.
+    loopback: Loopback,
+    /// The end that is on demand.
+    near: End<'r, OnDemand>,
+    /// The end whose pages are pinned.
+    far: End<'r, Verbs>,
+}
+
+impl<'r> Test<'r> {
+    fn new(registrar: &'r OnDemand) -> Result<Self, Unproven> {
+        let near = End::new(registrar, Access::READ_WRITE)?;
+        let far = End::new(&registrar.verbs, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let loopback = Loopback::new(Arc::clone(registrar.domain()))?;
+        Ok(Self { loopback, near, far })
+    }
+
+    fn run(&self) -> Result<(), Unproven> {
+        self.near.fill(1);
+        self.goes_out("from within a page")?;
+        self.comes_in("into the middle of a page")?;
+        self.near.exchange().map_err(|errno| OpenError::os("mmap", errno))?;
+        self.near.fill(3);
+        self.goes_out("after its pages were exchanged")
+    }
+
+    /// From the near end to the far one.
+    fn goes_out(&self, what: &'static str) -> Result<(), Unproven> {
+        let part = self.part();
+        self.far.fill(0);
+        self.transfer(Direction::Write)?;
+        let right = self.far.bytes().get(part.clone()) == self.near.bytes().get(part);
+        if right { Ok(()) } else { Err(Unproven::Wrong(what)) }
+    }
+
+    /// From the far end to the near one, and nothing beside it.
+    fn comes_in(&self, what: &'static str) -> Result<(), Unproven> {
+        self.far.fill(2);
+        let mut expected = self.near.bytes();
+        let part = self.part();
+        expected[part.clone()].copy_from_slice(&self.far.bytes()[part]);
+        self.transfer(Direction::Read)?;
+        if self.near.bytes() == expected { Ok(()) } else { Err(Unproven::Wrong(what)) }
+    }
+
+    /// Begins and ends within a page, and crosses two borders.
+    fn part(&self) -> std::ops::Range<usize> {
+        const BESIDE: usize = 100;
+        BESIDE..self.near.length - 2 * BESIDE
+    }
+
+    fn transfer(&self, direction: Direction) -> Result<(), LoopbackError> {
+        let part = self.part();
+        let transfer = Transfer {
+            lkey: self.near.region.lkey(),
+            address: self.near.start.as_ptr().expose_provenance() + part.start,
+            length: part.len(),
+            rkey: self.far.region.rkey(),
+            remote_address: self.far.start.as_ptr().expose_provenance() + part.start,
+        };
+        // SAFETY: both ends are this test's own memory, not borrowed while it waits here.
+        unsafe { self.loopback.transfer(direction, &[transfer]) }
+    }
+}
+
+/// Pages of the test's own, registered.
+struct End<'r, R: Registrar<Handle = MemoryRegion>> {
+    registrar: &'r R,
+    region: MemoryRegion,
+    start: NonNull<u8>,
+    length: usize,
+}
+
+impl<'r, R: Registrar<Handle = MemoryRegion>> End<'r, R> {
+    fn new(registrar: &'r R, access: Access) -> Result<Self, Unproven> {
+        let length = PAGES * page_bytes();
+        let start =
+            map(ptr::null_mut(), length, 0).map_err(|errno| OpenError::os("mmap", errno))?;
+        let registered = AddressRange::new(start.as_ptr().expose_provenance(), length)
+            .map_err(|_| RegisterError::Os { operation: "mmap", errno: libc::EINVAL })
+            // SAFETY: the pages are this test's own.
+            .and_then(|range| unsafe { registrar.register(range, registrar.granted(access)) });
+        match registered {
+            Ok(region) => Ok(Self { registrar, region, start, length }),
+            Err(error) => {
+                unmap(start, length);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Puts a pattern into every page that differs from byte to byte, page to page, and seed to seed.
+    fn fill(&self, seed: usize) {
+        for at in 0..self.length {
+            let byte = (at.wrapping_mul(31) + at / 251 + seed * 89).to_le_bytes()[0];
+            // SAFETY: within the test's own pages, which no device touches now.
+            unsafe { self.start.add(at).write(byte) };
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        // SAFETY: the test's own pages, which no device touches now; copied at once.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }.to_vec()
+    }
+
+    /// Maps new pages at the same addresses.
+    fn exchange(&self) -> Result<(), crate::sys::Errno> {
+        map(self.start.as_ptr(), self.length, libc::MAP_FIXED).map(drop)
+    }
+}
+
+impl<R: Registrar<Handle = MemoryRegion>> Drop for End<'_, R> {
+    fn drop(&mut self) {
+        if let Ok(range) = AddressRange::new(self.start.as_ptr().addr(), self.length) {
+            // What cannot be given back is tried again when the registrar is dropped.
+            let _ = self.registrar.deregister(self.region, range);
+        }
+        unmap(self.start, self.length);
+    }
+}
+
+/// Maps private pages: at an address of the kernel's choice, or over those at `at`, which are the
+/// caller's.
+fn map(at: *mut u8, length: usize, fixed: i32) -> Result<NonNull<u8>, crate::sys::Errno> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+    // SAFETY: without MAP_FIXED the addresses are nobody's, with it the caller's.
+    let mapped = unsafe { libc::mmap(at.cast(), length, rights, kind, -1, 0) };
+    match NonNull::new(mapped.cast()) {
+        Some(start) if mapped != libc::MAP_FAILED => Ok(start),
+        _ => Err(last_errno()),
+    }
+}
+
+fn unmap(start: NonNull<u8>, length: usize) {
+    // SAFETY: the test's own pages, borrowed by nobody any more.
+    unsafe { libc::munmap(start.as_ptr().cast(), length) };
+}

@@ -1,0 +1,353 @@
+//! Memory regions of a protection domain, as a registrar.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the calls that register and give back, whose arguments live
+//! as long as the [`Domain`] does, and for [`MemoryRegion`], a pointer that threads hand to each
+//! other.
+
+#![allow(unsafe_code)]
+
+use super::attributes::access_flags;
+use super::device::{Device, Domain, OpenError};
+use super::ffi::*;
+use crate::fork_mark::{FORKED, ForkMark};
+use crate::limits::{Limits, page_bytes};
+use crate::mappings;
+use crate::sys::{Errno, last_errno};
+use libc::c_uint;
+use pinfold_core::{
+    Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+};
+use std::collections::HashSet;
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A registration: the keys that work requests name it by.
+///
+/// They mean something in the protection domain that the registrar was made with, until the
+/// registration is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MemoryRegion {
+    pointer: NonNull<ibv_mr>,
+    lkey: u32,
+    rkey: u32,
+}
+
+// SAFETY: the pointer is followed by libibverbs alone, which any thread may call.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// # Safety
+    ///
+    /// `pointer` is a memory region that the library just made.
+    unsafe fn new(pointer: NonNull<ibv_mr>) -> Self {
+        // SAFETY: the caller's promise.
+        let (lkey, rkey) = unsafe { ((*pointer.as_ptr()).lkey, (*pointer.as_ptr()).rkey) };
+        Self { pointer, lkey, rkey }
+    }
+
+    /// The local key: what an `ibv_sge` takes.
+    pub const fn lkey(self) -> u32 {
+        self.lkey
+    }
+
+    /// The remote key, which a peer needs; it opens nothing unless the registration has remote
+    /// rights.
+    pub const fn rkey(self) -> u32 {
+        self.rkey
+    }
+
+    /// The library's own structure, alive until the registration is given back.
+    pub const fn as_ptr(self) -> *mut ibv_mr {
+        self.pointer.as_ptr()
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryRegion {{ lkey: {:#x}, rkey: {:#x} }}", self.lkey, self.rkey)
+    }
+}
+
+/// Registers memory as regions of a protection domain, pages pinned.
+///
+/// ```
+/// use pinfold::registrar::verbs::{Device, Domain, Verbs};
+/// use pinfold::{Access, AddressRange, Registrar};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let Ok(_) = Device::open(None) else { return Ok(()) };
+/// let domain = Domain::new(Device::open(None)?)?;
+/// let registrar = Verbs::new(domain)?;
+/// # let buffer = vec![0_u8; 4096];
+/// let range = AddressRange::new(buffer.as_ptr().addr(), buffer.len())?;
+/// // SAFETY: nothing else relies on the buffer while the device may write to it.
+/// let region = unsafe { registrar.register(range, Access::READ_WRITE) }?;
+/// // ... post work requests with lkey = region.lkey() ...
+/// registrar.deregister(region, range)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Verbs {
+    domain: Arc<Domain>,
+    limits: RegistrarLimits,
+    /// The library's flags that every registration gets on top of its rights.
+    flags: c_uint,
+    /// A lent domain's device has the mark of another time, so the registrar has its own.
+    fork_mark: ForkMark,
+    /// Guards what is registered, for one insertion or removal; never held across a call of the
+    /// library.
+    live: Mutex<HashSet<MemoryRegion>>,
+}
+
+impl Verbs {
+    /// Registers with `domain`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Os`] if the kernel has no memory, or is older than 4.14.
+    pub fn new(domain: Arc<Domain>) -> Result<Self, OpenError> {
+        let fork_mark = ForkMark::new(1).map_err(|errno| OpenError::os("madvise", errno))?;
+        let limits = limits_of(domain.device());
+        Ok(Self { domain, limits, flags: 0, fork_mark, live: Mutex::default() })
+    }
+
+    /// Adds the library's own flags to every registration from now on:
+    /// `IBV_ACCESS_RELAXED_ORDERING`, `IBV_ACCESS_HUGETLB`, `IBV_ACCESS_MW_BIND`.
+    ///
+    /// `IBV_ACCESS_ON_DEMAND` belongs to [`OnDemand`], and `IBV_ACCESS_ZERO_BASED` to registrations
+    /// that are made by hand, because a cache shares them between ranges; they and the flags that
+    /// rights stand for are left out.
+    #[must_use]
+    pub fn with_flags(mut self, flags: c_uint) -> Self {
+        const MAY_BE_ADDED: c_uint =
+            IBV_ACCESS_OPTIONAL_RANGE | IBV_ACCESS_HUGETLB | IBV_ACCESS_MW_BIND;
+        self.flags |= flags & MAY_BE_ADDED;
+        self
+    }
+
+    /// The protection domain.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    pub(super) fn forked(&self) -> bool {
+        self.fork_mark.forked()
+    }
+
+    pub(super) fn live(&self) -> MutexGuard<'_, HashSet<MemoryRegion>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_request(&self, range: AddressRange, access: Access) -> Result<(), RegisterError> {
+        if self.forked() {
+            return Err(RegisterError::DeviceGone { errno: FORKED });
+        }
+        if !self.domain.device().attributes().can_give(access) {
+            return Err(RegisterError::UnsupportedAccess { access });
+        }
+        let max_bytes = self.limits.max_region_bytes;
+        if range.len() > max_bytes {
+            return Err(RegisterError::TooLarge { range, max_bytes });
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Registrar::register`].
+    pub(super) unsafe fn register_with(
+        &self,
+        range: AddressRange,
+        access: Access,
+        flags: c_uint,
+    ) -> Result<MemoryRegion, RegisterError> {
+        self.check_request(range, access)?;
+        let library = self.domain.device().library();
+        let flags = access_flags(access) | self.flags | flags;
+        let start = ptr::with_exposed_provenance_mut(range.start());
+        // SAFETY: the domain is live, and the memory is as the caller promises.
+        let made = unsafe { library.register(self.domain.as_ptr(), start, range.len(), flags) };
+        let made = NonNull::new(made).ok_or_else(|| {
+            let errno = last_errno();
+            self.explain(range, access, flags & IBV_ACCESS_ON_DEMAND != 0, errno)
+        })?;
+        // SAFETY: the library just made it.
+        Ok(self.note(unsafe { MemoryRegion::new(made) }))
+    }
+
+    pub(super) fn note(&self, region: MemoryRegion) -> MemoryRegion {
+        self.live().insert(region);
+        region
+    }
+
+    /// # Safety
+    ///
+    /// `pointer` is a memory region that the library just made in this domain.
+    pub(super) unsafe fn adopt(&self, pointer: NonNull<ibv_mr>) -> MemoryRegion {
+        // SAFETY: the caller's promise.
+        self.note(unsafe { MemoryRegion::new(pointer) })
+    }
+
+    pub(super) fn give_back(&self, region: MemoryRegion) -> Result<(), DeregisterError> {
+        if self.forked() {
+            return Err(DeregisterError::DeviceGone { errno: FORKED });
+        }
+        if !self.live().remove(&region) {
+            return Err(DeregisterError::Os { operation: DEREG, errno: libc::EINVAL });
+        }
+        // SAFETY: the library made it in this domain, and it was not given back before: whoever
+        // takes it out of the list is the only one.
+        let status = unsafe { (self.domain.device().library().dereg_mr)(region.as_ptr()) };
+        match status {
+            0 => Ok(()),
+            errno if is_gone(errno) => Err(DeregisterError::DeviceGone { errno }),
+            errno => {
+                // Still registered (a memory window is bound to it): tried again when this is dropped.
+                self.note(region);
+                Err(DeregisterError::Os { operation: DEREG, errno })
+            }
+        }
+    }
+
+    /// What the library's refusal to register means.
+    fn explain(
+        &self,
+        range: AddressRange,
+        access: Access,
+        on_demand: bool,
+        Errno(errno): Errno,
+    ) -> RegisterError {
+        match errno {
+            errno if is_gone(errno) => RegisterError::DeviceGone { errno },
+            // RLIMIT_MEMLOCK is 0, and nothing waives it.
+            libc::EPERM => RegisterError::PinnedMemoryLimit { limit_bytes: Some(0), errno },
+            libc::EAGAIN | libc::EBUSY | libc::ENOSPC => self.full(errno),
+            libc::ENOMEM => self.no_room(range, on_demand, errno),
+            libc::EINVAL if self.is_full() => self.full(errno),
+            libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP => {
+                bad_address(range, access, on_demand, errno)
+            }
+            errno => RegisterError::Os { operation: REG, errno },
+        }
+    }
+
+    /// The kernel says the same when the limit on pinned memory is reached, when the device is
+    /// full, and when it has no memory itself.
+    fn no_room(&self, range: AddressRange, on_demand: bool, errno: i32) -> RegisterError {
+        let limits = Limits::read();
+        let bytes = range.page_aligned(limits.page_bytes).len() as u64;
+        let wanted = limits.pinned_bytes.unwrap_or(0).saturating_add(bytes);
+        match limits.enforced().bytes() {
+            Some(limit) if !on_demand && wanted > limit => {
+                RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno }
+            }
+            _ if self.is_full() => self.full(errno),
+            _ => RegisterError::Os { operation: REG, errno },
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.live().len() >= self.limits.max_regions
+    }
+
+    fn full(&self, errno: i32) -> RegisterError {
+        let held = self.live().len();
+        RegisterError::RegionLimit { held, device_max: self.limits.max_regions, errno }
+    }
+}
+
+fn limits_of(device: &Device) -> RegistrarLimits {
+    let attributes = device.attributes();
+    // Half of the address space, as a power of two, is more than any process can map.
+    let most = usize::MAX / 2 + 1;
+    RegistrarLimits {
+        page_bytes: page_bytes(),
+        max_region_bytes: usize::try_from(attributes.max_region_bytes)
+            .map_or(most, |n| n.min(most)),
+        max_regions: attributes.max_regions,
+    }
+}
+
+/// What is wrong with the memory, or with the rights asked for, if the memory is as it should be.
+fn bad_address(range: AddressRange, access: Access, on_demand: bool, errno: i32) -> RegisterError {
+    match mappings::diagnose(range, access) {
+        BadAddress::Unknown if errno == libc::EFAULT => {
+            RegisterError::BadAddress { range, reason: BadAddress::Unknown, errno }
+        }
+        BadAddress::Unknown if errno == libc::EOPNOTSUPP && !on_demand => {
+            let reason = BadAddress::UnsupportedMapping { at: range.start() };
+            RegisterError::BadAddress { range, reason, errno }
+        }
+        BadAddress::Unknown if errno == libc::EOPNOTSUPP => {
+            RegisterError::UnsupportedAccess { access }
+        }
+        BadAddress::Unknown => RegisterError::Os { operation: REG, errno },
+        reason => RegisterError::BadAddress { range, reason, errno },
+    }
+}
+
+/// Whether the device was taken away (`EIO`, `ENODEV`), or its descriptor closed (`EBADF`).
+pub(super) const fn is_gone(errno: i32) -> bool {
+    matches!(errno, libc::EIO | libc::ENODEV | libc::EBADF)
+}
+
+const REG: &str = "ibv_reg_mr";
+const DEREG: &str = "ibv_dereg_mr";
+
+/// The device may read whatever is registered with it, and must be able to write where a peer may.
+pub(super) fn granted(wanted: Access) -> Access {
+    if wanted.writes() { wanted | Access::READ_WRITE } else { wanted | Access::READ }
+}
+
+impl Registrar for Verbs {
+    type Handle = MemoryRegion;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.limits
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        granted(wanted)
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<MemoryRegion, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.register_with(range, access, 0) }
+    }
+
+    fn deregister(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
+        self.give_back(handle)
+    }
+}
+
+impl Drop for Verbs {
+    /// Gives back what is still registered, except in a forked child, whose parent's it is.
+    fn drop(&mut self) {
+        if !self.forked() {
+            let left: Vec<_> = self.live().iter().copied().collect();
+            for region in left {
+                // A device that is gone has let go of everything already.
+                let _ = self.give_back(region);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verbs")
+            .field("device", &self.domain.device().name())
+            .field("flags", &self.flags)
+            .field("live", &self.live().len())
+            .finish()
+    }
+}
