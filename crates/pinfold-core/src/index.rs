@@ -1,8 +1,9 @@
 //! Which regions may contain an address: an index in the shape of a page table.
 //!
-//! Three levels of 512 lead from an address to its 2 MiB block; a block's list names every region
-//! that touches the block, sorted by where it begins. A look-up is four loads and a binary
-//! search, takes no lock and is wait-free. Writers hold the cache's lock.
+//! Three levels of 512 lead from an address to its 2 MiB block, a shortcut past the upper two; a
+//! block's list names every region that touches the block, sorted by where it begins. A look-up is
+//! three loads if the guess is right (see [`Index::guess`]), takes no lock and is wait-free. Writers
+//! hold the cache's lock.
 //!
 //! **Entries are hints.** A list that shrank, moved or went to another block while it was being
 //! read yields wrong regions or misses some. So a reader proves every region at the region itself
