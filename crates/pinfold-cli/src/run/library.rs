@@ -20,7 +20,8 @@ impl fmt::Display for NotFound {
 
 /// The library's absolute path.
 pub(crate) fn find() -> Result<PathBuf, NotFound> {
-    let places = places(env::var_os("PINFOLD_PRELOAD"), env::current_exe().ok());
+    let command = env::current_exe().ok();
+    let places = places(env::var_os("PINFOLD_PRELOAD"), command.as_deref());
     let found = places.iter().find(|place| place.is_file());
     let found = found.and_then(|place| place.canonicalize().ok());
     found.ok_or(NotFound(places))
@@ -28,11 +29,11 @@ pub(crate) fn find() -> Result<PathBuf, NotFound> {
 
 /// What the environment names; else beside the command, in the `lib` of its installation, or where
 /// cargo leaves what it builds for tests.
-fn places(named: Option<OsString>, command: Option<PathBuf>) -> Vec<PathBuf> {
+fn places(named: Option<OsString>, command: Option<&Path>) -> Vec<PathBuf> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         return vec![named.into()];
     }
-    let beside = command.as_deref().and_then(Path::parent);
+    let beside = command.and_then(Path::parent);
     let around = |directory: &Path| {
         let installed = directory
             .parent()
@@ -64,7 +65,7 @@ mod tests {
 
     #[test]
     fn else_it_lies_around_the_command() {
-        let all = places(Some(OsString::new()), Some("/opt/bin/pinfold".into()));
+        let all = places(Some(OsString::new()), Some(Path::new("/opt/bin/pinfold")));
         assert!(all.contains(&Path::new("/opt/bin").join(NAME)));
         assert!(all.contains(&Path::new("/opt/lib").join(NAME)));
         let text = NotFound(all).to_string();
