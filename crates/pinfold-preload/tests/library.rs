@@ -6,6 +6,7 @@
 //! called.
 
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used)] // only tests use it
 
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
