@@ -181,10 +181,11 @@ impl HazardDomain {
         Some(Slot { record, slot: &record.slots[place] })
     }
 
-    /// An empty slot in `records`, the one behind the cursor first.
+    /// An empty slot in `records`, the one behind the cursor first, the latest record first: a thread
+    /// that holds thousands of leases has filled the earlier ones.
     fn empty_place(&self, records: &[u32], seats: &Seats) -> Option<(u32, usize)> {
         let first = seats.cursor.get();
-        records.iter().find_map(|&number| {
+        records.iter().rev().find_map(|&number| {
             let record = self.records.get(number)?;
             (0..SLOTS)
                 .map(|step| (first + step) % SLOTS)
