@@ -221,9 +221,10 @@ impl HazardDomain {
             .filter(|&place| place != EMPTY)
     }
 
-    /// One of the thread's `records` that has room, or one more.
+    /// One of the thread's `records` that has room, the latest first, because a thread that holds
+    /// thousands of leases has filled the earlier ones; or one more.
     fn record_with_room(&self, records: &mut Vec<u32>) -> Option<&Record> {
-        let with_room = records.iter().copied().find(|&number| self.has_room(number));
+        let with_room = records.iter().copied().rev().find(|&number| self.has_room(number));
         let number = with_room.map_or_else(
             || {
                 let number = self.adopt_record()?;

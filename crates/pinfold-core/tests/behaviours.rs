@@ -519,6 +519,22 @@ mod limits {
         assert_eq!(rig.device.counts().live, 0);
     }
 
+    /// For somebody else who needs the room, or before the device is closed.
+    #[test]
+    fn everything_idle_can_be_given_up_at_once() {
+        let rig = Rig::new();
+        let leased = rig.lease(pages(0, 1));
+        let idle: Vec<_> = (1..20).map(|page| rig.touch(pages(page, 1))).collect();
+        assert_eq!(rig.cache().evict_idle(), 19);
+        assert!(idle.into_iter().all(|handle| !rig.is_registered(handle)));
+        rig.assert_fresh(&leased);
+        assert_eq!(rig.touch(pages(0, 1)), leased.handle(), "what is leased is still found");
+        assert_eq!(rig.cache().evict_idle(), 0);
+        drop(leased);
+        assert_eq!(rig.cache().evict_idle(), 1);
+        assert_eq!((rig.statistics().regions, rig.statistics().evictions), (0, 20));
+    }
+
     #[test]
     fn at_capacity_a_cached_region_is_a_hit() {
         let rig = Setup::regions(2).rig();

@@ -16,6 +16,7 @@
 //! unchanged while it runs the callback.
 
 #![allow(unsafe_code)]
+#![allow(clippy::cast_possible_truncation)] // addresses have 64 bits here, see `lib.rs`
 
 use crate::elf::{Dynamic, Tables, Wanted};
 use libc::{Elf64_Phdr, PT_DYNAMIC, PT_LOAD, c_int, c_void, dl_phdr_info, size_t};

@@ -249,8 +249,7 @@ impl Request {
         };
         let vacant = process.handles.vacant()?;
         // SAFETY: the program lets the device use the memory until it deregisters it.
-        let lease =
-            unsafe { served.cache.get(self.address.cast(), self.length, rights.access) }.ok()?;
+        let lease = unsafe { served.lease(self.address.cast(), self.length, rights.access) }?;
         let shown = self.shown(&lease);
         // SAFETY: the cache outlives the handle that the lease is kept in; see the file's header.
         let lease = unsafe { mem::transmute::<Lease<'_, _, _>, Lease<'static, _, _>>(lease) };
@@ -316,7 +315,7 @@ fn ended(mr: *mut ibv_mr) -> Option<c_int> {
     };
     if process.is_forked() {
         // The registration is the parent's, and goes on.
-        claimed.end(mem::forget);
+        claimed.forget();
         return Some(0);
     }
     let status = end(claimed);
@@ -335,7 +334,7 @@ fn end(mut claimed: Claimed<'_>) -> c_int {
             return status;
         }
     }
-    claimed.end(drop);
+    claimed.end();
     0
 }
 

@@ -14,9 +14,9 @@ use crate::rights::Rights;
 use libc::c_uint;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_pd};
 use pinfold::registrar::verbs::{Domain, Library, Verbs};
-use pinfold::{Cache, Config, Statistics};
+use pinfold::{Access, Cache, Config, Exhausted, GetError, Lease, Statistics};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A protection domain with its cache.
@@ -26,6 +26,9 @@ pub(crate) struct Served {
     context: *mut ibv_context,
     /// The kernel's number of the domain.
     number: u32,
+    /// Whether the budget was found spent on what the program holds, since when it has given
+    /// nothing back. Finding that out costs a look at everything that it holds.
+    full: AtomicBool,
 }
 
 // SAFETY: the pointer is only compared.
@@ -95,7 +98,8 @@ impl Domains {
         }
         // SAFETY: the caller's promise.
         let (context, number) = unsafe { ((*pd.as_ptr()).context, (*pd.as_ptr()).handle) };
-        let served = Arc::new(Served { cache: make()?, context, number });
+        let served =
+            Arc::new(Served { cache: make()?, context, number, full: AtomicBool::new(false) });
         let entry = self.entry(pd.addr().get(), rights.hints);
         let entry = entry.unwrap_or_else(|| self.add_entry(pd.addr().get(), rights.hints));
         // Release: the cache comes with the pointer. What was there belonged to a domain that went
@@ -214,6 +218,39 @@ impl Served {
         let registrar = Verbs::new(domain).map_err(|error| error.to_string())?;
         let registrar = registrar.with_flags(rights.hints);
         pinfold::cache(registrar, monitor, config).map_err(|error| error.to_string())
+    }
+
+    /// A lease of `length` bytes from `start`. `None` if the cache gives none.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Cache::get`].
+    pub(crate) unsafe fn lease(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Option<Lease<'_, Verbs, Monitored>> {
+        // Relaxed, here and below: a wrong guess costs time, or one registration past the cache.
+        if self.full.load(Ordering::Relaxed) {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { self.cache.get(start, length, access) } {
+            Ok(lease) => Some(lease),
+            Err(GetError::Exhausted(Exhausted { wanted, allowed, .. })) => {
+                self.full.store(wanted <= allowed, Ordering::Relaxed);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// A lease has ended, and what it held may be given up for another.
+    pub(crate) fn note_end(&self) {
+        if self.full.load(Ordering::Relaxed) {
+            self.full.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Gives back everything that is idle; no lease is left, so this is everything. Says what the

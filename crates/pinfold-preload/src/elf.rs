@@ -7,6 +7,7 @@
 //! run.
 
 #![allow(unsafe_code)]
+#![allow(clippy::cast_possible_truncation)] // addresses have 64 bits here, see `lib.rs`
 
 use std::ffi::CStr;
 

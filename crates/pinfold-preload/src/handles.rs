@@ -268,11 +268,29 @@ impl Claimed<'_> {
         std::mem::replace(self.holding(), Holding::Own(region))
     }
 
-    /// Ends the handle. `end` is given what was behind it before the handle is free again.
-    pub(crate) fn end(self, end: impl FnOnce(Holding)) {
-        // SAFETY: the handle is this thread's and filled; nobody reads this value again.
-        end(unsafe { (*self.handle.holding.get()).assume_init_read() });
+    /// Ends the handle, and before it what is behind it.
+    pub(crate) fn end(self) {
+        drop(self.taken());
+        // Relaxed: the handle is this thread's.
+        let served = self.handle.served.load(Ordering::Relaxed);
+        // SAFETY: null, or it stays until its last handle has ended (see `domains`), which is after
+        // this.
+        if let Some(served) = unsafe { served.as_ref() } {
+            served.note_end();
+        }
         self.free();
+    }
+
+    /// Ends the handle; what is behind it is another process's.
+    pub(crate) fn forget(self) {
+        std::mem::forget(self.taken());
+        self.free();
+    }
+
+    /// What is behind the handle. Called once, before it is freed.
+    fn taken(&self) -> Holding {
+        // SAFETY: the handle is this thread's and filled; nobody reads this value again.
+        unsafe { (*self.handle.holding.get()).assume_init_read() }
     }
 
     fn free(self) {
@@ -355,7 +373,7 @@ mod tests {
     fn end(handles: &Handles, mr: *const ibv_mr) -> bool {
         match handles.claim(mr) {
             Claim::Claimed(claimed) => {
-                claimed.end(|_| {});
+                claimed.forget();
                 true
             }
             Claim::Foreign | Claim::Gone => false,
@@ -419,7 +437,7 @@ mod tests {
         on_device.mr.context = device;
         let gone = handles.vacant().unwrap().fill(on_device, ptr::null(), nothing_behind());
         let other = made(&handles, 2, ptr::null());
-        handles.claim_all_of(device).for_each(|claimed| claimed.end(|_| {}));
+        handles.claim_all_of(device).for_each(|claimed| claimed.forget());
         assert!(!end(&handles, gone));
         assert!(end(&handles, other));
     }

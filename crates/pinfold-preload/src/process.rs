@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) type Monitored = Arc<Userfaultfd>;
 
 /// What Pinfold does in this process.
+#[allow(clippy::large_enum_variant)] // one in a process
 enum Standing {
     /// Nothing: everything passes through.
     Off,

@@ -89,7 +89,7 @@ impl Settings {
 
     /// The settings of this process.
     pub(crate) fn from_environment() -> Result<Self, SettingError> {
-        Self::read(|name| std::env::var_os(name))
+        Self::read(std::env::var_os::<&str>)
     }
 }
 

@@ -20,7 +20,8 @@ impl fmt::Display for NotFound {
 
 /// The library's absolute path.
 pub(crate) fn find() -> Result<PathBuf, NotFound> {
-    let places = places(env::var_os("PINFOLD_PRELOAD"), env::current_exe().ok().as_deref());
+    let command = env::current_exe().ok();
+    let places = places(env::var_os("PINFOLD_PRELOAD"), command.as_deref());
     let found = places.iter().find(|place| place.is_file());
     let found = found.and_then(|place| place.canonicalize().ok());
     found.ok_or(NotFound(places))

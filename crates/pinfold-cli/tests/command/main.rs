@@ -6,4 +6,5 @@
 mod bench;
 mod demo;
 mod probe;
+mod run;
 mod support;

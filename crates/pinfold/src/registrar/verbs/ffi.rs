@@ -19,11 +19,13 @@ pub struct ibv_device {
     _opaque: [u8; 0],
 }
 
-/// Opaque: only its address matters.
+/// A completion channel: its descriptor becomes readable with a completion.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_comp_channel {
-    _opaque: [u8; 0],
+    pub context: *mut ibv_context,
+    pub fd: c_int,
+    pub refcnt: c_int,
 }
 
 /// Opaque: Pinfold uses no shared receive queues.
@@ -42,7 +44,8 @@ pub struct ibv_context_ops {
     _compat_create_cq: *mut c_void,
     pub poll_cq:
         Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
-    pub req_notify_cq: *mut c_void,
+    pub req_notify_cq:
+        Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
     _compat_2: [*mut c_void; 7],
     pub post_srq_recv: *mut c_void,
     _compat_3: [*mut c_void; 4],
@@ -508,6 +511,7 @@ mod tests {
             ibv_send_wr { sg_list, num_sge, opcode, send_flags }
             ibv_recv_wr { next, sg_list, num_sge }
             ibv_wc { status, byte_len, qp_num }
+            ibv_comp_channel { context, fd, refcnt }
         };
         let mut all = whole.to_vec();
         all.push(("sizeof(union ibv_gid)", size_of::<ibv_gid>()));

@@ -97,6 +97,10 @@ library! {
         dereg_mr: c"ibv_dereg_mr", c"IBVERBS_1.1", fn(*mut ibv_mr) -> c_int;
         create_cq: c"ibv_create_cq", c"IBVERBS_1.1", fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
         destroy_cq: c"ibv_destroy_cq", c"IBVERBS_1.1", fn(*mut ibv_cq) -> c_int;
+        create_comp_channel: c"ibv_create_comp_channel", c"IBVERBS_1.0", fn(*mut ibv_context) -> *mut ibv_comp_channel;
+        destroy_comp_channel: c"ibv_destroy_comp_channel", c"IBVERBS_1.0", fn(*mut ibv_comp_channel) -> c_int;
+        get_cq_event: c"ibv_get_cq_event", c"IBVERBS_1.1", fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+        ack_cq_events: c"ibv_ack_cq_events", c"IBVERBS_1.1", fn(*mut ibv_cq, c_uint);
         create_qp: c"ibv_create_qp", c"IBVERBS_1.1", fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
         modify_qp: c"ibv_modify_qp", c"IBVERBS_1.1", fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         destroy_qp: c"ibv_destroy_qp", c"IBVERBS_1.1", fn(*mut ibv_qp) -> c_int;

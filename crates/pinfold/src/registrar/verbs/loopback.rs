@@ -19,7 +19,6 @@ use std::ffi::CStr;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// How many work requests may be under way at once; longer lists go in several rounds.
@@ -96,7 +95,7 @@ impl Loopback {
             // SAFETY: the caller's promise; the batch is complete before anything else happens, or
             // the pair is destroyed, which ends what is under way.
             unsafe { pair.post(direction, batch) }?;
-            pair.wait(batch.len())?;
+            pair.wait()?;
         }
         *slot = Some(pair);
         Ok(())
@@ -132,38 +131,35 @@ impl Pair {
         Ok(Self { sender, _receiver: receiver, completions })
     }
 
+    /// Posts requests of which the last one is reported, or the first one that fails: a connection
+    /// carries them out in order.
+    ///
     /// # Safety
     ///
     /// As for [`Loopback::transfer`].
     unsafe fn post(&self, direction: Direction, batch: &[Transfer]) -> Result<(), LoopbackError> {
-        for transfer in batch {
+        for (left, transfer) in (0..batch.len()).rev().zip(batch) {
+            let flags = if left == 0 { IBV_SEND_SIGNALED } else { 0 };
             // SAFETY: the caller's promise.
-            unsafe { self.sender.post(direction, transfer) }?;
+            unsafe { self.sender.post(direction, transfer, flags) }?;
         }
         Ok(())
     }
 
-    /// Waits for `missing` completions, all of them good.
-    fn wait(&self, mut missing: usize) -> Result<(), LoopbackError> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut done = [ibv_wc::default(); DEPTH as usize];
-        while missing > 0 {
-            let polled = self.completions.poll(&mut done)?;
-            polled.iter().try_for_each(|one| self.sender.judge(one))?;
-            missing -= polled.len();
-            if polled.is_empty() {
-                if Instant::now() > deadline {
-                    return Err(LoopbackError::Stuck { after: PATIENCE });
-                }
-                thread::yield_now();
-            }
+    /// Waits for the one report of what was posted.
+    fn wait(&self) -> Result<(), LoopbackError> {
+        match self.completions.next()? {
+            Some(completion) => self.sender.judge(&completion),
+            None => Err(LoopbackError::Stuck { after: PATIENCE }),
         }
-        Ok(())
     }
 }
 
+/// Completions, and the channel that wakes who waits for one. A device in software does its work on
+/// the processors that a waiting thread would keep busy.
 struct CompletionQueue {
     domain: Arc<Domain>,
+    channel: NonNull<ibv_comp_channel>,
     pointer: NonNull<ibv_cq>,
 }
 
@@ -172,39 +168,116 @@ unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
     fn new(domain: &Arc<Domain>) -> Result<Self, LoopbackError> {
-        let device = domain.device();
+        let (device, library) = (domain.device(), domain.device().library());
+        // SAFETY: the device is open.
+        let channel = NonNull::new(unsafe { (library.create_comp_channel)(device.as_ptr()) })
+            .ok_or_else(|| LoopbackError::os("ibv_create_comp_channel", last_errno()))?;
         let entries = c_int::try_from(2 * DEPTH).unwrap_or(c_int::MAX);
-        // SAFETY: the device is open; no completion channel.
+        // SAFETY: device and channel are open.
         let made = unsafe {
             let null = ptr::null_mut();
-            (device.library().create_cq)(device.as_ptr(), entries, null, ptr::null_mut(), 0)
+            (library.create_cq)(device.as_ptr(), entries, null, channel.as_ptr(), 0)
         };
-        let pointer =
-            NonNull::new(made).ok_or_else(|| LoopbackError::os("ibv_create_cq", last_errno()))?;
-        Ok(Self { domain: Arc::clone(domain), pointer })
+        let pointer = NonNull::new(made).ok_or_else(|| {
+            let errno = last_errno();
+            // SAFETY: nobody uses the channel.
+            unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
+            LoopbackError::os("ibv_create_cq", errno)
+        })?;
+        Ok(Self { domain: Arc::clone(domain), channel, pointer })
     }
 
-    /// What is complete, at most as much as there is room for.
-    fn poll<'b>(&self, room: &'b mut [ibv_wc]) -> Result<&'b [ibv_wc], LoopbackError> {
-        let most = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is live, and there is room for as many as is said.
+    /// The next completion; nothing if there is none for a long time.
+    fn next(&self) -> Result<Option<ibv_wc>, LoopbackError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // Asked first, and again when the channel has been told to wake us: what completes in
+            // between is found here.
+            if let Some(done) = self.poll()? {
+                return Ok(Some(done));
+            }
+            self.arm()?;
+            if let Some(done) = self.poll()? {
+                return Ok(Some(done));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.be_woken(left)?;
+        }
+    }
+
+    /// What is complete, if anything is.
+    fn poll(&self) -> Result<Option<ibv_wc>, LoopbackError> {
+        let mut done = ibv_wc::default();
+        // SAFETY: the queue is live, and there is room for one.
         let count = unsafe {
             let poll = (*(*self.pointer.as_ptr()).context).ops.poll_cq;
-            poll.map_or(-1, |poll| poll(self.pointer.as_ptr(), most, room.as_mut_ptr()))
+            poll.map_or(-1, |poll| poll(self.pointer.as_ptr(), 1, &raw mut done))
         };
-        let count = usize::try_from(count)
-            .map_err(|_| LoopbackError::os("ibv_poll_cq", Errno(libc::EIO)))?;
-        Ok(&room[..count.min(room.len())])
+        match count {
+            0 => Ok(None),
+            1.. => Ok(Some(done)),
+            _ => Err(LoopbackError::os("ibv_poll_cq", Errno(libc::EIO))),
+        }
+    }
+
+    /// Has the next completion make the channel readable.
+    fn arm(&self) -> Result<(), LoopbackError> {
+        // SAFETY: the queue is live.
+        let status = unsafe {
+            let arm = (*(*self.pointer.as_ptr()).context).ops.req_notify_cq;
+            arm.map_or(libc::EOPNOTSUPP, |arm| arm(self.pointer.as_ptr(), 0))
+        };
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(LoopbackError::os("ibv_req_notify_cq", Errno(status)))
+        }
+    }
+
+    /// Waits until the channel says something, for `limit` at most, and takes it.
+    fn be_woken(&self, limit: Duration) -> Result<(), LoopbackError> {
+        // SAFETY: the channel is live.
+        let descriptor = unsafe { (*self.channel.as_ptr()).fd };
+        if !readable_within(descriptor, limit) {
+            return Ok(());
+        }
+        let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is live, and there is room for what it says, which is acknowledged at
+        // once: destroying the queue waits for that.
+        unsafe {
+            let library = self.domain.device().library();
+            if (library.get_cq_event)(self.channel.as_ptr(), &raw mut queue, &raw mut context) != 0
+            {
+                return Err(LoopbackError::os("ibv_get_cq_event", last_errno()));
+            }
+            (library.ack_cq_events)(queue, 1);
+        }
+        Ok(())
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         if !self.domain.device().forked() {
+            let library = self.domain.device().library();
             // SAFETY: the queue pairs that use it are gone: see the order of `Pair`'s fields.
-            unsafe { (self.domain.device().library().destroy_cq)(self.pointer.as_ptr()) };
+            unsafe {
+                (library.destroy_cq)(self.pointer.as_ptr());
+                (library.destroy_comp_channel)(self.channel.as_ptr());
+            }
         }
     }
+}
+
+/// Whether `descriptor` becomes readable before `limit` is over, or a signal comes.
+fn readable_within(descriptor: c_int, limit: Duration) -> bool {
+    let limit = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
+    let mut asked = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the kernel reads and writes one `pollfd`.
+    unsafe { libc::poll(&raw mut asked, 1, limit) > 0 && asked.revents & libc::POLLIN != 0 }
 }
 
 struct QueuePair {
@@ -266,7 +339,12 @@ impl QueuePair {
     /// # Safety
     ///
     /// As for [`Loopback::transfer`].
-    unsafe fn post(&self, direction: Direction, transfer: &Transfer) -> Result<(), LoopbackError> {
+    unsafe fn post(
+        &self,
+        direction: Direction,
+        transfer: &Transfer,
+        send_flags: c_uint,
+    ) -> Result<(), LoopbackError> {
         let Transfer { lkey, address, length, rkey, remote_address } = *transfer;
         let length = u32::try_from(length).map_err(|_| LoopbackError::TooLong { length })?;
         let mut piece = ibv_sge { addr: address as u64, length, lkey };
@@ -279,7 +357,7 @@ impl QueuePair {
                 Direction::Write => IBV_WR_RDMA_WRITE,
                 Direction::Read => IBV_WR_RDMA_READ,
             },
-            send_flags: IBV_SEND_SIGNALED,
+            send_flags,
             imm_data: 0,
             remote_addr: remote_address as u64,
             rkey,

@@ -1,0 +1,80 @@
+//! Programs under `pinfold run`. What caching does to verbs programs is tested in the virtual machine;
+//! here is what it does to any program.
+
+use crate::support::status;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// The preload library where cargo has built it; it is another package's.
+fn library() -> Option<PathBuf> {
+    let directory = PathBuf::from(env!("CARGO_BIN_EXE_pinfold"));
+    let directory = directory.parent()?;
+    let name = "libpinfold_preload.so";
+    let places = [directory.join(name), directory.join("deps").join(name)];
+    let found = places.into_iter().find(|place| place.is_file());
+    if found.is_none() {
+        eprintln!("skipped: {name} is not built: cargo build -p pinfold-preload");
+    }
+    found
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.arg("run").args(arguments).output().expect("the command starts")
+}
+
+#[test]
+fn the_program_s_end_and_output_are_its_own() {
+    if library().is_none() {
+        return;
+    }
+    let output = run(&["--", "sh", "-c", "cat; echo out; echo err >&2; exit 7"]);
+    assert_eq!((status(&output), output.stdout.as_slice()), (7, &b"out\n"[..]));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.starts_with("err\n") && errors.contains("registered no memory"), "{errors}");
+    let killed = run(&["--quiet", "sh", "-c", "kill -TERM $$"]);
+    assert_eq!((status(&killed), killed.stderr.len()), (128 + libc::SIGTERM, 0));
+    assert_eq!(status(&run(&["--", "/no/such/program"])), 127);
+    assert_eq!(status(&run(&["--", "/"])), 126);
+}
+
+#[test]
+fn the_library_comes_first_and_others_stay() {
+    let Some(library) = library() else { return };
+    let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(["run", "--quiet", "--", "sh", "-c", "echo $LD_PRELOAD"])
+        .env("LD_PRELOAD", library.as_os_str())
+        .output()
+        .unwrap();
+    let preloaded = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(preloaded.trim().split(':').count(), 2, "{preloaded}");
+}
+
+#[test]
+fn the_summary_is_one_object_in_a_file() {
+    if library().is_none() {
+        return;
+    }
+    let file = std::env::temp_dir().join(format!("pinfold-summary.{}", std::process::id()));
+    let output = run(&["--json", file.to_str().unwrap(), "--", "true", "--json"]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!((status(&output), output.stderr.len()), (0, 0));
+    let summary: Value = serde_json::from_str(&text).unwrap();
+    for key in ["gets", "hits", "misses", "regs", "deregs", "invalidations"] {
+        assert_eq!(summary[key], 0, "{key} in {summary}");
+    }
+}
+
+#[test]
+fn a_missing_library_is_a_machine_that_lacks_something() {
+    let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(["run", "--", "true"])
+        .env("PINFOLD_PRELOAD", "/no/such/library.so")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(status(&output), 77);
+    assert!(errors.contains("PINFOLD_PRELOAD") && errors.contains("/no/such/library.so"));
+}
