@@ -165,9 +165,19 @@ impl<M: Monitor> Port<M> {
 
     /// Sends `range` and tells what arrived.
     pub(crate) fn send(&self, range: AddressRange, lane: usize) -> Result<Sent, Refusal> {
+        self.send_with(range, lane, Access::READ)
+    }
+
+    /// As [`send`](Self::send), from registrations that give the device these rights.
+    pub(crate) fn send_with(
+        &self,
+        range: AddressRange,
+        lane: usize,
+        access: Access,
+    ) -> Result<Sent, Refusal> {
         let mut cached = true;
         for piece in range.pieces(PIECE_BYTES) {
-            let lease = self.lease(piece, Access::READ)?;
+            let lease = self.lease(piece, access)?;
             cached &= lease.is_cached();
             self.send_by(&lease, piece, at(lane, piece.start() - range.start()))?;
         }

@@ -246,11 +246,15 @@ fn advice(limits: &Limits, monitors: &[Part], registrars: &[Part]) -> Vec<String
     let missing: Vec<&Part> =
         monitors.iter().chain(registrars).filter(|part| !part.available).collect();
     let is_missing = |name: &str| missing.iter().any(|part| part.name == name);
+    let (verbs, on_demand) = (Kind::Verbs.name(), Kind::VerbsOnDemand.name());
     let mut advice: Vec<String> = missing
         .iter()
-        // Without an RDMA device there is none that pages on demand, and no second advice.
-        .filter(|part| part.name != Kind::VerbsOnDemand.name() || !is_missing(Kind::Verbs.name()))
-        .map(|part| format!("{}: {}", part.name, part.detail))
+        // Without an RDMA device there is none that pages on demand, for the same reason.
+        .filter(|part| part.name != on_demand || !is_missing(verbs))
+        .map(|part| match part.name == verbs {
+            true => format!("{verbs}, {on_demand}: {}", part.detail),
+            false => format!("{}: {}", part.name, part.detail),
+        })
         .collect();
     if (is_missing("userfaultfd") || is_missing(Kind::IoUring.name())) && in_container() {
         advice.push(

@@ -20,7 +20,17 @@ const UNREPORTED: [&str; 2] = ["MADV_GUARD_INSTALL and _REMOVE", "shmat(SHM_REMA
 
 #[test]
 fn nothing_is_stale_and_only_the_unreported_is_blind() {
-    let Some(outcome) = run(&["events", "--json"]) else { return };
+    judge(&["events", "--json"]);
+}
+
+/// Real RDMA: the same verdicts.
+#[test]
+fn nothing_is_stale_by_rdma() {
+    judge(&["events", "--json", "--registrar", "verbs"]);
+}
+
+fn judge(arguments: &[&str]) {
+    let Some(outcome) = run(arguments) else { return };
     let report = &outcome.report;
     assert_eq!(rows(report, "stale"), [], "{report:#}");
     for (event, mapping) in rows(report, "blind") {

@@ -4,7 +4,7 @@ use super::{Event, Finding, event, persistently};
 use crate::change::{Backing, Mutation, Specimen};
 use crate::port::Port;
 use crate::races::{Stop, receive_wrong, send_wrong};
-use pinfold::{Cover, Monitor};
+use pinfold::{Access, Cover, Monitor};
 
 /// Which way the device moves the bytes after the change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +20,14 @@ impl Direction {
         match self {
             Self::Send => "send",
             Self::Receive => "receive",
+        }
+    }
+
+    /// The rights that the device needs, and so those of the registration that may go stale.
+    fn access(self) -> Access {
+        match self {
+            Self::Send => Access::READ,
+            Self::Receive => Access::READ_WRITE,
         }
     }
 }
@@ -71,7 +79,7 @@ impl Trial {
 
     fn attempt<M: Monitor>(self, port: &Port<M>) -> Result<Finding, Stop> {
         let mut specimen = Specimen::new(self.backing, grains(self.backing))?;
-        let cached = warm(port, &specimen)?;
+        let cached = warm_with(port, &specimen, self.direction.access())?;
         specimen.apply(self.mutation)?;
         let body = specimen.body();
         specimen.fill(body, 2);
@@ -86,13 +94,22 @@ impl Trial {
 /// Sends the specimen's old bytes a few times, so that it is cached if it ever will be. What an earlier
 /// row left behind at the same address is forgotten before.
 pub(super) fn warm<M: Monitor>(port: &Port<M>, specimen: &Specimen) -> Result<bool, Stop> {
+    warm_with(port, specimen, Access::READ)
+}
+
+/// As [`warm`], cached with the rights `access`.
+fn warm_with<M: Monitor>(
+    port: &Port<M>,
+    specimen: &Specimen,
+    access: Access,
+) -> Result<bool, Stop> {
     port.forget(specimen.body());
     specimen.fill(specimen.body(), 1);
     // A discard elsewhere that has not settled keeps the first uses from being cached.
     const USES: usize = 4;
     let mut cached = false;
     for _ in 0..USES {
-        cached = port.send(specimen.body(), 0)?.cached;
+        cached = port.send_with(specimen.body(), 0, access)?.cached;
     }
     Ok(cached)
 }

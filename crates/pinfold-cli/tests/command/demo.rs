@@ -6,6 +6,31 @@ use std::io::Write;
 
 const NAMES: [&str; 5] = ["uncached", "naive", "copy", "preregistered", "pinfold"];
 
+/// Real RDMA: the same verdicts.
+#[test]
+fn only_the_naive_cache_sends_wrong_data_by_rdma() {
+    let output = pinfold(&[
+        "demo",
+        "--json",
+        "--registrar",
+        "verbs",
+        "--messages",
+        "100",
+        "--size",
+        "65536",
+    ]);
+    if unavailable(&output) {
+        return;
+    }
+    let report = object(&output);
+    assert_eq!(report["registrar"], "verbs");
+    for name in NAMES {
+        let row = strategy(&report, name);
+        assert_eq!(row["wrong"].as_u64().expect("a count") > 0, name == "naive", "{row}");
+    }
+    assert_eq!(status(&output), 0);
+}
+
 fn strategy<'a>(report: &'a Value, name: &str) -> &'a Value {
     let rows = report["strategies"].as_array().expect("an array of strategies");
     rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} in {report}"))

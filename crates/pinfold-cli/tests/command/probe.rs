@@ -13,9 +13,13 @@ fn the_probe_tells_what_there_is() {
     let output = pinfold(&["probe", "--json"]);
     let report = object(&output);
     assert_eq!(names(&report["monitors"]), ["userfaultfd", "none"]);
-    assert_eq!(names(&report["registrars"]), ["io_uring", "mlock"]);
+    assert_eq!(names(&report["registrars"]), ["io_uring", "verbs", "verbs-on-demand", "mlock"]);
     assert!(report["limits"]["page_bytes"].as_u64().is_some_and(u64::is_power_of_two));
     assert!(report["advice"].is_array());
+    let devices = report["rdma_devices"].as_array().expect("an array");
+    let usable = devices.iter().filter(|device| device["max_regions"].is_u64()).count();
+    let verbs = &report["registrars"][1];
+    assert!(verbs["available"] == false || usable > 0, "{report:#}");
 }
 
 #[test]
