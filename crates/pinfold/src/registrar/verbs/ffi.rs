@@ -475,6 +475,7 @@ mod tests {
     use std::collections::HashMap;
     use std::io::Write;
     use std::mem::{align_of, offset_of, size_of};
+    use std::path::Path;
     use std::process::{Command, Stdio};
 
     /// Sizes, and the offsets of what is read or written, as the C compiler names them.
@@ -525,35 +526,38 @@ mod tests {
     fn theirs(expressions: &[(&str, usize)]) -> Option<HashMap<String, usize>> {
         let directory = std::env::temp_dir().join(format!("pinfold-layout-{}", std::process::id()));
         std::fs::create_dir_all(&directory).ok()?;
-        let program = directory.join("layout");
-        let mut source = String::from(
-            "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\nint main() {\n",
-        );
-        for (expression, _) in expressions {
-            source += &format!("printf(\"%zu %s\\n\", (size_t){expression}, \"{expression}\");\n");
-        }
-        source += "}\n";
-        let compiler = Command::new("cc")
-            .args(["-x", "c", "-", "-o"])
-            .arg(&program)
-            .stdin(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn();
-        let compiled = compiler.and_then(|mut compiler| {
-            let written = compiler.stdin.take().map(|mut pipe| pipe.write_all(source.as_bytes()));
-            Ok((written, compiler.wait()?))
-        });
-        let ran = match compiled {
-            Ok((Some(Ok(())), status)) if status.success() => Command::new(&program).output().ok(),
-            _ => None,
-        };
+        let output = run(&source(expressions), &directory.join("layout"));
         let _left_behind = std::fs::remove_dir_all(&directory);
-        let lines = String::from_utf8(ran?.stdout).ok()?;
         let line = |line: &str| {
             let (value, expression) = line.split_once(' ')?;
             Some((expression.to_owned(), value.parse().ok()?))
         };
-        lines.lines().map(line).collect()
+        output?.lines().map(line).collect()
+    }
+
+    /// A program in C that prints the values of `expressions`.
+    fn source(expressions: &[(&str, usize)]) -> String {
+        let head = "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\n";
+        let print = |expression| {
+            format!("printf(\"%zu %s\\n\", (size_t){expression}, \"{expression}\");\n")
+        };
+        let body: String = expressions.iter().map(|(expression, _)| print(*expression)).collect();
+        format!("{head}int main() {{\n{body}}}\n")
+    }
+
+    /// What the C program `source` prints, compiled as `program`.
+    fn run(source: &str, program: &Path) -> Option<String> {
+        let mut compiler = Command::new("cc")
+            .args(["-x", "c", "-", "-o"])
+            .arg(program)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        // A compiler that misses the headers may end before it has read all.
+        let _unread = compiler.stdin.take()?.write_all(source.as_bytes());
+        compiler.wait().ok()?.success().then_some(())?;
+        String::from_utf8(Command::new(program).output().ok()?.stdout).ok()
     }
 
     #[test]

@@ -345,24 +345,9 @@ impl QueuePair {
         transfer: &Transfer,
         send_flags: c_uint,
     ) -> Result<(), LoopbackError> {
-        let Transfer { lkey, address, length, rkey, remote_address } = *transfer;
-        let length = u32::try_from(length).map_err(|_| LoopbackError::TooLong { length })?;
-        let mut piece = ibv_sge { addr: address as u64, length, lkey };
-        let mut request = ibv_send_wr {
-            wr_id: 0,
-            next: ptr::null_mut(),
-            sg_list: &raw mut piece,
-            num_sge: 1,
-            opcode: match direction {
-                Direction::Write => IBV_WR_RDMA_WRITE,
-                Direction::Read => IBV_WR_RDMA_READ,
-            },
-            send_flags,
-            imm_data: 0,
-            remote_addr: remote_address as u64,
-            rkey,
-            others: [0; 9],
-        };
+        let mut piece = piece(transfer)?;
+        let mut request = request(direction, transfer, send_flags);
+        request.sg_list = &raw mut piece;
         let mut refused = ptr::null_mut();
         // SAFETY: the queue pair is live; request and piece outlive the call, which copies them;
         // the memory is as the caller promises.
@@ -396,6 +381,32 @@ impl Drop for QueuePair {
             // SAFETY: nobody else destroys it.
             unsafe { (self.domain.device().library().destroy_qp)(self.pointer.as_ptr()) };
         }
+    }
+}
+
+/// The local end of a transfer.
+fn piece(transfer: &Transfer) -> Result<ibv_sge, LoopbackError> {
+    let Transfer { lkey, address, length, .. } = *transfer;
+    let length = u32::try_from(length).map_err(|_| LoopbackError::TooLong { length })?;
+    Ok(ibv_sge { addr: address as u64, length, lkey })
+}
+
+/// The request for a transfer, but for its local end.
+fn request(direction: Direction, transfer: &Transfer, send_flags: c_uint) -> ibv_send_wr {
+    ibv_send_wr {
+        wr_id: 0,
+        next: ptr::null_mut(),
+        sg_list: ptr::null_mut(),
+        num_sge: 1,
+        opcode: match direction {
+            Direction::Write => IBV_WR_RDMA_WRITE,
+            Direction::Read => IBV_WR_RDMA_READ,
+        },
+        send_flags,
+        imm_data: 0,
+        remote_addr: transfer.remote_address as u64,
+        rkey: transfer.rkey,
+        others: [0; 9],
     }
 }
 

@@ -119,7 +119,7 @@ impl Verbs {
     /// Adds the library's own flags to every registration from now on:
     /// `IBV_ACCESS_RELAXED_ORDERING`, `IBV_ACCESS_HUGETLB`, `IBV_ACCESS_MW_BIND`.
     ///
-    /// `IBV_ACCESS_ON_DEMAND` belongs to [`OnDemand`], and `IBV_ACCESS_ZERO_BASED` to registrations
+    /// `IBV_ACCESS_ON_DEMAND` belongs to [`OnDemand`](super::OnDemand), and `IBV_ACCESS_ZERO_BASED` to registrations
     /// that are made by hand, because a cache shares them between ranges; they and the flags that
     /// rights stand for are left out.
     #[must_use]
