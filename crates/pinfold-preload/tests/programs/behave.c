@@ -162,23 +162,23 @@ static void rights(void)
 	struct ibv_mr *reader = ibv_reg_mr(loop.pd, page, 4096, 0);
 
 	CHECK(mr && target && reader);
-	SAY("rights: in bounds: %s", ibv_wc_status_str(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 4096, sink + 64, target->rkey)));
-	SAY("rights: sent from memory to read: %s", ibv_wc_status_str(loop_move(&loop, IBV_WR_RDMA_WRITE, reader, page, 4096, sink + 64, target->rkey)));
-	SAY("rights: a byte behind: %s", ibv_wc_status_str(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 4096, sink + 65, target->rkey)));
+	SAY("rights: in bounds: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 4096, sink + 64, target->rkey)));
+	SAY("rights: sent from memory to read: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, reader, page, 4096, sink + 64, target->rkey)));
+	SAY("rights: a byte behind: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 4096, sink + 65, target->rkey)));
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(target) && !ibv_dereg_mr(reader));
 	loop_close(&loop);
 
 	loop = loop_open();
 	CHECK((mr = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
 	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, LOCAL)));
-	SAY("rights: remotely into local memory: %s", ibv_wc_status_str(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 4096, sink, target->rkey)));
+	SAY("rights: remotely into local memory: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 4096, sink, target->rkey)));
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(target));
 	loop_close(&loop);
 
 	loop = loop_open();
 	CHECK((reader = ibv_reg_mr(loop.pd, page, 4096, 0)));
 	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
-	SAY("rights: read into memory to read: %s", ibv_wc_status_str(loop_move(&loop, IBV_WR_RDMA_READ, reader, page, 4096, sink, target->rkey)));
+	SAY("rights: read into memory to read: %s", in_words(loop_move(&loop, IBV_WR_RDMA_READ, reader, page, 4096, sink, target->rkey)));
 	CHECK(!ibv_dereg_mr(reader) && !ibv_dereg_mr(target));
 	loop_close(&loop);
 	munmap(memory, BYTES);
@@ -201,7 +201,7 @@ static void iova(void)
 		CHECK(mr);
 		memset(memory, offset + 7, BYTES);
 		SAY("iova: %s addr %d: %s", offset ? "elsewhere" : "in place", mr->addr == memory,
-		    ibv_wc_status_str(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, (void *)start, BYTES, sink, target->rkey)));
+		    in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, (void *)start, BYTES, sink, target->rkey)));
 		SAY("iova: the bytes %s", memcmp(memory, sink, BYTES) ? "differ" : "are there");
 		SAY("iova: dereg %d", ibv_dereg_mr(mr));
 	}

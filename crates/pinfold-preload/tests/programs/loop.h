@@ -122,4 +122,13 @@ static inline enum ibv_wc_status loop_move(struct loop *loop, enum ibv_wr_opcode
 	return wc.status;
 }
 
+/* A completion's status in words. Both halves of the connection are one queue pair, so that a remote
+ * refusal shows as such or, if the half that refused stops the queue pair first, as flushed. */
+static inline const char *in_words(enum ibv_wc_status status)
+{
+	if (status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_WR_FLUSH_ERR)
+		return "refused";
+	return ibv_wc_status_str(status);
+}
+
 #endif
