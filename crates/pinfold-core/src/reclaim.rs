@@ -15,6 +15,7 @@ use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Held, Shared, Writer};
 use crate::sync::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -273,8 +274,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Deregisters everything: the cache is being dropped, so no lease can be used any more.
     ///
-    /// What is being given back already is in other hands: a callback may drop the cache.
+    /// What is being given back already is in other hands: a callback may drop the cache. A
+    /// registrar that panics is not given the same again but all the others; then the panic goes
+    /// on, unless there is one already.
     pub(crate) fn deregister_all(&self) {
+        let rest = || catch_unwind(AssertUnwindSafe(|| self.deregister_rest()));
+        let Err(panic) = rest() else { return };
+        // Each of these has given back one more at least.
+        while rest().is_err() {}
+        if !std::thread::panicking() {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Deregisters what is registered and in nobody's hands.
+    fn deregister_rest(&self) {
         let (leaving, due) = self.locked_deferring(|writer| {
             let numbers = 0..writer.made_places;
             let filled = numbers.filter_map(|number| self.region(number)).filter(is_filled);

@@ -794,6 +794,19 @@ mod failures {
     }
 
     #[test]
+    fn a_registrar_that_panics_at_the_end_of_the_cache_is_given_the_others_back() {
+        let mut rig = Rig::new();
+        let kept: Vec<_> = (0..4).map(|page| rig.touch(pages(page, 1))).collect();
+        rig.device.next_deregistrations(2, &Fault::Panic);
+        let ended = catch_unwind(AssertUnwindSafe(|| rig.drop_cache()));
+        assert!(ended.is_err(), "the panic is the program's to see");
+        // What became of those that panicked is the registrar's secret.
+        rig.device_forgets();
+        let registered = kept.into_iter().filter(|&handle| rig.is_registered(handle));
+        assert!(registered.count() <= 2);
+    }
+
+    #[test]
     fn a_deregistration_that_fails_is_counted_and_forgotten() {
         let rig = Rig::new();
         rig.touch(pages(0, 1));
