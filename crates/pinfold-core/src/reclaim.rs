@@ -389,18 +389,24 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     /// once, and what is to be given back is left to gather for a fifth of a millisecond.
     ///
     /// The bell is read before the work, so whatever happens during the work wakes the next
-    /// round.
+    /// round: also what a registrar that panicked left to be done.
     pub fn run(self) {
         loop {
             let seen = self.shared.monitor.bell();
             if self.shared.is_closed() {
                 return;
             }
-            if self.shared.finds_dead() {
-                std::thread::sleep(GATHER);
-                self.shared.reclaim();
-            }
+            // A registrar that panics costs its own registration, which is not given to it again;
+            // the others must not stay pinned because of it.
+            let _panicked = catch_unwind(AssertUnwindSafe(|| self.work()));
             self.shared.monitor.wait(seen);
+        }
+    }
+
+    fn work(&self) {
+        if self.shared.finds_dead() {
+            std::thread::sleep(GATHER);
+            self.shared.reclaim();
         }
     }
 }

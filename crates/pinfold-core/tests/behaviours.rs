@@ -807,6 +807,20 @@ mod failures {
     }
 
     #[test]
+    fn a_registrar_that_panics_on_the_reclaimers_thread_does_not_end_reclaiming() {
+        let mut rig = Rig::new();
+        rig.start_reclaimer();
+        rig.touch(pages(0, 1));
+        rig.device.next_deregistrations(1, &Fault::Panic);
+        rig.device_forgets();
+        rig.space.unmap(pages(0, 1));
+        until(|| rig.statistics().regions == 0);
+        let handle = rig.touch(pages(1, 1));
+        rig.space.unmap(pages(1, 1));
+        until(|| !rig.is_registered(handle));
+    }
+
+    #[test]
     fn a_deregistration_that_fails_is_counted_and_forgotten() {
         let rig = Rig::new();
         rig.touch(pages(0, 1));
