@@ -10,18 +10,18 @@
 
 mod common;
 
-use common::{BROKEN, MAPPED_PAGES, Rig, Setup, bytes, pages, until};
+use common::{BROKEN, MAPPED_PAGES, Rig, Setup, Undecided, bytes, get_panics, pages, until};
 use pinfold_core::{
     Access, AddressRange, BadAddress, Cache, Config, ConfigError, DeregisterError, Exhausted,
     GetError, Limit, Lost, MappingKind, Monitor, PerUse, RangeError, RegisterError, Uncovered,
     Watch, WhenFull,
 };
 use pinfold_sim::{
-    DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
+    Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 /// A count of calls that a callback can own.
@@ -791,6 +791,20 @@ mod failures {
         rig.device_forgets();
         rig.cache().reclaim();
         assert!(rig.device.counts().live <= 1);
+    }
+
+    #[test]
+    fn a_registrar_that_panics_when_asked_for_rights_costs_no_room() {
+        let (rig, panics) = (Rig::new(), Arc::new(AtomicBool::new(true)));
+        let device = Arc::new(Device::new(Arc::clone(&rig.space), DeviceConfig::default()));
+        let registrar = Undecided::new(&device, &panics);
+        let cache = Cache::new(registrar, rig.monitor.clone(), Config::default()).unwrap();
+        assert!(get_panics(&cache, pages(0, 1)));
+        let statistics = cache.statistics();
+        assert_eq!((statistics.regions, statistics.pinned_bytes), (0, 0));
+        panics.store(false, Ordering::SeqCst);
+        assert!(!get_panics(&cache, pages(0, 1)));
+        assert_eq!(cache.statistics().regions, 1);
     }
 
     #[test]
