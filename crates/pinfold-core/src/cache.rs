@@ -358,7 +358,7 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
         let other = |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
         // A callback that the reclaimer runs may hold the last reference to the cache.
         if let Some(reclaimer) = self.reclaimer.take().filter(other) {
-            // A reclaimer that panicked in the registrar has nothing to add.
+            // A reclaimer that panicked in the monitor has nothing to add.
             let _panicked = reclaimer.join();
         }
         self.shared.deregister_all();

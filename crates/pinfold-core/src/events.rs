@@ -180,7 +180,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         region: &Region<R::Handle>,
         callback: Callback,
-    ) -> Result<u32, Callback> {
+    ) -> Result<u64, Callback> {
         self.locked(|writer| match region.status() {
             Status::Invalidated | Status::PerUseInvalidated => Err(callback),
             _ => Ok(writer.watchers.watch(region.number, callback)),

@@ -9,8 +9,8 @@
 //! read yields wrong regions or misses some. So a reader proves every region at the region itself
 //! (see [`crate::region`]), and takes nothing found for "ask again under the lock", where the
 //! index is exact. That is all the synchronisation there is: no epoch, no counted reference, no
-//! retry loop. What it costs is memory that is recycled but not freed: lists keep their size
-//! class, and places of regions stay places, until the cache is dropped.
+//! retry loop. What it costs is memory that is recycled but not freed: a list's memory keeps its
+//! size class, and places of regions stay places, until the cache is dropped.
 //!
 //! A region costs its place of 64 bytes, and 8 bytes for each 2 MiB block that it touches, up to
 //! twice that in slack.
@@ -42,6 +42,9 @@ const BLOCKS: usize = FANOUT * FANOUT * FANOUT;
 const END: usize = BLOCK_BYTES * BLOCKS;
 /// List sizes: 4, 8, 16, ... 65536 entries, as many as a word can count.
 const CLASSES: usize = 15;
+/// A list with one entry in so many slots moves to half the memory, half of which is free then: an
+/// insertion and a removal in turns do not move it each time.
+const SPARSE: usize = 4;
 /// How many entries around its likely position are looked at first.
 const NEIGHBOURS: usize = 8;
 /// User addresses have 48 bits at most where the program does not ask for more.
@@ -452,12 +455,33 @@ impl<T> Index<T> {
             recycler.recycle(list);
             return;
         }
+        if list.len() - 1 <= list.capacity() / SPARSE && self.move_down(recycler, word, position) {
+            return;
+        }
         // In place: a reader in between sees an entry twice or misses one, both of which it
         // is prepared for.
         for pair in old[position..].windows(2) {
             store(&pair[0], Entry::<T>::load(&pair[1]));
         }
         publish(word, list.with_len(list.len() - 1));
+    }
+
+    /// Moves a sparse list, less the entry at `position`, to half the memory, and leaves its own to
+    /// others. False if there is none for it.
+    fn move_down(&self, recycler: &mut Recycler, word: &AtomicU64, position: usize) -> bool {
+        // Relaxed: only holders of the writer's lock store here.
+        let list = List(word.load(Ordering::Relaxed));
+        if list.class() == 0 {
+            return false;
+        }
+        let Some(roomy) = self.allocate(recycler, list.capacity() / 2) else { return false };
+        let new = roomy.with_len(list.len() - 1);
+        let (before, behind) = self.entries(list).split_at(position);
+        let kept = before.iter().chain(&behind[1..]).map(Entry::<T>::load);
+        self.entries(new).iter().zip(kept).for_each(|(slot, entry)| store(slot, entry));
+        publish(word, new);
+        recycler.recycle(list);
+        true
     }
 
     /// Calls `visit` with every region that shares a page with `range`; a region in several
@@ -716,6 +740,28 @@ mod tests {
         assert_eq!(touched(&index, 1, usize::MAX), [0, 1]);
         assert!(!can_hold(range(END, END + 1)));
         assert_eq!(found(&index, END, END + 1), []);
+    }
+
+    /// Memory follows the most regions there were at once, not the fullest that each block ever was.
+    #[test]
+    fn a_list_that_emptied_leaves_its_memory_to_others() {
+        let (index, mut recycler) = (Index::new(), Recycler::new());
+        let (blocks, pages) = if cfg!(miri) { (4, 40) } else { (100, BLOCK_PAGES) };
+        for block in 0..blocks {
+            let page = |at: usize| {
+                let start = 0x7000_0000_0000 + block * BLOCK_BYTES + (at << PAGE_LOG2);
+                range(start, start + (1 << PAGE_LOG2))
+            };
+            // One of them stays.
+            let first = u32::try_from(block).unwrap();
+            let number =
+                |at: usize| if at == 0 { first } else { 1000 + u32::try_from(at).unwrap() };
+            (0..pages).for_each(|at| insert(&index, &mut recycler, page(at), number(at)));
+            (1..pages).for_each(|at| index.remove(&mut recycler, page(at), number(at)));
+            assert_eq!(touched(&index, page(0).start(), page(0).start() + BLOCK_BYTES), [first]);
+        }
+        let quads: usize = lock(&index.memory).iter().map(|quads| quads.len()).sum();
+        assert!(4 * quads <= 8 * (blocks + pages), "{quads} for {blocks} + {pages} regions");
     }
 
     /// Random insertions and removals beside a plain list.

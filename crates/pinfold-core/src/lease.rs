@@ -53,20 +53,20 @@ struct Duties(u64);
 impl Duties {
     const NONE: Self = Self(0);
     /// The lease is the one lease of a region that is not cached.
-    const PER_USE: Self = Self(1 << 32);
+    const PER_USE: Self = Self(1 << 63);
 
     const fn is_per_use(self) -> bool {
         self.0 & Self::PER_USE.0 != 0
     }
 
     /// The callback that the lease asked for; 0 for none.
-    const fn callback(self) -> u32 {
-        (self.0 & 0xffff_ffff) as u32
+    const fn callback(self) -> u64 {
+        self.0 & !Self::PER_USE.0
     }
 
     #[must_use]
-    const fn with_callback(self, id: u32) -> Self {
-        Self(self.0 & Self::PER_USE.0 | id as u64)
+    const fn with_callback(self, id: u64) -> Self {
+        Self(self.0 & Self::PER_USE.0 | id)
     }
 }
 

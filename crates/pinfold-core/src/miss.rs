@@ -77,8 +77,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// As for [`get_slowly`](Self::get_slowly).
     unsafe fn find_or_register(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
         let mut attempt = Attempt::default();
+        // The registrar is asked here, where no lock is held.
+        let access = self.registrar.granted(want.terms.access);
+        let terms = Terms { access, ..want.terms };
         loop {
-            match self.locked(|writer| self.next_step(writer, want, attempt))? {
+            match self.locked(|writer| self.next_step(writer, want, terms, attempt))? {
                 Step::Done(lease) => return Ok(lease),
                 Step::Again => {}
                 Step::Wait(landing) => {
@@ -97,10 +100,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
+    /// `terms` are those of a registration made for `want`.
     fn next_step(
         &self,
         writer: &mut Writer,
         want: &Want,
+        terms: Terms,
         attempt: Attempt,
     ) -> Result<Step<'_, R, M>, GetError> {
         self.catch_up(writer)?;
@@ -122,7 +127,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             _ => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
-                let enlisted = self.enlist(writer, want, range);
+                let enlisted = self.enlist(writer, range, terms);
                 enlisted.map(Step::Register).ok_or(GetError::Exhausted(full))
             }
         }
@@ -196,15 +201,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn enlist(
         &self,
         writer: &mut Writer,
-        want: &Want,
         range: AddressRange,
+        terms: Terms,
     ) -> Option<Enlisted<'_, R, M>> {
         let number = self.take_place(writer)?;
         let region = self.region(number)?;
         writer.held.bytes += self.footprint(range);
         writer.held.regions += 1;
-        let access = self.registrar.granted(want.terms.access);
-        let terms = Terms { access, ..want.terms };
         writer.flights.push(Flight::new(range, terms, number));
         Some(Enlisted { shared: self, region, range, terms, ended: None })
     }

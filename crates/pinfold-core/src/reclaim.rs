@@ -15,6 +15,7 @@ use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Held, Shared, Writer};
 use crate::sync::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -288,8 +289,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Deregisters everything: the cache is being dropped, so no lease can be used any more.
     ///
-    /// What is being given back already is in other hands: a callback may drop the cache.
+    /// What is being given back already is in other hands: a callback may drop the cache. A
+    /// registrar that panics is not given the same again but all the others; then the panic goes
+    /// on, unless there is one already.
     pub(crate) fn deregister_all(&self) {
+        let rest = || catch_unwind(AssertUnwindSafe(|| self.deregister_rest()));
+        let Err(panic) = rest() else { return };
+        // Each of these has given back one more at least.
+        while rest().is_err() {}
+        if !std::thread::panicking() {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Deregisters what is registered and in nobody's hands.
+    fn deregister_rest(&self) {
         let (leaving, due) = self.locked_deferring(|writer| {
             let numbers = 0..writer.made_places;
             let filled = numbers.filter_map(|number| self.region(number)).filter(is_filled);
@@ -390,18 +404,24 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     /// once, and what is to be given back is left to gather for a fifth of a millisecond.
     ///
     /// The bell is read before the work, so whatever happens during the work wakes the next
-    /// round.
+    /// round: also what a registrar that panicked left to be done.
     pub fn run(self) {
         loop {
             let seen = self.shared.monitor.bell();
             if self.shared.is_closed() {
                 return;
             }
-            if self.shared.finds_dead() {
-                std::thread::sleep(GATHER);
-                self.shared.reclaim();
-            }
+            // A registrar that panics costs its own registration, which is not given to it again;
+            // the others must not stay pinned because of it.
+            let _panicked = catch_unwind(AssertUnwindSafe(|| self.work()));
             self.shared.monitor.wait(seen);
+        }
+    }
+
+    fn work(&self) {
+        if self.shared.finds_dead() {
+            std::thread::sleep(GATHER);
+            self.shared.reclaim();
         }
     }
 }

@@ -11,10 +11,10 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(crate) struct Watchers {
     /// To be run when the region is invalidated; the id lets a lease take its own back.
-    on_invalidate: HashMap<u32, Vec<(u32, Callback)>>,
+    on_invalidate: HashMap<u32, Vec<(u64, Callback)>>,
     /// To be run when the last of several regions is deregistered.
     on_deregister: HashMap<u32, Vec<Arc<Completion>>>,
-    next_id: u32,
+    last_id: u64,
     due: Due,
 }
 
@@ -43,16 +43,15 @@ impl Completion {
 
 impl Watchers {
     /// Keeps `callback` until region `number` is invalidated.
-    pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u32 {
-        // Ids tell the callbacks of one region apart, of which there are never four billion; 0 is
-        // none.
-        self.next_id = self.next_id.checked_add(1).unwrap_or(1);
-        self.on_invalidate.entry(number).or_default().push((self.next_id, callback));
-        self.next_id
+    pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u64 {
+        // Never reused: a lease may outlive any number of others. 0 is none.
+        self.last_id += 1;
+        self.on_invalidate.entry(number).or_default().push((self.last_id, callback));
+        self.last_id
     }
 
     /// Takes a callback back: its lease ended.
-    pub(crate) fn forget(&mut self, number: u32, id: u32) -> Option<Callback> {
+    pub(crate) fn forget(&mut self, number: u32, id: u64) -> Option<Callback> {
         let callbacks = self.on_invalidate.get_mut(&number)?;
         let position = callbacks.iter().position(|(other, _)| *other == id)?;
         let (_, callback) = callbacks.swap_remove(position);
@@ -135,4 +134,21 @@ impl Due {
 /// Runs `callback`; false if it panicked. Whatever it broke is its own.
 fn runs_through(callback: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(callback)).is_ok()
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callback_is_told_from_one_asked_for_four_billion_ago() {
+        let mut watchers = Watchers::default();
+        let first = watchers.watch(7, Box::new(|| ()));
+        watchers.last_id = u32::MAX.into();
+        let second = watchers.watch(7, Box::new(|| ()));
+        assert_ne!(first, second);
+        assert!(watchers.forget(7, second).is_some() && watchers.forget(7, second).is_none());
+        assert!(watchers.forget(7, first).is_some());
+    }
 }

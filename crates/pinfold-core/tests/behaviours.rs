@@ -10,18 +10,18 @@
 
 mod common;
 
-use common::{BROKEN, MAPPED_PAGES, Rig, Setup, bytes, pages, until};
+use common::{BROKEN, MAPPED_PAGES, Rig, Setup, Undecided, bytes, get_panics, pages, until};
 use pinfold_core::{
     Access, AddressRange, BadAddress, Cache, Config, ConfigError, DeregisterError, Exhausted,
     GetError, Limit, Lost, MappingKind, Monitor, PerUse, RangeError, RegisterError, Uncovered,
     Watch, WhenFull,
 };
 use pinfold_sim::{
-    DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
+    Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 /// A count of calls that a callback can own.
@@ -808,6 +808,47 @@ mod failures {
         rig.device_forgets();
         rig.cache().reclaim();
         assert!(rig.device.counts().live <= 1);
+    }
+
+    #[test]
+    fn a_registrar_that_panics_when_asked_for_rights_costs_no_room() {
+        let (rig, panics) = (Rig::new(), Arc::new(AtomicBool::new(true)));
+        let device = Arc::new(Device::new(Arc::clone(&rig.space), DeviceConfig::default()));
+        let registrar = Undecided::new(&device, &panics);
+        let cache = Cache::new(registrar, rig.monitor.clone(), Config::default()).unwrap();
+        assert!(get_panics(&cache, pages(0, 1)));
+        let statistics = cache.statistics();
+        assert_eq!((statistics.regions, statistics.pinned_bytes), (0, 0));
+        panics.store(false, Ordering::SeqCst);
+        assert!(!get_panics(&cache, pages(0, 1)));
+        assert_eq!(cache.statistics().regions, 1);
+    }
+
+    #[test]
+    fn a_registrar_that_panics_at_the_end_of_the_cache_is_given_the_others_back() {
+        let mut rig = Rig::new();
+        let kept: Vec<_> = (0..4).map(|page| rig.touch(pages(page, 1))).collect();
+        rig.device.next_deregistrations(2, &Fault::Panic);
+        let ended = catch_unwind(AssertUnwindSafe(|| rig.drop_cache()));
+        assert!(ended.is_err(), "the panic is the program's to see");
+        // What became of those that panicked is the registrar's secret.
+        rig.device_forgets();
+        let registered = kept.into_iter().filter(|&handle| rig.is_registered(handle));
+        assert!(registered.count() <= 2);
+    }
+
+    #[test]
+    fn a_registrar_that_panics_on_the_reclaimers_thread_does_not_end_reclaiming() {
+        let mut rig = Rig::new();
+        rig.start_reclaimer();
+        rig.touch(pages(0, 1));
+        rig.device.next_deregistrations(1, &Fault::Panic);
+        rig.device_forgets();
+        rig.space.unmap(pages(0, 1));
+        until(|| rig.statistics().regions == 0);
+        let handle = rig.touch(pages(1, 1));
+        rig.space.unmap(pages(1, 1));
+        until(|| !rig.is_registered(handle));
     }
 
     #[test]

@@ -11,14 +11,15 @@
 #![allow(clippy::unwrap_used)] // only tests use it
 
 use pinfold_core::{
-    Access, AddressRange, Barriers, Cache, Checked, Config, GetError, Lease, Monitor as _, Pieces,
-    Reclaimer, RegisterError, Statistics,
+    Access, AddressRange, Barriers, Cache, Checked, Config, DeregisterError, GetError, Lease,
+    Monitor as _, Pieces, Reclaimer, RegisterError, Registrar, RegistrarLimits, Statistics,
 };
 use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection,
     SimMonitor, SimRegistrar,
 };
 use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
@@ -107,6 +108,52 @@ fn spawn_reclaimer(
         // The receiver may have lost interest.
         let _sent = ended.map(|ended| ended.send(()));
     })
+}
+
+/// A registrar that panics when it is asked what rights it would give while it is told to.
+pub(crate) struct Undecided {
+    inner: SimRegistrar,
+    panics: Arc<AtomicBool>,
+}
+
+impl Undecided {
+    pub(crate) fn new(device: &Arc<Device>, panics: &Arc<AtomicBool>) -> Self {
+        Self { inner: SimRegistrar::new(device), panics: Arc::clone(panics) }
+    }
+}
+
+impl Registrar for Undecided {
+    type Handle = Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.inner.limits()
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        // SeqCst: tests do not tune.
+        assert!(!self.panics.load(Ordering::SeqCst), "ordered");
+        self.inner.granted(wanted)
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Handle, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.register(range, access) }
+    }
+
+    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        self.inner.deregister(handle, range)
+    }
+}
+
+/// Whether a get of `range` for reading panics.
+pub(crate) fn get_panics(cache: &Cache<Undecided, SimMonitor>, range: AddressRange) -> bool {
+    // SAFETY: there is no memory behind a simulated address.
+    let get = || unsafe { cache.get(address(range), range.len(), Access::READ).map(drop) };
+    panic::catch_unwind(AssertUnwindSafe(get)).is_err()
 }
 
 fn address(range: AddressRange) -> *const u8 {
