@@ -13,7 +13,7 @@
 //! size class, and places of regions stay places, until the cache is dropped.
 //!
 //! A region costs its place of 64 bytes, and 8 bytes for each 2 MiB block that it touches, up to
-//! twice that in slack.
+//! twice that in slack, and up to four times that where others have gone.
 //!
 //! # Safety
 //!
