@@ -260,12 +260,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The module's contract.
     #[inline(always)]
     pub(crate) unsafe fn get_checked(&self, ask: Ask) -> Result<Lease<'_, R, M>, GetError> {
-        match self.hit_asked(ask) {
-            Some(hit) => Ok(Lease::of_hit(self, hit, ask)),
-            // SAFETY: the caller's promise.
-            None => unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms) }
-                .map(|parts| Lease::of_parts(self, parts)),
+        // A fork since the check makes every registration the parent's.
+        if !self.monitor.forked()
+            && let Some(hit) = self.hit_asked(ask)
+        {
+            return Ok(Lease::of_hit(self, hit, ask));
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms) }
+            .map(|parts| Lease::of_parts(self, parts))
     }
 
     /// A hit, if the arguments make sense; if not, the slow path says why.

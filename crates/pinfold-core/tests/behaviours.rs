@@ -1222,6 +1222,19 @@ mod monitors {
         rig.device_forgets();
     }
 
+    /// The one check for several gets does not outlive the process that made it.
+    #[test]
+    fn a_check_that_crosses_a_fork_finds_nothing() {
+        let rig = Rig::new();
+        rig.touch(pages(0, 4));
+        let checked = rig.cache().check().unwrap();
+        let get = || common::get_checked(&checked, pages(0, 4)).map(drop);
+        assert_eq!(get(), Ok(()));
+        rig.monitor.lose(Lost::Forked);
+        assert_eq!(get(), Err(GetError::Forked));
+        rig.device_forgets();
+    }
+
     #[test]
     fn a_lease_that_crosses_a_fork_ends_in_peace() {
         let mut rig = Rig::new();
