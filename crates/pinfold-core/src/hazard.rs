@@ -225,14 +225,14 @@ impl HazardDomain {
     /// thousands of leases has filled the earlier ones; or one more.
     fn record_with_room(&self, records: &mut Vec<u32>) -> Option<&Record> {
         let with_room = records.iter().copied().rev().find(|&number| self.has_room(number));
-        let number = with_room.map_or_else(
-            || {
+        let number = match with_room {
+            Some(number) => number,
+            None => {
                 let number = self.adopt_record()?;
                 records.push(number);
-                Some(number)
-            },
-            Some,
-        )?;
+                number
+            }
+        };
         self.records.get(number)
     }
 

@@ -410,10 +410,7 @@ impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
         let (landing, due) = match self.ended.take() {
             Some(landing) => (landing, None),
             // The registrar failed or panicked.
-            None => {
-                let (landing, due) = self.shared.locked_deferring(|writer| self.withdraw(writer));
-                (landing, due)
-            }
+            None => self.shared.locked_deferring(|writer| self.withdraw(writer)),
         };
         if let Some(landing) = landing {
             landing.land();

@@ -153,16 +153,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up everything idle, and waits for what others are giving back. Says how many were
     /// given back here.
     pub(crate) fn evict_idle(&self) -> usize {
-        let dead = self.reclaim();
-        if self.monitor.forked() {
-            return dead;
-        }
         let everything = Held { bytes: usize::MAX, regions: usize::MAX };
-        let (leaving, due) = self.locked_deferring(|writer| self.evict(writer, everything));
-        let count = self.deregister(leaving);
-        drop(due);
-        while self.wait_for_departure() {}
-        dead + count
+        let count = self.reclaim() + self.give_back(|writer| self.evict(writer, everything));
+        // In a forked child nobody departs, and a thread that does not exist may hold the lock.
+        while !self.monitor.forked() && self.wait_for_departure() {}
+        count
     }
 
     /// Takes idle regions out of the index until they make up for `shortage`.

@@ -18,6 +18,7 @@ mod ring;
 mod self_test;
 mod shared;
 mod start;
+mod still;
 mod threads;
 mod unneeded;
 mod userfaultfd;

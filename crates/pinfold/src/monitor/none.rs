@@ -7,9 +7,8 @@
 
 #![allow(unsafe_code)]
 
-use super::bell::Bell;
 use super::start::StartError;
-use crate::fork_mark::ForkMark;
+use super::still::Still;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
 };
@@ -19,13 +18,7 @@ use crate::{
 /// For machines that refuse every monitor. Memory is registered for each use, except what a caller
 /// vouches for.
 #[derive(Debug)]
-pub struct NoMonitor {
-    mark: ForkMark,
-    bell: Bell,
-}
-
-/// The only place in the log.
-const START: Sequence = Sequence(2);
+pub struct NoMonitor(Still);
 
 impl NoMonitor {
     /// Takes one page.
@@ -34,8 +27,7 @@ impl NoMonitor {
     ///
     /// [`StartError::NoMemory`], or a kernel older than 4.14.
     pub fn new() -> Result<Self, StartError> {
-        let mark = ForkMark::new(1).map_err(StartError::memory)?;
-        Ok(Self { mark, bell: Bell::default() })
+        Still::new().map(Self)
     }
 }
 
@@ -46,7 +38,7 @@ unsafe impl Monitor for NoMonitor {
     }
 
     fn check(&self) -> Result<Sequence, Lost> {
-        if self.forked() { Err(Lost::Forked) } else { Ok(START) }
+        self.0.check()
     }
 
     fn watch(&self, _range: AddressRange) -> Watch {
@@ -58,7 +50,7 @@ unsafe impl Monitor for NoMonitor {
     }
 
     fn replay(&self, from: Sequence, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: START, complete: from == START && !self.forked() }
+        self.0.replay(from)
     }
 
     fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
@@ -69,19 +61,19 @@ unsafe impl Monitor for NoMonitor {
     }
 
     fn forked(&self) -> bool {
-        self.mark.forked()
+        self.0.forked()
     }
 
     fn bell(&self) -> u32 {
-        self.bell.rung()
+        self.0.bell.rung()
     }
 
     fn ring(&self) {
-        self.bell.ring();
+        self.0.bell.ring();
     }
 
     fn wait(&self, seen: u32) {
-        self.bell.wait(seen);
+        self.0.bell.wait(seen);
     }
 }
 

@@ -10,20 +10,13 @@
 
 #![allow(unsafe_code)]
 
-use super::bell::Bell;
 use super::start::StartError;
-use crate::fork_mark::ForkMark;
+use super::still::Still;
 use crate::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
 
 /// Sees one thing only: that this process is a forked child. A check costs a load.
 #[derive(Debug)]
-pub struct Unneeded {
-    mark: ForkMark,
-    bell: Bell,
-}
-
-/// The only place in the log.
-const START: Sequence = Sequence(2);
+pub struct Unneeded(Still);
 
 impl Unneeded {
     /// Takes one page.
@@ -36,8 +29,7 @@ impl Unneeded {
     ///
     /// Whoever relies on this monitor has registrations that follow the process's page table.
     pub unsafe fn new() -> Result<Self, StartError> {
-        let mark = ForkMark::new(1).map_err(StartError::memory)?;
-        Ok(Self { mark, bell: Bell::default() })
+        Still::new().map(Self)
     }
 }
 
@@ -48,7 +40,7 @@ unsafe impl Monitor for Unneeded {
     }
 
     fn check(&self) -> Result<Sequence, Lost> {
-        if self.forked() { Err(Lost::Forked) } else { Ok(START) }
+        self.0.check()
     }
 
     fn watch(&self, _range: AddressRange) -> Watch {
@@ -60,7 +52,7 @@ unsafe impl Monitor for Unneeded {
     }
 
     fn replay(&self, from: Sequence, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: START, complete: from == START && !self.forked() }
+        self.0.replay(from)
     }
 
     /// Every change is seen: by the device, which is where it matters.
@@ -72,19 +64,19 @@ unsafe impl Monitor for Unneeded {
     }
 
     fn forked(&self) -> bool {
-        self.mark.forked()
+        self.0.forked()
     }
 
     fn bell(&self) -> u32 {
-        self.bell.rung()
+        self.0.bell.rung()
     }
 
     fn ring(&self) {
-        self.bell.ring();
+        self.0.bell.ring();
     }
 
     fn wait(&self, seen: u32) {
-        self.bell.wait(seen);
+        self.0.bell.wait(seen);
     }
 }
 

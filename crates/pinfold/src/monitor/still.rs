@@ -1,0 +1,38 @@
+//! What a monitor without events has: the mark of a fork, a bell, and a log with one place.
+
+use super::bell::Bell;
+use super::start::StartError;
+use crate::fork_mark::ForkMark;
+use crate::{Lost, Replay, Sequence};
+
+/// The only place in the log.
+const START: Sequence = Sequence(2);
+
+/// Sees one thing only: that this process is a forked child.
+#[derive(Debug)]
+pub(super) struct Still {
+    mark: ForkMark,
+    pub(super) bell: Bell,
+}
+
+impl Still {
+    /// Takes one page.
+    pub(super) fn new() -> Result<Self, StartError> {
+        let mark = ForkMark::new(1).map_err(StartError::memory)?;
+        Ok(Self { mark, bell: Bell::default() })
+    }
+
+    /// Costs a load.
+    pub(super) fn check(&self) -> Result<Sequence, Lost> {
+        if self.forked() { Err(Lost::Forked) } else { Ok(START) }
+    }
+
+    /// Nothing was ever logged.
+    pub(super) fn replay(&self, from: Sequence) -> Replay {
+        Replay { up_to: START, complete: from == START && !self.forked() }
+    }
+
+    pub(super) fn forked(&self) -> bool {
+        self.mark.forked()
+    }
+}
