@@ -13,10 +13,18 @@ use std::fmt;
 
 /// How far a monitor's log has come; compared for equality, never computed with by a cache.
 ///
-/// It never decreases from one moment to a later one, except that a monitor which cannot tell
-/// at the moment may answer a word that no [`Replay::sequence`] ever equals.
+/// It never decreases from one moment to a later one, except for the two words that say nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sequence(pub u64);
+
+impl Sequence {
+    /// The answer of a check that cannot tell at the moment. No replay gives it, so whoever
+    /// gets it replays.
+    pub const UNTOLD: Self = Self(u64::MAX);
+    /// What a replay gives that told everything and cannot say which word that is. No check
+    /// answers it, so the next check finds it old.
+    pub const UNSETTLED: Self = Self(u64::MAX - 1);
+}
 
 /// A place in a monitor's log, where one replay ended and the next begins; handed back, never
 /// computed with. Two words, so that a combination of two monitors keeps a place in each log.
