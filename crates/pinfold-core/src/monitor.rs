@@ -221,6 +221,8 @@ impl fmt::Display for Lost {
     }
 }
 
+impl std::error::Error for Lost {}
+
 /// The answer of [`Monitor::replay`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Replay {

@@ -88,6 +88,16 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
         }
     }
 
+    /// Nothing is under way any more.
+    ///
+    /// For a forked child, where the threads do not exist that were changing something. Anywhere
+    /// else this forgets what is true.
+    pub fn forget_all(&self) {
+        self.records.iter().for_each(Record::forget);
+        // Relaxed: the child has one thread.
+        self.unrecorded.store(0, Ordering::Relaxed);
+    }
+
     /// Whether a change may be under way in `range`. Some nanoseconds for each record.
     pub fn overlaps(&self, range: AddressRange) -> bool {
         // Acquire: see the file's claim.
@@ -142,8 +152,19 @@ impl Record {
     fn free(&self) {
         // Relaxed: nobody else writes it while it stands.
         let state = self.state.load(Ordering::Relaxed);
-        // Release: whoever finds it gone finds the change done.
-        self.state.store(state - STANDS + STATES, Ordering::Release);
+        // A forked child may have forgotten it.
+        if state % STATES == STANDS {
+            // Release: whoever finds it gone finds the change done.
+            self.state.store(state - STANDS + STATES, Ordering::Release);
+        }
+    }
+
+    fn forget(&self) {
+        // Relaxed: the child has one thread.
+        let state = self.state.load(Ordering::Relaxed);
+        if state % STATES != FREE {
+            self.state.store(state - state % STATES + STATES, Ordering::Relaxed);
+        }
     }
 
     fn overlaps(&self, range: AddressRange) -> bool {
@@ -192,5 +213,19 @@ mod tests {
         assert!(table.overlaps(page(2)) && !table.overlaps(page(9)));
         table.end(tickets.remove(0));
         assert!(!table.overlaps(page(2)));
+    }
+
+    #[test]
+    fn a_forked_child_starts_with_nothing_under_way() {
+        let table = UnderWay::<2>::new();
+        let tickets = [1, 2, 3].map(|number| table.begin(page(number)));
+        table.forget_all();
+        assert!(!table.overlaps(page(1)) && !table.overlaps(page(9)));
+        let [first, second, _] = tickets;
+        table.end(first);
+        table.end(second);
+        let again = table.begin(page(2));
+        assert!(table.overlaps(page(2)) && !table.overlaps(page(1)));
+        table.end(again);
     }
 }

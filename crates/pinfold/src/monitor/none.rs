@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use super::bell::Bell;
 use super::start::StartError;
 use super::still::Still;
 use crate::{
@@ -29,6 +30,10 @@ impl NoMonitor {
     /// [`StartError::NoMemory`], or a kernel older than 4.14.
     pub fn new() -> Result<Self, StartError> {
         Still::new().map(Self)
+    }
+
+    pub(super) fn the_bell(&self) -> &Bell {
+        &self.0.bell
     }
 }
 

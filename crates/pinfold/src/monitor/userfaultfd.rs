@@ -31,6 +31,7 @@
 
 #![allow(unsafe_code)]
 
+use super::bell::Bell;
 use super::log::Log;
 use super::reader::{self, Core};
 use super::self_test;
@@ -91,6 +92,10 @@ impl Userfaultfd {
     #[doc(hidden)]
     pub fn descriptor(&self) -> i32 {
         self.uffd.number()
+    }
+
+    pub(super) fn the_bell(&self) -> &Bell {
+        &self.core.bell
     }
 
     /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
