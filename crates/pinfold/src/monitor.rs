@@ -18,9 +18,9 @@
 mod bell;
 mod best;
 mod ebpf;
-mod feed;
+pub mod feed;
 mod flux;
-mod follower;
+pub mod follower;
 mod log;
 mod none;
 mod process_feed;
