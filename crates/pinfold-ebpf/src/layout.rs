@@ -37,7 +37,7 @@ pub const BLOCK_SHIFT: u32 = 21;
 /// How many bits the filter has; blocks that agree modulo this share one.
 pub const BLOCKS: usize = 65536;
 /// A change of more blocks than this is always told.
-pub const BLOCKS_LOOKED_AT: usize = 32;
+pub const BLOCKS_LOOKED_AT: usize = 8;
 
 /// What the programs tell a process; it can only read it.
 #[repr(C)]
@@ -69,7 +69,7 @@ pub struct Record {
     pub start: AtomicU64,
     /// The address after the last one.
     pub end: AtomicU64,
-    /// When it began (`CLOCK_MONOTONIC`, nanoseconds; some milliseconds may be missing).
+    /// When it began (`CLOCK_MONOTONIC`, nanoseconds).
     pub since: AtomicU64,
 }
 
@@ -117,7 +117,7 @@ pub fn blocks(start: u64, end: u64) -> impl Iterator<Item = (usize, u32)> {
     let last = end.saturating_sub(1).max(start) >> BLOCK_SHIFT;
     let count = (last - first + 1).min(BLOCKS as u64);
     (first..first + count).map(|block| {
-        let bit = (block % BLOCKS as u64) as usize;
+        let bit = usize::try_from(block % BLOCKS as u64).unwrap_or(0);
         (bit / 32, 1 << (bit % 32))
     })
 }

@@ -17,8 +17,21 @@ compile_error!("these programs run in a Linux kernel");
 pub mod layout;
 #[cfg(feature = "load")]
 mod programs;
+mod sys;
 mod view;
 
 #[cfg(feature = "load")]
 pub use programs::{LoadError, Programs, ViewError};
 pub use view::{IncompleteView, View, ViewId};
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// A descriptor of the calling process, for [`Programs::view`].
+///
+/// # Errors
+///
+/// What `pidfd_open` says.
+pub fn this_process() -> io::Result<OwnedFd> {
+    sys::this_process()
+}
