@@ -160,7 +160,7 @@ INLINE int wished(struct wishes *w, u64 start, u64 end)
  * told by its stamp. */
 INLINE void note(struct changes *c, u64 start, u64 end)
 {
-	u64 index = __sync_fetch_and_add(&c->sequence, 1);
+	u64 index = __sync_fetch_and_add(&c->sequence, 1) & ~CLOSED;
 	struct entry *e = &c->entries[index & (ENTRIES - 1)];
 	u64 stamp = READ(e->stamp);
 
@@ -197,7 +197,7 @@ INLINE void tell_view(u32 view, u64 start, u64 end, int ends)
 
 	map = lookup(&wishes, &view);
 	w = map ? lookup(map, &zero) : 0;
-	if (!c || !w || READ(c->gone))
+	if (!c || !w || READ(c->sequence) & CLOSED)
 		return;
 	if (!ends)
 		enter(c, start, end);
@@ -329,12 +329,27 @@ PROGRAMS(move_controlled)
 	tell(mm, to, to + length, ends);
 }
 
+/* Nothing more will be told through this view, and its process is told that. */
+INLINE void close_view(u32 view)
+{
+	u32 zero = 0;
+	void *map = lookup(&changes, &view);
+	struct changes *c = map ? lookup(map, &zero) : 0;
+	struct wishes *w;
+
+	map = lookup(&wishes, &view);
+	w = map ? lookup(map, &zero) : 0;
+	if (!c || !w)
+		return;
+	if (!(__sync_fetch_and_or(&c->sequence, CLOSED) & CLOSED))
+		wake(view, w);
+}
+
 /* exit_mmap(address space): nobody runs in it any more, and its address will be another's. */
 SECTION("begin/gone") int gone(u64 *argument)
 {
 	u64 mm = argument[0];
 	struct views *views;
-	u32 zero = 0;
 
 	if (!READ(filter[hash(mm)]))
 		return 0;
@@ -342,18 +357,18 @@ SECTION("begin/gone") int gone(u64 *argument)
 	if (!views)
 		return 0;
 #pragma clang loop unroll(disable)
-	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++) {
-		u32 view = READ(views->view[i]) - 1;
-		void *map = lookup(&changes, &view);
-		struct changes *c = map ? lookup(map, &zero) : 0;
-
-		if (c) {
-			exchange(&c->gone, 1);
-			__sync_fetch_and_add(&c->sequence, 1);
-		}
-	}
+	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++)
+		if (READ(views->view[i]))
+			close_view(READ(views->view[i]) - 1);
 	if (!delete(&watched, &mm))
 		__sync_fetch_and_add(&filter[hash(mm)], -1);
+	return 0;
+}
+
+/* Called by the loader, who cannot write what only programs may. */
+SECTION("call/close") int close(u32 *argument)
+{
+	close_view(*argument);
 	return 0;
 }
 

@@ -11,6 +11,7 @@ typedef unsigned int u32;
 #define BLOCKS 65536
 #define BLOCKS_LOOKED_AT 8
 #define WRITING (1ULL << 63)
+#define CLOSED (1ULL << 63)
 #define DONE(index) (2 * ((index) + 1))
 #define BUSY(index) (DONE(index) + 1)
 
@@ -23,7 +24,7 @@ struct entry {
 };
 
 struct changes {
-	u64 sequence, crowded, gone, fence, reserved[4];
+	u64 sequence, crowded, fence, reserved[5];
 	struct record records[RECORDS];
 	struct entry entries[ENTRIES];
 };
@@ -35,7 +36,7 @@ struct wishes {
 
 /* --- what the programs and their loader share (src/programs/object.rs) --- */
 
-#define VIEWS_PER_PROCESS 4
+#define VIEWS_PER_PROCESS 2
 #define FILTER_BITS 12
 
 /* The value of `watched`: which views an address space has, each number plus one. */

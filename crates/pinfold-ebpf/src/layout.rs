@@ -43,15 +43,13 @@ pub const BLOCKS_LOOKED_AT: usize = 8;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Changes {
-    /// How many entries the log has had.
+    /// How many entries the log has had, and [`CLOSED`] once there will be no more.
     pub sequence: AtomicU64,
     /// When a change last found no record (`CLOCK_MONOTONIC`, nanoseconds), 0 for never.
     pub crowded: AtomicU64,
-    /// Not 0 once the watched process has given up all its memory.
-    pub gone: AtomicU64,
     /// Only ever added zero to, for the order of memory accesses that this brings.
     pub fence: AtomicU64,
-    reserved: [u64; 4],
+    reserved: [u64; 5],
     /// The changes under way.
     pub records: [Record; RECORDS],
     /// The last changes.
@@ -85,6 +83,9 @@ pub struct Entry {
     pub end: AtomicU64,
 }
 
+/// Added to the sequence when nothing more will be told: the process has given up its memory, or the
+/// one who gave the view has taken it back.
+pub const CLOSED: u64 = 1 << 63;
 /// Added to a record's owner while the record is being written.
 pub const WRITING: u64 = 1 << 63;
 

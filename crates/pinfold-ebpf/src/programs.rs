@@ -35,6 +35,8 @@ pub struct Programs {
     attached: Vec<Attached>,
     /// Says which address space a process has.
     whose: OwnedFd,
+    /// Says in a view that nothing more will be told there.
+    close: OwnedFd,
 }
 
 /// A program and its attachment.
@@ -54,13 +56,14 @@ impl Programs {
         let kernel = Kernel::read()?;
         let maps = Maps::new(&kernel.offsets()?)?;
         let whose = load_one(&kernel, &maps, "iter/whose", Place::Iterator, hooks::THREADS)?;
+        let close = load_one(&kernel, &maps, "call/close", Place::Nowhere, hooks::THREADS)?;
         let mut attached = vec![];
         for hook in &hooks::HOOKS {
             attach_hook(&kernel, &maps, hook, &mut attached)?;
         }
         // Last, because it cannot always be found out, and then another reason says more.
         kernel.must_not_preempt(|| preemption(&whose))?;
-        Ok(Self { maps: Mutex::new(maps), attached, whose })
+        Ok(Self { maps: Mutex::new(maps), attached, whose, close })
     }
 
     /// A view of the changes of one process. `process` is a pidfd, which tells exactly which process
@@ -74,7 +77,7 @@ impl Programs {
     pub fn view(&self, process: BorrowedFd<'_>) -> Result<View, ViewError> {
         let mm = self.address_space(process)?;
         let mut maps = self.lock();
-        let number = maps.open(mm)?;
+        let number = maps.open(mm, &self.close)?;
         // The proof that every change in this view is `process`'s own. Let `mm` be entered at a
         // moment `t`. The address space that is `mm` at `t`, if there is one, is still the same one
         // when we find the entry below: had it ended, its entry would have gone with it. And between the
@@ -83,7 +86,7 @@ impl Programs {
         // cannot leave it and come back, because what it left by running another program ends
         // unless somebody shares it, and then it is not given to the process again.
         if self.address_space(process) != Ok(mm) || !maps.is_open(number) {
-            maps.close(number);
+            maps.close(number, &self.close);
             return Err(ViewError::Gone);
         }
         let links = self.attached.iter().map(|attached| attached.link.try_clone());
@@ -91,17 +94,17 @@ impl Programs {
         let view = links.map_err(|error| os("dup", error.raw_os_error().unwrap_or(libc::EMFILE)));
         let view = view.and_then(|links| maps.view(number, links));
         if view.is_err() {
-            maps.close(number);
+            maps.close(number, &self.close);
         }
         view
     }
 
-    /// Gives back what a view still holds, the view of a process that ended for instance. Whoever has
-    /// it gets nothing new any more.
+    /// Gives back what a view still holds, that of a process that ended for instance. Who has it
+    /// and lives is told that nothing more will be told there.
     pub fn forget(&self, view: ViewId) {
         let mut maps = self.lock();
         if let Some(number) = maps.number_of(view) {
-            maps.close(number);
+            maps.close(number, &self.close);
         }
     }
 
@@ -197,7 +200,10 @@ fn load_one(
     function: &'static str,
 ) -> Result<OwnedFd, LoadError> {
     let missing = LoadError::UnknownBtf { wanted: function };
-    let number = kernel.number_of(function).ok_or(missing.clone())?;
+    let number = match place {
+        Place::Nowhere => 0,
+        _ => kernel.number_of(function).ok_or(missing.clone())?,
+    };
     let instructions = object::program(section, &maps.targets()).ok_or(missing)?;
     sys::load(c"pinfold", &instructions, place, number, &mut []).map_err(|Errno(errno)| match errno
     {

@@ -3,7 +3,7 @@
 use super::error::{LoadError, ViewError};
 use super::kernel::OFFSETS;
 use super::object::Target;
-use super::sys::{Errno, Kind, Map, Put, Shape, Words, flag};
+use super::sys::{self, Errno, Kind, Map, Put, Shape, Words, flag};
 use crate::layout::{Changes, Wishes};
 use crate::{View, ViewId};
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// How many views there can be.
 pub(super) const MOST_VIEWS: usize = 1024;
 /// How many views one process can have, as in `bpf/changes.h`.
-pub(super) const VIEWS_PER_PROCESS: usize = 4;
+pub(super) const VIEWS_PER_PROCESS: usize = 2;
 /// As in `bpf/changes.h`.
 const FILTER_BITS: u32 = 12;
 /// The smallest ring buffer there is.
@@ -139,8 +139,8 @@ impl Maps {
     }
 
     /// Opens a view of the address space `mm`.
-    pub(super) fn open(&mut self, mm: u64) -> Result<Number, ViewError> {
-        self.sweep();
+    pub(super) fn open(&mut self, mm: u64, close: &OwnedFd) -> Result<Number, ViewError> {
+        self.sweep(close);
         let place = self.views.iter().position(Option::is_none);
         let place = place.ok_or(ViewError::ManyProcesses { most: MOST_VIEWS })?;
         let number = Number::try_from(place).map_err(|_| os(Errno(libc::E2BIG)))?;
@@ -159,7 +159,7 @@ impl Maps {
         }
         let entered = self.enter(mm, number);
         if entered.is_err() {
-            self.close(number);
+            self.close(number, close);
         }
         entered.map(|()| number)
     }
@@ -233,8 +233,9 @@ impl Maps {
         self.views.iter().position(is_it).and_then(|place| Number::try_from(place).ok())
     }
 
-    /// Ends a view: the programs forget it, and its number is free.
-    pub(super) fn close(&mut self, number: Number) {
+    /// Ends a view: the programs forget it, its process is told so by the program `close`, and its number
+    /// is free.
+    pub(super) fn close(&mut self, number: Number, close: &OwnedFd) {
         let Some(open) = self.views.get_mut(number as usize).and_then(Option::take) else { return };
         if let Some(mut views) = self.views_of(open.mm)
             && let Some(view) = views.iter_mut().find(|view| **view == number + 1)
@@ -247,6 +248,9 @@ impl Maps {
                 let _ = self.put_views(open.mm, views, Put::Existing);
             }
         }
+        // From now on the view is found by nobody who begins to tell of a change. It must be said in it
+        // that it is closed, or the process would go on believing in it.
+        let _ = sys::call(close, number);
         self.empty(number);
     }
 
@@ -266,13 +270,13 @@ impl Maps {
     }
 
     /// Frees the numbers of views whose processes have ended.
-    fn sweep(&mut self) {
+    fn sweep(&mut self, close: &OwnedFd) {
         let taken = |views: &[Option<Open>], number: Number| {
             views.get(number as usize).is_some_and(Option::is_some)
         };
         for number in 0..Number::try_from(MOST_VIEWS).unwrap_or(0) {
             if taken(&self.views, number) && !self.is_open(number) {
-                self.close(number);
+                self.close(number, close);
             }
         }
     }

@@ -78,6 +78,7 @@ const MAP_LOOKUP: libc::c_long = 1;
 const MAP_UPDATE: libc::c_long = 2;
 const MAP_DELETE: libc::c_long = 3;
 const PROGRAM_LOAD: libc::c_long = 5;
+const PROGRAM_RUN: libc::c_long = 10;
 const INFORMATION: libc::c_long = 15;
 const RAW_TRACEPOINT_OPEN: libc::c_long = 17;
 const MAP_FREEZE: libc::c_long = 22;
@@ -272,6 +273,8 @@ pub(super) enum Place {
     End = 25,
     /// For each element of an iterator.
     Iterator = 28,
+    /// Nowhere: it is called by us.
+    Nowhere = 0,
 }
 
 /// Has the kernel verify and translate a program for the function with number `function` in the
@@ -284,11 +287,16 @@ pub(super) fn load(
     log: &mut [u8],
 ) -> Result<OwnedFd, Errno> {
     const TRACING: u32 = 26;
+    const CALLED: u32 = 31;
+    /// Programs of that kind must be able to sleep, whether they do or not.
+    const CAN_SLEEP: u32 = 1 << 4;
     /// A licence that the kernel knows: the helpers ask for one that goes with its own.
     const LICENSE: &CStr = c"Dual MIT/GPL";
     let count = u32::try_from(instructions.len()).map_err(|_| Errno(libc::E2BIG))?;
+    let (kind, flags) = if place == Place::Nowhere { (CALLED, CAN_SLEEP) } else { (TRACING, 0) };
     let mut attributes = Attributes::new()
-        .word(0, TRACING)
+        .word(0, kind)
+        .word(44, flags)
         .word(4, count)
         .address(8, instructions.as_ptr())
         .address(16, LICENSE.as_ptr())
@@ -309,6 +317,15 @@ pub(super) fn load(
 pub(super) fn attach(program: &OwnedFd) -> Result<OwnedFd, Errno> {
     // SAFETY: no address is in there: a name is wanted for other programs only.
     unsafe { Attributes::new().descriptor(8, program).open(RAW_TRACEPOINT_OPEN) }
+}
+
+/// Calls a program that stands nowhere with one word.
+pub(super) fn call(program: &OwnedFd, argument: u32) -> Result<(), Errno> {
+    let argument = [argument];
+    let mut attributes =
+        Attributes::new().descriptor(0, program).word(40, 4).address(48, argument.as_ptr());
+    // SAFETY: the kernel reads 4 bytes.
+    unsafe { attributes.call(PROGRAM_RUN) }.map(drop)
 }
 
 /// How often the kernel skipped a program because it was in the middle of it.
