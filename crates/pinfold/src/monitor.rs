@@ -3,6 +3,7 @@
 //! | monitor | needs | caches |
 //! |---|---|---|
 //! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
+//! | [`Ebpf`] | a privilege, or somebody who has it | everything |
 //! | [`NoMonitor`] | nothing | only what the caller vouches for |
 //! | [`Unneeded`] | a device that follows the page table | everything |
 //! | [`WithFeed`] | a monitor, and somebody who tells a [`Feed`] | what that monitor does |
@@ -18,6 +19,10 @@
 mod bell;
 mod best;
 mod ebpf;
+mod ebpf_error;
+mod ebpf_keeper;
+mod ebpf_sys;
+mod ebpf_test;
 pub mod feed;
 mod flux;
 pub mod follower;
@@ -39,6 +44,8 @@ pub use bell::Bell;
 pub use best::{Best, Choice, Refused, best};
 pub use feed::{Changing, Feed};
 pub use follower::{Follower, News};
+pub use ebpf::Ebpf;
+pub use ebpf_error::EbpfError;
 pub use none::NoMonitor;
 pub use start::StartError;
 pub use unneeded::Unneeded;
