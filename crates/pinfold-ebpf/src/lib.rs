@@ -4,4 +4,4 @@ pub mod protocol;
 pub mod socket;
 mod view;
 
-pub use view::{View, ViewId, WrongDescriptors};
+pub use view::{IncompleteView, View, ViewId};

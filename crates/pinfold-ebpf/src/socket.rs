@@ -314,14 +314,18 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
     receive_with(socket, buffer, size_of::<Company>(), 0)
 }
 
-/// Looks at the next packet and leaves it where it is. No descriptor is taken; `truncated` tells of
-/// some.
+/// Looks at the next packet and leaves it where it is; `truncated` tells of descriptors. Where
+/// [`pass_credentials`] was called there is room for the sender and no more, so none is taken.
 ///
 /// # Errors
 ///
 /// `EAGAIN` if there is none.
 pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    receive_with(socket, buffer, company_bytes(size_of::<libc::ucred>()), libc::MSG_PEEK)
+    let room = company_bytes(size_of::<libc::ucred>());
+    let mut looked = receive_with(socket, buffer, room, libc::MSG_PEEK)?;
+    looked.truncated |= !looked.descriptors.is_empty();
+    looked.descriptors.clear();
+    Ok(looked)
 }
 
 fn receive_with(

@@ -1,45 +1,78 @@
-//! Everything that a process needs to follow its own changes.
+//! What one process holds to follow its own changes.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 
-/// Which view.
+/// Tells a view from every other of the same [`Programs`](crate::Programs).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct ViewId(pub u64);
+pub struct ViewId(pub(crate) u64);
 
-/// A process's view of its own changes; descriptors only, so it can be sent to it.
+/// Everything a process needs to follow its own changes: descriptors only, so that it can be sent
+/// over a Unix socket.
+///
+/// Whoever holds one can read where one process's mappings change and say which of them matter to
+/// him; he can write nothing that the programs believe beyond that, and sees nobody else's changes.
 #[derive(Debug)]
 pub struct View {
-    /// Read-only.
+    /// Array map of one [`Changes`](crate::layout::Changes); can be mapped for reading only.
     pub changes: OwnedFd,
-    /// What matters to the process.
+    /// Array map of one [`Wishes`](crate::layout::Wishes); can be mapped for reading and writing.
     pub wishes: OwnedFd,
-    /// Readable when the bell is rung.
+    /// Ring buffer; readable when there is news for somebody asleep.
     pub bell: OwnedFd,
-    /// Keep the programs attached.
+    /// The attachments: as long as one process holds them, the programs stay, whatever becomes of
+    /// the one who loaded them.
     pub links: Vec<OwnedFd>,
+    pub(crate) id: ViewId,
 }
 
-/// These descriptors make no view.
+/// These descriptors cannot be a view: there are too few of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WrongDescriptors;
+pub struct IncompleteView {
+    /// How many there were.
+    pub descriptors: usize,
+}
+
+impl fmt::Display for IncompleteView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} descriptors are too few for a view: both ends must be of one version",
+            self.descriptors
+        )
+    }
+}
+
+impl std::error::Error for IncompleteView {}
 
 impl View {
-    /// In the order in which [`Self::from_descriptors`] takes them.
+    /// Which view this is to the one who made it; zero for one made
+    /// [from descriptors](Self::from_descriptors).
+    pub fn id(&self) -> ViewId {
+        self.id
+    }
+
+    /// The descriptors in the order that [`from_descriptors`](Self::from_descriptors) takes.
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         let mut all = vec![self.changes, self.wishes, self.bell];
         all.extend(self.links);
         all
     }
 
-    /// The reverse of [`Self::into_descriptors`].
+    /// A view from what [`into_descriptors`](Self::into_descriptors) gave, perhaps in another
+    /// process. Whether they are what they should be shows when they are used.
     ///
     /// # Errors
     ///
-    /// [`WrongDescriptors`] when there are too few.
-    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Result<Self, WrongDescriptors> {
-        let mut rest = descriptors.into_iter();
-        let mut next = || rest.next().ok_or(WrongDescriptors);
-        let (changes, wishes, bell) = (next()?, next()?, next()?);
-        Ok(Self { changes, wishes, bell, links: rest.collect() })
+    /// [`IncompleteView`] if there are too few.
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Result<Self, IncompleteView> {
+        let count = descriptors.len();
+        let mut each = descriptors.into_iter();
+        match (each.next(), each.next(), each.next()) {
+            (Some(changes), Some(wishes), Some(bell)) if count > 3 => {
+                Ok(Self { changes, wishes, bell, links: each.collect(), id: ViewId(0) })
+            }
+            _ => Err(IncompleteView { descriptors: count }),
+        }
     }
 }

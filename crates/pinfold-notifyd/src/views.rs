@@ -1,0 +1,29 @@
+//! Where views come from.
+
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Makes views: the loaded programs, or what a test has in their place.
+pub trait Views {
+    /// What a view is forgotten by.
+    type Id: Copy + fmt::Debug + Send;
+
+    /// Makes a view of the changes of one process, which the pidfd names.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(Self::Id, Vec<OwnedFd>), OpenError>;
+
+    /// Gives back what a view holds whose process has ended, or does not want it any more.
+    fn forget(&mut self, view: Self::Id);
+}
+
+/// Why there is no view.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OpenError {
+    /// The kernel's error number, for the client; `ESRCH` if the process has ended.
+    pub errno: i32,
+    /// The whole story, for the operator.
+    pub what: String,
+}
