@@ -73,7 +73,9 @@ mod tests {
     #[test]
     fn who_leaves_the_line_is_not_served() {
         let mut turns = Turns::new();
-        [(1, 'a'), (1, 'b'), (2, 'c')].map(|(user, request)| turns.push(user, request));
+        for (user, request) in [(1, 'a'), (1, 'b'), (2, 'c')] {
+            turns.push(user, request);
+        }
         turns.remove(1, &'a');
         turns.remove(2, &'c');
         turns.remove(3, &'d');

@@ -1,5 +1,6 @@
 //! Where views come from.
 
+use pinfold_ebpf::{Programs, ViewError, ViewId};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -26,4 +27,30 @@ pub struct OpenError {
     pub errno: i32,
     /// The whole story, for the operator.
     pub what: String,
+}
+
+impl Views for Programs {
+    type Id = ViewId;
+
+    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(ViewId, Vec<OwnedFd>), OpenError> {
+        let view = self.view(process)?;
+        Ok((view.id(), view.into_descriptors()))
+    }
+
+    fn forget(&mut self, view: ViewId) {
+        Programs::forget(self, view);
+    }
+}
+
+impl From<ViewError> for OpenError {
+    fn from(error: ViewError) -> Self {
+        let errno = match &error {
+            ViewError::Gone => libc::ESRCH,
+            ViewError::ManyViews { .. } => libc::EMFILE,
+            ViewError::ManyProcesses { .. } => libc::ENFILE,
+            ViewError::Os { errno, .. } => *errno,
+            _ => libc::EIO,
+        };
+        Self { errno, what: error.to_string() }
+    }
 }

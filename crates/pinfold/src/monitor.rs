@@ -13,6 +13,7 @@ mod bell;
 mod flux;
 mod log;
 mod none;
+pub mod notify;
 mod reader;
 mod ring;
 mod self_test;

@@ -1,0 +1,155 @@
+//! Why there are no programs, or no view, and what to do about it.
+
+use std::fmt;
+
+/// Why the programs could not be loaded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The kernel does not describe its own types.
+    NoBtf {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The kernel's description of its types could not be understood.
+    UnknownBtf {
+        /// What was looked for.
+        wanted: &'static str,
+    },
+    /// This process may not load programs.
+    NotPermitted {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// Programs may be loaded, but not attached to the kernel's functions.
+    AttachRefused {
+        /// The function.
+        function: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// This kernel has no function to attach to that tells of one kind of change.
+    NoHook {
+        /// The kind of change.
+        change: &'static str,
+        /// The functions that were looked for.
+        functions: &'static [&'static str],
+    },
+    /// The kernel's verifier refused a program.
+    Rejected {
+        /// The program.
+        program: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+        /// The last words of the verifier.
+        log: String,
+    },
+    /// This kernel may take the processor away in the middle of a program, and then skips the
+    /// program in another task, silently.
+    Preemptible {
+        /// How the kernel preempts: `full`, `rt`, or `unknown`.
+        model: &'static str,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoBtf { errno } => write!(
+                f,
+                "this kernel does not describe its types (/sys/kernel/btf/vmlinux, errno {errno}): \
+                 use one with CONFIG_DEBUG_INFO_BTF, as distributions' are"
+            ),
+            Self::UnknownBtf { wanted } => write!(
+                f,
+                "{wanted} is not in this kernel's description of its types as Linux 6.1 to 7.2 have \
+                 it: report this kernel's version to us"
+            ),
+            Self::NotPermitted { errno } => write!(
+                f,
+                "loading eBPF programs is forbidden here (errno {errno}): run as root or with \
+                 CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE, outside a user namespace and without \
+                 kernel lockdown; or have `pinfold notifyd` run by somebody who may"
+            ),
+            Self::AttachRefused { function, errno } => write!(
+                f,
+                "this kernel loads eBPF programs and refuses to attach them to its functions \
+                 ({function}: errno {errno}): it needs CONFIG_FUNCTION_TRACER with \
+                 DYNAMIC_FTRACE_WITH_DIRECT_CALLS and BPF_JIT, and no kernel lockdown"
+            ),
+            Self::NoHook { change, functions } => write!(
+                f,
+                "this kernel has no function to attach to that tells of {change} (looked for {}): \
+                 report this kernel's version to us",
+                functions.join(", ")
+            ),
+            Self::Rejected { program, errno, log } => write!(
+                f,
+                "this kernel's verifier refuses the program `{program}` (errno {errno}): report \
+                 this kernel's version to us, with: {log}"
+            ),
+            Self::Preemptible { model } => write!(
+                f,
+                "this kernel's preemption model ({model}) may skip a program that it interrupted \
+                 in another task, so a change could go unseen: boot with preempt=lazy, \
+                 preempt=voluntary or preempt=none"
+            ),
+            Self::Os { operation, errno } => write_os(f, operation, *errno),
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+/// Why a process could not be given a view.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ViewError {
+    /// The process has ended, or has become another program meanwhile.
+    Gone,
+    /// The process has as many views as it can have.
+    ManyViews {
+        /// How many that is.
+        most: usize,
+    },
+    /// As many processes are watched as can be.
+    ManyProcesses {
+        /// How many that is.
+        most: usize,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for ViewError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the process has ended, or runs another program by now"),
+            Self::ManyViews { most } => {
+                write!(f, "the process has {most} views already: share one, or drop one")
+            }
+            Self::ManyProcesses { most } => {
+                write!(f, "{most} views are in use already: end a process that has one")
+            }
+            Self::Os { operation, errno } => write_os(f, operation, *errno),
+        }
+    }
+}
+
+impl std::error::Error for ViewError {}
+
+fn write_os(f: &mut fmt::Formatter<'_>, operation: &str, errno: i32) -> fmt::Result {
+    write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(errno))
+}
