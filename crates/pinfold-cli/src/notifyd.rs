@@ -8,7 +8,7 @@ use crate::output::{Failure, Output, Verdict};
 use pinfold::monitor::notify;
 use pinfold_ebpf::Programs;
 use pinfold_notifyd::{
-    Limits, ListenError, Listener, Server, StopSignals, make_room, tell_service_manager,
+    Limits, ListenError, Listener, MOST_VIEWS, Server, StopSignals, make_room, tell_service_manager,
 };
 use std::fmt;
 use std::io;
@@ -33,8 +33,8 @@ pub(crate) struct Arguments {
 /// As many views as make sense.
 fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(number @ 1..=65536) => Ok(number),
-        _ => Err("a number from 1 to 65536 is wanted".into()),
+        Ok(number @ 1..=MOST_VIEWS) => Ok(number),
+        _ => Err(format!("a number from 1 to {MOST_VIEWS} is wanted")),
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn counts_that_make_no_sense_are_refused() {
         assert_eq!(count("256"), Ok(256));
-        for text in ["0", "-1", "65537", "many"] {
+        for text in ["0", "-1", "513", "many"] {
             assert!(count(text).is_err(), "{text}");
         }
     }

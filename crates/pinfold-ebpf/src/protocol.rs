@@ -110,6 +110,11 @@ pub enum Refusal {
         /// Its error number.
         errno: i32,
     },
+    /// This process has as many views as one process may have.
+    ProcessFull {
+        /// How many that is.
+        limit: u64,
+    },
     /// Something that a later version of the helper says.
     Other {
         /// The reason's number.
@@ -258,6 +263,7 @@ impl Refusal {
             Self::Busy { limit } => [9, limit],
             Self::TooSlow => [10, 0],
             Self::Kernel { errno } => [11, errno.unsigned_abs().into()],
+            Self::ProcessFull { limit } => [12, limit],
             Self::Other { reason, detail } => [reason, detail],
         }
     }
@@ -276,6 +282,7 @@ impl Refusal {
             (9, limit) => Self::Busy { limit },
             (10, 0) => Self::TooSlow,
             (11, errno) => i32::try_from(errno).map_or(other, |errno| Self::Kernel { errno }),
+            (12, limit) => Self::ProcessFull { limit },
             _ => other,
         }
     }
@@ -322,6 +329,11 @@ impl fmt::Display for Refusal {
                 f,
                 "the kernel gave no view: {}; the helper's log may say more",
                 std::io::Error::from_raw_os_error(*errno)
+            ),
+            Self::ProcessFull { limit } => write!(
+                f,
+                "this process has {limit} views already: share one monitor, or drop one before \
+                 another is started"
             ),
             Self::Other { reason, detail } => {
                 write!(

@@ -45,7 +45,7 @@ mod table;
 mod turns;
 mod views;
 
-pub use limits::{Limits, make_room};
+pub use limits::{Limits, MOST_VIEWS, make_room};
 pub use listen::{ListenError, Listener};
 pub use ready::tell_service_manager;
 pub use server::{Server, StartError};

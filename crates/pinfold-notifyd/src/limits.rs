@@ -21,12 +21,16 @@ pub struct Limits {
     pub patience: Duration,
 }
 
+/// As many views as users other than root may have together, and root.
+pub const MOST_VIEWS: usize = 512;
+
 impl Default for Limits {
-    /// For a machine with some hundred processes of each user.
+    /// For some hundred processes of each user. The programs have room for 1024 views: half of them
+    /// for root, so that the users cannot take those.
     fn default() -> Self {
         Self {
-            views: 1024,
-            views_per_user: 256,
+            views: MOST_VIEWS,
+            views_per_user: MOST_VIEWS / 2,
             waiting: 512,
             waiting_per_user: 128,
             patience: Duration::from_secs(5),

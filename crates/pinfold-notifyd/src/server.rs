@@ -285,9 +285,8 @@ impl<V: Views> Server<V> {
         };
         peer.check_open_to_its_user()?;
         let (view, descriptors) = self.views.open(peer.process()).map_err(|error| {
-            let (pid, what) = (peer.pid(), &error.what);
-            self.log.say(format_args!("no view for process {pid}: {what}"));
-            not_made(error.errno)
+            self.log.say(format_args!("no view for process {}: {}", peer.pid(), error.what));
+            error.refusal
         })?;
         let sent = peer
             .check_open_to_its_user()
@@ -318,7 +317,8 @@ impl<V: Views> Server<V> {
     fn hung_up(&mut self, key: Key) {
         let Some(client) = self.clients.get(key) else { return };
         match client.stage {
-            Stage::Holding(_) => self.hang_up(key),
+            // Its last word may have been that it needs the view no more.
+            Stage::Holding(_) if !client.gives_back() => self.hang_up(key),
             _ => self.dismiss(key, None),
         }
     }
@@ -483,10 +483,6 @@ fn hand_over(connection: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> Result<(), 
 
 fn kernel(error: &io::Error) -> Refusal {
     Refusal::Kernel { errno: error.raw_os_error().unwrap_or(libc::EIO) }
-}
-
-fn not_made(errno: i32) -> Refusal {
-    if errno == libc::ESRCH { Refusal::Gone } else { Refusal::Kernel { errno } }
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -1,5 +1,6 @@
 //! Where views come from.
 
+use pinfold_ebpf::protocol::Refusal;
 use pinfold_ebpf::{Programs, ViewError, ViewId};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,8 +24,8 @@ pub trait Views {
 /// Why there is no view.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpenError {
-    /// The kernel's error number, for the client; `ESRCH` if the process has ended.
-    pub errno: i32,
+    /// What the client is told.
+    pub refusal: Refusal,
     /// The whole story, for the operator.
     pub what: String,
 }
@@ -44,13 +45,13 @@ impl Views for Programs {
 
 impl From<ViewError> for OpenError {
     fn from(error: ViewError) -> Self {
-        let errno = match &error {
-            ViewError::Gone => libc::ESRCH,
-            ViewError::ManyViews { .. } => libc::EMFILE,
-            ViewError::ManyProcesses { .. } => libc::ENFILE,
-            ViewError::Os { errno, .. } => *errno,
-            _ => libc::EIO,
+        let refusal = match &error {
+            ViewError::Gone => Refusal::Gone,
+            ViewError::ManyViews { most } => Refusal::ProcessFull { limit: *most as u64 },
+            ViewError::ManyProcesses { most } => Refusal::Full { limit: *most as u64 },
+            ViewError::Os { errno, .. } => Refusal::Kernel { errno: *errno },
+            _ => Refusal::Kernel { errno: libc::EIO },
         };
-        Self { errno, what: error.to_string() }
+        Self { refusal, what: error.to_string() }
     }
 }
