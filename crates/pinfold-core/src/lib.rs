@@ -63,7 +63,7 @@ pub use config::{Config, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
 pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
 pub use lease::Lease;
-pub use monitor::{Lost, Monitor, Replay, Sequence, Uncovered, Watch};
+pub use monitor::{Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
 pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;

@@ -37,21 +37,19 @@ pub const BLOCK_SHIFT: u32 = 21;
 /// How many bits the filter has; blocks that agree modulo this share one.
 pub const BLOCKS: usize = 65536;
 /// A change of more blocks than this is always told.
-pub const BLOCKS_LOOKED_AT: usize = 32;
+pub const BLOCKS_LOOKED_AT: usize = 8;
 
 /// What the programs tell a process; it can only read it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Changes {
-    /// How many entries the log has had.
+    /// How many entries the log has had, and [`CLOSED`] once there will be no more.
     pub sequence: AtomicU64,
     /// When a change last found no record (`CLOCK_MONOTONIC`, nanoseconds), 0 for never.
     pub crowded: AtomicU64,
-    /// Not 0 once the watched process has given up all its memory.
-    pub gone: AtomicU64,
     /// Only ever added zero to, for the order of memory accesses that this brings.
     pub fence: AtomicU64,
-    reserved: [u64; 4],
+    reserved: [u64; 5],
     /// The changes under way.
     pub records: [Record; RECORDS],
     /// The last changes.
@@ -69,7 +67,7 @@ pub struct Record {
     pub start: AtomicU64,
     /// The address after the last one.
     pub end: AtomicU64,
-    /// When it began (`CLOCK_MONOTONIC`, nanoseconds; some milliseconds may be missing).
+    /// When it began (`CLOCK_MONOTONIC`, nanoseconds).
     pub since: AtomicU64,
 }
 
@@ -85,6 +83,9 @@ pub struct Entry {
     pub end: AtomicU64,
 }
 
+/// Added to the sequence when nothing more will be told: the process has given up its memory, or the
+/// one who gave the view has taken it back.
+pub const CLOSED: u64 = 1 << 63;
 /// Added to a record's owner while the record is being written.
 pub const WRITING: u64 = 1 << 63;
 
@@ -117,7 +118,7 @@ pub fn blocks(start: u64, end: u64) -> impl Iterator<Item = (usize, u32)> {
     let last = end.saturating_sub(1).max(start) >> BLOCK_SHIFT;
     let count = (last - first + 1).min(BLOCKS as u64);
     (first..first + count).map(|block| {
-        let bit = (block % BLOCKS as u64) as usize;
+        let bit = usize::try_from(block % BLOCKS as u64).unwrap_or(0);
         (bit / 32, 1 << (bit % 32))
     })
 }

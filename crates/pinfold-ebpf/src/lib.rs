@@ -19,8 +19,21 @@ pub mod layout;
 mod programs;
 pub mod protocol;
 pub mod socket;
+mod sys;
 mod view;
 
 #[cfg(feature = "load")]
 pub use programs::{LoadError, Programs, ViewError};
 pub use view::{IncompleteView, View, ViewId};
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// A descriptor of the calling process, for [`Programs::view`].
+///
+/// # Errors
+///
+/// What `pidfd_open` says.
+pub fn this_process() -> io::Result<OwnedFd> {
+    sys::this_process()
+}

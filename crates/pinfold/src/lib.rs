@@ -60,7 +60,8 @@ mod sys;
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,
-    MappingKind, Monitor, PerUse, Pieces, RangeError, Reclaimer, RegisterError, Registrar,
-    RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch, WhenFull,
+    MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer, RegisterError,
+    Registrar, RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch,
+    WhenFull,
 };
 pub use start::{CacheError, cache, on_demand_cache};

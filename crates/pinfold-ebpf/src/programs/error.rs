@@ -38,7 +38,7 @@ pub enum LoadError {
     /// The kernel's verifier refused a program.
     Rejected {
         /// The program.
-        program: &'static str,
+        program: String,
         /// The kernel's error number.
         errno: i32,
         /// The last words of the verifier.

@@ -294,12 +294,14 @@ impl Kind {
         [Self::Changes, Self::Wishes, Self::Bell].into_iter().chain(std::iter::repeat(Self::Link))
     }
 
-    /// What the kernel says of such a descriptor: the numbers of the kinds of maps in `linux/bpf.h`.
-    fn line(self) -> (&'static str, Option<u32>) {
+    /// What the kernel says of such a descriptor: lines and, where one is expected, their value. The
+    /// kinds of maps are numbered in `linux/bpf.h`; a frozen one can be mapped for reading only.
+    fn lines(self) -> &'static [(&'static str, Option<&'static str>)] {
         match self {
-            Self::Changes | Self::Wishes => ("map_type", Some(2)),
-            Self::Bell => ("map_type", Some(27)),
-            Self::Link => ("link_id", None),
+            Self::Changes => &[("map_type", Some("2")), ("frozen", Some("1"))],
+            Self::Wishes => &[("map_type", Some("2")), ("frozen", Some("0"))],
+            Self::Bell => &[("map_type", Some("27"))],
+            Self::Link => &[("link_id", None)],
         }
     }
 
@@ -314,16 +316,14 @@ impl Kind {
 
     fn check(self, descriptor: BorrowedFd<'_>) -> Result<(), ConnectError> {
         let number = descriptor.as_raw_fd();
-        let wrong = ConnectError::NotAView { part: self.part() };
         // This thread's: it may have a table of descriptors of its own.
         let told = fs::read_to_string(format!("/proc/thread-self/fdinfo/{number}"))
             .map_err(|error| os("read of /proc/thread-self/fdinfo", &error))?;
-        let (name, value) = self.line();
-        match (field(&told, name), value) {
-            (Some(_), None) => Ok(()),
-            (Some(told), Some(value)) if told.parse() == Ok(value) => Ok(()),
-            _ => Err(wrong),
-        }
+        let is_so = self.lines().iter().all(|&(name, expected)| {
+            field(&told, name)
+                .is_some_and(|value| expected.is_none_or(|expected| expected == value))
+        });
+        if is_so { Ok(()) } else { Err(ConnectError::NotAView { part: self.part() }) }
     }
 }
 

@@ -40,7 +40,8 @@ use crate::mappings::{Mapping, OpenMaps};
 use crate::quiet_thread;
 use crate::sys::{self, Descriptor, Errno, Page};
 use crate::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
+    Watch,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -423,7 +424,7 @@ unsafe impl Monitor for Userfaultfd {
         self.usable().is_err() || self.core.flux.overlaps_unsettled(range)
     }
 
-    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.core.log.replay(from, visit)
     }
 

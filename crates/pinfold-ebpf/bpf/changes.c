@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* The programs that tell processes which of their mappings change.
+ *
+ * One program runs at the beginning and one at the end of every function of the kernel that takes pages
+ * away from a range of addresses (src/programs/hooks.rs lists them). Each finds out whose address
+ * space it is - not the running task's: a file can be truncated by anybody - and, if somebody watches that,
+ * tells him.
+ *
+ * THE CLAIM. A change that has returned is in the log of each view that wishes for its range; and what
+ * was registered with a device while it was under way is not taken for good.
+ *
+ * 1. The END alone suffices. A registration that holds pages which the change takes away looked
+ *    them up in the page table before they went, so it began before this program runs. The entry that
+ *    this program logs is therefore newer than the registration's beginning, and drops it. And the change's
+ *    system call has not returned yet, nor can its addresses have been mapped anew: functions that
+ *    unmap are called with the address space's lock held. Nothing is remembered from beginning to end for
+ *    this, so nothing can be mismatched.
+ * 2. The BEGINNING does more than that: registrations from before stop being used at once, and a
+ *    record says what is under way, so that nothing registered now is kept. If a kernel skips the
+ *    program at the end (see 4), what was registered before is dropped by the entry of the
+ *    beginning, and what was registered meanwhile was never kept. So to lose a change, both must be skipped.
+ * 3. The filter. A process sets the bit of a block, then a full barrier, then looks for records, then
+ *    has the pages looked up. The programs write the record, full barrier, look at the bit; and at the
+ *    end: the pages are gone, full barrier, look at the bit. So whoever misses a bit that is set later is
+ *    before the look-up of the pages, which then finds the new ones, or his record is seen.
+ *    Records are therefore made whatever the filter says.
+ * 4. When a kernel skips a program: a counter for each program and processor keeps it from running
+ *    inside itself. If a task is preempted in the middle of it, then until it goes on no other task on that
+ *    processor runs that program. Kernels that preempt only where they are asked to (none,
+ *    voluntary) never do that here. One that preempts lazily does it to a task that has been
+ *    in the kernel since the last tick but one, or in favour of a realtime task; then the two programs
+ *    protect each other, and a change is lost only if two tasks wait on one processor, one preempted in
+ *    each of its two programs, while a third changes something there. Kernels that preempt fully are refused.
+ */
+
+#include "changes.h"
+
+#define SECTION(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+
+/* Names only: the loader makes the maps. */
+struct map {
+	u32 unused;
+};
+struct map watched SECTION("maps"); /* address space -> struct views */
+struct map changes SECTION("maps"); /* number of a view -> struct changes */
+struct map wishes SECTION("maps"); /* number of a view -> struct wishes */
+struct map bells SECTION("maps"); /* number of a view -> ring buffer */
+
+/* How many watched address spaces share each hash: a process that nobody watches pays for a look at this. */
+u32 filter[1 << FILTER_BITS];
+
+const volatile struct offsets offsets = {};
+
+char terms[] SECTION("license") = "Dual MIT/GPL";
+
+static void *(*const lookup)(void *map, const void *key) = (void *)1;
+static long (*const delete)(void *map, const void *key) = (void *)3;
+static u64 (*const current_pid_tgid)(void) = (void *)14;
+static long (*const probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static long (*const seq_write)(void *seq, const void *data, u32 size) = (void *)127;
+static long (*const ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
+static u64 (*const monotonic_time)(void) = (void *)5;
+#define FORCE_WAKEUP 2
+
+#define READ(word) (*(volatile typeof(word) *)&(word))
+#define WRITE(word, value) (*(volatile typeof(word) *)&(word) = (value))
+#define exchange __sync_lock_test_and_set
+#define compare_exchange __sync_val_compare_and_swap
+
+/* Every access before it is before every access after it: an atomic operation that gives the old value
+ * is a full barrier. The old value is pretended to be used, or the compiler would not ask for it. */
+INLINE void barrier_by(u64 *word)
+{
+	u64 old = __sync_fetch_and_add(word, 0);
+
+	asm volatile("" : : "r"(old) : "memory");
+}
+
+INLINE u64 field(u64 base, u64 offset)
+{
+	return *(u64 *)(base + offset);
+}
+
+/* Of the lower half, because the verifier knows that this is a pointer, and lets nobody multiply those; half
+ * a pointer is a number to it. */
+INLINE u32 hash(u64 mm)
+{
+	u32 low;
+
+	asm volatile("%0 = %1" : "=w"(low) : "w"((u32)mm));
+	return (low * 0x9e3779b1U) >> (32 - FILTER_BITS);
+}
+
+INLINE struct record *record_of(struct changes *c, u64 tid, u32 try)
+{
+	return &c->records[(tid + try * 37) & (RECORDS - 1)];
+}
+
+INLINE int believed(struct record *r, u64 now)
+{
+	return now - READ(r->since) < RECORD_SECONDS * 1000000000ULL;
+}
+
+/* Notes that a change is under way. Ends with a full barrier. */
+INLINE void enter(struct changes *c, u64 start, u64 end)
+{
+	u64 tid = (u32)current_pid_tgid(), now = monotonic_time();
+
+#pragma clang loop unroll(disable)
+	for (u32 try = 0; try < TRIES; try++) {
+		struct record *r = record_of(c, tid, try);
+		u64 owner = READ(r->owner);
+
+		if (owner & WRITING || (owner && believed(r, now)))
+			continue;
+		if (compare_exchange(&r->owner, owner, tid | WRITING) != owner)
+			continue;
+		/* It was given back and taken anew since we looked at its age. */
+		if (owner && believed(r, now))
+			exchange(&c->crowded, now);
+		WRITE(r->start, start);
+		WRITE(r->end, end);
+		WRITE(r->since, now);
+		exchange(&r->owner, tid);
+		return;
+	}
+	exchange(&c->crowded, now);
+}
+
+/* The caller's record of this change, if it has one. Ends with a full barrier. */
+INLINE struct record *record_of_end(struct changes *c, u64 tid, u64 start)
+{
+#pragma clang loop unroll(disable)
+	for (u32 try = 0; try < TRIES; try++) {
+		struct record *r = record_of(c, tid, try);
+
+		if (READ(r->owner) == tid && READ(r->start) == start) {
+			barrier_by(&r->end);
+			return r;
+		}
+	}
+	barrier_by(&c->fence);
+	return 0;
+}
+
+INLINE int wished(struct wishes *w, u64 start, u64 end)
+{
+	u64 block = start >> BLOCK_SHIFT, last = (end - 1) >> BLOCK_SHIFT;
+
+	if (last - block >= BLOCKS_LOOKED_AT)
+		return 1;
+	for (u32 i = 0; i < BLOCKS_LOOKED_AT && block <= last; i++, block++)
+		if (READ(w->blocks[(block >> 5) & (BLOCKS / 32 - 1)]) >> (block & 31) & 1)
+			return 1;
+	return 0;
+}
+
+/* An entry of the log. The sequence has changed when this returns; whether the entry can be read is
+ * told by its stamp. */
+INLINE void note(struct changes *c, u64 start, u64 end)
+{
+	u64 index = __sync_fetch_and_add(&c->sequence, 1) & ~CLOSED;
+	struct entry *e = &c->entries[index & (ENTRIES - 1)];
+	u64 stamp = READ(e->stamp);
+
+	if (stamp & 1 || stamp >= DONE(index))
+		return;
+	if (compare_exchange(&e->stamp, stamp, BUSY(index)) != stamp)
+		return;
+	WRITE(e->start, start);
+	WRITE(e->end, end);
+	exchange(&e->stamp, DONE(index));
+}
+
+/* Wakes whoever sleeps. He says that he sleeps, full barrier, looks at the sequence; we have changed
+ * the sequence by an atomic operation, and look whether he sleeps. */
+INLINE void wake(u32 view, struct wishes *w)
+{
+	u64 nothing = 0;
+	void *bell;
+
+	if (!READ(w->asleep) || !exchange(&w->asleep, 0))
+		return;
+	bell = lookup(&bells, &view);
+	if (bell)
+		ringbuf_output(bell, &nothing, sizeof(nothing), FORCE_WAKEUP);
+}
+
+INLINE void tell_view(u32 view, u64 start, u64 end, int ends)
+{
+	u32 zero = 0;
+	void *map = lookup(&changes, &view);
+	struct changes *c = map ? lookup(map, &zero) : 0;
+	struct wishes *w;
+	struct record *r = 0;
+
+	map = lookup(&wishes, &view);
+	w = map ? lookup(map, &zero) : 0;
+	if (!c || !w || READ(c->sequence) & CLOSED)
+		return;
+	if (!ends)
+		enter(c, start, end);
+	else
+		r = record_of_end(c, (u32)current_pid_tgid(), start);
+	if (wished(w, start, end)) {
+		note(c, start, end);
+		if (ends)
+			wake(view, w);
+	}
+	if (r)
+		compare_exchange(&r->owner, (u64)(u32)current_pid_tgid(), 0);
+}
+
+/* Functions of their own, so that they are in the object once and not in each program. They return
+ * something because the verifier wants that of functions. */
+#define FUNCTION static __attribute__((noinline)) int
+
+FUNCTION begins(u64 mm, u64 start, u64 end)
+{
+	struct views *views = lookup(&watched, &mm);
+
+	if (!views)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++)
+		if (READ(views->view[i]))
+			tell_view(READ(views->view[i]) - 1, start, end, 0);
+	return 0;
+}
+
+FUNCTION ended(u64 mm, u64 start, u64 end)
+{
+	struct views *views = lookup(&watched, &mm);
+
+	if (!views)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++)
+		if (READ(views->view[i]))
+			tell_view(READ(views->view[i]) - 1, start, end, 1);
+	return 0;
+}
+
+INLINE void tell(u64 mm, u64 start, u64 end, int ends)
+{
+	if (!READ(filter[hash(mm)]) || start >= end)
+		return;
+	if (ends)
+		ended(mm, start, end);
+	else
+		begins(mm, start, end);
+}
+
+/* PROGRAMS(shape) { ... }: the two programs for functions of this shape; `ends` tells them apart. */
+#define PROGRAMS(shape)                                                             \
+	INLINE void shape(u64 *argument, int ends);                                 \
+	SECTION("begin/" #shape) int shape##_begin(u64 *argument)                   \
+	{                                                                           \
+		shape(argument, 0);                                                 \
+		return 0;                                                           \
+	}                                                                           \
+	SECTION("end/" #shape) int shape##_end(u64 *argument)                       \
+	{                                                                           \
+		shape(argument, 1);                                                 \
+		return 0;                                                           \
+	}                                                                           \
+	INLINE void shape(u64 *argument, int ends)
+
+/* unmap_vmas(gather, ..., ..., start, end, ...) until Linux 7.0 */
+PROGRAMS(unmap_range)
+{
+	tell(field(argument[0], offsets.gather_mm), argument[3], argument[4], ends);
+}
+
+/* unmap_vmas(gather, description) */
+PROGRAMS(unmap_described)
+{
+	u64 what = argument[1];
+
+	tell(field(argument[0], offsets.gather_mm), field(what, offsets.unmap_start),
+	     field(what, offsets.unmap_end), ends);
+}
+
+/* (mapping, address, length) */
+PROGRAMS(zap)
+{
+	tell(field(argument[0], offsets.vma_mm), argument[1], argument[1] + argument[2], ends);
+}
+
+/* (gather, mapping, address, length) */
+PROGRAMS(zap_gathered)
+{
+	tell(field(argument[1], offsets.vma_mm), argument[2], argument[2] + argument[3], ends);
+}
+
+/* (mapping, start, end) */
+PROGRAMS(zap_between)
+{
+	tell(field(argument[0], offsets.vma_mm), argument[1], argument[2], ends);
+}
+
+/* move_page_tables(mapping, from, new mapping, to, length) until Linux 6.15 */
+PROGRAMS(move)
+{
+	u64 mm = field(argument[0], offsets.vma_mm);
+
+	tell(mm, argument[1], argument[1] + argument[4], ends);
+	tell(mm, argument[3], argument[3] + argument[4], ends);
+}
+
+/* move_page_tables(control): both addresses advance while it moves; the end of the old range is known once
+ * it has begun, so that the beginnings can be had back. */
+PROGRAMS(move_controlled)
+{
+	u64 control = argument[0];
+	u64 mm = field(field(control, offsets.move_vma), offsets.vma_mm);
+	u64 length = field(control, offsets.move_length);
+	u64 from = field(control, offsets.move_old_address);
+	u64 to = field(control, offsets.move_new_address);
+
+	if (ends) {
+		u64 moved = from - (field(control, offsets.move_old_end) - length);
+
+		from -= moved;
+		to -= moved;
+	}
+	tell(mm, from, from + length, ends);
+	tell(mm, to, to + length, ends);
+}
+
+/* Nothing more will be told through this view, and its process is told that. */
+INLINE void close_view(u32 view)
+{
+	u32 zero = 0;
+	void *map = lookup(&changes, &view);
+	struct changes *c = map ? lookup(map, &zero) : 0;
+	struct wishes *w;
+
+	map = lookup(&wishes, &view);
+	w = map ? lookup(map, &zero) : 0;
+	if (!c || !w)
+		return;
+	if (!(__sync_fetch_and_or(&c->sequence, CLOSED) & CLOSED))
+		wake(view, w);
+}
+
+/* exit_mmap(address space): nobody runs in it any more, and its address will be another's. */
+SECTION("begin/gone") int gone(u64 *argument)
+{
+	u64 mm = argument[0];
+	struct views *views;
+
+	if (!READ(filter[hash(mm)]))
+		return 0;
+	views = lookup(&watched, &mm);
+	if (!views)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++)
+		if (READ(views->view[i]))
+			close_view(READ(views->view[i]) - 1);
+	if (!delete(&watched, &mm))
+		__sync_fetch_and_add(&filter[hash(mm)], -1);
+	return 0;
+}
+
+/* Called by the loader, who cannot write what only programs may. */
+SECTION("call/close") int close(u32 *argument)
+{
+	close_view(*argument);
+	return 0;
+}
+
+/* Which address space each thread of a process is in. */
+SECTION("iter/whose") int whose(u64 *argument)
+{
+	u64 task = argument[1];
+	struct whose answer = {};
+
+	if (!task)
+		return 0;
+	answer.mm = field(task, offsets.task_mm);
+	if (offsets.preemption)
+		probe_read_kernel(&answer.preemption, sizeof(u32), (void *)offsets.preemption);
+	seq_write((void *)field(argument[0], offsets.meta_seq), &answer, sizeof(answer));
+	return 0;
+}

@@ -1,0 +1,177 @@
+//! What the running kernel is like: its types, and how it preempts.
+
+use super::btf::Btf;
+use super::error::LoadError;
+use super::hooks::Shape;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+/// The running kernel.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    btf: Btf,
+    release: Preemption,
+}
+
+/// How a kernel preempts itself, as far as its version tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Preemption {
+    /// Only where it is asked to.
+    Never,
+    Full,
+    Realtime,
+    /// Decided when it boots; a word at this address says how.
+    Dynamic {
+        word: Option<u64>,
+    },
+}
+
+/// The members of structures that the programs read, in the order of `struct offsets`, and whether the
+/// kernel must have them. Which of two descriptions of the same thing it has, the hooks find out.
+const MEMBERS: [(&str, &str, bool); 11] = [
+    ("mmu_gather", "mm", true),
+    ("vm_area_struct", "vm_mm", true),
+    ("task_struct", "mm", true),
+    ("bpf_iter_meta", "seq", true),
+    ("unmap_desc", "vma_start", false),
+    ("unmap_desc", "vma_end", false),
+    ("pagetable_move_control", "old", false),
+    ("pagetable_move_control", "old_addr", false),
+    ("pagetable_move_control", "old_end", false),
+    ("pagetable_move_control", "new_addr", false),
+    ("pagetable_move_control", "len_in", false),
+];
+
+/// How many words `struct offsets` has: the members, and the address of the word on preemption.
+pub(super) const OFFSETS: usize = MEMBERS.len() + 1;
+
+impl Kernel {
+    pub(super) fn read() -> Result<Self, LoadError> {
+        let bytes = std::fs::read("/sys/kernel/btf/vmlinux").map_err(|error| LoadError::NoBtf {
+            errno: error.raw_os_error().unwrap_or(libc::ENOENT),
+        })?;
+        let btf = Btf::parse(bytes).ok_or(LoadError::UnknownBtf { wanted: "anything" })?;
+        let version = std::fs::read_to_string("/proc/sys/kernel/version").unwrap_or_default();
+        Ok(Self { btf, release: preemption_by(&version, word_on_preemption) })
+    }
+
+    pub(super) fn has(&self, function: &str) -> bool {
+        self.btf.function(function).is_some()
+    }
+
+    pub(super) fn number_of(&self, function: &str) -> Option<u32> {
+        self.btf.function(function)
+    }
+
+    /// The shape that a function has, if the kernel has it.
+    pub(super) fn shape_of(
+        &self,
+        function: &str,
+        shapes: &'static [Shape],
+    ) -> Option<&'static Shape> {
+        let number = self.btf.function(function)?;
+        shapes.iter().find(|shape| self.btf.takes(number, shape.parameters) && self.can_run(shape))
+    }
+
+    /// Whether the members are there that a program of this shape reads.
+    fn can_run(&self, shape: &Shape) -> bool {
+        let structure = match shape.program {
+            "unmap_described" => "unmap_desc",
+            "move_controlled" => "pagetable_move_control",
+            _ => return true,
+        };
+        let needed = MEMBERS.iter().filter(|(found, ..)| *found == structure);
+        needed.into_iter().all(|(_, member, _)| self.btf.offset(structure, member).is_some())
+    }
+
+    /// `struct offsets`.
+    pub(super) fn offsets(&self) -> Result<[u64; OFFSETS], LoadError> {
+        let mut offsets = [0; OFFSETS];
+        for (place, &(structure, member, needed)) in offsets.iter_mut().zip(&MEMBERS) {
+            *place = match self.btf.offset(structure, member) {
+                None if needed => return Err(LoadError::UnknownBtf { wanted: member }),
+                found => found.unwrap_or(0),
+            };
+        }
+        if let (Preemption::Dynamic { word: Some(word) }, Some(last)) =
+            (self.release, offsets.last_mut())
+        {
+            *last = word;
+        }
+        Ok(offsets)
+    }
+
+    /// Refuses kernels that may take the processor from a program in the middle at any time.
+    /// `word` reads the word at the address that [`offsets`](Self::offsets) gave.
+    pub(super) fn must_not_preempt(&self, word: impl Fn() -> Option<u32>) -> Result<(), LoadError> {
+        let model = match self.release {
+            Preemption::Never => return Ok(()),
+            Preemption::Full => "full",
+            Preemption::Realtime => "rt",
+            // `PREEMPT_DYNAMIC`'s numbers: none, voluntary, full, lazy.
+            Preemption::Dynamic { word: Some(_) } => match word() {
+                Some(0 | 1 | 3) => return Ok(()),
+                Some(2) => "full",
+                _ => "unknown",
+            },
+            Preemption::Dynamic { word: None } => "unknown",
+        };
+        Err(LoadError::Preemptible { model })
+    }
+}
+
+fn preemption_by(version: &str, word: impl Fn() -> Option<u64>) -> Preemption {
+    let has = |name: &str| version.split_whitespace().any(|found| found == name);
+    if has("PREEMPT_RT") {
+        Preemption::Realtime
+    } else if has("PREEMPT_DYNAMIC") {
+        Preemption::Dynamic { word: word() }
+    } else if has("PREEMPT") {
+        Preemption::Full
+    } else {
+        Preemption::Never
+    }
+}
+
+/// Where the kernel keeps how it preempts; only who has `CAP_SYSLOG` is told.
+fn word_on_preemption() -> Option<u64> {
+    let symbols = BufReader::with_capacity(1 << 16, File::open("/proc/kallsyms").ok()?);
+    let line = symbols
+        .split(b'\n')
+        .map_while(Result::ok)
+        .find(|line| line.ends_with(b" preempt_dynamic_mode"))?;
+    let address = std::str::from_utf8(line.get(..16)?).ok()?;
+    u64::from_str_radix(address, 16).ok().filter(|&address| address != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_tells_how_a_kernel_preempts() {
+        let by = |version| preemption_by(version, || Some(16));
+        assert_eq!(by("#1 SMP Debian 6.1.1-1 (2023-01-01)"), Preemption::Never);
+        assert_eq!(by("#1 SMP PREEMPT Thu"), Preemption::Full);
+        assert_eq!(by("#1 SMP PREEMPT_RT Debian"), Preemption::Realtime);
+        assert_eq!(by("#1 SMP PREEMPT_DYNAMIC Debian"), Preemption::Dynamic { word: Some(16) });
+    }
+
+    #[test]
+    fn a_kernel_that_preempts_anywhere_is_refused() {
+        let Ok(mut kernel) = Kernel::read() else {
+            eprintln!("skipped: this kernel does not describe its types");
+            return;
+        };
+        let mut judge = |release, word| {
+            kernel.release = release;
+            kernel.must_not_preempt(|| word).is_ok()
+        };
+        let known = Preemption::Dynamic { word: Some(16) };
+        assert!(judge(Preemption::Never, None));
+        assert!(judge(known, Some(0)) && judge(known, Some(1)) && judge(known, Some(3)));
+        assert!(!judge(known, Some(2)) && !judge(known, Some(u32::MAX)) && !judge(known, None));
+        assert!(!judge(Preemption::Dynamic { word: None }, Some(1)));
+        assert!(!judge(Preemption::Full, None) && !judge(Preemption::Realtime, None));
+    }
+}
