@@ -16,6 +16,7 @@ mod demo;
 mod device;
 mod events;
 mod medians;
+mod notifyd;
 mod output;
 mod page;
 mod port;
@@ -55,6 +56,8 @@ enum Command {
     Bench(Reported<bench::Arguments>),
     /// Run an unmodified RDMA program with cached registrations
     Run(run::Arguments),
+    /// The helper that gives unprivileged programs their own mapping changes; a service for root
+    Notifyd(notifyd::Arguments),
 }
 
 /// A command whose standard output is its report. (`run` leaves it to the program.)
@@ -79,6 +82,10 @@ pub fn main() -> ExitCode {
         Command::Run(arguments) => {
             let output = Output::new(json);
             concluded(&output, run::run(arguments, &output))
+        }
+        Command::Notifyd(arguments) => {
+            let output = Output::new(json);
+            concluded(&output, notifyd::run(arguments, &output).map(Verdict::exit_status))
         }
     })
 }

@@ -17,6 +17,8 @@ compile_error!("these programs run in a Linux kernel");
 pub mod layout;
 #[cfg(feature = "load")]
 mod programs;
+pub mod protocol;
+pub mod socket;
 mod sys;
 mod view;
 

@@ -28,6 +28,7 @@ mod flux;
 pub mod follower;
 mod log;
 mod none;
+pub mod notify;
 mod process_feed;
 mod reader;
 mod ring;

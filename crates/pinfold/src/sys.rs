@@ -417,6 +417,30 @@ pub(crate) fn wait_readable(descriptor: Descriptor, timeout_ms: i32) -> bool {
     poll.revents & libc::POLLNVAL == 0
 }
 
+// --- sockets -----------------------------------------------------------------------------------
+
+/// The calling process's effective user.
+pub(crate) fn effective_user() -> u32 {
+    // SAFETY: the call has no argument and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether the other side of a connection is still there.
+pub(crate) fn is_connected(connection: Descriptor) -> bool {
+    let mut poll = libc::pollfd { fd: connection, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: the kernel reads and writes one `pollfd`.
+    let answered = unsafe { libc::poll(&raw mut poll, 1, 0) } >= 0;
+    answered && poll.revents == 0
+}
+
+/// Sends one packet, or nothing; waits for nobody.
+pub(crate) fn send(connection: Descriptor, packet: &[u8]) -> Result<usize, Errno> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel reads the packet.
+    let sent = unsafe { libc::send(connection, packet.as_ptr().cast(), packet.len(), flags) };
+    checked(sent as libc::c_long)
+}
+
 // --- descriptors -------------------------------------------------------------------------------
 
 /// What tells one open file from another: device and inode. Linux gives every userfaultfd an

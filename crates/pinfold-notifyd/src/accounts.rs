@@ -1,0 +1,145 @@
+//! Who has how much.
+//!
+//! An account exists while its user has something, so there are never more accounts than clients.
+
+use crate::limits::Limits;
+use pinfold_ebpf::protocol::Refusal;
+use std::collections::HashMap;
+
+const ROOT: u32 = 0;
+
+/// What one user, or all, have.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Account {
+    waiting: usize,
+    views: usize,
+}
+
+/// What everybody has.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    limits: Limits,
+    users: HashMap<u32, Account>,
+    /// All but root.
+    all: Account,
+}
+
+impl Accounts {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { limits, users: HashMap::new(), all: Account::default() }
+    }
+
+    /// A connection of this user begins to wait for its answer.
+    pub(crate) fn arrive(&mut self, user: u32) -> Result<(), Refusal> {
+        let (of_user, of_all) = (self.limits.waiting_per_user, self.limits.waiting);
+        if user == ROOT {
+            below(self.of(user).waiting, of_all, |limit| Refusal::Busy { limit })?;
+        } else {
+            below(self.of(user).waiting, of_user, |limit| Refusal::Busy { limit })?;
+            below(self.all.waiting, of_all, |limit| Refusal::Busy { limit })?;
+        }
+        self.each(user, |account| account.waiting += 1);
+        Ok(())
+    }
+
+    /// A connection of this user has its answer, or has gone.
+    pub(crate) fn depart(&mut self, user: u32) {
+        self.each(user, |account| account.waiting = account.waiting.saturating_sub(1));
+    }
+
+    /// A view is about to be given to this user.
+    pub(crate) fn grant(&mut self, user: u32) -> Result<(), Refusal> {
+        let (of_user, of_all) = (self.limits.views_per_user, self.limits.views);
+        if user == ROOT {
+            below(self.of(user).views, of_all, |limit| Refusal::UserFull { limit })?;
+        } else {
+            below(self.of(user).views, of_user, |limit| Refusal::UserFull { limit })?;
+            below(self.all.views, of_all, |limit| Refusal::Full { limit })?;
+        }
+        self.each(user, |account| account.views += 1);
+        Ok(())
+    }
+
+    /// A view of this user's is no more.
+    pub(crate) fn take_back(&mut self, user: u32) {
+        self.each(user, |account| account.views = account.views.saturating_sub(1));
+    }
+
+    fn of(&self, user: u32) -> Account {
+        self.users.get(&user).copied().unwrap_or_default()
+    }
+
+    /// Changes the user's account and, unless it is root's, everybody's.
+    fn each(&mut self, user: u32, change: impl Fn(&mut Account)) {
+        let account = self.users.entry(user).or_default();
+        change(account);
+        if *account == Account::default() {
+            self.users.remove(&user);
+        }
+        if user != ROOT {
+            change(&mut self.all);
+        }
+    }
+}
+
+fn below(count: usize, limit: usize, refusal: impl Fn(u64) -> Refusal) -> Result<(), Refusal> {
+    if count < limit { Ok(()) } else { Err(refusal(limit as u64)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accounts() -> Accounts {
+        let limits = Limits {
+            views: 5,
+            views_per_user: 3,
+            waiting: 4,
+            waiting_per_user: 2,
+            ..Limits::default()
+        };
+        Accounts::new(limits)
+    }
+
+    #[test]
+    fn one_user_cannot_have_everything_nor_can_all_have_more() {
+        let mut accounts = accounts();
+        for _ in 0..3 {
+            accounts.grant(1).unwrap();
+        }
+        assert_eq!(accounts.grant(1), Err(Refusal::UserFull { limit: 3 }));
+        accounts.grant(2).unwrap();
+        accounts.grant(3).unwrap();
+        assert_eq!(accounts.grant(4), Err(Refusal::Full { limit: 5 }));
+        accounts.take_back(1);
+        accounts.grant(4).unwrap();
+    }
+
+    #[test]
+    fn root_is_counted_apart() {
+        let mut accounts = accounts();
+        for _ in 0..5 {
+            accounts.grant(0).unwrap();
+        }
+        assert_eq!(accounts.grant(0), Err(Refusal::UserFull { limit: 5 }));
+        for user in [1, 1, 1, 2, 2] {
+            accounts.grant(user).unwrap();
+        }
+        assert!(accounts.grant(2).is_err());
+    }
+
+    #[test]
+    fn those_who_wait_are_counted_and_accounts_go_with_their_users() {
+        let mut accounts = accounts();
+        for user in [1, 1, 2, 2] {
+            accounts.arrive(user).unwrap();
+        }
+        assert_eq!(accounts.arrive(1), Err(Refusal::Busy { limit: 2 }));
+        assert_eq!(accounts.arrive(3), Err(Refusal::Busy { limit: 4 }));
+        accounts.arrive(0).unwrap();
+        for user in [1, 1, 2, 2, 0] {
+            accounts.depart(user);
+        }
+        assert!(accounts.users.is_empty() && accounts.all == Account::default());
+    }
+}

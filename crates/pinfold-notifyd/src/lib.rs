@@ -1,0 +1,53 @@
+//! The helper's server: it hands each process the view of its own mapping changes.
+//!
+//! eBPF programs see every change of every mapping, but only a privileged process may load them. The
+//! helper does that once for the machine, and gives any process that connects to its socket the
+//! descriptors through which that process, without a privilege, follows its own changes: never
+//! those of another. From then on the helper is not needed: clients keep the programs alive by the
+//! descriptors that they hold.
+//!
+//! # Who gets what
+//!
+//! A process gets the view of itself, because there is nothing else that it could ask for. Who it
+//! is says the kernel, not the process (`peer`): the process that connected, proved to be the one
+//! that asks, and to be still there. A connection that was passed on, or inherited by a forked
+//! child, is refused: whoever connected is not who asks. A process whose addresses its own user may
+//! not look at (it is not dumpable) gets no view; otherwise a program that executes a
+//! set-user-ID program could be left holding that one's view.
+//!
+//! # What a hostile client can do
+//!
+//! Nothing that others notice: one thread and no call that waits; a fixed number of fixed-size
+//! packets in each conversation; limits for each user and for all ([`Limits`]), root being counted
+//! apart; users take turns where something takes long; descriptors that nobody asked for are refused
+//! by the kernel, or let go where that cannot hold anybody up (`parting`). What it cannot be kept
+//! from: users with many user numbers (subordinate ones) have as many allowances; and whoever passes
+//! a view's descriptors on keeps the kernel's memory behind them for as long as somebody holds them,
+//! which the memory limit of the helper's control group bounds.
+//!
+//! # What it costs
+//!
+//! Two descriptors and some hundred bytes for each client, besides what the view costs.
+//!
+//! The order of layers: `sys`, `parting`, `limits`, `accounts`, `turns`, `peer`, `table`, `log`,
+//! `views`, `listen`, `ready`, `server`.
+
+mod accounts;
+mod limits;
+mod listen;
+mod log;
+mod parting;
+mod peer;
+mod ready;
+mod server;
+mod sys;
+mod table;
+mod turns;
+mod views;
+
+pub use limits::{Limits, MOST_VIEWS, make_room};
+pub use listen::{ListenError, Listener};
+pub use ready::tell_service_manager;
+pub use server::{Server, StartError};
+pub use sys::StopSignals;
+pub use views::{OpenError, Views};

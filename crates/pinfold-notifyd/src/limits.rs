@@ -1,0 +1,88 @@
+//! How much one user, and all users, may have.
+
+use crate::sys;
+use pinfold_ebpf::protocol::MAX_DESCRIPTORS;
+use std::io;
+use std::time::Duration;
+
+/// How much of the helper one user, and all users together, may have. Root's processes have the
+/// numbers for all to themselves, and are counted in no other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Views that all users together hold.
+    pub views: usize,
+    /// Views that one user holds.
+    pub views_per_user: usize,
+    /// Connections of all users that have not got their answer.
+    pub waiting: usize,
+    /// Connections of one user that have not got their answer.
+    pub waiting_per_user: usize,
+    /// How long a client may take to ask.
+    pub patience: Duration,
+}
+
+/// As many views as users other than root may have together, and root.
+pub const MOST_VIEWS: usize = 512;
+
+impl Default for Limits {
+    /// For some hundred processes of each user. The programs have room for 1024 views: half of them
+    /// for root, so that the users cannot take those.
+    fn default() -> Self {
+        Self {
+            views: MOST_VIEWS,
+            views_per_user: MOST_VIEWS / 2,
+            waiting: 512,
+            waiting_per_user: 128,
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Limits {
+    /// The descriptors that clients up to these limits take, root's counted with them: for each that
+    /// waits its connection and its process, for each view those two and the descriptors that are
+    /// on their way to a client that does not read. (The kernel counts what is on its way against
+    /// the same limit.)
+    pub fn descriptors(&self) -> u64 {
+        let each = 2 * self.waiting + (2 + MAX_DESCRIPTORS) * self.views;
+        2 * each as u64 + RESERVE
+    }
+}
+
+/// The helper's own: the programs, their maps, the standard streams.
+const RESERVE: u64 = 512;
+
+/// Raises this process's limit on descriptors as far as it goes, and lowers `limits` to what fits.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn make_room(limits: Limits) -> io::Result<Limits> {
+    Ok(fitting(limits, sys::raise_descriptor_limit()?))
+}
+
+fn fitting(limits: Limits, descriptors: u64) -> Limits {
+    let mut limits = limits;
+    while limits.descriptors() > descriptors && limits.views > 1 {
+        limits.views = limits.views.div_ceil(2);
+        limits.waiting = limits.waiting.div_ceil(2);
+    }
+    limits.views_per_user = limits.views_per_user.min(limits.views);
+    limits.waiting_per_user = limits.waiting_per_user.min(limits.waiting);
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_lowered_and_what_fits_is_not() {
+        let usual = Limits::default();
+        assert_eq!(fitting(usual, usual.descriptors()), usual);
+        let small = fitting(usual, 4096);
+        assert!(small.descriptors() <= 4096 && small.views >= 1, "{small:?}");
+        assert!(small.views_per_user <= small.views && small.waiting_per_user <= small.waiting);
+        assert_eq!(fitting(usual, 0).views, 1);
+    }
+}

@@ -1,0 +1,311 @@
+//! The socket that clients connect to: a file of our own, or one that the service manager passed.
+
+use crate::sys;
+use pinfold_ebpf::socket;
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
+const BACKLOG: u16 = 1024;
+/// Everybody may connect: what anybody gets concerns itself.
+const MODE: u32 = 0o666;
+/// The first descriptor that a service manager passes.
+const FIRST_PASSED: &str = "/proc/self/fd/3";
+
+/// A socket that clients can connect to.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    /// Where it is our own.
+    _file: Option<SocketFile>,
+}
+
+/// Why clients cannot connect.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// The directory is not there and cannot be made, or cannot be used.
+    Directory(PathBuf, io::Error),
+    /// Others could put their own socket in the place of ours.
+    Unsafe(PathBuf),
+    /// Something that is no socket has the name.
+    InTheWay(PathBuf),
+    /// Another helper listens there.
+    Running(PathBuf),
+    /// What the service manager passed is no such socket.
+    Passed(&'static str),
+    /// Something else went wrong.
+    Os(&'static str, PathBuf, io::Error),
+}
+
+impl Listener {
+    /// Listens at `path`. A socket that nobody listens to any more is replaced; the directory is
+    /// made if only it is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError`].
+    pub fn at(path: &Path) -> Result<Self, ListenError> {
+        let directory = path.parent().filter(|parent| *parent != Path::new(""));
+        prepare(directory.unwrap_or(Path::new(".")))?;
+        let lock = lock(path)?;
+        clear(path)?;
+        let os = |operation| move |error| ListenError::Os(operation, path.into(), error);
+        let socket = socket::bind(path, MODE).map_err(os("bind"))?;
+        let file = SocketFile::new(path, lock).map_err(os("stat"))?;
+        // The process's mask may have taken something away. Nobody can connect yet.
+        fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(os("chmod"))?;
+        socket::listen(socket.as_fd(), BACKLOG).map_err(os("listen"))?;
+        Self::prepared(socket, Some(file)).map_err(os("setsockopt"))
+    }
+
+    /// The socket that a service manager passed by `LISTEN_FDS`, if it did.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError::Passed`] if it is not what it should be.
+    pub fn passed() -> Result<Option<Self>, ListenError> {
+        let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+        match (number("LISTEN_PID"), number("LISTEN_FDS")) {
+            (Some(pid), Some(1)) if pid == std::process::id() => Self::take_passed().map(Some),
+            (Some(pid), Some(2..)) if pid == std::process::id() => {
+                Err(ListenError::Passed("more than one socket was passed"))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn take_passed() -> Result<Self, ListenError> {
+        let socket =
+            sys::duplicate_passed().map_err(|_| ListenError::Passed("descriptor 3 is not open"))?;
+        if !socket::is_listener(socket.as_fd()) {
+            return Err(ListenError::Passed(
+                "it does not listen, or is no ListenSequentialPacket=",
+            ));
+        }
+        Self::prepared(socket, None)
+            .map_err(|error| ListenError::Os("setsockopt", FIRST_PASSED.into(), error))
+    }
+
+    fn prepared(socket: OwnedFd, file: Option<SocketFile>) -> io::Result<Self> {
+        socket::never_wait(socket.as_fd())?;
+        // What is accepted here inherits both.
+        socket::pass_credentials(socket.as_fd())?;
+        // Older kernels cannot; `parting` is for them.
+        let _ = socket::refuse_descriptors(socket.as_fd());
+        Ok(Self { socket, _file: file })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The directory is there, and nobody but root and us can exchange what is in it.
+fn prepare(directory: &Path) -> Result<(), ListenError> {
+    let unusable = |error| ListenError::Directory(directory.into(), error);
+    match DirBuilder::new().mode(0o755).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(error)),
+        _ => {}
+    }
+    let status = fs::metadata(directory).map_err(unusable)?;
+    let is_ours = [0, sys::effective_user()].contains(&status.uid());
+    let (for_others, sticky) = (status.mode() & 0o022 != 0, status.mode() & 0o1000 != 0);
+    if !status.is_dir() {
+        Err(unusable(io::Error::from_raw_os_error(libc::ENOTDIR)))
+    } else if !is_ours || (for_others && !sticky) {
+        Err(ListenError::Unsafe(directory.into()))
+    } else {
+        Ok(())
+    }
+}
+
+/// The lock of whoever listens at `path`; the kernel gives it back when its holder ends.
+fn lock(path: &Path) -> Result<File, ListenError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let name = PathBuf::from(name);
+    let os = |operation| {
+        let name = name.clone();
+        move |error| ListenError::Os(operation, name, error)
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&name)
+        .map_err(os("open"))?;
+    match sys::lock(file.as_fd()) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(ListenError::Running(path.into()))
+        }
+        locked => locked.map(|()| file).map_err(os("flock")),
+    }
+}
+
+/// Removes the socket of a helper that has ended.
+fn clear(path: &Path) -> Result<(), ListenError> {
+    let Ok(status) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !status.file_type().is_socket() {
+        return Err(ListenError::InTheWay(path.into()));
+    }
+    // The lock is ours. But a service manager listens without one.
+    match socket::connect(path, Duration::ZERO) {
+        Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {
+            fs::remove_file(path).map_err(|error| ListenError::Os("unlink", path.into(), error))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => Err(ListenError::Running(path.into())),
+    }
+}
+
+/// A socket's name, removed when we end, unless it is not ours any more.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+    /// Held until the name is gone.
+    _lock: File,
+}
+
+impl SocketFile {
+    fn new(path: &Path, lock: File) -> io::Result<Self> {
+        Ok(Self { path: path.into(), identity: identity(path)?, _lock: lock })
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|status| (status.dev(), status.ino()))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|now| now == self.identity) {
+            // What is left is cleared by the next helper.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl fmt::Display for ListenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(path, error) => write!(
+                f,
+                "{}: {error}: the socket needs a directory that the helper may write to, such as \
+                 systemd's RuntimeDirectory=, or another place by --socket",
+                path.display()
+            ),
+            Self::Unsafe(path) => write!(
+                f,
+                "{}: others may exchange what is in this directory, so clients could be led to \
+                 another helper: it must belong to root or to the helper's user, and nobody else \
+                 may write to it (chmod 755)",
+                path.display()
+            ),
+            Self::InTheWay(path) => write!(
+                f,
+                "{}: something that is no socket is there: remove it, or take another name by \
+                 --socket",
+                path.display()
+            ),
+            Self::Running(path) => write!(
+                f,
+                "{}: a helper listens there already; one is enough for all programs",
+                path.display()
+            ),
+            Self::Passed(why) => write!(
+                f,
+                "the service manager's socket cannot be used: {why}; pass one \
+                 ListenSequentialPacket= socket"
+            ),
+            Self::Os(operation, path, error) => {
+                write!(f, "{}: {operation} failed: {error}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for ListenError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// A directory of this test's own.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let name = format!("pinfold-listen-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_socket_is_there_for_everybody_and_goes_with_its_listener() {
+        let directory = Directory::new("there");
+        let path = directory.0.join("made").join("socket");
+        let listener = Listener::at(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
+        assert!(socket::is_listener(listener.as_fd()));
+        socket::connect(&path, Duration::ZERO).unwrap();
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_second_helper_is_refused_and_the_first_one_s_remains_are_not_in_its_way() {
+        let directory = Directory::new("second");
+        let path = directory.0.join("socket");
+        let first = Listener::at(&path).unwrap();
+        assert!(matches!(Listener::at(&path), Err(ListenError::Running(_))));
+        // As when the first one is killed: the name stays.
+        fs::hard_link(&path, directory.0.join("kept")).unwrap();
+        drop(first);
+        fs::rename(directory.0.join("kept"), &path).unwrap();
+        Listener::at(&path).unwrap();
+    }
+
+    #[test]
+    fn what_others_own_is_left_alone() {
+        let directory = Directory::new("others");
+        let path = directory.0.join("file");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(Listener::at(&path), Err(ListenError::InTheWay(_))));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        let path = directory.0.join("stream");
+        let _somebody = UnixListener::bind(&path).unwrap();
+        assert!(matches!(Listener::at(&path), Err(ListenError::Running(_))));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_write_to_is_refused() {
+        let directory = Directory::new("rights");
+        fs::set_permissions(&directory.0, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Listener::at(&directory.0.join("socket")).unwrap_err();
+        assert!(matches!(error, ListenError::Unsafe(_)), "{error}");
+        let missing = directory.0.join("a/b/socket");
+        assert!(matches!(Listener::at(&missing), Err(ListenError::Directory(..))));
+    }
+}

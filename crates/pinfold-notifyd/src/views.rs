@@ -1,0 +1,57 @@
+//! Where views come from.
+
+use pinfold_ebpf::protocol::Refusal;
+use pinfold_ebpf::{Programs, ViewError, ViewId};
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Makes views: the loaded programs, or what a test has in their place.
+pub trait Views {
+    /// What a view is forgotten by.
+    type Id: Copy + fmt::Debug + Send;
+
+    /// Makes a view of the changes of one process, which the pidfd names.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(Self::Id, Vec<OwnedFd>), OpenError>;
+
+    /// Gives back what a view holds whose process has ended, or does not want it any more.
+    fn forget(&mut self, view: Self::Id);
+}
+
+/// Why there is no view.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OpenError {
+    /// What the client is told.
+    pub refusal: Refusal,
+    /// The whole story, for the operator.
+    pub what: String,
+}
+
+impl Views for Programs {
+    type Id = ViewId;
+
+    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(ViewId, Vec<OwnedFd>), OpenError> {
+        let view = self.view(process)?;
+        Ok((view.id(), view.into_descriptors()))
+    }
+
+    fn forget(&mut self, view: ViewId) {
+        Programs::forget(self, view);
+    }
+}
+
+impl From<ViewError> for OpenError {
+    fn from(error: ViewError) -> Self {
+        let refusal = match &error {
+            ViewError::Gone => Refusal::Gone,
+            ViewError::ManyViews { most } => Refusal::ProcessFull { limit: *most as u64 },
+            ViewError::ManyProcesses { most } => Refusal::Full { limit: *most as u64 },
+            ViewError::Os { errno, .. } => Refusal::Kernel { errno: *errno },
+            _ => Refusal::Kernel { errno: libc::EIO },
+        };
+        Self { refusal, what: error.to_string() }
+    }
+}

@@ -1,0 +1,229 @@
+//! The server with its real socket and real clients, in this process and in others.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // tests may fail loudly
+
+mod support;
+
+use pinfold::monitor::notify::{self, ConnectError};
+use pinfold_ebpf::protocol::{Refusal, ToClient, ToHelper};
+use pinfold_ebpf::socket;
+use pinfold_notifyd::Limits;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+use support::{
+    Served, ask, challenge, connect, eventually, heard, made_for, report, reported, say,
+};
+
+fn small() -> Limits {
+    let patience = Duration::from_millis(200);
+    Limits { views: 6, views_per_user: 3, waiting: 6, waiting_per_user: 3, patience }
+}
+
+/// Root has the numbers for all users.
+fn views_here(limits: Limits) -> usize {
+    if support::is_root() { limits.views } else { limits.views_per_user }
+}
+
+fn refusal(answer: Option<(ToClient, Vec<OwnedFd>)>) -> Option<Refusal> {
+    match answer {
+        Some((ToClient::Refused(refusal), _)) => Some(refusal),
+        _ => None,
+    }
+}
+
+fn served_path() -> PathBuf {
+    std::env::var_os("PINFOLD_TEST_PATH").unwrap().into()
+}
+
+/// Another process in this role, with a connection of ours as its standard input or none.
+fn start(role: &str, path: &Path, input: Option<OwnedFd>) -> Child {
+    let mut command = support::other("in_another_process", role, None);
+    command.env("PINFOLD_TEST_PATH", path);
+    if let Some(input) = input {
+        command.stdin(input);
+    }
+    command.spawn().unwrap()
+}
+
+/// Not a test by itself: what other processes of these tests do.
+#[test]
+fn in_another_process() {
+    match support::role().as_deref() {
+        Some("holder") => {
+            let view = notify::request(&served_path(), notify::PATIENCE);
+            report(&view.as_ref().map_or(0, |(view, _)| made_for(view)).to_string());
+            support::wait_for_parent();
+        }
+        Some("unread") => {
+            let connection = connect(&served_path());
+            let challenge = challenge(&connection).unwrap();
+            say(&connection, &ToHelper::Ask(challenge).encode());
+            report("asked");
+            support::wait_for_parent();
+        }
+        Some("heir") => {
+            let connection = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+            let challenge = challenge(&connection).unwrap();
+            say(&connection, &ToHelper::Ask(challenge).encode());
+            report(&format!("{:?}", refusal(heard(&connection))));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_process_gets_the_view_of_itself() {
+    let served = Served::new(Limits::default());
+    let (view, connection) = notify::request(&served.path, notify::PATIENCE).unwrap();
+    assert_eq!((view.len(), made_for(&view)), (support::PARTS, std::process::id()));
+    assert!(connection.helper_is_there());
+    let mut other = start("holder", &served.path, None);
+    assert_eq!(reported(&mut other), Some(other.id().to_string()));
+    drop(other.stdin.take());
+    other.wait().unwrap();
+}
+
+#[test]
+fn a_connection_that_was_passed_on_gets_nothing() {
+    let served = Served::new(Limits::default());
+    let mut heir = start("heir", &served.path, Some(connect(&served.path)));
+    assert_eq!(reported(&mut heir), Some("Some(NotTheConnector)".into()));
+    heir.wait().unwrap();
+    assert_eq!(served.tally.opened(), 0);
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_nothing() {
+    let served = Served::new(Limits::default());
+    let mut holder = start("holder", &served.path, None);
+    reported(&mut holder).unwrap();
+    assert_eq!(served.tally.held(), 1);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    eventually("the view is given back", || served.tally.held() == 0);
+}
+
+#[test]
+fn a_view_counts_until_its_process_ends_or_gives_it_back() {
+    let limits = small();
+    let served = Served::new(limits);
+    let most = views_here(limits);
+    // Closing the connection changes nothing: the process may still believe its view.
+    for _ in 1..most {
+        assert!(matches!(ask(&served.path), (_, Some((ToClient::Granted { .. }, _)))));
+    }
+    let (_, kept) = notify::request(&served.path, notify::PATIENCE).unwrap();
+    let full = Refusal::UserFull { limit: most as u64 };
+    assert_eq!(
+        notify::request(&served.path, notify::PATIENCE).unwrap_err(),
+        ConnectError::Refused(full)
+    );
+    kept.give_back();
+    eventually("one is free", || notify::request(&served.path, notify::PATIENCE).is_ok());
+}
+
+#[test]
+fn what_a_dead_client_has_not_read_is_counted() {
+    let limits = Limits { views: 1, views_per_user: 1, ..small() };
+    let served = Served::new(limits);
+    // This process holds the connection too, so what was sent stays on its way.
+    let connection = connect(&served.path);
+    drop(connection);
+    let mut asker = start("unread", &served.path, None);
+    reported(&mut asker).unwrap();
+    eventually("it has a view", || served.tally.held() == 1);
+    asker.kill().unwrap();
+    asker.wait().unwrap();
+    eventually("the view is given back", || served.tally.held() == 0);
+    eventually("another one may have one", || {
+        notify::request(&served.path, notify::PATIENCE).is_ok()
+    });
+}
+
+#[test]
+fn whoever_says_nothing_is_sent_away() {
+    let served = Served::new(small());
+    let connection = connect(&served.path);
+    assert!(challenge(&connection).is_some());
+    assert_eq!(refusal(heard(&connection)), Some(Refusal::TooSlow));
+    assert!(heard(&connection).is_none());
+}
+
+#[test]
+fn nonsense_is_refused_and_another_version_told() {
+    let served = Served::new(Limits::default());
+    let answer_to = |packet: &dyn Fn([u8; 32]) -> Vec<u8>| {
+        let connection = connect(&served.path);
+        let proper = ToHelper::Ask(challenge(&connection).unwrap()).encode();
+        say(&connection, &packet(proper));
+        refusal(heard(&connection))
+    };
+    assert_eq!(answer_to(&|_| vec![]), Some(Refusal::Malformed));
+    assert_eq!(answer_to(&|ask| ask[..31].to_vec()), Some(Refusal::Malformed));
+    assert_eq!(answer_to(&|ask| [ask.as_slice(), &[0]].concat()), Some(Refusal::Malformed));
+    let wrong_challenge = |mut ask: [u8; 32]| {
+        ask[16] ^= 1;
+        ask.to_vec()
+    };
+    assert_eq!(answer_to(&wrong_challenge), Some(Refusal::Malformed));
+    let old = |mut ask: [u8; 32]| {
+        ask[8] = 0;
+        ask.to_vec()
+    };
+    assert_eq!(answer_to(&old), Some(Refusal::Version { helper: 1 }));
+    assert_eq!(served.tally.opened(), 0);
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_not_kept() {
+    let served = Served::new(Limits::default());
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let connection = connect(&served.path);
+    let ask = ToHelper::Ask(challenge(&connection).unwrap()).encode();
+    match socket::send(connection.as_fd(), &ask, &[writer.as_fd()]) {
+        // The kernel refuses them (6.16).
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied),
+        Ok(()) => assert_eq!(refusal(heard(&connection)), Some(Refusal::Malformed)),
+    }
+    drop(writer);
+    // The end comes when nobody has the other side any more.
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn too_many_at_once_are_told_so_and_others_are_served() {
+    let limits = Limits { patience: Duration::from_secs(600), ..small() };
+    let served = Served::new(limits);
+    let most = if support::is_root() { limits.waiting } else { limits.waiting_per_user };
+    let mut idle: Vec<_> = (0..most).map(|_| connect(&served.path)).collect();
+    assert!(idle.iter().all(|connection| challenge(connection).is_some()));
+    let busy = Some(Refusal::Busy { limit: most as u64 });
+    assert_eq!(refusal(heard(&connect(&served.path))), busy);
+    idle.pop();
+    notify::request(&served.path, notify::PATIENCE).unwrap();
+}
+
+#[test]
+fn a_restart_is_noticed_and_the_new_one_serves() {
+    let mut served = Served::new(Limits::default());
+    let (view, connection) = notify::request(&served.path, notify::PATIENCE).unwrap();
+    assert!(connection.helper_is_there());
+    served.stop();
+    assert!(!connection.helper_is_there());
+    assert_eq!(made_for(&view), std::process::id());
+    assert!(matches!(
+        notify::request(&served.path, notify::PATIENCE),
+        Err(ConnectError::Absent { .. })
+    ));
+    served.start_again(Limits::default());
+    notify::request(&served.path, notify::PATIENCE).unwrap();
+}
+
+#[test]
+fn what_is_no_view_is_not_taken_for_one() {
+    let served = Served::new(Limits::default());
+    assert!(matches!(notify::connect(&served.path), Err(ConnectError::NotAView { .. })));
+}

@@ -1,0 +1,501 @@
+//! Asking the helper, `pinfold notifyd`, for a view of this process's own changes.
+//!
+//! The helper loads the eBPF programs, for which it needs a privilege, and hands any process what it
+//! needs to follow its own changes without one. [`connect`] asks for it.
+//!
+//! # The price
+//!
+//! Four packets, once, and as many descriptors as the view has, plus one for the [`Connection`]. It
+//! waits [for five seconds](PATIENCE) at most, and not at all where no helper listens.
+
+use crate::descriptor::KnownDescriptor;
+use crate::sys;
+use pinfold_ebpf::protocol::{self, BYTES, Challenge, DecodeError, Refusal, ToClient, ToHelper};
+use pinfold_ebpf::{View, socket};
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long [`connect`] waits for the helper.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a busy helper is left alone.
+const BUSY: Duration = Duration::from_millis(20);
+
+/// Where the helper listens: what `PINFOLD_NOTIFYD` says, or else `/run/pinfold/notifyd.sock`.
+pub fn path() -> PathBuf {
+    let named = std::env::var_os("PINFOLD_NOTIFYD").filter(|name| !name.is_empty());
+    PathBuf::from(named.unwrap_or_else(|| OsString::from(protocol::DEFAULT_PATH)))
+}
+
+/// Asks the helper that listens at `path` for a view of this process's changes.
+///
+/// # Errors
+///
+/// [`ConnectError`].
+pub fn connect(path: &Path) -> Result<(View, Connection), ConnectError> {
+    let (descriptors, connection) = request(path, PATIENCE)?;
+    for (descriptor, what) in descriptors.iter().zip(Kind::in_order()) {
+        what.check(descriptor.as_fd())?;
+    }
+    let view = View::from_descriptors(descriptors)
+        .map_err(|_| ConnectError::NotAView { part: "the number of descriptors" })?;
+    Ok((view, connection))
+}
+
+/// The conversation by itself: the descriptors that the helper gives this process, not looked at.
+///
+/// # Errors
+///
+/// [`ConnectError`], but for [`ConnectError::NotAView`].
+#[doc(hidden)]
+pub fn request(
+    path: &Path,
+    patience: Duration,
+) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match Conversation::begin(path, deadline).and_then(Conversation::ask) {
+            // Many programs of one user start at once. It is over soon.
+            Err(ConnectError::Refused(Refusal::Busy { .. })) if left(deadline) > BUSY => {
+                thread::sleep(BUSY);
+            }
+            end => return end,
+        }
+    }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Stays open as long as the helper lives, and closes with it. Nothing depends on it but whether the
+/// helper is there: the view stays true without.
+#[derive(Debug)]
+pub struct Connection {
+    socket: KnownDescriptor,
+    /// A forked child has a copy, and must not speak for its parent.
+    process: u32,
+}
+
+impl Connection {
+    fn new(socket: OwnedFd) -> Result<Self, ConnectError> {
+        let socket = KnownDescriptor::new(socket.into_raw_fd())
+            .map_err(|errno| ConnectError::Os { operation: "fstat", errno: errno.0 })?;
+        Ok(Self { socket, process: std::process::id() })
+    }
+
+    /// Whether the helper that gave the view is still there. One that is gone has left the view
+    /// working; a new one can be [asked](connect) for another. One system call or two.
+    pub fn helper_is_there(&self) -> bool {
+        self.socket.is_ours() && sys::is_connected(self.socket.number())
+    }
+
+    /// Tells the helper that the view is not used any more, by nobody in this process. The helper
+    /// then gives it back to the kernel, and counts it no more, before the process ends.
+    pub fn give_back(self) {
+        if self.process == std::process::id() && self.socket.is_ours() {
+            // A helper that is gone, or does not listen, has nothing to give back.
+            let _ = sys::send(self.socket.number(), &ToHelper::GiveBack.encode());
+        }
+    }
+}
+
+/// Why the helper gave no view.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// No helper listens there.
+    Absent {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// This process may not connect.
+    Forbidden {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The helper did not answer in time.
+    Silent,
+    /// What listens there is neither root's nor this process's own user's, so it is not believed.
+    Stranger {
+        /// Its user.
+        uid: u32,
+    },
+    /// The helper ended while it was asked.
+    Gone,
+    /// What listens there speaks no protocol of ours.
+    Nonsense(DecodeError),
+    /// The helper gives this process none, and says why.
+    Refused(Refusal),
+    /// What the helper gave is no view.
+    NotAView {
+        /// What is wrong with it.
+        part: &'static str,
+    },
+    /// Something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+/// A connection to a helper that is who it should be.
+struct Conversation {
+    socket: OwnedFd,
+    deadline: Instant,
+}
+
+impl Conversation {
+    fn begin(path: &Path, deadline: Instant) -> Result<Self, ConnectError> {
+        let socket = loop {
+            match socket::connect(path, left(deadline)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                connected => break connected.map_err(|error| not_connected(&error))?,
+            }
+        };
+        let conversation = Self { socket, deadline };
+        conversation.check_helper()?;
+        Ok(conversation)
+    }
+
+    /// Root may be trusted with anything anyway, and so may we ourselves.
+    fn check_helper(&self) -> Result<(), ConnectError> {
+        let uid = socket::peer(self.socket.as_fd()).map_err(|error| os("getsockopt", &error))?.uid;
+        // The owner of what this process makes: its effective user.
+        if uid == 0 || uid == sys::effective_user() {
+            Ok(())
+        } else {
+            Err(ConnectError::Stranger { uid })
+        }
+    }
+
+    fn ask(self) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
+        let challenge = self.challenge()?;
+        match socket::send(self.socket.as_fd(), &ToHelper::Ask(challenge).encode(), &[]) {
+            // It has closed, and may have said why.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            sent => sent.map_err(|error| os("sendmsg", &error))?,
+        }
+        let descriptors = self.descriptors()?;
+        Ok((descriptors, Connection::new(self.socket)?))
+    }
+
+    fn challenge(&self) -> Result<Challenge, ConnectError> {
+        match self.next()? {
+            (ToClient::Hello(challenge), _) => Ok(challenge),
+            (message, _) => Err(unexpected(message)),
+        }
+    }
+
+    fn descriptors(&self) -> Result<Vec<OwnedFd>, ConnectError> {
+        match self.next()? {
+            (ToClient::Granted { descriptors }, beside) if beside.len() == descriptors as usize => {
+                Ok(beside)
+            }
+            (ToClient::Granted { .. }, _) => {
+                Err(ConnectError::NotAView { part: "the number of descriptors" })
+            }
+            (message, _) => Err(unexpected(message)),
+        }
+    }
+
+    /// What the helper says next, and what came beside it.
+    fn next(&self) -> Result<(ToClient, Vec<OwnedFd>), ConnectError> {
+        let mut packet = [0; BYTES];
+        let received = self.receive(&mut packet)?;
+        if received.length == 0 {
+            return Err(ConnectError::Gone);
+        }
+        // Beside a long message nothing can be missing that would not be missed here; descriptors
+        // for which this process has no room left are lost, and that is told as truncation too.
+        if received.truncated {
+            return Err(ConnectError::NotAView {
+                part: "its length: no descriptor may be left here",
+            });
+        }
+        let packet = packet.get(..received.length).unwrap_or_default();
+        match ToClient::decode(packet) {
+            Ok(message) => Ok((message, received.descriptors)),
+            Err(DecodeError::Version(helper)) => {
+                Err(ConnectError::Refused(Refusal::Version { helper }))
+            }
+            Err(error) => Err(ConnectError::Nonsense(error)),
+        }
+    }
+
+    fn receive(&self, packet: &mut [u8]) -> Result<socket::Received, ConnectError> {
+        loop {
+            match socket::receive(self.socket.as_fd(), packet) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait()?,
+                // It has closed without reading what we said. What it said is still there.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+                received => return received.map_err(|error| os("recvmsg", &error)),
+            }
+        }
+    }
+
+    /// Until there is something to read; signals may end it early.
+    fn wait(&self) -> Result<(), ConnectError> {
+        let left = left(self.deadline);
+        if left.is_zero() {
+            return Err(ConnectError::Silent);
+        }
+        let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
+        sys::wait_readable(self.socket.as_raw_fd(), milliseconds);
+        Ok(())
+    }
+}
+
+/// What a message means that is not the one waited for.
+fn unexpected(message: ToClient) -> ConnectError {
+    match message {
+        ToClient::Refused(refusal) => ConnectError::Refused(refusal),
+        _ => ConnectError::Nonsense(DecodeError::Content),
+    }
+}
+
+fn not_connected(error: &io::Error) -> ConnectError {
+    let errno = error.raw_os_error().unwrap_or(0);
+    match errno {
+        libc::ENOENT | libc::ENOTDIR | libc::ECONNREFUSED => ConnectError::Absent { errno },
+        libc::EACCES | libc::EPERM => ConnectError::Forbidden { errno },
+        libc::EAGAIN => ConnectError::Silent,
+        // A socket of another type.
+        libc::EPROTOTYPE => ConnectError::Nonsense(DecodeError::Magic),
+        errno => ConnectError::Os { operation: "connect", errno },
+    }
+}
+
+fn os(operation: &'static str, error: &io::Error) -> ConnectError {
+    ConnectError::Os { operation, errno: error.raw_os_error().unwrap_or(0) }
+}
+
+// --- what came ------------------------------------------------------------------------------------
+
+/// What a descriptor of a view is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Changes,
+    Wishes,
+    Bell,
+    Link,
+}
+
+impl Kind {
+    /// As [`View::into_descriptors`] puts them.
+    fn in_order() -> impl Iterator<Item = Self> {
+        [Self::Changes, Self::Wishes, Self::Bell].into_iter().chain(std::iter::repeat(Self::Link))
+    }
+
+    /// What the kernel says of such a descriptor: lines and, where one is expected, their value. The
+    /// kinds of maps are numbered in `linux/bpf.h`; a frozen one can be mapped for reading only.
+    fn lines(self) -> &'static [(&'static str, Option<&'static str>)] {
+        match self {
+            Self::Changes => &[("map_type", Some("2")), ("frozen", Some("1"))],
+            Self::Wishes => &[("map_type", Some("2")), ("frozen", Some("0"))],
+            Self::Bell => &[("map_type", Some("27"))],
+            Self::Link => &[("link_id", None)],
+        }
+    }
+
+    fn part(self) -> &'static str {
+        match self {
+            Self::Changes => "the map of changes",
+            Self::Wishes => "the map of wishes",
+            Self::Bell => "the bell",
+            Self::Link => "a link",
+        }
+    }
+
+    fn check(self, descriptor: BorrowedFd<'_>) -> Result<(), ConnectError> {
+        let number = descriptor.as_raw_fd();
+        // This thread's: it may have a table of descriptors of its own.
+        let told = fs::read_to_string(format!("/proc/thread-self/fdinfo/{number}"))
+            .map_err(|error| os("read of /proc/thread-self/fdinfo", &error))?;
+        let is_so = self.lines().iter().all(|&(name, expected)| {
+            field(&told, name)
+                .is_some_and(|value| expected.is_none_or(|expected| expected == value))
+        });
+        if is_so { Ok(()) } else { Err(ConnectError::NotAView { part: self.part() }) }
+    }
+}
+
+/// The value of a line `name:\tvalue`.
+fn field<'a>(told: &'a str, name: &str) -> Option<&'a str> {
+    told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent { errno } => write!(
+                f,
+                "no helper listens (errno {errno}): have root start `pinfold notifyd`, or say by \
+                 PINFOLD_NOTIFYD where its socket is"
+            ),
+            Self::Forbidden { errno } => write!(
+                f,
+                "this process may not connect to the helper (errno {errno}): the rights of its \
+                 socket or a security policy forbid it"
+            ),
+            Self::Silent => f.write_str(
+                "the helper does not answer: it is stopped or overloaded; its log may say more",
+            ),
+            Self::Stranger { uid } => write!(
+                f,
+                "what listens at the helper's socket belongs to user {uid}, neither root nor this \
+                 process's own, and is not believed (in a user namespace without the machine's \
+                 root, root shows as 65534)"
+            ),
+            Self::Gone => f.write_str("the helper ended while it was asked: try again"),
+            Self::Nonsense(error) => {
+                write!(f, "what listens at the helper's socket is no helper: it sent {error}")
+            }
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::NotAView { part } => {
+                write!(f, "what the helper gave is no view ({part}): bring both to one release")
+            }
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A name that no other test has.
+    fn place() -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Relaxed: only that the numbers differ matters.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("pinfold-notify-{}-{number}", std::process::id());
+        std::env::temp_dir().join(name)
+    }
+
+    /// What a client gets from a helper that does this with its connection.
+    fn ask(serve: impl FnOnce(OwnedFd) + Send) -> Result<usize, ConnectError> {
+        let path = place();
+        let listener = socket::bind(&path, 0o600).unwrap();
+        socket::listen(listener.as_fd(), 1).unwrap();
+        let asked = thread::scope(|scope| {
+            scope.spawn(|| serve(socket::accept(listener.as_fd()).unwrap()));
+            request(&path, PATIENCE).map(|(descriptors, _)| descriptors.len())
+        });
+        fs::remove_file(&path).unwrap();
+        asked
+    }
+
+    fn hello(connection: &OwnedFd) {
+        let hello = ToClient::Hello(Challenge(7)).encode();
+        socket::send(connection.as_fd(), &hello, &[]).unwrap();
+        while socket::receive(connection.as_fd(), &mut [0; BYTES]).is_err() {
+            sys::wait_readable(connection.as_raw_fd(), 100);
+        }
+    }
+
+    #[test]
+    fn without_a_helper_it_is_told_at_once() {
+        let path = place();
+        assert_eq!(connect(&path).unwrap_err(), ConnectError::Absent { errno: libc::ENOENT });
+        let listener = socket::bind(&path, 0o600).unwrap();
+        assert_eq!(connect(&path).unwrap_err(), ConnectError::Absent { errno: libc::ECONNREFUSED });
+        drop(listener);
+        fs::remove_file(&path).unwrap();
+        let _stream = UnixListener::bind(&path).unwrap();
+        assert_eq!(connect(&path).unwrap_err(), ConnectError::Nonsense(DecodeError::Magic));
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_helper_that_does_not_answer_is_not_waited_for_for_ever() {
+        let path = place();
+        let listener = socket::bind(&path, 0o600).unwrap();
+        socket::listen(listener.as_fd(), 0).unwrap();
+        let brief = Duration::from_millis(20);
+        // The first waits for the hello, the later ones for room in the queue.
+        for _ in 0..3 {
+            assert_eq!(request(&path, brief).unwrap_err(), ConnectError::Silent);
+        }
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_helper_that_ends_or_raves_is_an_error() {
+        assert_eq!(ask(drop), Err(ConnectError::Gone));
+        let raving = |connection: OwnedFd| {
+            socket::send(connection.as_fd(), &[1; 33], &[]).unwrap();
+        };
+        assert!(matches!(ask(raving), Err(ConnectError::NotAView { .. })));
+        let short = |connection: OwnedFd| {
+            socket::send(connection.as_fd(), &[1; 5], &[]).unwrap();
+        };
+        assert_eq!(ask(short), Err(ConnectError::Nonsense(DecodeError::Length)));
+        assert_eq!(ask(|connection| hello(&connection)), Err(ConnectError::Gone));
+    }
+
+    #[test]
+    fn another_version_is_told_and_so_is_a_refusal() {
+        let later = |connection: OwnedFd| {
+            let mut hello = ToClient::Hello(Challenge(1)).encode();
+            hello[8] = 2;
+            socket::send(connection.as_fd(), &hello, &[]).unwrap();
+        };
+        let version = ConnectError::Refused(Refusal::Version { helper: 2 });
+        assert_eq!(ask(later), Err(version));
+        // It closes without reading the request.
+        let refusing = |connection: OwnedFd| {
+            let refusal = ToClient::Refused(Refusal::Full { limit: 3 }).encode();
+            socket::send(connection.as_fd(), &refusal, &[]).unwrap();
+        };
+        assert_eq!(ask(refusing), Err(ConnectError::Refused(Refusal::Full { limit: 3 })));
+    }
+
+    #[test]
+    fn the_descriptors_are_as_many_as_was_said() {
+        let granting = |said: u32, sent: usize| {
+            move |connection: OwnedFd| {
+                hello(&connection);
+                let granted = ToClient::Granted { descriptors: said }.encode();
+                let descriptors = vec![connection.as_fd(); sent];
+                socket::send(connection.as_fd(), &granted, &descriptors).unwrap();
+            }
+        };
+        assert_eq!(ask(granting(4, 4)), Ok(4));
+        assert!(matches!(ask(granting(4, 3)), Err(ConnectError::NotAView { .. })));
+        assert!(matches!(ask(granting(3, 4)), Err(ConnectError::NotAView { .. })));
+    }
+
+    #[test]
+    fn what_is_no_map_is_not_taken_for_one() {
+        let file = fs::File::open("/proc/self/exe").unwrap();
+        for kind in Kind::in_order().take(4) {
+            let part = kind.part();
+            assert_eq!(kind.check(file.as_fd()), Err(ConnectError::NotAView { part }));
+        }
+        assert_eq!(field("pos:\t0\nmap_type:\t27\n", "map_type"), Some("27"));
+    }
+
+    #[test]
+    fn the_connection_tells_when_the_helper_ends() {
+        let (here, there) = socket::pair().unwrap();
+        let connection = Connection::new(here).unwrap();
+        assert!(connection.helper_is_there());
+        drop(there);
+        assert!(!connection.helper_is_there());
+        connection.give_back();
+    }
+}
