@@ -43,6 +43,8 @@ mod domains;
 mod elf;
 mod exports;
 mod handles;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod hooks;
 mod process;
 mod real;
 mod report;

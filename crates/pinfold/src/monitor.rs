@@ -10,7 +10,9 @@
 //! `log`, `threads`, `flux`, `reader`, then the monitors.
 
 mod bell;
+mod feed;
 mod flux;
+pub mod hooks;
 mod log;
 mod none;
 mod reader;
@@ -23,6 +25,7 @@ mod threads;
 mod unneeded;
 mod userfaultfd;
 
+pub use feed::{Changing, Feed};
 pub use none::NoMonitor;
 pub use start::StartError;
 pub use unneeded::Unneeded;
