@@ -143,6 +143,16 @@ impl Hooks {
         };
         record.map_or(Self::Absent, HookRecord::standing)
     }
+
+    /// In one word, for reports that programs read.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Untested => "untested",
+            Self::Active { .. } => "active",
+            Self::Withdrawn { .. } => "withdrawn",
+        }
+    }
 }
 
 impl fmt::Display for Hooks {
