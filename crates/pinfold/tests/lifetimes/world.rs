@@ -120,6 +120,18 @@ impl World {
         assert!(munmap(at, BYTES));
     }
 
+    /// As [`works`](Self::works), beside others who register: their registrations are not counted.
+    pub(crate) fn is_fresh(&self) {
+        let at = map(PAGES);
+        for value in b'a'..=b'e' {
+            map_over(at, PAGES);
+            fill(at, PAGES, value);
+            assert!(self.moves(at, value) && self.moves(at, value));
+            assert!(self.lock(at).is_ok());
+        }
+        assert!(munmap(at, BYTES));
+    }
+
     /// Freshly mapped memory that is cached by both.
     pub(crate) fn with_memory(&self, value: u8) -> usize {
         let at = map(PAGES);
