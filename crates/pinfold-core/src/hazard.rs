@@ -121,6 +121,8 @@ pub(crate) struct Hazards {
 /// All records of one cache.
 struct HazardDomain {
     id: DomainId,
+    /// The process that made it, by its number.
+    process: u32,
     records: Arena<Record>,
     pool: Mutex<RecordPool>,
 }
@@ -139,7 +141,8 @@ impl Hazards {
         // Relaxed: uniqueness is all that is asked.
         let id = DomainId(NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let pool = Mutex::new(RecordPool { made: 0, free: Vec::new() });
-        let domain = Arc::new(HazardDomain { id, records: Arena::new(0), pool });
+        let process = std::process::id();
+        let domain = Arc::new(HazardDomain { id, process, records: Arena::new(0), pool });
         Self { id, barriers, domain }
     }
 
@@ -256,6 +259,13 @@ impl HazardDomain {
         })
     }
 
+    /// False in a forked child, where the pool's lock may be held by a thread that does not exist;
+    /// a thread that ended there would wait for it. Asked only when a thread ends: it costs a system
+    /// call.
+    fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
     /// Takes back the records of a thread that ends, leases in them included.
     fn give_back(&self, records: &[u32]) {
         lock(&self.pool).free.extend_from_slice(records);
@@ -368,7 +378,9 @@ impl Drop for Seats {
             hands.iter().for_each(|at_hand| at_hand.domain.set(DomainId::NONE));
         });
         for seat in &self.0 {
-            if let Some(domain) = seat.domain.upgrade() {
+            if let Some(domain) = seat.domain.upgrade()
+                && domain.is_of_this_process()
+            {
                 domain.give_back(&seat.records);
             }
         }

@@ -57,10 +57,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // SAFETY: the caller's promise.
         let result = unsafe { self.find_or_register(want) };
         // A lease counted itself; in a forked child nothing is counted.
-        if matches!(result, Err(error) if error != GetError::Forked) {
-            self.locked(|writer| writer.counts.misses += 1);
+        match result {
+            Err(_) if self.monitor.forked() => Err(GetError::Forked),
+            Err(error) => {
+                self.locked(|writer| writer.counts.misses += 1);
+                Err(error)
+            }
+            found => found,
         }
-        result
     }
 
     /// A range that is no longer than a piece may still, in whole pages, exceed the device's
@@ -81,6 +85,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let access = self.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
         loop {
+            // In each round, because the program's own code has run in between, the registrar's or
+            // a callback's: a child that was forked there comes back to here as well.
+            if self.monitor.forked() {
+                return Err(GetError::Forked);
+            }
             match self.locked(|writer| self.next_step(writer, want, terms, attempt))? {
                 Step::Done(lease) => return Ok(lease),
                 Step::Again => {}
@@ -350,6 +359,10 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // registered too but no lease names it.
         let handle = unsafe { self.shared.registrar.register(range, access) }?;
         let shared = self.shared;
+        if shared.monitor.forked() {
+            // Forked inside the registrar: the registration is the parent's, who lands it himself.
+            return Err(FORKED_MEANWHILE);
+        }
         Ok(shared.locked(|writer| self.land(writer, want, handle, per_use)))
     }
 
@@ -405,8 +418,15 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     }
 }
 
+/// What the child gets is decided by [`Shared::get_slowly`].
+const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { errno: 0 };
+
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {
+        // The flight is the parent's; here a lock may be held by a thread that does not exist.
+        if self.shared.monitor.forked() {
+            return;
+        }
         let (landing, due) = match self.ended.take() {
             Some(landing) => (landing, None),
             // The registrar failed or panicked.

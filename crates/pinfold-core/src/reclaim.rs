@@ -155,8 +155,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn evict_idle(&self) -> usize {
         let everything = Held { bytes: usize::MAX, regions: usize::MAX };
         let count = self.reclaim() + self.give_back(|writer| self.evict(writer, everything));
-        // In a forked child nobody departs, and a thread that does not exist may hold the lock.
-        while !self.monitor.forked() && self.wait_for_departure() {}
+        while self.wait_for_departure() {}
         count
     }
 
@@ -359,6 +358,10 @@ struct Departure<'c, R: Registrar, M: Monitor> {
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
     fn run(mut self) {
         while let Some(&region) = self.regions.get(self.gone) {
+            // Forked inside the registrar: the rest is the parent's to give back.
+            if self.shared.monitor.forked() {
+                return;
+            }
             self.gone += 1;
             self.failed += 1;
             if self.shared.deregister_one(region) {
@@ -379,7 +382,9 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
 
 impl<R: Registrar, M: Monitor> Drop for Departure<'_, R, M> {
     fn drop(&mut self) {
-        self.shared.locked(|writer| self.enter_into_books(writer));
+        if !self.shared.monitor.forked() {
+            self.shared.locked(|writer| self.enter_into_books(writer));
+        }
     }
 }
 
@@ -403,7 +408,9 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     pub fn run(self) {
         loop {
             let seen = self.shared.monitor.bell();
-            if self.shared.is_closed() {
+            // A child that was forked by a callback on this thread, and came back from it, has no
+            // other thread; nobody would ever ring.
+            if self.shared.is_closed() || self.shared.monitor.forked() {
                 return;
             }
             // A registrar that panics costs its own registration, which is not given to it again;

@@ -281,6 +281,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// The caller has no such registration in hand.
     pub(crate) fn wait_for_departure(&self) -> bool {
+        // In a forked child nobody departs, and a thread that does not exist may hold the lock.
+        if self.monitor.forked() {
+            return false;
+        }
         let mut writer = lock(&self.writer);
         let departures = writer.departures;
         if writer.queues.len(Queue::Leaving) == 0 {
@@ -312,7 +316,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     #[cold]
     fn run(&self, due: Due) {
         let panics = due.run();
-        if panics > 0 {
+        // Not in a child that was forked by a callback: the lock may be held for ever there.
+        if panics > 0 && !self.monitor.forked() {
             lock(&self.writer).counts.callback_panics += panics;
         }
     }

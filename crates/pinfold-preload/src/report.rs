@@ -3,6 +3,7 @@
 use crate::settings::Destination;
 use crate::sys;
 use pinfold::Statistics;
+use pinfold::monitor::hooks::Hooks;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -37,13 +38,15 @@ impl Totals {
     }
 
     /// One line of JSON.
-    pub(crate) fn json(&self, process: u32) -> String {
+    pub(crate) fn json(&self, process: u32, hooks: &Hooks) -> String {
         let Self { gets, hits, misses, regs, deregs, invalidations, per_use, evictions, passed } =
             self;
         format!(
             "{{\"pid\":{process},\"gets\":{gets},\"hits\":{hits},\"misses\":{misses},\
              \"regs\":{regs},\"deregs\":{deregs},\"invalidations\":{invalidations},\
-             \"per_use\":{per_use},\"evictions\":{evictions},\"passed\":{passed}}}\n"
+             \"per_use\":{per_use},\"evictions\":{evictions},\"passed\":{passed},\
+             \"hooks\":\"{}\"}}\n",
+            hooks.word()
         )
     }
 }
@@ -67,12 +70,15 @@ impl fmt::Display for Totals {
 ///
 /// The file cannot be made or written.
 pub(crate) fn write(to: &Destination, process: u32, totals: &Totals) -> io::Result<()> {
+    let hooks = Hooks::of_process();
     match to {
         Destination::StandardError => {
-            sys::complain(&format!("pinfold: {process}: {totals}\n"));
+            sys::complain(&format!("pinfold: {process}: {totals}; {hooks}\n"));
             Ok(())
         }
-        Destination::File(path) => append(&for_process(path, process), &totals.json(process)),
+        Destination::File(path) => {
+            append(&for_process(path, process), &totals.json(process, &hooks))
+        }
     }
 }
 
@@ -112,12 +118,15 @@ mod tests {
         totals.add(&one);
         totals.add(&Statistics { deregistrations: 2, invalidations: 1, ..one });
         assert_eq!((totals.gets, totals.hits, totals.misses, totals.regs), (6, 2, 4, 4));
-        let json = totals.json(7);
+        let json = totals.json(7, &Hooks::Active { told: 0 });
         assert!(
             json.starts_with("{\"pid\":7,\"gets\":6,\"hits\":2,\"misses\":4,\"regs\":4,"),
             "{json}"
         );
-        assert!(json.contains("\"deregs\":2,\"invalidations\":1,") && json.ends_with("}\n"));
+        assert!(
+            json.contains("\"deregs\":2,\"invalidations\":1,")
+                && json.ends_with("\"hooks\":\"active\"}\n")
+        );
         assert!(totals.to_string().starts_with("6 gets: 2 hits"));
     }
 }

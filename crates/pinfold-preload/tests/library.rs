@@ -25,7 +25,7 @@ fn library() -> PathBuf {
 const NAME: &str = "libpinfold_preload.so";
 
 /// Everything that the library takes over.
-const TAKEN: [&CStr; 9] = [
+const TAKEN: [&CStr; 15] = [
     c"ibv_reg_mr",
     c"ibv_reg_mr_iova",
     c"ibv_reg_mr_iova2",
@@ -35,17 +35,23 @@ const TAKEN: [&CStr; 9] = [
     c"ibv_unimport_pd",
     c"ibv_close_device",
     c"ibv_fork_init",
+    // The hooks, and what they tell.
+    c"madvise",
+    c"process_madvise",
+    c"shmat",
+    c"syscall",
+    c"pinfold_process_feed",
+    c"pinfold_process_hooks",
 ];
 
 /// What changes mappings, allocates, forks or looks names up: the C library's, and left to it.
-const LEFT: [&CStr; 16] = [
+const LEFT: [&CStr; 15] = [
     c"mmap",
     c"munmap",
     c"mremap",
-    c"madvise",
+    c"posix_madvise",
     c"brk",
     c"sbrk",
-    c"shmat",
     c"shmdt",
     c"malloc",
     c"free",
@@ -54,7 +60,7 @@ const LEFT: [&CStr; 16] = [
     c"dlsym",
     c"dlopen",
     c"sigaction",
-    c"syscall",
+    c"pthread_create",
 ];
 
 /// The file in which `name` is found, looked up in the library and what it needs.

@@ -3,6 +3,10 @@
 //! Daemons close every number they do not know. The number may then stand for another file, which
 //! must be neither believed nor closed. So a descriptor is kept together with what identifies its
 //! file, and is moved to a high number, which the kernel does not hand out again soon.
+//!
+//! A child may have a copy of the table, as after `fork`, or the table itself (`clone(CLONE_FILES)`).
+//! It closes its copies, so that no file of its parent stays open because of it, but nothing in a
+//! table that is its parent's as well.
 
 use crate::sys::{self, Descriptor, Errno, Identity};
 
@@ -11,6 +15,26 @@ use crate::sys::{self, Descriptor, Errno, Identity};
 pub(crate) struct KnownDescriptor {
     number: Descriptor,
     identity: Identity,
+    maker: Maker,
+}
+
+/// The process that opened something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maker(u32);
+
+impl Maker {
+    /// This process.
+    pub(crate) fn this() -> Self {
+        Self(std::process::id())
+    }
+
+    /// Whether this is another process, in whose table of descriptors we stand. Where the kernel
+    /// does not tell, it is said to be ours: a monitor whose descriptor is closed is lost and says
+    /// so, while one that stays open could keep its owner's memory watched.
+    pub(crate) fn is_another_with_our_table(self) -> bool {
+        let this = Self::this().0;
+        this != self.0 && sys::share_descriptors(this, self.0)
+    }
 }
 
 impl KnownDescriptor {
@@ -18,7 +42,7 @@ impl KnownDescriptor {
     pub(crate) fn new(opened: Descriptor) -> Result<Self, Errno> {
         let number = moved_up(opened);
         match sys::identity(number) {
-            Ok(identity) => Ok(Self { number, identity }),
+            Ok(identity) => Ok(Self { number, identity, maker: Maker::this() }),
             Err(errno) => {
                 sys::close(number);
                 Err(errno)
@@ -38,7 +62,7 @@ impl KnownDescriptor {
 
 impl Drop for KnownDescriptor {
     fn drop(&mut self) {
-        if self.is_ours() {
+        if self.is_ours() && !self.maker.is_another_with_our_table() {
             sys::close(self.number);
         }
     }

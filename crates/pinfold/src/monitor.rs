@@ -26,6 +26,7 @@ mod ebpf_test;
 pub mod feed;
 mod flux;
 pub mod follower;
+pub mod hooks;
 mod log;
 mod none;
 pub mod notify;

@@ -491,6 +491,13 @@ fn close_range(first: u32, last: u32, flags: libc::c_uint) -> Result<(), Errno> 
     checked(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) }).map(drop)
 }
 
+/// Whether two processes have one table of descriptors; false where the kernel does not tell.
+pub(crate) fn share_descriptors(one: u32, other: u32) -> bool {
+    const FILES: libc::c_int = 2; // `KCMP_FILES` of `linux/kcmp.h`
+    // SAFETY: the call takes numbers and changes nothing.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, FILES, 0, 0) == 0 }
+}
+
 // --- threads -----------------------------------------------------------------------------------
 
 /// The calling thread's number.

@@ -47,6 +47,7 @@
 #![allow(unsafe_code)]
 
 use super::sys::{self, Errno};
+use crate::descriptor::Maker;
 use crate::fork_mark::{FORKED, ForkMark};
 use crate::limits::{Limits, page_bytes};
 use crate::mappings;
@@ -301,6 +302,7 @@ const fn operation(errno: i32) -> &'static str {
 struct Ring {
     fd: ManuallyDrop<OwnedFd>,
     inode: u64,
+    maker: Maker,
     /// Set once the descriptor was found to lead elsewhere; then nothing is done through it.
     lost: AtomicBool,
 }
@@ -311,7 +313,8 @@ impl Ring {
     fn duplicate(ring: impl AsFd) -> Result<Self, OpenError> {
         let fd = sys::duplicate(ring.as_fd()).map_err(|e| OpenError::os("fcntl(F_DUPFD)", e))?;
         let inode = sys::inode(fd.as_fd()).map_err(|e| OpenError::os("fstat", e))?;
-        Ok(Self { fd: ManuallyDrop::new(fd), inode, lost: AtomicBool::new(false) })
+        let fd = ManuallyDrop::new(fd);
+        Ok(Self { fd, inode, maker: Maker::this(), lost: AtomicBool::new(false) })
     }
 
     /// Whether the descriptor still leads to the ring.
@@ -351,11 +354,12 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// Closes the descriptor if it is still ours.
+    /// Closes the descriptor if it is still ours, and not also that of the process that opened it.
     fn drop(&mut self) {
         // Relaxed: see `lose`. A loss that was noticed stays one, even if the number should lead
         // to the same ring again: then somebody else owns it.
-        if !self.lost.load(Ordering::Relaxed) && self.is_there().is_ok() {
+        let is_known = !self.lost.load(Ordering::Relaxed) && self.is_there().is_ok();
+        if is_known && !self.maker.is_another_with_our_table() {
             close(&mut self.fd);
         }
     }

@@ -1,0 +1,164 @@
+//! The hooks themselves.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to export functions under the C library's names, with its types,
+//! that do what the C library's do: the caller's arguments go to the kernel as they are, so the
+//! caller's promises to the C library are those that the kernel needs.
+//!
+//! `syscall` is written in instructions, because it hands on arguments of which nobody knows how
+//! many there are, and touches no stack, because there are callers who rely on that (a `clone`
+//! whose child returns on another stack). It says so to unwinders, which a thread's cancellation
+//! and profilers send through it.
+
+#![allow(unsafe_code)]
+#![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
+
+use super::raw::{Answer, system_call};
+use super::self_test;
+use super::told::{self, GUARD_INSTALL, told};
+use libc::{c_int, c_long, c_uint, c_void, iovec, size_t, ssize_t};
+
+/// An argument that has 32 bits, as the C library hands it to the kernel.
+fn widened(argument: c_int) -> usize {
+    argument as isize as usize
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn madvise(start: *mut c_void, length: size_t, advice: c_int) -> c_int {
+    let arguments = [start.addr(), length, widened(advice), 0, 0];
+    let answer = if advice == GUARD_INSTALL {
+        // SAFETY: see the file's header.
+        unsafe { watched_call(libc::SYS_madvise, arguments) }
+    } else {
+        // SAFETY: as above.
+        unsafe { system_call(libc::SYS_madvise, arguments) }
+    };
+    answer.as_libc() as c_int
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn process_madvise(
+    process: c_int,
+    parts: *const iovec,
+    count: size_t,
+    advice: c_int,
+    flags: c_uint,
+) -> ssize_t {
+    let arguments = [widened(process), parts.addr(), count, widened(advice), flags as usize];
+    // SAFETY: see the file's header.
+    unsafe { watched_call(libc::SYS_process_madvise, arguments) }.as_libc()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn shmat(segment: c_int, start: *const c_void, flags: c_int) -> *mut c_void {
+    let arguments = [widened(segment), start.addr(), widened(flags), 0, 0];
+    // SAFETY: see the file's header.
+    let answer = unsafe { watched_call(libc::SYS_shmat, arguments) }.as_libc();
+    std::ptr::with_exposed_provenance_mut(answer.cast_unsigned())
+}
+
+/// Makes the call, marked if it changes what must be told.
+unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> Answer {
+    let change = told::change_of(number, arguments);
+    if change.is_some() && self_test::is_a_trial(number, arguments) {
+        return Answer(-(libc::EINVAL as isize));
+    }
+    // SAFETY: see the file's header.
+    told(change, || unsafe { system_call(number, arguments) })
+}
+
+/// One of the three calls, by its number.
+unsafe extern "C" fn numbered(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+) -> c_long {
+    // SAFETY: see the file's header.
+    unsafe { watched_call(number, [a, b, c, d, e]) }.as_libc() as c_long
+}
+
+/// What the kernel refused, in the C library's way.
+extern "C" fn refused(answer: isize) -> c_long {
+    Answer(answer).as_libc() as c_long
+}
+
+/// `long syscall(long number, ...)`: shifts the arguments by one, as the C library's does.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(_number: c_long) -> c_long {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "endbr64",
+        "cmp edi, {madvise}",
+        "je 2f",
+        "cmp edi, {shmat}",
+        "je 2f",
+        "cmp edi, {process_madvise}",
+        "je 2f",
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "mov r10, r8",
+        "mov r8, r9",
+        "mov r9, [rsp + 8]",
+        "syscall",
+        "cmp rax, -4095",
+        "jae 3f",
+        "ret",
+        "2:",
+        "jmp {numbered}",
+        "3:",
+        "mov rdi, rax",
+        "jmp {refused}",
+        ".cfi_endproc",
+        madvise = const libc::SYS_madvise,
+        shmat = const libc::SYS_shmat,
+        process_madvise = const libc::SYS_process_madvise,
+        numbered = sym numbered,
+        refused = sym refused,
+    )
+}
+
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(_number: c_long) -> c_long {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "hint #34", // bti c
+        "cmp w0, #{madvise}",
+        "b.eq 2f",
+        "cmp w0, #{shmat}",
+        "b.eq 2f",
+        "cmp w0, #{process_madvise}",
+        "b.eq 2f",
+        "uxtw x8, w0",
+        "mov x0, x1",
+        "mov x1, x2",
+        "mov x2, x3",
+        "mov x3, x4",
+        "mov x4, x5",
+        "mov x5, x6",
+        "svc #0",
+        "cmn x0, #4095",
+        "b.cs 3f",
+        "ret",
+        "2:",
+        "b {numbered}",
+        "3:",
+        "b {refused}",
+        ".cfi_endproc",
+        madvise = const libc::SYS_madvise,
+        shmat = const libc::SYS_shmat,
+        process_madvise = const libc::SYS_process_madvise,
+        numbered = sym numbered,
+        refused = sym refused,
+    )
+}

@@ -1,0 +1,203 @@
+//! What the hooks of `libpinfold_preload.so` say of themselves, read where they run.
+//!
+//! Hooks are the third source of a monitor without privilege: the preloaded library stands before
+//! the C library's `madvise`, `process_madvise`, `shmat` and `syscall`, and tells the process's
+//! [feed](super::Feed) of the two changes that the kernel reports to no userfaultfd
+//! (`MADV_GUARD_INSTALL`, `shmat` with `SHM_REMAP`). They count for something only if calls
+//! reach them, so they test that when the program starts, and withdraw otherwise.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to find the hooks' record by its name, and to read the name of a
+//! file that the dynamic linker keeps.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// The functions that hooks take over, in the order in which the record numbers them.
+pub const HOOKED: [&str; 4] = ["madvise", "process_madvise", "shmat", "syscall"];
+
+/// What hooks say of themselves: the data symbol `pinfold_process_hooks` of the library that has
+/// them.
+///
+/// Its layout is fixed by its magic number, because the two sides may be of different builds.
+#[repr(C)]
+#[derive(Debug)]
+pub struct HookRecord {
+    magic: u64,
+    /// [`UNTESTED`], [`ACTIVE`], or which of [`HOOKED`] is not reached, from [`FIRST_LOST`] on.
+    standing: AtomicU32,
+    unused: u32,
+    /// How many changes the hooks told of.
+    told: AtomicU64,
+    /// The file in which the lost function is found; null, or the dynamic linker's own text.
+    owner: AtomicPtr<c_char>,
+}
+
+const MAGIC: u64 = u64::from_be_bytes(*b"pinfoldH");
+const UNTESTED: u32 = 0;
+const ACTIVE: u32 = 1;
+const FIRST_LOST: u32 = 2;
+
+impl HookRecord {
+    /// Of hooks that have not been tested yet.
+    pub const fn new() -> Self {
+        Self {
+            magic: MAGIC,
+            standing: AtomicU32::new(UNTESTED),
+            unused: 0,
+            told: AtomicU64::new(0),
+            owner: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Calls reach the hooks.
+    pub fn activate(&self) {
+        // Release, as in `withdraw`; nothing else is read because of it.
+        self.standing.store(ACTIVE, Ordering::Release);
+    }
+
+    /// Calls of `HOOKED[function]` do not reach the hooks.
+    ///
+    /// `owner` names the file whose function is called instead. The text is never freed.
+    pub fn withdraw(&self, function: usize, owner: Option<&'static CStr>) {
+        let owner = owner.map_or(ptr::null_mut(), |owner| owner.as_ptr().cast_mut());
+        // Relaxed: released by the next store.
+        self.owner.store(owner, Ordering::Relaxed);
+        let function = u32::try_from(function).unwrap_or(u32::MAX - FIRST_LOST);
+        // Release: whoever reads this finds the owner.
+        self.standing.store(FIRST_LOST + function, Ordering::Release);
+    }
+
+    /// Counts a change that was told.
+    pub fn count(&self) {
+        // Relaxed: a count.
+        self.told.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What it says.
+    pub fn standing(&self) -> Hooks {
+        // Relaxed: a count.
+        let told = self.told.load(Ordering::Relaxed);
+        // Acquire: pairs with `withdraw`.
+        match self.standing.load(Ordering::Acquire) {
+            UNTESTED => Hooks::Untested,
+            ACTIVE => Hooks::Active { told },
+            lost => {
+                let number = usize::try_from(lost - FIRST_LOST).unwrap_or(usize::MAX);
+                let function = HOOKED.get(number).copied().unwrap_or("a function");
+                Hooks::Withdrawn { function, owner: self.owner() }
+            }
+        }
+    }
+
+    fn owner(&self) -> Option<String> {
+        // Relaxed: ordered by the standing, which was read before.
+        let owner = self.owner.load(Ordering::Relaxed);
+        // SAFETY: null or, by `withdraw`'s argument, a C string that is never freed.
+        let text = (!owner.is_null()).then(|| unsafe { CStr::from_ptr(owner) });
+        text.map(|text| text.to_string_lossy().into_owned())
+    }
+}
+
+impl Default for HookRecord {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Whether this process's calls of memory functions are told by hooks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Hooks {
+    /// `libpinfold_preload.so` is not preloaded.
+    Absent,
+    /// The library is there and its start is not over.
+    Untested,
+    /// Calls through the C library reach the hooks.
+    Active {
+        /// How many changes they told of.
+        told: u64,
+    },
+    /// Somebody stands before the hooks, so nothing is claimed.
+    Withdrawn {
+        /// The function whose calls do not reach them.
+        function: &'static str,
+        /// The file in which it is found instead, if that is known.
+        owner: Option<String>,
+    },
+}
+
+impl Hooks {
+    /// Asks the hooks of this process. Costs a look-up of a symbol.
+    pub fn of_process() -> Self {
+        // SAFETY: the name is a C string. What has it is the record or, by the magic number, not
+        // believed; a data symbol of this name is at least one word long.
+        let record = unsafe {
+            let found = libc::dlsym(libc::RTLD_DEFAULT, c"pinfold_process_hooks".as_ptr());
+            found.cast::<HookRecord>().as_ref().filter(|record| record.magic == MAGIC)
+        };
+        record.map_or(Self::Absent, HookRecord::standing)
+    }
+
+    /// In one word, for reports that programs read.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Untested => "untested",
+            Self::Active { .. } => "active",
+            Self::Withdrawn { .. } => "withdrawn",
+        }
+    }
+}
+
+impl fmt::Display for Hooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => f.write_str(
+                "no hooks: preload libpinfold_preload.so (`pinfold run`) to have MADV_GUARD_INSTALL \
+                 and shmat(SHM_REMAP) told",
+            ),
+            Self::Untested => f.write_str("the hooks are not tested yet: the program is starting"),
+            Self::Active { told } => {
+                write!(f, "hooks on {} are reached ({told} changes told)", HOOKED.join(", "))
+            }
+            Self::Withdrawn { function, owner } => write!(
+                f,
+                "the hooks withdrew: calls of {function} go to {}; preload \
+                 libpinfold_preload.so before it",
+                owner.as_deref().unwrap_or("another library")
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_says_what_it_was_told() {
+        let record = HookRecord::new();
+        assert_eq!(record.standing(), Hooks::Untested);
+        record.activate();
+        record.count();
+        assert_eq!(record.standing(), Hooks::Active { told: 1 });
+        record.withdraw(2, Some(c"/lib/other.so"));
+        let standing = record.standing();
+        let owner = Some("/lib/other.so".to_owned());
+        assert_eq!(standing, Hooks::Withdrawn { function: "shmat", owner });
+        assert!(standing.to_string().contains("shmat go to /lib/other.so"));
+        record.withdraw(9, None);
+        assert!(record.standing().to_string().contains("go to another library"));
+    }
+
+    #[test]
+    fn without_the_library_there_are_no_hooks() {
+        assert_eq!(Hooks::of_process(), Hooks::Absent);
+    }
+}
