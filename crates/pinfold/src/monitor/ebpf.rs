@@ -17,7 +17,7 @@
 //! # What it needs
 //!
 //! Somebody with the privilege to load the programs: this process itself ([`Ebpf::load`], with the
-//! cargo feature `ebpf`), or another that sends a [`View`]. The descriptors that keep the programs
+//! cargo feature `ebpf`), or a helper that sends a [`View`] ([`Ebpf::from_helper`]). The descriptors that keep the programs
 //! in the kernel are in a table of their own, that of the keeper's thread, where no `close_range` of the
 //! program reaches them; so a view stays true when whoever gave it dies.
 //!
@@ -33,6 +33,7 @@ use super::ebpf_error::EbpfError;
 use super::ebpf_keeper as keeper;
 use super::ebpf_sys::{Mapped, Positions, monotonic_time};
 use super::ebpf_test as self_test;
+use super::notify::{self, ConnectError, Connection};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
 use crate::sys::{Errno, Page};
@@ -44,9 +45,9 @@ use pinfold_ebpf::View;
 use pinfold_ebpf::layout::{
     CLOSED, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks, done,
 };
-use std::any::Any;
 use std::fmt;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -58,8 +59,19 @@ pub struct Ebpf {
     core: Arc<Core>,
     /// Its unmapping is the last change; the keeper wakes up by it.
     doorbell: Page,
-    /// What the one who gave the view wants kept as long as it is used.
-    keep: Option<Box<dyn Any + Send + Sync>>,
+    /// Dropped behind the doorbell, whose last change it would take from the log.
+    helper: Option<Helper>,
+}
+
+/// The helper that gave the view, which it wants back.
+struct Helper(Option<Connection>);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            connection.give_back();
+        }
+    }
 }
 
 /// What the keeper's thread shares with those who ask.
@@ -83,7 +95,7 @@ impl fmt::Debug for Ebpf {
         f.debug_struct("Ebpf")
             .field("check", &self.check())
             .field("doorbell", &self.doorbell)
-            .field("keeps", &self.keep.is_some())
+            .field("helped", &self.helper.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -100,19 +112,19 @@ impl Ebpf {
         Self::start(view, None)
     }
 
-    /// As [`from_view`](Self::from_view); `keep` is dropped when the monitor is, and not before.
+    /// A monitor over the view that the helper `pinfold notifyd` gives, which listens at `path`
+    /// (usually [`notify::path`]). No privilege is needed. The helper hears when the monitor is dropped;
+    /// whether it lives meanwhile makes no difference.
     ///
     /// # Errors
     ///
-    /// As [`from_view`](Self::from_view).
-    pub fn from_view_keeping(
-        view: View,
-        keep: Box<dyn Any + Send + Sync>,
-    ) -> Result<Self, EbpfError> {
-        Self::start(view, Some(keep))
+    /// [`EbpfError::Helper`] if there is no view to be had, or those of [`from_view`](Self::from_view).
+    pub fn from_helper(path: &Path) -> Result<Self, EbpfError> {
+        let (view, connection) = notify::connect(path).map_err(EbpfError::Helper)?;
+        Self::start(view, Some(Helper(Some(connection))))
     }
 
-    fn start(view: View, keep: Option<Box<dyn Any + Send + Sync>>) -> Result<Self, EbpfError> {
+    fn start(view: View, helper: Option<Helper>) -> Result<Self, EbpfError> {
         let positions = Positions::new(view.bell.as_fd()).map_err(EbpfError::map)?;
         let core = Arc::new(Core {
             mark: ForkMark::new(WORKING).map_err(EbpfError::memory)?,
@@ -124,7 +136,7 @@ impl Ebpf {
         let doorbell = Page::new().map_err(EbpfError::memory)?;
         core.wish(super::userfaultfd::range_of(&doorbell));
         // From here on, dropping it ends the keeper.
-        let monitor = Self { core, doorbell, keep };
+        let monitor = Self { core, doorbell, helper };
         let mut kept = view.links;
         kept.insert(0, view.bell);
         keeper::start(&monitor.core, kept, positions)?;
@@ -158,20 +170,28 @@ impl Ebpf {
     ///
     /// # Errors
     ///
-    /// Those of the last way there is to get one; the next call tries again.
+    /// [`EbpfError::NoWay`] with what stands in the way of both; the next call tries again.
     pub fn shared() -> Result<Arc<Self>, EbpfError> {
         static SHARED: Kept<Ebpf> = Kept::new();
         SHARED.get(|monitor| monitor.check().is_ok(), Self::obtain)
     }
 
-    #[cfg(feature = "ebpf")]
+    /// The helper comes first: its programs are there, and serve every process.
     fn obtain() -> Result<Self, EbpfError> {
-        Self::load()
+        match Self::from_helper(&notify::path()) {
+            Err(EbpfError::Helper(helper)) => Self::without_helper(helper),
+            answer => answer,
+        }
+    }
+
+    #[cfg(feature = "ebpf")]
+    fn without_helper(helper: ConnectError) -> Result<Self, EbpfError> {
+        Self::load().map_err(|own| EbpfError::NoWay { own: Box::new(own), helper })
     }
 
     #[cfg(not(feature = "ebpf"))]
-    fn obtain() -> Result<Self, EbpfError> {
-        Err(EbpfError::NotBuilt)
+    fn without_helper(helper: ConnectError) -> Result<Self, EbpfError> {
+        Err(EbpfError::Helper(helper))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Why the eBPF monitor could not start, and what to do about it.
 
+use super::notify::ConnectError;
 use crate::sys::Errno;
 use std::fmt;
 
@@ -7,8 +8,16 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum EbpfError {
-    /// This build cannot load programs, and nobody else has.
-    NotBuilt,
+    /// The helper gave no view.
+    Helper(ConnectError),
+    /// Neither this process nor a helper can load the programs.
+    #[cfg(feature = "ebpf")]
+    NoWay {
+        /// Why this process cannot.
+        own: Box<EbpfError>,
+        /// Why the helper did not.
+        helper: ConnectError,
+    },
     /// The programs could not be loaded.
     #[cfg(feature = "ebpf")]
     Load(pinfold_ebpf::LoadError),
@@ -58,10 +67,11 @@ impl EbpfError {
 impl fmt::Display for EbpfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotBuilt => f.write_str(
-                "no eBPF programs: this build cannot load them (cargo feature `ebpf`), and no \
-                 helper that has is there",
-            ),
+            Self::Helper(error) => write!(f, "the helper, `pinfold notifyd`: {error}"),
+            #[cfg(feature = "ebpf")]
+            Self::NoWay { own, helper } => {
+                write!(f, "{own}; and the helper, `pinfold notifyd`: {helper}")
+            }
             #[cfg(feature = "ebpf")]
             Self::Load(error) => error.fmt(f),
             #[cfg(feature = "ebpf")]
