@@ -96,6 +96,10 @@ impl fmt::Display for LoadError {
                 "this kernel's verifier refuses the program `{program}` (errno {errno}): report \
                  this kernel's version to us, with: {log}"
             ),
+            Self::Preemptible { model: "unknown" } => f.write_str(
+                "how this kernel preempts itself cannot be told, and it may be in a way by which a \
+                 change could go unseen: run with CAP_SYSLOG, which shows that (/proc/kallsyms)",
+            ),
             Self::Preemptible { model } => write!(
                 f,
                 "this kernel's preemption model ({model}) may skip a program that it interrupted \
