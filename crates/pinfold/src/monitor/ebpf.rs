@@ -397,3 +397,43 @@ unsafe impl Monitor for Ebpf {
         self.core.bell.wait(seen);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    const NOW: u64 = 10_000_000_000;
+
+    fn record(owner: u64, start: u64, end: u64, since: u64) -> Record {
+        let word = AtomicU64::new;
+        Record { owner: word(owner), start: word(start), end: word(end), since: word(since) }
+    }
+
+    fn is_under_way(record: &Record) -> bool {
+        touches(record, AddressRange::new(0x2000, 0x1000).unwrap(), NOW)
+    }
+
+    #[test]
+    fn a_record_speaks_of_its_range_while_it_is_believed() {
+        assert!(is_under_way(&record(7, 0x2fff, 0x4000, NOW)));
+        assert!(!is_under_way(&record(7, 0x3000, 0x4000, NOW)));
+        assert!(!is_under_way(&record(0, 0x2000, 0x3000, NOW)), "given back");
+        assert!(is_under_way(&record(7, 0x2000, 0x3000, NOW + 5)), "made after we read the clock");
+        let old = NOW - RECORD_SECONDS * 1_000_000_000;
+        assert!(!is_under_way(&record(7, 0x2000, 0x3000, old)), "its end was never noted");
+        assert!(is_under_way(&record(7, 0x2000, 0x3000, old + 1)));
+    }
+
+    #[test]
+    fn a_record_that_is_being_written_may_speak_of_anything() {
+        assert!(is_under_way(&record(7 | WRITING, 0x8000, 0x9000, 0)));
+    }
+
+    #[test]
+    fn a_range_that_makes_no_sense_is_everything() {
+        assert_eq!(between(0x1000, 0x2000), AddressRange::new(0x1000, 0x1000).unwrap());
+        assert_eq!(between(0, 0x1000), AddressRange::between(1, 0x1000).unwrap());
+        assert_eq!(between(0x2000, 0x1000), AddressRange::EVERYTHING);
+    }
+}
