@@ -267,13 +267,13 @@ INLINE void tell(u64 mm, u64 start, u64 end, int ends)
 	}                                                                           \
 	INLINE void shape(u64 *argument, int ends)
 
-/* unmap_vmas(gather, ..., ..., start, end, ...) until Linux 7.0 */
+/* unmap_vmas(gather, ..., ..., start, end, ...), as in Linux 6.1 and 6.12 */
 PROGRAMS(unmap_range)
 {
 	tell(field(argument[0], offsets.gather_mm), argument[3], argument[4], ends);
 }
 
-/* unmap_vmas(gather, description) */
+/* unmap_vmas(gather, description), as in Linux 7.2 */
 PROGRAMS(unmap_described)
 {
 	u64 what = argument[1];
@@ -300,7 +300,7 @@ PROGRAMS(zap_between)
 	tell(field(argument[0], offsets.vma_mm), argument[1], argument[2], ends);
 }
 
-/* move_page_tables(mapping, from, new mapping, to, length) until Linux 6.15 */
+/* move_page_tables(mapping, from, new mapping, to, length), as in Linux 6.1 and 6.12 */
 PROGRAMS(move)
 {
 	u64 mm = field(argument[0], offsets.vma_mm);
@@ -309,7 +309,7 @@ PROGRAMS(move)
 	tell(mm, argument[3], argument[3] + argument[4], ends);
 }
 
-/* move_page_tables(control): both addresses advance while it moves; the end of the old range is known once
+/* move_page_tables(control), as in Linux 7.2: both addresses advance while it moves; the end of the old range is known once
  * it has begun, so that the beginnings can be had back. */
 PROGRAMS(move_controlled)
 {

@@ -24,9 +24,9 @@ use sys::{Errno, Place};
 
 /// The programs, loaded and attached: as long as this lives, or a [`View`] that it gave.
 ///
-/// Loading takes some 50 milliseconds, most of which is the verifier's. One is enough for any number
-/// of processes; two beside each other do no harm, and each costs every change of a mapping on this
-/// machine some tens of nanoseconds.
+/// Loading takes a fraction of a second, most of which is the kernel's verifier's. One is enough for any
+/// number of processes; two beside each other do no harm, and each costs every change of a mapping on
+/// this machine some tens of nanoseconds.
 #[derive(Debug)]
 pub struct Programs {
     /// Guards the table of views, and with it every change of `watched` that we make; the programs
@@ -69,7 +69,11 @@ impl Programs {
     /// A view of the changes of one process. `process` is a pidfd, which tells exactly which process
     /// is meant: one that ends, or runs another program, gives its number to nobody.
     ///
-    /// Takes some 20 microseconds and 130 KiB of kernel memory.
+    /// Takes 130 KiB of kernel memory and some tens of milliseconds: for each of its three maps the
+    /// kernel waits until no program is in the middle of something that is as it was before.
+    ///
+    /// A process that is just being made by `vfork` or `posix_spawn` still has its parent's address space;
+    /// the view is of that one then.
     ///
     /// # Errors
     ///
@@ -207,6 +211,11 @@ fn load_one(
     let instructions = object::program(section, &maps.targets()).ok_or(missing)?;
     sys::load(c"pinfold", &instructions, place, number, &mut []).map_err(|Errno(errno)| match errno
     {
+        // Who may load one program may load all, unless their place is the reason: a kernel without
+        // the tracing of functions says the same.
+        libc::EPERM if matches!(place, Place::Begin | Place::End) => {
+            LoadError::AttachRefused { function, errno }
+        }
         libc::EPERM => LoadError::NotPermitted { errno },
         errno => {
             let mut log = vec![0; 1 << 20];

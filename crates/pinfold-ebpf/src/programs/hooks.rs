@@ -3,7 +3,7 @@
 //! | change | where it passes |
 //! |---|---|
 //! | `munmap`, `MAP_FIXED`, `brk`, `shmdt`, `SHM_REMAP`, the ends of `mremap`, the end of a process | `unmap_vmas` |
-//! | `MADV_DONTNEED`, guard pages, and whatever happens to a file that is mapped (truncation, holes, `MADV_REMOVE`, invalidation), by whomever | `zap_page_range_single`, since 6.16 `.._batched`, since 7.1 `zap_vma_range_batched` |
+//! | `MADV_DONTNEED`, guard pages, and whatever happens to a file that is mapped (truncation, holes, `MADV_REMOVE`, invalidation), by whomever | `zap_page_range_single` or `.._batched`, in 7.2 `zap_vma_range_batched` |
 //! | the same for huge pages of hugetlbfs | `unmap_hugepage_range` |
 //! | `mremap` | `move_page_tables`, from and to |
 //! | the end of the address space | `exit_mmap` |

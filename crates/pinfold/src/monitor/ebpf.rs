@@ -57,9 +57,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 /// [`shared`](Self::shared).
 pub struct Ebpf {
     core: Arc<Core>,
-    /// Its unmapping is the last change; the keeper wakes up by it.
-    doorbell: Page,
-    /// Dropped behind the doorbell, whose last change it would take from the log.
+    /// Dropped last: it takes the log away.
     helper: Option<Helper>,
 }
 
@@ -94,7 +92,6 @@ impl fmt::Debug for Ebpf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ebpf")
             .field("check", &self.check())
-            .field("doorbell", &self.doorbell)
             .field("helped", &self.helper.is_some())
             .finish_non_exhaustive()
     }
@@ -133,14 +130,14 @@ impl Ebpf {
             bell: Bell::default(),
             stop: AtomicBool::new(false),
         });
-        let doorbell = Page::new().map_err(EbpfError::memory)?;
-        core.wish(super::userfaultfd::range_of(&doorbell));
         // From here on, dropping it ends the keeper.
-        let monitor = Self { core, doorbell, helper };
+        let monitor = Self { core, helper };
         let mut kept = view.links;
         kept.insert(0, view.bell);
         keeper::start(&monitor.core, kept, positions)?;
         self_test::of_every_route(&monitor)?;
+        // What lies beside the memory that the test was made on is of no interest.
+        monitor.core.wish_for_nothing();
         Ok(monitor)
     }
 
@@ -196,10 +193,17 @@ impl Ebpf {
 }
 
 impl Drop for Ebpf {
+    /// Ends the keeper: by a change of a page that is there for that alone, which wakes it.
     fn drop(&mut self) {
+        if self.core.mark.forked() {
+            return;
+        }
         // SeqCst: pairs with the keeper's fence. Either it finds this, or it had said that it
-        // sleeps, and then the unmapping of the doorbell, which follows, wakes it.
+        // sleeps, and then what follows wakes it.
         self.core.stop.store(true, Ordering::SeqCst);
+        if let Ok(page) = Page::new() {
+            self.core.wish(super::userfaultfd::range_of(&page));
+        }
     }
 }
 
@@ -263,6 +267,12 @@ impl Core {
         // SeqCst: pairs with the programs' full barrier between what they do (taking pages away,
         // making a record) and their look at these bits. See `changes.c`, 3.
         fence(Ordering::SeqCst);
+    }
+
+    /// Takes back every wish. Only before anybody relies on one.
+    fn wish_for_nothing(&self) {
+        // Relaxed: a wish that is seen too long costs an entry in the log.
+        self.wishes.get().blocks.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     fn in_flux(&self, range: AddressRange) -> bool {
@@ -405,5 +415,45 @@ unsafe impl Monitor for Ebpf {
 
     fn wait(&self, seen: u32) {
         self.core.bell.wait(seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    const NOW: u64 = 10_000_000_000;
+
+    fn record(owner: u64, start: u64, end: u64, since: u64) -> Record {
+        let word = AtomicU64::new;
+        Record { owner: word(owner), start: word(start), end: word(end), since: word(since) }
+    }
+
+    fn is_under_way(record: &Record) -> bool {
+        touches(record, AddressRange::new(0x2000, 0x1000).unwrap(), NOW)
+    }
+
+    #[test]
+    fn a_record_speaks_of_its_range_while_it_is_believed() {
+        assert!(is_under_way(&record(7, 0x2fff, 0x4000, NOW)));
+        assert!(!is_under_way(&record(7, 0x3000, 0x4000, NOW)));
+        assert!(!is_under_way(&record(0, 0x2000, 0x3000, NOW)), "given back");
+        assert!(is_under_way(&record(7, 0x2000, 0x3000, NOW + 5)), "made after we read the clock");
+        let old = NOW - RECORD_SECONDS * 1_000_000_000;
+        assert!(!is_under_way(&record(7, 0x2000, 0x3000, old)), "its end was never noted");
+        assert!(is_under_way(&record(7, 0x2000, 0x3000, old + 1)));
+    }
+
+    #[test]
+    fn a_record_that_is_being_written_may_speak_of_anything() {
+        assert!(is_under_way(&record(7 | WRITING, 0x8000, 0x9000, 0)));
+    }
+
+    #[test]
+    fn a_range_that_makes_no_sense_is_everything() {
+        assert_eq!(between(0x1000, 0x2000), AddressRange::new(0x1000, 0x1000).unwrap());
+        assert_eq!(between(0, 0x1000), AddressRange::between(1, 0x1000).unwrap());
+        assert_eq!(between(0x2000, 0x1000), AddressRange::EVERYTHING);
     }
 }
