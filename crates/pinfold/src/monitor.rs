@@ -3,6 +3,7 @@
 //! | monitor | needs | caches |
 //! |---|---|---|
 //! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
+//! | [`Ebpf`] | a privilege, or somebody who has it | everything |
 //! | [`NoMonitor`] | nothing | only what the caller vouches for |
 //! | [`Unneeded`] | a device that follows the page table | everything |
 //!
@@ -10,6 +11,11 @@
 //! `log`, `threads`, `flux`, `reader`, then the monitors.
 
 mod bell;
+mod ebpf;
+mod ebpf_error;
+mod ebpf_keeper;
+mod ebpf_sys;
+mod ebpf_test;
 mod flux;
 mod log;
 mod none;
@@ -24,6 +30,8 @@ mod threads;
 mod unneeded;
 mod userfaultfd;
 
+pub use ebpf::Ebpf;
+pub use ebpf_error::EbpfError;
 pub use none::NoMonitor;
 pub use start::StartError;
 pub use unneeded::Unneeded;

@@ -262,6 +262,9 @@ impl Maps {
         }
     }
 
+    /// Before an element of a map of maps is gone for its caller, every program that may have found it
+    /// has ended. So a change that was on its way into this view is not told in the next one of its
+    /// number.
     fn empty(&self, number: Number) {
         for outer in [&self.changes, &self.wishes, &self.bells] {
             // It may not have got that far.

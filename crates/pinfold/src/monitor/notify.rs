@@ -105,6 +105,24 @@ impl Connection {
     }
 }
 
+/// [Gives the view back](Connection::give_back) when it is dropped.
+#[derive(Debug)]
+pub struct GivesBack(Option<Connection>);
+
+impl Drop for GivesBack {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            connection.give_back();
+        }
+    }
+}
+
+impl From<Connection> for GivesBack {
+    fn from(connection: Connection) -> Self {
+        Self(Some(connection))
+    }
+}
+
 /// Why the helper gave no view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -497,5 +515,14 @@ mod tests {
         drop(there);
         assert!(!connection.helper_is_there());
         connection.give_back();
+    }
+
+    #[test]
+    fn what_is_dropped_is_given_back() {
+        let (here, there) = socket::pair().unwrap();
+        drop(GivesBack::from(Connection::new(here).unwrap()));
+        let mut packet = [0; BYTES];
+        socket::receive(there.as_fd(), &mut packet).unwrap();
+        assert_eq!(ToHelper::decode(&packet), Ok(ToHelper::GiveBack));
     }
 }

@@ -1,4 +1,4 @@
-//! One userfaultfd monitor for the whole process.
+//! One monitor of a kind for the whole process.
 //!
 //! # Safety
 //!
@@ -13,8 +13,61 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Null, or from [`Arc::into_raw`] with a count that is never given back.
-static SHARED: AtomicPtr<Userfaultfd> = AtomicPtr::new(ptr::null_mut());
+/// A monitor that is made once and never given back.
+#[derive(Debug)]
+pub(super) struct Kept<M> {
+    /// Null, or from [`Arc::into_raw`] with a count that is never given back.
+    pointer: AtomicPtr<M>,
+}
+
+impl<M> Kept<M> {
+    pub(super) const fn new() -> Self {
+        Self { pointer: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// Another handle to what is kept, if it is `usable` in this process, else to what `make` makes.
+    pub(super) fn get<E>(
+        &self,
+        usable: impl Fn(&M) -> bool,
+        make: impl FnOnce() -> Result<M, E>,
+    ) -> Result<Arc<M>, E> {
+        // Acquire: the value that the pointer's writer released.
+        let current = self.pointer.load(Ordering::Acquire);
+        if let Some(monitor) = handle(current, &usable) {
+            return Ok(monitor);
+        }
+        let fresh = Arc::new(make()?);
+        Ok(self.publish(current, fresh, usable))
+    }
+
+    /// Puts `fresh` in the place of `old`, unless another thread was faster with one of its own.
+    fn publish(&self, old: *mut M, fresh: Arc<M>, usable: impl Fn(&M) -> bool) -> Arc<M> {
+        let kept = Arc::into_raw(Arc::clone(&fresh)).cast_mut();
+        // AcqRel: releases the value to whoever loads the pointer, acquires the winner's.
+        match self.pointer.compare_exchange(old, kept, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => fresh,
+            Err(winner) => {
+                // SAFETY: the pointer came from `into_raw` above and nobody else has seen it.
+                drop(unsafe { Arc::from_raw(kept) });
+                handle(winner, usable).unwrap_or(fresh)
+            }
+        }
+    }
+}
+
+fn handle<M>(kept: *mut M, usable: impl Fn(&M) -> bool) -> Option<Arc<M>> {
+    // SAFETY: null, or a live value: its count is never given back (see `Kept`). Whoever stored
+    // the pointer released the value, and it was acquired by the load.
+    let monitor = unsafe { kept.as_ref() }?;
+    if !usable(monitor) {
+        return None;
+    }
+    // SAFETY: the pointer came from `Arc::into_raw`, and the count is raised for the new handle.
+    Some(unsafe {
+        Arc::increment_strong_count(kept);
+        Arc::from_raw(kept)
+    })
+}
 
 impl Userfaultfd {
     /// The monitor that all caches of this process share, made by the first call and kept until
@@ -27,38 +80,7 @@ impl Userfaultfd {
     ///
     /// Those of [`new`](Self::new); the next call tries again.
     pub fn shared() -> Result<Arc<Self>, StartError> {
-        let current = SHARED.load(Ordering::Acquire);
-        if let Some(monitor) = usable(current) {
-            return Ok(monitor);
-        }
-        let fresh = Arc::new(Self::new()?);
-        Ok(publish(current, fresh))
-    }
-}
-
-/// Another handle to what `kept` points to, if that is of any use in this process.
-fn usable(kept: *mut Userfaultfd) -> Option<Arc<Userfaultfd>> {
-    // SAFETY: null, or a live value: its count is never given back (see `SHARED`). Whoever stored
-    // the pointer released the value, and it was acquired by the load.
-    let monitor = unsafe { kept.as_ref() }?;
-    monitor.usable().ok()?;
-    // SAFETY: the pointer came from `Arc::into_raw`, and the count is raised for the new handle.
-    Some(unsafe {
-        Arc::increment_strong_count(kept);
-        Arc::from_raw(kept)
-    })
-}
-
-/// Puts `fresh` in the place of `old`, unless another thread was faster with one of its own.
-fn publish(old: *mut Userfaultfd, fresh: Arc<Userfaultfd>) -> Arc<Userfaultfd> {
-    let kept = Arc::into_raw(Arc::clone(&fresh)).cast_mut();
-    // AcqRel: releases the value to whoever loads the pointer, acquires the winner's.
-    match SHARED.compare_exchange(old, kept, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => fresh,
-        Err(winner) => {
-            // SAFETY: the pointer came from `into_raw` above and nobody else has seen it.
-            drop(unsafe { Arc::from_raw(kept) });
-            usable(winner).unwrap_or(fresh)
-        }
+        static SHARED: Kept<Userfaultfd> = Kept::new();
+        SHARED.get(|monitor| monitor.usable().is_ok(), Self::new)
     }
 }

@@ -1,0 +1,402 @@
+//! The monitor that sees everything: eBPF programs in the kernel, at both ends of every function that
+//! takes pages away, write into memory that this process can read (`pinfold_ebpf`).
+//!
+//! # The price
+//!
+//! A [`check`](Monitor::check) is two loads. A change of this process's mappings costs some hundred
+//! nanoseconds more, a change of what was ever watched twice that, and the first one after a pause
+//! wakes a thread. What lies in a block of 2 MiB of which nothing was ever watched is not logged,
+//! so hits do not notice it.
+//!
+//! # What it sees
+//!
+//! Every change of every kind of mapping, by whatever route and whomever: system calls of any
+//! thread, io_uring's workers, another process that truncates a file or punches a hole into it.
+//! (Not replaced program text: see `hooks.rs` of `pinfold_ebpf`.)
+//!
+//! # What it needs
+//!
+//! Somebody with the privilege to load the programs: this process itself ([`Ebpf::load`], with the
+//! cargo feature `ebpf`), or another that sends a [`View`]. The descriptors that keep the programs
+//! in the kernel are in a table of their own, that of the keeper's thread, where no `close_range` of the
+//! program reaches them; so a view stays true when whoever gave it dies.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to promise what [`Monitor`] demands; the proof stands above that
+//! promise. It contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use super::bell::Bell;
+use super::ebpf_error::EbpfError;
+use super::ebpf_keeper as keeper;
+use super::ebpf_sys::{Mapped, Positions, monotonic_time};
+use super::ebpf_test as self_test;
+use super::notify::{self, GivesBack};
+use super::shared::Kept;
+use crate::fork_mark::ForkMark;
+use crate::sys::{Errno, Page};
+use crate::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
+    Watch,
+};
+use pinfold_ebpf::View;
+use pinfold_ebpf::layout::{
+    CLOSED, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks, done,
+};
+use std::any::Any;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// Sees every change of every kind of memory.
+///
+/// A process can have two at most from the same loader, so caches should share one:
+/// [`shared`](Self::shared).
+pub struct Ebpf {
+    core: Arc<Core>,
+    /// Its unmapping is the last change; the keeper wakes up by it.
+    doorbell: Page,
+    /// What the one who gave the view wants kept as long as it is used.
+    keep: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// What the keeper's thread shares with those who ask.
+pub(super) struct Core {
+    /// [`WORKING`], [`LOST`], or zero in a forked child.
+    mark: ForkMark,
+    changes: Mapped<Changes>,
+    pub(super) wishes: Mapped<Wishes>,
+    pub(super) bell: Bell,
+    stop: AtomicBool,
+}
+
+const WORKING: u64 = 1;
+const LOST: u64 = 2;
+/// How often an entry is looked at that is being written: some microseconds, many times what that
+/// takes. Its writer may have lost the processor, and then everything is taken for changed.
+const LOOKS: u32 = 1 << 10;
+
+impl fmt::Debug for Ebpf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ebpf")
+            .field("check", &self.check())
+            .field("doorbell", &self.doorbell)
+            .field("keeps", &self.keep.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ebpf {
+    /// A monitor over a view of this process's changes. Takes a thread and 0.3 MiB, and tests that the
+    /// view tells what it should, by changing memory of its own in every way there is: about a
+    /// millisecond.
+    ///
+    /// # Errors
+    ///
+    /// [`EbpfError`] says what is missing. The view is given up.
+    pub fn from_view(view: View) -> Result<Self, EbpfError> {
+        Self::start(view, None)
+    }
+
+    /// As [`from_view`](Self::from_view); `keep` is dropped when the monitor is, and not before.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_view`](Self::from_view).
+    pub fn from_view_keeping(
+        view: View,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self, EbpfError> {
+        Self::start(view, Some(keep))
+    }
+
+    fn start(view: View, keep: Option<Box<dyn Any + Send + Sync>>) -> Result<Self, EbpfError> {
+        let positions = Positions::new(view.bell.as_fd()).map_err(EbpfError::map)?;
+        let core = Arc::new(Core {
+            mark: ForkMark::new(WORKING).map_err(EbpfError::memory)?,
+            changes: Mapped::new(view.changes.as_fd()).map_err(EbpfError::map)?,
+            wishes: Mapped::new(view.wishes.as_fd()).map_err(EbpfError::map)?,
+            bell: Bell::default(),
+            stop: AtomicBool::new(false),
+        });
+        let doorbell = Page::new().map_err(EbpfError::memory)?;
+        core.wish(super::userfaultfd::range_of(&doorbell));
+        // From here on, dropping it ends the keeper.
+        let monitor = Self { core, doorbell, keep };
+        let mut kept = view.links;
+        kept.insert(0, view.bell);
+        keeper::start(&monitor.core, kept, positions)?;
+        self_test::of_every_route(&monitor)?;
+        Ok(monitor)
+    }
+
+    /// Where the log ends at this moment.
+    pub(super) fn place(&self) -> Position {
+        self.replay(Position::NOWHERE, &mut |_| ()).up_to
+    }
+
+    /// Loads the programs, for which this process needs the privilege, and watches itself.
+    ///
+    /// Takes some 100 milliseconds, most of them the kernel's verifier's.
+    ///
+    /// # Errors
+    ///
+    /// [`EbpfError::Load`] says what this machine or this process lacks.
+    #[cfg(feature = "ebpf")]
+    pub fn load() -> Result<Self, EbpfError> {
+        let programs = pinfold_ebpf::Programs::load().map_err(EbpfError::Load)?;
+        let this = pinfold_ebpf::this_process()
+            .map_err(|error| EbpfError::map(Errno(error.raw_os_error().unwrap_or(libc::EMFILE))))?;
+        // The view keeps what it needs of the programs.
+        Self::from_view(programs.view(this.as_fd()).map_err(EbpfError::View)?)
+    }
+
+    /// The monitor that all caches of this process share, made by the first call and kept until the
+    /// process ends. A forked child gets its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of the last way there is to get one; the next call tries again.
+    pub fn shared() -> Result<Arc<Self>, EbpfError> {
+        static SHARED: Kept<Ebpf> = Kept::new();
+        SHARED.get(|monitor| monitor.check().is_ok(), Self::obtain)
+    }
+
+    /// A monitor over a view that the helper at `path` gives this process, which needs no privilege.
+    /// Dropping it gives the view back.
+    ///
+    /// # Errors
+    ///
+    /// [`EbpfError::Helper`] says why it gives none.
+    pub fn from_helper(path: &Path) -> Result<Self, EbpfError> {
+        let (view, connection) = notify::connect(path).map_err(EbpfError::Helper)?;
+        Self::from_view_keeping(view, Box::new(GivesBack::from(connection)))
+    }
+
+    #[cfg(feature = "ebpf")]
+    fn obtain() -> Result<Self, EbpfError> {
+        Self::from_helper(&notify::path()).or_else(|_| Self::load())
+    }
+
+    #[cfg(not(feature = "ebpf"))]
+    fn obtain() -> Result<Self, EbpfError> {
+        Self::from_helper(&notify::path())
+    }
+}
+
+impl Drop for Ebpf {
+    fn drop(&mut self) {
+        // SeqCst: pairs with the keeper's fence. Either it finds this, or it had said that it
+        // sleeps, and then the unmapping of the doorbell, which follows, wakes it.
+        self.core.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Core {
+    /// The word that a hit compares.
+    fn word(&self) -> u64 {
+        // Acquire: what the programs did before they changed it is seen.
+        self.changes.get().sequence.load(Ordering::Acquire)
+    }
+
+    /// Whether this process may believe anything that is said here.
+    fn usable(&self) -> Result<(), Lost> {
+        // Relaxed: in a child the page was wiped before its first instruction; a loss is noticed
+        // by its number alone.
+        match self.mark.word().load(Ordering::Relaxed) {
+            WORKING => Ok(()),
+            0 => Err(Lost::Forked),
+            _ => Err(Lost::Descriptor { errno: libc::EBADF }),
+        }
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        self.usable()?;
+        match self.word() {
+            word if word & CLOSED != 0 => Err(Lost::Descriptor { errno: libc::ESTALE }),
+            word => Ok(Sequence(word)),
+        }
+    }
+
+    /// The keeper's thread cannot go on, and with it the programs may go.
+    pub(super) fn lose(&self) {
+        // Relaxed: see `usable`.
+        self.mark.word().store(LOST, Ordering::Relaxed);
+    }
+
+    pub(super) fn sequence(&self) -> u64 {
+        self.word()
+    }
+
+    pub(super) fn closed(&self) -> bool {
+        self.word() & CLOSED != 0
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        // SeqCst: see `Ebpf::drop`.
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Has changes of `range` logged from now on.
+    fn wish(&self, range: Option<AddressRange>) {
+        let words = &self.wishes.get().blocks;
+        let (start, end) = range.map_or((0, 0), |range| (range.start() as u64, range.end() as u64));
+        for (word, bit) in blocks(start, end) {
+            // Relaxed, and written only where it changes something: the fence below orders it.
+            if let Some(word) = words.get(word)
+                && word.load(Ordering::Relaxed) & bit == 0
+            {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+        // SeqCst: pairs with the programs' full barrier between what they do (taking pages away,
+        // making a record) and their look at these bits. See `changes.c`, 3.
+        fence(Ordering::SeqCst);
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        let changes = self.changes.get();
+        let now = monotonic_time();
+        // Relaxed: after `wish`'s fence; see there.
+        let crowded = changes.crowded.load(Ordering::Relaxed);
+        is_recent(crowded, now) || changes.records.iter().any(|record| touches(record, range, now))
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let end = self.word();
+        let readable = self.usable().is_ok()
+            && end & CLOSED == 0
+            && from.0 <= end
+            && end - from.0 <= ENTRIES as u64;
+        let complete =
+            readable && (from.0..end).all(|index| self.entry(index).map(&mut *visit).is_some());
+        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
+    }
+
+    /// Entry `index`, or `None` if it was overwritten or is being written for too long.
+    fn entry(&self, index: u64) -> Option<AddressRange> {
+        let place = usize::try_from(index % ENTRIES as u64).ok()?;
+        let entry = self.changes.get().entries.get(place)?;
+        for _ in 0..LOOKS {
+            // Acquire: the range read below is that of this stamp or a newer one.
+            let stamp = entry.stamp.load(Ordering::Acquire);
+            if stamp > done(index) {
+                return None;
+            }
+            if stamp == done(index) {
+                // Relaxed: between two looks at the stamp.
+                let (start, end) =
+                    (entry.start.load(Ordering::Relaxed), entry.end.load(Ordering::Relaxed));
+                // Acquire fence: if either was newer, the stamp below is too.
+                fence(Ordering::Acquire);
+                let intact = entry.stamp.load(Ordering::Relaxed) == stamp;
+                return intact.then(|| between(start, end));
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+/// A range that the kernel told; everything, if it makes no sense.
+fn between(start: u64, end: u64) -> AddressRange {
+    // The first page of the address space can be mapped, but nothing there can be registered.
+    let start = usize::try_from(start.max(1)).unwrap_or(1);
+    let end = usize::try_from(end).unwrap_or(usize::MAX);
+    AddressRange::between(start, end).unwrap_or(AddressRange::EVERYTHING)
+}
+
+fn is_recent(since: u64, now: u64) -> bool {
+    // A program may read the clock after us.
+    since != 0 && now.saturating_sub(since) < RECORD_SECONDS * 1_000_000_000
+}
+
+/// Whether a record speaks of a change under way that overlaps `range`. In doubt it does.
+fn touches(record: &Record, range: AddressRange, now: u64) -> bool {
+    // Acquire: the words read below are those of this owner or newer ones.
+    let owner = record.owner.load(Ordering::Acquire);
+    if owner == 0 {
+        return false;
+    }
+    // Relaxed: between two looks at the owner.
+    let start = record.start.load(Ordering::Relaxed);
+    let end = record.end.load(Ordering::Relaxed);
+    let since = record.since.load(Ordering::Relaxed);
+    // Acquire fence: if one of them was newer, the owner below is another, or is writing.
+    fence(Ordering::Acquire);
+    let changing = owner & WRITING != 0 || record.owner.load(Ordering::Relaxed) != owner;
+    changing || (is_recent(since, now) && between(start, end).overlaps(&range))
+}
+
+// SAFETY: the promises of `Monitor`, one by one. What the programs do, and why that is enough, stands
+// in `bpf/changes.c` of `pinfold_ebpf`; here is what it comes to.
+//
+// **Visible.** A change that took effect (its system call returned, or its addresses were mapped
+// anew) has had its program at the end run before, which added one to the sequence if any of its
+// blocks was wished for by then. Whoever knows that it took effect finds the new word: it is one
+// word, written before the effect could be known. If the block was wished for only later, then so was
+// the range, and what is registered after `watch` returned is what is there after the change.
+//
+// **In flux.** A change has a record from before its first entry until after its last. `watch`
+// ends with a full barrier, and the programs have one between making the record and looking at the
+// wishes: so a change that is not logged at its beginning because the wish came too late is found
+// here. A record that could not be made makes everything be in flux. One that is older than
+// `RECORD_SECONDS` is not believed: then the change's last entry tells of it.
+//
+// **Kept.** An entry that has been overwritten, or cannot be read, is not passed over: the replay is
+// incomplete.
+//
+// **Calm.** Nothing takes a lock, `watch` included.
+unsafe impl Monitor for Ebpf {
+    fn name(&self) -> &'static str {
+        "ebpf"
+    }
+
+    #[inline]
+    fn check(&self) -> Result<Sequence, Lost> {
+        self.core.check()
+    }
+
+    /// Whether something is mapped there is for the registrar to find out: if not, it registers nothing.
+    fn watch(&self, range: AddressRange) -> Watch {
+        self.core.wish(Some(range));
+        self.check().map_or_else(|lost| Watch::Uncovered(Uncovered::Lost(lost)), |_| Watch::Covered)
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        self.check().is_err() || self.core.in_flux(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.core.replay(from, visit)
+    }
+
+    /// Everything is seen, of every kind. `MADV_FREE` alone is not told, and need not be: the
+    /// pages stay until memory is short, and pages that a device has pinned stay even then.
+    fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
+        match change {
+            Change::Protect => Cover::Harmless,
+            _ => Cover::Seen,
+        }
+    }
+
+    fn forked(&self) -> bool {
+        self.core.mark.forked()
+    }
+
+    fn bell(&self) -> u32 {
+        self.core.bell.rung()
+    }
+
+    fn ring(&self) {
+        self.core.bell.ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.core.bell.wait(seen);
+    }
+}

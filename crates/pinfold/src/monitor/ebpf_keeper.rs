@@ -1,0 +1,72 @@
+//! The thread that keeps the programs in the kernel and passes their bell on.
+//!
+//! It has a table of descriptors of its own, with the attachments in it and the ring buffer that becomes
+//! readable when a program rings. So nobody who closes descriptors in this process can take the
+//! programs away.
+
+use super::ebpf::Core;
+use super::ebpf_error::EbpfError;
+use super::ebpf_sys::{Positions, keep_only};
+use crate::quiet_thread;
+use crate::sys::{self, Descriptor, Errno};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// How long the bell is not listened to after it rang: a change that wakes us costs some microseconds
+/// more, so of many in a row few should.
+const PACE: Duration = Duration::from_micros(200);
+
+/// Starts the thread, and closes `kept` in this one's table once it has them in its own. The first is
+/// the ring buffer.
+pub(super) fn start(
+    core: &Arc<Core>,
+    kept: Vec<OwnedFd>,
+    positions: Positions,
+) -> Result<(), EbpfError> {
+    let numbers: Vec<Descriptor> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+    let (tell, told) = mpsc::channel();
+    let core = Arc::clone(core);
+    let body = move || {
+        let own_table = keep_only(&numbers);
+        let bell = numbers.first().copied().unwrap_or(-1);
+        // Whoever waits for it hears of the error only.
+        let _ = tell.send(own_table);
+        if own_table.is_ok() {
+            run(&core, bell, &positions);
+        }
+    };
+    quiet_thread::spawn("pinfold-keeper", body)
+        .map_err(|error| EbpfError::thread(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+    let own_table = told.recv().unwrap_or(Err(Errno(libc::EAGAIN)));
+    drop(kept);
+    own_table.map_err(|Errno(errno)| EbpfError::thread(errno))
+}
+
+fn run(core: &Core, bell: Descriptor, positions: &Positions) {
+    let mut told = core.sequence();
+    loop {
+        // SeqCst, with the fence: whoever changes the sequence after we look at it finds that we
+        // sleep; whoever changed it before is found. The programs do the same the other way round.
+        core.wishes.get().asleep.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if core.stopped() {
+            return;
+        }
+        if core.sequence() == told && !sys::wait_readable(bell, -1) {
+            core.lose();
+            core.bell.ring();
+            return;
+        }
+        // Acquire and release: the kernel's own orders for these two words. What was written is of
+        // no interest; that all of it was read is what makes the next one wake us.
+        positions.read().store(positions.written().load(Ordering::Acquire), Ordering::Release);
+        told = core.sequence();
+        core.bell.ring();
+        if core.closed() {
+            return;
+        }
+        sys::sleep(PACE);
+    }
+}

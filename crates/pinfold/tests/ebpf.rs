@@ -1,0 +1,422 @@
+//! The eBPF monitor on a real kernel: every route of change, other processes, ends of processes,
+//! overflow, concurrency. Needs the privilege to load programs and a kernel that attaches them to its
+//! functions; elsewhere every test says why it is skipped. Loading takes seconds on an emulated
+//! processor, so the tests share what they can and take turns.
+
+#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+
+#[path = "ebpf_support/mod.rs"]
+mod support;
+
+use pinfold::monitor::Ebpf;
+use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Watch};
+use pinfold_ebpf::ViewError;
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use support::{Memory, Watched, alone, pidfd, programs};
+
+/// What was logged while `change` ran, and whether that is all.
+fn logged(monitor: &Ebpf, change: impl FnOnce()) -> (Vec<AddressRange>, bool) {
+    let from = place(monitor);
+    change();
+    let after = monitor.check().unwrap();
+    let mut ranges = vec![];
+    let replay = monitor.replay(from, &mut |range| ranges.push(range));
+    assert!(replay.sequence.0 >= after.0);
+    (ranges, replay.complete)
+}
+
+fn place(monitor: &Ebpf) -> Position {
+    monitor.replay(Position::NOWHERE, &mut |_| ()).up_to
+}
+
+fn watch(monitor: &Ebpf, range: AddressRange) -> AddressRange {
+    assert_eq!(monitor.watch(range), Watch::Covered);
+    range
+}
+
+/// Asserts that `change` logs exactly `range` among what it logs.
+fn tells(monitor: &Ebpf, what: &str, range: AddressRange, change: impl FnOnce()) {
+    watch(monitor, range);
+    let (told, complete) = logged(monitor, change);
+    assert!(complete && told.contains(&range), "{what}: {range:?} is not in {told:?}");
+    assert!(!monitor.in_flux(range), "{what} has returned");
+}
+
+#[test]
+fn each_route_tells_its_exact_range() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let memory = Memory::private(3);
+    tells(monitor, "part of a munmap", memory.pages(1, 1), || memory.unmap(1, 1));
+    let memory = Memory::private(2);
+    tells(monitor, "raw munmap", memory.range(), || memory.raw_unmap());
+    let memory = Memory::private(2);
+    tells(monitor, "another thread's munmap", memory.range(), || {
+        thread::scope(|scope| scope.spawn(|| memory.raw_unmap()).join().unwrap());
+    });
+    let memory = Memory::private(2);
+    tells(monitor, "MAP_FIXED", memory.range(), || memory.map_over());
+    tells(monitor, "MADV_DONTNEED", memory.range(), || memory.advise(libc::MADV_DONTNEED));
+    memory.touch();
+    tells(monitor, "mremap with MREMAP_DONTUNMAP", memory.range(), || memory.move_away());
+    let memory = Memory::private(3);
+    tells(monitor, "mremap that shrinks", memory.pages(1, 2), || memory.shrink(1));
+    let (from, over) = (Memory::private(2), Memory::private(2));
+    watch(monitor, over.range());
+    tells(monitor, "mremap, the source", from.range(), || from.move_over(&over));
+    let (from, over) = (Memory::private(2), Memory::private(2));
+    watch(monitor, from.range());
+    tells(monitor, "mremap, the target", over.range(), || from.move_over(&over));
+    let (memory, file) = Memory::of_memfd(4);
+    tells(monitor, "a hole in a memfd", memory.pages(1, 2), || support::punch(&file, 1, 2));
+    memory.touch();
+    tells(monitor, "MADV_REMOVE", memory.range(), || memory.advise(libc::MADV_REMOVE));
+    memory.touch();
+    tells(monitor, "a truncated memfd", memory.pages(3, 1), || support::truncate(&file, 3));
+    let memory = Memory::private(1);
+    tells(monitor, "shmat with SHM_REMAP", memory.range(), || memory.attach_over());
+    tells(monitor, "shmdt", memory.range(), || memory.detach());
+    let (memory, file) = Memory::of_file_privately(2);
+    tells(monitor, "a private file, truncated", memory.pages(1, 1), || support::truncate(&file, 1));
+}
+
+#[test]
+fn a_guard_page_is_told_where_the_kernel_has_it() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let memory = Memory::private(2);
+    if !memory.can_guard() {
+        eprintln!("skipped: this kernel has no MADV_GUARD_INSTALL");
+        return;
+    }
+    let memory = Memory::private(2);
+    tells(monitor, "MADV_GUARD_INSTALL", memory.range(), || assert!(memory.can_guard()));
+}
+
+#[test]
+fn the_heap_that_shrinks_is_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let page = support::page();
+    // SAFETY: what is added is taken away at once, and malloc of another thread in between is
+    // kept out: tests take turns. Should it come all the same, the last call fails or harms this
+    // test's process only.
+    let end = unsafe { libc::sbrk(0) }.addr();
+    let top = end.next_multiple_of(page);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::brk(std::ptr::without_provenance_mut(top + 2 * page)) }, 0);
+    let range = AddressRange::new(top + page, page).unwrap();
+    tells(monitor, "brk", range, || {
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::brk(std::ptr::without_provenance_mut(top + page)) }, 0);
+    });
+}
+
+#[test]
+fn huge_pages_are_told_where_there_are_any() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let _ = std::fs::write("/proc/sys/vm/nr_hugepages", "4");
+    let Some((memory, file)) = Memory::huge() else {
+        eprintln!("skipped: this machine has no huge page to spare");
+        return;
+    };
+    tells(monitor, "MADV_DONTNEED", memory.range(), || memory.advise(libc::MADV_DONTNEED));
+    memory.touch();
+    tells(monitor, "a truncated hugetlb file", memory.range(), || support::truncate(&file, 0));
+    tells(monitor, "munmap", memory.range(), || memory.raw_unmap());
+}
+
+#[test]
+fn another_process_that_truncates_our_file_is_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let (memory, path) = Memory::of_named_file(4);
+    tells(monitor, "truncate(1)", memory.pages(2, 2), || {
+        let size = (2 * support::page()).to_string();
+        let done = Command::new("truncate").args(["-s", &size]).arg(&path).status().unwrap();
+        assert!(done.success());
+    });
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn what_leaves_the_pages_is_not_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let memory = Memory::private(2);
+    watch(monitor, memory.range());
+    let (told, complete) = logged(monitor, || {
+        memory.protect();
+        memory.advise(libc::MADV_FREE);
+    });
+    assert!(complete && !told.iter().any(|range| range.overlaps(&memory.range())), "{told:?}");
+    assert_eq!(monitor.coverage(MappingKind::PrivateAnonymous, Change::Protect), Cover::Harmless);
+}
+
+/// The test harness's own threads come and go, so one quiet time of many has to do; the other process's
+/// changes would show every time.
+#[test]
+fn other_processes_do_not_appear() {
+    let Some((_turn, monitor)) = alone() else { return };
+    watch(monitor, AddressRange::EVERYTHING);
+    let quiet = |_| {
+        let mut child = spawn("read line; for i in 1 2 3 4; do /bin/true; done");
+        let from = monitor.check().unwrap();
+        drop(child.stdin.take());
+        // SAFETY: waits for a child of ours by number; nothing is allocated or freed meanwhile.
+        let ended = unsafe {
+            let mut status = 0;
+            libc::waitpid(i32::try_from(child.id()).unwrap(), &raw mut status, 0) > 0
+        };
+        assert!(ended);
+        monitor.check().unwrap() == from
+    };
+    assert!((0..20).any(quiet));
+}
+
+#[test]
+fn memory_far_from_what_is_watched_is_not_logged() {
+    let Some((_turn, programs)) = programs() else { return };
+    let watched = Watched::of(&programs, pidfd(std::process::id()).as_fd());
+    let memory = Memory::private(8);
+    let before = watched.sequence();
+    for _ in 0..100 {
+        memory.advise(libc::MADV_DONTNEED);
+        memory.touch();
+    }
+    assert_eq!(watched.sequence(), before);
+    watched.wish(memory.range());
+    memory.advise(libc::MADV_DONTNEED);
+    assert_eq!(watched.sequence(), before + 2, "at its beginning and at its end");
+}
+
+#[test]
+fn a_reader_left_behind_is_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let memory = Memory::private(1);
+    watch(monitor, memory.range());
+    let change = |times: usize| {
+        for _ in 0..times {
+            memory.advise(libc::MADV_DONTNEED);
+        }
+    };
+    let (told, complete) = logged(monitor, || change(1000));
+    assert!(complete && told.len() >= 1000, "{}", told.len());
+    let (_, complete) = logged(monitor, || change(5000));
+    assert!(!complete);
+}
+
+/// Each thread finds its own change as soon as its call has returned, whatever the others do.
+#[test]
+fn no_change_of_many_threads_is_missed() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let missed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                for _ in 0..400 {
+                    let memory = Memory::private(1);
+                    let range = watch(monitor, memory.range());
+                    let (told, complete) = logged(monitor, || memory.raw_unmap());
+                    if complete && !told.contains(&range) {
+                        missed.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert!(!missed.load(Ordering::Relaxed));
+}
+
+/// Changes a large mapping again and again until another thread has seen it in flux.
+#[test]
+fn a_change_under_way_is_in_flux() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let memory = Memory::private(16 << 10);
+    let range = watch(monitor, memory.range());
+    let elsewhere = Memory::private(1).range();
+    let (seen, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                if monitor.in_flux(range) {
+                    assert!(!monitor.in_flux(elsewhere));
+                    seen.store(true, Ordering::Release);
+                    break;
+                }
+            }
+        });
+        for _ in 0..200 {
+            memory.touch();
+            memory.advise(libc::MADV_DONTNEED);
+            if seen.load(Ordering::Acquire) {
+                break;
+            }
+        }
+        done.store(true, Ordering::Release);
+    });
+    assert!(seen.load(Ordering::Acquire));
+    assert!(!monitor.in_flux(range));
+}
+
+/// A lost wake-up hangs this test.
+#[test]
+fn a_sleeper_is_woken_by_a_change() {
+    let Some((_turn, monitor)) = alone() else { return };
+    for _ in 0..50 {
+        let memory = Memory::private(1);
+        watch(monitor, memory.range());
+        let seen = monitor.bell();
+        memory.raw_unmap();
+        monitor.wait(seen);
+    }
+}
+
+#[test]
+fn a_forked_child_believes_nothing() {
+    let Some((_turn, monitor)) = alone() else { return };
+    // SAFETY: the child asks two words and leaves, without a destructor.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = monitor.forked() && monitor.check() == Err(Lost::Forked);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    let mut status = -1;
+    // SAFETY: a child of ours.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    assert!(!monitor.forked() && monitor.check().is_ok());
+}
+
+fn spawn(script: &str) -> Child {
+    let mut child = Command::new("bash");
+    child.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::null());
+    child.spawn().unwrap()
+}
+
+#[test]
+fn a_view_ends_with_its_process() {
+    let Some((_turn, programs)) = programs() else { return };
+    let mut child = spawn("read line");
+    let process = pidfd(child.id());
+    let watched = Watched::of(&programs, process.as_fd());
+    assert!(!watched.is_closed());
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert!(watched.is_closed());
+    assert_eq!(programs.view(process.as_fd()).unwrap_err(), ViewError::Gone);
+}
+
+#[test]
+fn a_view_ends_when_its_process_runs_another_program() {
+    let Some((_turn, programs)) = programs() else { return };
+    let mut child = spawn("read line; exec bash -c 'read line'");
+    let process = pidfd(child.id());
+    let watched = Watched::of(&programs, process.as_fd());
+    watched.wish(AddressRange::EVERYTHING);
+    assert!(!watched.is_closed());
+    support::write_line(&mut child);
+    while !watched.is_closed() {
+        thread::yield_now();
+    }
+    // The new program can be watched, and is another's.
+    let again = Watched::of(&programs, process.as_fd());
+    let end = watched.sequence();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert!(again.is_closed());
+    assert_eq!(watched.sequence(), end);
+}
+
+/// Address spaces are taken from a pool: with as many children one after the other, numbers and addresses
+/// come again.
+#[test]
+fn one_process_after_the_other_sees_its_own_changes() {
+    let Some((_turn, programs)) = programs() else { return };
+    for _ in 0..30 {
+        let mut child = spawn("read line");
+        let watched = Watched::of(&programs, pidfd(child.id()).as_fd());
+        assert_eq!(watched.sequence(), 0, "somebody else's change");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(watched.is_closed());
+    }
+}
+
+#[test]
+fn a_view_that_is_taken_back_says_so() {
+    let Some((_turn, programs)) = programs() else { return };
+    let child = spawn("read line");
+    let process = pidfd(child.id());
+    let (first, id) = Watched::with_id(&programs, process.as_fd());
+    let _second = Watched::of(&programs, process.as_fd());
+    assert!(matches!(programs.view(process.as_fd()), Err(ViewError::ManyViews { .. })));
+    programs.forget(id);
+    assert!(first.is_closed());
+    let _third = Watched::of(&programs, process.as_fd());
+    support::end(child);
+}
+
+#[test]
+fn nobody_but_the_programs_writes_the_log() {
+    let Some((_turn, programs)) = programs() else { return };
+    let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
+    assert!(support::maps(&view.changes, libc::PROT_READ));
+    assert!(!support::maps(&view.changes, libc::PROT_READ | libc::PROT_WRITE));
+    assert!(!support::becomes_writable(&view.changes));
+    assert!(support::maps(&view.wishes, libc::PROT_READ | libc::PROT_WRITE));
+    programs.forget(view.id());
+}
+
+/// In a process of its own, because it closes everything: see `role_close_range`.
+#[test]
+fn closing_every_descriptor_does_not_blind_it() {
+    let Some((_turn, _)) = alone() else { return };
+    let role = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "role_close_range", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    assert!(role.status.success(), "{}", String::from_utf8_lossy(&role.stdout));
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn role_close_range() {
+    let monitor = Ebpf::load().unwrap();
+    // SAFETY: closes what this process will not use again.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0);
+    let memory = Memory::private(2);
+    tells(&monitor, "munmap", memory.range(), || memory.raw_unmap());
+    let seen = monitor.bell();
+    let memory = Memory::private(2);
+    watch(&monitor, memory.range());
+    memory.raw_unmap();
+    monitor.wait(seen);
+    assert!(monitor.check().is_ok());
+}
+
+#[test]
+fn a_dropped_monitor_leaves_neither_thread_nor_descriptor() {
+    let Some((_turn, programs)) = programs() else { return };
+    let before = (support::threads(), support::descriptors());
+    let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
+    let id = view.id();
+    let monitor = Ebpf::from_view(view).unwrap();
+    assert_eq!(support::descriptors(), before.1, "they are in the keeper's table");
+    assert_eq!(support::threads(), before.0 + 1);
+    drop(monitor);
+    while support::threads() > before.0 {
+        thread::yield_now();
+    }
+    programs.forget(id);
+}
+
+#[test]
+fn the_programs_outlive_who_loaded_them() {
+    let Some((_turn, _)) = alone() else { return };
+    let fresh = pinfold_ebpf::Programs::load().unwrap();
+    let monitor = Ebpf::from_view(fresh.view(pidfd(std::process::id()).as_fd()).unwrap()).unwrap();
+    drop(fresh);
+    let memory = Memory::private(2);
+    tells(&monitor, "munmap", memory.range(), || memory.raw_unmap());
+    eprintln!("the kernel skipped programs {} times", support::misses());
+}

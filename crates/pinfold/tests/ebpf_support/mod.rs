@@ -1,0 +1,337 @@
+//! Memory to change, processes to watch, and programs that are loaded once.
+
+use pinfold::AddressRange;
+use pinfold::monitor::Ebpf;
+use pinfold_ebpf::layout::{CLOSED, Changes, Wishes, blocks};
+use pinfold_ebpf::{Programs, ViewId};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+pub(crate) fn page() -> usize {
+    // SAFETY: no precondition.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap()
+}
+
+// --- what is loaded once -------------------------------------------------------------------------
+
+static LOADED: OnceLock<Result<(Programs, Ebpf), String>> = OnceLock::new();
+static TURN: Mutex<()> = Mutex::new(());
+
+type Turn = MutexGuard<'static, ()>;
+
+fn loaded() -> Option<(Turn, &'static (Programs, Ebpf))> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let loaded = LOADED.get_or_init(|| {
+        let programs = Programs::load().map_err(|error| error.to_string())?;
+        let this = pidfd(std::process::id());
+        let view = programs.view(std::os::fd::AsFd::as_fd(&this)).unwrap();
+        // From here on a failure is one: the kernel can do it.
+        Ok((programs, Ebpf::from_view(view).unwrap()))
+    });
+    match loaded {
+        Ok(both) => Some((turn, both)),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// The monitor of this process, with no other test running.
+pub(crate) fn alone() -> Option<(Turn, &'static Ebpf)> {
+    loaded().map(|(turn, (_, monitor))| (turn, monitor))
+}
+
+/// The programs, with no other test running.
+pub(crate) fn programs() -> Option<(Turn, &'static Programs)> {
+    loaded().map(|(turn, (programs, _))| (turn, programs))
+}
+
+pub(crate) fn misses() -> u64 {
+    LOADED
+        .get()
+        .and_then(|loaded| loaded.as_ref().ok())
+        .map_or(0, |(programs, _)| programs.misses())
+}
+
+// --- processes -----------------------------------------------------------------------------------
+
+pub(crate) fn pidfd(process: u32) -> OwnedFd {
+    // SAFETY: the call takes two numbers and gives a descriptor.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    assert!(opened >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: opened just now.
+    unsafe { OwnedFd::from_raw_fd(i32::try_from(opened).unwrap()) }
+}
+
+pub(crate) fn write_line(child: &mut Child) {
+    child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+}
+
+pub(crate) fn end(mut child: Child) {
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
+pub(crate) fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+pub(crate) fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// A view of some process, looked at from here.
+pub(crate) struct Watched<'p> {
+    programs: &'p Programs,
+    id: ViewId,
+    changes: &'static Changes,
+    wishes: &'static Wishes,
+}
+
+impl<'p> Watched<'p> {
+    pub(crate) fn of(programs: &'p Programs, process: BorrowedFd<'_>) -> Self {
+        let view = programs.view(process).unwrap();
+        // SAFETY: both have every content, and are never unmapped.
+        let (changes, wishes) = unsafe {
+            (
+                &*map(&view.changes, size_of::<Changes>(), libc::PROT_READ).unwrap().cast(),
+                &*map(&view.wishes, size_of::<Wishes>(), libc::PROT_READ | libc::PROT_WRITE)
+                    .unwrap()
+                    .cast(),
+            )
+        };
+        Self { programs, id: view.id(), changes, wishes }
+    }
+
+    pub(crate) fn with_id(programs: &'p Programs, process: BorrowedFd<'_>) -> (Self, ViewId) {
+        let watched = Self::of(programs, process);
+        let id = watched.id;
+        (watched, id)
+    }
+
+    pub(crate) fn sequence(&self) -> u64 {
+        self.changes.sequence.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.sequence() & CLOSED != 0
+    }
+
+    pub(crate) fn wish(&self, range: AddressRange) {
+        for (word, bit) in blocks(range.start() as u64, range.end() as u64) {
+            let word: &AtomicU32 = &self.wishes.blocks[word];
+            word.fetch_or(bit, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.programs.forget(self.id);
+    }
+}
+
+fn map(file: &OwnedFd, bytes: usize, rights: i32) -> Option<*mut u8> {
+    let none = std::ptr::null_mut();
+    // SAFETY: the kernel picks the address.
+    let start = unsafe { libc::mmap(none, bytes, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    (start != libc::MAP_FAILED).then_some(start.cast())
+}
+
+/// Whether a page of `file` can be mapped with these rights.
+pub(crate) fn maps(file: &OwnedFd, rights: i32) -> bool {
+    map(file, page(), rights).is_some()
+}
+
+/// Whether what is mapped for reading can be made writable.
+pub(crate) fn becomes_writable(file: &OwnedFd) -> bool {
+    let start = map(file, page(), libc::PROT_READ).unwrap();
+    // SAFETY: mapped just now, and nobody looks at it.
+    unsafe { libc::mprotect(start.cast(), page(), libc::PROT_READ | libc::PROT_WRITE) == 0 }
+}
+
+// --- memory --------------------------------------------------------------------------------------
+
+/// Memory to change; nobody has references into it. It is unmapped by the test, or never.
+pub(crate) struct Memory {
+    start: usize,
+    bytes: usize,
+}
+
+impl Memory {
+    const RIGHTS: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+    fn map(bytes: usize, kind: i32, file: i32) -> Option<Self> {
+        let none = std::ptr::null_mut();
+        // SAFETY: the kernel picks the address.
+        let start = unsafe { libc::mmap(none, bytes, Self::RIGHTS, kind, file, 0) };
+        let memory = Self { start: start.expose_provenance(), bytes };
+        (start != libc::MAP_FAILED).then_some(memory)
+    }
+
+    fn touched(mapped: Option<Self>) -> Self {
+        let memory = mapped.unwrap();
+        memory.touch();
+        memory
+    }
+
+    pub(crate) fn private(pages: usize) -> Self {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Self::touched(Self::map(pages * page(), kind, -1))
+    }
+
+    pub(crate) fn of_memfd(pages: usize) -> (Self, OwnedFd) {
+        let file = memfd(0);
+        truncate(&file, pages);
+        let mapped = Self::map(pages * page(), libc::MAP_SHARED, file.as_raw_fd());
+        (Self::touched(mapped), file)
+    }
+
+    pub(crate) fn of_file_privately(pages: usize) -> (Self, OwnedFd) {
+        let file = memfd(0);
+        truncate(&file, pages);
+        let mapped = Self::map(pages * page(), libc::MAP_PRIVATE, file.as_raw_fd());
+        (Self::touched(mapped), file)
+    }
+
+    /// One huge page, if there is one.
+    pub(crate) fn huge() -> Option<(Self, OwnedFd)> {
+        let file = memfd(libc::MFD_HUGETLB);
+        let bytes = 2 << 20;
+        // SAFETY: plain numbers.
+        (unsafe { libc::ftruncate(file.as_raw_fd(), bytes) } == 0).then_some(())?;
+        let memory =
+            Self::map(usize::try_from(bytes).unwrap(), libc::MAP_SHARED, file.as_raw_fd())?;
+        memory.touch();
+        Some((memory, file))
+    }
+
+    pub(crate) fn of_named_file(pages: usize) -> (Self, PathBuf) {
+        let path = std::env::temp_dir().join(format!("pinfold-ebpf-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        let file = OwnedFd::from(file.unwrap());
+        truncate(&file, pages);
+        let mapped = Self::map(pages * page(), libc::MAP_SHARED, file.as_raw_fd());
+        (Self::touched(mapped), path)
+    }
+
+    pub(crate) fn range(&self) -> AddressRange {
+        AddressRange::new(self.start, self.bytes).unwrap()
+    }
+
+    pub(crate) fn pages(&self, first: usize, count: usize) -> AddressRange {
+        AddressRange::new(self.start + first * page(), count * page()).unwrap()
+    }
+
+    fn at(&self, offset: usize) -> *mut libc::c_void {
+        std::ptr::with_exposed_provenance_mut(self.start + offset)
+    }
+
+    pub(crate) fn touch(&self) {
+        for offset in (0..self.bytes).step_by(page()) {
+            // SAFETY: mapped for writing, and nobody has references into it.
+            unsafe { self.at(offset).cast::<u8>().write_volatile(1) };
+        }
+    }
+
+    pub(crate) fn unmap(&self, first: usize, count: usize) {
+        // SAFETY: ours; nobody has references into it.
+        assert_eq!(unsafe { libc::munmap(self.at(first * page()), count * page()) }, 0);
+    }
+
+    pub(crate) fn raw_unmap(&self) {
+        // SAFETY: ours; nobody has references into it.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_munmap, self.at(0), self.bytes) }, 0);
+    }
+
+    pub(crate) fn map_over(&self) {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: ours; nobody has references into it.
+        let start = unsafe { libc::mmap(self.at(0), self.bytes, Self::RIGHTS, kind, -1, 0) };
+        assert_eq!(start.addr(), self.start);
+        self.touch();
+    }
+
+    pub(crate) fn advise(&self, advice: i32) {
+        // SAFETY: ours; nobody has references into it.
+        let done = unsafe { libc::madvise(self.at(0), self.bytes, advice) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    pub(crate) fn can_guard(&self) -> bool {
+        const GUARD_INSTALL: i32 = 102;
+        // SAFETY: ours; nobody has references into it, and nobody touches it again.
+        unsafe { libc::madvise(self.at(0), self.bytes, GUARD_INSTALL) == 0 }
+    }
+
+    pub(crate) fn protect(&self) {
+        // SAFETY: ours; nobody touches it meanwhile.
+        unsafe {
+            assert_eq!(libc::mprotect(self.at(0), self.bytes, libc::PROT_READ), 0);
+            assert_eq!(libc::mprotect(self.at(0), self.bytes, Self::RIGHTS), 0);
+        }
+    }
+
+    fn remap(&self, to_bytes: usize, how: i32, over: *mut libc::c_void) {
+        // SAFETY: ours, as is what it is moved over; nobody has references into either.
+        let moved =
+            unsafe { libc::syscall(libc::SYS_mremap, self.at(0), self.bytes, to_bytes, how, over) };
+        assert!(moved > 0, "{}", std::io::Error::last_os_error());
+    }
+
+    pub(crate) fn move_away(&self) {
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        self.remap(self.bytes, how, std::ptr::null_mut());
+    }
+
+    pub(crate) fn move_over(&self, over: &Self) {
+        self.remap(self.bytes, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, over.at(0));
+    }
+
+    pub(crate) fn shrink(&self, pages: usize) {
+        self.remap(pages * page(), 0, std::ptr::null_mut());
+    }
+
+    pub(crate) fn attach_over(&self) {
+        // SAFETY: ours; nobody has references into it. The segment goes with its last attachment.
+        unsafe {
+            let segment = libc::shmget(libc::IPC_PRIVATE, self.bytes, 0o600);
+            let start = libc::shmat(segment, self.at(0), libc::SHM_REMAP);
+            assert_eq!(start.addr(), self.start, "{}", std::io::Error::last_os_error());
+            libc::shmctl(segment, libc::IPC_RMID, std::ptr::null_mut());
+        }
+        self.touch();
+    }
+
+    pub(crate) fn detach(&self) {
+        // SAFETY: attached by `attach_over`; nobody has references into it.
+        assert_eq!(unsafe { libc::shmdt(self.at(0)) }, 0);
+    }
+}
+
+fn memfd(flags: u32) -> OwnedFd {
+    // SAFETY: the name ends with a zero byte.
+    let opened = unsafe { libc::memfd_create(c"pinfold-test".as_ptr(), flags) };
+    assert!(opened >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: opened just now.
+    unsafe { OwnedFd::from_raw_fd(opened) }
+}
+
+pub(crate) fn truncate(file: &OwnedFd, pages: usize) {
+    let length = i64::try_from(pages * page()).unwrap();
+    // SAFETY: plain numbers; nobody looks at the pages.
+    assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), length) }, 0);
+}
+
+pub(crate) fn punch(file: &OwnedFd, first: usize, count: usize) {
+    let at = |pages: usize| i64::try_from(pages * page()).unwrap();
+    let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: plain numbers; nobody looks at the pages.
+    assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), how, at(first), at(count)) }, 0);
+}
