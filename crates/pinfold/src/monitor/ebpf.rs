@@ -36,7 +36,7 @@ use super::ebpf_test as self_test;
 use super::notify::{self, GivesBack};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
-use crate::sys::{Errno, Page};
+use crate::sys::Page;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
@@ -150,7 +150,7 @@ impl Ebpf {
     pub fn load() -> Result<Self, EbpfError> {
         let programs = pinfold_ebpf::Programs::load().map_err(EbpfError::Load)?;
         let this = pinfold_ebpf::this_process()
-            .map_err(|error| EbpfError::map(Errno(error.raw_os_error().unwrap_or(libc::EMFILE))))?;
+            .map_err(|error| EbpfError::map(crate::sys::Errno(error.raw_os_error().unwrap_or(libc::EMFILE))))?;
         // The view keeps what it needs of the programs.
         Self::from_view(programs.view(this.as_fd()).map_err(EbpfError::View)?)
     }
