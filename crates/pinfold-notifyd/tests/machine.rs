@@ -320,6 +320,16 @@ fn a_monitor_without_privilege_works_and_gives_its_view_back() {
     let mut monitors = support::other("in_another_process", "monitors", Some(1001));
     let mut monitors = Process(monitors.env("PINFOLD_TEST_PATH", &place).spawn().unwrap());
     assert_eq!(monitors.line().as_deref(), Some("four"));
+
+    // Once more where processes have other numbers.
+    let within = support::other("in_another_process", "monitors", None);
+    let mut contained = Command::new("unshare");
+    contained.args(["--pid", "--fork", "--kill-child", "--", "setpriv", "--reuid", "1001"]);
+    contained.args(["--regid", "1001", "--clear-groups", "--"]);
+    contained.arg(within.get_program()).args(within.get_args()).current_dir("/");
+    contained.env("PINFOLD_TEST_ROLE", "monitors").env("PINFOLD_TEST_PATH", &place);
+    let mut contained = Process(contained.stdout(Stdio::piped()).spawn().unwrap());
+    assert_eq!(contained.line().as_deref(), Some("four"));
 }
 
 /// As a service manager would start it: another user, few capabilities, the socket as descriptor 3.

@@ -149,8 +149,9 @@ impl Ebpf {
     #[cfg(feature = "ebpf")]
     pub fn load() -> Result<Self, EbpfError> {
         let programs = pinfold_ebpf::Programs::load().map_err(EbpfError::Load)?;
-        let this = pinfold_ebpf::this_process()
-            .map_err(|error| EbpfError::map(crate::sys::Errno(error.raw_os_error().unwrap_or(libc::EMFILE))))?;
+        let this = pinfold_ebpf::this_process().map_err(|error| {
+            EbpfError::map(crate::sys::Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+        })?;
         // The view keeps what it needs of the programs.
         Self::from_view(programs.view(this.as_fd()).map_err(EbpfError::View)?)
     }
