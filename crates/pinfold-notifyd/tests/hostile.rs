@@ -65,8 +65,12 @@ fn in_use() -> usize {
 }
 
 fn limits() -> Limits {
-    let patience = Duration::from_millis(300);
-    Limits { views: 64, views_per_user: 32, waiting: 64, waiting_per_user: 32, patience }
+    // Not so short that an honest client on a busy machine is taken for an idle one.
+    let patience = Duration::from_secs(3);
+    // One user's hostile processes keep their views until they are killed: two of them, one each session.
+    let views_per_user = if support::is_root() { 32 } else { 2 * SESSIONS + 8 };
+    let views = 2 * views_per_user;
+    Limits { views, views_per_user, waiting: 64, waiting_per_user: 32, patience }
 }
 
 fn served_path() -> PathBuf {
