@@ -6,6 +6,7 @@
 //! them.
 
 mod lifetime;
+mod programs;
 
 use crate::output::{self, Failure, Output, Verdict};
 use crate::transfer::{self, Scope, Throughput};
@@ -31,6 +32,8 @@ enum What {
     Startup,
     /// `munmap` without the library, beside it and of watched memory
     Munmap,
+    /// What the eBPF programs cost those they watch and those they do not; only when named
+    Ebpf,
 }
 
 /// The bench's JSON object.
@@ -62,6 +65,10 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     }
     if wanted(What::Munmap) {
         benches.extend(lifetime::munmap(rounds)?);
+    }
+    // It loads programs, which takes a privilege, and burdens every process meanwhile.
+    if arguments.what == Some(What::Ebpf) {
+        benches.extend(programs::measure(rounds)?);
     }
     if wanted(What::Transfer) {
         let scope = Scope::Everything;

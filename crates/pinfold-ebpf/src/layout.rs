@@ -122,3 +122,65 @@ pub fn blocks(start: u64, end: u64) -> impl Iterator<Item = (usize, u32)> {
         (bit / 32, 1 << (bit % 32))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The other side's text: what it calls by our names must have our values.
+    const TWIN: &str = include_str!("../bpf/changes.h");
+
+    fn defined(name: &str) -> u64 {
+        let words = |line: &'static str| line.split_whitespace().collect::<Vec<_>>();
+        let line = TWIN.lines().map(words).find(|words| words.starts_with(&["#define", name]));
+        line.unwrap()[2].parse().unwrap()
+    }
+
+    #[test]
+    fn both_sides_have_the_same_constants() {
+        for (name, value) in [
+            ("ENTRIES", ENTRIES as u64),
+            ("RECORDS", RECORDS as u64),
+            ("TRIES", TRIES as u64),
+            ("RECORD_SECONDS", RECORD_SECONDS),
+            ("BLOCK_SHIFT", BLOCK_SHIFT.into()),
+            ("BLOCKS", BLOCKS as u64),
+            ("BLOCKS_LOOKED_AT", BLOCKS_LOOKED_AT as u64),
+        ] {
+            assert_eq!(defined(name), value, "{name}");
+        }
+        assert!(TWIN.contains("#define WRITING (1ULL << 63)") && WRITING == 1 << 63);
+        assert!(TWIN.contains("#define CLOSED (1ULL << 63)") && CLOSED == 1 << 63);
+        assert!(TWIN.contains("#define DONE(index) (2 * ((index) + 1))") && done(3) == 8);
+        assert!(TWIN.contains("#define BUSY(index) (DONE(index) + 1)") && busy(3) == 9);
+    }
+
+    #[test]
+    fn both_sides_have_the_same_structures() {
+        for structure in [
+            "struct record {\n\tu64 owner, start, end, since;\n};",
+            "struct entry {\n\tu64 stamp, start, end;\n};",
+            "struct changes {\n\tu64 sequence, crowded, fence, reserved[5];\n\tstruct record \
+             records[RECORDS];\n\tstruct entry entries[ENTRIES];\n};",
+            "struct wishes {\n\tu64 asleep, reserved[7];\n\tu32 blocks[BLOCKS / 32];\n};",
+        ] {
+            assert!(TWIN.contains(structure), "{structure}");
+        }
+        assert_eq!(std::mem::offset_of!(Changes, records), 64);
+        assert_eq!(size_of::<Changes>(), 64 + 32 * RECORDS + 24 * ENTRIES);
+        assert_eq!(std::mem::offset_of!(Wishes, blocks), 64);
+        assert_eq!(size_of::<Wishes>(), 64 + BLOCKS / 8);
+    }
+
+    #[test]
+    fn the_blocks_of_a_range_are_each_there_once() {
+        let block = 1_u64 << BLOCK_SHIFT;
+        let found = |start, end| blocks(start, end).collect::<Vec<_>>();
+        assert_eq!(found(1, 2), [(0, 1)]);
+        assert_eq!(found(block - 1, block), [(0, 1)]);
+        assert_eq!(found(block - 1, block + 1), [(0, 1), (0, 2)]);
+        assert_eq!(found(31 * block, 33 * block), [(0, 1 << 31), (1, 1)]);
+        assert_eq!(found(65536 * block, 65536 * block + 1), [(0, 1)]);
+        assert_eq!(found(1, u64::MAX).len(), BLOCKS);
+    }
+}

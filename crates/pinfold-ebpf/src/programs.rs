@@ -207,6 +207,11 @@ fn load_one(
     let instructions = object::program(section, &maps.targets()).ok_or(missing)?;
     sys::load(c"pinfold", &instructions, place, number, &mut []).map_err(|Errno(errno)| match errno
     {
+        // Who may load one program may load all, unless their place is the reason: a kernel without
+        // the tracing of functions says the same.
+        libc::EPERM if matches!(place, Place::Begin | Place::End) => {
+            LoadError::AttachRefused { function, errno }
+        }
         libc::EPERM => LoadError::NotPermitted { errno },
         errno => {
             let mut log = vec![0; 1 << 20];

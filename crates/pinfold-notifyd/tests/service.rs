@@ -30,8 +30,8 @@ fn views_here(limits: Limits) -> usize {
 }
 
 fn refusal(answer: Option<(ToClient, Vec<OwnedFd>)>) -> Option<Refusal> {
-    match answer {
-        Some((ToClient::Refused(refusal), _)) => Some(refusal),
+    match answer?.0 {
+        ToClient::Refused(refusal) => Some(refusal),
         _ => None,
     }
 }

@@ -11,6 +11,7 @@ mod support;
 use pinfold::monitor::Ebpf;
 use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Watch};
 use pinfold_ebpf::ViewError;
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -154,6 +155,7 @@ fn what_leaves_the_pages_is_not_told() {
 /// The test harness's own threads come and go, so one quiet time of many has to do; the other process's
 /// changes would show every time.
 #[test]
+#[allow(clippy::zombie_processes, reason = "it is waited for by number")]
 fn other_processes_do_not_appear() {
     let Some((_turn, monitor)) = alone() else { return };
     watch(monitor, AddressRange::EVERYTHING);
@@ -175,7 +177,7 @@ fn other_processes_do_not_appear() {
 #[test]
 fn memory_far_from_what_is_watched_is_not_logged() {
     let Some((_turn, programs)) = programs() else { return };
-    let watched = Watched::of(&programs, pidfd(std::process::id()).as_fd());
+    let watched = Watched::of(programs, pidfd(std::process::id()).as_fd());
     let memory = Memory::private(8);
     let before = watched.sequence();
     for _ in 0..100 {
@@ -287,10 +289,15 @@ fn a_forked_child_believes_nothing() {
     assert!(!monitor.forked() && monitor.check().is_ok());
 }
 
+/// Runs a script, and returns when it runs: a process that is just being made has its parent's
+/// address space for a moment.
 fn spawn(script: &str) -> Child {
     let mut child = Command::new("bash");
-    child.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::null());
-    child.spawn().unwrap()
+    child.args(["-c", &format!("echo; {script}")]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let mut said = [0];
+    child.stdout.take().unwrap().read_exact(&mut said).unwrap();
+    child
 }
 
 #[test]
@@ -298,7 +305,7 @@ fn a_view_ends_with_its_process() {
     let Some((_turn, programs)) = programs() else { return };
     let mut child = spawn("read line");
     let process = pidfd(child.id());
-    let watched = Watched::of(&programs, process.as_fd());
+    let watched = Watched::of(programs, process.as_fd());
     assert!(!watched.is_closed());
     drop(child.stdin.take());
     child.wait().unwrap();
@@ -311,7 +318,7 @@ fn a_view_ends_when_its_process_runs_another_program() {
     let Some((_turn, programs)) = programs() else { return };
     let mut child = spawn("read line; exec bash -c 'read line'");
     let process = pidfd(child.id());
-    let watched = Watched::of(&programs, process.as_fd());
+    let watched = Watched::of(programs, process.as_fd());
     watched.wish(AddressRange::EVERYTHING);
     assert!(!watched.is_closed());
     support::write_line(&mut child);
@@ -319,7 +326,7 @@ fn a_view_ends_when_its_process_runs_another_program() {
         thread::yield_now();
     }
     // The new program can be watched, and is another's.
-    let again = Watched::of(&programs, process.as_fd());
+    let again = Watched::of(programs, process.as_fd());
     let end = watched.sequence();
     drop(child.stdin.take());
     child.wait().unwrap();
@@ -334,7 +341,7 @@ fn one_process_after_the_other_sees_its_own_changes() {
     let Some((_turn, programs)) = programs() else { return };
     for _ in 0..30 {
         let mut child = spawn("read line");
-        let watched = Watched::of(&programs, pidfd(child.id()).as_fd());
+        let watched = Watched::of(programs, pidfd(child.id()).as_fd());
         assert_eq!(watched.sequence(), 0, "somebody else's change");
         drop(child.stdin.take());
         child.wait().unwrap();
@@ -347,12 +354,12 @@ fn a_view_that_is_taken_back_says_so() {
     let Some((_turn, programs)) = programs() else { return };
     let child = spawn("read line");
     let process = pidfd(child.id());
-    let (first, id) = Watched::with_id(&programs, process.as_fd());
-    let _second = Watched::of(&programs, process.as_fd());
+    let (first, id) = Watched::with_id(programs, process.as_fd());
+    let _second = Watched::of(programs, process.as_fd());
     assert!(matches!(programs.view(process.as_fd()), Err(ViewError::ManyViews { .. })));
     programs.forget(id);
     assert!(first.is_closed());
-    let _third = Watched::of(&programs, process.as_fd());
+    let _third = Watched::of(programs, process.as_fd());
     support::end(child);
 }
 
@@ -397,14 +404,14 @@ fn role_close_range() {
 #[test]
 fn a_dropped_monitor_leaves_neither_thread_nor_descriptor() {
     let Some((_turn, programs)) = programs() else { return };
-    let before = (support::threads(), support::descriptors());
+    let (threads, descriptors) = (support::keepers(), support::descriptors());
     let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
     let id = view.id();
     let monitor = Ebpf::from_view(view).unwrap();
-    assert_eq!(support::descriptors(), before.1, "they are in the keeper's table");
-    assert_eq!(support::threads(), before.0 + 1);
+    assert_eq!(support::descriptors(), descriptors, "they are in the keeper's table");
+    assert_eq!(support::keepers(), threads + 1);
     drop(monitor);
-    while support::threads() > before.0 {
+    while support::keepers() > threads {
         thread::yield_now();
     }
     programs.forget(id);

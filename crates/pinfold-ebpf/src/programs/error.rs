@@ -75,14 +75,15 @@ impl fmt::Display for LoadError {
             Self::NotPermitted { errno } => write!(
                 f,
                 "loading eBPF programs is forbidden here (errno {errno}): run as root or with \
-                 CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE, outside a user namespace and without \
-                 kernel lockdown; or have `pinfold notifyd` run by somebody who may"
+                 CAP_BPF, CAP_PERFMON and CAP_SYSLOG, outside a user namespace and without kernel \
+                 lockdown; or have `pinfold notifyd` run by somebody who may"
             ),
             Self::AttachRefused { function, errno } => write!(
                 f,
-                "this kernel loads eBPF programs and refuses to attach them to its functions \
-                 ({function}: errno {errno}): it needs CONFIG_FUNCTION_TRACER with \
-                 DYNAMIC_FTRACE_WITH_DIRECT_CALLS and BPF_JIT, and no kernel lockdown"
+                "this kernel runs eBPF programs, but not at its own functions ({function}: errno \
+                 {errno}): use one with CONFIG_FUNCTION_TRACER, DYNAMIC_FTRACE_WITH_DIRECT_CALLS \
+                 and BPF_JIT, as distributions' are, without kernel lockdown. Until then, \
+                 userfaultfd sees private anonymous memory"
             ),
             Self::NoHook { change, functions } => write!(
                 f,
@@ -152,4 +153,26 @@ impl std::error::Error for ViewError {}
 
 fn write_os(f: &mut fmt::Formatter<'_>, operation: &str, errno: i32) -> fmt::Result {
     write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_has_its_own_way_out() {
+        let refusals = [
+            (LoadError::NoBtf { errno: libc::ENOENT }, "CONFIG_DEBUG_INFO_BTF"),
+            (LoadError::NotPermitted { errno: libc::EPERM }, "CAP_BPF"),
+            (
+                LoadError::AttachRefused { function: "unmap_vmas", errno: libc::EPERM },
+                "CONFIG_FUNCTION_TRACER",
+            ),
+            (LoadError::NoHook { change: "moving", functions: &["a", "b"] }, "(looked for a, b)"),
+            (LoadError::Preemptible { model: "full" }, "preempt=lazy"),
+        ];
+        for (refusal, word) in refusals {
+            assert!(refusal.to_string().contains(word), "{refusal}");
+        }
+    }
 }

@@ -58,8 +58,6 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 /// [`shared`](Self::shared).
 pub struct Ebpf {
     core: Arc<Core>,
-    /// Its unmapping is the last change; the keeper wakes up by it.
-    doorbell: Page,
     /// What the one who gave the view wants kept as long as it is used.
     keep: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -84,7 +82,6 @@ impl fmt::Debug for Ebpf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ebpf")
             .field("check", &self.check())
-            .field("doorbell", &self.doorbell)
             .field("keeps", &self.keep.is_some())
             .finish_non_exhaustive()
     }
@@ -123,14 +120,14 @@ impl Ebpf {
             bell: Bell::default(),
             stop: AtomicBool::new(false),
         });
-        let doorbell = Page::new().map_err(EbpfError::memory)?;
-        core.wish(super::userfaultfd::range_of(&doorbell));
         // From here on, dropping it ends the keeper.
-        let monitor = Self { core, doorbell, keep };
+        let monitor = Self { core, keep };
         let mut kept = view.links;
         kept.insert(0, view.bell);
         keeper::start(&monitor.core, kept, positions)?;
         self_test::of_every_route(&monitor)?;
+        // What lies beside the memory that the test was made on is of no interest.
+        monitor.core.wish_for_nothing();
         Ok(monitor)
     }
 
@@ -190,10 +187,17 @@ impl Ebpf {
 }
 
 impl Drop for Ebpf {
+    /// Ends the keeper: by a change of a page that is there for that alone, which wakes it.
     fn drop(&mut self) {
+        if self.core.mark.forked() {
+            return;
+        }
         // SeqCst: pairs with the keeper's fence. Either it finds this, or it had said that it
-        // sleeps, and then the unmapping of the doorbell, which follows, wakes it.
+        // sleeps, and then what follows wakes it.
         self.core.stop.store(true, Ordering::SeqCst);
+        if let Ok(page) = Page::new() {
+            self.core.wish(super::userfaultfd::range_of(&page));
+        }
     }
 }
 
@@ -257,6 +261,12 @@ impl Core {
         // SeqCst: pairs with the programs' full barrier between what they do (taking pages away,
         // making a record) and their look at these bits. See `changes.c`, 3.
         fence(Ordering::SeqCst);
+    }
+
+    /// Takes back every wish. Only before anybody relies on one.
+    fn wish_for_nothing(&self) {
+        // Relaxed: a wish that is seen too long costs an entry in the log.
+        self.wishes.get().blocks.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     fn in_flux(&self, range: AddressRange) -> bool {

@@ -78,8 +78,14 @@ pub(crate) fn end(mut child: Child) {
     child.wait().unwrap();
 }
 
-pub(crate) fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").unwrap().count()
+/// How many threads of this process are a monitor's.
+pub(crate) fn keepers() -> usize {
+    let is_one = |task: std::io::Result<std::fs::DirEntry>| {
+        // It may have ended since it was listed.
+        let name = std::fs::read_to_string(task.unwrap().path().join("comm"));
+        name.is_ok_and(|name| name.starts_with("pinfold-keeper"))
+    };
+    std::fs::read_dir("/proc/self/task").unwrap().map(is_one).filter(|&one| one).count()
 }
 
 pub(crate) fn descriptors() -> usize {
