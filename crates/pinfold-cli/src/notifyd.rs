@@ -60,11 +60,11 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     if let Err(error) = tell_service_manager() {
         output.note(format_args!("the service manager was not told: {error}"));
     }
-    Ok(conclude(server.run(stop.as_fd()), output))
+    Ok(conclude(&server.run(stop.as_fd()), output))
 }
 
-fn conclude(end: io::Result<()>, output: &Output) -> Verdict {
-    match &end {
+fn conclude(end: &io::Result<()>, output: &Output) -> Verdict {
+    match end {
         Ok(()) => output.note("asked to end; programs that have a view keep it"),
         Err(error) => output.note(format_args!("cannot go on: {error}")),
     }

@@ -63,7 +63,7 @@ fn new_socket() -> io::Result<OwnedFd> {
 fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: all zeros are a valid address.
     let mut address = unsafe { MaybeUninit::<libc::sockaddr_un>::zeroed().assume_init() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap_or_default();
     let bytes = path.as_os_str().as_bytes();
     // The last byte stays zero. An empty path would have the kernel choose a name.
     if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
@@ -287,6 +287,7 @@ fn enclose(
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let bytes = size_of_val(descriptors);
+    let payload = libc::c_uint::try_from(bytes).unwrap_or(libc::c_uint::MAX);
     if company_bytes(bytes) > size_of_val(company) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
@@ -298,7 +299,7 @@ fn enclose(
         let header = libc::CMSG_FIRSTHDR(message);
         (*header).cmsg_level = libc::SOL_SOCKET;
         (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(bytes as libc::c_uint) as _;
+        (*header).cmsg_len = libc::CMSG_LEN(payload) as _;
         let data = libc::CMSG_DATA(header);
         std::ptr::copy_nonoverlapping(descriptors.as_ptr().cast::<u8>(), data, bytes);
     }

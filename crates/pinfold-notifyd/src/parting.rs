@@ -12,7 +12,7 @@
 use crate::sys;
 use pinfold_ebpf::socket;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::mpsc;
 use std::thread;
 
@@ -40,12 +40,10 @@ fn may_bring_descriptors(connection: &OwnedFd) -> bool {
 fn part_by_thread(connection: OwnedFd) -> io::Result<()> {
     let (taken, is_taken) = mpsc::channel();
     let (go, may_go) = mpsc::channel::<()>();
-    let number = connection.as_fd().try_clone_to_owned()?;
+    let number = connection.as_raw_fd();
     thread::Builder::new().name("parting".into()).stack_size(STACK_BYTES).spawn(move || {
-        if sys::keep_only_for_this_thread(number.as_fd()).is_ok() {
-            // It stays open in this thread's table until the thread ends.
-            std::mem::forget(number);
-        }
+        // If that fails, ours is the last after all.
+        let _ = sys::keep_only_for_this_thread(number);
         let _ = taken.send(());
         // Ends when the sender is dropped: ours is closed by then.
         let _ = may_go.recv();
@@ -97,7 +95,9 @@ mod tests {
     fn the_other_side_sees_the_end() {
         for word in [None, Some(b"unread")] {
             let (here, there) = socket::pair().unwrap();
-            word.map(|word| socket::send(there.as_fd(), word, &[]).unwrap());
+            if let Some(word) = word {
+                socket::send(there.as_fd(), word, &[]).unwrap();
+            }
             part(here);
             crate::sys::await_for_test(there.as_fd());
             let end = socket::receive(there.as_fd(), &mut [0; 4]);

@@ -391,12 +391,18 @@ impl<V: Views> Server<V> {
         }
     }
 
+    /// The client's time is up, unless its request is here and we are late.
+    fn give_up(&mut self, key: Key) {
+        self.listen_to(key);
+        if self.clients.get(key).is_some_and(|client| matches!(client.stage, Stage::Asking(..))) {
+            self.dismiss(key, Some(Refusal::TooSlow));
+        }
+    }
+
     fn look_after(&mut self, key: Key, now: Instant) {
         let Some(client) = self.clients.get(key) else { return };
         match client.stage {
-            Stage::Asking(_, deadline) if deadline <= now => {
-                self.dismiss(key, Some(Refusal::TooSlow));
-            }
+            Stage::Asking(_, deadline) if deadline <= now => self.give_up(key),
             Stage::Unread if !client.has_unread_descriptors() => self.dismiss(key, None),
             Stage::Asking(..) | Stage::Unread => self.sweep_within(self.sweep_interval()),
             Stage::Queued | Stage::Holding(_) => {}

@@ -10,7 +10,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -179,9 +179,10 @@ pub(crate) fn random() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Gives the calling thread a table of descriptors of its own, with `kept` as its only one.
-pub(crate) fn keep_only_for_this_thread(kept: BorrowedFd<'_>) -> io::Result<()> {
-    let kept = kept.as_raw_fd().unsigned_abs();
+/// Gives the calling thread a table of descriptors of its own, with a copy of `kept` as its only one,
+/// which closes when the thread ends.
+pub(crate) fn keep_only_for_this_thread(kept: RawFd) -> io::Result<()> {
+    let kept = kept.unsigned_abs();
     // SAFETY: this thread's table is its own from the first call on, so the second closes nothing
     // that another thread has. The caller's thread ends without using any other descriptor.
     unsafe {

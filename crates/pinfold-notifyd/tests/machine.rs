@@ -11,7 +11,9 @@
 
 mod support;
 
+use pinfold::monitor::Ebpf;
 use pinfold::monitor::notify::{self, Connection};
+use pinfold::{AddressRange, Monitor};
 use pinfold_ebpf::layout::{Changes, ENTRIES, Wishes, done};
 use pinfold_ebpf::{Programs, View, socket};
 use pinfold_notifyd::{Limits, Listener, Server, StopSignals, make_room};
@@ -121,6 +123,25 @@ fn be_client() {
     }
 }
 
+/// More monitors, one after the other, than a process can have at once.
+fn be_monitors() {
+    for _ in 0..4 {
+        let monitor = Ebpf::from_helper(&place()).unwrap();
+        let before = monitor.check().unwrap();
+        let page = vec![0_u8; 4 * PAGE];
+        let start = page.as_ptr().addr().next_multiple_of(PAGE);
+        monitor.watch(AddressRange::new(start, PAGE).unwrap());
+        // SAFETY: the page lies within the vector; its contents, which nobody reads, are lost.
+        let done = unsafe {
+            let page = std::ptr::with_exposed_provenance_mut(start);
+            libc::madvise(page, PAGE, libc::MADV_DONTNEED)
+        };
+        assert_eq!(done, 0);
+        assert_ne!(monitor.check().unwrap(), before);
+    }
+    report("four");
+}
+
 fn be_helper() {
     let stop = StopSignals::new().unwrap();
     let limits = make_room(Limits::default()).unwrap();
@@ -139,6 +160,7 @@ fn be_helper() {
 fn in_another_process() {
     match support::role().as_deref() {
         Some("client") => be_client(),
+        Some("monitors") => be_monitors(),
         Some("helper") => be_helper(),
         _ => {}
     }
@@ -283,6 +305,31 @@ fn three_capabilities_are_enough_for_a_helper_that_is_not_root() {
     fs::set_permissions(&place, fs::Permissions::from_mode(0o666)).unwrap();
     socket::listen(listener.as_fd(), 16).unwrap();
     clients_outlive_helpers(&place, || started(as_service(&listener, &place)));
+}
+
+#[test]
+fn a_monitor_without_privilege_works_and_gives_its_view_back() {
+    if !able() {
+        return;
+    }
+    let directory = Directory::new("monitors");
+    let place = directory.0.join("socket");
+    let mut helper = support::other("in_another_process", "helper", None);
+    helper.env("PINFOLD_TEST_PATH", &place);
+    let Some(_helper) = started(helper) else { return };
+    let mut monitors = support::other("in_another_process", "monitors", Some(1001));
+    let mut monitors = Process(monitors.env("PINFOLD_TEST_PATH", &place).spawn().unwrap());
+    assert_eq!(monitors.line().as_deref(), Some("four"));
+
+    // Once more where processes have other numbers.
+    let within = support::other("in_another_process", "monitors", None);
+    let mut contained = Command::new("unshare");
+    contained.args(["--pid", "--fork", "--kill-child", "--", "setpriv", "--reuid", "1001"]);
+    contained.args(["--regid", "1001", "--clear-groups", "--"]);
+    contained.arg(within.get_program()).args(within.get_args()).current_dir("/");
+    contained.env("PINFOLD_TEST_ROLE", "monitors").env("PINFOLD_TEST_PATH", &place);
+    let mut contained = Process(contained.stdout(Stdio::piped()).spawn().unwrap());
+    assert_eq!(contained.line().as_deref(), Some("four"));
 }
 
 /// As a service manager would start it: another user, few capabilities, the socket as descriptor 3.

@@ -10,8 +10,10 @@ use pinfold_ebpf::socket;
 use pinfold_notifyd::Limits;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use support::{
     Served, ask, challenge, connect, eventually, heard, made_for, report, reported, say,
@@ -28,8 +30,8 @@ fn views_here(limits: Limits) -> usize {
 }
 
 fn refusal(answer: Option<(ToClient, Vec<OwnedFd>)>) -> Option<Refusal> {
-    match answer {
-        Some((ToClient::Refused(refusal), _)) => Some(refusal),
+    match answer?.0 {
+        ToClient::Refused(refusal) => Some(refusal),
         _ => None,
     }
 }
@@ -64,6 +66,10 @@ fn in_another_process() {
             report("asked");
             support::wait_for_parent();
         }
+        Some("refused") => {
+            let refused = notify::request(&served_path(), notify::PATIENCE).map(drop);
+            report(&format!("{refused:?}"));
+        }
         Some("heir") => {
             let connection = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
             let challenge = challenge(&connection).unwrap();
@@ -93,6 +99,31 @@ fn a_connection_that_was_passed_on_gets_nothing() {
     assert_eq!(reported(&mut heir), Some("Some(NotTheConnector)".into()));
     heir.wait().unwrap();
     assert_eq!(served.tally.opened(), 0);
+}
+
+/// An executable that its user may not read makes a process that its user may not look into.
+#[test]
+fn a_process_that_is_not_dumpable_gets_nothing() {
+    if !support::is_root() {
+        eprintln!("skipped: only root can start a process of another user");
+        return;
+    }
+    let served = Served::new(Limits::default());
+    let secret = served.path.with_file_name("secret");
+    std::fs::copy(std::env::current_exe().unwrap(), &secret).unwrap();
+    let answers = [0o711, 0o755].map(|mode| {
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(mode)).unwrap();
+        let usual = support::other("in_another_process", "refused", Some(1203));
+        let mut command = Command::new(&secret);
+        command.args(usual.get_args()).stdout(Stdio::piped()).uid(1203).gid(1203).current_dir("/");
+        command.env("PINFOLD_TEST_ROLE", "refused").env("PINFOLD_TEST_PATH", &served.path);
+        let mut asker = command.spawn().unwrap();
+        let answer = reported(&mut asker);
+        asker.wait().unwrap();
+        answer.unwrap()
+    });
+    assert_eq!(answers[0], "Err(Refused(NotDumpable))");
+    assert_eq!(answers[1], "Ok(())");
 }
 
 #[test]

@@ -33,10 +33,10 @@ use super::ebpf_error::EbpfError;
 use super::ebpf_keeper as keeper;
 use super::ebpf_sys::{Mapped, Positions, monotonic_time};
 use super::ebpf_test as self_test;
-use super::notify::{self, ConnectError, Connection};
+use super::notify::{self, ConnectError, GivesBack};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
-use crate::sys::{Errno, Page};
+use crate::sys::Page;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
@@ -58,18 +58,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 pub struct Ebpf {
     core: Arc<Core>,
     /// Dropped last: it takes the log away.
-    helper: Option<Helper>,
-}
-
-/// The helper that gave the view, which it wants back.
-struct Helper(Option<Connection>);
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            connection.give_back();
-        }
-    }
+    helper: Option<GivesBack>,
 }
 
 /// What the keeper's thread shares with those who ask.
@@ -118,10 +107,10 @@ impl Ebpf {
     /// [`EbpfError::Helper`] if there is no view to be had, or those of [`from_view`](Self::from_view).
     pub fn from_helper(path: &Path) -> Result<Self, EbpfError> {
         let (view, connection) = notify::connect(path).map_err(EbpfError::Helper)?;
-        Self::start(view, Some(Helper(Some(connection))))
+        Self::start(view, Some(GivesBack::from(connection)))
     }
 
-    fn start(view: View, helper: Option<Helper>) -> Result<Self, EbpfError> {
+    fn start(view: View, helper: Option<GivesBack>) -> Result<Self, EbpfError> {
         let positions = Positions::new(view.bell.as_fd()).map_err(EbpfError::map)?;
         let core = Arc::new(Core {
             mark: ForkMark::new(WORKING).map_err(EbpfError::memory)?,
@@ -156,8 +145,9 @@ impl Ebpf {
     #[cfg(feature = "ebpf")]
     pub fn load() -> Result<Self, EbpfError> {
         let programs = pinfold_ebpf::Programs::load().map_err(EbpfError::Load)?;
-        let this = pinfold_ebpf::this_process()
-            .map_err(|error| EbpfError::map(Errno(error.raw_os_error().unwrap_or(libc::EMFILE))))?;
+        let this = pinfold_ebpf::this_process().map_err(|error| {
+            EbpfError::map(crate::sys::Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+        })?;
         // The view keeps what it needs of the programs.
         Self::from_view(programs.view(this.as_fd()).map_err(EbpfError::View)?)
     }

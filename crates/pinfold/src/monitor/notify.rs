@@ -5,8 +5,9 @@
 //!
 //! # The price
 //!
-//! Four packets, once, and as many descriptors as the view has, plus one for the [`Connection`]. It
-//! waits [for five seconds](PATIENCE) at most, and not at all where no helper listens.
+//! Four packets, once, and as many descriptors as the view has, plus one for the [`Connection`]. Where no
+//! helper listens, that is known at once; a helper that says nothing is waited for [for five
+//! seconds](PATIENCE), and one that has many others to serve first, six times as long.
 
 use crate::descriptor::KnownDescriptor;
 use crate::sys;
@@ -21,8 +22,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long [`connect`] waits for the helper.
+/// How long [`connect`] waits for the helper's first word.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How many times as long a helper that has said something is waited for: some hundred processes of
+/// one user may start at once, and the kernel takes its time, some milliseconds, for each.
+const FOR_OUR_TURN: u32 = 6;
 /// How long a busy helper is left alone.
 const BUSY: Duration = Duration::from_millis(20);
 
@@ -57,9 +61,9 @@ pub fn request(
     path: &Path,
     patience: Duration,
 ) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + FOR_OUR_TURN * patience;
     loop {
-        match Conversation::begin(path, deadline).and_then(Conversation::ask) {
+        match Conversation::begin(path, patience).and_then(Conversation::ask) {
             // Many programs of one user start at once. It is over soon.
             Err(ConnectError::Refused(Refusal::Busy { .. })) if left(deadline) > BUSY => {
                 thread::sleep(BUSY);
@@ -102,6 +106,24 @@ impl Connection {
             // A helper that is gone, or does not listen, has nothing to give back.
             let _ = sys::send(self.socket.number(), &ToHelper::GiveBack.encode());
         }
+    }
+}
+
+/// [Gives the view back](Connection::give_back) when it is dropped.
+#[derive(Debug)]
+pub struct GivesBack(Option<Connection>);
+
+impl Drop for GivesBack {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            connection.give_back();
+        }
+    }
+}
+
+impl From<Connection> for GivesBack {
+    fn from(connection: Connection) -> Self {
+        Self(Some(connection))
     }
 }
 
@@ -149,18 +171,21 @@ pub enum ConnectError {
 /// A connection to a helper that is who it should be.
 struct Conversation {
     socket: OwnedFd,
+    patience: Duration,
+    /// By when it has to say something.
     deadline: Instant,
 }
 
 impl Conversation {
-    fn begin(path: &Path, deadline: Instant) -> Result<Self, ConnectError> {
+    fn begin(path: &Path, patience: Duration) -> Result<Self, ConnectError> {
+        let deadline = Instant::now() + patience;
         let socket = loop {
             match socket::connect(path, left(deadline)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 connected => break connected.map_err(|error| not_connected(&error))?,
             }
         };
-        let conversation = Self { socket, deadline };
+        let conversation = Self { socket, patience, deadline };
         conversation.check_helper()?;
         Ok(conversation)
     }
@@ -176,8 +201,9 @@ impl Conversation {
         }
     }
 
-    fn ask(self) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
+    fn ask(mut self) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
         let challenge = self.challenge()?;
+        self.deadline = Instant::now() + FOR_OUR_TURN * self.patience;
         match socket::send(self.socket.as_fd(), &ToHelper::Ask(challenge).encode(), &[]) {
             // It has closed, and may have said why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
@@ -497,5 +523,14 @@ mod tests {
         drop(there);
         assert!(!connection.helper_is_there());
         connection.give_back();
+    }
+
+    #[test]
+    fn what_is_dropped_is_given_back() {
+        let (here, there) = socket::pair().unwrap();
+        drop(GivesBack::from(Connection::new(here).unwrap()));
+        let mut packet = [0; BYTES];
+        socket::receive(there.as_fd(), &mut packet).unwrap();
+        assert_eq!(ToHelper::decode(&packet), Ok(ToHelper::GiveBack));
     }
 }
