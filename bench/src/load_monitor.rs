@@ -8,7 +8,9 @@
 
 #![allow(unsafe_code)]
 
-use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
+use pinfold::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
+};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -63,13 +65,15 @@ unsafe impl Monitor for LoadMonitor {
         false
     }
 
-    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         let log = lock(&self.log);
         // Relaxed: stored under the lock that is held here.
         let sequence = self.sequence.load(Ordering::Relaxed);
-        let fresh = usize::try_from(sequence - from.0).unwrap_or(usize::MAX);
-        log.iter().skip(log.len().saturating_sub(fresh)).for_each(|&range| visit(range));
-        Replay { up_to: Sequence(sequence), complete: fresh <= log.len() }
+        let fresh = sequence.checked_sub(from.0).and_then(|fresh| usize::try_from(fresh).ok());
+        let complete = fresh.is_some_and(|fresh| fresh <= log.len());
+        let told = fresh.map_or(log.len(), |fresh| log.len().saturating_sub(fresh));
+        log.iter().skip(told).for_each(|&range| visit(range));
+        Replay { up_to: Position(sequence, 0), sequence: Sequence(sequence), complete }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {

@@ -70,6 +70,47 @@ pub(crate) fn empty_call() {
     unsafe { libc::syscall(libc::SYS_getppid) };
 }
 
+/// Takes the page at `address` away; it reads as zeros then.
+///
+/// Only for memory whose content nobody needs.
+pub(crate) fn discard_page(address: usize) {
+    let page = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the benches give the middle of buffers that are never read or written.
+    unsafe { libc::madvise(page, 4096, libc::MADV_DONTNEED) };
+}
+
+/// A mapping that no monitor was told to watch.
+pub(crate) struct UnwatchedPage(usize);
+
+impl UnwatchedPage {
+    /// Between two pages without access, so that it is a mapping of its own.
+    pub(crate) fn new() -> Result<Self, String> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory anywhere, and rights of its middle page.
+        unsafe {
+            let start = libc::mmap(std::ptr::null_mut(), 3 * 4096, libc::PROT_NONE, flags, -1, 0);
+            if start == libc::MAP_FAILED {
+                return Err(format!("mmap: {}", io::Error::last_os_error()));
+            }
+            let page = start.byte_add(4096);
+            libc::mprotect(page, 4096, libc::PROT_READ | libc::PROT_WRITE);
+            Ok(Self(page.expose_provenance()))
+        }
+    }
+
+    /// Takes it away, and gives a new one.
+    pub(crate) fn discard(&self) {
+        discard_page(self.0);
+    }
+}
+
+impl Drop for UnwatchedPage {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, with a page on either side.
+        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.0 - 4096), 3 * 4096) };
+    }
+}
+
 /// The bytes in use on the C library's heap, the heap's own included, and what is mapped beside it:
 /// a cache may map memory itself. Only differences mean anything.
 ///

@@ -1,12 +1,15 @@
 //! What changes of memory that nobody cached cost a hit: many at once, and a steady stream.
 
 use crate::Options;
-use crate::null::{self, NullCache};
+use crate::null::{self, NullCache, NullDevice};
 use crate::report::Report;
-use crate::rounds::{compare, nanoseconds_each};
+use crate::rounds::{compare, nanoseconds, nanoseconds_each};
+use crate::sys;
 use crate::workload::{LENGTH, addresses, random_order, range};
-use pinfold::{AddressRange, Monitor};
+use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
+use pinfold::{AddressRange, Cache, Config, Monitor};
 use serde_json::json;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,8 +29,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let cache = null::unlimited()?;
     null::get_put(&cache, &cached, LENGTH)?;
     burst(options, report, &cache, &cached, &gaps)?;
-    let order = random_order(&cached, options.scaled(ACCESSES), &mut options.random());
-    stream(options, report, &cache, &order, &gaps)?;
+    streams(options, report, &gaps)?;
     match cache.statistics().invalidations {
         0 => Ok(()),
         count => Err(format!("changes of other memory took {count} regions")),
@@ -57,58 +59,160 @@ fn burst(
     Ok(())
 }
 
-/// Hits while another thread's changes go by, and without them.
-fn stream(
+/// Hits while another thread's changes go by, and without them, by each monitor.
+fn streams(options: Options, report: &mut Report, gaps: &[AddressRange]) -> Result<(), String> {
+    let cached = addresses(REGIONS, 2 * LENGTH as u64);
+    let order = random_order(&cached, options.scaled(ACCESSES), &mut options.random());
+    let load = null::unlimited()?;
+    null::get_put(&load, &cached, LENGTH)?;
+    let change = |turn: usize| {
+        load.monitor().log(std::iter::once(gaps[turn % gaps.len()]));
+        load.monitor().ring();
+    };
+    let hits = || null::get_put(&load, &order, LENGTH);
+    stream(options, report, &load, &Stream { name: "one load", hits: &hits, change: &change })?;
+    feed(options, report, &cached, &order, gaps)?;
+    userfaultfd(options, report)
+}
+
+/// Changes that an allocator tells.
+fn feed(
     options: Options,
     report: &mut Report,
-    cache: &NullCache,
+    cached: &[u64],
     order: &[u64],
     gaps: &[AddressRange],
 ) -> Result<(), String> {
-    let before = cache.statistics().events;
-    let mut busy = Duration::ZERO;
-    let steadily = || nanoseconds_each(order.len(), || null::get_put(cache, order, LENGTH));
+    static FEED: Feed = Feed::new();
+    let none = NoMonitor::new().map_err(|error| error.to_string())?;
+    let cache = null::over(WithFeed::new(none, &FEED), Config::default());
+    let cache = cache.map_err(|error| error.to_string())?;
+    null::get_put_vouched(&cache, cached, LENGTH)?;
+    let change = |turn: usize| drop(FEED.begin(gaps[turn % gaps.len()]));
+    let hits = || null::get_put_vouched(&cache, order, LENGTH);
+    stream(
+        options,
+        report,
+        &cache,
+        &Stream { name: "none, with feed", hits: &hits, change: &change },
+    )
+}
+
+/// Changes that the kernel tells: discards of watched memory beside the cached. And of memory that
+/// nobody watches, which it does not tell.
+fn userfaultfd(options: Options, report: &mut Report) -> Result<(), String> {
+    let monitor = match Userfaultfd::new() {
+        Ok(monitor) => Arc::new(monitor),
+        Err(error) => {
+            report.remark(&format!("skipped: userfaultfd: {error}"));
+            return Ok(());
+        }
+    };
+    let memory = vec![0_u8; (2 * REGIONS + 1) * LENGTH];
+    let first = (memory.as_ptr() as u64).next_multiple_of(LENGTH as u64);
+    let cached: Vec<u64> = (first..).step_by(2 * LENGTH).take(REGIONS).collect();
+    let gaps = gaps(&cached)?;
+    let order = random_order(&cached, options.scaled(ACCESSES) / 10, &mut options.random());
+    let feed = WithFeed::new(Arc::clone(&monitor), Feed::of_process());
+    let cache = null::over(monitor, Config::default()).map_err(|error| error.to_string())?;
+    null::get_put(&cache, &cached, LENGTH)?;
+    let hits = || null::get_put(&cache, &order, LENGTH);
+    let change = |turn: usize| sys::discard_page(gaps[turn % gaps.len()].start());
+    stream(options, report, &cache, &Stream { name: "userfaultfd", hits: &hits, change: &change })?;
+    let elsewhere = sys::UnwatchedPage::new()?;
+    let change = |_: usize| elsewhere.discard();
+    let name = "userfaultfd, changes of unwatched memory";
+    stream(options, report, &cache, &Stream { name, hits: &hits, change: &change })?;
+    let cache = null::over(feed, Config::default()).map_err(|error| error.to_string())?;
+    null::get_put(&cache, &cached, LENGTH)?;
+    let hits = || null::get_put(&cache, &order, LENGTH);
+    let change = |turn: usize| drop(Feed::of_process().begin(gaps[turn % gaps.len()]));
+    let name = "userfaultfd with feed, changes told";
+    stream(options, report, &cache, &Stream { name, hits: &hits, change: &change })
+}
+
+/// One monitor's hits and changes.
+struct Stream<'s> {
+    name: &'static str,
+    /// A round of hits.
+    hits: &'s dyn Fn() -> Result<(), String>,
+    /// Makes the change of this number.
+    change: &'s (dyn Fn(usize) + Sync),
+}
+
+/// How long hits go on in one round, at least: long enough for a thousand changes.
+const ROUND: Duration = Duration::from_millis(10);
+
+fn stream<M: Monitor>(
+    options: Options,
+    report: &mut Report,
+    cache: &Cache<NullDevice, M>,
+    of: &Stream<'_>,
+) -> Result<(), String> {
+    let before = cache.statistics();
+    let (mut made, mut busy) = (0, Duration::ZERO);
+    let memory = sys::memory_used();
+    let steadily = || round_of_hits(cache, options.window(ROUND), of.hits);
     let mut changing = |_| {
         let began = Instant::now();
-        let ours = while_changing(cache, gaps, steadily);
+        let (ours, changes) = while_changing(of.change, steadily);
+        made += changes;
         busy += began.elapsed();
         ours
     };
     let comparison = compare(options.rounds, &mut changing, Some(&mut |_| steadily()))?;
-    let events = (cache.statistics().events - before) as f64 / busy.as_secs_f64();
+    let grown = memory.and_then(|before| Ok(sys::memory_used()? - before)).unwrap_or_default();
     let params = json!({
-        "what": "steady hits", "events_per_s": events.round(), "regions": REGIONS,
-        "seed": options.seed,
+        "what": "steady hits", "monitor": of.name, "regions": REGIONS, "seed": options.seed,
+        "changes_per_s": (made as f64 / busy.as_secs_f64()).round(), "grown_bytes": grown,
+        // A change of other memory takes a region only if the monitor could not tell which.
+        "regions_taken": cache.statistics().invalidations - before.invalidations,
     });
     report.add_against("no events", "events", params, "ns", comparison);
     Ok(())
 }
 
-/// Runs `work` while another thread logs changes and rings, as monitors do.
-fn while_changing<T>(cache: &NullCache, gaps: &[AddressRange], work: impl FnOnce() -> T) -> T {
+/// The nanoseconds of a hit, over rounds for as long as `window`.
+fn round_of_hits<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    window: Duration,
+    hits: &dyn Fn() -> Result<(), String>,
+) -> Result<f64, String> {
+    let (began, before) = (Instant::now(), cache.statistics().gets);
+    loop {
+        hits()?;
+        let took = began.elapsed();
+        if took >= window {
+            return Ok(nanoseconds(took) / (cache.statistics().gets - before) as f64);
+        }
+    }
+}
+
+/// Runs `work` while another thread makes changes; how many.
+fn while_changing<T>(change: &(dyn Fn(usize) + Sync), work: impl FnOnce() -> T) -> (T, usize) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| change_until(cache, gaps, &over));
+        let changer = scope.spawn(|| change_until(change, &over));
         let result = work();
-        // Relaxed: the thread is joined at the end of the scope.
+        // Relaxed: the thread is joined below.
         over.store(true, Ordering::Relaxed);
-        result
+        (result, changer.join().unwrap_or_default())
     })
 }
 
 /// A change every [`PERIOD`]. Those that came late are made up for, one after the other.
-fn change_until(cache: &NullCache, gaps: &[AddressRange], over: &AtomicBool) {
+fn change_until(change: &(dyn Fn(usize) + Sync), over: &AtomicBool) -> usize {
     let mut due = Instant::now();
-    for gap in gaps.iter().cycle() {
+    for turn in 0.. {
         // Relaxed: a change more or less.
         if over.load(Ordering::Relaxed) {
-            return;
+            return turn;
         }
         while Instant::now() < due {
             std::hint::spin_loop();
         }
         due += PERIOD;
-        cache.monitor().log(std::iter::once(*gap));
-        cache.monitor().ring();
+        change(turn);
     }
+    0
 }

@@ -10,7 +10,7 @@ use crate::report::Report;
 use crate::rounds::{Comparison, compare, nanoseconds_each, throughput};
 use crate::sys;
 use crate::workload::{LENGTH, random_order};
-use pinfold::monitor::{NoMonitor, Userfaultfd};
+use pinfold::monitor::{Best, Choice, Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::{Cache, Config, Monitor};
 use serde_json::json;
 use std::hint::black_box;
@@ -37,7 +37,9 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let mut bench = Bench { options, addresses: &addresses, order: &order, load: &load, report };
     bench.measure("one load", &|| null::get_put(&load, &order, LENGTH))?;
     no_monitor(&mut bench)?;
-    userfaultfd(&mut bench)
+    userfaultfd(&mut bench)?;
+    // Last: the process's own monitor goes on watching the memory, and no other can then.
+    chosen(&mut bench)
 }
 
 /// The regions inside of `memory`, on 64 KiB boundaries.
@@ -54,7 +56,36 @@ fn no_monitor(bench: &mut Bench<'_>) -> Result<(), String> {
     let cache = cache(NoMonitor::new().map_err(|error| error.to_string())?)?;
     let order = bench.order;
     null::get_put_vouched(&cache, bench.addresses, LENGTH)?;
-    bench.measure("none, vouched for", &|| null::get_put_vouched(&cache, order, LENGTH))
+    bench.measure("none, vouched for", &|| null::get_put_vouched(&cache, order, LENGTH))?;
+    let none = NoMonitor::new().map_err(|error| error.to_string())?;
+    let cache = self::cache(WithFeed::new(none, Feed::of_process()))?;
+    null::get_put_vouched(&cache, bench.addresses, LENGTH)?;
+    bench.measure("none with feed, vouched for", &|| null::get_put_vouched(&cache, order, LENGTH))
+}
+
+/// Each that a program may be given by `best()`, behind its branch; what callers vouch for, where that
+/// is all it keeps.
+fn chosen(bench: &mut Bench<'_>) -> Result<(), String> {
+    let order = bench.order;
+    for choice in Choice::ALL {
+        let monitor = match Best::only(choice) {
+            Ok(monitor) => monitor,
+            Err(refused) => {
+                bench.report.remark(&format!("skipped: {refused}"));
+                continue;
+            }
+        };
+        let cache = cache(monitor)?;
+        let name = format!("best, {}", choice.name());
+        if choice == Choice::NoMonitor {
+            null::get_put_vouched(&cache, bench.addresses, LENGTH)?;
+            bench.measure(&name, &|| null::get_put_vouched(&cache, order, LENGTH))?;
+        } else {
+            null::get_put(&cache, bench.addresses, LENGTH)?;
+            bench.measure(&name, &|| null::get_put(&cache, order, LENGTH))?;
+        }
+    }
+    Ok(())
 }
 
 fn userfaultfd(bench: &mut Bench<'_>) -> Result<(), String> {

@@ -162,7 +162,9 @@ pub(crate) enum Mutation {
     /// `mremap(MREMAP_FIXED)` of other memory on top of it.
     MoveOnTop,
     /// `shmat(SHM_REMAP)` of a new segment on top of it.
-    AttachOnTop,
+    AttachOnTop(Call),
+    /// `remap_file_pages`: the same pages of the same file, mapped in another order.
+    RemapFilePages,
     /// `madvise(MADV_DONTNEED)`.
     Discard(Part, Call),
     /// `madvise(MADV_DONTNEED_LOCKED)` of locked memory.
@@ -171,14 +173,20 @@ pub(crate) enum Mutation {
     Free,
     /// `process_madvise(MADV_DONTNEED)` through a descriptor of the process itself.
     DiscardByDescriptor,
+    /// `process_madvise(MADV_DONTNEED)` by another process.
+    DiscardFromChild,
     /// `madvise(MADV_REMOVE)`.
     Remove,
     /// `madvise(MADV_REMOVE)` by a forked child that shares the memory.
     RemoveInChild,
     /// `MADV_GUARD_INSTALL`, then `MADV_GUARD_REMOVE`.
-    Guard,
+    Guard(Call),
+    /// `process_madvise(MADV_GUARD_INSTALL)` through a descriptor of the process itself.
+    GuardByDescriptor,
     /// A hole punched into the file behind it.
     PunchHole(Part),
+    /// The same by a forked child, through its copy of the descriptor.
+    PunchInChild,
     /// The file behind it cut to nothing and made long again.
     Truncate,
     /// `shmdt`.
@@ -187,13 +195,28 @@ pub(crate) enum Mutation {
     ShrinkBreak,
     /// `mprotect` to read-only and back: the pages stay.
     Protect,
+    /// `MADV_PAGEOUT`: pinned pages stay.
+    PageOut,
+    /// `MADV_POPULATE_WRITE`: the pages stay.
+    Populate,
+    /// `MADV_COLLAPSE` into huge pages: pinned pages stay.
+    Collapse,
     /// A `munmap` that fails: the pages stay.
     FailedUnmap,
 }
 
+/// Whether hooks on the C library can know of a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Route {
+    /// The program calls a function of the C library that bears the call's name.
+    Library,
+    /// A raw system call, a ring, another process.
+    Other,
+}
+
 impl Mutation {
     /// All of them.
-    pub(crate) const ALL: [Self; 29] = [
+    pub(crate) const ALL: [Self; 42] = [
         Self::Unmap(Part::Whole, Call::Library),
         Self::Unmap(Part::Head, Call::Library),
         Self::Unmap(Part::Middle, Call::Library),
@@ -207,21 +230,34 @@ impl Mutation {
         Self::Shrink,
         Self::MoveAndKeep,
         Self::MoveOnTop,
-        Self::AttachOnTop,
+        Self::AttachOnTop(Call::Library),
+        Self::AttachOnTop(Call::Raw),
+        Self::AttachOnTop(Call::Own),
+        Self::RemapFilePages,
         Self::Discard(Part::Whole, Call::Library),
         Self::Discard(Part::Middle, Call::Library),
         Self::Discard(Part::Whole, Call::Raw),
+        Self::Discard(Part::Whole, Call::Ring),
         Self::DiscardLocked,
         Self::Free,
         Self::DiscardByDescriptor,
+        Self::DiscardFromChild,
         Self::Remove,
         Self::RemoveInChild,
-        Self::Guard,
+        Self::Guard(Call::Library),
+        Self::Guard(Call::Raw),
+        Self::Guard(Call::Own),
+        Self::Guard(Call::Ring),
+        Self::GuardByDescriptor,
         Self::PunchHole(Part::Middle),
+        Self::PunchInChild,
         Self::Truncate,
         Self::Detach,
         Self::ShrinkBreak,
         Self::Protect,
+        Self::PageOut,
+        Self::Populate,
+        Self::Collapse,
         Self::FailedUnmap,
     ];
 
@@ -235,7 +271,7 @@ impl Mutation {
                 Part::Tail => "munmap, tail",
             },
             Self::Unmap(_, Call::Raw) => "munmap, raw system call",
-            Self::Unmap(_, Call::Own) => "munmap, own instruction",
+            Self::Unmap(_, Call::Own | Call::Ring) => "munmap, own instruction",
             Self::MapOver(Part::Whole) => "mmap(MAP_FIXED) over",
             Self::MapOver(_) => "mmap(MAP_FIXED) over, part",
             Self::MoveAway => "mremap, moved away",
@@ -243,21 +279,34 @@ impl Mutation {
             Self::Shrink => "mremap, shrunk",
             Self::MoveAndKeep => "mremap(MREMAP_DONTUNMAP)",
             Self::MoveOnTop => "mremap(MREMAP_FIXED) on top",
-            Self::AttachOnTop => "shmat(SHM_REMAP) on top",
+            Self::AttachOnTop(Call::Library) => "shmat(SHM_REMAP) on top",
+            Self::AttachOnTop(Call::Raw) => "shmat(SHM_REMAP) on top, raw system call",
+            Self::AttachOnTop(_) => "shmat(SHM_REMAP) on top, own instruction",
+            Self::RemapFilePages => "remap_file_pages",
             Self::Discard(Part::Whole, Call::Library) => "MADV_DONTNEED",
             Self::Discard(_, Call::Library) => "MADV_DONTNEED, part",
+            Self::Discard(_, Call::Ring) => "IORING_OP_MADVISE(MADV_DONTNEED)",
             Self::Discard(_, Call::Raw | Call::Own) => "MADV_DONTNEED, raw system call",
             Self::DiscardLocked => "MADV_DONTNEED_LOCKED",
             Self::Free => "MADV_FREE",
             Self::DiscardByDescriptor => "process_madvise on itself",
+            Self::DiscardFromChild => "process_madvise by another process",
             Self::Remove => "MADV_REMOVE",
             Self::RemoveInChild => "MADV_REMOVE by a forked child",
-            Self::Guard => "MADV_GUARD_INSTALL and _REMOVE",
+            Self::Guard(Call::Library) => "MADV_GUARD_INSTALL and _REMOVE",
+            Self::Guard(Call::Raw) => "MADV_GUARD_INSTALL, raw system call",
+            Self::Guard(Call::Own) => "MADV_GUARD_INSTALL, own instruction",
+            Self::Guard(Call::Ring) => "IORING_OP_MADVISE(MADV_GUARD_INSTALL)",
+            Self::GuardByDescriptor => "process_madvise(MADV_GUARD_INSTALL) on itself",
             Self::PunchHole(_) => "hole punched through the file",
+            Self::PunchInChild => "hole punched by another process",
             Self::Truncate => "truncated through the file",
             Self::Detach => "shmdt",
             Self::ShrinkBreak => "brk shrink",
             Self::Protect => "mprotect",
+            Self::PageOut => "MADV_PAGEOUT",
+            Self::Populate => "MADV_POPULATE_WRITE",
+            Self::Collapse => "MADV_COLLAPSE",
             Self::FailedUnmap => "munmap that fails",
         }
     }
@@ -266,19 +315,40 @@ impl Mutation {
     pub(crate) const fn change(self) -> Option<Change> {
         Some(match self {
             Self::Unmap(..) | Self::Detach | Self::ShrinkBreak => Change::Unmap,
-            Self::MapOver(_) => Change::Replace,
+            Self::MapOver(_) | Self::RemapFilePages => Change::Replace,
             Self::MoveAway | Self::GrowAndMove | Self::Shrink | Self::MoveAndKeep => Change::Remap,
             Self::MoveOnTop => Change::RemapOver,
-            Self::AttachOnTop => Change::AttachOver,
-            Self::Discard(..) | Self::DiscardLocked | Self::Free | Self::DiscardByDescriptor => {
-                Change::Discard
-            }
+            Self::AttachOnTop(_) => Change::AttachOver,
+            Self::Discard(..)
+            | Self::DiscardLocked
+            | Self::Free
+            | Self::DiscardByDescriptor
+            | Self::DiscardFromChild => Change::Discard,
             Self::Remove => Change::Remove,
-            Self::RemoveInChild | Self::PunchHole(_) | Self::Truncate => Change::FileHole,
-            Self::Guard => Change::Guard,
+            Self::RemoveInChild | Self::PunchHole(_) | Self::PunchInChild | Self::Truncate => {
+                Change::FileHole
+            }
+            Self::Guard(_) | Self::GuardByDescriptor => Change::Guard,
             Self::Protect => Change::Protect,
-            Self::FailedUnmap => return None,
+            Self::PageOut | Self::Populate | Self::Collapse | Self::FailedUnmap => return None,
         })
+    }
+
+    /// By which route it comes.
+    pub(crate) const fn route(self) -> Route {
+        match self {
+            Self::Unmap(_, by) | Self::Discard(_, by) | Self::Guard(by) | Self::AttachOnTop(by) => {
+                match by {
+                    Call::Library => Route::Library,
+                    Call::Raw | Call::Own | Call::Ring => Route::Other,
+                }
+            }
+            Self::RemoveInChild
+            | Self::DiscardFromChild
+            | Self::PunchInChild
+            | Self::RemapFilePages => Route::Other,
+            _ => Route::Library,
+        }
     }
 
     /// Whether `backing` can suffer this change at all.
@@ -293,11 +363,17 @@ impl Mutation {
             Self::MoveAndKeep => {
                 backing.is_private_anonymous() || matches!(backing, Backing::SharedAnonymous)
             }
-            Self::Guard | Self::AttachOnTop => !matches!(backing, Backing::Hugetlb),
+            Self::Guard(_) | Self::GuardByDescriptor | Self::AttachOnTop(_) => {
+                !matches!(backing, Backing::Hugetlb)
+            }
             Self::DiscardLocked | Self::DiscardByDescriptor => !matches!(backing, Backing::Hugetlb),
+            Self::DiscardFromChild => backing.is_private_anonymous(),
+            Self::Collapse => matches!(backing, Backing::TransparentHuge),
+            Self::RemapFilePages => backing.is_shared(),
+            Self::PageOut | Self::Populate => !matches!(backing, Backing::Hugetlb),
             Self::Free => backing.is_private_anonymous(),
             Self::Remove | Self::RemoveInChild => backing.is_shared(),
-            Self::PunchHole(_) | Self::Truncate => backing.has_file(),
+            Self::PunchHole(_) | Self::PunchInChild | Self::Truncate => backing.has_file(),
             _ => true,
         }
     }

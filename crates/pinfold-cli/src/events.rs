@@ -9,7 +9,8 @@
 mod special;
 mod trial;
 
-use crate::change::{Backing, Mutation};
+use crate::change::{Backing, Mutation, Route};
+use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::port::{self, MakeMonitor, Port, Strategy};
@@ -24,6 +25,9 @@ pub(crate) struct Arguments {
     /// The device that moves the data
     #[arg(long, value_enum, default_value_t)]
     registrar: Kind,
+    /// The monitor to judge
+    #[arg(long, value_enum, default_value_t)]
+    monitor: choice::Wanted,
     /// Which cache to judge; `naive` proves that the judgement can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -64,9 +68,11 @@ impl Judgement {
         }
     }
 
-    fn of(finding: &Finding, cover: Cover) -> Self {
+    /// What is told to a feed is told by the C library's functions and by no other route.
+    fn of(finding: &Finding, cover: Cover, route: Route) -> Self {
         match (finding.right, finding.cached) {
             (false, _) if cover == Cover::Blind => Self::Blind,
+            (false, _) if cover == Cover::Told && route == Route::Other => Self::Blind,
             (false, _) => Self::Stale,
             (true, true) => Self::Fresh,
             (true, false) => Self::Uncached,
@@ -131,15 +137,16 @@ impl Report {
 const LANES: usize = 2;
 
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
-    let report = match (arguments.cache, port::monitor()) {
-        (Strategy::Naive, _) => judge_all(port::deaf, arguments, output),
-        (Strategy::Pinfold, _) if arguments.registrar.is_on_demand() => {
+    arguments.monitor.prepare()?;
+    let report = match arguments.cache {
+        Strategy::Naive => judge_all(port::deaf, arguments, output),
+        Strategy::Pinfold if arguments.registrar.is_on_demand() => {
             judge_all(port::unneeded, arguments, output)
         }
-        (Strategy::Pinfold, Ok(_)) => judge_all(port::monitor, arguments, output),
-        (Strategy::Pinfold, Err(why)) => {
-            output.note(format_args!("{why}; so nothing will be cached"));
-            judge_all(port::no_monitor, arguments, output)
+        Strategy::Pinfold => {
+            let make_monitor = port::monitor(arguments.monitor);
+            choice::tell_refusals(&*make_monitor()?, output);
+            judge_all(make_monitor, arguments, output)
         }
     }?;
     output.report(&report, || human(&report));
@@ -172,12 +179,12 @@ fn event(
     event: &'static str,
     mapping: &'static str,
     direction: &'static str,
-    cover: Cover,
+    (cover, route): (Cover, Route),
     found: Result<Finding, Stop>,
 ) -> Event {
     match found {
         Ok(finding) => {
-            let verdict = Judgement::of(&finding, cover);
+            let verdict = Judgement::of(&finding, cover, route);
             Event { event, mapping, direction, verdict, note: finding.note }
         }
         Err(stop) => {
@@ -276,13 +283,19 @@ mod tests {
 
     #[test]
     fn wrong_data_is_excused_only_where_the_monitor_owns_up() {
-        let found = |right, cached| Finding { right, cached, note: None };
-        assert_eq!(Judgement::of(&found(false, true), Cover::Blind), Judgement::Blind);
-        for cover in [Cover::Seen, Cover::NotCached, Cover::Harmless] {
-            assert_eq!(Judgement::of(&found(false, true), cover), Judgement::Stale);
-            assert_eq!(Judgement::of(&found(false, false), cover), Judgement::Stale);
+        let of = |right, cached, cover, route| {
+            Judgement::of(&Finding { right, cached, note: None }, cover, route)
+        };
+        for route in [Route::Library, Route::Other] {
+            assert_eq!(of(false, true, Cover::Blind, route), Judgement::Blind);
+            for cover in [Cover::Seen, Cover::NotCached, Cover::Harmless] {
+                assert_eq!(of(false, true, cover, route), Judgement::Stale);
+                assert_eq!(of(false, false, cover, route), Judgement::Stale);
+            }
+            assert_eq!(of(true, true, Cover::Seen, route), Judgement::Fresh);
+            assert_eq!(of(true, false, Cover::NotCached, route), Judgement::Uncached);
         }
-        assert_eq!(Judgement::of(&found(true, true), Cover::Seen), Judgement::Fresh);
-        assert_eq!(Judgement::of(&found(true, false), Cover::NotCached), Judgement::Uncached);
+        assert_eq!(of(false, true, Cover::Told, Route::Library), Judgement::Stale);
+        assert_eq!(of(false, true, Cover::Told, Route::Other), Judgement::Blind);
     }
 }

@@ -11,6 +11,7 @@
 mod bench;
 mod block;
 mod change;
+mod choice;
 mod demo;
 mod device;
 mod events;

@@ -16,9 +16,10 @@ mod deaf;
 
 pub(crate) use deaf::Deaf;
 
+use crate::choice::Wanted;
 use crate::device::{AnyRegistrar, Device, Kind, Transfer};
 use crate::output::Failure;
-use pinfold::monitor::{NoMonitor, Unneeded, Userfaultfd};
+use pinfold::monitor::{Best, Choice, Unneeded, best};
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::fmt;
 use std::io;
@@ -78,14 +79,18 @@ pub(crate) struct Sent {
     pub(crate) cached: bool,
 }
 
-/// This machine's monitor.
-pub(crate) fn monitor() -> Result<Arc<Userfaultfd>, Failure> {
-    Userfaultfd::new().map(Arc::new).map_err(Failure::unavailable)
+/// The monitor that the command was asked for.
+pub(crate) fn monitor(wanted: Wanted) -> MakeMonitor<Arc<Best>> {
+    match wanted {
+        Wanted::Best => || best().map(Arc::new).map_err(Failure::unavailable),
+        Wanted::Ebpf => || only(Choice::Ebpf),
+        Wanted::Userfaultfd | Wanted::UserfaultfdAndHooks => || only(Choice::Userfaultfd),
+        Wanted::Nothing => || only(Choice::NoMonitor),
+    }
 }
 
-/// What there is on a machine that refuses every monitor: nothing is cached.
-pub(crate) fn no_monitor() -> Result<Arc<NoMonitor>, Failure> {
-    NoMonitor::new().map(Arc::new).map_err(Failure::unavailable)
+fn only(choice: Choice) -> Result<Arc<Best>, Failure> {
+    Best::only(choice).map(Arc::new).map_err(Failure::unavailable)
 }
 
 /// The monitor of a cache whose device follows the page table.

@@ -3,8 +3,9 @@
 use crate::device::{Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
+use crate::run::library;
 use pinfold::limits::{IpcLock, Limits, Memlock};
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{Best, Choice, Feed, best};
 use pinfold::registrar::Mlock;
 use pinfold::registrar::verbs::{self, Attributes};
 use pinfold::{Access, Change, Cover, MappingKind, Monitor};
@@ -18,6 +19,9 @@ use std::time::Instant;
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {}
 
+/// What hooks are called in the report.
+const HOOKS: &str = "hooks";
+
 /// Below this, caches of a useful size do not fit, in bytes.
 const SMALL_MEMLOCK: u64 = 64 << 20;
 
@@ -29,7 +33,10 @@ struct Report {
     rdma_devices: Vec<RdmaDevice>,
     limits: LimitsReport,
     advice: Vec<String>,
-    /// What the active monitor claims to see.
+    /// The monitor that `best()` picks here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    active: Option<&'static str>,
+    /// What it claims to see.
     coverage: Vec<Coverage>,
 }
 
@@ -90,8 +97,11 @@ struct Claim {
 /// Tries everything; it holds if a cache can run here.
 pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     let limits = Limits::read();
-    let (monitor, coverage) = userfaultfd();
-    let monitors = vec![monitor, no_monitor()];
+    let mut monitors: Vec<Part> = Choice::ALL.into_iter().map(monitor).collect();
+    monitors.insert(Choice::ALL.len() - 1, hooks());
+    let active = best().ok();
+    let coverage = active.as_ref().map(coverage_of).unwrap_or_default();
+    let caches = active.as_ref().is_some_and(|active| active.chosen() != Choice::NoMonitor);
     let registrars = vec![
         try_part(Kind::IoUring.name(), || sends(Kind::IoUring)),
         try_part(Kind::Verbs.name(), || sends(Kind::Verbs)),
@@ -100,9 +110,10 @@ pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Fa
     ];
     let rdma_devices = rdma_devices();
     let advice = advice(&limits, &monitors, &registrars);
-    let held = monitors[0].available && registrars.iter().any(|registrar| registrar.available);
+    let held = caches && registrars.iter().any(|registrar| registrar.available);
+    let active = active.map(|active| active.name());
     let limits = LimitsReport::new(&limits);
-    let report = Report { monitors, registrars, rdma_devices, limits, advice, coverage };
+    let report = Report { monitors, registrars, rdma_devices, limits, advice, active, coverage };
     output.report(&report, || for_people(&report));
     Ok(Verdict::of(held))
 }
@@ -116,19 +127,36 @@ fn try_part(name: &'static str, run: impl FnOnce() -> Result<String, String>) ->
     Part { name, available, detail, start_us }
 }
 
-fn userfaultfd() -> (Part, Vec<Coverage>) {
-    let mut coverage = Vec::new();
-    let part = try_part("userfaultfd", || {
-        let monitor = Userfaultfd::new().map_err(text)?;
+fn monitor(choice: Choice) -> Part {
+    try_part(choice.name(), || {
+        let monitor = Best::only(choice).map_err(|refused| refused.reason.to_string())?;
         monitor.check().map_err(text)?;
-        coverage = coverage_of(&monitor);
-        Ok("tells what changed, without a privilege".into())
-    });
-    (part, coverage)
+        Ok(match choice {
+            Choice::Ebpf => "tells of every change of every kind of memory",
+            Choice::Userfaultfd => "tells of changes of private memory, without a privilege",
+            _ => "registers each use, caches nothing",
+        }
+        .into())
+    })
 }
 
-fn no_monitor() -> Part {
-    try_part("none", || Ok("registers each use, caches nothing".into()))
+/// Hooks tell what no other source without a privilege can; they are in programs that
+/// `pinfold run` starts, and so as a rule not in this one.
+fn hooks() -> Part {
+    try_part(HOOKS, || {
+        let told: Vec<_> =
+            Change::ALL.into_iter().filter(|&it| Feed::of_process().claims(it)).collect();
+        match told.as_slice() {
+            [] => Err(format!(
+                "not in this process: `pinfold run -- PROGRAM` starts a program with them{}",
+                library::find().err().map(|missing| format!(", but {missing}")).unwrap_or_default()
+            )),
+            told => {
+                let names: Vec<_> = told.iter().map(|change| change.name()).collect();
+                Ok(format!("tell of {} made through the C library", names.join(", ")))
+            }
+        }
+    })
 }
 
 /// Registers a page, sends it and compares.
@@ -305,7 +333,10 @@ fn for_people(report: &Report) -> String {
     };
     let coverage = match report.coverage.as_slice() {
         [] => String::new(),
-        rows => format!("what userfaultfd sees:\n{}\n", coverage_table(rows)),
+        rows => {
+            let active = report.active.unwrap_or_default();
+            format!("what {active} sees:\n{}\n", coverage_table(rows))
+        }
     };
     format!(
         "{}\n{}{}\n{coverage}{advice}",
@@ -355,7 +386,8 @@ fn coverage_table(rows: &[Coverage]) -> comfy_table::Table {
 }
 
 fn tone(cover: &str) -> Tone {
-    if cover == Cover::Blind.to_string() { Tone::Warning } else { Tone::Good }
+    let open = [Cover::Blind, Cover::Told].map(|cover| cover.to_string());
+    if open.iter().any(|open| open == cover) { Tone::Warning } else { Tone::Good }
 }
 
 #[cfg(test)]

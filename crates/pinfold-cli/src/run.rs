@@ -5,7 +5,7 @@
 //! started.
 
 mod child;
-mod library;
+pub(crate) mod library;
 
 use crate::output::{Failure, Output};
 use serde::Serialize;

@@ -14,7 +14,7 @@ use crate::block::Block;
 use crate::device::{AnyRegistrar, Device, Handle, Key, Kind, Transfer};
 use crate::output::Failure;
 use crate::port;
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{Best, Choice, best};
 use pinfold::{Access, AddressRange, Cache, Checked, Config, GetError, Lease, Monitor, Registrar};
 use std::collections::HashMap;
 use std::fs::File;
@@ -337,6 +337,17 @@ impl Strategy for Preregistered {
     }
 }
 
+/// What is shown is what caching does, so a machine must have a monitor that lets a cache keep something.
+fn caching(monitor: Best) -> Result<AnyMonitor, Failure> {
+    match monitor.chosen() {
+        Choice::NoMonitor => {
+            let reasons: Vec<_> = monitor.refused().iter().map(ToString::to_string).collect();
+            Err(Failure::unavailable(reasons.join("; ")))
+        }
+        _ => Ok(Arc::new(monitor)),
+    }
+}
+
 type AnyMonitor = Arc<dyn Monitor>;
 
 /// The one monitor for all caches over this kind of device: two cannot watch the same memory.
@@ -344,7 +355,7 @@ fn monitor(kind: Kind) -> Result<AnyMonitor, Failure> {
     if kind.is_on_demand() {
         return port::unneeded().map(|monitor| monitor as AnyMonitor);
     }
-    Userfaultfd::shared().map(|monitor| monitor as AnyMonitor).map_err(Failure::unavailable)
+    caching(best().map_err(Failure::unavailable)?)
 }
 
 /// The library's cache: registers once, until the kernel says that the memory changed.

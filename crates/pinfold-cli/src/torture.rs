@@ -10,6 +10,7 @@ mod program;
 mod tally;
 mod worker;
 
+use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
 use crate::port::{self, MakeMonitor, Port, Strategy};
@@ -42,6 +43,9 @@ pub(crate) struct Arguments {
     /// The device that moves the data
     #[arg(long, value_enum, default_value_t)]
     registrar: Kind,
+    /// The monitor to torture
+    #[arg(long, value_enum, default_value_t)]
+    monitor: choice::Wanted,
     /// Which cache to torture; `naive` proves that the check can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -169,15 +173,16 @@ struct CacheReport {
 }
 
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
-    match (arguments.cache, port::monitor()) {
-        (Strategy::Naive, _) => torture(arguments, output, port::deaf),
-        (Strategy::Pinfold, _) if arguments.registrar.is_on_demand() => {
+    arguments.monitor.prepare()?;
+    match arguments.cache {
+        Strategy::Naive => torture(arguments, output, port::deaf),
+        Strategy::Pinfold if arguments.registrar.is_on_demand() => {
             torture(arguments, output, port::unneeded)
         }
-        (Strategy::Pinfold, Ok(_)) => torture(arguments, output, port::monitor),
-        (Strategy::Pinfold, Err(why)) => {
-            output.note(format_args!("{why}; so nothing will be cached"));
-            torture(arguments, output, port::no_monitor)
+        Strategy::Pinfold => {
+            let make_monitor = port::monitor(arguments.monitor);
+            choice::tell_refusals(&*make_monitor()?, output);
+            torture(arguments, output, make_monitor)
         }
     }
 }

@@ -57,6 +57,9 @@ pub enum Change {
 pub enum Cover {
     /// The change is seen before a `get` that begins after it can return.
     Seen,
+    /// As `Seen`, if whoever makes the change tells the feed, as hooks on the C library's functions
+    /// do. By another route, a raw system call or another process, it is as `Blind`.
+    Told,
     /// Such a mapping is not cached, so the change cannot make anything stale.
     NotCached,
     /// The mapping is cached and the change is not seen: a `get` after it may be stale.
@@ -69,6 +72,7 @@ impl fmt::Display for Cover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Seen => "seen",
+            Self::Told => "told",
             Self::NotCached => "not cached",
             Self::Blind => "blind",
             Self::Harmless => "harmless",
@@ -119,6 +123,23 @@ impl Change {
         Self::Protect,
         Self::Fork,
     ];
+
+    /// The bit that stands for it in a set of changes; the same in every version of this crate.
+    pub const fn bit(self) -> u64 {
+        1 << match self {
+            Self::Unmap => 0,
+            Self::Replace => 1,
+            Self::Remap => 2,
+            Self::RemapOver => 3,
+            Self::AttachOver => 4,
+            Self::Discard => 5,
+            Self::Remove => 6,
+            Self::Guard => 7,
+            Self::FileHole => 8,
+            Self::Protect => 9,
+            Self::Fork => 10,
+        }
+    }
 
     /// The kind in words.
     pub const fn name(self) -> &'static str {

@@ -18,7 +18,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// in which its region enters the index. So no registration slips between.
     pub(crate) fn catch_up(&self, writer: &mut Writer) -> Result<(), GetError> {
         match self.monitor.check() {
-            Ok(seen) if seen == writer.applied => Ok(()),
+            Ok(seen) if seen == self.applied(writer) => Ok(()),
             Ok(_) => {
                 self.replay(writer);
                 Ok(())
@@ -32,8 +32,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     fn replay(&self, writer: &mut Writer) {
-        let from = writer.applied;
-        let replay = self.monitor.replay(from, &mut |range| {
+        let replay = self.monitor.replay(writer.position, &mut |range| {
             writer.counts.events += 1;
             self.invalidate(writer, range);
         });
@@ -41,7 +40,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             writer.counts.overflows += 1;
             self.invalidate(writer, AddressRange::EVERYTHING);
         }
-        self.set_applied(writer, replay.up_to);
+        self.set_applied(writer, replay);
     }
 
     /// Once: nothing that is registered can be believed any more.

@@ -22,7 +22,7 @@
 //! one serves all of its uses; leases of it go on until they end.
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `arena`, `barrier`, `hazard` (memory and threads), `region`,
+//! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors), `arena`, `barrier`, `hazard` (memory and threads), `region`,
 //! `index`, `queues`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
 //! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
 
@@ -30,6 +30,8 @@ pub mod access;
 mod arena;
 pub mod barrier;
 pub mod cache;
+pub mod change_log;
+pub mod combination;
 pub mod config;
 pub mod coverage;
 pub mod error;
@@ -38,6 +40,9 @@ mod flight;
 mod hazard;
 mod index;
 pub mod lease;
+#[cfg(test)]
+#[cfg(loom)]
+mod log_models;
 mod miss;
 #[cfg(test)]
 #[cfg(loom)]
@@ -54,19 +59,22 @@ mod shared;
 pub mod stable;
 pub mod statistics;
 mod sync;
+pub mod under_way;
 mod watchers;
 
 pub use access::Access;
 pub use barrier::Barriers;
 pub use cache::{Cache, Checked};
+pub use change_log::{ChangeLog, Told};
 pub use config::{Config, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
 pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
 pub use lease::Lease;
-pub use monitor::{Lost, Monitor, Replay, Sequence, Uncovered, Watch};
+pub use monitor::{Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
 pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;
 pub use registrar::{BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits};
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use statistics::Statistics;
+pub use under_way::{Ticket, UnderWay};

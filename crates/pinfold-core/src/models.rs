@@ -12,7 +12,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::monitor::{Lost, Monitor, Replay, Sequence, Watch};
+use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
 use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
 use crate::{Access, AddressRange, Cache, Change, Config, Cover, GetError, Lease, MappingKind};
@@ -134,10 +134,13 @@ unsafe impl Monitor for Watcher {
         self.0.in_flux.load(Ordering::Acquire) > 0
     }
 
-    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         let log = lock(&self.0.log);
-        log.iter().skip(usize::try_from(from.0).unwrap()).for_each(|&range| visit(range));
-        Replay { up_to: Sequence(log.len() as u64), complete: true }
+        let told = usize::try_from(from.0).unwrap();
+        log.iter().skip(told).for_each(|&range| visit(range));
+        let end = log.len() as u64;
+        let complete = from != Position::NOWHERE;
+        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {

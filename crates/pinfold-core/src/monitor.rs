@@ -11,9 +11,31 @@ use crate::AddressRange;
 use crate::coverage::{Change, Cover, MappingKind};
 use std::fmt;
 
-/// How far a monitor's log has come; compared for equality and handed back, never computed with.
+/// How far a monitor's log has come; compared for equality, never computed with by a cache.
+///
+/// It never decreases from one moment to a later one, except for the two words that say nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sequence(pub u64);
+
+impl Sequence {
+    /// The answer of a check that cannot tell at the moment. No replay gives it, so whoever
+    /// gets it replays.
+    pub const UNTOLD: Self = Self(u64::MAX);
+    /// What a replay gives that told everything and cannot say which word that is. No check
+    /// answers it, so the next check finds it old.
+    pub const UNSETTLED: Self = Self(u64::MAX - 1);
+}
+
+/// A place in a monitor's log, where one replay ended and the next begins; handed back, never
+/// computed with. Two words, so that a combination of two monitors keeps a place in each log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Position(pub u64, pub u64);
+
+impl Position {
+    /// No place in any log. A replay from here tells nothing but where the log ends, and is not
+    /// [complete](Replay::complete).
+    pub const NOWHERE: Self = Self(u64::MAX, u64::MAX);
+}
 
 /// Tells which address ranges of this process changed.
 ///
@@ -57,10 +79,12 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// Whether a change that is already in the log may still take effect somewhere in `range`.
     fn in_flux(&self, range: AddressRange) -> bool;
 
-    /// Calls `visit` with every range that changed after `from`, in order.
+    /// Calls `visit` with every range that changed after `from`, where an earlier replay ended.
     ///
-    /// `visit` may be called with ranges nobody watched, and with more than changed.
-    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay;
+    /// `visit` may be called with ranges nobody watched, with more than changed, and more than
+    /// once with the same change. It may be called before it is clear that the replay is not
+    /// complete.
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay;
 
     /// What this monitor claims to see.
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover;
@@ -98,7 +122,7 @@ unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
         (**self).in_flux(range)
     }
 
-    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         (**self).replay(from, visit)
     }
 
@@ -197,12 +221,16 @@ impl fmt::Display for Lost {
     }
 }
 
+impl std::error::Error for Lost {}
+
 /// The answer of [`Monitor::replay`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Replay {
-    /// How far the replay came: at least as far as the last [`Monitor::check`] that returned
-    /// before it began.
-    pub up_to: Sequence,
+    /// Where the next replay begins.
+    pub up_to: Position,
+    /// The word that [`Monitor::check`] answers as long as nothing is in the log that this replay
+    /// did not tell. Everything was told of which a check knew that returned before it began.
+    pub sequence: Sequence,
     /// False if entries were overwritten before they were read: then anything may have changed.
     pub complete: bool,
 }

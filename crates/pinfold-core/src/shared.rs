@@ -9,7 +9,7 @@ use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
 use crate::hazard::{Hazard, Hazards, InUse, Slot};
 use crate::index::{Index, Recycler};
-use crate::monitor::{Lost, Monitor, Sequence};
+use crate::monitor::{Lost, Monitor, Position, Replay, Sequence};
 use crate::order::Order;
 use crate::queues::{Queue, Queues};
 use crate::region::{Ask, Region, Terms};
@@ -73,7 +73,7 @@ pub(crate) struct Writer {
     pub(crate) counts: Statistics,
     pub(crate) watchers: Watchers,
     /// The log is applied up to here.
-    pub(crate) applied: Sequence,
+    pub(crate) position: Position,
     /// The monitor sees nothing any more; all was invalidated then.
     pub(crate) lost: bool,
 }
@@ -112,10 +112,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn new(registrar: R, monitor: M, config: Config) -> Result<Self, ConfigError> {
         let limits = registrar.limits();
         let config = config.within(limits)?;
+        monitor.check().map_err(ConfigError::Monitor)?;
         // Nothing is registered yet, so what happened before this look concerns nobody.
-        let applied = monitor.check().map_err(ConfigError::Monitor)?;
+        let start = monitor.replay(Position::NOWHERE, &mut |_| {});
         Ok(Self {
-            applied: AtomicU64::new(applied.0),
+            applied: AtomicU64::new(start.sequence.0),
             tick: AtomicU64::new(1),
             awaiting: AtomicBool::new(false),
             hazards: Hazards::new(config.barriers),
@@ -125,7 +126,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             config,
             limits,
             closed: AtomicBool::new(false),
-            writer: Mutex::new(Writer::new(applied)),
+            writer: Mutex::new(Writer::new(start.up_to)),
             departed: Condvar::new(),
         })
     }
@@ -147,10 +148,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Publishes how far the log is applied. The writer's lock is held.
-    pub(crate) fn set_applied(&self, writer: &mut Writer, up_to: Sequence) {
-        writer.applied = up_to;
+    pub(crate) fn set_applied(&self, writer: &mut Writer, replay: Replay) {
+        writer.position = replay.up_to;
         // Release: the statuses set while applying come first; see `is_current`.
-        self.applied.store(up_to.0, Ordering::Release);
+        self.applied.store(replay.sequence.0, Ordering::Release);
+    }
+
+    /// The sequence that was published last.
+    pub(crate) fn applied(&self, _writer: &Writer) -> Sequence {
+        // Relaxed: written under the writer's lock, which is held.
+        Sequence(self.applied.load(Ordering::Relaxed))
     }
 
     /// A live region that serves `ask`, protected, if one is found without a lock.
@@ -364,7 +371,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 }
 
 impl Writer {
-    fn new(applied: Sequence) -> Self {
+    fn new(position: Position) -> Self {
         Self {
             recycler: Recycler::new(),
             free_places: Vec::new(),
@@ -382,7 +389,7 @@ impl Writer {
             held: Held::default(),
             counts: Statistics::default(),
             watchers: Watchers::default(),
-            applied,
+            position,
             lost: false,
         }
     }

@@ -15,7 +15,7 @@ use crate::rights::Rights;
 use crate::settings::{Destination, Settings};
 use crate::sys;
 use pinfold::limits::Limits;
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{Best, Choice, best};
 use pinfold::registrar::verbs::Verbs;
 use pinfold::registrar::verbs::ffi::ibv_pd;
 use pinfold::{Cache, Config, Monitor};
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The monitor that all caches of a process share.
-pub(crate) type Monitored = Arc<Userfaultfd>;
+pub(crate) type Monitored = Arc<Best>;
 
 /// What Pinfold does in this process.
 #[allow(clippy::large_enum_variant)] // one in a process
@@ -125,7 +125,7 @@ impl Process {
                     .into(),
             );
         }
-        let monitor = Userfaultfd::shared().map_err(|error| error.to_string())?;
+        let monitor = monitor()?;
         Ok(Some(Self {
             settings,
             handles: Handles::new(),
@@ -222,6 +222,18 @@ impl Process {
         if let Some(path) = &self.settings.summary {
             self.report_to(&Destination::File(path.clone()), &self.totals());
         }
+    }
+}
+
+/// The best monitor of this machine, if it lets a cache keep anything.
+fn monitor() -> Result<Monitored, String> {
+    let monitor = best().map_err(|error| error.to_string())?;
+    match monitor.chosen() {
+        Choice::NoMonitor => {
+            let reasons: Vec<_> = monitor.refused().iter().map(ToString::to_string).collect();
+            Err(reasons.join("; "))
+        }
+        _ => Ok(Arc::new(monitor)),
     }
 }
 

@@ -31,8 +31,12 @@ impl Log {
         }
     }
 
-    /// The entries from number `from` on; `None` if some of them are gone.
+    /// The entries from number `from` on; `None` if some of them are gone, or that number is not
+    /// the next one yet.
     pub(crate) fn since(&self, from: u64) -> Option<Vec<AddressRange>> {
+        if from > self.end() {
+            return None;
+        }
         let skipped = usize::try_from(from.checked_sub(self.first)?).ok()?;
         Some(self.entries.iter().skip(skipped).copied().collect())
     }
@@ -53,6 +57,6 @@ mod tests {
         }
         assert_eq!((log.end(), log.since(1)), (4, None));
         assert_eq!(log.since(2), Some(ranges[2..].to_vec()));
-        assert_eq!(log.since(4), Some(vec![]));
+        assert_eq!((log.since(4), log.since(5)), (Some(vec![]), None));
     }
 }

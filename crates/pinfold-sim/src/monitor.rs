@@ -13,7 +13,8 @@
 use crate::space::AddressSpace;
 use crate::sync::lock;
 use pinfold_core::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
+    Watch,
 };
 use std::sync::{Arc, Mutex};
 
@@ -96,13 +97,13 @@ unsafe impl Monitor for SimMonitor {
         self.space.in_flux(range)
     }
 
-    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         // The entries are copied first: `visit` takes the cache's locks, and the lock of the
         // space may be wanted by someone who holds them.
         let view = self.space.log_since(from.0);
         let complete = view.entries.is_some();
         view.entries.unwrap_or_default().into_iter().for_each(visit);
-        Replay { up_to: Sequence(view.end), complete }
+        Replay { up_to: Position(view.end, 0), sequence: Sequence(view.end), complete }
     }
 
     fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
@@ -150,7 +151,7 @@ mod tests {
         (space, monitor)
     }
 
-    fn replayed(monitor: &SimMonitor, from: Sequence) -> (Vec<AddressRange>, Replay) {
+    fn replayed(monitor: &SimMonitor, from: Position) -> (Vec<AddressRange>, Replay) {
         let mut ranges = Vec::new();
         let replay = monitor.replay(from, &mut |range| ranges.push(range));
         (ranges, replay)
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn changes_of_watched_pages_are_replayed_in_order() {
         let (space, monitor) = monitored(8);
-        let start = monitor.check().unwrap();
+        let start = monitor.replay(Position::NOWHERE, &mut |_| {}).up_to;
         assert_eq!(monitor.watch(page(1)), Watch::Covered);
         assert_eq!(monitor.watch(page(3)), Watch::Covered);
         space.unmap(page(3));
@@ -168,14 +169,14 @@ mod tests {
         let (ranges, replay) = replayed(&monitor, start);
         assert_eq!(ranges, [page(3), page(1)]);
         assert!(replay.complete);
-        assert_eq!(replay.up_to, monitor.check().unwrap());
+        assert_eq!(Ok(replay.sequence), monitor.check());
         assert_eq!(replayed(&monitor, replay.up_to).0, []);
     }
 
     #[test]
     fn an_overflow_visits_nothing_and_says_so() {
         let (space, monitor) = monitored(1);
-        let start = monitor.check().unwrap();
+        let start = monitor.replay(Position::NOWHERE, &mut |_| {}).up_to;
         for number in 1..3 {
             assert_eq!(monitor.watch(page(number)), Watch::Covered);
             space.unmap(page(number));
@@ -213,7 +214,7 @@ mod tests {
         let (space, monitor) = monitored(8);
         assert_eq!(monitor.watch(page(1)), Watch::Covered);
         let discard = space.begin_discard(page(1));
-        assert_eq!(replayed(&monitor, Sequence(0)).0, [page(1)]);
+        assert_eq!(replayed(&monitor, Position(0, 0)).0, [page(1)]);
         assert!(monitor.in_flux(page(1)));
         discard.finish();
         assert!(!monitor.in_flux(page(1)));

@@ -6,13 +6,13 @@
 //! program does to its mappings has moved the wrong bytes. This one knows.
 //!
 //! ```
-//! use pinfold::{Access, Config, monitor::Userfaultfd, registrar::IoUring};
+//! use pinfold::{Access, Config, monitor::best, registrar::IoUring};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
-//! # if Userfaultfd::shared().is_err() { return Ok(()) }
+//! # if best()?.chosen() == pinfold::monitor::Choice::NoMonitor { return Ok(()) }
 //! let registrar = IoUring::new(&ring, 1024)?;
-//! let cache = pinfold::cache(registrar, Userfaultfd::shared()?, Config::default())?;
+//! let cache = pinfold::cache(registrar, best()?, Config::default())?;
 //!
 //! let buffer = vec![7_u8; 65536];
 //! // SAFETY: the buffer outlives the lease, and nobody writes it meanwhile.
@@ -31,11 +31,13 @@
 //!
 //! # The price
 //!
-//! With [`monitor::Userfaultfd`] a hit costs one system call, some hundred nanoseconds;
-//! [`Cache::check`] lets several gets share it. `munmap` of memory that was registered once waits a
-//! few microseconds for the reader's thread; of other memory it costs what it did. What no monitor
-//! covers (files, shared memory) is registered for each use, unless the caller vouches for it
-//! ([`Cache::get_vouched`]).
+//! [`monitor::best`] picks the best monitor that this machine has, and says what the better ones lack.
+//! With [`monitor::Userfaultfd`], which needs no privilege, a hit costs one system call, some
+//! hundred nanoseconds; [`Cache::check`] lets several gets share it. `munmap` of memory that was
+//! registered once waits a few microseconds for the reader's thread; of other memory it costs what it
+//! did. What the monitor does not cover (with userfaultfd files and shared memory) is registered for
+//! each use, unless the caller vouches for it ([`Cache::get_vouched`]). What it is blind to, those
+//! who do it can tell ([`monitor::Feed`]).
 //!
 //! # Where to look next
 //!
@@ -60,7 +62,8 @@ mod sys;
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,
-    MappingKind, Monitor, PerUse, Pieces, RangeError, Reclaimer, RegisterError, Registrar,
-    RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch, WhenFull,
+    MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer, RegisterError,
+    Registrar, RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch,
+    WhenFull,
 };
 pub use start::{CacheError, cache, on_demand_cache};

@@ -5,16 +5,26 @@
 //! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
 //! | [`NoMonitor`] | nothing | only what the caller vouches for |
 //! | [`Unneeded`] | a device that follows the page table | everything |
+//! | [`WithFeed`] | a monitor, and somebody who tells a [`Feed`] | what that monitor does |
+//! | [`Best`] | nothing | what the best of them does that this machine has |
+//!
+//! [`best`] picks one. [`Feed`] is how allocators and hooks tell what they change, [`Follower`] how
+//! other caches than Pinfold's follow any of these.
 //!
 //! The order of layers, each using only what stands above it: `bell`, `ring`,
-//! `log`, `threads`, `flux`, `reader`, then the monitors.
+//! `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
+//! `ebpf`, `best`, `follower`.
 
 mod bell;
-mod feed;
+mod best;
+mod ebpf;
+pub mod feed;
 mod flux;
+pub mod follower;
 pub mod hooks;
 mod log;
 mod none;
+mod process_feed;
 mod reader;
 mod ring;
 mod self_test;
@@ -24,9 +34,14 @@ mod still;
 mod threads;
 mod unneeded;
 mod userfaultfd;
+mod with_feed;
 
+pub use bell::Bell;
+pub use best::{Best, Choice, Refused, best};
 pub use feed::{Changing, Feed};
+pub use follower::{Follower, News};
 pub use none::NoMonitor;
 pub use start::StartError;
 pub use unneeded::Unneeded;
 pub use userfaultfd::Userfaultfd;
+pub use with_feed::{Combinable, WithFeed};

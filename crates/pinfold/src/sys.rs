@@ -523,6 +523,41 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, forever) };
 }
 
+/// As [`futex_wait`], for two words: until one of the two is woken, unless one is no longer what is
+/// expected. A kernel that cannot wait for two (before 5.16) or must not (seccomp) sleeps on the
+/// first for 10 ms at most.
+pub(crate) fn futex_wait_either(words: [&AtomicU32; 2], expected: [u32; 2]) {
+    const SIZE_U32: u32 = 2;
+    let waiter = |place: usize| FutexWaiter {
+        expected: u64::from(expected[place]),
+        address: words[place].as_ptr().expose_provenance() as u64,
+        flags: SIZE_U32 | libc::FUTEX_PRIVATE_FLAG.cast_unsigned(),
+        reserved: 0,
+    };
+    let waiters = [waiter(0), waiter(1)];
+    let forever = std::ptr::null::<libc::timespec>();
+    // SAFETY: the kernel reads the two waiters and their words, which outlive the call.
+    let woken =
+        unsafe { libc::syscall(libc::SYS_futex_waitv, waiters.as_ptr(), 2_u32, 0_u32, forever, 0) };
+    let passing = [Errno(libc::EAGAIN), Errno(libc::EINTR)];
+    if woken < 0 && !passing.contains(&last_errno()) {
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        let a_while = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let (word, expected) = (words[0].as_ptr(), expected[0]);
+        // SAFETY: the kernel reads the word and the time, which outlive the call.
+        unsafe { libc::syscall(libc::SYS_futex, word, operation, expected, &raw const a_while) };
+    }
+}
+
+/// `struct futex_waitv` of `linux/futex.h`.
+#[repr(C)]
+struct FutexWaiter {
+    expected: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
+
 /// Wakes everybody who sleeps on `word`.
 pub(crate) fn futex_wake(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;

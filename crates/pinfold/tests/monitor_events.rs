@@ -7,9 +7,7 @@ mod support;
 
 use pinfold::mappings::mappings_in;
 use pinfold::monitor::Userfaultfd;
-use pinfold::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Sequence, Uncovered, Watch,
-};
+use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Uncovered, Watch};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -73,7 +71,7 @@ fn is_seen(monitor: &Userfaultfd, name: &str, act: impl FnOnce(usize) -> Option<
     let at = map(24);
     fill(at, 24, 1);
     assert_eq!(monitor.watch(range(at, 24 * PAGE)), Watch::Covered, "{name}");
-    let before = monitor.check().unwrap();
+    let before = mark(monitor);
     if act(at).is_none() {
         eprintln!("skipped: this kernel cannot do: {name}");
         return;
@@ -113,11 +111,11 @@ fn the_shrinking_heap_is_seen() {
         assert_eq!(grown, end + 64 * PAGE);
         let part = range(grown - 32 * PAGE, 32 * PAGE);
         assert_eq!(monitor.watch(part), Watch::Covered);
-        let before = monitor.check().unwrap();
+        let before = mark(&monitor);
         assert_eq!(brk(grown - 32 * PAGE), grown - 32 * PAGE);
         let mut seen = false;
         monitor.check().unwrap();
-        monitor.replay(before, &mut |entry| seen |= entry.overlaps(&part));
+        monitor.replay(before.up_to, &mut |entry| seen |= entry.overlaps(&part));
         assert!(seen);
     });
     assert_eq!(wait_for(child), 0);
@@ -130,12 +128,12 @@ fn a_moved_mapping_is_still_watched() {
     let (from, to) = (map(4), map(4));
     let (old, new) = (range(from, LENGTH), range(to, LENGTH));
     assert_eq!(monitor.watch(old), Watch::Covered);
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     assert_eq!(mremap(from, LENGTH, LENGTH, fixed, to), Some(to));
     let changes = changes_since(&monitor, before);
     assert!(touch(&changes, old) && touch(&changes, new), "{changes:?}");
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     assert!(munmap(to, LENGTH));
     assert!(touch(&changes_since(&monitor, before), new));
 }
@@ -145,13 +143,13 @@ fn what_nobody_watches_makes_no_entry() {
     let monitor = Userfaultfd::new().unwrap();
     let (watched, other) = (map(4), map(24));
     assert_eq!(monitor.watch(range(watched, LENGTH)), Watch::Covered);
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     assert!(madvise(other, LENGTH, libc::MADV_DONTNEED));
     assert!(munmap(other, 24 * PAGE));
     assert!(mprotect(watched, LENGTH, libc::PROT_READ));
-    assert_eq!(monitor.check().unwrap(), before);
+    assert_eq!(monitor.check(), Ok(before.sequence));
     assert!(munmap(watched, LENGTH));
-    assert_ne!(monitor.check().unwrap(), before);
+    assert_ne!(monitor.check(), Ok(before.sequence));
 }
 
 /// `munmap` frees the addresses before its event is read, so another thread can map the same
@@ -180,14 +178,15 @@ fn an_address_used_again_during_its_munmap_is_seen() {
             if answer != Watch::Covered {
                 refused.push((answer, mappings_in(range(at, LENGTH)).unwrap()));
             }
-            let before = monitor.check().unwrap();
+            let before = mark(&monitor);
             returned.store(false, Ordering::SeqCst);
             barrier.wait();
             if map_when_free(at, &returned) {
                 // As a cache does: the same sequence is a hit, and nobody reads the log.
                 let now = monitor.check().unwrap();
                 overtaken += u32::from(!returned.load(Ordering::SeqCst));
-                let seen = now != before && touch(&changes_since(&monitor, before), range(at, 1));
+                let seen =
+                    now != before.sequence && touch(&changes_since(&monitor, before), range(at, 1));
                 stale += u32::from(!seen);
             } else {
                 place.store(map(4), Ordering::SeqCst);
@@ -238,7 +237,7 @@ fn a_discard_is_in_flux_until_it_has_happened() {
     let (mut early, mut stale) = (0, 0);
     for _ in 0..30 {
         fill(at, PAGES, 1);
-        let before = monitor.check().unwrap();
+        let before = mark(&monitor);
         thread::scope(|scope| {
             scope.spawn(|| assert!(madvise(at, PAGES * PAGE, libc::MADV_DONTNEED)));
             // Its own entry: on a busy machine there may be one that says everything changed,
@@ -280,13 +279,13 @@ fn a_cache_left_behind_is_told_to_drop_everything() {
     let monitor = Userfaultfd::new().unwrap();
     let at = map(PAGES);
     assert_eq!(monitor.watch(range(at, PAGES * PAGE)), Watch::Covered);
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     (0..PAGES).for_each(|page| assert!(munmap(at + page * PAGE, PAGE)));
     monitor.check().unwrap();
-    let replay = monitor.replay(before, &mut |_| {});
+    let replay = monitor.replay(before.up_to, &mut |_| {});
     assert!(!replay.complete);
     assert_eq!(monitor.replay(replay.up_to, &mut |_| panic!("old news")), {
-        pinfold::Replay { complete: true, ..replay }
+        Replay { complete: true, ..replay }
     });
 }
 
@@ -297,13 +296,13 @@ fn a_cache_left_behind_is_told_to_drop_everything() {
 /// Runs `meanwhile` in that state with the sequence from before; `meanwhile` has the deaf one read.
 fn during_a_change(
     monitor: &Userfaultfd,
-    meanwhile: impl FnOnce(Sequence, AddressRange, &DeafUserfaultfd),
+    meanwhile: impl FnOnce(Replay, AddressRange, &DeafUserfaultfd),
 ) {
     let (deaf, at) = (DeafUserfaultfd::new(), map(8));
     deaf.watch(at, LENGTH);
     let upper = range(at + LENGTH, LENGTH);
     assert_eq!(monitor.watch(upper), Watch::Covered);
-    let (before, mapped) = (monitor.check().unwrap(), mappings_in(upper).unwrap());
+    let (before, mapped) = (mark(monitor), mappings_in(upper).unwrap());
     thread::scope(|scope| {
         scope.spawn(|| assert!(munmap(at, 2 * LENGTH)));
         while mappings_in(upper).unwrap() == mapped {}
@@ -319,13 +318,13 @@ fn a_change_that_does_not_end_counts_as_a_change_of_everything() {
     during_a_change(&monitor, |before, upper, deaf| {
         for _ in 0..2 {
             let now = monitor.check().unwrap();
-            seen.push(now != before && touch(&changes_since(&monitor, before), upper));
+            seen.push(now != before.sequence && touch(&changes_since(&monitor, before), upper));
         }
         deaf.read_all();
     });
     assert_eq!(seen, [true, true]);
-    let before = monitor.check().unwrap();
-    assert_eq!(monitor.check(), Ok(before), "and it is over when it ends");
+    let before = mark(&monitor);
+    assert_eq!(monitor.check(), Ok(before.sequence), "and it is over when it ends");
 }
 
 /// The change ends while `check` waits for it. A `check` that looked at the word before it asked
@@ -347,7 +346,7 @@ fn a_check_that_meets_a_change_answers_after_it() {
                 }
                 thread::yield_now();
                 deaf.read_all();
-                stale += u32::from(checker.join().unwrap() == before);
+                stale += u32::from(checker.join().unwrap() == before.sequence);
             });
         });
     }
@@ -388,7 +387,7 @@ fn rights_do_not_matter() {
     let at = map(8);
     assert!(mprotect(at, PAGE, libc::PROT_NONE) && mprotect(at + PAGE, PAGE, libc::PROT_READ));
     assert_eq!(monitor.watch(range(at, 8 * PAGE)), Watch::Covered);
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     assert!(munmap(at, PAGE) && munmap(at + 4 * PAGE, PAGE));
     let changes = changes_since(&monitor, before);
     assert!(touch(&changes, range(at, 1)) && touch(&changes, range(at + 4 * PAGE, 1)));
@@ -406,10 +405,10 @@ fn huge_pages_are_watched_where_there_are_any() {
     let huge = range(at, HUGE);
     assert_eq!(monitor.watch(huge), Watch::Covered);
     fill(at, 1, 1);
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     assert!(madvise(at, HUGE, libc::MADV_DONTNEED));
     assert!(touch(&changes_since(&monitor, before), huge));
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     assert!(munmap(at, HUGE));
     assert!(touch(&changes_since(&monitor, before), huge));
 }
@@ -434,7 +433,7 @@ fn one_mapping_has_one_monitor_at_a_time() {
     assert_eq!(second.watch(mine), Watch::Uncovered(Uncovered::WatchedByAnother));
     drop(first);
     assert_eq!(second.watch(mine), Watch::Covered);
-    let before = second.check().unwrap();
+    let before = mark(&second);
     assert!(munmap(mine.start(), mine.len()));
     assert!(touch(&changes_since(&second, before), mine));
 }

@@ -97,14 +97,14 @@ fn a_program_may_close_everything() {
 fn a_forked_child_finds_out_and_starts_afresh() {
     let _alone = alone();
     let (monitor, at) = with_watched_memory();
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     let child = fork(|| {
         assert!(monitor.forked());
         is_lost(&monitor, Lost::Forked);
-        assert!(!monitor.replay(before, &mut |_| {}).complete);
+        assert!(!monitor.replay(before.up_to, &mut |_| {}).complete);
         assert!(munmap(at, PAGE), "nobody waits for a reader that is not here");
         let (own, other) = with_watched_memory();
-        let before = own.check().unwrap();
+        let before = mark(&own);
         assert!(munmap(other, LENGTH));
         assert!(touch(&changes_since(&own, before), range(other, LENGTH)));
         drop(monitor);
@@ -117,9 +117,9 @@ fn a_forked_child_finds_out_and_starts_afresh() {
 fn a_parent_goes_on_after_fork() {
     let _alone = alone();
     let (monitor, at) = with_watched_memory();
-    let before = monitor.check().unwrap();
+    let before = mark(&monitor);
     assert_eq!(wait_for(fork(|| {})), 0);
-    assert_eq!(monitor.check(), Ok(before));
+    assert_eq!(monitor.check(), Ok(before.sequence));
     assert!(munmap(at, LENGTH));
     assert!(touch(&changes_since(&monitor, before), range(at, LENGTH)));
 }

@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+use io_uring::{IoUring, opcode};
 use libc::{c_int, c_long, c_void};
 use pinfold::AddressRange;
 use std::fmt;
@@ -25,6 +26,8 @@ pub(crate) enum Call {
     Raw,
     /// An instruction of the program's own, as in a second libc or the dynamic loader.
     Own,
+    /// A request in a ring of io_uring, which a thread of the kernel's carries out.
+    Ring,
 }
 
 /// Why a change could not be made on this machine.
@@ -147,7 +150,9 @@ pub(super) unsafe fn unmap(range: AddressRange, by: Call) -> Outcome {
         match by {
             Call::Library => done("munmap", libc::munmap(pointer(start), length).into()),
             Call::Raw => done("munmap", libc::syscall(libc::SYS_munmap, start, length)),
-            Call::Own => own_done("munmap", own_call(libc::SYS_munmap, start, length, 0)),
+            Call::Own | Call::Ring => {
+                own_done("munmap", own_call(libc::SYS_munmap, start, length, 0))
+            }
         }
     }
 }
@@ -172,10 +177,37 @@ pub(super) unsafe fn advise(range: AddressRange, advice: Advice, by: Call) -> Ou
             Call::Library => {
                 done(advice.name(), libc::madvise(pointer(start), length, number).into())
             }
-            Call::Raw | Call::Own => {
+            Call::Raw => {
                 done(advice.name(), libc::syscall(libc::SYS_madvise, start, length, number))
             }
+            Call::Own => {
+                let number = usize::try_from(number).unwrap_or(0);
+                own_done(advice.name(), own_call(libc::SYS_madvise, start, length, number))
+            }
+            Call::Ring => advise_by_ring(range, advice),
         }
+    }
+}
+
+/// `IORING_OP_MADVISE`.
+///
+/// # Safety
+///
+/// See the file's header.
+unsafe fn advise_by_ring(range: AddressRange, advice: Advice) -> Outcome {
+    const NAME: &str = "IORING_OP_MADVISE";
+    let failed = |error: io::Error| Obstacle::from_error(NAME, &error);
+    let mut ring = IoUring::new(2).map_err(failed)?;
+    let length = libc::off_t::try_from(range.len()).unwrap_or(0);
+    let request = opcode::Madvise::new(pointer(range.start()), length, advice.number()).build();
+    // SAFETY: the range is the caller's alone, and there is room for one request.
+    unsafe { ring.submission().push(&request) }
+        .map_err(|_| Obstacle { call: NAME, errno: libc::EBUSY })?;
+    ring.submit_and_wait(1).map_err(failed)?;
+    match ring.completion().next().map(|done| done.result()) {
+        Some(0..) => Ok(()),
+        Some(errno) => Err(Obstacle { call: NAME, errno: -errno }),
+        None => Err(Obstacle { call: NAME, errno: libc::EIO }),
     }
 }
 
@@ -189,6 +221,9 @@ pub(super) enum Advice {
     GuardInstall,
     GuardRemove,
     HugePage,
+    PageOut,
+    PopulateWrite,
+    Collapse,
 }
 
 impl Advice {
@@ -201,6 +236,9 @@ impl Advice {
             Self::GuardInstall => 102,
             Self::GuardRemove => 103,
             Self::HugePage => libc::MADV_HUGEPAGE,
+            Self::PageOut => libc::MADV_PAGEOUT,
+            Self::PopulateWrite => libc::MADV_POPULATE_WRITE,
+            Self::Collapse => 25,
         }
     }
 
@@ -213,6 +251,9 @@ impl Advice {
             Self::GuardInstall => "MADV_GUARD_INSTALL",
             Self::GuardRemove => "MADV_GUARD_REMOVE",
             Self::HugePage => "MADV_HUGEPAGE",
+            Self::PageOut => "MADV_PAGEOUT",
+            Self::PopulateWrite => "MADV_POPULATE_WRITE",
+            Self::Collapse => "MADV_COLLAPSE",
         }
     }
 }
@@ -223,9 +264,38 @@ impl Advice {
 ///
 /// See the file's header.
 pub(super) unsafe fn advise_by_descriptor(range: AddressRange, advice: Advice) -> Outcome {
+    // SAFETY: asks only.
+    let itself = unsafe { libc::getpid() };
+    // SAFETY: the caller's promise.
+    unsafe { advise_process(itself, range, advice) }
+}
+
+/// The same by a forked child, on its parent.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn advise_parent(range: AddressRange, advice: Advice) -> Outcome {
+    // SAFETY: asks only.
+    let parent = unsafe { libc::getpid() };
+    // SAFETY: the caller's promise; the child allocates nothing.
+    let answer = in_child(|| match unsafe { advise_process(parent, range, advice) } {
+        Ok(()) => 0,
+        Err(obstacle) => u8::try_from(obstacle.errno).unwrap_or(u8::MAX),
+    })?;
+    match answer {
+        Some(0) => Ok(()),
+        other => Err(Obstacle { call: "process_madvise", errno: other.map_or(0, i32::from) }),
+    }
+}
+
+/// # Safety
+///
+/// See the file's header.
+unsafe fn advise_process(process: libc::pid_t, range: AddressRange, advice: Advice) -> Outcome {
     let pieces = [libc::iovec { iov_base: pointer(range.start()), iov_len: range.len() }];
     // SAFETY: opens a descriptor and touches no memory.
-    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     let descriptor = new_descriptor("pidfd_open", c_int::try_from(opened).unwrap_or(-1))?;
     // SAFETY: the range is the caller's alone; the vector lives across the call.
     let result = unsafe {
@@ -460,22 +530,55 @@ pub(super) unsafe fn unlock(range: AddressRange) {
 /// # Safety
 ///
 /// See the file's header; with [`Place::Over`] the range is what must be the caller's.
-pub(super) unsafe fn attach(range: AddressRange, place: Place) -> Outcome {
+pub(super) unsafe fn attach(range: AddressRange, place: Place, by: Call) -> Outcome {
     let flags = if place == Place::Over { libc::SHM_REMAP } else { 0 };
     // SAFETY: the segment is new, and marked to go with its last attachment; what is replaced at
     // the address is the caller's alone.
     unsafe {
         let segment = libc::shmget(libc::IPC_PRIVATE, range.len(), libc::IPC_CREAT | 0o600);
         done("shmget", segment.into())?;
-        let result = address("shmat", libc::shmat(segment, pointer(range.start()), flags));
+        let result = attach_by(segment, range.start(), flags, by);
         libc::shmctl(segment, libc::IPC_RMID, std::ptr::null_mut());
         match result {
             Err(Obstacle { errno: libc::EINVAL, .. }) if place == Place::Free => {
                 Err(Obstacle::taken("shmat"))
             }
-            other => other.map(drop),
+            other => other,
         }
     }
+}
+
+/// # Safety
+///
+/// See [`attach`].
+unsafe fn attach_by(segment: c_int, start: usize, flags: c_int, by: Call) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match by {
+            Call::Library => {
+                address("shmat", libc::shmat(segment, pointer(start), flags)).map(drop)
+            }
+            Call::Raw => done("shmat", libc::syscall(libc::SYS_shmat, segment, start, flags)),
+            Call::Own | Call::Ring => {
+                let word = |number: c_int| usize::try_from(number).unwrap_or(0);
+                let result = own_call(libc::SYS_shmat, word(segment), start, word(flags));
+                own_done("shmat", result)
+            }
+        }
+    }
+}
+
+/// `remap_file_pages`: from now on `range`, a part of one shared mapping, shows the file's pages from
+/// `page` on.
+///
+/// # Safety
+///
+/// See the file's header.
+pub(super) unsafe fn remap_pages(range: AddressRange, page: usize) -> Outcome {
+    // SAFETY: the range is the caller's alone.
+    done("remap_file_pages", unsafe {
+        libc::syscall(libc::SYS_remap_file_pages, range.start(), range.len(), 0, page, 0)
+    })
 }
 
 /// `shmdt`.
@@ -551,6 +654,14 @@ pub(super) fn punch(file: &OwnedFd, at: usize, length: usize) -> Outcome {
     done("fallocate", unsafe {
         libc::fallocate(file.as_raw_fd(), mode, offset(at), offset(length)).into()
     })
+}
+
+/// The same by a forked child.
+pub(super) fn punch_in_child(file: &OwnedFd, at: usize, length: usize) -> Outcome {
+    match in_child(|| u8::from(punch(file, at, length).is_err()))? {
+        Some(0) => Ok(()),
+        _ => Err(Obstacle { call: "fallocate", errno: libc::EINVAL }),
+    }
 }
 
 /// Copies `bytes` to the memory at `start`.

@@ -135,10 +135,12 @@ impl Specimen {
             Mutation::MoveAndKeep => self.move_and_keep(),
             Mutation::MoveOnTop => self.move_on_top(),
             // SAFETY: what is replaced is this specimen's alone.
-            Mutation::AttachOnTop => unsafe { calls::attach(self.body, Place::Over) },
+            Mutation::AttachOnTop(by) => unsafe { calls::attach(self.body, Place::Over, by) },
+            Mutation::RemapFilePages => self.swap_halves(),
             Mutation::Detach => self.detach(),
             Mutation::ShrinkBreak => self.shrink_break(),
-            Mutation::PunchHole(part) => self.punch(part),
+            Mutation::PunchHole(part) => self.punch(part, calls::punch),
+            Mutation::PunchInChild => self.punch(Part::Middle, calls::punch_in_child),
             Mutation::Truncate => self.truncate(),
             _ => self.change_in_place(mutation),
         }
@@ -161,10 +163,18 @@ impl Specimen {
                 Mutation::DiscardByDescriptor => {
                     calls::advise_by_descriptor(body, Advice::DontNeed)
                 }
+                Mutation::DiscardFromChild => calls::advise_parent(body, Advice::DontNeed),
+                Mutation::GuardByDescriptor => {
+                    calls::advise_by_descriptor(body, Advice::GuardInstall)?;
+                    calls::advise(body, Advice::GuardRemove, Call::Library)
+                }
+                Mutation::PageOut => calls::advise(body, Advice::PageOut, Call::Library),
+                Mutation::Populate => calls::advise(body, Advice::PopulateWrite, Call::Library),
+                Mutation::Collapse => calls::advise(body, Advice::Collapse, Call::Library),
                 Mutation::Remove => calls::advise(body, Advice::Remove, Call::Library),
                 Mutation::RemoveInChild => calls::advise_in_child(body, Advice::Remove),
-                Mutation::Guard => {
-                    calls::advise(body, Advice::GuardInstall, Call::Library)?;
+                Mutation::Guard(by) => {
+                    calls::advise(body, Advice::GuardInstall, by)?;
                     calls::advise(body, Advice::GuardRemove, Call::Library)
                 }
                 Mutation::Protect => {
@@ -279,11 +289,27 @@ impl Specimen {
             .map(drop)
     }
 
-    fn punch(&self, part: Part) -> Outcome {
+    fn punch(&self, part: Part, by: fn(&OwnedFd, usize, usize) -> Outcome) -> Outcome {
         let part = self.part(part);
         match &self.file {
-            Some(file) => calls::punch(file, part.start() - self.body.start(), part.len()),
+            Some(file) => by(file, part.start() - self.body.start(), part.len()),
             None => Ok(()),
+        }
+    }
+
+    /// The pages of the first half where those of the second were, and the other way round.
+    fn swap_halves(&self) -> Outcome {
+        let pages = self.body.len() / self.backing.grain() / 2;
+        let half = pages * self.backing.grain();
+        if half == 0 {
+            return Err(Obstacle::unsuitable("remap_file_pages"));
+        }
+        let first = range(self.body.start(), half);
+        let second = range(first.end(), half);
+        // SAFETY: both halves are this specimen's alone.
+        unsafe {
+            calls::remap_pages(first, pages)?;
+            calls::remap_pages(second, 0)
         }
     }
 
@@ -350,7 +376,7 @@ impl Specimen {
             }
             Backing::SystemV => {
                 // SAFETY: what is replaced is this specimen's alone.
-                let attached = unsafe { calls::attach(part, place) };
+                let attached = unsafe { calls::attach(part, place, Call::Library) };
                 attached.inspect_err(|_| self.refused(part, place))
             }
             Backing::Heap => regrow(part),

@@ -2,7 +2,7 @@
 
 use super::trial::{first_wrong, warm};
 use super::{Event, Finding, event, persistently};
-use crate::change::{Backing, Call, Mutation, Obstacle, Part, Specimen, in_child};
+use crate::change::{Backing, Call, Mutation, Obstacle, Part, Route, Specimen, in_child};
 use crate::port::{MakeMonitor, Port, Refusal};
 use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
 use pinfold::{Access, AddressRange, Change, Config, GetError, Monitor};
@@ -69,7 +69,7 @@ impl<M: Monitor> Special<M> {
             Attempt::Here(attempt) => attempt(port),
             Attempt::Forked => forked(port, make_monitor),
         });
-        event(self.name, Backing::Anonymous.name(), DIRECTION, cover, found)
+        event(self.name, Backing::Anonymous.name(), DIRECTION, (cover, Route::Library), found)
     }
 }
 

@@ -73,7 +73,7 @@ fn grains(backing: Backing) -> usize {
 impl Trial {
     pub(super) fn judge<M: Monitor>(self, port: &Port<M>, monitor: &M) -> Event {
         let found = persistently(|| self.attempt(port));
-        let cover = cover(monitor, self.backing, self.mutation);
+        let cover = (cover(monitor, self.backing, self.mutation), self.mutation.route());
         event(self.mutation.name(), self.backing.name(), self.direction.name(), cover, found)
     }
 
@@ -106,12 +106,13 @@ fn warm_with<M: Monitor>(
     port.forget(specimen.body());
     specimen.fill(specimen.body(), 1);
     // A discard elsewhere that has not settled keeps the first uses from being cached.
-    const USES: usize = 4;
-    let mut cached = false;
+    const USES: usize = 16;
     for _ in 0..USES {
-        cached = port.send_with(specimen.body(), 0, access)?.cached;
+        if port.send_with(specimen.body(), 0, access)?.cached {
+            return Ok(true);
+        }
     }
-    Ok(cached)
+    Ok(false)
 }
 
 /// Where the wrong data begins, in words.

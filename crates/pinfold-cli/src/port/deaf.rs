@@ -11,7 +11,9 @@
 
 #![allow(unsafe_code)]
 
-use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
+use pinfold::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
+};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// See the file's header.
@@ -46,8 +48,8 @@ unsafe impl Monitor for Deaf {
         false
     }
 
-    fn replay(&self, _: Sequence, _: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: Sequence(1), complete: true }
+    fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+        Replay { up_to: Position(0, 0), sequence: Sequence(1), complete: true }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {

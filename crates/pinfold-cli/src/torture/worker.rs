@@ -7,7 +7,7 @@ use super::program::{Operation, PORTS, Program, SLOTS, Window};
 use super::tally::{Tally, WrongBytes};
 use super::{Ports, Shared, open_ports};
 use crate::change::{
-    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Specimen, in_child,
+    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Route, Specimen, in_child,
 };
 use crate::port::{Port, PortLease, Refusal};
 use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
@@ -161,7 +161,11 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
 
     fn is_blind_to(&self, backing: Backing, mutation: Mutation) -> bool {
         let cover = |change| self.shared.monitor.coverage(backing.kind(), change);
-        mutation.change().map(cover) == Some(Cover::Blind)
+        match mutation.change().map(cover) {
+            Some(Cover::Blind) => true,
+            Some(Cover::Told) => mutation.route() == Route::Other,
+            _ => false,
+        }
     }
 
     fn send(&mut self, slot: usize, window: Window, refill: bool, port: usize) -> Judged {

@@ -3,22 +3,31 @@
 use crate::sys;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// What [`Monitor::wait`](crate::Monitor::wait) waits for.
+///
+/// Its layout is part of a [`Feed`](super::Feed)'s, which two copies of this library may share.
+#[repr(C)]
 #[derive(Default, Debug)]
-pub(super) struct Bell {
+pub struct Bell {
     rung: AtomicU32,
     waiters: AtomicU32,
 }
 
 impl Bell {
+    /// Never rung.
+    pub const fn new() -> Self {
+        Self { rung: AtomicU32::new(0), waiters: AtomicU32::new(0) }
+    }
+
     /// How often it was rung, wrapping.
-    pub(super) fn rung(&self) -> u32 {
+    pub fn rung(&self) -> u32 {
         // Acquire: with the ring's release order, what was done before a ring that is counted
         // here is seen after this load.
         self.rung.load(Ordering::Acquire)
     }
 
-    /// Wakes every waiter. No lock, no allocation.
-    pub(super) fn ring(&self) {
+    /// Wakes every waiter. No lock, no allocation; safe in signal handlers.
+    pub fn ring(&self) {
         // SeqCst here and in `wait`: each side writes its word and then reads the other's, so in
         // the single order of the four accesses the later writer sees the earlier one: either
         // this load finds the waiter, or the waiter's kernel-side comparison finds the ring.
@@ -29,7 +38,7 @@ impl Bell {
     }
 
     /// Waits until the bell has been rung since [`rung`](Self::rung) gave `seen`.
-    pub(super) fn wait(&self, seen: u32) {
+    pub fn wait(&self, seen: u32) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         while self.rung() == seen {
             // The kernel compares once more, with full barriers, before it puts us to sleep.
@@ -37,6 +46,23 @@ impl Bell {
         }
         // Relaxed: a stale count costs a needless wake, nothing more.
         self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Waits until one of the two was rung since the sum of what they said was `seen`.
+    pub(super) fn wait_for_either(bells: [&Self; 2], seen: u32) {
+        // SeqCst: as in `wait`, for each of them.
+        bells.iter().for_each(|bell| _ = bell.waiters.fetch_add(1, Ordering::SeqCst));
+        loop {
+            let rung = bells.map(Self::rung);
+            // Each only grows, so the sum is the same (for four billion rings) if neither was
+            // rung.
+            if rung[0].wrapping_add(rung[1]) != seen {
+                break;
+            }
+            sys::futex_wait_either(bells.map(|bell| &bell.rung), rung);
+        }
+        // Relaxed: as in `wait`.
+        bells.iter().for_each(|bell| _ = bell.waiters.fetch_sub(1, Ordering::Relaxed));
     }
 }
 
@@ -52,6 +78,25 @@ mod tests {
         bell.ring();
         bell.wait(seen);
         assert_eq!(bell.rung(), seen + 1);
+    }
+
+    /// A waiter for two is woken by either; a lost wake-up hangs this test.
+    #[test]
+    fn no_ring_of_either_is_lost() {
+        let (bells, answer) = ([Bell::new(), Bell::new()], Bell::new());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for turn in 0..10_000 {
+                    Bell::wait_for_either(bells.each_ref(), turn);
+                    answer.ring();
+                }
+            });
+            for turn in 0..10_000 {
+                bells[turn as usize % 2].ring();
+                answer.wait(turn);
+            }
+        });
+        assert_eq!(bells.map(|bell| bell.rung()), [5_000, 5_000]);
     }
 
     /// Two threads take turns by nothing but the bell; a lost wake-up hangs this test.

@@ -7,7 +7,7 @@
 use super::ring::Ring;
 use crate::fork_mark::ForkMark;
 use crate::sys::Errno;
-use crate::{AddressRange, Replay, Sequence};
+use crate::{AddressRange, Position, Replay, Sequence};
 use std::sync::atomic::Ordering;
 
 #[derive(Debug)]
@@ -48,12 +48,12 @@ impl Log {
     }
 
     /// The ranges that changed after `from`, in order, as far as they are still there.
-    pub(super) fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    pub(super) fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         let up_to = self.word() & !PENDING;
         let kept = self.entries.capacity() * 2;
         let readable = from.0 >= EMPTY && from.0 <= up_to && up_to - from.0 <= kept;
         let complete = readable && self.visit_all(from.0 / 2 - 1, up_to / 2 - 1, visit);
-        Replay { up_to: Sequence(up_to), complete }
+        Replay { up_to: Position(up_to, 0), sequence: Sequence(up_to), complete }
     }
 
     fn visit_all(&self, first: u64, end: u64, visit: &mut dyn FnMut(AddressRange)) -> bool {
@@ -103,7 +103,7 @@ mod tests {
         AddressRange::new(start, 1).unwrap()
     }
 
-    fn replayed(log: &Log, from: Sequence) -> (Vec<AddressRange>, Replay) {
+    fn replayed(log: &Log, from: Position) -> (Vec<AddressRange>, Replay) {
         let mut ranges = Vec::new();
         let replay = log.replay(from, &mut |range| ranges.push(range));
         (ranges, replay)
@@ -113,11 +113,12 @@ mod tests {
     fn entries_come_in_order_and_once() {
         let log = Log::new(8).unwrap();
         let mut writer = Writer::new(&log);
-        let from = Sequence(log.word());
+        let from = Position(log.word(), 0);
         writer.raise_pending();
         writer.append(range(1));
         writer.append(range(2));
-        assert_eq!(replayed(&log, from), (vec![], Replay { up_to: from, complete: true }));
+        let nothing = Replay { up_to: from, sequence: Sequence(from.0), complete: true };
+        assert_eq!(replayed(&log, from), (vec![], nothing));
         writer.publish();
         let (ranges, replay) = replayed(&log, from);
         assert_eq!((ranges, replay.complete), (vec![range(1), range(2)], true));
@@ -128,23 +129,23 @@ mod tests {
     fn a_reader_left_behind_is_told() {
         let log = Log::new(4).unwrap();
         let mut writer = Writer::new(&log);
-        let from = Sequence(log.word());
+        let from = Position(log.word(), 0);
         for start in 1..=5 {
             writer.append(range(start));
         }
         writer.publish();
         let (ranges, replay) = replayed(&log, from);
         assert_eq!((ranges, replay.complete), (vec![], false));
-        assert_eq!(replay.up_to, Sequence(log.word()));
-        let (ranges, replay) = replayed(&log, Sequence(from.0 + 2));
+        assert_eq!(replay.up_to, Position(log.word(), 0));
+        let (ranges, replay) = replayed(&log, Position(from.0 + 2, 0));
         assert_eq!((ranges.len(), replay.complete), (4, true));
     }
 
     #[test]
-    fn a_sequence_of_another_log_is_not_believed() {
+    fn a_place_in_another_log_is_not_believed() {
         let log = Log::new(4).unwrap();
-        for foreign in [0, 1, EMPTY + 2] {
-            assert!(!replayed(&log, Sequence(foreign)).1.complete);
+        for foreign in [0, 1, EMPTY + 2, Position::NOWHERE.0] {
+            assert!(!replayed(&log, Position(foreign, 0)).1.complete);
         }
     }
 

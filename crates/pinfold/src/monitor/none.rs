@@ -7,10 +7,12 @@
 
 #![allow(unsafe_code)]
 
+use super::bell::Bell;
 use super::start::StartError;
 use super::still::Still;
 use crate::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
+    Watch,
 };
 
 /// Sees one thing only: that this process is a forked child.
@@ -28,6 +30,10 @@ impl NoMonitor {
     /// [`StartError::NoMemory`], or a kernel older than 4.14.
     pub fn new() -> Result<Self, StartError> {
         Still::new().map(Self)
+    }
+
+    pub(super) fn the_bell(&self) -> &Bell {
+        &self.0.bell
     }
 }
 
@@ -49,7 +55,7 @@ unsafe impl Monitor for NoMonitor {
         false
     }
 
-    fn replay(&self, from: Sequence, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.0.replay(from)
     }
 
@@ -87,8 +93,10 @@ mod tests {
         let range = AddressRange::new(0x1000, 0x1000).unwrap();
         assert_eq!(monitor.watch(range), Watch::Uncovered(Uncovered::NoMonitor));
         let sequence = monitor.check().unwrap();
-        let replay = monitor.replay(sequence, &mut |_| panic!("nothing was logged"));
-        assert_eq!(replay, Replay { up_to: sequence, complete: true });
+        let start = monitor.replay(Position::NOWHERE, &mut |_| panic!("nothing was logged"));
+        assert_eq!((start.sequence, start.complete), (sequence, false));
+        let replay = monitor.replay(start.up_to, &mut |_| panic!("nothing was logged"));
+        assert_eq!(replay, Replay { complete: true, ..start });
         assert!(!monitor.forked());
     }
 }

@@ -7,7 +7,7 @@ use super::start::StartError;
 use super::userfaultfd::{Unread, Userfaultfd, range_of};
 use crate::quiet_thread;
 use crate::sys::{self, Descriptor, Message, Page};
-use crate::{AddressRange, Monitor};
+use crate::{AddressRange, Monitor, Position};
 use std::sync::atomic::Ordering;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -133,13 +133,14 @@ fn sees_in(
     change: impl FnOnce() -> bool,
 ) -> Result<(), StartError> {
     let failed = StartError::SelfTest { missed };
-    let before = monitor.check().map_err(|_| failed)?;
+    monitor.check().map_err(|_| failed)?;
+    let before = monitor.replay(Position::NOWHERE, &mut |_| {}).up_to;
     let changed = change();
     let after = monitor.check().map_err(|_| failed)?;
     let mut seen = false;
     let replay = monitor.replay(before, &mut |entry| {
         seen |= range.is_some_and(|range| range == entry || entry.contains(&range));
     });
-    let told = seen && replay.complete && replay.up_to.0 >= after.0;
+    let told = seen && replay.complete && replay.sequence.0 >= after.0;
     if changed && told { Ok(()) } else { Err(failed) }
 }

@@ -3,10 +3,11 @@
 use super::bell::Bell;
 use super::start::StartError;
 use crate::fork_mark::ForkMark;
-use crate::{Lost, Replay, Sequence};
+use crate::{Lost, Position, Replay, Sequence};
 
-/// The only place in the log.
+/// The only word there is, and the only place in the log.
 const START: Sequence = Sequence(2);
+const PLACE: Position = Position(0, 0);
 
 /// Sees one thing only: that this process is a forked child.
 #[derive(Debug)]
@@ -28,8 +29,8 @@ impl Still {
     }
 
     /// Nothing was ever logged.
-    pub(super) fn replay(&self, from: Sequence) -> Replay {
-        Replay { up_to: START, complete: from == START && !self.forked() }
+    pub(super) fn replay(&self, from: Position) -> Replay {
+        Replay { up_to: PLACE, sequence: START, complete: from == PLACE && !self.forked() }
     }
 
     pub(super) fn forked(&self) -> bool {

@@ -12,7 +12,9 @@
 
 use super::start::StartError;
 use super::still::Still;
-use crate::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Watch};
+use crate::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
+};
 
 /// Sees one thing only: that this process is a forked child. A check costs a load.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ unsafe impl Monitor for Unneeded {
         false
     }
 
-    fn replay(&self, from: Sequence, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, _visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.0.replay(from)
     }
 
@@ -90,8 +92,10 @@ mod tests {
         let monitor = unsafe { Unneeded::new() }.unwrap();
         assert_eq!(monitor.watch(AddressRange::EVERYTHING), Watch::Covered);
         let sequence = monitor.check().unwrap();
-        let replay = monitor.replay(sequence, &mut |_| panic!("nothing was logged"));
-        assert_eq!(replay, Replay { up_to: sequence, complete: true });
+        let start = monitor.replay(Position::NOWHERE, &mut |_| panic!("nothing was logged"));
+        assert_eq!((start.sequence, start.complete), (sequence, false));
+        let replay = monitor.replay(start.up_to, &mut |_| panic!("nothing was logged"));
+        assert_eq!(replay, Replay { complete: true, ..start });
         assert!(!monitor.forked());
     }
 }

@@ -31,6 +31,7 @@
 
 #![allow(unsafe_code)]
 
+use super::bell::Bell;
 use super::log::Log;
 use super::reader::{self, Core};
 use super::self_test;
@@ -40,7 +41,8 @@ use crate::mappings::{Mapping, OpenMaps};
 use crate::quiet_thread;
 use crate::sys::{self, Descriptor, Errno, Page};
 use crate::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Sequence, Uncovered, Watch,
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
+    Watch,
 };
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -90,6 +92,10 @@ impl Userfaultfd {
     #[doc(hidden)]
     pub fn descriptor(&self) -> i32 {
         self.uffd.number()
+    }
+
+    pub(super) fn the_bell(&self) -> &Bell {
+        &self.core.bell
     }
 
     /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
@@ -423,7 +429,7 @@ unsafe impl Monitor for Userfaultfd {
         self.usable().is_err() || self.core.flux.overlaps_unsettled(range)
     }
 
-    fn replay(&self, from: Sequence, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.core.log.replay(from, visit)
     }
 

@@ -8,7 +8,7 @@
 #![allow(unsafe_code, dead_code, missing_docs, unreachable_pub)]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-use pinfold::{AddressRange, Monitor, Sequence};
+use pinfold::{AddressRange, Monitor, Position, Replay};
 use std::os::raw::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -260,12 +260,18 @@ impl Drop for DeafUserfaultfd {
     }
 }
 
+/// Where the log stands, up to a `check` made now.
+pub fn mark(monitor: &impl Monitor) -> Replay {
+    monitor.check().unwrap();
+    monitor.replay(Position::NOWHERE, &mut |_| {})
+}
+
 /// Everything logged since `from`, up to a `check` made now.
-pub fn changes_since(monitor: &impl Monitor, from: Sequence) -> Vec<AddressRange> {
+pub fn changes_since(monitor: &impl Monitor, from: Replay) -> Vec<AddressRange> {
     let now = monitor.check().unwrap();
     let mut ranges = Vec::new();
-    let replay = monitor.replay(from, &mut |range| ranges.push(range));
-    assert!(replay.complete && replay.up_to.0 >= now.0, "{replay:?} {now:?}");
+    let replay = monitor.replay(from.up_to, &mut |range| ranges.push(range));
+    assert!(replay.complete && replay.sequence.0 >= now.0, "{replay:?} {now:?}");
     ranges
 }
 

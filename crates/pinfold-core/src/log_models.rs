@@ -1,0 +1,317 @@
+//! loom models of the log that anybody writes, of the records of what is under way, and of a
+//! monitor and such a log as one.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement the monitor and to call a door with an address that
+//! nothing dereferences.
+
+#![allow(unsafe_code)]
+
+use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
+use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::{
+    Access, AddressRange, Cache, Change, ChangeLog, Config, Cover, MappingKind, Told, UnderWay,
+    combination,
+};
+use loom::thread;
+use std::sync::Arc;
+
+const PAGE: usize = 4096;
+const START: usize = 16 * PAGE;
+
+fn page(number: usize) -> AddressRange {
+    AddressRange::new(START + number * PAGE, PAGE).unwrap()
+}
+
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    let asked = builder.preemption_bound.unwrap_or(0);
+    builder.preemption_bound = Some(asked.max(preemptions));
+    builder.check(model);
+}
+
+fn replayed<const N: usize>(log: &ChangeLog<N>, from: u64) -> (Vec<AddressRange>, Told) {
+    let mut ranges = Vec::new();
+    let told = log.replay(from, &mut |range| ranges.push(range));
+    (ranges, told)
+}
+
+/// What is counted by the word is told, and what is told was written.
+#[test]
+fn loom_a_counted_entry_is_told() {
+    explore(3, || {
+        let log = Arc::new(ChangeLog::<4>::new());
+        let writers: Vec<_> = (0..2)
+            .map(|number| {
+                let log = Arc::clone(&log);
+                thread::spawn(move || log.append(page(number)))
+            })
+            .collect();
+        let (mut seen, told) = replayed(&log, 0);
+        assert!(told.complete && seen.len() as u64 >= told.word, "{seen:?} {told:?}");
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        let (more, told) = replayed(&log, told.up_to);
+        assert_eq!((told.word, told.up_to, told.complete), (2, 2, true));
+        seen.extend(more);
+        assert!((0..2).all(|number| seen.contains(&page(number))), "{seen:?}");
+        assert!(seen.iter().all(|it| *it == page(0) || *it == page(1)), "{seen:?}");
+    });
+}
+
+/// Three entries for one slot: who is in whose way says so, and no mixture is ever read.
+#[test]
+fn loom_writers_that_share_a_slot_lose_nothing_unsaid() {
+    explore(3, || {
+        let log = Arc::new(ChangeLog::<1>::new());
+        let writers: Vec<_> = (0..2)
+            .map(|number| {
+                let log = Arc::clone(&log);
+                thread::spawn(move || log.append(page(number)))
+            })
+            .collect();
+        let (mut seen, told) = replayed(&log, 0);
+        let mut all_said = !told.complete;
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        let (more, told) = replayed(&log, told.up_to);
+        all_said |= !told.complete;
+        seen.extend(more);
+        assert!(all_said || (0..2).all(|number| seen.contains(&page(number))), "{seen:?}");
+        assert!(seen.iter().all(|it| *it == page(0) || *it == page(1)), "{seen:?}");
+    });
+}
+
+/// The world of the feed: changes are announced by whoever makes them.
+struct World<const ENTRIES: usize> {
+    page: AtomicU64,
+    log: ChangeLog<ENTRIES>,
+    under_way: UnderWay<1>,
+    pinned: Mutex<Vec<u64>>,
+}
+
+impl<const ENTRIES: usize> World<ENTRIES> {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            page: AtomicU64::new(0),
+            log: ChangeLog::new(),
+            under_way: UnderWay::new(),
+            pinned: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn change(&self) {
+        let ticket = self.under_way.begin(page(0));
+        self.log.append(page(0));
+        // Relaxed: what orders the effect is what the feed promises, nothing else.
+        self.page.fetch_add(1, Ordering::Relaxed);
+        self.under_way.end(ticket);
+    }
+
+    fn now(&self) -> u64 {
+        self.page.load(Ordering::Relaxed)
+    }
+}
+
+struct Device<const ENTRIES: usize>(Arc<World<ENTRIES>>);
+
+impl<const ENTRIES: usize> Registrar for Device<ENTRIES> {
+    type Handle = usize;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 20, max_regions: 8 }
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<usize, RegisterError> {
+        let mut pinned = lock(&self.0.pinned);
+        pinned.push(self.0.now());
+        Ok(pinned.len() - 1)
+    }
+
+    fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
+struct Fed<const ENTRIES: usize>(Arc<World<ENTRIES>>);
+
+// SAFETY: every change of the model is announced before it takes effect.
+unsafe impl<const ENTRIES: usize> Monitor for Fed<ENTRIES> {
+    fn name(&self) -> &'static str {
+        "fed"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        Ok(Sequence(self.0.log.word()))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        self.0.under_way.overlaps(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let Told { up_to, word, complete } = self.0.log.replay(from.0, visit);
+        Replay { up_to: Position(up_to, 0), sequence: Sequence(word), complete }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Told
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        0
+    }
+
+    fn ring(&self) {}
+
+    fn wait(&self, _: u32) {}
+}
+
+type FedCache<const ENTRIES: usize> = Cache<Device<ENTRIES>, Fed<ENTRIES>>;
+
+fn cache<const ENTRIES: usize>(world: &Arc<World<ENTRIES>>) -> Arc<FedCache<ENTRIES>> {
+    let (device, fed) = (Device(Arc::clone(world)), Fed(Arc::clone(world)));
+    Arc::new(Cache::new(device, fed, Config::default()).unwrap())
+}
+
+/// Takes a lease and tells which page the device has.
+fn pinned_by_get<const ENTRIES: usize>(cache: &FedCache<ENTRIES>, world: &World<ENTRIES>) -> u64 {
+    // SAFETY: the model's device touches no memory.
+    let lease = unsafe { cache.get(START as *const u8, PAGE, Access::READ) }.unwrap();
+    let pinned = lock(&world.pinned);
+    pinned[lease.handle()]
+}
+
+/// A get beside a change, and one after it: the first may have either page, the second has the new
+/// one. `ENTRIES` of one make the two changes of the log lose each other.
+fn a_get_beside_changes<const ENTRIES: usize>() {
+    let world = World::<ENTRIES>::new();
+    let cache = cache(&world);
+    let other = {
+        let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+        thread::spawn(move || pinned_by_get(&cache, &world))
+    };
+    world.change();
+    other.join().unwrap();
+    assert_eq!(pinned_by_get(&cache, &world), world.now());
+}
+
+#[test]
+fn loom_a_told_change_is_seen_and_nothing_is_published_during_it() {
+    explore(3, a_get_beside_changes::<2>);
+}
+
+/// Two threads change, a third gets, all at once.
+#[test]
+fn loom_two_told_changes_are_seen() {
+    explore(2, || {
+        let world = World::<1>::new();
+        let cache = cache(&world);
+        pinned_by_get(&cache, &world);
+        let changing = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.change())
+        };
+        let getting = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || pinned_by_get(&cache, &world))
+        };
+        world.change();
+        getting.join().unwrap();
+        changing.join().unwrap();
+        assert_eq!(pinned_by_get(&cache, &world), world.now());
+    });
+}
+
+/// A monitor that is a word, beside a log.
+struct Word(AtomicU64);
+
+// SAFETY: nothing is registered on its word.
+unsafe impl Monitor for Word {
+    fn name(&self) -> &'static str {
+        "word"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        Ok(Sequence(self.0.load(Ordering::Acquire)))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, _: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let word = self.0.load(Ordering::Acquire);
+        (0..word).for_each(|_| visit(page(8)));
+        Replay { up_to: Position(word, 0), sequence: Sequence(word), complete: true }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        0
+    }
+
+    fn ring(&self) {}
+
+    fn wait(&self, _: u32) {}
+}
+
+/// One thread moves the first word, one the second; a check and a replay that give the same sum know
+/// the same of both. Two readers on two threads, so that each may see the two in another order.
+#[test]
+fn loom_equal_sums_are_equal_pairs() {
+    explore(3, || {
+        let both = Arc::new((Word(AtomicU64::new(0)), ChangeLog::<2>::new()));
+        let movers = [
+            {
+                let both = Arc::clone(&both);
+                thread::spawn(move || {
+                    both.0.0.fetch_add(1, Ordering::Release);
+                })
+            },
+            {
+                let both = Arc::clone(&both);
+                thread::spawn(move || both.1.append(page(9)))
+            },
+        ];
+        let replaying = {
+            let both = Arc::clone(&both);
+            thread::spawn(move || {
+                let mut told = Vec::new();
+                let from = Position(0, 0);
+                let replay =
+                    combination::replay(&both.0, &both.1, from, &mut |range| told.push(range));
+                (replay, told)
+            })
+        };
+        let checked = combination::check(&both.0, &both.1).unwrap();
+        // What this thread knows has happened: what a change that returned would be.
+        let (first, second) = (both.0.0.load(Ordering::Acquire), both.1.word());
+        let again = combination::check(&both.0, &both.1).unwrap();
+        let (replay, told) = replaying.join().unwrap();
+        movers.into_iter().for_each(|mover| mover.join().unwrap());
+        if again == replay.sequence {
+            assert!(first == 0 || told.contains(&page(8)), "{checked:?} {replay:?} {told:?}");
+            assert!(second == 0 || told.contains(&page(9)), "{checked:?} {replay:?} {told:?}");
+        }
+    });
+}

@@ -1,0 +1,231 @@
+//! Changes that have begun and may not have taken effect yet, noted by whoever makes them: any
+//! number of writers and readers, no lock, no allocation, also in signal handlers.
+//!
+//! A *record* is a range that stands from [`begin`](UnderWay::begin) to [`end`](UnderWay::end). If
+//! all records are taken, the change is counted instead, and everything is under way until the count is
+//! zero again.
+//!
+//! # What a reader may believe
+//!
+//! *If a reader knows that a change has begun (it has read what the writer wrote after `begin`), and
+//! [`overlaps`](UnderWay::overlaps) says no of a range that it changes, then the change has
+//! ended, and what it did is done.* The writer's `begin` happened before the reader's look, so the
+//! look finds the record standing, or a later state of it. A later state was written by the writer's
+//! `end`, or after it; `end` released the effect, and the look acquires it. The same holds for the
+//! count: it is only ever added to and subtracted from, so a zero read after the addition comes after
+//! the subtraction.
+//!
+//! The layout is `#[repr(C)]`, because two copies of this code may share one table.
+
+use crate::AddressRange;
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
+
+/// Room for `RECORDS` changes at a time that can be told apart.
+#[repr(C)]
+#[derive(Debug)]
+pub struct UnderWay<const RECORDS: usize> {
+    /// Changes under way for which no record was free.
+    unrecorded: AtomicU64,
+    records: [Record; RECORDS],
+}
+
+#[repr(C)]
+#[derive(Debug)]
+struct Record {
+    /// Four times the number of changes that had it, plus [`FREE`], [`TAKEN`] or [`STANDS`].
+    state: AtomicU64,
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+const FREE: u64 = 0;
+const TAKEN: u64 = 1;
+const STANDS: u64 = 2;
+const STATES: u64 = 4;
+
+/// Which record a change has: what [`UnderWay::begin`] gives and [`UnderWay::end`] takes.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "without `end` the range is under way for ever"]
+pub struct Ticket(Option<usize>);
+
+impl<const RECORDS: usize> UnderWay<RECORDS> {
+    /// Nothing is under way; also in a `static`.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self { unrecorded: AtomicU64::new(0), records: [const { Record::new() }; RECORDS] }
+    }
+
+    /// loom's atomics cannot be made at compile time.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        let records = std::array::from_fn(|_| Record::new());
+        Self { unrecorded: AtomicU64::new(0), records }
+    }
+
+    /// A change of `range` begins. Some 10 ns.
+    pub fn begin(&self, range: AddressRange) -> Ticket {
+        // Neighbours change together, and then begin at different records.
+        let first = (range.start() >> 12) % RECORDS.max(1);
+        let taken = (first..RECORDS)
+            .chain(0..first)
+            .find(|&place| self.records.get(place).is_some_and(|record| record.stand(range)));
+        if taken.is_none() {
+            // AcqRel: released by what the writer writes next, whoever counts on it.
+            self.unrecorded.fetch_add(1, Ordering::AcqRel);
+        }
+        Ticket(taken)
+    }
+
+    /// The change has taken effect, or will not.
+    #[allow(clippy::needless_pass_by_value)] // used up: a record is given back once
+    pub fn end(&self, ticket: Ticket) {
+        match ticket.0.and_then(|place| self.records.get(place)) {
+            Some(record) => record.free(),
+            None => {
+                // Release: whoever finds it gone finds the change done.
+                self.unrecorded.fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+
+    /// Nothing is under way any more.
+    ///
+    /// For a forked child, where the threads do not exist that were changing something. Anywhere
+    /// else this forgets what is true.
+    pub fn forget_all(&self) {
+        self.records.iter().for_each(Record::forget);
+        // Relaxed: the child has one thread.
+        self.unrecorded.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether a change may be under way in `range`. Some nanoseconds for each record.
+    pub fn overlaps(&self, range: AddressRange) -> bool {
+        // Acquire: see the file's claim.
+        self.unrecorded.load(Ordering::Acquire) != 0
+            || self.records.iter().any(|record| record.overlaps(range))
+    }
+}
+
+impl<const RECORDS: usize> Default for UnderWay<RECORDS> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Record {
+    #[cfg(not(loom))]
+    const fn new() -> Self {
+        let [start, end] = [const { AtomicUsize::new(0) }; 2];
+        Self { state: AtomicU64::new(0), start, end }
+    }
+
+    #[cfg(loom)]
+    fn new() -> Self {
+        let [start, end] = std::array::from_fn(|_| AtomicUsize::new(0));
+        Self { state: AtomicU64::new(0), start, end }
+    }
+
+    /// Takes the record, if it is free, for `range`.
+    fn stand(&self, range: AddressRange) -> bool {
+        // Relaxed: the exchange decides.
+        let state = self.state.load(Ordering::Relaxed);
+        if state % STATES != FREE {
+            return false;
+        }
+        let (taken, stands) = (state + TAKEN, state + STANDS);
+        // Acquire: our words come after those of whoever had it before.
+        let mine = self.state.compare_exchange(state, taken, Ordering::Acquire, Ordering::Relaxed);
+        if mine.is_err() {
+            return false;
+        }
+        // Release fence: whoever reads one of the new words, and then passes the acquire fence in
+        // `overlaps`, sees that the record changed hands.
+        fence(Ordering::Release);
+        self.start.store(range.start(), Ordering::Relaxed);
+        self.end.store(range.end(), Ordering::Relaxed);
+        // Release: whoever sees it stand reads its words.
+        self.state.store(stands, Ordering::Release);
+        true
+    }
+
+    /// Only the one who took it calls this.
+    fn free(&self) {
+        // Relaxed: nobody else writes it while it stands.
+        let state = self.state.load(Ordering::Relaxed);
+        // A forked child may have forgotten it.
+        if state % STATES == STANDS {
+            // Release: whoever finds it gone finds the change done.
+            self.state.store(state - STANDS + STATES, Ordering::Release);
+        }
+    }
+
+    fn forget(&self) {
+        // Relaxed: the child has one thread.
+        let state = self.state.load(Ordering::Relaxed);
+        if state % STATES != FREE {
+            self.state.store(state - state % STATES + STATES, Ordering::Relaxed);
+        }
+    }
+
+    fn overlaps(&self, range: AddressRange) -> bool {
+        // Acquire, twice: the state that tells that the change has ended also brings its effect.
+        let before = self.state.load(Ordering::Acquire);
+        if before % STATES != STANDS {
+            return false;
+        }
+        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        // Acquire fence: if either word was newer, the state below is too.
+        fence(Ordering::Acquire);
+        // Another state now: the change that stood here has ended, and whichever stands here now
+        // began after this look.
+        self.state.load(Ordering::Acquire) == before
+            && AddressRange::between(start, end).is_none_or(|it| it.overlaps(&range))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn page(number: usize) -> AddressRange {
+        AddressRange::new(number << 12, 4096).unwrap()
+    }
+
+    #[test]
+    fn what_is_under_way_is_so_until_it_ends() {
+        let table = UnderWay::<4>::new();
+        let (first, second) = (table.begin(page(1)), table.begin(page(1)));
+        table.end(first);
+        assert!(table.overlaps(page(1)) && !table.overlaps(page(2)));
+        table.end(second);
+        assert!(!table.overlaps(page(1)));
+    }
+
+    #[test]
+    fn without_a_free_record_everything_is_under_way() {
+        let table = UnderWay::<2>::new();
+        let mut tickets: Vec<_> = (1..=3).map(|number| table.begin(page(number))).collect();
+        assert!(table.overlaps(page(9)));
+        table.end(tickets.remove(0));
+        assert!(table.overlaps(page(9)), "the unrecorded one goes on");
+        table.end(tickets.remove(1));
+        assert!(table.overlaps(page(2)) && !table.overlaps(page(9)));
+        table.end(tickets.remove(0));
+        assert!(!table.overlaps(page(2)));
+    }
+
+    #[test]
+    fn a_forked_child_starts_with_nothing_under_way() {
+        let table = UnderWay::<2>::new();
+        let tickets = [1, 2, 3].map(|number| table.begin(page(number)));
+        table.forget_all();
+        assert!(!table.overlaps(page(1)) && !table.overlaps(page(9)));
+        let [first, second, _] = tickets;
+        table.end(first);
+        table.end(second);
+        let again = table.begin(page(2));
+        assert!(table.overlaps(page(2)) && !table.overlaps(page(1)));
+        table.end(again);
+    }
+}

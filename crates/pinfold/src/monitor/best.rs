@@ -1,0 +1,257 @@
+//! The best monitor that this machine has.
+//!
+//! | choice | sees | a hit costs |
+//! |---|---|---|
+//! | [`Ebpf`](Choice::Ebpf) | everything, of every kind of memory | a load |
+//! | [`Userfaultfd`](Choice::Userfaultfd) | private anonymous memory; what it is blind to, if hooks or allocators tell the process's [`Feed`] | a system call |
+//! | [`NoMonitor`](Choice::NoMonitor) | what is told to the feed of memory that callers vouch for; nothing else is cached | a load |
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement `Monitor` by handing each call to the one that was
+//! chosen. It contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use super::ebpf::Ebpf;
+use super::feed::Feed;
+use super::none::NoMonitor;
+use super::start::StartError;
+use super::userfaultfd::Userfaultfd;
+use super::with_feed::WithFeed;
+use crate::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
+};
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+/// Which monitor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Choice {
+    /// Programs inside of the kernel.
+    Ebpf,
+    /// [`Userfaultfd`], and the process's [`Feed`].
+    Userfaultfd,
+    /// None; the process's [`Feed`] is followed for memory that callers vouch for.
+    NoMonitor,
+}
+
+impl Choice {
+    /// From the best to the worst.
+    pub const ALL: [Self; 3] = [Self::Ebpf, Self::Userfaultfd, Self::NoMonitor];
+
+    /// Its name in reports and settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ebpf => "ebpf",
+            Self::Userfaultfd => "userfaultfd",
+            Self::NoMonitor => "none",
+        }
+    }
+
+    /// The choice of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|choice| choice.name() == name)
+    }
+}
+
+/// A monitor that this machine does not have.
+#[derive(Debug)]
+pub struct Refused {
+    /// Which.
+    pub choice: Choice,
+    /// Why, and what to do about it.
+    pub reason: Box<dyn Error + Send + Sync>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.choice.name(), self.reason)
+    }
+}
+
+impl Error for Refused {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.reason)
+    }
+}
+
+/// A monitor that was chosen when the program ran.
+///
+/// Programs that know which one they want use that one itself and save a branch.
+#[derive(Debug)]
+pub struct Best {
+    active: Active,
+    refused: Vec<Refused>,
+}
+
+/// One predictable branch for each call.
+#[derive(Debug)]
+enum Active {
+    Ebpf(Arc<Ebpf>),
+    Userfaultfd(WithFeed<Arc<Userfaultfd>>),
+    NoMonitor(WithFeed<NoMonitor>),
+}
+
+/// The best monitor that this machine has; those that all caches of the process share.
+///
+/// [`Best::refused`] says what the better ones lack. In a container that allows nothing it is the
+/// one that sees nothing, and memory is registered for each use.
+///
+/// # Errors
+///
+/// [`StartError`] if not even a page can be had.
+pub fn best() -> Result<Best, StartError> {
+    let mut refused = Vec::new();
+    for choice in [Choice::Ebpf, Choice::Userfaultfd] {
+        match Active::start(choice) {
+            Ok(active) => return Ok(Best { active, refused }),
+            Err(reason) => refused.push(Refused { choice, reason }),
+        }
+    }
+    Ok(Best { active: no_monitor()?, refused })
+}
+
+impl Best {
+    /// This one and no other.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if this machine does not have it.
+    pub fn only(choice: Choice) -> Result<Self, Refused> {
+        let active = Active::start(choice).map_err(|reason| Refused { choice, reason })?;
+        Ok(Self { active, refused: Vec::new() })
+    }
+
+    /// What is active.
+    pub const fn chosen(&self) -> Choice {
+        match self.active {
+            Active::Ebpf(_) => Choice::Ebpf,
+            Active::Userfaultfd(_) => Choice::Userfaultfd,
+            Active::NoMonitor(_) => Choice::NoMonitor,
+        }
+    }
+
+    /// The better ones, and why each is not active.
+    pub fn refused(&self) -> &[Refused] {
+        &self.refused
+    }
+
+    /// Whether hooks or allocators tell the process's feed and this monitor listens to it.
+    pub fn is_fed(&self) -> bool {
+        !matches!(self.active, Active::Ebpf(_)) && Feed::of_process().is_fed()
+    }
+
+    fn monitor(&self) -> &dyn Monitor {
+        match &self.active {
+            Active::Ebpf(monitor) => monitor,
+            Active::Userfaultfd(monitor) => monitor,
+            Active::NoMonitor(monitor) => monitor,
+        }
+    }
+}
+
+impl Active {
+    /// The eBPF monitor sees what a feed could tell, so it goes without.
+    fn start(choice: Choice) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        Ok(match choice {
+            Choice::Ebpf => Self::Ebpf(Ebpf::shared()?),
+            Choice::Userfaultfd => {
+                Self::Userfaultfd(WithFeed::new(Userfaultfd::shared()?, Feed::of_process()))
+            }
+            Choice::NoMonitor => no_monitor()?,
+        })
+    }
+}
+
+fn no_monitor() -> Result<Active, StartError> {
+    Ok(Active::NoMonitor(WithFeed::new(NoMonitor::new()?, Feed::of_process())))
+}
+
+// SAFETY: every call goes to the one monitor that is active, whose promise it is.
+unsafe impl Monitor for Best {
+    fn name(&self) -> &'static str {
+        self.monitor().name()
+    }
+
+    #[inline]
+    fn check(&self) -> Result<Sequence, Lost> {
+        match &self.active {
+            Active::Ebpf(monitor) => monitor.check(),
+            Active::Userfaultfd(monitor) => monitor.check(),
+            Active::NoMonitor(monitor) => monitor.check(),
+        }
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        self.monitor().watch(range)
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        self.monitor().in_flux(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.monitor().replay(from, visit)
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        self.monitor().coverage(mapping, change)
+    }
+
+    #[inline]
+    fn forked(&self) -> bool {
+        match &self.active {
+            Active::Ebpf(monitor) => monitor.forked(),
+            Active::Userfaultfd(monitor) => monitor.forked(),
+            Active::NoMonitor(monitor) => monitor.forked(),
+        }
+    }
+
+    fn bell(&self) -> u32 {
+        self.monitor().bell()
+    }
+
+    fn ring(&self) {
+        self.monitor().ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.monitor().wait(seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_choice_has_a_name_of_its_own() {
+        for choice in Choice::ALL {
+            assert_eq!(Choice::named(choice.name()), Some(choice));
+        }
+        assert_eq!(Choice::named("worst"), None);
+    }
+
+    #[test]
+    fn what_is_better_than_the_chosen_one_was_refused_with_a_reason() {
+        let best = best().unwrap();
+        let better: Vec<_> =
+            Choice::ALL.into_iter().take_while(|&choice| choice != best.chosen()).collect();
+        let refused: Vec<_> = best.refused().iter().map(|refused| refused.choice).collect();
+        assert_eq!(refused, better);
+        assert!(best.refused().iter().all(|refused| !refused.to_string().is_empty()));
+        best.check().unwrap();
+    }
+
+    #[test]
+    fn one_can_be_forced() {
+        let none = Best::only(Choice::NoMonitor).unwrap();
+        assert_eq!((none.chosen(), none.name()), (Choice::NoMonitor, "none"));
+        assert!(none.refused().is_empty());
+        let range = AddressRange::new(0x1000, 0x1000).unwrap();
+        assert_ne!(none.watch(range), Watch::Covered);
+    }
+}

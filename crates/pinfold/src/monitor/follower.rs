@@ -1,0 +1,124 @@
+//! News for others: what a monitor sees, for caches that are not Pinfold's.
+//!
+//! libfabric's `import` monitor, UCX's external events or a table of one's own want to be told which
+//! ranges changed. A [`Follower`] keeps a place in a monitor's log and tells what is new since:
+//!
+//! ```
+//! use pinfold::monitor::{Follower, News, best};
+//! use pinfold::{AddressRange, Monitor, Watch};
+//! use std::collections::HashMap;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut follower = Follower::new(best()?)?;
+//! let mut table: HashMap<AddressRange, u32> = HashMap::new();
+//!
+//! // Before a registration: watch first...
+//! # let memory = vec![0_u8; 65536];
+//! let range = AddressRange::new(memory.as_ptr() as usize, memory.len())?;
+//! let watched = follower.watch(range) == Watch::Covered && !follower.in_flux(range);
+//! // ... register, and keep it only if nothing changed meanwhile.
+//! let key = 7;
+//! let mut changed = false;
+//! follower.news(|news| changed |= news.touches(range))?;
+//! if watched && !changed {
+//!     table.insert(range, key);
+//! }
+//!
+//! // Before every look into the table:
+//! follower.news(|news| table.retain(|range, _| !news.touches(*range)))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A thread that deregisters what is gone sleeps in [`wait`](Follower::wait).
+
+use crate::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
+
+/// Follows a monitor from one call to the next.
+#[derive(Debug)]
+pub struct Follower<M> {
+    monitor: M,
+    position: Position,
+    /// The word at that place.
+    sequence: Sequence,
+    /// How often the bell was rung before the last look.
+    rung: u32,
+}
+
+/// What has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum News {
+    /// Pages of this range may be gone or others.
+    Changed(AddressRange),
+    /// The log has lost entries: anything may have changed.
+    Everything,
+}
+
+impl News {
+    /// Whether `range` is concerned.
+    pub fn touches(self, range: AddressRange) -> bool {
+        match self {
+            Self::Changed(changed) => changed.overlaps(&range),
+            Self::Everything => true,
+        }
+    }
+}
+
+impl<M: Monitor> Follower<M> {
+    /// From now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`] if the monitor sees nothing any more.
+    pub fn new(monitor: M) -> Result<Self, Lost> {
+        let rung = monitor.bell();
+        monitor.check()?;
+        let start = monitor.replay(Position::NOWHERE, &mut |_| {});
+        Ok(Self { monitor, position: start.up_to, sequence: start.sequence, rung })
+    }
+
+    /// Tells everything that took effect before this call and was not told before. Costs the
+    /// monitor's check if there is nothing.
+    ///
+    /// A change is told at its beginning, and may be told more than once. What is registered while one
+    /// is under way may have the old pages: see [`in_flux`](Self::in_flux).
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`] if the monitor sees nothing any more: then anything may change untold.
+    pub fn news(&mut self, mut tell: impl FnMut(News)) -> Result<(), Lost> {
+        // Before the look: a ring behind it is not slept through.
+        self.rung = self.monitor.bell();
+        if self.monitor.check()? == self.sequence {
+            return Ok(());
+        }
+        let replay = self.monitor.replay(self.position, &mut |range| tell(News::Changed(range)));
+        if !replay.complete {
+            tell(News::Everything);
+        }
+        (self.position, self.sequence) = (replay.up_to, replay.sequence);
+        Ok(())
+    }
+
+    /// Waits until there may be news since the last call of [`news`](Self::news), or somebody calls
+    /// [`Monitor::ring`].
+    pub fn wait(&self) {
+        self.monitor.wait(self.rung);
+    }
+
+    /// Has every change of `range` told from now on.
+    pub fn watch(&self, range: AddressRange) -> Watch {
+        self.monitor.watch(range)
+    }
+
+    /// Whether a change that was told may not be done: what is registered now may be gone at
+    /// once, untold.
+    pub fn in_flux(&self, range: AddressRange) -> bool {
+        self.monitor.in_flux(range)
+    }
+
+    /// The monitor.
+    pub const fn monitor(&self) -> &M {
+        &self.monitor
+    }
+}

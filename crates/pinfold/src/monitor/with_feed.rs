@@ -1,0 +1,162 @@
+//! Any monitor and the explicit feed, as one.
+//!
+//! What the monitor sees and what the feed tells are both applied, and what is in flux for one of the
+//! two is in flux. So the feed adds what the monitor is blind to, where somebody claims to tell it
+//! ([`Cover::Told`]), and takes nothing away. Memory that no monitor watches stays uncached: the feed cannot
+//! promise for it, because whoever else maps or truncates a file does not know of any feed.
+//!
+//! A program whose own allocator tells everything it does with its memory can vouch for that memory:
+//! [`Cache::get_vouched`](crate::Cache::get_vouched) keeps the registration, and the allocator's word in
+//! the feed invalidates it, which is the promise that `get_vouched` asks for. That works with
+//! [`NoMonitor`](super::NoMonitor) too.
+//!
+//! # The price
+//!
+//! Two loads and two fences for each check beside the monitor's own; see `monitors` in
+//! `bench/README.md`.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to promise what [`Monitor`] demands, and to declare what a monitor
+//! promises that a feed is added to. It contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use super::bell::Bell;
+use super::feed::Feed;
+use super::none::NoMonitor;
+use super::userfaultfd::Userfaultfd;
+use crate::{
+    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
+};
+use pinfold_core::combination;
+use std::sync::Arc;
+
+/// A monitor that a feed can be added to.
+///
+/// # Safety
+///
+/// Its [`Sequence`]s never decrease. Its [`Position`]s say all in the first word. Its
+/// [`bell`](Monitor::bell), [`ring`](Monitor::ring) and [`wait`](Monitor::wait) are those of
+/// [`own_bell`](Self::own_bell).
+pub unsafe trait Combinable: Monitor {
+    /// What it rings.
+    fn own_bell(&self) -> &Bell;
+}
+
+// SAFETY: its word counts entries, its place is that word.
+unsafe impl Combinable for Userfaultfd {
+    fn own_bell(&self) -> &Bell {
+        self.the_bell()
+    }
+}
+
+// SAFETY: it has one word and one place.
+unsafe impl Combinable for NoMonitor {
+    fn own_bell(&self) -> &Bell {
+        self.the_bell()
+    }
+}
+
+// SAFETY: it is the monitor inside.
+unsafe impl<M: Combinable + ?Sized> Combinable for Arc<M> {
+    fn own_bell(&self) -> &Bell {
+        (**self).own_bell()
+    }
+}
+
+/// A monitor and a feed.
+#[derive(Debug)]
+pub struct WithFeed<M> {
+    monitor: M,
+    feed: &'static Feed,
+}
+
+impl<M: Combinable> WithFeed<M> {
+    /// Usually with [`Feed::of_process`].
+    pub const fn new(monitor: M, feed: &'static Feed) -> Self {
+        Self { monitor, feed }
+    }
+
+    /// The monitor.
+    pub const fn monitor(&self) -> &M {
+        &self.monitor
+    }
+
+    /// The feed.
+    pub const fn feed(&self) -> &'static Feed {
+        self.feed
+    }
+
+    fn bells(&self) -> [&Bell; 2] {
+        [self.monitor.own_bell(), self.feed.bell()]
+    }
+}
+
+// SAFETY: the promises of `Monitor`, one by one. What the monitor sees it sees as before; what follows
+// is about what the feed tells, and nothing else is covered by its word.
+//
+// **Visible.** `begin` returns before the change is made, and by then the feed's word counts its
+// entry. Whoever knows that the change took effect comes after it: the maker's return is handed to him
+// by the program, or the address that it freed was mapped anew, which took a lock of the kernel's that
+// the change had before. So a check that begins then reads a word that counts the entry, and the
+// sum that it answers is that of the feed's entry and of everything that the monitor saw, or of more
+// (`combination`), or it says that it cannot tell.
+//
+// **In flux.** The record stands before the entry is logged, and until the change is done
+// (`under_way`). What was told afterwards took effect before its entry.
+//
+// **Kept.** `change_log`, claims 1 to 3.
+//
+// **Calm.** Nothing here waits but `wait`.
+unsafe impl<M: Combinable> Monitor for WithFeed<M> {
+    fn name(&self) -> &'static str {
+        match (self.monitor.name(), self.feed.is_fed()) {
+            ("userfaultfd", true) => "userfaultfd+hooks",
+            ("none", true) => "hooks",
+            (name, _) => name,
+        }
+    }
+
+    #[inline]
+    fn check(&self) -> Result<Sequence, Lost> {
+        combination::check(&self.monitor, &self.feed.log)
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        self.monitor.watch(range)
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        self.feed.is_under_way(range) || self.monitor.in_flux(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        combination::replay(&self.monitor, &self.feed.log, from, visit)
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        match self.monitor.coverage(mapping, change) {
+            Cover::Blind if self.feed.claims(change) => Cover::Told,
+            cover => cover,
+        }
+    }
+
+    fn forked(&self) -> bool {
+        self.monitor.forked()
+    }
+
+    /// The sum: each only grows, so it is the same if neither was rung.
+    fn bell(&self) -> u32 {
+        let [monitor, feed] = self.bells();
+        monitor.rung().wrapping_add(feed.rung())
+    }
+
+    fn ring(&self) {
+        self.monitor.ring();
+    }
+
+    fn wait(&self, seen: u32) {
+        Bell::wait_for_either(self.bells(), seen);
+    }
+}

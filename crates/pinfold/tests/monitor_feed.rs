@@ -1,0 +1,314 @@
+//! The explicit feed on a real kernel: alone, beside a monitor, and what a cache makes of it.
+//!
+//! # Safety
+//!
+//! The tests call a cache's door with memory of their own, and take signals.
+
+#![allow(unsafe_code, clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use pinfold::monitor::{
+    Best, Choice, Feed, Follower, News, NoMonitor, Userfaultfd, WithFeed, best,
+};
+use pinfold::registrar::Mlock;
+use pinfold::{Access, AddressRange, Cache, Change, Config, Cover, MappingKind, Monitor, Watch};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use support::{PAGE, changes_since, fork, map, mark, munmap, range, touch, wait_for};
+
+const LENGTH: usize = 4 * PAGE;
+/// Frees pages and makes faults fatal; no userfaultfd tells of it.
+const MADV_GUARD_INSTALL: libc::c_int = 102;
+
+fn is_cached<M: Monitor>(cache: &Cache<Mlock, M>, at: usize) -> bool {
+    let start = std::ptr::with_exposed_provenance(at);
+    // SAFETY: nobody minds that these bytes are locked.
+    unsafe { cache.get(start, LENGTH, Access::READ) }.unwrap().is_cached()
+}
+
+fn cache<M: Monitor>(monitor: M) -> Cache<Mlock, M> {
+    pinfold::cache(Mlock::new().unwrap(), monitor, Config::default()).unwrap()
+}
+
+/// What userfaultfd is blind to ends the registration if it is told, and nothing is kept meanwhile.
+#[test]
+fn a_told_change_is_applied_beside_a_monitor_that_cannot_see_it() {
+    static FEED: Feed = Feed::new();
+    let cache = cache(WithFeed::new(Userfaultfd::new().unwrap(), &FEED));
+    let at = map(4);
+    assert!(is_cached(&cache, at));
+    assert_eq!(cache.statistics().registrations, 1);
+    let changing = FEED.begin(range(at, PAGE));
+    assert!(!is_cached(&cache, at), "registered in the middle of a change");
+    support::madvise(at, PAGE, MADV_GUARD_INSTALL);
+    support::madvise(at, PAGE, MADV_GUARD_INSTALL + 1);
+    drop(changing);
+    assert!(is_cached(&cache, at) && is_cached(&cache, at));
+    let counts = cache.statistics();
+    assert_eq!((counts.registrations, counts.invalidations), (3, 1));
+    assert!(munmap(at, LENGTH));
+    cache.reclaim();
+    assert_eq!(cache.statistics().regions, 0, "the monitor's own news count as before");
+}
+
+/// An allocator that tells everything makes good what `get_vouched` asks for.
+#[test]
+fn vouched_memory_is_kept_until_its_owner_tells() {
+    static FEED: Feed = Feed::new();
+    let cache = cache(WithFeed::new(NoMonitor::new().unwrap(), &FEED));
+    let at = map(4);
+    let vouched = || {
+        let start = std::ptr::with_exposed_provenance(at);
+        // SAFETY: every change below is told.
+        unsafe { cache.get_vouched(start, LENGTH, Access::READ) }.unwrap().is_cached()
+    };
+    assert!(vouched() && vouched());
+    assert!(!is_cached(&cache, at), "nobody vouched this time");
+    assert_eq!(cache.statistics().registrations, 2);
+    FEED.changed(range(at + PAGE, PAGE));
+    assert!(vouched());
+    assert_eq!(cache.statistics().registrations, 3);
+    assert!(munmap(at, LENGTH));
+}
+
+#[test]
+fn a_claim_turns_blind_into_told_and_nothing_else() {
+    static FEED: Feed = Feed::new();
+    let monitor = WithFeed::new(Userfaultfd::new().unwrap(), &FEED);
+    let before = |mapping, change| monitor.monitor().coverage(mapping, change);
+    assert_eq!(monitor.name(), "userfaultfd");
+    Change::ALL.into_iter().for_each(|change| FEED.claim(change));
+    assert_eq!(monitor.name(), "userfaultfd+hooks");
+    for mapping in MappingKind::ALL {
+        for change in Change::ALL {
+            let expected = match before(mapping, change) {
+                Cover::Blind => Cover::Told,
+                other => other,
+            };
+            assert_eq!(monitor.coverage(mapping, change), expected, "{mapping:?} {change:?}");
+        }
+    }
+    FEED.withdraw(Change::Guard);
+    assert_eq!(monitor.coverage(MappingKind::PrivateAnonymous, Change::Guard), Cover::Blind);
+}
+
+#[test]
+fn a_change_told_by_another_thread_is_known_when_its_begin_returned() {
+    static FEED: Feed = Feed::new();
+    let monitor = WithFeed::new(Userfaultfd::new().unwrap(), &FEED);
+    let at = map(4);
+    assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
+    for round in 0..1000 {
+        let before = mark(&monitor);
+        let told = range(at + round % 4 * PAGE, PAGE);
+        let seen = thread::scope(|scope| {
+            let teller = scope.spawn(|| drop(FEED.begin(told)));
+            teller.join().unwrap();
+            monitor.check().unwrap() != before.sequence
+        });
+        assert!(seen && touch(&changes_since(&monitor, before), told));
+    }
+}
+
+/// Many threads tell, one follows: what has been told before a look is known after it, however the
+/// two words move meanwhile.
+#[test]
+fn a_storm_of_news_hides_nothing() {
+    static FEED: Feed = Feed::new();
+    const EACH: u64 = 20_000;
+    let monitor = Arc::new(WithFeed::new(NoMonitor::new().unwrap(), &FEED));
+    let mut follower = Follower::new(Arc::clone(&monitor)).unwrap();
+    let done = [const { AtomicU64::new(0) }; 2];
+    let (mut known, mut looks) = ([0; 2], 0);
+    thread::scope(|scope| {
+        for (teller, done) in done.iter().enumerate() {
+            scope.spawn(move || {
+                for turn in 1..=EACH {
+                    FEED.changed(page_of(teller, turn));
+                    done.store(turn, Ordering::Release);
+                }
+            });
+        }
+        while known.iter().any(|&known| known < EACH) {
+            let before = done.each_ref().map(|done| done.load(Ordering::Acquire));
+            follower
+                .news(|news| match news {
+                    News::Changed(range) => {
+                        let (teller, turn) = of_page(range);
+                        known[teller] = known[teller].max(turn);
+                    }
+                    // What each is about to tell included: it may have its place in the log.
+                    News::Everything => {
+                        known = done.each_ref().map(|done| done.load(Ordering::Acquire) + 1);
+                    }
+                })
+                .unwrap();
+            looks += 1;
+            assert!(known[0] >= before[0] && known[1] >= before[1], "{known:?} {before:?}");
+        }
+    });
+    eprintln!("{looks} looks at {} changes", 2 * EACH);
+}
+
+/// A range that says who told it and when.
+fn page_of(teller: usize, turn: u64) -> AddressRange {
+    range((2 * usize::try_from(turn).unwrap() + teller) * PAGE, PAGE)
+}
+
+fn of_page(range: AddressRange) -> (usize, u64) {
+    let number = range.start() / PAGE;
+    (number % 2, number as u64 / 2)
+}
+
+/// Told by the handler of a signal that interrupts the telling.
+static INTERRUPTED: Feed = Feed::new();
+static BY_HANDLER: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn tell_from_handler(_: libc::c_int) {
+    let turn = BY_HANDLER.fetch_add(1, Ordering::Relaxed) + 1;
+    drop(INTERRUPTED.begin(page_of(1, turn)));
+}
+
+#[test]
+fn a_signal_handler_may_tell_in_the_middle_of_telling() {
+    const SIGNALS: u64 = 2_000;
+    let monitor = WithFeed::new(NoMonitor::new().unwrap(), &INTERRUPTED);
+    let mut follower = Follower::new(monitor).unwrap();
+    // SAFETY: the handler does what handlers may, which is what this test is about.
+    unsafe { libc::signal(libc::SIGUSR1, tell_from_handler as extern "C" fn(_) as usize) };
+    let (over, teller) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut last = Last::default();
+    thread::scope(|scope| {
+        let telling = scope.spawn(|| tell_until(&over, &teller));
+        while BY_HANDLER.load(Ordering::Relaxed) < SIGNALS {
+            let thread = teller.load(Ordering::Acquire);
+            // SAFETY: a thread that says who it is has not ended before it is told to.
+            assert!(thread == 0 || unsafe { libc::pthread_kill(thread, libc::SIGUSR1) } == 0);
+            follower.news(|news| last.note(news)).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        let turns = telling.join().unwrap();
+        last.everything = false;
+        follower.news(|news| last.note(news)).unwrap();
+        let told = [turns, BY_HANDLER.load(Ordering::Relaxed)];
+        assert!(last.everything || last.known == told, "{last:?} of {told:?}");
+    });
+    assert!(!INTERRUPTED.is_under_way(range(PAGE, usize::MAX / 2)));
+}
+
+/// How often it has told.
+fn tell_until(over: &AtomicBool, me: &AtomicU64) -> u64 {
+    // SAFETY: the call has no preconditions.
+    me.store(unsafe { libc::pthread_self() }, Ordering::Release);
+    let mut turn = 0;
+    while !over.load(Ordering::Relaxed) {
+        turn += 1;
+        drop(INTERRUPTED.begin(page_of(0, turn)));
+    }
+    turn
+}
+
+/// The last that each teller told.
+#[derive(Default, Debug)]
+struct Last {
+    known: [u64; 2],
+    everything: bool,
+}
+
+impl Last {
+    fn note(&mut self, news: News) {
+        match news {
+            News::Everything => self.everything = true,
+            News::Changed(range) => {
+                let (teller, turn) = of_page(range);
+                self.known[teller] = self.known[teller].max(turn);
+            }
+        }
+    }
+}
+
+/// Whoever waits is woken by the monitor's news, by the feed's, and by a ring.
+#[test]
+fn a_waiter_is_woken_by_either_source() {
+    static FEED: Feed = Feed::new();
+    let monitor = WithFeed::new(Userfaultfd::new().unwrap(), &FEED);
+    let at = map(4);
+    assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
+    let sources: [&(dyn Fn() + Sync); 3] =
+        [&|| assert!(munmap(at, LENGTH)), &|| FEED.changed(range(at, PAGE)), &|| monitor.ring()];
+    for source in sources {
+        let seen = monitor.bell();
+        thread::scope(|scope| {
+            scope.spawn(|| monitor.wait(seen));
+            source();
+        });
+        assert_ne!(monitor.bell(), seen);
+    }
+}
+
+/// A thread that a fork leaves behind in the middle of a change keeps its range uncached in the child,
+/// until the child says that there is no such thread.
+#[test]
+fn a_forked_child_can_forget_what_its_parents_threads_were_doing() {
+    static FEED: Feed = Feed::new();
+    let at = map(4);
+    let under_way = range(at, LENGTH);
+    let changing = FEED.begin(under_way);
+    let child = fork(|| {
+        assert!(FEED.is_under_way(under_way));
+        // SAFETY: a forked child with one thread, which is not told to change anything itself.
+        unsafe { FEED.forget_parents_changes() };
+        assert!(!FEED.is_under_way(under_way));
+        let cache = cache(WithFeed::new(Userfaultfd::new().unwrap(), &FEED));
+        assert!(is_cached(&cache, at));
+    });
+    assert_eq!(wait_for(child), 0);
+    assert!(FEED.is_under_way(under_way), "the parent's is the parent's");
+    drop(changing);
+}
+
+/// The best of this machine, and each that it has, carries a cache.
+#[test]
+fn each_choice_carries_a_cache() {
+    for choice in Choice::ALL {
+        match Best::only(choice) {
+            Ok(monitor) => carries_a_cache(monitor),
+            Err(refused) => eprintln!("skipped: {refused}"),
+        }
+    }
+    carries_a_cache(best().unwrap());
+}
+
+fn carries_a_cache(monitor: Best) {
+    let caches = monitor.chosen() != Choice::NoMonitor;
+    let (name, at) = (monitor.name(), map(4));
+    let cache = cache(monitor);
+    assert_eq!(is_cached(&cache, at), caches, "{name}");
+    let told = Feed::of_process().begin(range(at, PAGE));
+    drop(told);
+    assert_eq!(is_cached(&cache, at), caches, "{name}");
+    assert!(munmap(at, LENGTH));
+    cache.reclaim();
+    let held = cache.statistics().regions;
+    assert_eq!(held, 0, "{name}: what is unmapped is given back");
+}
+
+/// A monitor's own news reach a follower, too.
+#[test]
+fn a_follower_hears_of_what_the_monitor_sees() {
+    let mut follower = Follower::new(Userfaultfd::new().unwrap()).unwrap();
+    let at = map(4);
+    assert_eq!(follower.watch(range(at, LENGTH)), Watch::Covered);
+    follower.news(|news| panic!("{news:?}")).unwrap();
+    assert!(munmap(at, PAGE));
+    let mut told = Vec::new();
+    follower.news(|news| told.push(news)).unwrap();
+    assert_eq!(told, [News::Changed(range(at, PAGE))]);
+    follower.news(|news| panic!("told twice: {news:?}")).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| assert!(munmap(at + PAGE, PAGE)));
+        follower.wait();
+    });
+}
