@@ -9,7 +9,7 @@
 
 use crate::support::*;
 use io_uring::{opcode, types};
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{Best, Choice, Userfaultfd, best};
 use pinfold::registrar::{IoUring, Mlock};
 use pinfold::{Access, Cache, Config, GetError, Lease, Monitor};
 use std::fs::File;
@@ -34,7 +34,11 @@ pub(crate) fn monitor() -> Option<AnyMonitor> {
         "" | "userfaultfd" => {
             Userfaultfd::shared().map(|it| it as AnyMonitor).map_err(|error| error.to_string())
         }
-        other => Err(format!("no monitor is called {other}")),
+        "best" => best().map(|it| Arc::new(it) as AnyMonitor).map_err(|error| error.to_string()),
+        other => {
+            let choice = Choice::named(other).expect("a monitor's name");
+            Best::only(choice).map(|it| Arc::new(it) as AnyMonitor).map_err(|it| it.to_string())
+        }
     };
     made.map_err(|error| eprintln!("skipped: no monitor: {error}")).ok()
 }
