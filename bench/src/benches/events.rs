@@ -149,10 +149,12 @@ fn stream<M: Monitor>(
     cache: &Cache<NullDevice, M>,
     of: &Stream<'_>,
 ) -> Result<(), String> {
+    let steadily = || round_of_hits(cache, options.window(ROUND), of.hits);
+    // Once before memory is looked at: the C library keeps an ended thread's stack for the next.
+    while_changing(of.change, steadily).0?;
+    let memory = sys::memory_used();
     let before = cache.statistics();
     let (mut made, mut busy) = (0, Duration::ZERO);
-    let memory = sys::memory_used();
-    let steadily = || round_of_hits(cache, options.window(ROUND), of.hits);
     let mut changing = |_| {
         let began = Instant::now();
         let (ours, changes) = while_changing(of.change, steadily);

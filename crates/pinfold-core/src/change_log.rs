@@ -101,7 +101,7 @@ impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Logs `range`. Safe in signal handlers and before `main`; some 20 ns.
+    /// Logs `range`. Safe in signal handlers and before `main`; some 10 ns.
     pub fn append(&self, range: AddressRange) {
         // AcqRel. Release: a reader that knows of this number knows of what came before, see the
         // third claim. Acquire, because a chain of releases would do, and costs the same.

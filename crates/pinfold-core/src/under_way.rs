@@ -62,7 +62,7 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
         Self { unrecorded: AtomicU64::new(0), records }
     }
 
-    /// A change of `range` begins. Some 10 ns.
+    /// A change of `range` begins. A few nanoseconds.
     pub fn begin(&self, range: AddressRange) -> Ticket {
         // Neighbours change together, and then begin at different records.
         let first = (range.start() >> 12) % RECORDS.max(1);
@@ -98,7 +98,7 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
         self.unrecorded.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a change may be under way in `range`. Some nanoseconds for each record.
+    /// Whether a change may be under way in `range`. Two nanoseconds for each record.
     pub fn overlaps(&self, range: AddressRange) -> bool {
         // Acquire: see the file's claim.
         self.unrecorded.load(Ordering::Acquire) != 0

@@ -4,7 +4,7 @@
 
 mod support;
 
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::{Monitor, Watch};
 use std::hint::black_box;
 use std::time::Instant;
@@ -52,5 +52,28 @@ fn print_what_it_costs() {
     });
     print("mappings_in", 200, 50, || {
         black_box(pinfold::mappings::mappings_in(watched).unwrap());
+    });
+}
+
+#[test]
+fn print_what_the_feed_costs() {
+    static FEED: Feed = Feed::new();
+    let changed = range(16 * PAGE, LENGTH);
+    print("a change told, begin and end", 300, 1000, || drop(black_box(FEED.begin(changed))));
+    print("a change told afterwards", 300, 1000, || FEED.changed(changed));
+    print("is anything under way", 300, 1000, || {
+        black_box(FEED.is_under_way(changed));
+    });
+    let none = NoMonitor::new().unwrap();
+    print("check, no monitor", 300, 1000, || {
+        black_box(none.check().unwrap());
+    });
+    let both = WithFeed::new(none, &FEED);
+    print("check, no monitor with feed", 300, 1000, || {
+        black_box(both.check().unwrap());
+    });
+    let both = WithFeed::new(Userfaultfd::new().unwrap(), &FEED);
+    print("check, userfaultfd with feed", 300, 1000, || {
+        black_box(both.check().unwrap());
     });
 }

