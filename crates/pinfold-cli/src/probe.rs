@@ -5,6 +5,7 @@ use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
 use crate::run::library;
 use pinfold::limits::{IpcLock, Limits, Memlock};
+use pinfold::monitor::hooks::Hooks;
 use pinfold::monitor::{Best, Choice, Feed, best};
 use pinfold::registrar::Mlock;
 use pinfold::registrar::verbs::{self, Attributes};
@@ -147,6 +148,9 @@ fn hooks() -> Part {
         let told: Vec<_> =
             Change::ALL.into_iter().filter(|&it| Feed::of_process().claims(it)).collect();
         match told.as_slice() {
+            [] if matches!(Hooks::of_process(), Hooks::Withdrawn { .. }) => {
+                Err(Hooks::of_process().to_string())
+            }
             [] => Err(format!(
                 "not in this process: `pinfold run -- PROGRAM` starts a program with them{}",
                 library::find().err().map(|missing| format!(", but {missing}")).unwrap_or_default()

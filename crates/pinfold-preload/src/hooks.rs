@@ -25,12 +25,22 @@
 //! Hooks stand between modules. These calls do not pass them: the C library's own (`free`,
 //! `malloc_trim` and thread stacks call `__madvise` inside it: discards, which userfaultfd tells;
 //! from glibc 2.42 on also the guard of a new thread's stack, which nobody tells: it lies where the
-//! program may not touch it); a system call instruction in the program itself; functions
+//! program may not touch it); a system call instruction in the program itself; io_uring's
+//! `IORING_OP_MADVISE`; functions
 //! taken from the C library's own handle (`dlsym` on `dlopen("libc.so.6")`); a library loaded with
 //! `RTLD_DEEPBIND`; a second C library (`dlmopen`); a program linked statically, which has no
 //! dynamic linker to preload anything.
 //! Of all these userfaultfd goes on to tell what it tells; the two changes are blind there, which is
 //! why a monitor with hooks calls them `told`, not `seen`.
+//!
+//! # Beside others
+//!
+//! jemalloc and mimalloc may be preloaded before or behind; neither has these functions. The address
+//! sanitizer has none either, but its runtime refuses to be any but the first library:
+//! `LD_PRELOAD=libasan.so:libpinfold_preload.so`, or a runtime linked statically. Whoever does take
+//! one of these functions over may stand first if he hands on to the next (`dlsym(RTLD_NEXT, ...)`);
+//! if he makes the call himself, the hooks notice when the program starts, withdraw what they claim,
+//! and name him ([`Hooks`](pinfold::monitor::hooks::Hooks)).
 //!
 //! A hook that is left by `longjmp` from a signal handler, or whose `vfork` child is killed in the
 //! middle, never marks the end: its range is registered for each use from then on. Slower,

@@ -12,9 +12,26 @@
 //! [`best`] picks one. [`Feed`] is how allocators and hooks tell what they change, [`Follower`] how
 //! other caches than Pinfold's follow any of these.
 //!
+//! # Forks, ends, stops, lost rights
+//!
+//! - A forked child finds its parent's monitors and caches
+//!   [`Forked`](crate::Lost::Forked): they give nothing and take nothing from the parent. New ones
+//!   work at once. A child that shares the memory (`vfork`, `clone(CLONE_VM)`) is watched like a
+//!   thread, and must not use a cache.
+//! - Processes and threads may end in any way, with leases alive and changes under way; destructors
+//!   of thread-locals and functions at exit may use caches.
+//! - A program that closes all descriptors, or has them or system calls taken away, finds
+//!   [`Lost`](crate::Lost) (userfaultfd) and may make a new monitor.
+//! - While the process is stopped, or a debugger holds the thread `pinfold-events`, changes of memory
+//!   that userfaultfd watches wait, and a process that is being stopped in the middle of one is
+//!   reported as stopped only when it has been continued.
+//! - Checkpoints (CRIU, DMTCP), and unloading a library that contains Pinfold, are not supported.
+//!
+//! `ARCHITECTURE.md` has the whole table.
+//!
 //! The order of layers, each using only what stands above it: `bell`, `ring`,
 //! `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
-//! `ebpf`, `best`, `follower`.
+//! `ebpf`, `best`, `follower`; `hooks` stands apart.
 
 mod bell;
 mod best;
@@ -44,10 +61,10 @@ mod with_feed;
 
 pub use bell::Bell;
 pub use best::{Best, Choice, Refused, best};
-pub use feed::{Changing, Feed};
-pub use follower::{Follower, News};
 pub use ebpf::Ebpf;
 pub use ebpf_error::EbpfError;
+pub use feed::{Changing, Feed};
+pub use follower::{Follower, News};
 pub use none::NoMonitor;
 pub use start::StartError;
 pub use unneeded::Unneeded;

@@ -408,11 +408,11 @@ pub(crate) fn wait_readable(descriptor: Descriptor, timeout_ms: i32) -> bool {
     let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
     // SAFETY: the kernel reads and writes one `pollfd`.
     let answered = unsafe { libc::poll(&raw mut poll, 1, timeout_ms) } >= 0;
-    if !answered && last_errno() == Errno(libc::EINVAL) {
-        // RLIMIT_NOFILE is zero now, and poll refuses to look at any descriptor. The caller looks
-        // again in a millisecond instead of at once for ever.
-        // SAFETY: no descriptor is passed.
-        unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
+    if !answered && last_errno() != Errno(libc::EINTR) {
+        // RLIMIT_NOFILE is zero now, and poll refuses to look at any descriptor; or a filter of
+        // system calls refuses poll. The caller looks again in a millisecond instead of at once for
+        // ever.
+        sleep(Duration::from_millis(1));
     }
     poll.revents & libc::POLLNVAL == 0
 }

@@ -1,8 +1,8 @@
 //! What becomes of caches when processes and threads fork, end, execute something else, lose their
 //! descriptors or their rights: each line of the table in `ARCHITECTURE.md`, on the real kernel.
 //!
-//! `PINFOLD_TEST_MONITOR` names the monitor that all of it runs with. Each test runs in a process of
-//! its own.
+//! `PINFOLD_TEST_MONITOR` names the monitor that all of it runs with: `userfaultfd` (alone, as unless
+//! it is set), `best`, `ebpf`. Each test runs in a process of its own.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 

@@ -9,7 +9,7 @@
 
 use crate::support::*;
 use io_uring::{opcode, types};
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{Best, Choice, Userfaultfd, best};
 use pinfold::registrar::{IoUring, Mlock};
 use pinfold::{Access, Cache, Config, GetError, Lease, Monitor};
 use std::fs::File;
@@ -34,7 +34,11 @@ pub(crate) fn monitor() -> Option<AnyMonitor> {
         "" | "userfaultfd" => {
             Userfaultfd::shared().map(|it| it as AnyMonitor).map_err(|error| error.to_string())
         }
-        other => Err(format!("no monitor is called {other}")),
+        "best" => best().map(|it| Arc::new(it) as AnyMonitor).map_err(|error| error.to_string()),
+        other => {
+            let choice = Choice::named(other).expect("a monitor's name");
+            Best::only(choice).map(|it| Arc::new(it) as AnyMonitor).map_err(|it| it.to_string())
+        }
     };
     made.map_err(|error| eprintln!("skipped: no monitor: {error}")).ok()
 }
@@ -42,7 +46,7 @@ pub(crate) fn monitor() -> Option<AnyMonitor> {
 pub(crate) struct World {
     pub(crate) buffers: Buffers,
     pub(crate) locks: Locks,
-    /// Guards the queue; nothing is taken inside.
+    /// Guards the queue and the file's contents; nothing is taken inside.
     ring: Mutex<io_uring::IoUring>,
     file: File,
 }
@@ -84,14 +88,18 @@ impl World {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the lease lives until the request has ended.
         unsafe { ring.submission().push(&entry).unwrap() };
-        while let Err(error) = ring.submit_and_wait(1) {
-            assert_eq!(error.kind(), ErrorKind::Interrupted);
-        }
-        let written = ring.completion().next().unwrap().result();
+        // A wait ends early where the process is stopped.
+        let written = loop {
+            let waited = ring.submit_and_wait(1).map_err(|error| error.kind());
+            assert!(matches!(waited, Ok(_) | Err(ErrorKind::Interrupted)));
+            if let Some(completion) = ring.completion().next() {
+                break completion.result();
+            }
+        };
         assert_eq!(usize::try_from(written), Ok(BYTES), "the device writes all");
-        drop(ring);
         let mut bytes = vec![0; BYTES];
         self.file.read_exact_at(&mut bytes, 0).unwrap();
+        drop(ring);
         Ok(bytes)
     }
 
