@@ -29,6 +29,7 @@
 pub mod access;
 mod arena;
 pub mod barrier;
+pub mod budget;
 pub mod cache;
 pub mod config;
 pub mod coverage;
@@ -58,6 +59,7 @@ mod watchers;
 
 pub use access::Access;
 pub use barrier::Barriers;
+pub use budget::{Account, Amount, Lender, Refusal};
 pub use cache::{Cache, Checked};
 pub use config::{Config, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
