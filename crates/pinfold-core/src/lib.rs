@@ -69,6 +69,8 @@ pub use monitor::{Lost, Monitor, Replay, Sequence, Uncovered, Watch};
 pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;
-pub use registrar::{BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+pub use registrar::{
+    BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
+};
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use statistics::Statistics;

@@ -63,6 +63,7 @@ pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,
     MappingKind, Monitor, PerUse, Pieces, RangeError, Reclaimer, RegisterError, Registrar,
-    RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch, WhenFull,
+    RegistrarLimits, Replay, ResizeError, Sequence, StableBuffer, Statistics, Uncovered, Watch,
+    WhenFull,
 };
 pub use start::{CacheError, cache, cache_within, on_demand_cache};
