@@ -47,6 +47,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
 
+pub mod allocator;
 pub mod budget;
 mod descriptor;
 mod fork_mark;
