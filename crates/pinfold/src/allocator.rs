@@ -139,6 +139,12 @@ impl Kept {
     }
 }
 
+/// Which allocator is behind `malloc`; nothing is set.
+pub fn serving_malloc() -> Allocator {
+    let found = Found::all().into_iter().find(Found::serves_malloc);
+    found.map_or(Allocator::Unknown, |found| found.allocator())
+}
+
 /// Has every allocator that the dynamic linker knows keep its memory, from now on.
 ///
 /// Costs some microseconds. Affects the whole process; call it early, because what is given back

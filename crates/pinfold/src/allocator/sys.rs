@@ -174,11 +174,10 @@ impl Mimalloc {
     }
 
     /// Sets an option, and says what it is then.
+    #[allow(clippy::cast_possible_truncation)] // where words have 32 bits, options have
     pub(super) fn set(self, option: c_int, value: i64) -> i64 {
-        if let Ok(value) = c_long::try_from(value) {
-            // SAFETY: mimalloc passes over an option that it does not have.
-            unsafe { (self.set)(option, value) };
-        }
+        // SAFETY: mimalloc passes over an option that it does not have.
+        unsafe { (self.set)(option, value as c_long) };
         self.get(option)
     }
 }
