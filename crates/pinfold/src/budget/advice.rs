@@ -1,6 +1,6 @@
 //! What a discovery means for the one who runs the program, in sentences.
 
-use super::discovery::{Beyond, Bound, Discovery, Kind, Privilege};
+use super::discovery::{Bound, Discovery, Kind, Privilege};
 use super::figure::SharedWith;
 use crate::limits::Memlock;
 use std::fmt;
@@ -182,10 +182,7 @@ impl fmt::Display for Advice {
                 kib(*soft)
             ),
             Self::TightGroup { bound, current } => {
-                let what = match bound.beyond {
-                    Beyond::Throttled => "slowed down",
-                    Beyond::Killed | Beyond::Refused => "killed",
-                };
+                let what = bound.beyond;
                 let used = current
                     .map_or_else(String::new, |used| format!(", of which {} are used", kib(used)));
                 write!(

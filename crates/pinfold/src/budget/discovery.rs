@@ -3,6 +3,7 @@
 use super::figure::{Figure, SharedWith, Unread};
 use super::machine::{self, Machine, Membership, Mount};
 use crate::limits::Memlock;
+use std::fmt;
 use std::path::Path;
 
 /// What kind of registrar is to pin. Three counters meet one limit.
@@ -127,6 +128,16 @@ pub enum Beyond {
     Throttled,
     /// A process is killed.
     Killed,
+}
+
+impl fmt::Display for Beyond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refused => "refused",
+            Self::Throttled => "slowed down",
+            Self::Killed => "killed",
+        })
+    }
 }
 
 /// One thing that bounds what may be pinned.

@@ -597,7 +597,7 @@ impl fmt::Display for BudgetError {
                 amount.bytes,
                 amount.regions,
                 bound.source,
-                beyond(bound.beyond),
+                bound.beyond,
                 bound.bytes,
                 bound.shared_with
             ),
@@ -618,7 +618,7 @@ impl fmt::Display for BudgetError {
                 bound.source,
                 bound.bytes,
                 bound.shared_with,
-                beyond(bound.beyond),
+                bound.beyond,
                 how_to_raise(bound)
             ),
             Self::Registrations { regions, max_regions } => write!(
@@ -645,14 +645,6 @@ impl fmt::Display for BudgetError {
                 "this is a forked child, whose parent's the budget is: make a new one here",
             ),
         }
-    }
-}
-
-fn beyond(beyond: Beyond) -> &'static str {
-    match beyond {
-        Beyond::Refused => "refused",
-        Beyond::Throttled => "slowed down",
-        Beyond::Killed => "killed",
     }
 }
 
