@@ -147,6 +147,7 @@ fn pins_of_the_same_user_are_summed_and_others_are_not() {
     machine.write("/proc/100/status", "Uid:\t1000\nVmPin:\t999999 kB\n");
     machine.write("/proc/200/status", "Uid:\t1000\t0\t0\t0\nVmPin:\t3072 kB\n");
     machine.write("/proc/201/status", "Uid:\t1000\nVmPin:\t1024 kB\n");
+    machine.write("/proc/202/status", "Uid:\t1000\nVmPin:\t9999 kB\nCapEff:\t0000000000004000\n");
     machine.write("/proc/300/status", "Uid:\t1001\nVmPin:\t8192 kB\n");
     machine.write("/proc/400/status", "nonsense");
     assert_eq!(machine.read().pinned_by_others.get(), Some(4 * MIB));

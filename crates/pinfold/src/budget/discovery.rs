@@ -99,7 +99,8 @@ pub struct Discovery {
     pub pinned: Figure<u64>,
     /// What this user's other processes have pinned, in bytes, as far as they can be seen. The
     /// kernel does not tell the counter that io_uring compares; this sum has the pins of RDMA too,
-    /// and lacks those of processes that are hidden or have ended.
+    /// and lacks those of processes that are hidden or have ended. What processes with
+    /// `CAP_IPC_LOCK` have pinned does not count, and is left out.
     pub pinned_by_others: Figure<u64>,
     /// The control groups that count memory: the process's own first.
     pub groups: Vec<Group>,
@@ -280,9 +281,9 @@ fn memlock(machine: &Machine) -> Figure<MemlockLimit> {
 
 fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privilege> {
     let value = status.as_ref().map_err(|&why| why).and_then(|status| {
-        let has = |key| {
-            let set = machine::capabilities(status, key).ok_or(Unread::Missing)?;
-            Ok(set >> CAP_IPC_LOCK & 1 == 1)
+        let has = |key| match machine::capabilities(status, key) {
+            Some(_) => Ok(has_ipc_lock(status, key)),
+            None => Err(Unread::Missing),
         };
         Ok(match (has("CapEff:")?, has("CapPrm:")?) {
             (true, _) if is_initial_namespace(machine)? => Privilege::Effective,
@@ -294,6 +295,10 @@ fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privi
         })
     });
     Figure::new(value, "/proc/self/status: CapEff, /proc/self/ns/user", SharedWith::Nobody)
+}
+
+fn has_ipc_lock(status: &str, key: &str) -> bool {
+    machine::capabilities(status, key).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
 }
 
 fn is_initial_namespace(machine: &Machine) -> Result<bool, Unread> {
@@ -317,6 +322,7 @@ fn pinned_by_others(machine: &Machine, status: &Result<String, Unread>) -> Figur
         others
             .filter_map(|name| machine.text(&format!("/proc/{name}/status")).ok())
             .filter(|status| machine::word(status, "Uid:") == Some(&user))
+            .filter(|status| !has_ipc_lock(status, "CapEff:"))
             .filter_map(|status| machine::kilobytes(&status, "VmPin:"))
             .fold(0, u64::saturating_add)
     });

@@ -473,28 +473,44 @@ impl Share {
         self.inner().read(|state| state.ledger.held_by(self.drawer)).unwrap_or_default()
     }
 
-    /// Takes `amount` until the result is dropped; others give back what is due to this drawer.
-    ///
-    /// For users of the budget that are no cache. No lock may be held that a release of others
-    /// needs.
+    /// Takes `amount` until the result is dropped, as [`grow`](Self::grow) does.
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if it is not to be had.
+    /// As [`grow`](Self::grow).
     pub fn draw(self: &Arc<Self>, amount: Amount) -> Result<Drawn, Exhausted> {
+        self.grow(amount)?;
+        Ok(Drawn { share: Arc::clone(self), amount })
+    }
+
+    /// Takes `amount` until [`shrink`](Self::shrink) gives it back; others give back what is due to
+    /// this drawer, if it is not there.
+    ///
+    /// For drawers that are no cache: a pool before it registers a slab. No lock may be held
+    /// that a release of others needs, or a listener of this budget.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] if it is not to be had: `allowed - held` is.
+    pub fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
         loop {
-            let refusal = match self.take(amount) {
+            let Refusal { exhausted, missing } = match self.take(amount) {
                 Ok(()) => {
                     self.settle();
-                    return Ok(Drawn { share: Arc::clone(self), amount });
+                    return Ok(());
                 }
                 Err(refusal) => refusal,
             };
-            let exhausted = refusal.exhausted;
-            if exhausted.wanted > exhausted.allowed || !self.recall(refusal.missing) {
+            if exhausted.wanted > exhausted.allowed || !self.recall(missing) {
                 return Err(exhausted);
             }
         }
+    }
+
+    /// Gives back what [`grow`](Self::grow) took, or a part of it.
+    pub fn shrink(&self, amount: Amount) {
+        self.give(amount);
+        self.settle();
     }
 
     fn inner(&self) -> &Inner {
@@ -582,8 +598,7 @@ impl Drawn {
 
 impl Drop for Drawn {
     fn drop(&mut self) {
-        self.share.give(self.amount);
-        self.share.settle();
+        self.share.shrink(self.amount);
     }
 }
 
