@@ -17,9 +17,9 @@
 //! The process never gets smaller: what it needed at its peak it keeps, resident, and as far as it
 //! was registered, pinned within the cache's budget. `pinfold bench allocator` shows it for a program
 //! whose demand goes up and down between 4 and 256 MiB and which rests in between (`--rest-ms
-//! 1500`); here on Linux 6.18, in one run, 14,400 gets each, pinned by a cache that may keep 1 GiB:
+//! 1500`); here on Linux 6.18, in one run, 14,400 gets each, by a cache that may keep 1 GiB:
 //!
-//! | allocator | policy | resident, peak | at the end | pinned as the kernel counts, peak | at the end | registrations made | taken away by the allocator |
+//! | allocator | policy | resident, peak | at the end | registered, regions counted each, peak | at the end | registrations made | taken away by the allocator |
 //! |---|---|---|---|---|---|---|---|
 //! | glibc 2.36 | default | 298 MiB | 169 | 633 MiB | 585 | 797 | 201 |
 //! | | kept | 304 | 304 | 869 | 865 | 731 | 0 |
@@ -28,10 +28,9 @@
 //! | mimalloc 2.0.9 | default | 325 | 212 | 568 | 260 | 1131 | 342 |
 //! | | kept | 342 | 331 | 733 | 695 | 890 | 74 |
 //!
-//! So it saves a tenth to a fifth of the registrations there, and costs the whole peak for ever,
-//! two or three times over in what is counted against the limit: buffers of irregular lengths
-//! overlap those that were there before them, and io_uring counts the pages of each registration. The
-//! other side of it: with a limit of 8 MiB the same program makes 10,500 to 10,700 registrations
+//! So it saves 8 to 21 % of the registrations there, and costs the whole peak for ever, 2.1 to 2.8
+//! times over in what counts against the limit: buffers of irregular lengths overlap those that
+//! were there before them, and io_uring counts the pages of each registration. The other side of it: with a limit of 8 MiB the same program makes 10,500 to 10,700 registrations
 //! whether or not memory is kept (0.3 to 1.4 % fewer), because what is freed is evicted long before
 //! it comes back. Keep memory where the budget holds the peak demand; elsewhere it is all price.
 //!
