@@ -23,12 +23,14 @@ use pinfold::{
     Registrar, ResizeError,
 };
 use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 const LIMIT: u64 = 1 << 20;
 
@@ -54,6 +56,19 @@ fn register(registrar: &IoUring, memory: &Memory) -> Result<BufferIndex, Registe
 
 fn is_about_the_limit(error: RegisterError) -> bool {
     matches!(error, RegisterError::PinnedMemoryLimit { .. })
+}
+
+/// The first success, of attempts that fail while the kernel still counts what it was told to let go:
+/// up to a second on kernels before 6.13, not at all on later ones.
+fn at_last<T, E: Debug>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Ok(done) => return done,
+            Err(why) => assert!(start.elapsed() < Duration::from_secs(60), "{why:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Writes `length` bytes from `start` to the beginning of `file`; the kernel's result.
@@ -140,6 +155,12 @@ fn press(seed: u64) {
     }
 }
 
+/// How many reservations to make: `PINFOLD_TEST_RUNS`, or 200.
+fn runs() -> usize {
+    let runs = std::env::var("PINFOLD_TEST_RUNS").ok();
+    runs.map_or(200, |runs| runs.parse().unwrap())
+}
+
 /// What the reservations of one test came to.
 #[derive(Default, Debug)]
 struct Tally {
@@ -191,7 +212,9 @@ fn a_reservation_is_honoured_under_pressure_or_refused_when_made() {
         .unwrap();
         let pressure = [1, 2, 3].map(|seed| Process::start(move || press(seed)));
         let mut tally = Tally::default();
-        while (tally.made < 200 || tally.plain_refused == 0) && tally.made + tally.refused < 200_000
+        let runs = runs();
+        while (tally.made < runs || tally.plain_refused == 0)
+            && tally.made + tally.refused < 1000 * runs
         {
             match budget.reserve(&registrar, Reserve::pages(20)) {
                 Ok(reservation) => tally.note(&mut ring, &registrar, &reservation),
@@ -205,7 +228,7 @@ fn a_reservation_is_honoured_under_pressure_or_refused_when_made() {
         }
         drop(pressure);
         eprintln!("{tally:?}");
-        assert!(tally.made >= 200, "{tally:?}");
+        assert!(tally.made >= runs, "{tally:?}");
         assert_eq!(tally.honoured, tally.made, "{tally:?}");
         assert!(tally.plain_refused > 0, "no pressure: {tally:?}");
     });
@@ -231,8 +254,8 @@ fn fact_a_spare_registration_makes_no_room_for_its_replacement() {
             let (_ring, registrar) = ring(8).unwrap();
             let memory = Memory::new(150 * PAGE);
             go_reader.read_exact(&mut [0]).unwrap();
-            let taken = register(&registrar, &memory).is_ok();
-            writer.write_all(&[u8::from(taken)]).unwrap();
+            at_last(|| register(&registrar, &memory));
+            writer.write_all(&[1]).unwrap();
             loop {
                 std::thread::park();
             }
@@ -369,7 +392,7 @@ fn the_budget_is_exact_and_never_exceeded_by_many_threads() {
         for thread in 0..4_usize {
             let (budget, (_, cache), ranges) = (&budget, &caches[thread % 2], &ranges);
             scope.spawn(move || {
-                for step in 0..2000_usize {
+                for step in 0..500_usize {
                     let which = (step * (7 + thread) + thread * 13) % ranges.len();
                     match get_range(cache, ranges[which]) {
                         Ok(()) | Err(GetError::Exhausted(_)) => {}
@@ -452,14 +475,14 @@ fn a_limit_lowered_while_running_is_noticed_and_told() {
         memory[..8].iter().for_each(|memory| get(&cache, memory).unwrap());
         set_limit(LIMIT / 4);
         for memory in &memory[8..] {
-            get(&cache, memory).unwrap();
+            at_last(|| get(&cache, memory));
         }
         assert_eq!(changes.load(Ordering::SeqCst), 1);
         let after = budget.total();
         assert!(after.bytes as u64 <= LIMIT / 4 && budget.held().fits(after), "{after:?}");
         set_limit(LIMIT);
         assert_eq!(budget.refresh(), before);
-        memory[..8].iter().for_each(|memory| get(&cache, memory).unwrap());
+        memory[..8].iter().for_each(|memory| at_last(|| get(&cache, memory)));
         assert!(budget.held().bytes as u64 > LIMIT / 4);
     });
 }
@@ -490,7 +513,7 @@ fn a_limit_that_others_use_up_is_told() {
         assert!(matches!(error, GetError::Register(error) if is_about_the_limit(error)), "{error}");
         assert_eq!((refusals.load(Ordering::SeqCst), budget.held()), (1, Amount::ZERO));
         registrar.deregister(index, others.range()).unwrap();
-        get(&cache, &ours).unwrap();
+        at_last(|| get(&cache, &ours));
     });
 }
 
