@@ -5,6 +5,7 @@
 //! is the median of their ratios within a round. A machine that slows down for a while slows all of
 //! them.
 
+mod allocator;
 mod lifetime;
 mod programs;
 
@@ -16,11 +17,17 @@ use serde_json::{Value, json};
 /// Options of `pinfold bench`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to measure; everything unless named
+    /// What to measure; everything but `allocator`, which takes minutes, unless named
     what: Option<What>,
     /// How many rounds to take medians of
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Be the program whose demand is measured by `allocator`, and print what it came to
+    #[arg(long, hide = true)]
+    demand: Option<allocator::Policy>,
+    /// How long that program rests after each phase, in milliseconds
+    #[arg(long, default_value_t = 1000)]
+    rest_ms: u64,
 }
 
 /// A group of measurements.
@@ -30,6 +37,8 @@ enum What {
     Transfer,
     /// Making a monitor, a registrar and a cache
     Startup,
+    /// What it costs, and saves, to have the allocator keep memory
+    Allocator,
     /// `munmap` without the library, beside it and of watched memory
     Munmap,
     /// What the eBPF programs cost those they watch and those they do not; only when named
@@ -57,6 +66,9 @@ pub(crate) struct Bench {
 
 /// Measures; it always holds.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+    if let Some(policy) = arguments.demand {
+        return allocator::demand(policy, arguments.rest_ms).map(|()| Verdict::Held);
+    }
     let wanted = |what| arguments.what.is_none_or(|only| only == what);
     let rounds = arguments.rounds;
     let mut benches = Vec::new();
@@ -69,6 +81,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     // It loads programs, which takes a privilege, and burdens every process meanwhile.
     if arguments.what == Some(What::Ebpf) {
         benches.extend(programs::measure(rounds)?);
+    }
+    if arguments.what == Some(What::Allocator) {
+        benches.extend(allocator::measure(arguments.rest_ms, output)?);
     }
     if wanted(What::Transfer) {
         let scope = Scope::Everything;

@@ -4,7 +4,9 @@ use crate::device::{Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
 use crate::run::library;
-use pinfold::limits::{IpcLock, Limits, Memlock};
+use pinfold::allocator;
+use pinfold::budget::{Discovery, Figure, Kind as Pinned};
+use pinfold::limits::{IpcLock, Limits};
 use pinfold::monitor::hooks::Hooks;
 use pinfold::monitor::{Best, Choice, Feed, best};
 use pinfold::registrar::Mlock;
@@ -22,9 +24,6 @@ pub(crate) struct Arguments {}
 
 /// What hooks are called in the report.
 const HOOKS: &str = "hooks";
-
-/// Below this, caches of a useful size do not fit, in bytes.
-const SMALL_MEMLOCK: u64 = 64 << 20;
 
 /// The probe's JSON object.
 #[derive(Debug, Serialize)]
@@ -80,6 +79,55 @@ struct LimitsReport {
     page_bytes: usize,
     io_uring_disabled: Option<u8>,
     unprivileged_userfaultfd: Option<bool>,
+    /// Who serves `malloc`, and so decides whether what is freed stays registered.
+    allocator: String,
+    /// How many mappings this process has.
+    mappings: Option<u64>,
+    /// What bounds pinned memory, for each kind of registrar, the tightest first.
+    bounds: Vec<BoundReport>,
+    /// Every figure with its source, those that could not be read included.
+    figures: Vec<FigureReport>,
+}
+
+/// One bound on what a kind of registrar may pin.
+#[derive(Debug, Serialize)]
+struct BoundReport {
+    registrar: &'static str,
+    bytes: u64,
+    source: String,
+    beyond: String,
+    shared_with: String,
+}
+
+/// A number that bounds or uses up what may be pinned.
+#[derive(Debug, Serialize)]
+struct FigureReport {
+    source: String,
+    /// Bytes, or a count; `null` is no limit.
+    value: Option<u64>,
+    /// Why it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unread: Option<String>,
+    shared_with: String,
+}
+
+impl FigureReport {
+    fn of(figure: &Figure<u64>) -> Self {
+        Self::of_limit(&Figure {
+            value: figure.value.map(Some),
+            source: figure.source.clone(),
+            shared_with: figure.shared_with,
+        })
+    }
+
+    fn of_limit(figure: &Figure<Option<u64>>) -> Self {
+        Self {
+            source: figure.source.clone(),
+            value: figure.get().flatten(),
+            unread: figure.value.err().map(text),
+            shared_with: text(figure.shared_with),
+        }
+    }
 }
 
 /// What the active monitor says of one kind of mapping.
@@ -97,7 +145,7 @@ struct Claim {
 
 /// Tries everything; it holds if a cache can run here.
 pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
-    let limits = Limits::read();
+    let (limits, discovery) = (Limits::read(), Discovery::read());
     let mut monitors: Vec<Part> = Choice::ALL.into_iter().map(monitor).collect();
     monitors.insert(Choice::ALL.len() - 1, hooks());
     let active = best().ok();
@@ -110,10 +158,10 @@ pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Fa
         try_part("mlock", mlock),
     ];
     let rdma_devices = rdma_devices();
-    let advice = advice(&limits, &monitors, &registrars);
+    let advice = advice(&limits, &discovery, &monitors, &registrars);
     let held = caches && registrars.iter().any(|registrar| registrar.available);
     let active = active.map(|active| active.name());
-    let limits = LimitsReport::new(&limits);
+    let limits = LimitsReport::new(&limits, &discovery);
     let report = Report { monitors, registrars, rdma_devices, limits, advice, active, coverage };
     output.report(&report, || for_people(&report));
     Ok(Verdict::of(held))
@@ -253,7 +301,7 @@ fn coverage_of(monitor: &impl Monitor) -> Vec<Coverage> {
 }
 
 impl LimitsReport {
-    fn new(limits: &Limits) -> Self {
+    fn new(limits: &Limits, discovery: &Discovery) -> Self {
         Self {
             memlock_soft_bytes: limits.memlock_soft.bytes(),
             memlock_hard_bytes: limits.memlock_hard.bytes(),
@@ -269,12 +317,51 @@ impl LimitsReport {
             page_bytes: limits.page_bytes,
             io_uring_disabled: limits.io_uring_disabled,
             unprivileged_userfaultfd: limits.unprivileged_userfaultfd,
+            allocator: allocator::serving_malloc().to_string(),
+            mappings: discovery.mappings.get(),
+            bounds: bounds(discovery),
+            figures: figures(discovery),
         }
     }
 }
 
+fn bounds(discovery: &Discovery) -> Vec<BoundReport> {
+    let kinds = [("io_uring", Pinned::IoUring), ("verbs", Pinned::Verbs), ("mlock", Pinned::Mlock)];
+    let of_kind = |(registrar, kind)| {
+        discovery.bounds(kind).into_iter().map(move |bound| BoundReport {
+            registrar,
+            bytes: bound.bytes,
+            source: bound.source,
+            beyond: bound.beyond.to_string(),
+            shared_with: bound.shared_with.to_string(),
+        })
+    };
+    kinds.into_iter().flat_map(of_kind).collect()
+}
+
+fn figures(discovery: &Discovery) -> Vec<FigureReport> {
+    let Discovery { locked, pinned, pinned_by_others, memory, available, .. } = discovery;
+    let single = [locked, pinned, pinned_by_others, memory, available];
+    let counts = [&discovery.mappings, &discovery.max_mappings];
+    let mut figures: Vec<FigureReport> =
+        single.into_iter().chain(counts).map(FigureReport::of).collect();
+    for group in &discovery.groups {
+        figures.extend([&group.max, &group.high].map(FigureReport::of_limit));
+        figures.push(FigureReport::of(&group.current));
+    }
+    for pool in &discovery.huge_pages {
+        figures.extend([&pool.total, &pool.free, &pool.reserved].map(FigureReport::of));
+    }
+    figures
+}
+
 /// What the reader can do about what is missing; empty where nothing is.
-fn advice(limits: &Limits, monitors: &[Part], registrars: &[Part]) -> Vec<String> {
+fn advice(
+    limits: &Limits,
+    discovery: &Discovery,
+    monitors: &[Part],
+    registrars: &[Part],
+) -> Vec<String> {
     let missing: Vec<&Part> =
         monitors.iter().chain(registrars).filter(|part| !part.available).collect();
     let is_missing = |name: &str| missing.iter().any(|part| part.name == name);
@@ -296,29 +383,13 @@ fn advice(limits: &Limits, monitors: &[Part], registrars: &[Part]) -> Vec<String
                 .into(),
         );
     }
-    advice.extend(about_memlock(limits));
+    advice.extend(discovery.advice().iter().map(text));
     advice.extend(about_io_uring(limits));
     advice
 }
 
 fn in_container() -> bool {
     ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
-}
-
-fn about_memlock(limits: &Limits) -> Option<String> {
-    let Memlock::Bytes(bytes) = limits.enforced() else { return None };
-    if bytes >= SMALL_MEMLOCK {
-        return None;
-    }
-    let inert = match limits.ipc_lock {
-        IpcLock::Inert => " (CAP_IPC_LOCK does not waive it inside of a user namespace)",
-        _ => "",
-    };
-    Some(format!(
-        "RLIMIT_MEMLOCK is {} KiB{inert}: keep the cache's budget below it, or raise it (`ulimit \
-         -l`, limits.conf, LimitMEMLOCK= of the unit, the container runtime's ulimit)",
-        bytes / 1024
-    ))
 }
 
 fn about_io_uring(limits: &Limits) -> Option<String> {
@@ -369,13 +440,29 @@ fn about_limits(limits: &LimitsReport) -> String {
         Some(bytes) => format!("{} KiB", bytes / 1024),
         None => "unlimited".into(),
     };
-    format!(
+    let tightest = limits.bounds.iter().map(|bound| {
+        let BoundReport { registrar, bytes, source, beyond, shared_with } = bound;
+        let bytes = bytes / 1024;
+        (registrar, format!("{bytes} KiB by {source}, for {shared_with}; beyond it: {beyond}"))
+    });
+    let mut text = format!(
         "RLIMIT_MEMLOCK: {} (hard {}), CAP_IPC_LOCK {}, so pinned memory is limited to: {}\n",
         bytes(limits.memlock_soft_bytes),
         bytes(limits.memlock_hard_bytes),
         limits.ipc_lock,
         bytes(limits.enforced_bytes)
-    )
+    );
+    let mut before = None;
+    for (registrar, bound) in tightest {
+        if before.replace(registrar) != Some(registrar) {
+            text += &format!("{registrar} may pin {bound}\n");
+        }
+    }
+    for figure in limits.figures.iter().filter(|figure| figure.unread.is_some()) {
+        let why = figure.unread.as_deref().unwrap_or_default();
+        text += &format!("{}: {why}\n", figure.source);
+    }
+    text + &format!("malloc is {}'s\n", limits.allocator)
 }
 
 fn coverage_table(rows: &[Coverage]) -> comfy_table::Table {
@@ -397,16 +484,6 @@ fn tone(cover: &str) -> Tone {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_small_limit_comes_with_advice() {
-        let mut limits = Limits::read();
-        limits.ipc_lock = IpcLock::Inert;
-        limits.memlock_soft = Memlock::Bytes(8 << 20);
-        assert!(about_memlock(&limits).is_some_and(|advice| advice.contains("8192 KiB")));
-        limits.memlock_soft = Memlock::Bytes(1 << 30);
-        assert_eq!(about_memlock(&limits), None);
-    }
 
     #[test]
     fn a_forbidden_ring_comes_with_advice() {

@@ -13,6 +13,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::budget::{Account, Lender};
 use crate::config::Config;
 use crate::error::{ConfigError, GetError};
 use crate::lease::{Lease, Parts};
@@ -26,7 +27,7 @@ use crate::statistics::Statistics;
 use crate::{Access, AddressRange};
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 /// A registration cache over one device and one monitor.
@@ -48,7 +49,30 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// [`ConfigError`] if the settings make no sense or the monitor is lost already.
     pub fn new(registrar: R, monitor: M, config: Config) -> Result<Self, ConfigError> {
-        let shared = Arc::new(Shared::new(registrar, monitor, config)?);
+        let shared = Arc::new(Shared::new(registrar, monitor, config, None)?);
+        Ok(Self { shared, reclaimer: None })
+    }
+
+    /// As [`new`](Self::new), drawing on a budget that others draw on as well: `account` is asked
+    /// before each registration, beside the bounds of `config`, and may have this cache give up
+    /// what is idle.
+    ///
+    /// Another drawer that is recalling something from this cache while it is dropped keeps the
+    /// registrar until that is done.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_account(
+        registrar: R,
+        monitor: M,
+        config: Config,
+        account: Arc<dyn Account>,
+    ) -> Result<Self, ConfigError> {
+        let drawn_on = Arc::clone(&account);
+        let shared = Arc::new(Shared::new(registrar, monitor, config, Some(account))?);
+        let lender: Weak<dyn Lender> = Arc::<Shared<R, M>>::downgrade(&shared);
+        drawn_on.attach(lender);
         Ok(Self { shared, reclaimer: None })
     }
 

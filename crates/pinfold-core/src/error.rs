@@ -37,6 +37,10 @@ pub enum Limit {
     /// Registrations at once, [`Config::max_regions`](crate::Config::max_regions) or the
     /// registrar's maximum, whichever is less.
     Regions,
+    /// Bytes of the [`Account`](crate::Account) that this cache draws on with others.
+    SharedBytes,
+    /// Registrations of that account.
+    SharedRegions,
 }
 
 /// The budget is spent, and no idle region is left to be given up.
@@ -65,6 +69,17 @@ impl fmt::Display for Exhausted {
                 f,
                 "the budget of {allowed} registrations is spent: {held} are in use; end leases, \
                  or raise Config::max_regions (and the size of the device's table with it)"
+            ),
+            Limit::SharedBytes => write!(
+                f,
+                "no more than {allowed} bytes of the shared budget can be had: {held} are held and \
+                 {wanted} more are needed; end leases, or raise the budget, this drawer's maximum \
+                 or its minimum"
+            ),
+            Limit::SharedRegions => write!(
+                f,
+                "no more than {allowed} registrations of the shared budget can be had: {held} are \
+                 held; end leases, or raise the budget, this drawer's maximum or its minimum"
             ),
         }
     }

@@ -29,6 +29,7 @@
 pub mod access;
 mod arena;
 pub mod barrier;
+pub mod budget;
 pub mod cache;
 pub mod change_log;
 pub mod combination;
@@ -64,6 +65,7 @@ mod watchers;
 
 pub use access::Access;
 pub use barrier::Barriers;
+pub use budget::{Account, Amount, Lender, Refusal};
 pub use cache::{Cache, Checked};
 pub use change_log::{ChangeLog, Told};
 pub use config::{Config, WhenFull};
@@ -74,7 +76,9 @@ pub use monitor::{Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
 pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;
-pub use registrar::{BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+pub use registrar::{
+    BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
+};
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use statistics::Statistics;
 pub use under_way::{Ticket, UnderWay};

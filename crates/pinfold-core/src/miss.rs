@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::AddressRange;
+use crate::budget::{Account, Amount, Refusal};
 use crate::config::WhenFull;
 use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::flight::{Flight, Landing};
@@ -17,7 +18,7 @@ use crate::monitor::{Monitor, Watch};
 use crate::order::Order;
 use crate::region::{Region, Status, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
-use crate::shared::{Held, Shared, Writer};
+use crate::shared::{Shared, Writer};
 use std::sync::Arc;
 
 /// What to do next, decided under the writer's lock.
@@ -27,8 +28,17 @@ enum Step<'c, R: Registrar, M: Monitor> {
     Wait(Arc<Landing>),
     /// Callbacks became due, which must run before this `get` holds anything.
     Again,
-    MakeRoom(Exhausted, Held),
+    MakeRoom(Refusal, Whose),
     Register(Enlisted<'c, R, M>),
+}
+
+/// Which budget is spent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// The bounds of this cache's own settings.
+    Own,
+    /// The one that others draw on as well.
+    Shared,
 }
 
 /// What this `get` has been through already.
@@ -57,14 +67,17 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // SAFETY: the caller's promise.
         let result = unsafe { self.find_or_register(want) };
         // A lease counted itself; in a forked child nothing is counted.
-        match result {
-            Err(_) if self.monitor.forked() => Err(GetError::Forked),
-            Err(error) => {
-                self.locked(|writer| writer.counts.misses += 1);
-                Err(error)
+        if let Err(error) = result {
+            if self.monitor.forked() {
+                return Err(GetError::Forked);
             }
-            found => found,
+            self.locked(|writer| writer.counts.misses += 1);
+            self.settle();
+            return Err(error);
         }
+        // Nothing is under way any more that a callback could wait for.
+        self.settle();
+        result
     }
 
     /// A range that is no longer than a piece may still, in whole pages, exceed the device's
@@ -97,8 +110,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                     landing.wait();
                     attempt.waited = true;
                 }
-                Step::MakeRoom(exhausted, shortage) => {
-                    attempt.past_budget = self.make_room(exhausted, shortage)?;
+                Step::MakeRoom(refusal, whose) => {
+                    attempt.past_budget = self.make_room(refusal, whose)?;
                 }
                 // SAFETY: the caller's promise.
                 Step::Register(enlisted) => match unsafe { enlisted.fly(want, attempt) } {
@@ -129,17 +142,50 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Ok(Step::Wait(landing));
         }
         let range = self.to_register(want);
-        match self.shortage(writer, range) {
-            Some((exhausted, shortage)) if !attempt.past_budget => {
-                Ok(Step::MakeRoom(exhausted, shortage))
-            }
-            _ => {
+        match self.take_budget(writer, range, attempt) {
+            Err((refusal, whose)) => Ok(Step::MakeRoom(refusal, whose)),
+            Ok(amount) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
                 let enlisted = self.enlist(writer, range, terms);
-                enlisted.map(Step::Register).ok_or(GetError::Exhausted(full))
+                enlisted.map(Step::Register).ok_or_else(|| {
+                    self.give_budget(writer, amount);
+                    GetError::Exhausted(full)
+                })
             }
         }
+    }
+
+    /// Takes what `range` will cost, from this cache's own bounds and from the shared budget, or
+    /// from neither.
+    fn take_budget(
+        &self,
+        writer: &mut Writer,
+        range: AddressRange,
+        attempt: Attempt,
+    ) -> Result<Amount, (Refusal, Whose)> {
+        let amount = self.amount(range);
+        if attempt.past_budget {
+            self.account.iter().for_each(|account| account.overdraw(amount));
+        } else {
+            self.check_own(writer, amount).map_err(|refusal| (refusal, Whose::Own))?;
+            let shared = self.account.as_ref().map_or(Ok(()), |account| account.take(amount));
+            shared.map_err(|refusal| (refusal, Whose::Shared))?;
+        }
+        writer.held = writer.held + amount;
+        Ok(amount)
+    }
+
+    /// Gives back what was taken.
+    pub(crate) fn give_budget(&self, writer: &mut Writer, amount: Amount) {
+        writer.held.bytes -= amount.bytes;
+        writer.held.regions -= amount.regions;
+        self.account.iter().for_each(|account| account.give(amount));
+    }
+
+    /// Has the account tell the program what became due. Nothing is held, not even a flight.
+    pub(crate) fn settle(&self) {
+        self.account.iter().for_each(|account| account.settle());
     }
 
     /// A lease of a region that is there already, looked up where the index is exact and where
@@ -175,29 +221,38 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         range.page_aligned(self.limits.page_bytes).len()
     }
 
-    /// What is missing in the budget for `range`.
-    fn shortage(&self, writer: &Writer, range: AddressRange) -> Option<(Exhausted, Held)> {
+    /// The same, and that it is one registration.
+    pub(crate) fn amount(&self, range: AddressRange) -> Amount {
+        Amount::one(self.footprint(range))
+    }
+
+    /// What is missing for `amount` within this cache's own bounds.
+    fn check_own(&self, writer: &Writer, amount: Amount) -> Result<(), Refusal> {
         let (held, config) = (writer.held, &self.config);
-        let wanted = self.footprint(range);
-        let bytes = held.bytes.saturating_add(wanted).saturating_sub(config.max_bytes);
-        let regions = (held.regions + 1).saturating_sub(config.max_regions);
-        let exhausted = if bytes > 0 {
+        let allowed = Amount { bytes: config.max_bytes, regions: config.max_regions };
+        let missing = held + amount - allowed;
+        let exhausted = if missing.bytes > 0 {
             let (allowed, held) = (config.max_bytes, held.bytes);
-            Exhausted { limit: Limit::Bytes, allowed, held, wanted }
-        } else if regions > 0 {
+            Exhausted { limit: Limit::Bytes, allowed, held, wanted: amount.bytes }
+        } else if missing.regions > 0 {
             let (allowed, held) = (config.max_regions, held.regions);
             Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 }
         } else {
-            return None;
+            return Ok(());
         };
-        Some((exhausted, Held { bytes, regions }))
+        Err(Refusal { exhausted, missing })
     }
 
     /// Makes room, or says whether to go on without (true), or why not.
-    fn make_room(&self, exhausted: Exhausted, shortage: Held) -> Result<bool, GetError> {
+    ///
+    /// Of a shared budget, others give back first what is due to this cache.
+    fn make_room(&self, refusal: Refusal, whose: Whose) -> Result<bool, GetError> {
+        let Refusal { exhausted, missing } = refusal;
         // What exceeds the whole budget never fits, whoever is given up for it.
         let hopeless = exhausted.wanted > exhausted.allowed;
-        if !hopeless && self.free_some(shortage) {
+        let others = self.account.as_ref().filter(|_| whose == Whose::Shared);
+        let recalled = || others.is_some_and(|account| account.recall(missing));
+        if !hopeless && (recalled() || self.free_some(missing)) {
             return Ok(false);
         }
         match self.config.when_full {
@@ -206,7 +261,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// Reserves the budget and a place, and announces the registration.
+    /// Takes a place and announces the registration, for which the budget has been taken.
     fn enlist(
         &self,
         writer: &mut Writer,
@@ -215,8 +270,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Option<Enlisted<'_, R, M>> {
         let number = self.take_place(writer)?;
         let region = self.region(number)?;
-        writer.held.bytes += self.footprint(range);
-        writer.held.regions += 1;
         writer.flights.push(Flight::new(range, terms, number));
         Some(Enlisted { shared: self, region, range, terms, ended: None })
     }
@@ -295,11 +348,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// After a failed registration: Ok if there is room to try again.
     fn recover(&self, want: &Want, error: RegisterError) -> Result<(), GetError> {
-        let shortage = Held { bytes: self.footprint(want.range), regions: 1 };
-        if error.is_about_room() && self.free_some(shortage) {
+        if error.is_about_room() && self.make_room_on_device(want, error) {
             return Ok(());
         }
         Err(GetError::Register(error))
+    }
+
+    /// The account hears of it in any case: it may have to adapt.
+    fn make_room_on_device(&self, want: &Want, error: RegisterError) -> bool {
+        let missing = self.amount(want.range);
+        let refused = |account: &Arc<dyn Account>| account.refused(error, missing);
+        let recalled = self.account.as_ref().is_some_and(refused);
+        recalled || self.free_some(missing)
     }
 }
 
@@ -409,8 +469,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// Gives everything back: nothing was registered. Says who waits.
     fn withdraw(&self, writer: &mut Writer) -> Option<Arc<Landing>> {
         let flight = self.leave(writer);
-        writer.held.bytes -= self.shared.footprint(flight.range);
-        writer.held.regions -= 1;
+        self.shared.give_budget(writer, self.shared.amount(flight.range));
         writer.free_places.push(flight.number);
         writer.watchers.deregistered(flight.number);
         writer.counts.registration_failures += 1;

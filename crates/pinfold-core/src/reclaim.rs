@@ -7,13 +7,14 @@
 
 #![allow(unsafe_code)]
 
+use crate::budget::{Amount, Lender};
 use crate::hazard::InUse;
 use crate::monitor::Monitor;
 use crate::order::{Order, Seen};
 use crate::queues::Queue;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
-use crate::shared::{Held, Shared, Writer};
+use crate::shared::{Shared, Writer};
 use crate::sync::Ordering;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -59,6 +60,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // Before the callbacks, which may wait for the room that this makes.
         let count = self.deregister(leaving);
         drop(due);
+        self.settle();
         count
     }
 
@@ -141,7 +143,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
     /// nothing could be given up.
-    pub(crate) fn free_some(&self, shortage: Held) -> bool {
+    pub(crate) fn free_some(&self, shortage: Amount) -> bool {
         let count = self.give_back(|writer| match self.claim_dead(writer) {
             Leaving(idle) if idle.is_empty() => self.evict(writer, shortage),
             dead => dead,
@@ -153,8 +155,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up everything idle, and waits for what others are giving back. Says how many were
     /// given back here.
     pub(crate) fn evict_idle(&self) -> usize {
-        let everything = Held { bytes: usize::MAX, regions: usize::MAX };
-        let count = self.reclaim() + self.give_back(|writer| self.evict(writer, everything));
+        let count =
+            self.reclaim() + self.give_back(|writer| self.evict(writer, Amount::EVERYTHING));
         while self.wait_for_departure() {}
         count
     }
@@ -165,11 +167,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// costs a heavy barrier. So several are made to stand by at once, growing numbers of them if
     /// they turn out to be leased, and those that are not needed now are the next to go. A `get`
     /// that wants one meanwhile finds it under the lock, and it is proven.
-    fn evict(&self, writer: &mut Writer, shortage: Held) -> Leaving<'_, R::Handle> {
+    fn evict(&self, writer: &mut Writer, shortage: Amount) -> Leaving<'_, R::Handle> {
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
         let mut missing = shortage;
         let mut batch = standby_batch(writer);
-        while missing != Held::default() {
+        while missing != Amount::ZERO {
             let standing_by = writer.queues.first(Queue::Standby);
             if let Some(region) = standing_by.and_then(|number| self.region(number)) {
                 self.give_up(writer, region, &mut missing);
@@ -187,13 +189,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Takes a region that stands by out of the index.
-    fn give_up(&self, writer: &mut Writer, region: &Region<R::Handle>, missing: &mut Held) {
+    fn give_up(&self, writer: &mut Writer, region: &Region<R::Handle>, missing: &mut Amount) {
         writer.queues.put(Queue::Leaving, region.number);
         region.set(Status::Retired);
         let Some(range) = region.range() else { return };
         self.index.remove(&mut writer.recycler, range, region.number);
-        missing.bytes = missing.bytes.saturating_sub(self.footprint(range));
-        missing.regions = missing.regions.saturating_sub(1);
+        *missing = *missing - self.amount(range);
     }
 
     /// Has the next `batch` regions stand by; those that are leased go to `busy` instead. False
@@ -238,6 +239,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         });
         self.deregister(leaving);
         drop(due);
+        self.settle();
     }
 
     /// A lease without a hazard ended.
@@ -274,8 +276,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn free_place(&self, writer: &mut Writer, region: &Region<R::Handle>) {
         let number = region.number;
         writer.queues.remove(number);
-        writer.held.bytes -= region.range().map_or(0, |range| self.footprint(range));
-        writer.held.regions -= 1;
+        let bytes = region.range().map_or(0, |range| self.footprint(range));
+        self.give_budget(writer, Amount::one(bytes));
         writer.watchers.deregistered(number);
         region.set(Status::Free);
         writer.free_places.push(number);
@@ -314,12 +316,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         });
         self.deregister(leaving);
         drop(due);
+        self.settle();
     }
 
     fn withdraw_from_index(&self, writer: &mut Writer, region: &Region<R::Handle>) {
         if let Some((range, _)) = region.findable() {
             self.index.remove(&mut writer.recycler, range, region.number);
         }
+    }
+}
+
+/// For those who draw on the same budget.
+impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
+    fn give_back(&self, missing: Amount) -> bool {
+        // In a forked child nothing here is anybody's to give.
+        !self.monitor.forked() && self.free_some(missing)
     }
 }
 

@@ -57,6 +57,36 @@ pub trait Registrar: Send + Sync + 'static {
     /// [`DeregisterError`] when the device is gone or refuses; the cache counts it and forgets
     /// the registration either way.
     fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError>;
+
+    /// Has the registration `handle` of `from` cover `to` from now on: trims it, grows it or both.
+    /// The handle stays what it is, for everybody who holds it.
+    ///
+    /// Transfers in flight go on with what they began with. Later ones may name bytes of `to` only.
+    /// On failure the registration covers `from` as before. The handle is given back with the last
+    /// range that it covered. What is kept in a cache must not be resized: the cache knows its
+    /// range.
+    ///
+    /// # Errors
+    ///
+    /// [`ResizeError::Cannot`] from a device that cannot do that, which is what a registrar says
+    /// unless it says otherwise.
+    ///
+    /// # Safety
+    ///
+    /// `handle` is a live registration of `from` by this registrar, nobody gives it back or resizes
+    /// it meanwhile, and [`register`](Self::register)'s contract holds for `to`.
+    unsafe fn resize(
+        &self,
+        handle: Self::Handle,
+        from: AddressRange,
+        to: AddressRange,
+        access: Access,
+    ) -> Result<(), ResizeError> {
+        let _ = (handle, from, to, access);
+        Err(ResizeError::Cannot {
+            why: "every registration of this device has a handle of its own",
+        })
+    }
 }
 
 /// What a device can take.
@@ -245,6 +275,41 @@ impl fmt::Display for RegisterError {
 }
 
 impl std::error::Error for RegisterError {}
+
+/// Why a registration still covers what it did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ResizeError {
+    /// The device does not know how.
+    Cannot {
+        /// What is in the way.
+        why: &'static str,
+    },
+    /// The new range could not be registered.
+    Register(RegisterError),
+}
+
+impl fmt::Display for ResizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cannot { why } => write!(
+                f,
+                "this device cannot trim or grow a registration in place ({why}): register the new \
+                 range, and give the old one back when nobody uses it any more"
+            ),
+            Self::Register(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ResizeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Register(error) => Some(error),
+            Self::Cannot { .. } => None,
+        }
+    }
+}
 
 /// Why a registration could not be given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

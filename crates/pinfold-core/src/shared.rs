@@ -4,6 +4,7 @@
 //! flight (3, taken with nothing else held). None is held across a call of the registrar, of a
 //! monitor's `watch` or of a program's callback.
 
+use crate::budget::{Account, Amount};
 use crate::config::Config;
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
@@ -17,6 +18,7 @@ use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::watchers::{Callback, Due, Watchers};
+use std::sync::Arc;
 
 /// The cache itself.
 pub(crate) struct Shared<R: Registrar, M: Monitor> {
@@ -32,6 +34,8 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     pub(crate) index: Index<Region<R::Handle>>,
     pub(crate) registrar: R,
     pub(crate) config: Config,
+    /// The budget that others draw on as well.
+    pub(crate) account: Option<Arc<dyn Account>>,
     pub(crate) limits: RegistrarLimits,
     /// Set once, when the cache is dropped: the reclaimer ends.
     closed: AtomicBool,
@@ -69,20 +73,14 @@ pub(crate) struct Writer {
     pub(crate) per_use: Vec<(u32, PerUse)>,
     /// Places of regions leased by threads without a hazard record (while a thread is torn down).
     pub(crate) counted: Vec<usize>,
-    pub(crate) held: Held,
+    /// What counts against the budget, registrations under way included.
+    pub(crate) held: Amount,
     pub(crate) counts: Statistics,
     pub(crate) watchers: Watchers,
     /// The log is applied up to here.
     pub(crate) position: Position,
     /// The monitor sees nothing any more; all was invalidated then.
     pub(crate) lost: bool,
-}
-
-/// What counts against the budget, registrations under way included.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Held {
-    pub(crate) bytes: usize,
-    pub(crate) regions: usize,
 }
 
 /// Callbacks that are due, run when this is dropped: also when the registrar panics before.
@@ -109,7 +107,12 @@ pub(crate) struct Hit<'c, H> {
 pub(crate) type Pin<'c> = Option<Hazard<'c>>;
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
-    pub(crate) fn new(registrar: R, monitor: M, config: Config) -> Result<Self, ConfigError> {
+    pub(crate) fn new(
+        registrar: R,
+        monitor: M,
+        config: Config,
+        account: Option<Arc<dyn Account>>,
+    ) -> Result<Self, ConfigError> {
         let limits = registrar.limits();
         let config = config.within(limits)?;
         monitor.check().map_err(ConfigError::Monitor)?;
@@ -124,6 +127,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             index: Index::new(),
             registrar,
             config,
+            account,
             limits,
             closed: AtomicBool::new(false),
             writer: Mutex::new(Writer::new(start.up_to)),
@@ -386,7 +390,7 @@ impl Writer {
             scratch: Vec::new(),
             per_use: Vec::new(),
             counted: Vec::new(),
-            held: Held::default(),
+            held: Amount::ZERO,
             counts: Statistics::default(),
             watchers: Watchers::default(),
             position,

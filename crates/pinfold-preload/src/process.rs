@@ -14,6 +14,7 @@ use crate::report::{self, Totals};
 use crate::rights::Rights;
 use crate::settings::{Destination, Settings};
 use crate::sys;
+use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
 use pinfold::monitor::{Best, Choice, best};
 use pinfold::registrar::verbs::Verbs;
@@ -142,6 +143,9 @@ impl Process {
         if let Some(complaint) = complaint {
             return sys::complain(&format!("pinfold: the program runs without it: {complaint}\n"));
         }
+        if Self::running().is_some_and(|process| process.settings.keep_memory) {
+            keep_memory();
+        }
         let signal = Self::running().and_then(|process| process.settings.signal);
         if let Some(Err(error)) = signal.map(listen) {
             sys::complain(&format!("pinfold: no statistics by signal: {error}\n"));
@@ -242,6 +246,14 @@ fn monitor() -> Result<Monitored, String> {
 fn affordable(at_most: usize) -> usize {
     let half = Limits::read().enforced().bytes().map(|bytes| bytes / 2);
     half.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(at_most).clamp(4096, at_most)
+}
+
+/// Has the program's allocator keep memory from now on; complains if it will not.
+fn keep_memory() {
+    let kept = allocator::keep_memory(Policy::default()).into_iter();
+    for kept in kept.filter(|kept| kept.serves_malloc() && !kept.holds()) {
+        sys::complain(&format!("pinfold: memory is not kept: {kept}\n"));
+    }
 }
 
 /// Reports at every `signal` from now on, on a thread of its own.

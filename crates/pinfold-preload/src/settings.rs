@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `PINFOLD_CACHE` | `on`, `off` | `on` |
 //! | `PINFOLD_CACHE_REMOTE` | `on`, `off`: keep registrations that a peer may use | `off` |
+//! | `PINFOLD_KEEP_MEMORY` | `on`, `off`: have the allocator keep what the program frees | `off` |
 //! | `PINFOLD_MAX_BYTES` | bytes to keep registered in each protection domain: `512M`, `2G` | 1 GiB, or half of the memlock limit |
 //! | `PINFOLD_MAX_REGIONS` | registrations to keep in each | 16384, or what the device has |
 //! | `PINFOLD_STATISTICS` | `stderr` or a file to append to (`%p`: the process) | none |
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 pub(crate) struct Settings {
     pub(crate) cache: bool,
     pub(crate) cache_remote: bool,
+    pub(crate) keep_memory: bool,
     pub(crate) max_bytes: Option<usize>,
     pub(crate) max_regions: Option<usize>,
     pub(crate) statistics: Option<Destination>,
@@ -71,6 +73,7 @@ impl Settings {
         Ok(Self {
             cache: look.up("PINFOLD_CACHE", "on or off", switch)?.unwrap_or(true),
             cache_remote: look.up("PINFOLD_CACHE_REMOTE", "on or off", switch)?.unwrap_or(false),
+            keep_memory: look.up("PINFOLD_KEEP_MEMORY", "on or off", switch)?.unwrap_or(false),
             max_bytes: look.up(
                 "PINFOLD_MAX_BYTES",
                 "a number of bytes from 4096 on, such as 512M or 2G",
@@ -183,7 +186,7 @@ mod tests {
     #[test]
     fn nothing_set_means_a_silent_cache_of_local_rights() {
         let settings = read(&[]).unwrap();
-        assert!(settings.cache && !settings.cache_remote);
+        assert!(settings.cache && !settings.cache_remote && !settings.keep_memory);
         assert_eq!((settings.max_bytes, settings.max_regions), (None, None));
         assert_eq!((settings.statistics, settings.signal, settings.summary), (None, None, None));
         assert_eq!(read(&[("PINFOLD_CACHE", "")]), read(&[]));
@@ -194,6 +197,7 @@ mod tests {
         let settings = read(&[
             ("PINFOLD_CACHE", "No"),
             ("PINFOLD_CACHE_REMOTE", "1"),
+            ("PINFOLD_KEEP_MEMORY", "yes"),
             ("PINFOLD_MAX_BYTES", "512M"),
             ("PINFOLD_MAX_REGIONS", "7"),
             ("PINFOLD_STATISTICS", "/tmp/x.%p"),
@@ -201,7 +205,7 @@ mod tests {
             ("PINFOLD_SUMMARY", "/tmp/y"),
         ])
         .unwrap();
-        assert!(!settings.cache && settings.cache_remote);
+        assert!(!settings.cache && settings.cache_remote && settings.keep_memory);
         assert_eq!((settings.max_bytes, settings.max_regions), (Some(512 << 20), Some(7)));
         assert_eq!(settings.statistics, Some(Destination::File("/tmp/x.%p".into())));
         assert_eq!(settings.signal, Some(libc::SIGUSR2));
@@ -242,6 +246,7 @@ mod tests {
         for (name, value) in [
             ("PINFOLD_CACHE", "perhaps"),
             ("PINFOLD_CACHE_REMOTE", "2"),
+            ("PINFOLD_KEEP_MEMORY", "some"),
             ("PINFOLD_MAX_BYTES", "lots"),
             ("PINFOLD_MAX_REGIONS", "0"),
             ("PINFOLD_STATISTICS_SIGNAL", "KILL"),

@@ -42,12 +42,15 @@
 //! # Where to look next
 //!
 //! [`cache`] puts a cache together. [`registrar`] and [`monitor`] say what they need and cost;
-//! [`limits`] what this process may pin; [`mappings`] what it has mapped. The words, the promise and
+//! [`limits`] what the kernel's limits are, [`budget`] what may really be pinned, who gets it and
+//! what is promised; [`mappings`] what it has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
 
+pub mod allocator;
+pub mod budget;
 mod descriptor;
 mod fork_mark;
 pub mod limits;
@@ -63,7 +66,7 @@ pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,
     MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer, RegisterError,
-    Registrar, RegistrarLimits, Replay, Sequence, StableBuffer, Statistics, Uncovered, Watch,
-    WhenFull,
+    Registrar, RegistrarLimits, Replay, ResizeError, Sequence, StableBuffer, Statistics, Uncovered,
+    Watch, WhenFull,
 };
-pub use start::{CacheError, cache, on_demand_cache};
+pub use start::{CacheError, cache, cache_within, on_demand_cache};

@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::budget::Share;
 use crate::membarrier;
 use crate::monitor::{StartError, Unneeded};
 use crate::quiet_thread;
@@ -14,6 +15,7 @@ use crate::registrar::verbs::OnDemand;
 use pinfold_core::{Cache, Config, ConfigError, Monitor, Registrar};
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 /// Why a cache could not be started.
 #[derive(Debug)]
@@ -65,7 +67,30 @@ pub fn cache<R: Registrar, M: Monitor>(
     config: Config,
 ) -> Result<Cache<R, M>, CacheError> {
     let config = Config { barriers: membarrier::barriers(), ..config };
-    let mut cache = Cache::new(registrar, monitor, config).map_err(CacheError::Config)?;
+    started(Cache::new(registrar, monitor, config))
+}
+
+/// As [`cache`], drawing on a budget that other caches, pools and reservations draw on as well. The
+/// bounds of `config` hold besides.
+///
+/// # Errors
+///
+/// [`CacheError`].
+pub fn cache_within<R: Registrar, M: Monitor>(
+    share: Arc<Share>,
+    registrar: R,
+    monitor: M,
+    config: Config,
+) -> Result<Cache<R, M>, CacheError> {
+    let config = Config { barriers: membarrier::barriers(), ..config };
+    started(Cache::with_account(registrar, monitor, config, share))
+}
+
+/// The cache with its reclaimer.
+fn started<R: Registrar, M: Monitor>(
+    cache: Result<Cache<R, M>, ConfigError>,
+) -> Result<Cache<R, M>, CacheError> {
+    let mut cache = cache.map_err(CacheError::Config)?;
     cache
         .start_reclaimer(|reclaimer| {
             quiet_thread::spawn("pinfold-reclaim", move || reclaimer.run())

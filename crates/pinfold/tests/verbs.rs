@@ -20,7 +20,7 @@ use pinfold::registrar::verbs::{
 };
 use pinfold::{
     Access, AddressRange, BadAddress, Cache, Config, DeregisterError, GetError, Monitor, PerUse,
-    RegisterError, Registrar,
+    RegisterError, Registrar, ResizeError,
 };
 use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
 use std::fs::{self, File};
@@ -165,6 +165,22 @@ fn a_region_goes_back_once() {
     registrar.deregister(region, memory.range()).unwrap();
     let twice = registrar.deregister(region, memory.range()).unwrap_err();
     assert!(matches!(twice, DeregisterError::Os { errno: libc::EINVAL, .. }), "{twice}");
+}
+
+#[test]
+fn a_region_is_not_resized_and_stays_what_it_was() {
+    let Some(domain) = domain() else { return };
+    let far = Far::new(&domain, 2 * PAGE);
+    let (registrar, mut memory) = (Verbs::new(domain).unwrap(), Memory::new(2 * PAGE));
+    memory.fill(b'x');
+    let (whole, part) = (memory.range(), memory.part(0, PAGE));
+    let region = register(&registrar, whole, Access::READ).unwrap();
+    // SAFETY: the test's own memory and registration.
+    let refused = unsafe { registrar.resize(region, whole, part, Access::READ) }.unwrap_err();
+    assert!(matches!(refused, ResizeError::Cannot { .. }), "{refused}");
+    assert!(refused.to_string().contains("keys"), "{refused}");
+    assert!(far.sent(whole, region.lkey()) == [b'x'; 2 * PAGE]);
+    registrar.deregister(region, whole).unwrap();
 }
 
 #[test]

@@ -29,3 +29,27 @@ fn one_group_can_be_asked_for() {
     let Some(rows) = rows(&["bench", "startup", "--json", "--rounds", "2"]) else { return };
     assert!(!rows.is_empty() && rows.iter().all(|row| row["name"] == "startup"));
 }
+
+#[test]
+fn the_allocators_price_is_measured_both_ways() {
+    let Some(rows) = rows(&["bench", "allocator", "--json", "--rest-ms", "0"]) else { return };
+    let figure = |policy: &str, figure: &str| {
+        let is = |row: &&Value| {
+            let params = &row["params"];
+            params["allocator"] == "glibc"
+                && params["policy"] == policy
+                && params["figure"] == figure
+        };
+        rows.iter().find(is).and_then(|row| row["value"].as_f64())
+    };
+    if cfg!(not(target_env = "gnu")) {
+        return;
+    }
+    for name in ["resident_peak", "resident_end", "pinned_peak", "budget", "registrations", "hits"]
+    {
+        assert!(figure("default", name).is_some_and(|value| value > 0.0), "{name}");
+        assert!(figure("kept", name).is_some_and(|value| value > 0.0), "{name}");
+    }
+    // Nothing that was registered was taken away.
+    assert_eq!(figure("kept", "invalidations"), Some(0.0));
+}

@@ -50,3 +50,21 @@ fn an_available_monitor_says_what_it_covers() {
     let unmap = claims.iter().find(|claim| claim["change"] == "unmap").expect("a row for unmap");
     assert_eq!(unmap["cover"], "seen");
 }
+
+#[test]
+fn every_bound_has_its_source() {
+    let report = object(&pinfold(&["probe", "--json"]));
+    let limits = &report["limits"];
+    let bounds = limits["bounds"].as_array().expect("an array");
+    for kind in ["io_uring", "verbs", "mlock"] {
+        assert!(bounds.iter().any(|bound| bound["registrar"] == kind), "{limits:#}");
+    }
+    for bound in bounds {
+        assert!(bound["bytes"].is_u64() && bound["source"].is_string(), "{bound}");
+        assert!(bound["beyond"].is_string() && bound["shared_with"].is_string(), "{bound}");
+    }
+    for figure in limits["figures"].as_array().expect("an array") {
+        assert!(figure["source"].is_string() && figure["shared_with"].is_string(), "{figure}");
+    }
+    assert!(limits["allocator"].is_string() && limits["mappings"].is_u64(), "{limits:#}");
+}

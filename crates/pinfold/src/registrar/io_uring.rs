@@ -53,6 +53,7 @@ use crate::limits::{Limits, page_bytes};
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+    ResizeError,
 };
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -244,6 +245,24 @@ impl Registrar for IoUring {
             true => DeregisterError::DeviceGone { errno },
             false => DeregisterError::Os { operation: operation(errno), errno },
         })
+    }
+
+    /// By an update of the slot: the kernel pins the new range, puts it into the slot, then lets go
+    /// of the old one, as soon as no request in flight holds it.
+    ///
+    /// Both are counted against the limit until then, also where they overlap, so even a trim
+    /// needs room, and is refused under a limit that is reached. A request that names bytes
+    /// outside of the range in force when the kernel takes it up fails with `EFAULT`.
+    unsafe fn resize(
+        &self,
+        handle: BufferIndex,
+        _from: AddressRange,
+        to: AddressRange,
+        access: Access,
+    ) -> Result<(), ResizeError> {
+        self.check_request(to, access).map_err(ResizeError::Register)?;
+        let filled = self.ring.fill(handle.0, to);
+        filled.map_err(|errno| ResizeError::Register(self.explain(to, errno)))
     }
 }
 

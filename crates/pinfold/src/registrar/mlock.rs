@@ -30,7 +30,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare [`Registrar::register`]; it contains no unsafe block.
+//! This file reopens `unsafe_code` to declare [`Registrar::register`]; its only unsafe block
+//! passes that contract on.
 
 #![allow(unsafe_code)]
 
@@ -41,6 +42,7 @@ use crate::limits::{Limits, max_map_count, page_bytes};
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+    ResizeError,
 };
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -238,6 +240,22 @@ impl Registrar for Mlock {
         }
         self.unlock(self.whole_pages(range))
             .map_err(|Errno(errno)| DeregisterError::Os { operation: "munlock", errno })
+    }
+
+    /// Locks what is new, then unlocks what is old and nobody else's. What both cover stays locked
+    /// all the time, and is counted once.
+    unsafe fn resize(
+        &self,
+        handle: LockedPages,
+        from: AddressRange,
+        to: AddressRange,
+        access: Access,
+    ) -> Result<(), ResizeError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.register(to, access) }.map_err(ResizeError::Register)?;
+        // What is mapped no more is locked no more.
+        let _ = self.deregister(handle, from);
+        Ok(())
     }
 }
 

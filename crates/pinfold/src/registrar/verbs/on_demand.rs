@@ -11,12 +11,12 @@ use super::attributes::{Operations, Transport};
 use super::device::{Domain, OpenError};
 use super::ffi::*;
 use super::loopback::{Direction, Loopback, LoopbackError, Transfer};
-use super::registrar::{MemoryRegion, Verbs, granted};
+use super::registrar::{CANNOT_RESIZE, MemoryRegion, Verbs, granted};
 use crate::limits::page_bytes;
 use crate::sys::last_errno;
 use libc::c_uint;
 use pinfold_core::{
-    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
 };
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -170,6 +170,17 @@ impl Registrar for OnDemand {
 
     fn deregister(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
         self.verbs.give_back(handle)
+    }
+
+    /// Refused, as with pinned regions.
+    unsafe fn resize(
+        &self,
+        _: MemoryRegion,
+        _: AddressRange,
+        _: AddressRange,
+        _: Access,
+    ) -> Result<(), ResizeError> {
+        Err(CANNOT_RESIZE)
     }
 }
 

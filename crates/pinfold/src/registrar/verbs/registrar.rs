@@ -18,6 +18,7 @@ use crate::sys::{Errno, last_errno};
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+    ResizeError,
 };
 use std::collections::HashSet;
 use std::fmt;
@@ -327,7 +328,24 @@ impl Registrar for Verbs {
     fn deregister(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
         self.give_back(handle)
     }
+
+    /// Refused, always: the verbs have `ibv_rereg_mr`, and it promises neither.
+    unsafe fn resize(
+        &self,
+        _: MemoryRegion,
+        _: AddressRange,
+        _: AddressRange,
+        _: Access,
+    ) -> Result<(), ResizeError> {
+        Err(CANNOT_RESIZE)
+    }
 }
+
+/// Other holders have the keys in their requests, and peers have them too.
+pub(super) const CANNOT_RESIZE: ResizeError = ResizeError::Cannot {
+    why: "ibv_rereg_mr may change the keys that others hold, and where it fails, nothing may be left \
+          of the registration",
+};
 
 impl Drop for Verbs {
     /// Gives back what is still registered, except in a forked child, whose parent's it is.

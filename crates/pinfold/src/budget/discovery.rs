@@ -1,0 +1,458 @@
+//! What this process may really pin: every limit in its way, each with its source.
+
+use super::figure::{Figure, SharedWith, Unread};
+use super::machine::{self, Machine, Membership, Mount};
+use crate::limits::Memlock;
+use std::fmt;
+use std::path::Path;
+
+/// What kind of registrar is to pin. Three counters meet one limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Fixed buffers: counted for the user who made the ring, over all of his rings and processes.
+    /// The privilege that counts is the one that the ring was made with.
+    IoUring,
+    /// Memory regions of an RDMA device: counted for the process, together with what the process
+    /// has pinned by io_uring (`VmPin`).
+    Verbs,
+    /// Locked memory: counted for the process (`VmLck`).
+    Mlock,
+}
+
+/// `RLIMIT_MEMLOCK`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemlockLimit {
+    /// What counts.
+    pub soft: Memlock,
+    /// Up to where a process may raise the soft limit by itself.
+    pub hard: Memlock,
+}
+
+/// How `CAP_IPC_LOCK` stands, which waives `RLIMIT_MEMLOCK`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Privilege {
+    /// Effective where it counts: nothing is refused for that limit.
+    Effective,
+    /// Effective in a user namespace of the process's own, where the kernel does not honour it.
+    Inert,
+    /// Permitted, but not effective: the program has to raise it (`capset`) first.
+    Lowered,
+    /// Not there.
+    Absent {
+        /// The process, or one that it came from, has given up gaining any (`no_new_privs`), so file
+        /// capabilities and set-user-id programs will not give it.
+        no_new_privileges: bool,
+    },
+}
+
+/// A control group with a limit on memory, the process's own or one above it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Its directory.
+    pub directory: String,
+    /// Beyond this, somebody in the group is killed. `None` is no limit.
+    pub max: Figure<Option<u64>>,
+    /// Beyond this, everybody in the group is slowed down: pinned memory cannot be taken away
+    /// instead. `None` is no limit.
+    pub high: Figure<Option<u64>>,
+    /// What the group uses.
+    pub current: Figure<u64>,
+}
+
+/// The pages of one huge size.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HugePages {
+    /// The size of one, in bytes.
+    pub page_bytes: u64,
+    /// How many there are.
+    pub total: Figure<u64>,
+    /// How many of them are free, those promised to others included.
+    pub free: Figure<u64>,
+    /// How many of the free ones are promised.
+    pub reserved: Figure<u64>,
+    /// How many more the kernel may make on demand.
+    pub overcommit: Figure<u64>,
+}
+
+/// How many objects a control group grants on an RDMA device: regions, protection domains,
+/// queues, all together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RdmaObjects {
+    /// The device's name.
+    pub device: String,
+    /// The group's directory.
+    pub directory: String,
+    /// How many.
+    pub max: u64,
+}
+
+/// Everything that bounds what this process may pin.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Discovery {
+    /// `RLIMIT_MEMLOCK`.
+    pub memlock: Figure<MemlockLimit>,
+    /// `CAP_IPC_LOCK`.
+    pub privilege: Figure<Privilege>,
+    /// What this process has locked (`VmLck`), in bytes.
+    pub locked: Figure<u64>,
+    /// What devices have pinned of this process (`VmPin`), in bytes: RDMA and io_uring.
+    pub pinned: Figure<u64>,
+    /// What this user's other processes have pinned, in bytes, as far as they can be seen. The
+    /// kernel does not tell the counter that io_uring compares; this sum has the pins of RDMA too,
+    /// and lacks those of processes that are hidden or have ended. What processes with
+    /// `CAP_IPC_LOCK` have pinned does not count, and is left out.
+    pub pinned_by_others: Figure<u64>,
+    /// The control groups that count memory: the process's own first.
+    pub groups: Vec<Group>,
+    /// Why `groups` may be incomplete.
+    pub groups_unread: Option<Unread>,
+    /// The machine's memory, in bytes.
+    pub memory: Figure<u64>,
+    /// What of it is to be had without swapping, in bytes.
+    pub available: Figure<u64>,
+    /// How many mappings this process has.
+    pub mappings: Figure<u64>,
+    /// How many it may have (`vm.max_map_count`).
+    pub max_mappings: Figure<u64>,
+    /// The pools of huge pages.
+    pub huge_pages: Vec<HugePages>,
+    /// Limits on RDMA objects.
+    pub rdma_objects: Vec<RdmaObjects>,
+}
+
+/// What happens to who goes beyond a bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beyond {
+    /// The registration fails.
+    Refused,
+    /// The processes of the group are slowed down.
+    Throttled,
+    /// A process is killed.
+    Killed,
+}
+
+impl fmt::Display for Beyond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refused => "refused",
+            Self::Throttled => "slowed down",
+            Self::Killed => "killed",
+        })
+    }
+}
+
+/// One thing that bounds what may be pinned.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bound {
+    /// How much there is, in bytes, used or not.
+    pub bytes: u64,
+    /// What it is, and where it stands.
+    pub source: String,
+    /// What happens beyond it.
+    pub beyond: Beyond,
+    /// Who else uses it up.
+    pub shared_with: SharedWith,
+}
+
+const CAP_IPC_LOCK: u32 = 14;
+
+/// What `/proc/self/ns/user` leads to in the machine's own user namespace; part of the kernel's
+/// interface.
+const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
+
+impl Discovery {
+    /// Asks the kernel. Some hundred system calls and more with many processes on the machine:
+    /// a millisecond.
+    pub fn read() -> Self {
+        Self::below(Path::new("/"))
+    }
+
+    /// The same, with `/proc` and `/sys` below `root`: of another process's view of them, or of one
+    /// that a test has made up. `/proc/self` is read there.
+    pub fn below(root: &Path) -> Self {
+        let machine = Machine::at(root);
+        let status = machine.text("/proc/self/status");
+        let (groups, groups_unread) = groups(&machine);
+        Self {
+            memlock: memlock(&machine),
+            privilege: privilege(&machine, &status),
+            locked: of_status(&status, "VmLck:", SharedWith::Nobody),
+            pinned: of_status(&status, "VmPin:", SharedWith::Nobody),
+            pinned_by_others: pinned_by_others(&machine, &status),
+            groups,
+            groups_unread,
+            memory: of_meminfo(&machine, "MemTotal:"),
+            available: of_meminfo(&machine, "MemAvailable:"),
+            mappings: mappings(&machine),
+            max_mappings: single(&machine, "/proc/sys/vm/max_map_count", SharedWith::Nobody),
+            huge_pages: huge_pages(&machine),
+            rdma_objects: rdma_objects(&machine),
+        }
+    }
+
+    /// `RLIMIT_MEMLOCK` and the privilege alone; everything else is [`Unread::Untold`].
+    pub(super) fn limits_below(root: &Path) -> Self {
+        let machine = Machine::at(root);
+        let status = machine.text("/proc/self/status");
+        Self {
+            memlock: memlock(&machine),
+            privilege: privilege(&machine, &status),
+            ..Self::empty()
+        }
+    }
+
+    fn empty() -> Self {
+        let none = || Figure::new(Err(Unread::Untold), "not asked", SharedWith::Nobody);
+        Self {
+            memlock: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Nobody),
+            privilege: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Nobody),
+            locked: none(),
+            pinned: none(),
+            pinned_by_others: none(),
+            groups: Vec::new(),
+            groups_unread: Some(Unread::Untold),
+            memory: none(),
+            available: none(),
+            mappings: none(),
+            max_mappings: none(),
+            huge_pages: Vec::new(),
+            rdma_objects: Vec::new(),
+        }
+    }
+
+    /// Whether the kernel compares pinned memory with `RLIMIT_MEMLOCK` at all.
+    pub fn memlock_enforced(&self) -> bool {
+        self.privilege.get() != Some(Privilege::Effective)
+    }
+
+    /// Every bound on what a registrar of this kind may pin, the tightest first.
+    pub fn bounds(&self, kind: Kind) -> Vec<Bound> {
+        let mut bounds: Vec<Bound> = self.memlock_bound(kind).into_iter().collect();
+        for group in &self.groups {
+            bounds.extend(bound_of(&group.max, Beyond::Killed));
+            bounds.extend(bound_of(&group.high, Beyond::Throttled));
+        }
+        bounds.extend(self.memory.get().map(|bytes| Bound {
+            bytes,
+            source: self.memory.source.clone(),
+            beyond: Beyond::Killed,
+            shared_with: SharedWith::Machine,
+        }));
+        bounds.sort_by_key(|bound| bound.bytes);
+        bounds
+    }
+
+    /// `RLIMIT_MEMLOCK`, where it bounds.
+    fn memlock_bound(&self, kind: Kind) -> Option<Bound> {
+        let bytes = self.memlock.get().filter(|_| self.memlock_enforced())?.soft.bytes()?;
+        let shared_with = match kind {
+            Kind::IoUring => SharedWith::User,
+            Kind::Verbs | Kind::Mlock => SharedWith::Nobody,
+        };
+        let source = self.memlock.source.clone();
+        Some(Bound { bytes, source, beyond: Beyond::Refused, shared_with })
+    }
+
+    /// What already counts against `RLIMIT_MEMLOCK` for this kind, as far as it can be known, in
+    /// bytes.
+    pub fn counted(&self, kind: Kind) -> u64 {
+        let figure = if kind == Kind::Mlock { &self.locked } else { &self.pinned };
+        figure.get().unwrap_or(0)
+    }
+
+    /// How many more mappings this process may have; `None` where the kernel does not tell.
+    pub fn free_mappings(&self) -> Option<u64> {
+        Some(self.max_mappings.get()?.saturating_sub(self.mappings.get()?))
+    }
+}
+
+fn bound_of(figure: &Figure<Option<u64>>, beyond: Beyond) -> Option<Bound> {
+    let bytes = figure.get()??;
+    let (source, shared_with) = (figure.source.clone(), figure.shared_with);
+    Some(Bound { bytes, source, beyond, shared_with })
+}
+
+fn memlock(machine: &Machine) -> Figure<MemlockLimit> {
+    let of = |text: &str| machine::limit(text, "Max locked memory");
+    let limits = machine.parsed("/proc/self/limits", of);
+    let value = limits.map(|(soft, hard)| MemlockLimit { soft, hard });
+    Figure::new(value, "RLIMIT_MEMLOCK", SharedWith::Nobody)
+}
+
+fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privilege> {
+    let value = status.as_ref().map_err(|&why| why).and_then(|status| {
+        let has = |key| match machine::capabilities(status, key) {
+            Some(_) => Ok(has_ipc_lock(status, key)),
+            None => Err(Unread::Missing),
+        };
+        Ok(match (has("CapEff:")?, has("CapPrm:")?) {
+            (true, _) if is_initial_namespace(machine)? => Privilege::Effective,
+            (true, _) => Privilege::Inert,
+            (false, true) => Privilege::Lowered,
+            (false, false) => Privilege::Absent {
+                no_new_privileges: machine::word(status, "NoNewPrivs:") == Some("1"),
+            },
+        })
+    });
+    Figure::new(value, "/proc/self/status: CapEff, /proc/self/ns/user", SharedWith::Nobody)
+}
+
+fn has_ipc_lock(status: &str, key: &str) -> bool {
+    machine::capabilities(status, key).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
+}
+
+fn is_initial_namespace(machine: &Machine) -> Result<bool, Unread> {
+    machine.link("/proc/self/ns/user").map(|target| target == INITIAL_USER_NAMESPACE)
+}
+
+fn of_status(status: &Result<String, Unread>, key: &str, shared_with: SharedWith) -> Figure<u64> {
+    let text = status.as_ref().map_err(|&why| why);
+    let value = text.and_then(|text| machine::kilobytes(text, key).ok_or(Unread::Missing));
+    Figure::new(value, format!("/proc/self/status: {}", key.trim_end_matches(':')), shared_with)
+}
+
+/// What the other processes of the same real user have pinned, as far as `/proc` shows them.
+fn pinned_by_others(machine: &Machine, status: &Result<String, Unread>) -> Figure<u64> {
+    let own = status.as_ref().ok().and_then(|text| {
+        Some((machine::word(text, "Uid:")?.to_owned(), machine::word(text, "Pid:")?.to_owned()))
+    });
+    let value = own.ok_or(Unread::Missing).map(|(user, process)| {
+        let others = machine.names("/proc").into_iter();
+        let others = others.filter(|name| *name != process && name.parse::<u32>().is_ok());
+        others
+            .filter_map(|name| machine.text(&format!("/proc/{name}/status")).ok())
+            .filter(|status| machine::word(status, "Uid:") == Some(&user))
+            .filter(|status| !has_ipc_lock(status, "CapEff:"))
+            .filter_map(|status| machine::kilobytes(&status, "VmPin:"))
+            .fold(0, u64::saturating_add)
+    });
+    Figure::new(value, "/proc/PID/status of the same user: VmPin", SharedWith::User)
+}
+
+fn of_meminfo(machine: &Machine, key: &str) -> Figure<u64> {
+    let value = machine.parsed("/proc/meminfo", |text| machine::kilobytes(text, key));
+    let source = format!("/proc/meminfo: {}", key.trim_end_matches(':'));
+    Figure::new(value, source, SharedWith::Machine)
+}
+
+fn single(machine: &Machine, path: &str, shared_with: SharedWith) -> Figure<u64> {
+    Figure::new(machine.parsed(path, machine::number), path, shared_with)
+}
+
+fn mappings(machine: &Machine) -> Figure<u64> {
+    let value = machine.text("/proc/self/maps").map(|maps| maps.lines().count() as u64);
+    Figure::new(value, "/proc/self/maps: its lines", SharedWith::Nobody)
+}
+
+/// The groups that count the process's memory, and why there may be more.
+fn groups(machine: &Machine) -> (Vec<Group>, Option<Unread>) {
+    let (Ok(own), Ok(mounts)) =
+        (machine.text("/proc/self/cgroup"), machine.text("/proc/self/mountinfo"))
+    else {
+        return (Vec::new(), Some(Unread::Missing));
+    };
+    let mounts = machine::group_mounts(&mounts);
+    let memberships = machine::memberships(&own);
+    let legacy = memberships.iter().find(|one| has_controller(one, "memory"));
+    let unified = memberships.iter().find(|one| matches!(one, Membership::Unified { .. }));
+    // Each controller is in one hierarchy only; where version 1 has it, version 2 has not.
+    let Some(membership) = legacy.or(unified) else {
+        return (Vec::new(), Some(Unread::Missing));
+    };
+    let Some(directories) = directories(&mounts, membership, "memory") else {
+        return (Vec::new(), Some(Unread::Missing));
+    };
+    let read = match membership {
+        Membership::Unified { .. } => unified_group,
+        Membership::Legacy { .. } => legacy_group,
+    };
+    (directories.into_iter().map(|directory| read(machine, directory)).collect(), None)
+}
+
+fn has_controller(membership: &Membership, name: &str) -> bool {
+    match membership {
+        Membership::Unified { .. } => false,
+        Membership::Legacy { controllers, .. } => controllers.iter().any(|one| one == name),
+    }
+}
+
+/// The directories of the process's group and those above it, in the hierarchy of `controller`.
+fn directories(mounts: &[Mount], membership: &Membership, controller: &str) -> Option<Vec<String>> {
+    let (kind, path) = match membership {
+        Membership::Unified { path } => ("cgroup2", path),
+        Membership::Legacy { path, .. } => ("cgroup", path),
+    };
+    let holds = |mount: &&Mount| {
+        mount.kind == kind
+            && (kind == "cgroup2" || mount.options.split(',').any(|option| option == controller))
+    };
+    mounts.iter().filter(holds).find_map(|mount| machine::directories(mount, path))
+}
+
+fn unified_group(machine: &Machine, directory: String) -> Group {
+    let limit = |name: &str| {
+        let path = format!("{directory}/{name}");
+        // The topmost group has no limits, and no such files.
+        let value = match machine.parsed(&path, machine::number_or_max) {
+            Err(Unread::Missing) => Ok(None),
+            other => other,
+        };
+        Figure::new(value, path, SharedWith::Group)
+    };
+    let (max, high) = (limit("memory.max"), limit("memory.high"));
+    let current = single(machine, &format!("{directory}/memory.current"), SharedWith::Group);
+    Group { directory, max, high, current }
+}
+
+fn legacy_group(machine: &Machine, directory: String) -> Group {
+    let path = format!("{directory}/memory.limit_in_bytes");
+    let max = Figure::new(machine.parsed(&path, machine::number_or_huge), path, SharedWith::Group);
+    let path = format!("{directory}/memory.usage_in_bytes");
+    // What slows down is new in version 2.
+    let high = Figure::new(Ok(None), "memory.high", SharedWith::Group);
+    Group { current: single(machine, &path, SharedWith::Group), directory, max, high }
+}
+
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
+
+fn huge_pages(machine: &Machine) -> Vec<HugePages> {
+    let names = machine.names(HUGE_PAGES).into_iter();
+    let mut pools: Vec<HugePages> = names
+        .filter_map(|name| {
+            let kilobytes = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+            let page_bytes = kilobytes.parse::<u64>().ok()?.checked_mul(1024)?;
+            let read =
+                |file| single(machine, &format!("{HUGE_PAGES}/{name}/{file}"), SharedWith::Machine);
+            Some(HugePages {
+                page_bytes,
+                total: read("nr_hugepages"),
+                free: read("free_hugepages"),
+                reserved: read("resv_hugepages"),
+                overcommit: read("nr_overcommit_hugepages"),
+            })
+        })
+        .collect();
+    pools.sort_by_key(|pool| pool.page_bytes);
+    pools
+}
+
+fn rdma_objects(machine: &Machine) -> Vec<RdmaObjects> {
+    let (Ok(own), Ok(mounts)) =
+        (machine.text("/proc/self/cgroup"), machine.text("/proc/self/mountinfo"))
+    else {
+        return Vec::new();
+    };
+    let mounts = machine::group_mounts(&mounts);
+    let memberships = machine::memberships(&own);
+    let legacy = memberships.iter().find(|one| has_controller(one, "rdma"));
+    let unified = memberships.iter().find(|one| matches!(one, Membership::Unified { .. }));
+    let Some(membership) = legacy.or(unified) else { return Vec::new() };
+    let directories = directories(&mounts, membership, "rdma").unwrap_or_default();
+    let limits = |directory: String| {
+        let text = machine.text(&format!("{directory}/rdma.max")).unwrap_or_default();
+        let limits = machine::rdma_objects(&text).into_iter();
+        let limit = move |(device, max)| RdmaObjects { device, directory: directory.clone(), max };
+        limits.map(limit).collect::<Vec<_>>()
+    };
+    directories.into_iter().flat_map(limits).collect()
+}

@@ -1,0 +1,263 @@
+//! Registrations that later cannot fail, because they have been made.
+//!
+//! # What it costs
+//!
+//! The memory, pinned, from the moment it is reserved; making it, what the registrar asks for that
+//! many registrations. Taking a buffer and giving it back: a lock for the time of a push or a pop.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to register memory of its own, and to lend a buffer of it to
+//! whoever holds its number, which is in the list of free ones or with one holder.
+
+#![allow(unsafe_code)]
+
+use super::memory::Memory;
+use super::share::{Budget, BudgetError, Share};
+use super::{Amount, Terms};
+use pinfold_core::{Access, Account, AddressRange, RegisterError, Registrar};
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What is to be reserved: so many buffers of the same length, each with a registration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reserve {
+    /// How many buffers.
+    pub buffers: usize,
+    /// The length of each, in bytes; rounded up to whole pages.
+    pub buffer_bytes: usize,
+    /// What the device will do with them.
+    pub access: Access,
+}
+
+impl Reserve {
+    /// This many buffers of one page each, for the device to read and write.
+    pub fn pages(count: usize) -> Self {
+        Self { buffers: count, buffer_bytes: 1, access: Access::READ_WRITE }
+    }
+}
+
+/// Why nothing was reserved. Nothing is left behind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// No buffers, or buffers of no bytes, or of more than there are addresses.
+    Size {
+        /// What was asked for.
+        reserve: Reserve,
+    },
+    /// The budget does not hold it.
+    Budget(BudgetError),
+    /// The registrar refused, after as many as this.
+    Register {
+        /// How many buffers had been registered, and were given back.
+        made: usize,
+        /// Why not the next.
+        error: RegisterError,
+    },
+    /// There is no memory.
+    Memory {
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+/// Registered buffers, made when the reservation was, and taken one by one later.
+///
+/// Taking one that is free cannot fail, whatever other processes of the same user pin meanwhile and
+/// however far the limit is lowered: the kernel has counted it. Clones are the same reservation.
+#[derive(Debug)]
+pub struct Reservation<R: Registrar> {
+    inner: Arc<Inner<R>>,
+}
+
+impl<R: Registrar> Clone for Reservation<R> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+#[derive(Debug)]
+struct Inner<R: Registrar> {
+    registrar: Arc<R>,
+    memory: Memory,
+    /// The registration of each buffer.
+    handles: Vec<(R::Handle, AddressRange)>,
+    /// Guards the numbers of the free buffers. Rank: nothing is taken or called under it. It has
+    /// room for all of them from the start.
+    free: Mutex<Vec<usize>>,
+    /// What it counts in the budget; given back last.
+    _share: Arc<Share>,
+}
+
+impl Budget {
+    /// Registers memory now, for uses that later cannot fail.
+    ///
+    /// It counts in the budget as a drawer of its own. Idle registrations of caches that share the
+    /// budget are given up for it, if need be.
+    ///
+    /// # Errors
+    ///
+    /// [`ReserveError`]: what cannot be honoured is refused here.
+    pub fn reserve<R: Registrar>(
+        &self,
+        registrar: &Arc<R>,
+        reserve: Reserve,
+    ) -> Result<Reservation<R>, ReserveError> {
+        let page_bytes = registrar.limits().page_bytes;
+        let (part_bytes, amount) =
+            size(reserve, page_bytes).ok_or(ReserveError::Size { reserve })?;
+        let terms = Terms { minimum: amount, maximum: amount, weight: 0 };
+        let share = self.share_recalled(terms).map_err(ReserveError::Budget)?;
+        // The whole of the minimum, so it is there.
+        let _granted = share.take(amount);
+        share.settle();
+        let memory = Memory::new(reserve.buffers, part_bytes)
+            .map_err(|errno| ReserveError::Memory { errno: errno.0 })?;
+        let mut inner = Inner {
+            registrar: Arc::clone(registrar),
+            memory,
+            handles: Vec::with_capacity(reserve.buffers),
+            free: Mutex::new((0..reserve.buffers).rev().collect()),
+            _share: share,
+        };
+        for number in 0..reserve.buffers {
+            inner
+                .register(number, reserve.access)
+                .map_err(|error| ReserveError::Register { made: number, error })?;
+        }
+        Ok(Reservation { inner: Arc::new(inner) })
+    }
+}
+
+/// The length of one buffer in whole pages, and the amount of all.
+fn size(reserve: Reserve, page_bytes: usize) -> Option<(usize, Amount)> {
+    let part_bytes = reserve.buffer_bytes.checked_next_multiple_of(page_bytes)?;
+    let bytes = part_bytes.checked_mul(reserve.buffers)?;
+    let sensible = bytes > 0 && bytes <= isize::MAX as usize;
+    sensible.then_some((part_bytes, Amount { bytes, regions: reserve.buffers }))
+}
+
+impl<R: Registrar> Inner<R> {
+    fn register(&mut self, number: usize, access: Access) -> Result<(), RegisterError> {
+        let Some(range) = self.memory.range(number) else { return Ok(()) };
+        // SAFETY: the memory is this reservation's own; whoever takes the buffer is told that the
+        // device may touch it.
+        let handle = unsafe { self.registrar.register(range, access) }?;
+        self.handles.push((handle, range));
+        Ok(())
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<R: Registrar> Drop for Inner<R> {
+    fn drop(&mut self) {
+        for &(handle, range) in &self.handles {
+            // A device that is gone has let go of everything; a forked child has nothing to give.
+            let _ = self.registrar.deregister(handle, range);
+        }
+    }
+}
+
+impl<R: Registrar> Reservation<R> {
+    /// One of the free buffers. `None` only when all that were reserved are taken.
+    pub fn take(&self) -> Option<Reserved<R>> {
+        let number = self.inner.free().pop()?;
+        Some(Reserved { inner: Arc::clone(&self.inner), number })
+    }
+
+    /// How many buffers are free.
+    pub fn remaining(&self) -> usize {
+        self.inner.free().len()
+    }
+
+    /// How many buffers there are.
+    pub fn len(&self) -> usize {
+        self.inner.handles.len()
+    }
+
+    /// Never: a reservation of nothing is refused.
+    pub fn is_empty(&self) -> bool {
+        self.inner.handles.is_empty()
+    }
+}
+
+/// A buffer of a reservation with its registration; free again when it is dropped.
+///
+/// Its bytes are what the last user left. As with any buffer, whoever starts a transfer sees to it
+/// that nobody uses the bytes, and that this lives, until the transfer has ended.
+#[derive(Debug)]
+pub struct Reserved<R: Registrar> {
+    inner: Arc<Inner<R>>,
+    number: usize,
+}
+
+impl<R: Registrar> Reserved<R> {
+    /// What names the registration to the device.
+    pub fn handle(&self) -> R::Handle {
+        self.inner.handles[self.number].0
+    }
+
+    /// The registered bytes.
+    pub fn range(&self) -> AddressRange {
+        self.inner.handles[self.number].1
+    }
+}
+
+impl<R: Registrar> Deref for Reserved<R> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the number left the list of free ones with this value.
+        unsafe { self.inner.memory.part(self.number) }
+    }
+}
+
+impl<R: Registrar> DerefMut for Reserved<R> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and this value is borrowed exclusively.
+        unsafe { self.inner.memory.part(self.number) }
+    }
+}
+
+impl<R: Registrar> Drop for Reserved<R> {
+    fn drop(&mut self) {
+        self.inner.free().push(self.number);
+    }
+}
+
+impl fmt::Display for ReserveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size { reserve } => write!(
+                f,
+                "{} buffers of {} bytes: reserve at least one of each, and no more than there are \
+                 addresses",
+                reserve.buffers, reserve.buffer_bytes
+            ),
+            Self::Budget(error) => error.fmt(f),
+            Self::Register { made, error } => {
+                write!(f, "nothing is reserved: {made} buffers could be registered, then: {error}")
+            }
+            Self::Memory { errno } => {
+                let why = io::Error::from_raw_os_error(*errno);
+                write!(f, "there is no memory to reserve: {why}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ReserveError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Budget(error) => Some(error),
+            Self::Register { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

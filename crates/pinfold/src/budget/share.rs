@@ -1,0 +1,677 @@
+//! One budget for several caches, pools and reservations of a process.
+
+use super::discovery::{Beyond, Bound, Discovery, Kind};
+use super::figure::SharedWith;
+use super::ledger::{Drawer, Ledger, Terms};
+use super::watermark::{Listener, ListenerId, Marks, Told, Watermark};
+use crate::fork_mark::ForkMark;
+use pinfold_core::{
+    Account, Amount, Exhausted, Lender, Limit, Refusal, RegisterError, RegistrarLimits,
+};
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// How many bytes and registrations there are, for everybody who draws on them.
+///
+/// Clones are the same budget. In a forked child it grants nothing: what is pinned is the
+/// parent's.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    inner: Arc<Inner>,
+}
+
+/// Why there is no such budget, or no such share of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum BudgetError {
+    /// A budget of no bytes or no registrations: nothing was asked for, or nothing is left.
+    Nothing {
+        /// What there would have been.
+        amount: Amount,
+        /// What leaves nothing, if that is not the caller.
+        bound: Option<Bound>,
+    },
+    /// The limits could not be read, so what there is would be a guess.
+    Unread,
+    /// More than the machine can ever give.
+    Impossible {
+        /// The bytes asked for.
+        bytes: usize,
+        /// What is in the way.
+        bound: Bound,
+    },
+    /// More registrations than the device has.
+    Registrations {
+        /// The registrations asked for.
+        regions: usize,
+        /// The device's.
+        max_regions: usize,
+    },
+    /// A minimum above the maximum, or a maximum of nothing.
+    Terms {
+        /// What was asked for.
+        terms: Terms,
+    },
+    /// The minimum cannot be kept: others hold it, or have been promised it.
+    Kept {
+        /// What was asked for.
+        minimum: Amount,
+        /// What nobody holds or has been promised.
+        free: Amount,
+    },
+    /// The page that tells a forked child could not be made.
+    ForkMark {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// This is a forked child of the process whose budget it is.
+    Forked,
+}
+
+/// Where a budget's figures come from, so that they can be looked up again.
+#[derive(Debug)]
+struct Source {
+    root: PathBuf,
+    max_regions: usize,
+    /// What the caller asked for, if not for all there is.
+    asked: Option<Amount>,
+    /// What counted against the limit before anything was drawn, in bytes.
+    elsewhere: u64,
+    /// What bounds the budget beside `RLIMIT_MEMLOCK`, in bytes.
+    beside: u64,
+}
+
+struct Inner {
+    /// Guards the books, for some arithmetic. Rank: inside every cache's writer lock; nothing is
+    /// taken, called or allocated for others under it.
+    state: Mutex<State>,
+    /// Whether somebody may have to be told something.
+    due: AtomicBool,
+    fork_mark: ForkMark,
+    source: Option<Source>,
+}
+
+#[derive(Debug)]
+struct State {
+    ledger: Ledger,
+    marks: Marks,
+    lenders: Vec<(Drawer, Weak<dyn Lender>)>,
+}
+
+/// A moderate part of what cannot be exceeded without harm to others: half.
+const fn half(bytes: u64) -> u64 {
+    bytes / 2
+}
+
+/// Bounds that refuse count in full; of those that kill or throttle, half is left to everything
+/// that is not pinned.
+fn beside_memlock(discovery: &Discovery, kind: Kind) -> u64 {
+    let bounds = discovery.bounds(kind).into_iter();
+    let harmful = bounds.filter(|bound| bound.beyond != Beyond::Refused);
+    harmful.map(|bound| half(bound.bytes)).min().unwrap_or(u64::MAX)
+}
+
+fn to_usize(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+impl Source {
+    fn new(
+        root: &Path,
+        kind: Kind,
+        limits: RegistrarLimits,
+        asked: Option<Amount>,
+    ) -> (Self, Discovery) {
+        let discovery = Discovery::below(root);
+        let source = Self {
+            root: root.to_owned(),
+            max_regions: most_regions(kind, limits, &discovery),
+            asked,
+            elsewhere: discovery.counted(kind),
+            beside: beside_memlock(&discovery, kind),
+        };
+        (source, discovery)
+    }
+
+    /// What there is by `discovery`, within what was asked for. `None` if it cannot be known.
+    fn total(&self, discovery: &Discovery) -> Option<Amount> {
+        let memlock = match discovery.memlock_enforced() {
+            true => discovery.memlock.get()?.soft.bytes().unwrap_or(u64::MAX),
+            false => u64::MAX,
+        };
+        let bytes = memlock.saturating_sub(self.elsewhere).min(self.beside);
+        let found = Amount { bytes: to_usize(bytes), regions: self.max_regions };
+        match self.asked {
+            None => Some(found).filter(|_| bytes < u64::MAX),
+            // Who asked for more than is prudent got it, up to what is possible.
+            Some(asked) => Some(Amount { bytes: to_usize(memlock).min(asked.bytes), ..asked }),
+        }
+    }
+
+    /// The same with the limits as they are now.
+    fn total_now(&self) -> Option<Amount> {
+        self.total(&Discovery::limits_below(&self.root))
+    }
+}
+
+/// How many registrations the device has, or the process has mappings for.
+fn most_regions(kind: Kind, limits: RegistrarLimits, discovery: &Discovery) -> usize {
+    let mappings = discovery.free_mappings().filter(|_| kind == Kind::Mlock);
+    // Locking a part of a mapping makes two more of it.
+    let by_mappings = mappings.map_or(usize::MAX, |free| to_usize(free / 2));
+    limits.max_regions.min(by_mappings)
+}
+
+impl Budget {
+    /// A budget of exactly this much. Nobody is asked whether it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`BudgetError::Nothing`] for no bytes or no registrations.
+    pub fn new(amount: Amount) -> Result<Self, BudgetError> {
+        Self::with(amount, None, None)
+    }
+
+    /// All that this process may prudently pin with a registrar of this kind and these limits.
+    ///
+    /// That is the least of: `RLIMIT_MEMLOCK` where it holds, less what counts against it already;
+    /// half of what the control groups and the machine have, because beyond those nobody is
+    /// refused but somebody is slowed down or killed. Other processes may take of it at any
+    /// time. Memory is not looked for twice: what is pinned is memory that the program has anyway.
+    ///
+    /// # Errors
+    ///
+    /// [`BudgetError::Nothing`], with what leaves nothing; [`BudgetError::Unread`].
+    pub fn discover(kind: Kind, limits: RegistrarLimits) -> Result<Self, BudgetError> {
+        Self::discover_below(Path::new("/"), kind, limits)
+    }
+
+    /// As [`discover`](Self::discover), with `/proc` and `/sys` below `root`.
+    ///
+    /// # Errors
+    ///
+    /// As [`discover`](Self::discover).
+    pub fn discover_below(
+        root: &Path,
+        kind: Kind,
+        limits: RegistrarLimits,
+    ) -> Result<Self, BudgetError> {
+        let (source, discovery) = Source::new(root, kind, limits, None);
+        let bound = discovery.bounds(kind).into_iter().next();
+        let mut total = source.total(&discovery).ok_or(BudgetError::Unread)?;
+        if total.bytes < limits.page_bytes {
+            total.bytes = 0;
+        }
+        Self::with(total, bound, Some(source))
+    }
+
+    /// A budget of `amount`, if that can be.
+    ///
+    /// # Errors
+    ///
+    /// [`BudgetError::Impossible`] and [`BudgetError::Registrations`] for more than the limits, the
+    /// machine or the device could give if nobody else took any.
+    pub fn within(
+        amount: Amount,
+        kind: Kind,
+        limits: RegistrarLimits,
+    ) -> Result<Self, BudgetError> {
+        Self::within_below(Path::new("/"), amount, kind, limits)
+    }
+
+    /// As [`within`](Self::within), with `/proc` and `/sys` below `root`.
+    ///
+    /// # Errors
+    ///
+    /// As [`within`](Self::within).
+    pub fn within_below(
+        root: &Path,
+        amount: Amount,
+        kind: Kind,
+        limits: RegistrarLimits,
+    ) -> Result<Self, BudgetError> {
+        let (source, discovery) = Source::new(root, kind, limits, Some(amount));
+        let bound = discovery.bounds(kind).into_iter().next();
+        if let Some(bound) = bound.filter(|bound| amount.bytes as u64 > bound.bytes) {
+            return Err(BudgetError::Impossible { bytes: amount.bytes, bound });
+        }
+        if amount.regions > source.max_regions {
+            let (regions, max_regions) = (amount.regions, source.max_regions);
+            return Err(BudgetError::Registrations { regions, max_regions });
+        }
+        Self::with(amount, None, Some(source))
+    }
+
+    fn with(
+        total: Amount,
+        bound: Option<Bound>,
+        source: Option<Source>,
+    ) -> Result<Self, BudgetError> {
+        if total.bytes == 0 || total.regions == 0 {
+            return Err(BudgetError::Nothing { amount: total, bound });
+        }
+        let fork_mark = ForkMark::new(1).map_err(|why| BudgetError::ForkMark { errno: why.0 })?;
+        let state = Mutex::new(State {
+            ledger: Ledger::new(total),
+            marks: Marks::default(),
+            lenders: Vec::new(),
+        });
+        let due = AtomicBool::new(false);
+        Ok(Self { inner: Arc::new(Inner { state, due, fork_mark, source }) })
+    }
+
+    /// A share of this budget, for one cache or one pool.
+    ///
+    /// # Errors
+    ///
+    /// [`BudgetError::Terms`], and [`BudgetError::Kept`] for a minimum that is not free.
+    pub fn share(&self, terms: Terms) -> Result<Arc<Share>, BudgetError> {
+        let drawer = self.inner.changed(|state| state.ledger.join(terms));
+        let drawer = drawer.unwrap_or(Err(BudgetError::Forked))?;
+        Ok(Arc::new(Share { budget: self.clone(), drawer }))
+    }
+
+    /// As [`share`](Self::share); others give up idle registrations if that makes the minimum free.
+    pub(super) fn share_recalled(&self, terms: Terms) -> Result<Arc<Share>, BudgetError> {
+        loop {
+            let refused = match self.share(terms) {
+                Err(BudgetError::Kept { minimum, free }) => BudgetError::Kept { minimum, free },
+                other => return other,
+            };
+            let BudgetError::Kept { minimum, free } = refused else { return Err(refused) };
+            let lenders = self.inner.read(|state| state.all_lenders()).unwrap_or_default();
+            let gave = lenders.into_iter().any(|lender| lender.give_back(minimum - free));
+            if !gave {
+                return Err(refused);
+            }
+        }
+    }
+
+    /// The whole of it, as it is now.
+    pub fn total(&self) -> Amount {
+        self.inner.read(|state| state.ledger.total()).unwrap_or_default()
+    }
+
+    /// What all drawers hold now.
+    pub fn held(&self) -> Amount {
+        self.inner.read(|state| state.ledger.held()).unwrap_or_default()
+    }
+
+    /// Calls `listener` whenever the watermark is reached or left, and whenever the budget changes
+    /// or is refused by the device, until the result is dropped.
+    ///
+    /// It runs with no lock held, on the thread whose get, release or
+    /// [`refresh`](Self::refresh) made the difference, and may use every cache and pool. Telling
+    /// allocates nothing. Several changes between two calls are told as one. A panic in it is
+    /// caught.
+    #[must_use = "dropping it ends the watch"]
+    pub fn watch(
+        &self,
+        watermark: Watermark,
+        listener: impl Fn(&Told) + Send + Sync + 'static,
+    ) -> Watch {
+        let listener: Listener = Arc::new(listener);
+        let id = self.inner.changed(|state| state.marks.add(watermark, listener));
+        self.inner.settle();
+        Watch { inner: Arc::clone(&self.inner), id }
+    }
+
+    /// Looks the limits up again, also upwards, for a budget that was discovered. What is beside
+    /// `RLIMIT_MEMLOCK` stays as it was found first. Costs the reading of two files.
+    ///
+    /// Nobody needs to call it for a limit that was lowered: the next registration that is refused
+    /// does.
+    pub fn refresh(&self) -> Amount {
+        self.inner.recheck();
+        self.inner.settle();
+        self.total()
+    }
+}
+
+impl State {
+    /// Notes the present height; true if somebody is to be told.
+    fn note(&mut self) -> bool {
+        self.marks.note(self.ledger.held(), self.ledger.total())
+    }
+
+    fn all_lenders(&self) -> Vec<Arc<dyn Lender>> {
+        self.lenders.iter().filter_map(|(_, lender)| lender.upgrade()).collect()
+    }
+
+    /// Who has to give how much back for `drawer`, if there is `total` in all.
+    fn debtors(
+        &self,
+        drawer: Drawer,
+        missing: Amount,
+        total: Amount,
+    ) -> Vec<(Arc<dyn Lender>, Amount)> {
+        let debts = self.ledger.debtors(drawer, missing, total).into_iter();
+        let lenders = debts.flat_map(|(debtor, debt)| {
+            let its = self.lenders.iter().filter(move |(other, _)| *other == debtor);
+            its.filter_map(move |(_, lender)| Some((lender.upgrade()?, debt)))
+        });
+        lenders.collect()
+    }
+}
+
+impl Inner {
+    /// `None` in a forked child, where a thread that does not exist may hold the lock.
+    fn lock(&self) -> Option<MutexGuard<'_, State>> {
+        if self.fork_mark.forked() {
+            return None;
+        }
+        // A panic under the lock is one of arithmetic, before anything is changed.
+        Some(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&State) -> T) -> Option<T> {
+        self.lock().map(|state| read(&state))
+    }
+
+    /// Runs `change` under the lock, then notes whether somebody is to be told.
+    fn changed<T>(&self, change: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let mut state = self.lock()?;
+        let result = change(&mut state);
+        if state.note() {
+            // Relaxed: whoever changed something settles on the same thread; others need not see
+            // it.
+            self.due.store(true, Ordering::Relaxed);
+        }
+        Some(result)
+    }
+
+    fn settle(&self) {
+        // Relaxed: as for the store.
+        if self.due.load(Ordering::Relaxed) {
+            while let Some((listener, told)) = self.next_due() {
+                // One that panics harms nobody else.
+                let _panicked = catch_unwind(AssertUnwindSafe(|| listener(&told)));
+            }
+        }
+    }
+
+    fn next_due(&self) -> Option<(Listener, Told)> {
+        let mut state = self.lock()?;
+        let Some((listener, notice)) = state.marks.next_due() else {
+            // Relaxed: stored under the lock, as every store is, so that none is overwritten that
+            // was made since.
+            self.due.store(false, Ordering::Relaxed);
+            return None;
+        };
+        let told = Told { notice, held: state.ledger.held(), total: state.ledger.total() };
+        Some((listener, told))
+    }
+
+    /// Adapts the total to the limits as they are. True if it is another one now.
+    fn recheck(&self) -> bool {
+        let Some(source) = &self.source else { return false };
+        if self.fork_mark.forked() {
+            return false;
+        }
+        let Some(fresh) = source.total_now() else { return false };
+        let changed = self.changed(|state| {
+            let from = state.ledger.total();
+            if from != fresh {
+                state.ledger.set_total(fresh);
+                state.marks.note_change(from);
+            }
+            from != fresh
+        });
+        changed.unwrap_or(false)
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let books = self.read(|state| (state.ledger.total(), state.ledger.held()));
+        f.debug_struct("Inner").field("total_and_held", &books).finish_non_exhaustive()
+    }
+}
+
+/// A watch over a budget; dropping it ends it. A listener that runs meanwhile ends by itself.
+pub struct Watch {
+    inner: Arc<Inner>,
+    id: Option<ListenerId>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        // Dropped outside of the lock: the listener may hold anything.
+        drop(self.inner.changed(|state| state.marks.remove(id)));
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+/// One drawer's share of a budget: what a cache or a pool is made with.
+///
+/// One for each, so that it can be told who holds what. What it holds is given back when it is
+/// dropped.
+#[derive(Debug)]
+pub struct Share {
+    budget: Budget,
+    drawer: Drawer,
+}
+
+impl Share {
+    /// The budget.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// What this drawer holds now.
+    pub fn held(&self) -> Amount {
+        self.inner().read(|state| state.ledger.held_by(self.drawer)).unwrap_or_default()
+    }
+
+    /// Takes `amount` until the result is dropped, as [`grow`](Self::grow) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`grow`](Self::grow).
+    pub fn draw(self: &Arc<Self>, amount: Amount) -> Result<Drawn, Exhausted> {
+        self.grow(amount)?;
+        Ok(Drawn { share: Arc::clone(self), amount })
+    }
+
+    /// Takes `amount` until [`shrink`](Self::shrink) gives it back; others give back what is due to
+    /// this drawer, if it is not there.
+    ///
+    /// For drawers that are no cache: a pool before it registers a slab. No lock may be held
+    /// that a release of others needs, or a listener of this budget.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] if it is not to be had: `allowed - held` is.
+    pub fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
+        loop {
+            let Refusal { exhausted, missing } = match self.take(amount) {
+                Ok(()) => {
+                    self.settle();
+                    return Ok(());
+                }
+                Err(refusal) => refusal,
+            };
+            if exhausted.wanted > exhausted.allowed || !self.recall(missing) {
+                return Err(exhausted);
+            }
+        }
+    }
+
+    /// Gives back what [`grow`](Self::grow) took, or a part of it.
+    pub fn shrink(&self, amount: Amount) {
+        self.give(amount);
+        self.settle();
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.budget.inner
+    }
+
+    /// Has others give back what they owe if there is `total` in all. True if somebody did.
+    fn recall_of(&self, missing: Amount, total: impl FnOnce(&Ledger) -> Amount) -> bool {
+        let debtors = self.inner().read(|state| {
+            let total = total(&state.ledger);
+            state.debtors(self.drawer, missing, total)
+        });
+        debtors.unwrap_or_default().into_iter().any(|(lender, debt)| lender.give_back(debt))
+    }
+}
+
+impl Account for Share {
+    fn take(&self, amount: Amount) -> Result<(), Refusal> {
+        let taken = self.inner().changed(|state| state.ledger.take(self.drawer, amount));
+        let wanted = amount.bytes;
+        let forked = Exhausted { limit: Limit::SharedBytes, allowed: 0, held: 0, wanted };
+        taken.unwrap_or(Err(Refusal { exhausted: forked, missing: amount }))
+    }
+
+    fn overdraw(&self, amount: Amount) {
+        self.inner().changed(|state| state.ledger.overdraw(self.drawer, amount));
+    }
+
+    fn give(&self, amount: Amount) {
+        self.inner().changed(|state| state.ledger.give(self.drawer, amount));
+    }
+
+    fn recall(&self, missing: Amount) -> bool {
+        self.recall_of(missing, Ledger::total)
+    }
+
+    fn refused(&self, error: RegisterError, missing: Amount) -> bool {
+        if !self.inner().recheck() {
+            self.inner().changed(|state| state.marks.note_refusal());
+        }
+        // What the device took is all there is, for now.
+        self.recall_of(missing, |ledger| match error {
+            RegisterError::PinnedMemoryLimit { .. } => {
+                ledger.total().min(Amount { bytes: ledger.held().bytes, regions: usize::MAX })
+            }
+            _ => ledger.total().min(Amount { regions: ledger.held().regions, bytes: usize::MAX }),
+        })
+    }
+
+    fn settle(&self) {
+        self.inner().settle();
+    }
+
+    fn attach(&self, lender: Weak<dyn Lender>) {
+        self.inner().changed(|state| {
+            state.lenders.retain(|(_, lender)| lender.strong_count() > 0);
+            state.lenders.push((self.drawer, lender));
+        });
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.inner().changed(|state| {
+            state.lenders.retain(|(drawer, _)| *drawer != self.drawer);
+            state.ledger.leave(self.drawer);
+        });
+        self.inner().settle();
+    }
+}
+
+/// An amount taken from a share, given back when it is dropped.
+#[derive(Debug)]
+pub struct Drawn {
+    share: Arc<Share>,
+    amount: Amount,
+}
+
+impl Drawn {
+    /// How much it is.
+    pub fn amount(&self) -> Amount {
+        self.amount
+    }
+}
+
+impl Drop for Drawn {
+    fn drop(&mut self) {
+        self.share.shrink(self.amount);
+    }
+}
+
+impl fmt::Display for BudgetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing { amount, bound: Some(bound) } => write!(
+                f,
+                "{} bytes and {} registrations are left to this process: {} ({}) is {} bytes, for \
+                 {}; raise it, or end what uses it up",
+                amount.bytes,
+                amount.regions,
+                bound.source,
+                bound.beyond,
+                bound.bytes,
+                bound.shared_with
+            ),
+            Self::Nothing { amount, bound: None } => write!(
+                f,
+                "a budget of {} bytes and {} registrations holds nothing: allow at least one page \
+                 and one registration",
+                amount.bytes, amount.regions
+            ),
+            Self::Unread => f.write_str(
+                "/proc/self/limits, /proc/self/status and /proc/meminfo do not say what this process \
+                 may pin: mount /proc, or say what the budget is",
+            ),
+            Self::Impossible { bytes, bound } => write!(
+                f,
+                "a budget of {bytes} bytes can never be had: {} is {} bytes, for {} ({} beyond); \
+                 ask for less, or raise it{}",
+                bound.source,
+                bound.bytes,
+                bound.shared_with,
+                bound.beyond,
+                how_to_raise(bound)
+            ),
+            Self::Registrations { regions, max_regions } => write!(
+                f,
+                "a budget of {regions} registrations can never be had: the device, or its table, \
+                 has {max_regions}; ask for less, or make the table larger"
+            ),
+            Self::Terms { terms } => write!(
+                f,
+                "a minimum of {:?} and a maximum of {:?} contradict each other, or grant nothing",
+                terms.minimum, terms.maximum
+            ),
+            Self::Kept { minimum, free } => write!(
+                f,
+                "{} bytes and {} registrations cannot be kept for one drawer: {} and {} are neither \
+                 held nor promised; ask for less, end leases, or raise the budget",
+                minimum.bytes, minimum.regions, free.bytes, free.regions
+            ),
+            Self::ForkMark { errno } => {
+                let why = io::Error::from_raw_os_error(*errno);
+                write!(f, "the page that tells a forked child could not be made: {why}")
+            }
+            Self::Forked => f.write_str(
+                "this is a forked child, whose parent's the budget is: make a new one here",
+            ),
+        }
+    }
+}
+
+fn how_to_raise(bound: &Bound) -> &'static str {
+    match bound.shared_with {
+        SharedWith::User | SharedWith::Nobody => {
+            " (`ulimit -l`, limits.conf, LimitMEMLOCK= of the unit, `--ulimit memlock=-1` of the \
+             container runtime)"
+        }
+        SharedWith::Group => " (MemoryMax= of the unit, the memory limit of the container)",
+        SharedWith::Machine => "",
+    }
+}
+
+impl std::error::Error for BudgetError {}

@@ -1,0 +1,613 @@
+//! Budgets against the kernel: what is promised is kept under pressure from other processes of the
+//! same user, and what changes from outside is noticed.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to register memory of its own, to submit requests for it whose
+//! completion every helper awaits, and for the system calls that make processes and limits.
+
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers fail as loudly as tests
+
+mod registrar_support;
+
+use io_uring::{opcode, types};
+use pinfold::budget::{
+    Amount, Budget, BudgetError, Kind, Notice, Reservation, Reserve, ReserveError, Reserved, Share,
+    Terms, Told, Watermark,
+};
+use pinfold::monitor::Userfaultfd;
+use pinfold::registrar::{BufferIndex, IoUring, Mlock};
+use pinfold::{
+    Access, AddressRange, Cache, Config, DeregisterError, GetError, Limit, RegisterError,
+    Registrar, ResizeError,
+};
+use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
+use std::fmt::Debug;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const LIMIT: u64 = 1 << 20;
+
+type RingCache = Cache<IoUring, Arc<Userfaultfd>>;
+
+/// A ring with a registrar of `slots`, or a note why there is none.
+fn ring(slots: u32) -> Option<(io_uring::IoUring, Arc<IoUring>)> {
+    let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
+    let ring = ring.ok()?;
+    let registrar = IoUring::new(&ring, slots).unwrap();
+    Some((ring, Arc::new(registrar)))
+}
+
+fn memfd() -> File {
+    // SAFETY: the name ends with a zero byte; the descriptor is new.
+    unsafe { File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC)) }
+}
+
+fn register(registrar: &IoUring, memory: &Memory) -> Result<BufferIndex, RegisterError> {
+    // SAFETY: the test's own memory.
+    unsafe { registrar.register(memory.range(), Access::READ_WRITE) }
+}
+
+fn is_about_the_limit(error: RegisterError) -> bool {
+    matches!(error, RegisterError::PinnedMemoryLimit { .. })
+}
+
+/// The first success, of attempts that fail while the kernel still counts what it was told to let go:
+/// up to a second on kernels before 6.13, not at all on later ones.
+fn at_last<T, E: Debug>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Ok(done) => return done,
+            Err(why) => assert!(start.elapsed() < Duration::from_secs(60), "{why:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Writes `length` bytes from `start` to the beginning of `file`; the kernel's result.
+fn send(
+    ring: &mut io_uring::IoUring,
+    file: &File,
+    start: *const u8,
+    length: usize,
+    index: BufferIndex,
+) -> i32 {
+    let (file, length) = (types::Fd(file.as_raw_fd()), u32::try_from(length).unwrap());
+    let entry = opcode::WriteFixed::new(file, start, length, index.get()).build();
+    // SAFETY: the memory outlives the request, whose completion is awaited here.
+    unsafe { ring.submission().push(&entry).unwrap() };
+    ring.submit_and_wait(1).unwrap();
+    ring.completion().next().unwrap().result()
+}
+
+/// Whether the buffer's own bytes leave through its registration.
+fn moves(ring: &mut io_uring::IoUring, buffer: &mut Reserved<IoUring>, byte: u8) -> bool {
+    buffer.fill(byte);
+    let (file, mut seen) = (memfd(), vec![0; buffer.len()]);
+    let sent = send(ring, &file, buffer.as_ptr(), buffer.len(), buffer.handle());
+    sent == i32::try_from(buffer.len()).unwrap()
+        && file.read_exact_at(&mut seen, 0).is_ok()
+        && seen.iter().all(|&other| other == byte)
+}
+
+fn set_limit(soft: u64) {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: LIMIT };
+    // SAFETY: a system call without effect on memory.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
+}
+
+/// A process that runs `body` until the value is dropped.
+struct Process(libc::pid_t);
+
+impl Process {
+    fn start(body: impl FnOnce()) -> Self {
+        // SAFETY: the child runs `body` alone and leaves without unwinding or exit handlers.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "{}", std::io::Error::last_os_error());
+        if child == 0 {
+            // SAFETY: system calls without effect on memory: the child ends with its parent.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            // SAFETY: ends this child.
+            unsafe { libc::_exit(i32::from(held.is_err())) };
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // SAFETY: the child is this test's own and has not been waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// Takes all that it can get, lets some of it go, and again, for ever.
+fn press(seed: u64) {
+    let Some((_ring, registrar)) = ring(256) else { return };
+    let memory: Vec<Memory> = (0..128).map(|_| Memory::new(4 * PAGE)).collect();
+    let mut held: Vec<(BufferIndex, usize)> = Vec::new();
+    let mut random = seed | 1;
+    loop {
+        for (number, memory) in memory.iter().enumerate() {
+            if held.iter().all(|&(_, other)| other != number) {
+                match register(&registrar, memory) {
+                    Ok(index) => held.push((index, number)),
+                    Err(_) => break,
+                }
+            }
+        }
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let keep = usize::try_from(random >> 33).unwrap() % (held.len() + 1);
+        for (index, number) in held.drain(keep..) {
+            registrar.deregister(index, memory[number].range()).unwrap();
+        }
+    }
+}
+
+/// How many reservations to make: `PINFOLD_TEST_RUNS`, or 200.
+fn runs() -> usize {
+    let runs = std::env::var("PINFOLD_TEST_RUNS").ok();
+    runs.map_or(200, |runs| runs.parse().unwrap())
+}
+
+/// What the reservations of one test came to.
+#[derive(Default, Debug)]
+struct Tally {
+    made: usize,
+    refused: usize,
+    honoured: usize,
+    /// Registrations of the same size that were not reserved, and failed.
+    plain_refused: usize,
+}
+
+impl Tally {
+    fn note(
+        &mut self,
+        ring: &mut io_uring::IoUring,
+        registrar: &IoUring,
+        reservation: &Reservation<IoUring>,
+    ) {
+        self.made += 1;
+        let plain = Memory::new(20 * PAGE);
+        match register(registrar, &plain) {
+            Ok(index) => registrar.deregister(index, plain.range()).unwrap(),
+            Err(error) => {
+                assert!(is_about_the_limit(error), "{error}");
+                self.plain_refused += 1;
+            }
+        }
+        let mut taken: Vec<_> = std::iter::from_fn(|| reservation.take()).collect();
+        let all_move = taken
+            .iter_mut()
+            .enumerate()
+            .all(|(number, buffer)| moves(ring, buffer, u8::try_from(number + 1).unwrap()));
+        self.honoured += usize::from(taken.len() == 20 && all_move);
+    }
+}
+
+/// Twenty real pages, while other processes of the same user fight for the same limit.
+#[test]
+fn a_reservation_is_honoured_under_pressure_or_refused_when_made() {
+    alone("a_reservation_is_honoured_under_pressure_or_refused_when_made", || {
+        if !live_under_a_limit(LIMIT, 54_881) {
+            return;
+        }
+        let Some((mut ring, registrar)) = ring(64) else { return };
+        let budget = Budget::within(
+            Amount { bytes: 512 << 10, regions: 64 },
+            Kind::IoUring,
+            registrar.limits(),
+        )
+        .unwrap();
+        let pressure = [1, 2, 3].map(|seed| Process::start(move || press(seed)));
+        let mut tally = Tally::default();
+        let runs = runs();
+        while (tally.made < runs || tally.plain_refused == 0)
+            && tally.made + tally.refused < 1000 * runs
+        {
+            match budget.reserve(&registrar, Reserve::pages(20)) {
+                Ok(reservation) => tally.note(&mut ring, &registrar, &reservation),
+                Err(ReserveError::Register { error, .. }) => {
+                    assert!(is_about_the_limit(error), "{error}");
+                    tally.refused += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+            assert_eq!(budget.held(), Amount::ZERO, "nothing is left behind");
+        }
+        drop(pressure);
+        eprintln!("{tally:?}");
+        assert!(tally.made >= runs, "{tally:?}");
+        assert_eq!(tally.honoured, tally.made, "{tally:?}");
+        assert!(tally.plain_refused > 0, "no pressure: {tally:?}");
+    });
+}
+
+/// Why a reservation is registered memory and no mere number: room cannot be swapped.
+#[test]
+fn fact_a_spare_registration_makes_no_room_for_its_replacement() {
+    alone("fact_a_spare_registration_makes_no_room_for_its_replacement", || {
+        if !live_under_a_limit(LIMIT, 54_882) {
+            return;
+        }
+        let Some((_ring, registrar)) = ring(64) else { return };
+        let (spare, wanted) = (Memory::new(150 * PAGE), Memory::new(150 * PAGE));
+        let index = register(&registrar, &spare).unwrap();
+        // In one step: the kernel counts the new pages before it lets the old ones go.
+        let resized = unsafe_resize(&registrar, index, &spare, &wanted);
+        assert!(matches!(resized, Err(ResizeError::Register(error)) if is_about_the_limit(error)));
+        // In two: what is let go is anybody's.
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let (mut go_reader, mut go_writer) = std::io::pipe().unwrap();
+        let other = Process::start(move || {
+            let (_ring, registrar) = ring(8).unwrap();
+            let memory = Memory::new(150 * PAGE);
+            go_reader.read_exact(&mut [0]).unwrap();
+            at_last(|| register(&registrar, &memory));
+            writer.write_all(&[1]).unwrap();
+            loop {
+                std::thread::park();
+            }
+        });
+        registrar.deregister(index, spare.range()).unwrap();
+        go_writer.write_all(&[0]).unwrap();
+        let mut taken = [0];
+        reader.read_exact(&mut taken).unwrap();
+        assert_eq!(taken, [1], "the other process of this user has the room");
+        assert!(is_about_the_limit(register(&registrar, &wanted).unwrap_err()));
+        drop(other);
+    });
+}
+
+fn unsafe_resize(
+    registrar: &IoUring,
+    index: BufferIndex,
+    from: &Memory,
+    to: &Memory,
+) -> Result<(), ResizeError> {
+    // SAFETY: the test's own memory and its own registration.
+    unsafe { registrar.resize(index, from.range(), to.range(), Access::READ_WRITE) }
+}
+
+#[test]
+fn reservations_refuse_what_cannot_be() {
+    let Some((_ring, registrar)) = ring(8) else { return };
+    let budget = Budget::new(Amount { bytes: 64 * PAGE, regions: 100 }).unwrap();
+    let reserve = |buffers, buffer_bytes| {
+        let access = Access::READ_WRITE;
+        budget.reserve(&registrar, Reserve { buffers, buffer_bytes, access }).map(drop).unwrap_err()
+    };
+    for (buffers, bytes) in [(0, PAGE), (1, 0), (usize::MAX, PAGE), (2, usize::MAX)] {
+        assert!(matches!(reserve(buffers, bytes), ReserveError::Size { .. }));
+    }
+    assert!(matches!(reserve(65, 1), ReserveError::Budget(BudgetError::Kept { .. })));
+    let full = reserve(9, 1);
+    assert!(matches!(full, ReserveError::Register { made: 8, .. }), "{full}");
+    assert_eq!(budget.held(), Amount::ZERO);
+    let reservation = budget.reserve(&registrar, Reserve::pages(8)).unwrap();
+    assert_eq!((reservation.len(), budget.held().bytes), (8, 8 * PAGE));
+    let first = reservation.take().unwrap();
+    assert_eq!((reservation.remaining(), first.len()), (7, PAGE));
+    drop(reservation);
+    assert_eq!(budget.held().bytes, 8 * PAGE, "as long as a buffer is out");
+    drop(first);
+    assert_eq!(budget.held(), Amount::ZERO);
+}
+
+/// A cache over its own ring, on a share of `budget`.
+fn cache_on(share: &Arc<Share>) -> Option<(io_uring::IoUring, RingCache)> {
+    let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
+    let ring = ring.ok()?;
+    let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
+    let registrar = IoUring::new(&ring, 1024).unwrap();
+    let share = Arc::clone(share);
+    Some((ring, pinfold::cache_within(share, registrar, monitor, Config::default()).unwrap()))
+}
+
+fn get(cache: &RingCache, memory: &Memory) -> Result<(), GetError> {
+    get_range(cache, memory.range())
+}
+
+fn get_range(cache: &RingCache, range: AddressRange) -> Result<(), GetError> {
+    let start = std::ptr::without_provenance(range.start());
+    // SAFETY: the test's own memory; no transfer uses it.
+    unsafe { cache.get(start, range.len(), Access::READ) }.map(drop)
+}
+
+#[test]
+fn caches_borrow_and_give_back() {
+    let budget = Budget::new(Amount { bytes: 64 * PAGE, regions: 64 }).unwrap();
+    let shares = [(); 2].map(|()| budget.share(Terms::default()).unwrap());
+    let (Some((_one_ring, one)), Some((_other_ring, other))) =
+        (cache_on(&shares[0]), cache_on(&shares[1]))
+    else {
+        return;
+    };
+    let memory: Vec<Memory> = (0..64).map(|_| Memory::new(PAGE)).collect();
+    memory.iter().for_each(|memory| get(&one, memory).unwrap());
+    assert_eq!(shares[0].held().bytes, 64 * PAGE, "all of it is borrowed while nobody asks");
+    for memory in &memory[..32] {
+        get(&other, memory).unwrap();
+    }
+    assert_eq!(shares.each_ref().map(|share| share.held().bytes), [32 * PAGE; 2]);
+    // Beyond its due it has to make room by itself.
+    get(&other, &memory[40]).unwrap();
+    assert_eq!(shares.each_ref().map(|share| share.held().bytes), [32 * PAGE; 2]);
+    assert_eq!(other.statistics().evictions, 1);
+    drop(one);
+    assert_eq!(budget.held().bytes, 32 * PAGE);
+    memory.iter().for_each(|memory| get(&other, memory).unwrap());
+    assert_eq!(shares[1].held().bytes, 64 * PAGE);
+}
+
+#[test]
+fn a_minimum_is_there_when_everything_else_is_leased() {
+    let budget = Budget::new(Amount { bytes: 16 * PAGE, regions: 64 }).unwrap();
+    let minimum = Amount { bytes: 4 * PAGE, regions: 4 };
+    let kept = budget.share(Terms { minimum, ..Terms::default() }).unwrap();
+    let greedy = budget.share(Terms::default()).unwrap();
+    let Some((_ring, cache)) = cache_on(&greedy) else { return };
+    let memory: Vec<Memory> = (0..13).map(|_| Memory::new(PAGE)).collect();
+    let leases: Vec<_> = memory
+        .iter()
+        // SAFETY: the test's own memory; no transfer uses it.
+        .map(|memory| unsafe { cache.get(memory.pointer(), PAGE, Access::READ) })
+        .collect();
+    let refused = leases[12].as_ref().err().copied();
+    let Some(GetError::Exhausted(exhausted)) = refused else { panic!("{refused:?}") };
+    let shared = (Limit::SharedBytes, 12 * PAGE);
+    assert_eq!((exhausted.limit, exhausted.allowed), shared);
+    let drawn = kept.draw(minimum).unwrap();
+    assert!(kept.draw(Amount::one(PAGE)).is_err());
+    assert_eq!(budget.held().bytes, 16 * PAGE);
+    drop((drawn, leases));
+    assert!(cache.evict_idle() <= 12);
+    assert_eq!(budget.held(), Amount::ZERO);
+}
+
+/// Two caches, four threads, a budget that holds a quarter of what they want.
+#[test]
+fn the_budget_is_exact_and_never_exceeded_by_many_threads() {
+    let total = Amount { bytes: 40 * PAGE, regions: 16 };
+    let budget = Budget::new(total).unwrap();
+    let shares = [3, 1].map(|weight| budget.share(Terms { weight, ..Terms::default() }).unwrap());
+    let caches: Vec<_> = shares.iter().filter_map(cache_on).collect();
+    if caches.len() < 2 {
+        return;
+    }
+    let memory: Vec<Memory> = (0..40).map(|pages| Memory::new((1 + pages % 4) * PAGE)).collect();
+    let ranges: Vec<AddressRange> = memory.iter().map(Memory::range).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let (budget, (_, cache), ranges) = (&budget, &caches[thread % 2], &ranges);
+            scope.spawn(move || {
+                for step in 0..500_usize {
+                    let which = (step * (7 + thread) + thread * 13) % ranges.len();
+                    match get_range(cache, ranges[which]) {
+                        Ok(()) | Err(GetError::Exhausted(_)) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                    assert!(budget.held().fits(total));
+                }
+            });
+        }
+    });
+    for (share, (_, cache)) in shares.iter().zip(&caches) {
+        let statistics = cache.statistics();
+        assert_eq!(share.held().bytes as u64, statistics.pinned_bytes);
+        assert_eq!(share.held().regions as u64, statistics.regions);
+        assert!(statistics.hits > 0 && statistics.evictions > 0, "{statistics:?}");
+    }
+    drop(caches);
+    assert_eq!(budget.held(), Amount::ZERO);
+}
+
+#[test]
+fn the_program_is_told_with_no_lock_held() {
+    let budget = Budget::new(Amount { bytes: 10 * PAGE, regions: 64 }).unwrap();
+    let share = budget.share(Terms::default()).unwrap();
+    let Some((_ring, cache)) = cache_on(&share) else { return };
+    let (told, cache) = (Arc::new(Mutex::new(Vec::new())), Arc::new(cache));
+    let extra = Memory::new(PAGE);
+    let watch = budget.watch(Watermark::Percent(80), {
+        let (told, cache, extra) = (Arc::clone(&told), Arc::downgrade(&cache), extra.range());
+        move |news: &Told| {
+            told.lock().unwrap().push(*news);
+            // The cache can be used here, and its memory registered.
+            if let Some(cache) = cache.upgrade() {
+                get_range(&cache, extra).unwrap();
+            }
+            panic!("a panic here is nobody's");
+        }
+    });
+    let memory: Vec<Memory> = (0..8).map(|_| Memory::new(PAGE)).collect();
+    memory[..7].iter().for_each(|memory| get(&cache, memory).unwrap());
+    assert_eq!(told.lock().unwrap().len(), 0);
+    get(&cache, &memory[7]).unwrap();
+    let reached = Notice::Reached(Watermark::Percent(80));
+    {
+        let told = told.lock().unwrap();
+        assert_eq!(told.iter().map(|news| news.notice).collect::<Vec<_>>(), [reached]);
+        assert_eq!(told[0].held.bytes, 8 * PAGE);
+    }
+    cache.evict_idle();
+    assert_eq!(told.lock().unwrap()[1].notice, Notice::Left(Watermark::Percent(80)));
+    drop(watch);
+    memory.iter().for_each(|memory| get(&cache, memory).unwrap());
+    assert_eq!(told.lock().unwrap().len(), 2, "nobody listens any more");
+}
+
+/// As an operator does with `prlimit`, from outside.
+#[test]
+fn a_limit_lowered_while_running_is_noticed_and_told() {
+    alone("a_limit_lowered_while_running_is_noticed_and_told", || {
+        if !live_under_a_limit(LIMIT, 54_883) {
+            return;
+        }
+        let Some((_ring, registrar)) = ring(8) else { return };
+        let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
+        let before = budget.total();
+        assert!(before.bytes as u64 <= LIMIT, "{before:?}");
+        let share = budget.share(Terms::default()).unwrap();
+        let Some((_ring, cache)) = cache_on(&share) else { return };
+        let changes = Arc::new(AtomicUsize::new(0));
+        let _watch = budget.watch(Watermark::Percent(100), {
+            let changes = Arc::clone(&changes);
+            move |told: &Told| {
+                if matches!(told.notice, Notice::Changed { from } if from.bytes > told.total.bytes)
+                {
+                    changes.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        let memory: Vec<Memory> = (0..20).map(|_| Memory::new(16 * PAGE)).collect();
+        memory[..8].iter().for_each(|memory| get(&cache, memory).unwrap());
+        set_limit(LIMIT / 4);
+        for memory in &memory[8..] {
+            at_last(|| get(&cache, memory));
+        }
+        assert_eq!(changes.load(Ordering::SeqCst), 1);
+        let after = budget.total();
+        assert!(after.bytes as u64 <= LIMIT / 4 && budget.held().fits(after), "{after:?}");
+        set_limit(LIMIT);
+        assert_eq!(budget.refresh(), before);
+        memory[..8].iter().for_each(|memory| at_last(|| get(&cache, memory)));
+        assert!(budget.held().bytes as u64 > LIMIT / 4);
+    });
+}
+
+/// Nothing of this budget is idle, and the kernel has no room: an error, and the program hears
+/// that others have what the budget allows.
+#[test]
+fn a_limit_that_others_use_up_is_told() {
+    alone("a_limit_that_others_use_up_is_told", || {
+        if !live_under_a_limit(LIMIT, 54_884) {
+            return;
+        }
+        let Some((_ring, registrar)) = ring(8) else { return };
+        let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
+        let share = budget.share(Terms::default()).unwrap();
+        let Some((_ring, cache)) = cache_on(&share) else { return };
+        let refusals = Arc::new(AtomicUsize::new(0));
+        let _watch = budget.watch(Watermark::Percent(100), {
+            let refusals = Arc::clone(&refusals);
+            move |told: &Told| {
+                let refused = usize::from(told.notice == Notice::Refused);
+                refusals.fetch_add(refused, Ordering::SeqCst);
+            }
+        });
+        let (others, ours) = (Memory::new(200 * PAGE), Memory::new(100 * PAGE));
+        let index = register(&registrar, &others).unwrap();
+        let error = get(&cache, &ours).unwrap_err();
+        assert!(matches!(error, GetError::Register(error) if is_about_the_limit(error)), "{error}");
+        assert_eq!((refusals.load(Ordering::SeqCst), budget.held()), (1, Amount::ZERO));
+        registrar.deregister(index, others.range()).unwrap();
+        at_last(|| get(&cache, &ours));
+    });
+}
+
+#[test]
+fn a_forked_child_is_granted_nothing_and_waits_for_nobody() {
+    let budget = Budget::new(Amount { bytes: 64 * PAGE, regions: 64 }).unwrap();
+    let share = budget.share(Terms::default()).unwrap();
+    let Some((_ring, cache)) = cache_on(&share) else { return };
+    let Some((_other_ring, registrar)) = ring(8) else { return };
+    let memory = Memory::new(PAGE);
+    get(&cache, &memory).unwrap();
+    let reservation = budget.reserve(&registrar, Reserve::pages(2)).unwrap();
+    let held = in_forked_child(|| {
+        let refused = budget.share(Terms::default()).unwrap_err();
+        let nothing = share.draw(Amount::one(PAGE)).is_err() && budget.held() == Amount::ZERO;
+        drop((cache, share, reservation));
+        refused == BudgetError::Forked && nothing
+    });
+    assert!(held);
+    assert_eq!(budget.held(), Amount::ZERO, "the parent's went with the closure");
+}
+
+/// The same handle, less memory and then more, while a request with it is in flight.
+#[test]
+fn an_io_uring_registration_is_trimmed_and_grown_under_its_handle() {
+    let Some((mut ring, registrar)) = ring(2) else { return };
+    let mut memory = Memory::new(8 * PAGE);
+    memory.fill(b'a');
+    let index = register(&registrar, &memory).unwrap();
+    let (whole, part) = (memory.range(), memory.part(2 * PAGE, 2 * PAGE));
+    // A read that cannot end before something is written into the pipe: it keeps the old pages.
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let tail = memory.pointer().wrapping_add(6 * PAGE);
+    let entry = opcode::ReadFixed::new(types::Fd(reader.as_raw_fd()), tail, 4, index.get())
+        .build()
+        .user_data(7);
+    // SAFETY: the memory outlives the request, whose completion is awaited below.
+    unsafe { ring.submission().push(&entry).unwrap() };
+    ring.submit().unwrap();
+    // SAFETY: the test's own memory and registration.
+    unsafe { registrar.resize(index, whole, part, Access::READ_WRITE) }.unwrap();
+    let file = memfd();
+    let start = memory.pointer();
+    let inside = start.wrapping_add(2 * PAGE);
+    assert_eq!(send(&mut ring, &file, inside, 2 * PAGE, index), 2 * 4096);
+    assert_eq!(send(&mut ring, &file, start, PAGE, index), -libc::EFAULT, "trimmed away");
+    assert_eq!(send(&mut ring, &file, inside, 3 * PAGE, index), -libc::EFAULT);
+    writer.write_all(b"late").unwrap();
+    ring.submit_and_wait(1).unwrap();
+    let completion = ring.completion().next().unwrap();
+    assert_eq!((completion.user_data(), completion.result()), (7, 4));
+    assert_eq!(&memory.bytes()[6 * PAGE..6 * PAGE + 4], b"late");
+    // SAFETY: as above.
+    unsafe { registrar.resize(index, part, whole, Access::READ_WRITE) }.unwrap();
+    assert_eq!(send(&mut ring, &file, start, 8 * PAGE, index), 8 * 4096);
+    registrar.deregister(index, whole).unwrap();
+    assert_eq!(send(&mut ring, &file, inside, PAGE, index), -libc::EFAULT);
+}
+
+#[test]
+fn a_failed_resize_changes_nothing() {
+    let Some((mut ring, registrar)) = ring(2) else { return };
+    let mut memory = Memory::new(2 * PAGE);
+    memory.fill(b'x');
+    let index = register(&registrar, &memory).unwrap();
+    let kernel = AddressRange::new(0xffff_8880_0000_0000, PAGE).unwrap();
+    // SAFETY: the kernel refuses the range; the registration is the test's own.
+    let failed = unsafe { registrar.resize(index, memory.range(), kernel, Access::READ) };
+    assert!(matches!(failed, Err(ResizeError::Register(RegisterError::BadAddress { .. }))));
+    let file = memfd();
+    assert_eq!(send(&mut ring, &file, memory.pointer(), 2 * PAGE, index), 2 * 4096);
+    assert_eq!(registrar.deregister(index, memory.range()), Ok::<(), DeregisterError>(()));
+}
+
+#[test]
+fn locked_memory_is_trimmed_and_grown() {
+    alone("locked_memory_is_trimmed_and_grown", || {
+        let (registrar, memory) = (Mlock::new().unwrap(), Memory::new(8 * PAGE));
+        let (whole, part) = (memory.range(), memory.part(PAGE, 2 * PAGE));
+        let before = status_bytes("VmLck:");
+        let locked = || status_bytes("VmLck:") - before;
+        // SAFETY: the test's own memory.
+        let Ok(handle) = (unsafe { registrar.register(whole, Access::READ_WRITE) }) else {
+            eprintln!("skipped: RLIMIT_MEMLOCK is too low");
+            return;
+        };
+        assert_eq!(locked(), 8 * PAGE);
+        // SAFETY: the test's own memory and registration.
+        unsafe { registrar.resize(handle, whole, part, Access::READ_WRITE) }.unwrap();
+        assert_eq!(locked(), 2 * PAGE);
+        // SAFETY: as above.
+        unsafe { registrar.resize(handle, part, whole, Access::READ_WRITE) }.unwrap();
+        assert_eq!(locked(), 8 * PAGE);
+        registrar.deregister(handle, whole).unwrap();
+        assert_eq!(locked(), 0);
+    });
+}
