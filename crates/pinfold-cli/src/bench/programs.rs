@@ -18,10 +18,10 @@ use std::time::Instant;
 /// How many times the programs are loaded at most: that takes the kernel's verifier a while.
 const MOST_ROUNDS: u32 = 5;
 /// How many turns of each kind there are in a round.
-const TURNS: usize = 20;
+const TURNS: usize = 6;
 /// How many changes are timed at once, and how many times in a turn.
 const BATCH: usize = 16;
-const BATCHES: usize = 24;
+const BATCHES: usize = 12;
 const BYTES: usize = 64 << 10;
 const CHECKS: u32 = 100_000;
 
