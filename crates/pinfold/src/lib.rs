@@ -40,7 +40,8 @@
 //! # Where to look next
 //!
 //! [`cache`] puts a cache together. [`registrar`] and [`monitor`] say what they need and cost;
-//! [`limits`] what this process may pin; [`mappings`] what it has mapped. The words, the promise and
+//! [`pieces`] takes ranges of any length;
+//! [`limits`] says what this process may pin; [`mappings`] what it has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
 #[cfg(not(target_os = "linux"))]
@@ -52,6 +53,7 @@ pub mod limits;
 pub mod mappings;
 mod membarrier;
 pub mod monitor;
+pub mod pieces;
 mod quiet_thread;
 pub mod registrar;
 mod start;
