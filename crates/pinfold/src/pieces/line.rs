@@ -167,8 +167,8 @@ mod tests {
     use super::*;
     use std::thread;
 
-    fn ready(front: Front<usize>) -> Option<usize> {
-        if let Front::Ready(number) = front { Some(number) } else { None }
+    fn ready(front: &Front<usize>) -> Option<usize> {
+        if let Front::Ready(number) = front { Some(*number) } else { None }
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
             let number = claim.number();
             claim.fill(number);
         });
-        let taken: Vec<_> = (0..3).map_while(|_| ready(line.take())).collect();
+        let taken: Vec<_> = (0..3).map_while(|_| ready(&line.take())).collect();
         assert_eq!(taken, [3, 4, 5]);
     }
 
