@@ -40,7 +40,8 @@
 //! # Where to look next
 //!
 //! [`cache`] puts a cache together. [`registrar`] and [`monitor`] say what they need and cost;
-//! [`pieces`] takes ranges of any length;
+//! [`pieces`] takes ranges of any length, [`landing`] lets
+//! data arrive in pages that are registered beforehand;
 //! [`limits`] says what this process may pin; [`mappings`] what it has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
@@ -49,6 +50,7 @@ compile_error!("Pinfold watches Linux mappings and registers with Linux devices"
 
 mod descriptor;
 mod fork_mark;
+pub mod landing;
 pub mod limits;
 pub mod mappings;
 mod membarrier;
