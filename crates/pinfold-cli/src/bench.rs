@@ -5,6 +5,7 @@
 //! is the median of their ratios within a round. A machine that slows down for a while slows all of
 //! them.
 
+pub(crate) mod landing;
 mod lifetime;
 
 use crate::output::{self, Failure, Output, Verdict};
@@ -31,6 +32,9 @@ enum What {
     Startup,
     /// `munmap` without the library, beside it and of watched memory
     Munmap,
+    /// From landing pages into the target, by copying and by exchanging pages; named alone, it writes
+    /// down from which length on pages are exchanged
+    Landing,
 }
 
 /// The bench's JSON object.
@@ -68,6 +72,13 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         let progress = output.progress(scope.steps(rounds), "transfer");
         let rows = transfer::measure(scope, rounds, &|| progress.advance(1))?;
         benches.extend(rows.iter().map(transfer_row));
+    }
+    if wanted(What::Landing) {
+        let cases = landing::measure()?;
+        benches.extend(landing::rows(&cases));
+        if arguments.what == Some(What::Landing) {
+            landing::store(&cases, output);
+        }
     }
     let report = Report { benches };
     output.report(&report, || for_people(&report));

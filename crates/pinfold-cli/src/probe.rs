@@ -1,5 +1,6 @@
 //! `pinfold probe`: what this machine offers, found out by really using it, and what it lacks.
 
+use crate::bench::landing;
 use crate::device::{Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
@@ -31,6 +32,8 @@ struct Report {
     advice: Vec<String>,
     /// What the active monitor claims to see.
     coverage: Vec<Coverage>,
+    /// How data that arrives in registered pages gets to its target.
+    landing: Vec<landing::Known>,
 }
 
 /// An RDMA device, asked what it can do.
@@ -102,7 +105,8 @@ pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Fa
     let advice = advice(&limits, &monitors, &registrars);
     let held = monitors[0].available && registrars.iter().any(|registrar| registrar.available);
     let limits = LimitsReport::new(&limits);
-    let report = Report { monitors, registrars, rdma_devices, limits, advice, coverage };
+    let landing = landing::known();
+    let report = Report { monitors, registrars, rdma_devices, limits, advice, coverage, landing };
     output.report(&report, || for_people(&report));
     Ok(Verdict::of(held))
 }
@@ -308,10 +312,11 @@ fn for_people(report: &Report) -> String {
         rows => format!("what userfaultfd sees:\n{}\n", coverage_table(rows)),
     };
     format!(
-        "{}\n{}{}\n{coverage}{advice}",
+        "{}\n{}{}{}\n{coverage}{advice}",
         parts_table(&report.monitors, &report.registrars),
         report.rdma_devices.iter().map(RdmaDevice::for_people).collect::<String>(),
-        about_limits(&report.limits)
+        about_limits(&report.limits),
+        report.landing.iter().map(|known| known.line() + "\n").collect::<String>()
     )
 }
 

@@ -12,7 +12,7 @@ use super::zone::{AskError, Options, Zone, ZoneError};
 use super::{LandError, Method};
 use crate::pieces::{self, Progress, prefault};
 use crate::sys::Errno;
-use crate::{Access, AddressRange, Cache, Monitor, Registrar};
+use crate::{Access, AddressRange, Cache, GetError, Monitor, Registrar};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -92,6 +92,18 @@ impl fmt::Display for CrossoverError {
 
 impl std::error::Error for CrossoverError {}
 
+impl CrossoverError {
+    /// Whether there is no room for registrations of this length.
+    const fn is_about_room(&self) -> bool {
+        let Self::Zone(ZoneError::Register(error)) = self else { return false };
+        match error {
+            GetError::Exhausted(_) => true,
+            GetError::Register(error) => error.is_about_room(),
+            _ => false,
+        }
+    }
+}
+
 /// How often each length is landed.
 const ROUNDS: usize = 9;
 
@@ -127,10 +139,11 @@ impl Crossover {
         Self { exchange_from: winning.last().map(|each| each.bytes) }
     }
 
-    /// Lands messages of 64 KiB, and four times as much over and over, up to what a piece of `cache`
-    /// holds, and times each way. In huge pages if `huge`.
+    /// Lands messages of 4 KiB, and four times as much over and over up to 64 MiB, as far as a piece of
+    /// `cache` and the limit on pinned memory allow, and times each way.
     ///
-    /// Costs some hundred milliseconds for each 64 MiB.
+    /// In huge pages if `huge`; beside a monitor that watches the target if `watched`, as
+    /// [`Options::watch_targets`] has it, which makes an exchange slower. Costs a second for 64 MiB.
     ///
     /// # Errors
     ///
@@ -138,14 +151,25 @@ impl Crossover {
     pub fn measure<R: Registrar, M: Monitor>(
         cache: &Cache<R, M>,
         huge: bool,
+        watched: bool,
     ) -> Result<Vec<Measured>, CrossoverError> {
-        let sizes = (8..).map(|shift| 1_usize << (2 * shift));
-        let longest = cache.config().piece_bytes.min(64 << 20);
-        sizes
-            .take_while(|&bytes| bytes <= longest)
-            .filter(|&bytes| fits(bytes, cache.config().piece_bytes))
-            .map(|bytes| measure_length(cache, bytes, huge))
-            .collect()
+        let piece_bytes = cache.config().piece_bytes;
+        let sizes = (6..14).map(|shift| 1_usize << (2 * shift));
+        let mut measured = Vec::new();
+        for bytes in sizes.take_while(|&bytes| fits(bytes, piece_bytes)) {
+            match measure_length(cache, bytes, huge, watched) {
+                Err(error) if error.is_about_room() && !measured.is_empty() => break,
+                each => measured.push(each?),
+            }
+        }
+        Ok(measured)
+    }
+
+    /// What is known of this machine under `name`: what [`default_file`](Self::default_file) holds, else
+    /// [`COPY_ALL`](Self::COPY_ALL).
+    pub fn stored(name: &str) -> Self {
+        let file = Self::default_file(name);
+        file.and_then(|file| Self::load(&file).ok()).unwrap_or(Self::COPY_ALL)
     }
 
     /// Where crossovers are kept: `pinfold/landing-NAME` in the user's cache directory
@@ -230,10 +254,10 @@ fn measure_length<R: Registrar, M: Monitor>(
     cache: &Cache<R, M>,
     bytes: usize,
     huge: bool,
+    watched: bool,
 ) -> Result<Measured, CrossoverError> {
     let slab = Slab::new(bytes, 1, huge).map_err(CrossoverError::Slab)?;
-    // Nobody changes the target, and a monitor would be paid for by every exchange.
-    let options = Options { watch_targets: false, ..Options::default() };
+    let options = Options { watch_targets: watched, ..Options::default() };
     let zone = Zone::new(cache, slab, options).map_err(CrossoverError::Zone)?;
     let target = Target::new(bytes, huge)?;
     let mut times = [Method::Copy, Method::Exchange, Method::Replace].map(|_| Vec::new());
@@ -243,7 +267,7 @@ fn measure_length<R: Registrar, M: Monitor>(
             times.push(time(&zone, &target, method)?);
         }
     }
-    let [(copy, _), (exchange, exchange_refill), (replace, replace_refill)] = times.map(median);
+    let [(copy, _), (exchange, exchange_refill), (replace, replace_refill)] = times.map(least);
     Ok(Measured { bytes, copy, exchange, exchange_refill, replace, replace_refill })
 }
 
@@ -267,9 +291,9 @@ fn time<R: Registrar, M: Monitor>(
     Ok((landed, began.elapsed() - landed))
 }
 
-fn median(mut times: Vec<Times>) -> Times {
-    times.sort_unstable_by_key(|(landed, refilled)| *landed + *refilled);
-    times.get(times.len() / 2).copied().unwrap_or_default()
+/// The least of the rounds: what others do on the machine only adds.
+fn least(times: Vec<Times>) -> Times {
+    times.into_iter().min_by_key(|(landed, refilled)| *landed + *refilled).unwrap_or_default()
 }
 
 /// Memory to land in, whose pages are there.
@@ -290,7 +314,7 @@ impl Target {
         let first = start.next_multiple_of(HUGE);
         let range = AddressRange::between(first, first + bytes).unwrap_or(mapped);
         sys::advise_huge(mapped, huge);
-        // Where that is not to be had, the first copy makes the pages, and the median leaves it out.
+        // Where that is not to be had, the first copy makes the pages, and is not the fastest.
         let how = pieces::Options::for_register_all();
         let _ = prefault(range, Access::WRITE, &how, &Progress::new());
         Ok(Self { mapped, range })

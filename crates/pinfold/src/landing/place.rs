@@ -45,7 +45,9 @@ pub struct Landed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LandError {
-    /// The target was unmapped, replaced or moved since its place was asked for.
+    /// The target was unmapped, replaced or moved since its place was asked for; or the monitor has
+    /// lost count, as one may when the machine is overloaded, and nobody can tell. Who knows better
+    /// vouches for the target ([`Arrived::vouch`]).
     TargetChanged,
     /// The target has no whole page.
     NoWholePage,
@@ -190,6 +192,16 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         }
     }
 
+    /// Changes of the target are not looked for any more.
+    ///
+    /// # Safety
+    ///
+    /// The target is still mapped where it was asked for, and still the caller's.
+    #[must_use]
+    pub unsafe fn vouch(self) -> Self {
+        Self(Message { watched: None, ..self.0 })
+    }
+
     /// The data is there.
     ///
     /// # Safety
@@ -209,6 +221,16 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     /// The registration that holds [`range`](Self::range), still.
     pub fn handle(&self) -> R::Handle {
         self.message.handle
+    }
+
+    /// Changes of the target are not looked for any more.
+    ///
+    /// # Safety
+    ///
+    /// The target is still mapped where it was asked for, and still the caller's.
+    #[must_use]
+    pub unsafe fn vouch(self) -> Self {
+        Self { message: Message { watched: None, ..self.message }, ..self }
     }
 
     /// The data is there: what is left to do is to copy the ragged ends.
@@ -242,6 +264,16 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     /// Where the data is to get.
     pub fn target(&self) -> AddressRange {
         self.0.target
+    }
+
+    /// Changes of the target are not looked for any more.
+    ///
+    /// # Safety
+    ///
+    /// The target is still mapped where it was asked for, and still the caller's.
+    #[must_use]
+    pub unsafe fn vouch(self) -> Self {
+        Self(Message { watched: None, ..self.0 })
     }
 
     /// Lands the data by the method that the zone's crossover names for its length, and by copying
