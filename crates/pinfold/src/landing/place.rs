@@ -197,7 +197,6 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     /// # Safety
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
-    #[must_use]
     pub unsafe fn vouch(self) -> Self {
         Self(Message { watched: None, ..self.0 })
     }
@@ -228,7 +227,6 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     /// # Safety
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
-    #[must_use]
     pub unsafe fn vouch(self) -> Self {
         Self { message: Message { watched: None, ..self.message }, ..self }
     }
@@ -271,7 +269,6 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     /// # Safety
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
-    #[must_use]
     pub unsafe fn vouch(self) -> Self {
         Self(Message { watched: None, ..self.0 })
     }
