@@ -45,7 +45,7 @@ use std::thread;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// How many threads register. In [`transfer`] they are helpers beside the calling thread, which
-    /// moves; in [`register_all`] it is one of them.
+    /// moves: so many where pages have to be made, else one. In [`register_all`] it is one of them.
     pub threads: NonZeroUsize,
     /// How many pieces [`transfer`]'s helpers may be ahead of the one that is moved next, at least
     /// 1. They are pinned, each leased.
@@ -57,11 +57,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// One helper beside a moving thread, or as many threads as there are processors for it to
-    /// leave one free, four at most; eight pieces ahead, four requests in flight, with prefaulting.
+    /// As many helpers as there are processors, four at most, where pages have to be made; eight pieces ahead, four requests in flight, with prefaulting.
     pub fn for_transfer() -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Self::with_threads(processors.saturating_sub(1).clamp(1, 4))
+        Self::with_threads(processors.min(4))
     }
 
     /// As many threads as there are processors, sixteen at most.

@@ -114,6 +114,12 @@ fn make_steps(
     }
 }
 
+/// Whether some page of `range` is known not to be there.
+pub(super) fn lacks_pages(range: AddressRange) -> bool {
+    let page = page_bytes();
+    sys::is_there(range.page_aligned(page), page) == Some(false)
+}
+
 /// Makes the pages of `range` that are not there, on this thread.
 pub(super) fn make(range: AddressRange, to_write: bool) -> Result<(), PrefaultError> {
     let page = page_bytes();

@@ -12,7 +12,7 @@
 
 use super::line::{Front, Line};
 use super::serve::{Parts, Server, is_about_room};
-use super::{Options, Plan, Progress};
+use super::{Options, Plan, Progress, prefault};
 use crate::quiet_thread;
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, RangeError, Registrar};
 use std::fmt;
@@ -185,12 +185,13 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     ) -> Result<Moved, Reason<V::Error>> {
         let found = self.move_cached(window)?;
         let mut moved = Moved { found_at_once: found, ..Moved::default() };
+        self.stop_if_cancelled()?;
         if found < self.plan.pieces() {
             let line = Line::new(found, self.plan.pieces(), options.ahead);
             thread::scope(|scope| {
                 // However this ends, the helpers go home.
                 let _homeward = Homeward(&line);
-                moved.helpers = self.start_helpers(scope, &line, options);
+                moved.helpers = self.start_helpers(scope, &line, found, options);
                 moved.short_of_room = self.move_line(&line, found, window)?;
                 Ok(())
             })?;
@@ -223,9 +224,13 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         line: &'scope Line<Served<'c, R, M>>,
+        first: usize,
         options: &Options,
     ) -> usize {
-        (0..options.threads.get())
+        // One keeps up with any transfer where pages are there; more would wait for each other.
+        let bare = self.plan.piece(first).is_some_and(prefault::lacks_pages);
+        let helpers = if bare { options.threads.get() } else { 1 };
+        (0..helpers)
             .map_while(|_| {
                 quiet_thread::spawn_scoped(scope, "pinfold-pieces", || self.register(line)).ok()
             })
