@@ -9,7 +9,8 @@
 //! for multiples of one thread's throughput (unit "x"), transfers (GiB/s) and shares of hits.
 //!
 //! The order of layers, each using only what stands above it: `sys`, `question`, `load_monitor`,
-//! `null`, `workload` (our side's parts), `traces`, `models`, `peer`, `rounds`, `report`, then `benches`, a
+//! `null`, `workload` (our side's parts), `ring` (a real device),
+//! `traces`, `models`, `peer`, `rounds`, `report`, then `benches`, a
 //! file each. Transfers are measured by the command's library, `pinfold_cli::transfer`.
 
 mod benches;
@@ -19,6 +20,7 @@ mod null;
 mod peer;
 mod question;
 mod report;
+mod ring;
 mod rounds;
 mod sys;
 mod traces;
@@ -73,6 +75,8 @@ enum Bench {
     Monitors,
     /// How often a cache that is too small hits
     Eviction,
+    /// Long ranges in step with their registration, and registered by two threads
+    Pieces,
     /// All of them
     All,
 }
@@ -142,6 +146,7 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Transfer, benches::transfer::run),
         (Bench::Monitors, benches::monitors::run),
         (Bench::Eviction, benches::eviction::run),
+        (Bench::Pieces, benches::pieces::run),
     ];
     let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);
     asked.into_iter().try_for_each(|(_, run)| run(options, report))

@@ -164,6 +164,15 @@ fn eviction_stands_beside_lru_and_below_the_optimum() {
 }
 
 #[test]
+fn pieces_stand_beside_their_slower_part_and_two_threads_beside_one() {
+    let Some(pieces) = entries("pieces", "pieces") else { return };
+    assert_eq!(params(&pieces, "memory"), ["written", "untouched", "untouched, huge pages"]);
+    assert!(pieces.iter().all(|entry| entry["peer"] == "the slower alone"), "{pieces:?}");
+    let Some(parallel) = entries("pieces", "parallel registration") else { return };
+    assert!(parallel.iter().all(|entry| entry["params"]["threads"] == 2), "{parallel:?}");
+}
+
+#[test]
 fn what_was_written_as_json_can_be_shown_as_a_table() {
     let output = bench("events");
     let file = std::env::temp_dir().join(format!("pinfold-bench-{}.json", std::process::id()));

@@ -6,6 +6,7 @@
 //! them.
 
 mod allocator;
+pub(crate) mod landing;
 mod lifetime;
 mod programs;
 
@@ -43,6 +44,9 @@ enum What {
     Munmap,
     /// What the eBPF programs cost those they watch and those they do not; only when named
     Ebpf,
+    /// From landing pages into the target, by copying and by exchanging pages; named alone, it writes
+    /// down from which length on pages are exchanged
+    Landing,
 }
 
 /// The bench's JSON object.
@@ -90,6 +94,13 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         let progress = output.progress(scope.steps(rounds), "transfer");
         let rows = transfer::measure(scope, rounds, &|| progress.advance(1))?;
         benches.extend(rows.iter().map(transfer_row));
+    }
+    if wanted(What::Landing) {
+        let cases = landing::measure()?;
+        benches.extend(landing::rows(&cases));
+        if arguments.what == Some(What::Landing) {
+            landing::store(&cases, output);
+        }
     }
     let report = Report { benches };
     output.report(&report, || for_people(&report));

@@ -1,5 +1,6 @@
 //! `pinfold probe`: what this machine offers, found out by really using it, and what it lacks.
 
+use crate::bench::landing;
 use crate::device::{Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
@@ -38,6 +39,8 @@ struct Report {
     active: Option<&'static str>,
     /// What it claims to see.
     coverage: Vec<Coverage>,
+    /// How data that arrives in registered pages gets to its target.
+    landing: Vec<landing::Known>,
 }
 
 /// An RDMA device, asked what it can do.
@@ -162,7 +165,9 @@ pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Fa
     let held = caches && registrars.iter().any(|registrar| registrar.available);
     let active = active.map(|active| active.name());
     let limits = LimitsReport::new(&limits, &discovery);
-    let report = Report { monitors, registrars, rdma_devices, limits, advice, active, coverage };
+    let landing = landing::known();
+    let report =
+        Report { monitors, registrars, rdma_devices, limits, advice, active, coverage, landing };
     output.report(&report, || for_people(&report));
     Ok(Verdict::of(held))
 }
@@ -414,10 +419,11 @@ fn for_people(report: &Report) -> String {
         }
     };
     format!(
-        "{}\n{}{}\n{coverage}{advice}",
+        "{}\n{}{}{}\n{coverage}{advice}",
         parts_table(&report.monitors, &report.registrars),
         report.rdma_devices.iter().map(RdmaDevice::for_people).collect::<String>(),
-        about_limits(&report.limits)
+        about_limits(&report.limits),
+        report.landing.iter().map(|known| known.line() + "\n").collect::<String>()
     )
 }
 

@@ -121,6 +121,25 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         unsafe { self.shared.get(self.ask(start, length, access, false)) }
     }
 
+    /// As [`get`](Self::get), only if a registration that serves it is there: nothing is registered.
+    ///
+    /// `None` also where `get` would say that the arguments make no sense. Costs what a hit costs,
+    /// found or not.
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get).
+    pub unsafe fn get_if_cached(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Option<Lease<'_, R, M>> {
+        let ask = self.ask(start, length, access, false);
+        let _current = self.check().ok()?;
+        self.shared.hit_asked(ask).map(|hit| Lease::of_hit(&self.shared, hit, ask))
+    }
+
     /// As [`get`](Self::get), on memory that the monitor cannot see, for which the caller vouches:
     /// the registration is kept, and the caller calls [`invalidate`](Self::invalidate) for every
     /// change of the mapping before anybody asks for it again.

@@ -42,8 +42,9 @@
 //! # Where to look next
 //!
 //! [`cache`] puts a cache together. [`registrar`] and [`monitor`] say what they need and cost;
-//! [`limits`] what the kernel's limits are, [`budget`] what may really be pinned, who gets it and
-//! what is promised; [`mappings`] what it has mapped. The words, the promise and
+//! [`pieces`] takes ranges of any length, [`landing`] lets data arrive in pages that are registered
+//! beforehand; [`limits`] says what the kernel's limits are, [`budget`] what may really be pinned, who
+//! gets it and what is promised; [`mappings`] what this process has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
 #[cfg(not(target_os = "linux"))]
@@ -53,10 +54,12 @@ pub mod allocator;
 pub mod budget;
 mod descriptor;
 mod fork_mark;
+pub mod landing;
 pub mod limits;
 pub mod mappings;
 mod membarrier;
 pub mod monitor;
+pub mod pieces;
 mod quiet_thread;
 pub mod registrar;
 mod start;

@@ -30,11 +30,11 @@ pub(crate) fn spawn(
 /// # Errors
 ///
 /// As [`spawn`].
-pub(crate) fn spawn_scoped<'scope>(
+pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
-    body: impl FnOnce() + Send + 'scope,
-) -> io::Result<ScopedJoinHandle<'scope, ()>> {
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, T>> {
     let _blocked = SignalsBlocked::new();
     Builder::new().name(name.into()).spawn_scoped(scope, body)
 }

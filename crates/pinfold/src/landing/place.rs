@@ -1,0 +1,400 @@
+//! One message on its way: announced, remapped or not, arrived, landed. Each state is a type.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to write into targets, by the word that came with
+//! [`Zone::ask`](super::Zone::ask), to let arrived bytes be read, and for the caller's word that
+//! a device is done.
+
+#![allow(unsafe_code)]
+// A refusal gives the message back, which is as large as the message.
+#![allow(clippy::result_large_err)]
+
+use super::slab::Pages;
+use super::split::{Split, same_part};
+use super::sys;
+use super::zone::Held;
+use crate::limits::page_bytes;
+use crate::{AddressRange, Monitor, Position, Registrar};
+use std::fmt;
+
+/// How data gets from landing pages into its target.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Method {
+    /// Every byte is copied.
+    Copy,
+    /// Whole pages change places with the target's; ragged ends are copied.
+    Exchange,
+    /// Whole pages go to the target, whose own are given up; the zone's are made anew. Loses to one
+    /// of the others everywhere we have measured, and is never chosen.
+    Replace,
+}
+
+/// How a message has landed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Landed {
+    /// Bytes that came with their pages.
+    pub moved_bytes: usize,
+    /// Bytes that were copied.
+    pub copied_bytes: usize,
+    /// Why some or all pages were copied that were to be exchanged.
+    pub copied_because: Option<LandError>,
+}
+
+/// Why data does not land.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LandError {
+    /// The target was unmapped, replaced or moved since its place was asked for; or the monitor has
+    /// lost count, as one may when the machine is overloaded, and nobody can tell. Who knows better
+    /// vouches for the target ([`Arrived::vouch`]).
+    TargetChanged,
+    /// The target has no whole page.
+    NoWholePage,
+    /// The target is not private, writable memory without a file, or its pages are huge pages of
+    /// hugetlbfs.
+    UnsuitableMapping,
+    /// The target consists of so many mappings that exchanging its pages does not pay.
+    TooManyMappings,
+    /// The kernel would not exchange the pages.
+    Exchange {
+        /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`).
+        errno: i32,
+    },
+}
+
+impl fmt::Display for LandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TargetChanged => f.write_str(
+                "the target's mapping changed while the data was on its way: land it elsewhere",
+            ),
+            Self::NoWholePage => f.write_str("the target has no whole page to be exchanged"),
+            Self::UnsuitableMapping => f.write_str(
+                "only pages of private anonymous memory can be exchanged: others are copied",
+            ),
+            Self::TooManyMappings => f.write_str(
+                "the target consists of too many mappings for an exchange to pay: let messages begin \
+                 and end at the same addresses, or in whole pages",
+            ),
+            Self::Exchange { errno } => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                write!(f, "the kernel would not exchange the pages: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for LandError {}
+
+/// What did not land, as it was before.
+pub struct Refused<S> {
+    /// The message, to be landed elsewhere, read in place, or dropped.
+    pub state: S,
+    /// Why.
+    pub error: LandError,
+}
+
+impl<S> fmt::Debug for Refused<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl<S> fmt::Display for Refused<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<S> std::error::Error for Refused<S> {}
+
+/// What all states have.
+struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
+    held: Held<'z, 'c, R, M, P>,
+    handle: R::Handle,
+    place: AddressRange,
+    target: AddressRange,
+    /// Changes of the target behind this are told.
+    watched: Option<Position>,
+}
+
+/// A place in registered pages, to be announced to whoever sends.
+///
+/// Dropping it gives the pages up, in case data is still on its way: the next use of the slot
+/// makes new ones.
+#[must_use = "a place that is dropped gives its pages up"]
+pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(Message<'z, 'c, R, M, P>);
+
+/// A place whose whole pages the target has already, while the device still writes to them.
+///
+/// Dropping it leaves those pages with the target and gives the ragged ends up.
+#[must_use = "the ragged ends land when the data has arrived"]
+pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
+    message: Message<'z, 'c, R, M, P>,
+    left: Left,
+}
+
+/// What is left to copy of a target whose pages were exchanged.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    parts: [Option<AddressRange>; 2],
+    /// Why that is more than the ragged ends.
+    because: Option<LandError>,
+}
+
+/// A place with its data, which no device writes any more.
+#[must_use = "the data has not landed yet"]
+pub struct Arrived<'z, 'c, R: Registrar, M: Monitor, P: Pages>(Message<'z, 'c, R, M, P>);
+
+impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
+    pub(super) fn new(
+        held: Held<'z, 'c, R, M, P>,
+        handle: R::Handle,
+        place: AddressRange,
+        target: AddressRange,
+        watched: Option<Position>,
+    ) -> Self {
+        Self(Message { held, handle, place, target, watched })
+    }
+
+    /// Where the device is to write: as long as the target.
+    pub fn range(&self) -> AddressRange {
+        self.0.place
+    }
+
+    /// The registration that holds [`range`](Self::range).
+    pub fn handle(&self) -> R::Handle {
+        self.0.handle
+    }
+
+    /// Where the data is to get.
+    pub fn target(&self) -> AddressRange {
+        self.0.target
+    }
+
+    /// What [`Arrived::land`] would do, and [`remap`](Self::remap) could do now.
+    pub fn method(&self) -> Method {
+        self.0.method()
+    }
+
+    /// Gives the place's whole pages to the target, now, while the data flies; the device goes on
+    /// writing to them by [`range`](Self::range) and [`handle`](Self::handle). The target's content is
+    /// lost, and undefined until the data has arrived.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] with the place: what has arrived can still be copied. Nothing has changed.
+    pub fn remap(self) -> Result<Remapped<'z, 'c, R, M, P>, Refused<Self>> {
+        match self.0.try_remap() {
+            Ok((watched, left)) => Ok(Remapped { message: Message { watched, ..self.0 }, left }),
+            Err(error) => Err(Refused { state: self, error }),
+        }
+    }
+
+    /// Changes of the target are not looked for any more.
+    ///
+    /// # Safety
+    ///
+    /// The target is still mapped where it was asked for, and still the caller's.
+    pub unsafe fn vouch(self) -> Self {
+        Self(Message { watched: None, ..self.0 })
+    }
+
+    /// The data is there.
+    ///
+    /// # Safety
+    ///
+    /// No device writes to the place any more: the transfer is complete, or was never begun.
+    pub unsafe fn arrived(self) -> Arrived<'z, 'c, R, M, P> {
+        Arrived(self.0)
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
+    /// Where the device is to write, still.
+    pub fn range(&self) -> AddressRange {
+        self.message.place
+    }
+
+    /// The registration that holds [`range`](Self::range), still.
+    pub fn handle(&self) -> R::Handle {
+        self.message.handle
+    }
+
+    /// Changes of the target are not looked for any more.
+    ///
+    /// # Safety
+    ///
+    /// The target is still mapped where it was asked for, and still the caller's.
+    pub unsafe fn vouch(self) -> Self {
+        Self { message: Message { watched: None, ..self.message }, ..self }
+    }
+
+    /// The data is there: what is left to do is to copy the ragged ends.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if the target has changed since it was remapped: the ends were not copied, and the
+    /// pages are where the program has moved them, or gone with their mapping.
+    ///
+    /// # Safety
+    ///
+    /// No device writes to the place any more: the transfer is complete, or was never begun.
+    pub unsafe fn arrived(self) -> Result<Landed, Refused<Self>> {
+        if self.message.target_changed() {
+            return Err(Refused { state: self, error: LandError::TargetChanged });
+        }
+        let Self { message, left } = self;
+        let landed = message.copy_left(left);
+        message.end_exchanged();
+        Ok(landed)
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
+    /// The data, in place.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the place is held, mapped, and by the word given to `arrived` written by nobody.
+        unsafe { sys::bytes(self.0.place) }
+    }
+
+    /// Where the data is to get.
+    pub fn target(&self) -> AddressRange {
+        self.0.target
+    }
+
+    /// Changes of the target are not looked for any more.
+    ///
+    /// # Safety
+    ///
+    /// The target is still mapped where it was asked for, and still the caller's.
+    pub unsafe fn vouch(self) -> Self {
+        Self(Message { watched: None, ..self.0 })
+    }
+
+    /// Lands the data by the method that the zone's crossover names for its length, and by copying
+    /// where that cannot be: [`Landed`] tells.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] with the data if the target has changed.
+    pub fn land(self) -> Result<Landed, Refused<Self>> {
+        let method = self.0.method();
+        match self.land_by(method) {
+            Err(Refused { state, error }) if error != LandError::TargetChanged => {
+                let copied = state.land_by(Method::Copy)?;
+                Ok(Landed { copied_because: Some(error), ..copied })
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Lands the data by `method` or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] with the data.
+    pub fn land_by(self, method: Method) -> Result<Landed, Refused<Self>> {
+        match self.0.give_to_target(method) {
+            Ok(left) => {
+                let landed = self.0.copy_left(left);
+                match method {
+                    Method::Copy => self.0.held.give_back(),
+                    Method::Exchange | Method::Replace => self.0.end_exchanged(),
+                }
+                Ok(landed)
+            }
+            Err(error) => Err(Refused { state: self, error }),
+        }
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
+    fn method(&self) -> Method {
+        self.held.zone.options().crossover.choose(self.target.len())
+    }
+
+    fn target_changed(&self) -> bool {
+        self.held.zone.has_changed(self.target, self.watched)
+    }
+
+    /// Exchanges while data flies; where changes of the target are told from now on, our own left
+    /// out, and what is left to copy.
+    fn try_remap(&self) -> Result<(Option<Position>, Left), LandError> {
+        let left = self.give_to_target(Method::Exchange)?;
+        let watched = self.watched.and_then(|_| self.held.zone.watch(self.target));
+        Ok((watched, left))
+    }
+
+    /// Moves the whole pages by `method`, and names the parts of the target that are left to copy.
+    fn give_to_target(&self, method: Method) -> Result<Left, LandError> {
+        if self.target_changed() {
+            return Err(LandError::TargetChanged);
+        }
+        if method == Method::Copy {
+            return Ok(Left { parts: [Some(self.target), None], because: None });
+        }
+        let split = Split::new(self.target, page_bytes());
+        let to = split.pages.ok_or(LandError::NoWholePage)?;
+        let from = same_part(to, self.target, self.place);
+        if !from.start().is_multiple_of(page_bytes()) {
+            return Err(LandError::NoWholePage);
+        }
+        let kept = method == Method::Exchange;
+        // SAFETY: the place is held; the target came with the word that it may be given pages.
+        let given = unsafe { self.held.zone.give_pages(from, to, kept) }?;
+        let rest = AddressRange::between(to.start() + given.bytes, self.target.end());
+        Ok(Left { parts: [split.head, rest], because: given.error })
+    }
+
+    /// Copies what is `left` of the target from its place.
+    fn copy_left(&self, left: Left) -> Landed {
+        let copied = left.parts.into_iter().flatten().map(|part| {
+            let from = same_part(part, self.target, self.place);
+            // SAFETY: the place is held and written by nobody; the target came with the word that
+            // its bytes are the caller's to be written, and has just been seen not to have changed,
+            // or the caller prevents that.
+            unsafe { sys::copy(from, part) };
+            part.len()
+        });
+        let copied_bytes = copied.sum();
+        let moved_bytes = self.target.len() - copied_bytes;
+        Landed { moved_bytes, copied_bytes, copied_because: left.because }
+    }
+
+    /// The slot has other pages now.
+    fn end_exchanged(mut self) {
+        self.held.unregister();
+        self.held.give_back();
+    }
+}
+
+/// Says what all states have.
+fn describe<R: Registrar, M: Monitor, P: Pages>(
+    f: &mut fmt::Formatter<'_>,
+    state: &str,
+    message: &Message<'_, '_, R, M, P>,
+) -> fmt::Result {
+    let mut all = f.debug_struct(state);
+    all.field("place", &message.place).field("target", &message.target);
+    all.field("handle", &message.handle).field("watched", &message.watched.is_some()).finish()
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Place<'_, '_, R, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe(f, "Place", &self.0)
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Remapped<'_, '_, R, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe(f, "Remapped", &self.message)
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Arrived<'_, '_, R, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe(f, "Arrived", &self.0)
+    }
+}

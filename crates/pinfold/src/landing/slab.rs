@@ -1,0 +1,144 @@
+//! Where landing pages come from.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare what landing pages are, to keep that promise for memory
+//! of its own, and to unmap it at the end.
+
+#![allow(unsafe_code)]
+
+use super::sys;
+use crate::AddressRange;
+use crate::limits::page_bytes;
+use crate::sys::Errno;
+use std::fmt;
+
+/// Memory for a landing zone: equal slots of whole pages, and a place aside as long as one of them,
+/// through which pages pass in an exchange.
+///
+/// # Safety
+///
+/// Slots and the place aside are private anonymous memory, readable and writable, that share no
+/// page with each other or with anything else, and stay mapped for as long as the value lives. While a
+/// zone has it, nobody else touches them. Afterwards their content, and the pages themselves, may be
+/// others than before.
+pub unsafe trait Pages {
+    /// The slots.
+    fn slots(&self) -> Vec<AddressRange>;
+
+    /// The place aside.
+    fn aside(&self) -> AddressRange;
+
+    /// How alike a landing place and its target should lie, in bytes: a power of two. With that of a
+    /// huge page (2 MiB) the kernel moves page tables instead of pages.
+    fn granule(&self) -> usize;
+
+    /// Whether pages are to be huge where the kernel has any.
+    fn huge(&self) -> bool;
+}
+
+/// Landing pages in one mapping of its own.
+#[derive(Debug)]
+pub struct Slab {
+    mapped: AddressRange,
+    first: usize,
+    slot_bytes: usize,
+    slots: usize,
+    granule: usize,
+    huge: bool,
+}
+
+/// What one page table maps, and one huge page holds.
+const TABLE: usize = 2 << 20;
+
+/// Why there are no landing pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlabError {
+    /// No slots, or more bytes than there are addresses.
+    Size {
+        /// Bytes of the longest message.
+        message_bytes: usize,
+        /// How many slots there were to be.
+        slots: usize,
+    },
+    /// The kernel gave no memory.
+    Os {
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for SlabError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size { message_bytes, slots } => {
+                write!(f, "{slots} slots for messages of {message_bytes} bytes make no slab")
+            }
+            Self::Os { errno } => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                write!(f, "no memory for landing pages: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SlabError {}
+
+impl Slab {
+    /// `slots` slots, each for messages of up to `message_bytes`, however they lie in their pages; in
+    /// huge pages if `huge` and the kernel has any.
+    ///
+    /// From 2 MiB on a slot takes up to 4 MiB more than its message, so that places may lie as their
+    /// targets do within 2 MiB; below, up to two pages more. Pages are made when they are registered.
+    ///
+    /// # Errors
+    ///
+    /// [`SlabError`].
+    pub fn new(message_bytes: usize, slots: usize, huge: bool) -> Result<Self, SlabError> {
+        let size = SlabError::Size { message_bytes, slots };
+        let granule = if message_bytes < TABLE { page_bytes() } else { TABLE };
+        let slot_bytes = message_bytes
+            .checked_next_multiple_of(granule)
+            .and_then(|bytes| bytes.checked_add(granule))
+            .filter(|_| message_bytes > 0 && slots > 0)
+            .ok_or(size)?;
+        let all = slots.checked_add(1).and_then(|all| all.checked_mul(slot_bytes)).ok_or(size)?;
+        let bytes = all.checked_add(TABLE).ok_or(size)?;
+        let start = sys::map(bytes).map_err(|Errno(errno)| SlabError::Os { errno })?;
+        let mapped = AddressRange::new(start, bytes).map_err(|_| size)?;
+        sys::advise_huge(mapped, huge);
+        Ok(Self { mapped, first: start.next_multiple_of(TABLE), slot_bytes, slots, granule, huge })
+    }
+
+    fn slot(&self, number: usize) -> AddressRange {
+        let start = self.first + number * self.slot_bytes;
+        AddressRange::between(start, start + self.slot_bytes).unwrap_or(self.mapped)
+    }
+}
+
+// SAFETY: the slots and the place aside are disjoint parts of one private anonymous mapping that is
+// nobody else's and is unmapped when the slab is dropped.
+unsafe impl Pages for Slab {
+    fn slots(&self) -> Vec<AddressRange> {
+        (0..self.slots).map(|number| self.slot(number)).collect()
+    }
+
+    fn aside(&self) -> AddressRange {
+        self.slot(self.slots)
+    }
+
+    fn granule(&self) -> usize {
+        self.granule
+    }
+
+    fn huge(&self) -> bool {
+        self.huge
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is the slab's own. What a device has pinned of it stays with the device.
+        unsafe { sys::unmap(self.mapped) };
+    }
+}

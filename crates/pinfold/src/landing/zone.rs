@@ -1,0 +1,494 @@
+//! Landing pages with their registrations, and the exchange.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to register landing pages, which are the zone's alone by
+//! [`Pages`]' promise, and to exchange them for a target's, by the word that came with it.
+
+#![allow(unsafe_code)]
+
+use super::crossover::Crossover;
+use super::place::{LandError, Place};
+use super::slab::Pages;
+use super::split::{aligned_like, same_part};
+use super::sys;
+use crate::limits::page_bytes;
+use crate::mappings::{Mapping, mappings_in};
+use crate::sys::Errno;
+use crate::{
+    Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
+    Registrar, Watch,
+};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How a zone behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Whether changes of a target are looked for before anything lands in it. Costs a few
+    /// microseconds a message, and what the monitor costs whoever unmaps the target later. On by
+    /// default; off, such changes are the caller's to prevent.
+    pub watch_targets: bool,
+    /// Which way data of which length takes. Copying, unless one has been measured.
+    pub crossover: Crossover,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { watch_targets: true, crossover: Crossover::COPY_ALL }
+    }
+}
+
+/// Landing pages in registered slots, for messages of any target.
+///
+/// Share it by reference; every method may be called from any thread.
+pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
+    // Before the pages: the registrations are given up first.
+    slots: Mutex<Slots<'c, R, M>>,
+    /// Guards the place aside, for one exchange: some system calls. Taken with no other lock held.
+    aside: Mutex<AddressRange>,
+    cache: &'c Cache<R, M>,
+    options: Options,
+    granule: usize,
+    pages: P,
+}
+
+/// What the zone's first lock guards, for a push or a pop. No other lock is taken under it.
+struct Slots<'c, R: Registrar, M: Monitor> {
+    free: Vec<Slot<'c, R, M>>,
+    /// The monitor's log up to which nobody's target is concerned.
+    seen: Position,
+}
+
+/// A slot, registered or not.
+struct Slot<'c, R: Registrar, M: Monitor> {
+    range: AddressRange,
+    lease: Option<Lease<'c, R, M>>,
+}
+
+/// Why a zone could not be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ZoneError {
+    /// A slot is longer than the cache's pieces.
+    SlotTooLong {
+        /// The slot's length, in bytes.
+        slot_bytes: usize,
+        /// [`Config::piece_bytes`](crate::Config::piece_bytes).
+        piece_bytes: usize,
+    },
+    /// A slot could not be registered.
+    Register(GetError),
+}
+
+/// Why there is no place for a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum AskError {
+    /// The target is no range.
+    Range(RangeError),
+    /// No slot is long enough, or all that were are in use.
+    NoSlot {
+        /// The message's length, in bytes.
+        length: usize,
+        /// How many slots are free.
+        free: usize,
+    },
+    /// The slot could not be registered again.
+    Register(GetError),
+}
+
+impl fmt::Display for ZoneError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SlotTooLong { slot_bytes, piece_bytes } => write!(
+                f,
+                "landing slots of {slot_bytes} bytes exceed one registration of {piece_bytes}: raise \
+                 Config::piece_bytes, or let messages land in pieces"
+            ),
+            Self::Register(error) => write!(f, "landing pages were not registered: {error}"),
+        }
+    }
+}
+
+impl fmt::Display for AskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(error) => error.fmt(f),
+            Self::NoSlot { length, free } => write!(
+                f,
+                "none of the {free} free slots has room for {length} bytes: wait for places to \
+                 land, make the zone larger, or register the target"
+            ),
+            Self::Register(error) => write!(f, "landing pages were not registered: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ZoneError {}
+impl std::error::Error for AskError {}
+
+/// With which rights landing pages are registered.
+const ACCESS: Access = Access::WRITE;
+
+impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
+    /// A zone in `pages`, every slot registered through `cache`, within its budget.
+    ///
+    /// # Errors
+    ///
+    /// [`ZoneError`].
+    pub fn new(cache: &'c Cache<R, M>, pages: P, options: Options) -> Result<Self, ZoneError> {
+        let piece_bytes = cache.config().piece_bytes;
+        let ranges = pages.slots();
+        if let Some(slot) = ranges.iter().find(|slot| slot.len() > piece_bytes) {
+            return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), piece_bytes });
+        }
+        let free = ranges.into_iter().map(|range| Slot { range, lease: None }).collect();
+        let slots = Slots { free, seen: Position::NOWHERE };
+        let (granule, aside) = (pages.granule(), Mutex::new(pages.aside()));
+        let zone = Self { slots: Mutex::new(slots), aside, cache, options, granule, pages };
+        zone.refill().map_err(ZoneError::Register)?;
+        Ok(zone)
+    }
+
+    /// A registered place for `length` bytes that are to get to `target`.
+    ///
+    /// Costs a look at the list of slots and, with [`Options::watch_targets`], at the monitor; a
+    /// registration if the slot was exchanged and nobody has called [`refill`](Self::refill) since.
+    ///
+    /// # Errors
+    ///
+    /// [`AskError`].
+    ///
+    /// # Safety
+    ///
+    /// The bytes of the target are the caller's, to be written and to be moved to other pages, until
+    /// the place has landed or is dropped: nobody borrows them, and no device is using them. A change
+    /// of their mapping that is complete before a method of the place is called is found out if
+    /// targets are watched and the monitor covers this one; others the caller prevents.
+    pub unsafe fn ask(
+        &self,
+        target: *mut u8,
+        length: usize,
+    ) -> Result<Place<'_, 'c, R, M, P>, AskError> {
+        let target =
+            AddressRange::new(target.expose_provenance(), length).map_err(AskError::Range)?;
+        let (slot, place) = self.take_slot(target)?;
+        let mut held = Held::new(self, slot);
+        let handle = match held.registered() {
+            Ok(handle) => handle,
+            Err(error) => {
+                held.give_back();
+                return Err(AskError::Register(error));
+            }
+        };
+        Ok(Place::new(held, handle, place, target, self.watch(target)))
+    }
+
+    /// Registers every free slot that an exchange has left without a registration. Says how many.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`]: the slots that were not registered are tried again when they are needed.
+    pub fn refill(&self) -> Result<usize, GetError> {
+        let mut count = 0;
+        while let Some(slot) = self.take_unregistered() {
+            let mut held = Held::new(self, slot);
+            let registered = held.registered();
+            held.give_back();
+            registered?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// As [`refill`](Self::refill), with what was exchanged given back before, on this thread: for
+    /// whoever measures.
+    pub(super) fn refill_now(&self) -> Result<usize, GetError> {
+        self.cache.reclaim();
+        self.refill()
+    }
+
+    /// How many slots are free.
+    pub fn free_slots(&self) -> usize {
+        self.lock().free.len()
+    }
+
+    /// The settings.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots<'c, R, M>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A slot with room, one that is registered if there is one, and the place in it.
+    fn take_slot(&self, target: AddressRange) -> Result<(Slot<'c, R, M>, AddressRange), AskError> {
+        let mut slots = self.lock();
+        let place_in = |slot: &Slot<'c, R, M>| {
+            aligned_like(target, slot.range, self.granule)
+                .or_else(|| aligned_like(target, slot.range, page_bytes()))
+        };
+        let with_room = |(_, slot): &(usize, &Slot<'c, R, M>)| place_in(slot).is_some();
+        let free = slots.free.iter().enumerate().filter(with_room);
+        // The last one was used last: its pages are warm.
+        let best = free.max_by_key(|(number, slot)| (slot.lease.is_some(), *number));
+        let found = best.and_then(|(number, slot)| Some((number, place_in(slot)?)));
+        let none = AskError::NoSlot { length: target.len(), free: slots.free.len() };
+        let (number, place) = found.ok_or(none)?;
+        Ok((slots.free.remove(number), place))
+    }
+
+    fn take_unregistered(&self) -> Option<Slot<'c, R, M>> {
+        let mut slots = self.lock();
+        let number = slots.free.iter().position(|slot| slot.lease.is_none())?;
+        Some(slots.free.remove(number))
+    }
+
+    /// Where the monitor's log stands behind which every change of `target` is told; `None` if it
+    /// is not looked for.
+    pub(super) fn watch(&self, target: AddressRange) -> Option<Position> {
+        let monitor = self.cache.monitor();
+        let pages = target.page_aligned(page_bytes());
+        if !self.options.watch_targets || monitor.watch(pages) != Watch::Covered {
+            return None;
+        }
+        monitor.check().ok()?;
+        let mut slots = self.lock();
+        slots.seen = monitor.replay(slots.seen, &mut |_| {}).up_to;
+        Some(slots.seen)
+    }
+
+    /// Whether `target` changed since, or nobody can tell.
+    pub(super) fn has_changed(&self, target: AddressRange, since: Option<Position>) -> bool {
+        let Some(since) = since else { return false };
+        let monitor = self.cache.monitor();
+        let mut changed = monitor.check().is_err();
+        let replay = monitor.replay(since, &mut |range| changed |= range.overlaps(&target));
+        changed || !replay.complete
+    }
+
+    /// Gives the pages of `from`, which is in a slot, to `to`, and those of `to`, if they are to be
+    /// `kept`, to `from`. Where the kernel stops half-way, the rest stays in the slot. The content of
+    /// `to` is lost either way.
+    ///
+    /// # Safety
+    ///
+    /// `from` is in a slot that the caller holds. `to`, as long and of whole pages, is in a target that
+    /// came with [`Zone::ask`]'s promise.
+    pub(super) unsafe fn give_pages(
+        &self,
+        from: AddressRange,
+        to: AddressRange,
+        kept: bool,
+    ) -> Result<Given, LandError> {
+        let (parts, old) = (parts_of(from)?, parts_of(to)?);
+        let aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+        let spare = aligned_like(to, *aside, self.granule)
+            .or_else(|| aligned_like(to, *aside, page_bytes()))
+            .filter(|_| kept);
+        // SAFETY: the caller's word; the place aside is the zone's, and its lock is held.
+        let given = unsafe {
+            if let Some(spare) = spare {
+                move_parts(&old, to, spare);
+            }
+            let given = give_parts(&parts, from, to);
+            if let Some(spare) = spare {
+                let room = AddressRange::between(from.start(), from.start() + given.bytes);
+                take_back(spare, room);
+                self.renew(spare);
+            }
+            given
+        };
+        drop(aside);
+        self.cache.invalidate(to);
+        Ok(given)
+    }
+
+    /// Makes `range`, which is the zone's, one mapping without pages.
+    ///
+    /// # Safety
+    ///
+    /// Nobody relies on what it holds.
+    unsafe fn renew(&self, range: AddressRange) {
+        // SAFETY: the caller's word. Where it cannot be, it stays as it is, in several mappings.
+        if unsafe { sys::renew(range) }.is_ok() {
+            sys::advise_huge(range, self.pages.huge());
+        }
+    }
+}
+
+/// How much of a range has changed hands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Given {
+    /// From the beginning.
+    pub(super) bytes: usize,
+    /// Why it is not all.
+    pub(super) error: Option<LandError>,
+}
+
+/// Moves each of `parts` of `from` to its place in `to`, as far as the kernel will: what stays
+/// behind is lost, which is no loss.
+///
+/// # Safety
+///
+/// As for [`sys::move_pages`].
+unsafe fn move_parts(parts: &[AddressRange], from: AddressRange, to: AddressRange) {
+    for part in parts {
+        // SAFETY: the caller's word.
+        let _ = unsafe { sys::move_pages(*part, same_part(*part, from, to)) };
+    }
+}
+
+/// Moves one part after the other, and stops at the first that does not go.
+///
+/// # Safety
+///
+/// As for [`sys::move_pages`].
+unsafe fn give_parts(parts: &[AddressRange], from: AddressRange, to: AddressRange) -> Given {
+    for part in parts {
+        let goal = same_part(*part, from, to);
+        // SAFETY: the caller's word.
+        if let Err(Errno(errno)) = unsafe { sys::move_pages(*part, goal) } {
+            // A kernel that ran out of memory may have unmapped it, and it is going to be written.
+            sys::map_if_free(goal);
+            let bytes = part.start() - from.start();
+            return Given { bytes, error: Some(LandError::Exchange { errno }) };
+        }
+    }
+    Given { bytes: from.len(), error: None }
+}
+
+/// Moves the pages that stand aside in `spare` to `room`, as far as it reaches.
+///
+/// # Safety
+///
+/// As for [`sys::move_pages`], both being the zone's.
+unsafe fn take_back(spare: AddressRange, room: Option<AddressRange>) {
+    let wanted = room.and_then(|room| spare.intersection(&same_length(spare, room)));
+    if let (Some(room), Some(wanted)) = (room, wanted)
+        && let Ok(parts) = parts_of(wanted)
+    {
+        // SAFETY: the caller's word.
+        unsafe { move_parts(&parts, wanted, room) };
+    }
+}
+
+/// As much of the beginning of `range` as `other` is long.
+fn same_length(range: AddressRange, other: AddressRange) -> AddressRange {
+    AddressRange::new(range.start(), other.len()).unwrap_or(range)
+}
+
+/// More mappings than this in one message are not worth the calls; a copy is.
+const MOST_PARTS: usize = 16;
+
+/// The parts of `range` that are one mapping each; an exchange leaves several behind.
+///
+/// Their pages can be given to another address and got from there without anybody noticing: private
+/// memory without a file, to be read and written.
+fn parts_of(range: AddressRange) -> Result<Vec<AddressRange>, LandError> {
+    let mappings = mappings_in(range).map_err(|error| LandError::Exchange {
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+    })?;
+    let fits = |mapping: &Mapping| {
+        mapping.kind == MappingKind::PrivateAnonymous
+            && mapping.readable
+            && mapping.writable
+            && !mapping.shared
+    };
+    if !mappings.iter().all(fits) {
+        return Err(LandError::UnsuitableMapping);
+    }
+    let parts: Vec<_> =
+        mappings.iter().filter_map(|mapping| mapping.range.intersection(&range)).collect();
+    let mapped: usize = parts.iter().map(AddressRange::len).sum();
+    match (mapped == range.len(), parts.len() <= MOST_PARTS) {
+        (true, true) => Ok(parts),
+        (true, false) => Err(LandError::TooManyMappings),
+        (false, _) => Err(LandError::UnsuitableMapping),
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Drop for Zone<'_, R, M, P> {
+    fn drop(&mut self) {
+        let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for slot in slots.free.drain(..) {
+            // The caller vouched for this memory, which is about to go.
+            self.cache.invalidate(slot.range);
+        }
+    }
+}
+
+/// A slot in somebody's hand. Dropped, it is given up as if a device were still writing to it.
+pub(super) struct Held<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
+    pub(super) zone: &'z Zone<'c, R, M, P>,
+    slot: AddressRange,
+    lease: Option<Lease<'c, R, M>>,
+    /// Whether no device is writing to the slot any more.
+    quiet: bool,
+}
+
+impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
+    fn new(zone: &'z Zone<'c, R, M, P>, slot: Slot<'c, R, M>) -> Self {
+        Self { zone, slot: slot.range, lease: slot.lease, quiet: false }
+    }
+
+    /// The slot's handle; registers it if it has none.
+    fn registered(&mut self) -> Result<R::Handle, GetError> {
+        if let Some(lease) = &self.lease {
+            return Ok(lease.handle());
+        }
+        self.tidy();
+        let start = std::ptr::with_exposed_provenance(self.slot.start());
+        // SAFETY: the slot is the zone's alone, and whoever holds the place writes it by the device
+        // alone. Its pages change in exchanges, each of which ends in `unregister`.
+        let lease = unsafe { self.zone.cache.get_vouched(start, self.slot.len(), ACCESS) }?;
+        let handle = lease.handle();
+        self.lease = Some(lease);
+        Ok(handle)
+    }
+
+    /// Begins with new pages if the slot has come to consist of more mappings than an exchange
+    /// takes.
+    fn tidy(&self) {
+        if parts_of(self.slot).is_err() {
+            // SAFETY: a slot without a registration, held here, has nothing in it.
+            unsafe { self.zone.renew(self.slot) };
+        }
+    }
+
+    /// Has the cache forget the slot, whose pages have changed.
+    pub(super) fn unregister(&mut self) {
+        self.zone.cache.invalidate(self.slot);
+        self.lease = None;
+    }
+
+    /// Gives the slot back, to which no device writes any more.
+    pub(super) fn give_back(mut self) {
+        self.quiet = true;
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Drop for Held<'_, '_, R, M, P> {
+    fn drop(&mut self) {
+        if !self.quiet {
+            // What is under way goes on into the pages that were pinned, and nobody else has them.
+            self.unregister();
+            // SAFETY: nobody relies on what a slot holds. If the kernel will not, the old pages
+            // stay, unregistered; then a late write may show in the next message.
+            let _ = unsafe { sys::discard(self.slot) };
+        }
+        let slot = Slot { range: self.slot, lease: self.lease.take() };
+        self.zone.lock().free.push(slot);
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Zone<'_, R, M, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Zone")
+            .field("free_slots", &self.free_slots())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

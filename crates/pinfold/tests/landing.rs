@@ -1,0 +1,624 @@
+//! Messages that a real ring writes into landing pages, on their way to their targets: what arrives,
+//! what it leaves alone, and what becomes of registrations.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to give targets out and to change their mappings while data is on
+//! its way. Every target is memory of the test's own, which nobody borrows; a transfer is complete
+//! before [`Place::arrived`](pinfold::landing::Place::arrived) is said.
+
+#![allow(unsafe_code, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, clippy::panic)]
+
+mod registrar_support;
+
+use io_uring::{IoUring, opcode, types};
+use pinfold::landing::{
+    Arrived, AskError, Crossover, LandError, Landed, Measured, Method, Options, Place, Refused,
+    Remapped, Slab, Zone, ZoneError,
+};
+use pinfold::monitor::{NoMonitor, Userfaultfd};
+use pinfold::registrar::{self, BufferIndex};
+use pinfold::{Access, AddressRange, Cache, Config, Monitor};
+use registrar_support::{Memory, PAGE, alone};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+type TheCache<M> = Cache<registrar::IoUring, M>;
+
+/// A cache over a ring, the ring, and a file in memory.
+struct Rig<M: Monitor> {
+    // Before the ring: its registrations end first.
+    cache: TheCache<M>,
+    ring: Mutex<IoUring>,
+    file: File,
+}
+
+fn rig<M: Monitor>(monitor: M, piece_bytes: usize) -> Option<Rig<M>> {
+    let ring = match IoUring::new(64) {
+        Ok(ring) => ring,
+        Err(error) => {
+            eprintln!("skipped: no io_uring: {error}");
+            return None;
+        }
+    };
+    let registrar = registrar::IoUring::new(&ring, 64).unwrap();
+    let config = Config { piece_bytes, ..Config::default() };
+    let cache = pinfold::cache(registrar, monitor, config).unwrap();
+    // SAFETY: a new descriptor that is nobody else's.
+    let file = unsafe {
+        File::from_raw_fd(libc::memfd_create(c"pinfold-landing".as_ptr(), libc::MFD_CLOEXEC))
+    };
+    Some(Rig { cache, ring: Mutex::new(ring), file })
+}
+
+/// With the real monitor.
+fn watched_rig(piece_bytes: usize) -> Option<Rig<Arc<Userfaultfd>>> {
+    match Userfaultfd::shared() {
+        Ok(monitor) => rig(monitor, piece_bytes),
+        Err(error) => {
+            eprintln!("skipped: no userfaultfd: {error}");
+            None
+        }
+    }
+}
+
+impl<M: Monitor> Rig<M> {
+    fn zone(&self, message: usize, slots: usize) -> Zone<'_, registrar::IoUring, M, Slab> {
+        let slab = Slab::new(message, slots, false).unwrap();
+        Zone::new(&self.cache, slab, Options::default()).unwrap()
+    }
+
+    /// Has the device write `data` to `place`.
+    fn receive(&self, data: &[u8], place: AddressRange, handle: BufferIndex) {
+        let mut ring = self.ring.lock().unwrap();
+        self.file.write_all_at(data, 0).unwrap();
+        begin(&mut ring, self.file.as_raw_fd(), place, handle, true);
+        assert_eq!(complete(&mut ring), data.len());
+    }
+
+    /// What the device reads from `range`.
+    fn send(&self, range: AddressRange, handle: BufferIndex) -> Vec<u8> {
+        let mut ring = self.ring.lock().unwrap();
+        begin(&mut ring, self.file.as_raw_fd(), range, handle, false);
+        assert_eq!(complete(&mut ring), range.len());
+        let mut sent = vec![0; range.len()];
+        self.file.read_exact_at(&mut sent, 0).unwrap();
+        sent
+    }
+}
+
+fn begin(ring: &mut IoUring, file: RawFd, range: AddressRange, index: BufferIndex, into: bool) {
+    let (file, length) = (types::Fd(file), u32::try_from(range.len()).unwrap());
+    let at = std::ptr::with_exposed_provenance_mut(range.start());
+    let entry = if into {
+        opcode::ReadFixed::new(file, at, length, index.get()).build()
+    } else {
+        opcode::WriteFixed::new(file, at, length, index.get()).build()
+    };
+    // SAFETY: the memory is leased.
+    unsafe { ring.submission().push(&entry) }.unwrap();
+    ring.submit().unwrap();
+}
+
+fn complete(ring: &mut IoUring) -> usize {
+    ring.submit_and_wait(1).unwrap();
+    let result = ring.completion().next().unwrap().result();
+    usize::try_from(result).unwrap_or_else(|_| panic!("errno {}", -result))
+}
+
+/// Data that flies until it is told to arrive: a read from a pipe.
+struct Flight {
+    writer: File,
+    reader: File,
+    place: AddressRange,
+    handle: BufferIndex,
+}
+
+impl Flight {
+    fn begin<M: Monitor>(rig: &Rig<M>, place: AddressRange, handle: BufferIndex) -> Self {
+        let mut ends = [0; 2];
+        // SAFETY: two new descriptors that are nobody else's.
+        let [reader, writer] = unsafe {
+            assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+            ends.map(|end| File::from_raw_fd(end))
+        };
+        begin(&mut rig.ring.lock().unwrap(), reader.as_raw_fd(), place, handle, true);
+        Self { writer, reader, place, handle }
+    }
+
+    /// A pipe gives what it has, so the rest is asked for again.
+    fn end<M: Monitor>(mut self, rig: &Rig<M>, data: &[u8]) {
+        let mut ring = rig.ring.lock().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || self.writer.write_all(data).unwrap());
+            let mut done = complete(&mut ring);
+            while done < data.len() {
+                let rest =
+                    AddressRange::between(self.place.start() + done, self.place.end()).unwrap();
+                begin(&mut ring, self.reader.as_raw_fd(), rest, self.handle, true);
+                done += complete(&mut ring);
+            }
+        });
+    }
+}
+
+fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
+    let byte =
+        |at: usize| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)).to_le_bytes()[0];
+    (0..bytes).map(byte).collect()
+}
+
+/// A target of `length` bytes, `offset` bytes from the beginning of `memory`.
+fn target(memory: &Memory, offset: usize) -> *mut u8 {
+    memory.pointer().wrapping_add(offset)
+}
+
+type ThePlace<'z, 'c, M> = Place<'z, 'c, registrar::IoUring, M, Slab>;
+type TheArrived<'z, 'c, M> = Arrived<'z, 'c, registrar::IoUring, M, Slab>;
+type TheRemapped<'z, 'c, M> = Remapped<'z, 'c, registrar::IoUring, M, Slab>;
+
+// A monitor may say of anything that it has changed, and does on a machine that is overloaded. These
+// three are for targets that have not: refused for that reason, they are vouched for.
+
+fn land<M: Monitor>(arrived: TheArrived<'_, '_, M>, method: Method) -> Landed {
+    match arrived.land_by(method) {
+        Err(Refused { state, error: LandError::TargetChanged }) => {
+            // SAFETY: the test has not changed the target.
+            unsafe { state.vouch() }.land_by(method).unwrap()
+        }
+        outcome => outcome.unwrap(),
+    }
+}
+
+fn remap<'z, 'c, M: Monitor>(place: ThePlace<'z, 'c, M>) -> TheRemapped<'z, 'c, M> {
+    match place.remap() {
+        Err(Refused { state, error: LandError::TargetChanged }) => {
+            // SAFETY: as above.
+            unsafe { state.vouch() }.remap().unwrap()
+        }
+        outcome => outcome.unwrap(),
+    }
+}
+
+fn end<M: Monitor>(remapped: TheRemapped<'_, '_, M>) -> Landed {
+    // SAFETY: the caller's transfer is complete.
+    match unsafe { remapped.arrived() } {
+        // SAFETY: as above.
+        Err(refused) => unsafe { refused.state.vouch().arrived() }.unwrap(),
+        Ok(landed) => landed,
+    }
+}
+
+const METHODS: [Method; 3] = [Method::Copy, Method::Exchange, Method::Replace];
+
+#[test]
+fn whatever_the_method_and_the_edges_the_target_has_the_data_and_nothing_else_changes() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(256 << 10, 1);
+    let mut seed = 0;
+    for method in METHODS {
+        for (offset, length) in [
+            (PAGE, PAGE),
+            (PAGE, 16 * PAGE),
+            (PAGE + 1, 2 * PAGE - 1),
+            (PAGE + 100, 5 * PAGE),
+            (PAGE - 1, 3 * PAGE + 2),
+            (PAGE + 4000, 60 * PAGE + 7),
+        ] {
+            // Three through one slot: the pages that the first leaves carry the second.
+            let mut memories = [(); 3].map(|()| Memory::new(70 * PAGE));
+            for memory in &mut memories {
+                memory.fill(0xee);
+                seed += 1;
+                let data = pattern(length, seed);
+                // SAFETY: see the file's header.
+                let place = unsafe { zone.ask(target(memory, offset), length) }.unwrap();
+                rig.receive(&data, place.range(), place.handle());
+                // SAFETY: the transfer is complete.
+                let arrived = unsafe { place.arrived() };
+                assert!(arrived.bytes() == data);
+                let landed = land(arrived, method);
+                assert_eq!(landed.moved_bytes + landed.copied_bytes, length);
+                assert_eq!(landed.moved_bytes > 0, method != Method::Copy);
+                let mut expected = vec![0xee; 70 * PAGE];
+                expected[offset..offset + length].copy_from_slice(&data);
+                assert!(memory.bytes() == expected, "{method:?} {offset} {length}");
+            }
+            // None of them is changed by what came later.
+            for (memory, seed) in memories.iter().zip(seed - 2..) {
+                assert!(memory.bytes()[offset..offset + length] == pattern(length, seed));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_target_without_a_whole_page_is_copied_and_so_is_one_that_cannot_be_exchanged() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let slab = Slab::new(64 << 10, 1, false).unwrap();
+    let options = Options { crossover: Crossover::exchange_from(1), ..Options::default() };
+    let zone = Zone::new(&rig.cache, slab, options).unwrap();
+    rig.file.set_len(64 << 10).unwrap();
+    let private = Memory::new(8 * PAGE);
+    let shared = Memory::shared_file(rig.file.as_raw_fd(), 8 * PAGE);
+    for (memory, offset, length, why) in [
+        (&private, 10, PAGE, LandError::NoWholePage),
+        (&shared, 0, 4 * PAGE, LandError::UnsuitableMapping),
+    ] {
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target(memory, offset), length) }.unwrap();
+        assert_eq!(place.method(), Method::Exchange);
+        // The shared target is the file that the device reads, so it has its own data already;
+        // what counts is the way.
+        let data = pattern(length, 5);
+        rig.receive(&data, place.range(), place.handle());
+        // SAFETY: the transfer is complete.
+        let landed = unsafe { place.arrived().vouch() }.land().unwrap();
+        assert_eq!((landed.copied_because, landed.moved_bytes), (Some(why), 0));
+        assert!(memory.bytes()[offset..offset + length] == data);
+    }
+}
+
+#[test]
+fn the_target_has_the_pages_while_the_device_still_writes_to_them() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(256 << 10, 1);
+    for (round, offset) in [PAGE, PAGE + 123, PAGE - 5].into_iter().enumerate() {
+        let (length, mut memory) = (40 * PAGE + 77, Memory::new(50 * PAGE));
+        memory.fill(0xee);
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target(&memory, offset), length) }.unwrap();
+        let flight = Flight::begin(&rig, place.range(), place.handle());
+        let remapped = remap(place);
+        let data = pattern(length, round);
+        flight.end(&rig, &data);
+        let landed = end(remapped);
+        assert!(landed.moved_bytes >= 39 * PAGE && landed.copied_because.is_none());
+        let mut expected = vec![0xee; 50 * PAGE];
+        expected[offset..offset + length].copy_from_slice(&data);
+        assert!(memory.bytes() == expected, "from {offset}");
+    }
+}
+
+#[test]
+fn a_target_that_changed_while_the_data_flew_is_refused_and_what_stands_there_is_left_alone() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(64 << 10, 1);
+    for method in METHODS {
+        let mut memory = Memory::new(8 * PAGE);
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target(&memory, 100), 5 * PAGE) }.unwrap();
+        let flight = Flight::begin(&rig, place.range(), place.handle());
+        memory.replace();
+        memory.fill(0xaa);
+        let data = pattern(5 * PAGE, 3);
+        flight.end(&rig, &data);
+        // SAFETY: the transfer is complete.
+        let refused = unsafe { place.arrived() }.land_by(method).unwrap_err();
+        assert_eq!(refused.error, LandError::TargetChanged, "{method:?}");
+        assert!(refused.state.bytes() == data, "the data is still there");
+        assert!(memory.bytes().iter().all(|&byte| byte == 0xaa));
+        drop(refused);
+        assert_eq!(zone.free_slots(), 1);
+    }
+}
+
+#[test]
+fn a_target_that_is_gone_while_the_data_flies_is_refused() {
+    alone("a_target_that_is_gone_while_the_data_flies_is_refused", || {
+        let Some(rig) = watched_rig(1 << 20) else { return };
+        let zone = rig.zone(64 << 10, 1);
+        let mut memory = Memory::new(8 * PAGE);
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target(&memory, 0), 6 * PAGE) }.unwrap();
+        memory.unmap(2 * PAGE, PAGE);
+        let refused = place.remap().unwrap_err();
+        assert_eq!(refused.error, LandError::TargetChanged);
+        // SAFETY: no transfer was begun.
+        let refused = unsafe { refused.state.arrived() }.land().unwrap_err();
+        assert_eq!(refused.error, LandError::TargetChanged);
+    });
+}
+
+/// What the device writes is in pages that nobody else has; the new mapping keeps its own.
+#[test]
+fn a_target_replaced_behind_the_remapping_loses_the_data_and_nothing_else_is_written() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(64 << 10, 1);
+    let (mut memory, length) = (Memory::new(8 * PAGE), 4 * PAGE + 50);
+    // SAFETY: see the file's header.
+    let place = unsafe { zone.ask(target(&memory, 10), length) }.unwrap();
+    let flight = Flight::begin(&rig, place.range(), place.handle());
+    let remapped = remap(place);
+    memory.replace();
+    memory.fill(0xaa);
+    flight.end(&rig, &pattern(length, 1));
+    // SAFETY: the transfer is complete.
+    let refused = unsafe { remapped.arrived() }.unwrap_err();
+    assert_eq!(refused.error, LandError::TargetChanged);
+    drop(refused);
+    assert!(memory.bytes().iter().all(|&byte| byte == 0xaa));
+    // The slot is as good as before.
+    // SAFETY: see the file's header.
+    let place = unsafe { zone.ask(target(&memory, 10), length) }.unwrap();
+    let data = pattern(length, 2);
+    rig.receive(&data, place.range(), place.handle());
+    // SAFETY: the transfer is complete.
+    land(unsafe { place.arrived() }, Method::Exchange);
+    assert!(memory.bytes()[10..10 + length] == data);
+}
+
+/// A program that moves the target's pages finds the data where it moved them.
+#[test]
+fn data_follows_pages_that_are_moved_behind_the_remapping() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(64 << 10, 1);
+    let (from, to) = (Memory::new(4 * PAGE), Memory::new(4 * PAGE));
+    // SAFETY: see the file's header.
+    let place = unsafe { zone.ask(from.pointer(), 4 * PAGE) }.unwrap();
+    let flight = Flight::begin(&rig, place.range(), place.handle());
+    let remapped = remap(place);
+    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: both are the test's own memory.
+    let moved = unsafe {
+        let (from, to) = (from.pointer().cast(), to.pointer().cast::<libc::c_void>());
+        libc::mremap(from, 4 * PAGE, 4 * PAGE, how, to)
+    };
+    assert_eq!(moved, to.pointer().cast());
+    let data = pattern(4 * PAGE, 4);
+    flight.end(&rig, &data);
+    // SAFETY: the transfer is complete.
+    assert!(unsafe { remapped.arrived() }.is_err());
+    assert!(to.bytes() == data);
+    assert!(from.bytes().iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_place_dropped_while_data_flies_does_not_spoil_the_next_message() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(64 << 10, 1);
+    let (memory, length) = (Memory::new(8 * PAGE), 6 * PAGE);
+    for early in [false, true] {
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(memory.pointer(), length) }.unwrap();
+        let late = Flight::begin(&rig, place.range(), place.handle());
+        if early {
+            drop(remap(place));
+        } else {
+            drop(place);
+        }
+        // SAFETY: the other half of the memory.
+        let next = unsafe { zone.ask(memory.pointer(), length) }.unwrap();
+        let data = pattern(length, 6);
+        rig.file.write_all_at(&data, 0).unwrap();
+        begin(
+            &mut rig.ring.lock().unwrap(),
+            rig.file.as_raw_fd(),
+            next.range(),
+            next.handle(),
+            true,
+        );
+        assert_eq!(complete(&mut rig.ring.lock().unwrap()), length);
+        // Now the late data comes, as much as one read takes.
+        let mut writer = &late.writer;
+        writer.write_all(&[0xdd; PAGE]).unwrap();
+        assert_eq!(complete(&mut rig.ring.lock().unwrap()), PAGE);
+        // SAFETY: the transfer is complete.
+        let arrived = unsafe { next.arrived() };
+        assert!(arrived.bytes() == data, "remapped before it was dropped: {early}");
+        land(arrived, Method::Copy);
+    }
+}
+
+/// The target had been sent from before, so its old pages are registered; what is sent afterwards is
+/// what has landed.
+fn registrations_of_the_target_are_given_up<M: Monitor>(rig: &Rig<M>, vouched: bool) {
+    let zone = rig.zone(64 << 10, 2);
+    let mut memory = Memory::new(8 * PAGE);
+    let get = |memory: &Memory| {
+        let start = memory.pointer().cast_const();
+        // SAFETY: see the file's header; the zone tells the cache of its changes.
+        let lease = unsafe {
+            if vouched {
+                rig.cache.get_vouched(start, 8 * PAGE, Access::READ)
+            } else {
+                rig.cache.get(start, 8 * PAGE, Access::READ)
+            }
+        };
+        lease.unwrap()
+    };
+    for (round, early) in [false, true].into_iter().enumerate() {
+        memory.fill(0x11);
+        drop(get(&memory));
+        let (offset, length) = (PAGE / 2, 6 * PAGE);
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target(&memory, offset), length) }.unwrap();
+        let data = pattern(length, round);
+        if early {
+            let flight = Flight::begin(rig, place.range(), place.handle());
+            let remapped = remap(place);
+            flight.end(rig, &data);
+            // SAFETY: the transfer is complete.
+            unsafe { remapped.arrived() }.unwrap();
+        } else {
+            rig.receive(&data, place.range(), place.handle());
+            // SAFETY: the transfer is complete.
+            unsafe { place.arrived() }.land_by(Method::Exchange).unwrap();
+        }
+        let lease = get(&memory);
+        let sent = rig.send(memory.range(), lease.handle());
+        assert!(sent == memory.bytes(), "remapped early: {early}");
+        assert!(sent[offset..offset + length] == data);
+    }
+}
+
+#[test]
+fn the_monitor_sees_what_landing_does_to_a_registered_target() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    registrations_of_the_target_are_given_up(&rig, false);
+}
+
+#[test]
+fn without_a_monitor_the_zone_tells_the_cache_itself() {
+    let Some(rig) = rig(NoMonitor::new().unwrap(), 1 << 20) else { return };
+    registrations_of_the_target_are_given_up(&rig, true);
+}
+
+#[test]
+fn places_are_lent_as_long_as_there_are_any() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(64 << 10, 2);
+    let memory = Memory::new(64 << 10);
+    let ask = |length| {
+        // SAFETY: see the file's header; no two of these ever land.
+        unsafe { zone.ask(memory.pointer(), length) }
+    };
+    assert!(matches!(ask(0), Err(AskError::Range(_))));
+    assert!(matches!(ask(1 << 20), Err(AskError::NoSlot { free: 2, .. })));
+    let (first, second) = (ask(PAGE).unwrap(), ask(64 << 10).unwrap());
+    assert!(!first.range().overlaps(&second.range()));
+    assert!(matches!(ask(1), Err(AskError::NoSlot { free: 0, .. })));
+    drop(first);
+    let again = ask(1).unwrap();
+    drop((again, second));
+    assert_eq!(zone.refill().unwrap(), 2, "what was dropped has lost its registration");
+    assert_eq!(zone.refill().unwrap(), 0);
+    drop(zone);
+    rig.cache.evict_idle();
+    rig.cache.reclaim();
+    assert_eq!(rig.cache.statistics().regions, 0);
+}
+
+#[test]
+fn a_slot_that_no_registration_can_hold_is_refused() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let slab = Slab::new(1 << 20, 1, false).unwrap();
+    let refused = Zone::new(&rig.cache, slab, Options::default()).unwrap_err();
+    assert!(matches!(refused, ZoneError::SlotTooLong { piece_bytes: 0x10_0000, .. }));
+    assert!(Slab::new(0, 1, false).is_err() && Slab::new(1, 0, false).is_err());
+    assert!(Slab::new(usize::MAX, 1, false).is_err() && Slab::new(8, usize::MAX, false).is_err());
+}
+
+#[test]
+fn huge_pages_change_places_too() {
+    let Some(rig) = watched_rig(16 << 20) else { return };
+    let slab = Slab::new(8 << 20, 1, true).unwrap();
+    let zone = Zone::new(&rig.cache, slab, Options::default()).unwrap();
+    let memory = Memory::new(16 << 20);
+    // SAFETY: the test's own memory.
+    unsafe { libc::madvise(memory.pointer().cast(), 16 << 20, libc::MADV_HUGEPAGE) };
+    for (round, offset) in [0, 12345, 2 << 20].into_iter().enumerate() {
+        let (length, data) = (6 << 20, pattern(6 << 20, round));
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target(&memory, offset), length) }.unwrap();
+        rig.receive(&data, place.range(), place.handle());
+        // SAFETY: the transfer is complete.
+        land(unsafe { place.arrived() }, Method::Exchange);
+        assert!(memory.bytes()[offset..offset + length] == data, "from {offset}");
+    }
+}
+
+/// Threads that share a zone, each with targets of its own, at random and again by the seed.
+#[test]
+fn many_threads_land_in_one_zone_and_every_byte_is_right() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let seed = std::env::var("PINFOLD_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    eprintln!("seed {seed} (PINFOLD_SEED)");
+    let zone = rig.zone(128 << 10, 3);
+    thread::scope(|scope| {
+        for number in 0..3 {
+            let (rig, zone) = (&rig, &zone);
+            scope.spawn(move || land_at_random(rig, zone, seed.wrapping_mul(3) + number));
+        }
+    });
+}
+
+fn land_at_random(
+    rig: &Rig<Arc<Userfaultfd>>,
+    zone: &Zone<'_, registrar::IoUring, Arc<Userfaultfd>, Slab>,
+    seed: u64,
+) {
+    let mut state = seed;
+    let mut below = |limit: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % limit
+    };
+    let mut memory = Memory::new(48 * PAGE);
+    for round in 0..150 {
+        let (offset, length) = (below(8 * PAGE), 1 + below(32 * PAGE));
+        let data = pattern(length, round);
+        let mut expected = memory.bytes();
+        expected[offset..offset + length].copy_from_slice(&data);
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target(&memory, offset), length) }.unwrap();
+        let changed = below(8) == 0;
+        if changed {
+            memory.replace();
+            expected = vec![0; 48 * PAGE];
+        }
+        let place = match below(3) {
+            0 => match place.remap() {
+                Ok(remapped) => {
+                    assert!(!changed, "seed {seed}");
+                    rig.receive(&data, remapped.range(), remapped.handle());
+                    end(remapped);
+                    assert!(memory.bytes() == expected, "seed {seed}, round {round}");
+                    continue;
+                }
+                Err(refused) => refused.state,
+            },
+            _ => place,
+        };
+        rig.receive(&data, place.range(), place.handle());
+        // SAFETY: the transfer is complete.
+        let arrived = unsafe { place.arrived() };
+        let landed = match METHODS[below(3)] {
+            Method::Copy => arrived.land(),
+            method => arrived.land_by(method),
+        };
+        match landed {
+            Ok(_) => assert!(!changed, "seed {seed}, round {round}"),
+            Err(refused) if changed => assert_eq!(refused.error, LandError::TargetChanged),
+            Err(Refused { state, error: LandError::TargetChanged }) => {
+                // SAFETY: the target has not changed.
+                unsafe { state.vouch() }.land_by(Method::Copy).unwrap();
+            }
+            Err(refused) => {
+                let known = [LandError::NoWholePage, LandError::TooManyMappings];
+                assert!(known.contains(&refused.error), "{refused:?}, seed {seed}");
+                refused.state.land_by(Method::Copy).unwrap();
+            }
+        }
+        assert!(memory.bytes() == expected, "seed {seed}, round {round}");
+    }
+}
+
+#[test]
+fn a_crossover_is_measured_written_down_and_read_again() {
+    let Some(rig) = watched_rig(8 << 20) else { return };
+    let measured = Crossover::measure(&rig.cache, false, true).unwrap();
+    let sizes: Vec<usize> = measured.iter().map(|each| each.bytes).collect();
+    assert_eq!(sizes, [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]);
+    let there = |Measured { copy, exchange, replace, .. }: &Measured| {
+        [copy, exchange, replace].iter().all(|&&time| time > Duration::ZERO)
+    };
+    assert!(measured.iter().all(there), "{measured:?}");
+    let crossover = Crossover::of(&measured);
+    let directory = std::env::temp_dir().join(format!("pinfold-landing-{}", std::process::id()));
+    let file = directory.join("a").join("landing-io_uring");
+    crossover.store(&file).unwrap();
+    assert_eq!(Crossover::load(&file).unwrap(), crossover);
+    std::fs::write(&file, "something else").unwrap();
+    assert!(Crossover::load(&file).is_err());
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(Crossover::load(&file).is_err());
+    rig.cache.evict_idle();
+    assert_eq!(rig.cache.statistics().regions, 0);
+}
