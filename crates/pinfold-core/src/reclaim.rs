@@ -419,14 +419,17 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     pub fn run(self) {
         loop {
             let seen = self.shared.monitor.bell();
-            // A child that was forked by a callback on this thread, and came back from it, has no
-            // other thread; nobody would ever ring.
-            if self.shared.is_closed() || self.shared.monitor.forked() {
+            if self.shared.is_closed() {
                 return;
             }
             // A registrar that panics costs its own registration, which is not given to it again;
             // the others must not stay pinned because of it.
             let _panicked = catch_unwind(AssertUnwindSafe(|| self.work()));
+            // A child that was forked by a callback on this thread, and came back from it, has no
+            // other thread; nobody would ever ring.
+            if self.shared.monitor.forked() {
+                return;
+            }
             self.shared.monitor.wait(seen);
         }
     }

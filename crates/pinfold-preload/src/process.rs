@@ -16,7 +16,7 @@ use crate::settings::{Destination, Settings};
 use crate::sys;
 use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
-use pinfold::monitor::{Best, Choice, best};
+use pinfold::monitor::{Best, Choice, best_without_loading};
 use pinfold::registrar::verbs::Verbs;
 use pinfold::registrar::verbs::ffi::ibv_pd;
 use pinfold::{Cache, Config, Monitor};
@@ -229,9 +229,10 @@ impl Process {
     }
 }
 
-/// The best monitor of this machine, if it lets a cache keep anything.
+/// The best monitor of this machine, if it lets a cache keep anything. A parallel job has many of us, so
+/// none loads programs of its own.
 fn monitor() -> Result<Monitored, String> {
-    let monitor = best().map_err(|error| error.to_string())?;
+    let monitor = best_without_loading().map_err(|error| error.to_string())?;
     match monitor.chosen() {
         Choice::NoMonitor => {
             let reasons: Vec<_> = monitor.refused().iter().map(ToString::to_string).collect();

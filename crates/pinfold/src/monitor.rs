@@ -60,7 +60,7 @@ mod userfaultfd;
 mod with_feed;
 
 pub use bell::Bell;
-pub use best::{Best, Choice, Refused, best};
+pub use best::{Best, Choice, Refused, best, best_without_loading};
 pub use ebpf::Ebpf;
 pub use ebpf_error::EbpfError;
 pub use feed::{Changing, Feed};

@@ -97,6 +97,10 @@ enum Active {
 
 /// The best monitor that this machine has; those that all caches of the process share.
 ///
+/// With the cargo feature `ebpf`, a privileged process that finds no helper loads the programs itself, and
+/// every process of the machine pays for them as long as it lives. Programs of which many run at
+/// once take [`best_without_loading`].
+///
 /// [`Best::refused`] says what the better ones lack. In a container that allows nothing it is the
 /// one that sees nothing, and memory is registered for each use.
 ///
@@ -104,24 +108,44 @@ enum Active {
 ///
 /// [`StartError`] if not even a page can be had.
 pub fn best() -> Result<Best, StartError> {
-    let mut refused = Vec::new();
-    for choice in [Choice::Ebpf, Choice::Userfaultfd] {
-        match Active::start(choice) {
-            Ok(active) => return Ok(Best { active, refused }),
-            Err(reason) => refused.push(Refused { choice, reason }),
-        }
-    }
-    Ok(Best { active: no_monitor()?, refused })
+    Best::of([(Choice::Ebpf, ebpf), (Choice::Userfaultfd, userfaultfd)])
+}
+
+/// As [`best`], with programs of the helper's only, whatever this process may do: one set of
+/// programs serves a whole machine, one for each of a hundred processes burdens it a hundred times.
+///
+/// # Errors
+///
+/// As [`best`].
+pub fn best_without_loading() -> Result<Best, StartError> {
+    Best::of([(Choice::Ebpf, ebpf_of_the_helper), (Choice::Userfaultfd, userfaultfd)])
 }
 
 impl Best {
+    /// The first of these that there is.
+    fn of(choices: [(Choice, Start); 2]) -> Result<Self, StartError> {
+        let mut refused = Vec::new();
+        for (choice, start) in choices {
+            match start() {
+                Ok(active) => return Ok(Self { active, refused }),
+                Err(reason) => refused.push(Refused { choice, reason }),
+            }
+        }
+        Ok(Self { active: no_monitor()?, refused })
+    }
+
     /// This one and no other.
     ///
     /// # Errors
     ///
     /// [`Refused`] if this machine does not have it.
     pub fn only(choice: Choice) -> Result<Self, Refused> {
-        let active = Active::start(choice).map_err(|reason| Refused { choice, reason })?;
+        let active = match choice {
+            Choice::Ebpf => ebpf(),
+            Choice::Userfaultfd => userfaultfd(),
+            Choice::NoMonitor => no_monitor().map_err(Into::into),
+        };
+        let active = active.map_err(|reason| Refused { choice, reason })?;
         Ok(Self { active, refused: Vec::new() })
     }
 
@@ -153,17 +177,19 @@ impl Best {
     }
 }
 
-impl Active {
-    /// The eBPF monitor sees what a feed could tell, so it goes without.
-    fn start(choice: Choice) -> Result<Self, Box<dyn Error + Send + Sync>> {
-        Ok(match choice {
-            Choice::Ebpf => Self::Ebpf(Ebpf::shared()?),
-            Choice::Userfaultfd => {
-                Self::Userfaultfd(WithFeed::new(Userfaultfd::shared()?, Feed::of_process()))
-            }
-            Choice::NoMonitor => no_monitor()?,
-        })
-    }
+type Start = fn() -> Result<Active, Box<dyn Error + Send + Sync>>;
+
+/// It sees what a feed could tell, so it goes without.
+fn ebpf() -> Result<Active, Box<dyn Error + Send + Sync>> {
+    Ok(Active::Ebpf(Ebpf::shared()?))
+}
+
+fn ebpf_of_the_helper() -> Result<Active, Box<dyn Error + Send + Sync>> {
+    Ok(Active::Ebpf(Ebpf::shared_from_helper()?))
+}
+
+fn userfaultfd() -> Result<Active, Box<dyn Error + Send + Sync>> {
+    Ok(Active::Userfaultfd(WithFeed::new(Userfaultfd::shared()?, Feed::of_process())))
 }
 
 fn no_monitor() -> Result<Active, StartError> {

@@ -159,8 +159,21 @@ impl Ebpf {
     ///
     /// [`EbpfError::NoWay`] with what stands in the way of both; the next call tries again.
     pub fn shared() -> Result<Arc<Self>, EbpfError> {
+        Self::shared_by(Self::obtain)
+    }
+
+    /// As [`shared`](Self::shared), but if there is none yet, by the helper only.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_helper`](Self::from_helper).
+    pub fn shared_from_helper() -> Result<Arc<Self>, EbpfError> {
+        Self::shared_by(|| Self::from_helper(&notify::path()))
+    }
+
+    fn shared_by(obtain: impl FnOnce() -> Result<Self, EbpfError>) -> Result<Arc<Self>, EbpfError> {
         static SHARED: Kept<Ebpf> = Kept::new();
-        SHARED.get(|monitor| monitor.check().is_ok(), Self::obtain)
+        SHARED.get(|monitor| monitor.check().is_ok(), obtain)
     }
 
     /// The helper comes first: its programs are there, and serve every process.

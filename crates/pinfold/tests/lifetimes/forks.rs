@@ -337,6 +337,7 @@ fn an_exec_in_the_middle_of_everything_succeeds() {
                     });
                     begun.wait();
                     execute(c"/bin/sh", c"exit 7");
+                    execute(c"/bin/bash", c"exit 7");
                 });
             });
             assert_eq!(exit_code(wait_for(child)), Some(7));
