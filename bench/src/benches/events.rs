@@ -6,7 +6,7 @@ use crate::report::Report;
 use crate::rounds::{compare, nanoseconds, nanoseconds_each};
 use crate::sys;
 use crate::workload::{LENGTH, addresses, random_order, range};
-use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
+use pinfold::monitor::{Ebpf, Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::{AddressRange, Cache, Config, Monitor};
 use serde_json::json;
 use std::sync::Arc;
@@ -72,6 +72,7 @@ fn streams(options: Options, report: &mut Report, gaps: &[AddressRange]) -> Resu
     let hits = || null::get_put(&load, &order, LENGTH);
     stream(options, report, &load, &Stream { name: "one load", hits: &hits, change: &change })?;
     feed(options, report, &cached, &order, gaps)?;
+    ebpf(options, report)?;
     userfaultfd(options, report)
 }
 
@@ -98,8 +99,25 @@ fn feed(
     )
 }
 
-/// Changes that the kernel tells: discards of watched memory beside the cached. And of memory that
-/// nobody watches, which it does not tell.
+/// Memory of which every other piece is cached, and an order to hit those in.
+struct Alternating {
+    cached: Vec<u64>,
+    gaps: Vec<AddressRange>,
+    order: Vec<u64>,
+    _memory: Vec<u8>,
+}
+
+impl Alternating {
+    fn new(options: Options) -> Result<Self, String> {
+        let memory = vec![0_u8; (2 * REGIONS + 1) * LENGTH];
+        let first = (memory.as_ptr() as u64).next_multiple_of(LENGTH as u64);
+        let cached: Vec<u64> = (first..).step_by(2 * LENGTH).take(REGIONS).collect();
+        let gaps = gaps(&cached)?;
+        let order = random_order(&cached, options.scaled(ACCESSES) / 10, &mut options.random());
+        Ok(Self { cached, gaps, order, _memory: memory })
+    }
+}
+
 fn userfaultfd(options: Options, report: &mut Report) -> Result<(), String> {
     let monitor = match Userfaultfd::new() {
         Ok(monitor) => Arc::new(monitor),
@@ -108,27 +126,57 @@ fn userfaultfd(options: Options, report: &mut Report) -> Result<(), String> {
             return Ok(());
         }
     };
-    let memory = vec![0_u8; (2 * REGIONS + 1) * LENGTH];
-    let first = (memory.as_ptr() as u64).next_multiple_of(LENGTH as u64);
-    let cached: Vec<u64> = (first..).step_by(2 * LENGTH).take(REGIONS).collect();
-    let gaps = gaps(&cached)?;
-    let order = random_order(&cached, options.scaled(ACCESSES) / 10, &mut options.random());
+    let memory = Alternating::new(options)?;
     let feed = WithFeed::new(Arc::clone(&monitor), Feed::of_process());
-    let cache = null::over(monitor, Config::default()).map_err(|error| error.to_string())?;
-    null::get_put(&cache, &cached, LENGTH)?;
-    let hits = || null::get_put(&cache, &order, LENGTH);
-    let change = |turn: usize| sys::discard_page(gaps[turn % gaps.len()].start());
-    stream(options, report, &cache, &Stream { name: "userfaultfd", hits: &hits, change: &change })?;
-    let elsewhere = sys::UnwatchedPage::new()?;
-    let change = |_: usize| elsewhere.discard();
-    let name = "userfaultfd, changes of unwatched memory";
-    stream(options, report, &cache, &Stream { name, hits: &hits, change: &change })?;
+    told_by_kernel(
+        options,
+        report,
+        monitor,
+        &memory,
+        ["userfaultfd", "userfaultfd, changes of unwatched memory"],
+    )?;
     let cache = null::over(feed, Config::default()).map_err(|error| error.to_string())?;
-    null::get_put(&cache, &cached, LENGTH)?;
-    let hits = || null::get_put(&cache, &order, LENGTH);
-    let change = |turn: usize| drop(Feed::of_process().begin(gaps[turn % gaps.len()]));
+    null::get_put(&cache, &memory.cached, LENGTH)?;
+    let hits = || null::get_put(&cache, &memory.order, LENGTH);
+    let change =
+        |turn: usize| drop(Feed::of_process().begin(memory.gaps[turn % memory.gaps.len()]));
     let name = "userfaultfd with feed, changes told";
     stream(options, report, &cache, &Stream { name, hits: &hits, change: &change })
+}
+
+fn ebpf(options: Options, report: &mut Report) -> Result<(), String> {
+    match Ebpf::shared() {
+        Ok(monitor) => told_by_kernel(
+            options,
+            report,
+            monitor,
+            &Alternating::new(options)?,
+            ["ebpf", "ebpf, changes of unwatched memory"],
+        ),
+        Err(error) => {
+            report.remark(&format!("skipped: ebpf: {error}"));
+            Ok(())
+        }
+    }
+}
+
+/// Changes that the kernel tells: discards of watched memory beside the cached. And of memory that
+/// nobody watches, which it does not tell.
+fn told_by_kernel<M: Monitor>(
+    options: Options,
+    report: &mut Report,
+    monitor: M,
+    memory: &Alternating,
+    [beside, unwatched]: [&'static str; 2],
+) -> Result<(), String> {
+    let cache = null::over(monitor, Config::default()).map_err(|error| error.to_string())?;
+    null::get_put(&cache, &memory.cached, LENGTH)?;
+    let hits = || null::get_put(&cache, &memory.order, LENGTH);
+    let change = |turn: usize| sys::discard_page(memory.gaps[turn % memory.gaps.len()].start());
+    stream(options, report, &cache, &Stream { name: beside, hits: &hits, change: &change })?;
+    let elsewhere = sys::UnwatchedPage::new()?;
+    let change = |_: usize| elsewhere.discard();
+    stream(options, report, &cache, &Stream { name: unwatched, hits: &hits, change: &change })
 }
 
 /// One monitor's hits and changes.
