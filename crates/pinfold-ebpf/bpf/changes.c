@@ -97,9 +97,11 @@ INLINE struct record *record_of(struct changes *c, u64 tid, u32 try)
 	return &c->records[(tid + try * 37) & (RECORDS - 1)];
 }
 
+/* Signed: a record may have been made since we read the clock, on another processor, and is then as young as
+ * can be. */
 INLINE int believed(struct record *r, u64 now)
 {
-	return now - READ(r->since) < RECORD_SECONDS * 1000000000ULL;
+	return (s64)(now - READ(r->since)) < (s64)(RECORD_SECONDS * 1000000000ULL);
 }
 
 /* Notes that a change is under way. Ends with a full barrier. */
