@@ -259,6 +259,25 @@ fn a_change_under_way_is_in_flux() {
     assert!(!monitor.in_flux(range));
 }
 
+/// The programs' clock is the machine's; a namespace of times has its own, days ahead or behind.
+#[test]
+fn in_a_namespace_of_times_a_change_under_way_is_in_flux_too() {
+    let Some((_turn, _)) = alone() else { return };
+    for ahead in ["100000", "-5"] {
+        let role = Command::new("unshare")
+            .args(["--fork", "--time", "--monotonic", ahead])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "a_change_under_way_is_in_flux", "--nocapture"])
+            .output();
+        let Ok(role) = role else { return eprintln!("skipped: there is no unshare(1)") };
+        let said = String::from_utf8_lossy(&role.stderr);
+        if said.contains("unshare") {
+            return eprintln!("skipped: {said}");
+        }
+        assert!(role.status.success(), "{ahead}: {said}{}", String::from_utf8_lossy(&role.stdout));
+    }
+}
+
 /// A lost wake-up hangs this test.
 #[test]
 fn a_sleeper_is_woken_by_a_change() {
