@@ -15,6 +15,9 @@ pub(super) const MOST_VIEWS: usize = 1024;
 pub(super) const VIEWS_PER_PROCESS: usize = 2;
 /// As in `bpf/changes.h`.
 const FILTER_BITS: u32 = 12;
+/// How many views whose processes ended are closed for each that is opened: more than one, so that they do
+/// not gather, and few, because each takes the kernel some tens of milliseconds, and who opens one waits.
+const SWEPT_AT_ONCE: usize = 2;
 /// The smallest ring buffer there is.
 const BELL_BYTES: u32 = 4096;
 
@@ -277,16 +280,12 @@ impl Maps {
         }
     }
 
-    /// Frees the numbers of views whose processes have ended.
+    /// Frees the numbers of some views whose processes have ended.
     fn sweep(&mut self, close: &OwnedFd) {
-        let taken = |views: &[Option<Open>], number: Number| {
-            views.get(number as usize).is_some_and(Option::is_some)
-        };
-        for number in 0..Number::try_from(MOST_VIEWS).unwrap_or(0) {
-            if taken(&self.views, number) && !self.is_open(number) {
-                self.close(number, close);
-            }
-        }
+        let numbers = 0..Number::try_from(MOST_VIEWS).unwrap_or(0);
+        let has_ended = |&number: &Number| self.entry(number).is_some() && !self.is_open(number);
+        let ended: Vec<_> = numbers.filter(has_ended).take(SWEPT_AT_ONCE).collect();
+        ended.into_iter().for_each(|number| self.close(number, close));
     }
 }
 
