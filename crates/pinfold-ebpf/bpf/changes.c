@@ -30,7 +30,12 @@
  *    voluntary) never do that here. One that preempts lazily does it to a task that has been
  *    in the kernel since the last tick but one, or in favour of a realtime task; then the two programs
  *    protect each other, and a change is lost only if two tasks wait on one processor, one preempted in
- *    each of its two programs, while a third changes something there. Kernels that preempt fully are refused.
+ *    each of its two programs, while a third changes something there. Kernels that preempt fully are refused
+ *    (when the programs are loaded: who lets the kernel preempt fully later, by sched/preempt of debugfs, takes
+ *    the risk). The kernel counts what it skips, but that does not mend it: a skipped program wakes nobody, so
+ *    the count would have to be looked at for every hit, by a system call for each program; whoever looks now
+ *    and then finds a loss when what was stale has been used. And a view's descriptors do not lead there: a
+ *    link tells its program's number, but to open a program by that takes CAP_SYS_ADMIN.
  */
 
 #include "changes.h"

@@ -1,4 +1,4 @@
-//! The loop: one thread, nothing that waits but the one call that waits for everything.
+//! The loop: one thread, which waits for no client but in the one call that waits for everything.
 //!
 //! A client goes through stages, each a [`Stage`]: it is `Asking` from the moment it is accepted,
 //! `Queued` once it has proved who it is, `Holding` its view until its process ends. The connection
