@@ -30,7 +30,12 @@
  *    voluntary) never do that here. One that preempts lazily does it to a task that has been
  *    in the kernel since the last tick but one, or in favour of a realtime task; then the two programs
  *    protect each other, and a change is lost only if two tasks wait on one processor, one preempted in
- *    each of its two programs, while a third changes something there. Kernels that preempt fully are refused.
+ *    each of its two programs, while a third changes something there. Kernels that preempt fully are refused
+ *    (when the programs are loaded: who lets the kernel preempt fully later, by sched/preempt of debugfs, takes
+ *    the risk). The kernel counts what it skips, but that does not mend it: a skipped program wakes nobody, so
+ *    the count would have to be looked at for every hit, by a system call for each program; whoever looks now
+ *    and then finds a loss when what was stale has been used. And a view's descriptors do not lead there: a
+ *    link tells its program's number, but to open a program by that takes CAP_SYS_ADMIN.
  */
 
 #include "changes.h"
@@ -97,9 +102,11 @@ INLINE struct record *record_of(struct changes *c, u64 tid, u32 try)
 	return &c->records[(tid + try * 37) & (RECORDS - 1)];
 }
 
+/* Signed: a record may have been made since we read the clock, on another processor, and is then as young as
+ * can be. */
 INLINE int believed(struct record *r, u64 now)
 {
-	return now - READ(r->since) < RECORD_SECONDS * 1000000000ULL;
+	return (s64)(now - READ(r->since)) < (s64)(RECORD_SECONDS * 1000000000ULL);
 }
 
 /* Notes that a change is under way. Ends with a full barrier. */

@@ -1,6 +1,7 @@
 /* What the programs and a watched process share; the twin of src/layout.rs, where it is explained. */
 
 typedef unsigned long long u64;
+typedef long long s64;
 typedef unsigned int u32;
 
 #define ENTRIES 4096

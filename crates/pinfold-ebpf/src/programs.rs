@@ -113,7 +113,8 @@ impl Programs {
     }
 
     /// How often the kernel skipped one of the programs, because a task was preempted in the middle of
-    /// it. A change is lost only when it skips both programs of a function at once.
+    /// it. A change is lost only when it skips both programs of a function at once. For an operator to look
+    /// at; nothing here acts on it (`bpf/changes.c`, 4, says why).
     pub fn misses(&self) -> u64 {
         let each = self.attached.iter().map(|attached| sys::misses(&attached.program));
         each.map(|misses| misses.unwrap_or(0)).sum()

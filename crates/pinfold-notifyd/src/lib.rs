@@ -17,9 +17,10 @@
 //!
 //! # What a hostile client can do
 //!
-//! Nothing that others notice: one thread and no call that waits; a fixed number of fixed-size
-//! packets in each conversation; limits for each user and for all ([`Limits`]), root being counted
-//! apart; users take turns where something takes long; descriptors that nobody asked for are refused
+//! Nothing that others notice but that their turn comes a little later: one thread, in which nothing waits
+//! for a client; a fixed number of fixed-size packets in each conversation; limits for each user and for all
+//! ([`Limits`]), root being counted apart; users take turns in what waits for the kernel, which is
+//! making a view and forgetting one (some tens of milliseconds each); descriptors that nobody asked for are refused
 //! by the kernel, or let go where that cannot hold anybody up (`parting`). What it cannot be kept
 //! from: users with many user numbers (subordinate ones) have as many allowances; and whoever passes
 //! a view's descriptors on keeps the kernel's memory behind them for as long as somebody holds them,

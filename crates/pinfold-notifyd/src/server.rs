@@ -1,11 +1,14 @@
-//! The loop: one thread, nothing that waits but the one call that waits for everything.
+//! The loop: one thread, which waits for no client but in the one call that waits for everything.
 //!
 //! A client goes through stages, each a [`Stage`]: it is `Asking` from the moment it is accepted,
 //! `Queued` once it has proved who it is, `Holding` its view until its process ends. The connection
 //! may close before that: a process whose connection is gone still believes its view, so only the
-//! end of the process, or its own word, makes the helper forget one. And a process may end before
-//! somebody has read what it was sent: then its view counts until that is read or closed (`Unread`),
-//! because the kernel limits how many descriptors of one user may be under way.
+//! end of the process, or its own word, makes the helper forget one (`Leaving`). And a process may end
+//! before somebody has read what it was sent: then its view counts until that is read or closed
+//! (`Unread`), because the kernel limits how many descriptors of one user may be under way.
+//!
+//! Making a view and forgetting one take the kernel some tens of milliseconds each, so users take turns
+//! in both: one who ends hundreds of processes at once delays another by one of them.
 
 use crate::accounts::Accounts;
 use crate::limits::Limits;
@@ -72,6 +75,8 @@ enum Stage<Id> {
     Queued,
     /// Has its view.
     Holding(Id),
+    /// Has ended, or given its view back, and waits for its turn to have it forgotten.
+    Leaving(Id),
     /// Has ended, and what it was sent is still on its way.
     Unread,
 }
@@ -231,10 +236,10 @@ impl<V: Views> Server<V> {
                 Asked::End => self.dismiss(key, None),
                 Asked::Wrongly(refusal) => self.dismiss(key, Some(refusal)),
             },
-            Stage::Holding(_) if client.gives_back() => self.dismiss(key, None),
+            Stage::Holding(view) if client.gives_back() => self.leave(key, view),
             // There is nothing more to say.
             Stage::Holding(_) => self.hang_up(key),
-            Stage::Queued | Stage::Unread => {}
+            Stage::Queued | Stage::Leaving(_) | Stage::Unread => {}
         }
     }
 
@@ -257,9 +262,22 @@ impl<V: Views> Server<V> {
 
     // --- serving ----------------------------------------------------------------------------------
 
+    /// It is this client's turn.
     fn serve(&mut self, key: Key) {
-        let Some(client) = self.clients.get(key) else { return };
-        let user = client.peer.user();
+        match self.clients.get(key) {
+            Some(Client { stage: Stage::Queued, peer, .. }) => {
+                let user = peer.user();
+                self.answer(key, user);
+            }
+            Some(Client { stage: Stage::Leaving(view), .. }) => {
+                let view = *view;
+                self.forget(key, view);
+            }
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, key: Key, user: u32) {
         match self.accounts.grant(user).and_then(|()| self.give(key, user)) {
             Ok(()) => {
                 self.accounts.depart(user);
@@ -300,17 +318,33 @@ impl<V: Views> Server<V> {
     // --- leaving ----------------------------------------------------------------------------------
 
     fn process_ended(&mut self, key: Key) {
-        let Some(client) = self.clients.get(key) else { return };
-        match client.stage {
-            Stage::Holding(view) if client.has_unread_descriptors() => {
-                // It stays readable for ever, and has said what it had to say.
-                self.poll.remove(client.peer.process());
-                client.stage = Stage::Unread;
-                self.views.forget(view);
-                self.set_interest(key, Interest::Closing);
-                self.sweep_within(self.sweep_interval());
-            }
+        match self.clients.get(key).map(|client| client.stage) {
+            Some(Stage::Holding(view)) => self.leave(key, view),
+            // Told together with what made it leave.
+            Some(Stage::Leaving(_) | Stage::Unread) => {}
             _ => self.dismiss(key, None),
+        }
+    }
+
+    /// The view is forgotten when it is this user's turn; nothing is waited for meanwhile.
+    fn leave(&mut self, key: Key, view: V::Id) {
+        let Some(client) = self.clients.get(key) else { return };
+        client.stage = Stage::Leaving(view);
+        self.poll.remove(client.peer.process());
+        if let Some(connection) = &client.connection {
+            self.poll.remove(connection.as_fd());
+        }
+        self.turns.push(client.peer.user(), key);
+    }
+
+    fn forget(&mut self, key: Key, view: V::Id) {
+        self.views.forget(view);
+        let Some(client) = self.clients.get(key) else { return };
+        client.stage = Stage::Unread;
+        if client.has_unread_descriptors() {
+            self.sweep_within(self.sweep_interval());
+        } else {
+            self.dismiss(key, None);
         }
     }
 
@@ -318,8 +352,11 @@ impl<V: Views> Server<V> {
         let Some(client) = self.clients.get(key) else { return };
         match client.stage {
             // Its last word may have been that it needs the view no more.
-            Stage::Holding(_) if !client.gives_back() => self.hang_up(key),
-            _ => self.dismiss(key, None),
+            Stage::Holding(view) if client.gives_back() => self.leave(key, view),
+            Stage::Holding(_) => self.hang_up(key),
+            // Told together with what made it leave.
+            Stage::Leaving(_) | Stage::Unread => {}
+            Stage::Asking(..) | Stage::Queued => self.dismiss(key, None),
         }
     }
 
@@ -342,11 +379,8 @@ impl<V: Views> Server<V> {
                 self.turns.remove(user, &key);
                 self.accounts.depart(user);
             }
-            Stage::Holding(view) => {
-                self.views.forget(view);
-                self.accounts.take_back(user);
-            }
-            Stage::Unread => self.accounts.take_back(user),
+            // Those who hold one leave first.
+            Stage::Holding(_) | Stage::Leaving(_) | Stage::Unread => self.accounts.take_back(user),
         }
         self.poll.remove(peer.process());
         if let Some(connection) = connection {
@@ -405,7 +439,7 @@ impl<V: Views> Server<V> {
             Stage::Asking(_, deadline) if deadline <= now => self.give_up(key),
             Stage::Unread if !client.has_unread_descriptors() => self.dismiss(key, None),
             Stage::Asking(..) | Stage::Unread => self.sweep_within(self.sweep_interval()),
-            Stage::Queued | Stage::Holding(_) => {}
+            Stage::Queued | Stage::Holding(_) | Stage::Leaving(_) => {}
         }
     }
 }

@@ -5,7 +5,7 @@
 mod support;
 
 use pinfold::monitor::notify::{self, ConnectError};
-use pinfold_ebpf::protocol::{Refusal, ToClient, ToHelper};
+use pinfold_ebpf::protocol::{BYTES, Refusal, ToClient, ToHelper};
 use pinfold_ebpf::socket;
 use pinfold_notifyd::Limits;
 use std::io::Read;
@@ -235,6 +235,44 @@ fn too_many_at_once_are_told_so_and_others_are_served() {
     assert_eq!(refusal(heard(&connect(&served.path))), busy);
     idle.pop();
     notify::request(&served.path, notify::PATIENCE).unwrap();
+}
+
+/// Forgetting takes the kernel its time. Whoever ends many processes at once has them forgotten by turns.
+#[test]
+fn many_that_end_at_once_delay_another_user_by_few() {
+    if !support::is_root() {
+        eprintln!("skipped: only root can start a process of another user");
+        return;
+    }
+    let served = Served::new(Limits::default());
+    let mut ending: Vec<_> = (0..8)
+        .map(|_| {
+            let mut other = support::other("in_another_process", "holder", Some(1201));
+            other.env("PINFOLD_TEST_PATH", &served.path).spawn().unwrap()
+        })
+        .collect();
+    ending.iter_mut().for_each(|other| assert!(reported(other).is_some()));
+    served.tally.hold_up();
+    for other in &mut ending {
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+    served.tally.await_held_up();
+    let connection = connect(&served.path);
+    // It is greeted before the second is forgotten, asks before the third, and then it is its turn.
+    let next = || {
+        served.tally.let_pass(Some(1));
+        served.tally.await_held_up();
+        let mut packet = [0; BYTES];
+        socket::receive(connection.as_fd(), &mut packet)
+            .ok()
+            .and_then(|_| ToClient::decode(&packet).ok())
+    };
+    let Some(ToClient::Hello(challenge)) = next() else { panic!("not greeted") };
+    say(&connection, &ToHelper::Ask(challenge).encode());
+    assert_eq!(next(), None);
+    assert!(matches!(next(), Some(ToClient::Granted { .. })));
+    assert_eq!(served.tally.held(), 8 + 1 - 3);
 }
 
 #[test]

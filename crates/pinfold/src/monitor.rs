@@ -36,6 +36,7 @@
 mod bell;
 mod best;
 mod ebpf;
+mod ebpf_clock;
 mod ebpf_error;
 mod ebpf_keeper;
 mod ebpf_sys;

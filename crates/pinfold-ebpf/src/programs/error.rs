@@ -98,7 +98,8 @@ impl fmt::Display for LoadError {
             ),
             Self::Preemptible { model: "unknown" } => f.write_str(
                 "how this kernel preempts itself cannot be told, and it may be in a way by which a \
-                 change could go unseen: run with CAP_SYSLOG, which shows that (/proc/kallsyms)",
+                 change could go unseen: run with CAP_SYSLOG, which shows that (/proc/kallsyms), and \
+                 with kernel.kptr_restrict below 2",
             ),
             Self::Preemptible { model } => write!(
                 f,

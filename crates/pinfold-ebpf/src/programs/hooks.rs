@@ -13,8 +13,9 @@
 //! `__unmap_hugepage_range`) is one of these, or the reaper that frees the memory of a process that
 //! is being killed for want of memory, in which no thread runs any more.
 //!
-//! What takes single pages away leaves those alone that a device has pinned: reclaim, `MADV_FREE` (the
-//! page stays mapped until reclaim, which puts it back), `MADV_PAGEOUT`, migration, merging of
+//! What takes single pages away leaves those alone that a device has pinned: reclaim, `MADV_FREE` (a page
+//! stays mapped until reclaim, which discards it only if nobody but its mappings refers to it and puts
+//! it back otherwise; locked memory is refused, so mlock's registrations are safe, too), `MADV_PAGEOUT`, migration, merging of
 //! equal pages, collapsing into huge ones, `UFFDIO_MOVE`, copying for a forked child. A debugger that sets a
 //! breakpoint (uprobes) replaces a page of program text, pinned or not, and nobody is told.
 

@@ -15,6 +15,9 @@ pub(super) const MOST_VIEWS: usize = 1024;
 pub(super) const VIEWS_PER_PROCESS: usize = 2;
 /// As in `bpf/changes.h`.
 const FILTER_BITS: u32 = 12;
+/// How many views whose processes ended are closed for each that is opened: more than one, so that they do
+/// not gather, and few, because each takes the kernel some tens of milliseconds, and who opens one waits.
+const SWEPT_AT_ONCE: usize = 2;
 /// The smallest ring buffer there is.
 const BELL_BYTES: u32 = 4096;
 
@@ -151,13 +154,17 @@ impl Maps {
         };
         put(&self.changes, &parts.changes)?;
         put(&self.wishes, &parts.wishes)?;
-        put(&self.bells, &parts.bell)?;
+        let bell = parts.bell.as_raw_fd().to_ne_bytes();
         self.opened += 1;
         let open = Open { id: ViewId(self.opened), mm, parts: Some(parts) };
         if let Some(view) = self.views.get_mut(place) {
             *view = Some(open);
         }
-        let entered = self.enter(mm, number);
+        // The bell last: nobody sleeps yet whom it would wake, and before it is there for its caller,
+        // every program has ended that found what this entry took the place of. A hash map gives such
+        // memory to the next key at once, and the program would read that one's views.
+        let entered =
+            self.enter(mm, number).and_then(|()| self.bells.put(&key, &bell, Put::Any).map_err(os));
         if entered.is_err() {
             self.close(number, close);
         }
@@ -237,6 +244,9 @@ impl Maps {
     /// is free.
     pub(super) fn close(&mut self, number: Number, close: &OwnedFd) {
         let Some(open) = self.views.get_mut(number as usize).and_then(Option::take) else { return };
+        // First it is said in the view that it is closed: whoever finds that it is not, be it another
+        // process in the same address space, finds every change that returned before.
+        let _ = sys::call(close, number);
         if let Some(mut views) = self.views_of(open.mm)
             && let Some(view) = views.iter_mut().find(|view| **view == number + 1)
         {
@@ -248,9 +258,7 @@ impl Maps {
                 let _ = self.put_views(open.mm, views, Put::Existing);
             }
         }
-        // From now on the view is found by nobody who begins to tell of a change. It must be said in it
-        // that it is closed, or the process would go on believing in it.
-        let _ = sys::call(close, number);
+        // From now on nobody who begins to tell of a change finds the view.
         self.empty(number);
     }
 
@@ -272,16 +280,12 @@ impl Maps {
         }
     }
 
-    /// Frees the numbers of views whose processes have ended.
+    /// Frees the numbers of some views whose processes have ended.
     fn sweep(&mut self, close: &OwnedFd) {
-        let taken = |views: &[Option<Open>], number: Number| {
-            views.get(number as usize).is_some_and(Option::is_some)
-        };
-        for number in 0..Number::try_from(MOST_VIEWS).unwrap_or(0) {
-            if taken(&self.views, number) && !self.is_open(number) {
-                self.close(number, close);
-            }
-        }
+        let numbers = 0..Number::try_from(MOST_VIEWS).unwrap_or(0);
+        let has_ended = |&number: &Number| self.entry(number).is_some() && !self.is_open(number);
+        let ended: Vec<_> = numbers.filter(has_ended).take(SWEPT_AT_ONCE).collect();
+        ended.into_iter().for_each(|number| self.close(number, close));
     }
 }
 

@@ -12,8 +12,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -25,12 +25,52 @@ pub(crate) const PARTS: usize = 4;
 pub(crate) struct Tally {
     opened: AtomicU64,
     forgotten: AtomicU64,
+    gate: Gate,
+}
+
+/// What the server goes through to forget a view. Open, unless somebody holds it.
+#[derive(Default, Debug)]
+struct Gate {
+    /// How many may pass, if not all, and whether one waits.
+    passes: Mutex<(Option<u64>, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut passes = self.passes.lock().unwrap();
+        while passes.0 == Some(0) {
+            passes.1 = true;
+            self.changed.notify_all();
+            passes = self.changed.wait(passes).unwrap();
+        }
+        passes.0 = passes.0.map(|left| left - 1);
+    }
 }
 
 impl Tally {
     // SeqCst throughout: tests ask about both counts together, and nothing here is hot.
     pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::SeqCst)
+    }
+
+    /// The next view that is to be forgotten holds the server up, until it is let pass.
+    pub(crate) fn hold_up(&self) {
+        self.gate.passes.lock().unwrap().0 = Some(0);
+    }
+
+    /// Waits until the server is held up.
+    pub(crate) fn await_held_up(&self) {
+        let mut passes = self.gate.passes.lock().unwrap();
+        while !passes.1 {
+            passes = self.gate.changed.wait(passes).unwrap();
+        }
+    }
+
+    /// Lets so many pass, or all.
+    pub(crate) fn let_pass(&self, count: Option<u64>) {
+        *self.gate.passes.lock().unwrap() = (count, false);
+        self.gate.changed.notify_all();
     }
 
     pub(crate) fn held(&self) -> u64 {
@@ -58,6 +98,7 @@ impl Views for Files {
     }
 
     fn forget(&mut self, _view: u64) {
+        self.tally.gate.pass();
         self.tally.forgotten.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -102,6 +143,7 @@ impl Served {
     /// Ends the server; clients find nobody.
     pub(crate) fn stop(&mut self) {
         drop(self.stop.take());
+        self.tally.let_pass(None);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }

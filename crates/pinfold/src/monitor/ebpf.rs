@@ -29,9 +29,10 @@
 #![allow(unsafe_code)]
 
 use super::bell::Bell;
+use super::ebpf_clock::Clock;
 use super::ebpf_error::EbpfError;
 use super::ebpf_keeper as keeper;
-use super::ebpf_sys::{Mapped, Positions, monotonic_time};
+use super::ebpf_sys::{Mapped, Positions};
 use super::ebpf_test as self_test;
 use super::notify::{self, ConnectError, GivesBack};
 use super::shared::Kept;
@@ -66,6 +67,8 @@ pub(super) struct Core {
     /// [`WORKING`], [`LOST`], or zero in a forked child.
     mark: ForkMark,
     changes: Mapped<Changes>,
+    /// By which the programs' records are dated.
+    clock: Clock,
     pub(super) wishes: Mapped<Wishes>,
     pub(super) bell: Bell,
     stop: AtomicBool,
@@ -112,9 +115,11 @@ impl Ebpf {
 
     fn start(view: View, helper: Option<GivesBack>) -> Result<Self, EbpfError> {
         let positions = Positions::new(view.bell.as_fd()).map_err(EbpfError::map)?;
+        let changes = Mapped::new(view.changes.as_fd()).map_err(EbpfError::map)?;
         let core = Arc::new(Core {
             mark: ForkMark::new(WORKING).map_err(EbpfError::memory)?,
-            changes: Mapped::new(view.changes.as_fd()).map_err(EbpfError::map)?,
+            clock: Clock::of(changes.get()).map_err(EbpfError::memory)?,
+            changes,
             wishes: Mapped::new(view.wishes.as_fd()).map_err(EbpfError::map)?,
             bell: Bell::default(),
             stop: AtomicBool::new(false),
@@ -280,7 +285,7 @@ impl Core {
 
     fn in_flux(&self, range: AddressRange) -> bool {
         let changes = self.changes.get();
-        let now = monotonic_time();
+        let now = self.clock.now();
         // Relaxed: after `wish`'s fence; see there.
         let crowded = changes.crowded.load(Ordering::Relaxed);
         is_recent(crowded, now) || changes.records.iter().any(|record| touches(record, range, now))

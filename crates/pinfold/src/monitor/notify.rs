@@ -181,7 +181,12 @@ impl Conversation {
         let deadline = Instant::now() + patience;
         let socket = loop {
             match socket::connect(path, left(deadline)) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    // Signals that come faster than the helper must not keep us here.
+                    if left(deadline).is_zero() {
+                        return Err(ConnectError::Silent);
+                    }
+                }
                 connected => break connected.map_err(|error| not_connected(&error))?,
             }
         };
