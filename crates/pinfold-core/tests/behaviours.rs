@@ -1154,6 +1154,16 @@ mod monitors {
     }
 
     #[test]
+    fn what_somebody_vouches_for_is_not_kept_once_the_monitor_is_lost() {
+        let rig = Rig::new();
+        rig.monitor.uncover(pages(0, 4), Uncovered::NoMonitor);
+        let before = rig.get_vouched(pages(0, 4)).unwrap().handle();
+        rig.monitor.lose(Lost::Descriptor { errno: 9 });
+        let after = rig.get_vouched(pages(0, 4)).unwrap();
+        assert!(!after.is_cached() && after.handle() != before);
+    }
+
+    #[test]
     fn a_covered_registration_serves_those_who_vouch() {
         let rig = Rig::new();
         let handle = rig.touch(pages(0, 4));

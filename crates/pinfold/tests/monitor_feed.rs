@@ -70,6 +70,11 @@ fn vouched_memory_is_kept_until_its_owner_tells() {
     FEED.changed(range(at + PAGE, PAGE));
     assert!(vouched());
     assert_eq!(cache.statistics().registrations, 3);
+    let changing = FEED.begin(range(at + PAGE, PAGE));
+    assert!(!vouched(), "the pages that it got may be gone when the change is made");
+    drop(changing);
+    assert!(vouched() && vouched());
+    assert_eq!(cache.statistics().registrations, 5);
     assert!(munmap(at, LENGTH));
 }
 
