@@ -526,10 +526,13 @@ fn a_forked_child_is_granted_nothing_and_waits_for_nobody() {
     let memory = Memory::new(PAGE);
     get(&cache, &memory).unwrap();
     let reservation = budget.reserve(&registrar, Reserve::pages(2)).unwrap();
+    let taken = reservation.take().unwrap();
     let held = in_forked_child(|| {
         let refused = budget.share(Terms::default()).unwrap_err();
-        let nothing = share.draw(Amount::one(PAGE)).is_err() && budget.held() == Amount::ZERO;
-        drop((cache, share, reservation));
+        let nothing = share.draw(Amount::one(PAGE)).is_err()
+            && budget.held() == Amount::ZERO
+            && reservation.take().is_none();
+        drop((cache, share, taken, reservation));
         refused == BudgetError::Forked && nothing
     });
     assert!(held);

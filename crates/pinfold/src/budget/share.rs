@@ -87,7 +87,7 @@ struct Source {
 
 struct Inner {
     /// Guards the books, for some arithmetic. Rank: inside every cache's writer lock; nothing is
-    /// taken, called or allocated for others under it.
+    /// taken and nobody called under it. What a cache asks under its own lock allocates nothing.
     state: Mutex<State>,
     /// Whether somebody may have to be told something.
     due: AtomicBool,
@@ -289,6 +289,11 @@ impl Budget {
                 return Err(refused);
             }
         }
+    }
+
+    /// Whether this is a forked child of the process whose budget it is.
+    pub(super) fn forked(&self) -> bool {
+        self.inner.fork_mark.forked()
     }
 
     /// The whole of it, as it is now.
