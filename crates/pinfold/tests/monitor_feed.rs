@@ -292,8 +292,10 @@ fn carries_a_cache(monitor: Best) {
     let cache = cache(monitor);
     assert_eq!(is_cached(&cache, at), caches, "{name}");
     let told = Feed::of_process().begin(range(at, PAGE));
+    assert!(!is_cached(&cache, at), "{name}: under way");
     drop(told);
     assert_eq!(is_cached(&cache, at), caches, "{name}");
+    assert_eq!(cache.statistics().registrations, 3, "{name}: what is told counts");
     assert!(munmap(at, LENGTH));
     cache.reclaim();
     let held = cache.statistics().regions;
