@@ -1641,6 +1641,29 @@ mod corners {
         });
     }
 
+    /// What became due before a fork inside the registrar is run by the parent alone.
+    #[test]
+    fn a_child_forked_inside_a_deregistration_runs_no_callback() {
+        let rig = Rig::new();
+        let (called, gate) = (Calls::default(), Gate::default());
+        rig.touch(pages(0, 1));
+        let mut watched = rig.lease(pages(8, 1));
+        watched.on_invalidate(called.callback());
+        rig.space.unmap(pages(0, 1));
+        rig.space.unmap(pages(8, 1));
+        rig.device.next_deregistrations(1, &Fault::Hold(gate.clone(), Moment::After));
+        thread::scope(|scope| {
+            let reclaimer = scope.spawn(|| rig.cache().reclaim());
+            gate.wait_for_arrivals(1);
+            rig.monitor.lose(Lost::Forked);
+            gate.open();
+            reclaimer.join().unwrap();
+        });
+        drop(watched);
+        assert_eq!(called.count(), 0);
+        rig.device_forgets();
+    }
+
     /// A thread that is not there in a forked child may hold the cache's lock for ever.
     #[test]
     fn a_forked_child_waits_for_no_lock() {
