@@ -144,7 +144,9 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// the registration is kept, and the caller calls [`invalidate`](Self::invalidate) for every
     /// change of the mapping before anybody asks for it again.
     ///
-    /// Only gets that vouch as well are served by such a registration.
+    /// Only gets that vouch as well are served by such a registration. None is kept that was made
+    /// while the monitor had a change [in flux](Monitor::in_flux) there, told to a feed for
+    /// example, nor once it is lost.
     ///
     /// # Errors
     ///

@@ -183,9 +183,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.account.iter().for_each(|account| account.give(amount));
     }
 
-    /// Has the account tell the program what became due. Nothing is held, not even a flight.
+    /// Has the account tell the program what became due. Nothing is held, not even a flight. In a
+    /// child that was forked inside the registrar or a callback it is not asked.
     pub(crate) fn settle(&self) {
-        self.account.iter().for_each(|account| account.settle());
+        let account = self.account.iter().filter(|_| !self.monitor.forked());
+        account.for_each(|account| account.settle());
     }
 
     /// A lease of a region that is there already, looked up where the index is exact and where
@@ -283,10 +285,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if !can_hold(range) {
             return Some(PerUse::Unindexed);
         }
-        if want.terms.vouched {
-            return None;
-        }
-        match self.monitor.watch(range) {
+        // Whoever vouches tells of every change, and may be about to make one that he has told of.
+        let watch = if want.terms.vouched { Watch::Covered } else { self.monitor.watch(range) };
+        match watch {
             Watch::Uncovered(why) => Some(PerUse::Uncovered(why)),
             Watch::Covered => self.monitor.in_flux(range).then_some(PerUse::InFlux),
         }
@@ -348,6 +349,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// After a failed registration: Ok if there is room to try again.
     fn recover(&self, want: &Want, error: RegisterError) -> Result<(), GetError> {
+        // Forked inside the registrar, the account is the parent's as well.
+        if self.monitor.forked() {
+            return Err(GetError::Forked);
+        }
         if error.is_about_room() && self.make_room_on_device(want, error) {
             return Ok(());
         }

@@ -53,7 +53,7 @@ impl Position {
 ///    returns is that of the change's log entry or a later one.
 /// 2. **In flux.** If the change may still take effect after its log entry can be read, then
 ///    [`in_flux`](Self::in_flux) says so from before that entry can be read until after the
-///    change has taken effect.
+///    change has taken effect. Once the monitor is lost, it says so of every range.
 /// 3. **Kept.** The log loses no entry unless it says so
 ///    ([`Replay::complete`] false).
 /// 4. **Calm.** Nothing here waits for a lock that is held while memory is mapped, unmapped,

@@ -319,6 +319,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Runs callbacks; one that panics is counted and harms nobody.
     #[cold]
     fn run(&self, due: Due) {
+        // Forked inside the registrar since they became due: they are the parent's to run.
+        if self.monitor.forked() {
+            return;
+        }
         let panics = due.run();
         // Not in a child that was forked by a callback: the lock may be held for ever there.
         if panics > 0 && !self.monitor.forked() {

@@ -1,14 +1,14 @@
 //! A cache beside others on one account: every amount that it takes comes back, whatever fails, and
 //! nothing is asked on a hit.
 
-#![allow(clippy::unwrap_used)]
+#![allow(unsafe_code, clippy::unwrap_used)]
 
 mod common;
 
-use common::{BROKEN, MAPPED_PAGES, SimCache, get, pages};
+use common::{BROKEN, MAPPED_PAGES, SimCache, address, get, pages};
 use pinfold_core::{
-    Access, Account, Amount, Cache, Config, Exhausted, GetError, Lender, Limit, Refusal,
-    RegisterError, WhenFull,
+    Access, Account, AddressRange, Amount, Cache, Config, DeregisterError, Exhausted, GetError,
+    Lender, Limit, Lost, Refusal, RegisterError, Registrar, RegistrarLimits, WhenFull,
 };
 use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, Fault, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
@@ -226,6 +226,64 @@ fn a_registrar_that_panics_leaves_the_account_whole() {
     let get = || get(&cache, pages(0, 1), Access::READ).map(drop);
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(get)).is_err());
     assert_eq!(rig.account.held(), Amount::ZERO);
+}
+
+/// Its process forks inside of it, and the child comes back from it.
+struct Forks {
+    inner: SimRegistrar,
+    monitor: SimMonitor,
+}
+
+impl Registrar for Forks {
+    type Handle = <SimRegistrar as Registrar>::Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.inner.limits()
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Self::Handle, RegisterError> {
+        if range.len() == PAGE_BYTES {
+            // SAFETY: the caller's promise.
+            return unsafe { self.inner.register(range, access) };
+        }
+        self.monitor.lose(Lost::Forked);
+        Err(RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 })
+    }
+
+    fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        self.monitor.lose(Lost::Forked);
+        self.inner.deregister(handle, range)
+    }
+}
+
+/// A lock of the account's may be held in the child by a thread that does not exist there.
+#[test]
+fn a_child_forked_inside_the_registrar_asks_the_account_nothing() {
+    for by_deregistration in [false, true] {
+        let rig = plain(8);
+        let account = Arc::clone(&rig.account) as Arc<dyn Account>;
+        let inner = SimRegistrar::new(&rig.device);
+        let registrar = Forks { inner, monitor: rig.monitor.clone() };
+        let cache = Cache::with_account(registrar, rig.monitor.clone(), Config::default(), account)
+            .unwrap();
+        let get = |range: AddressRange| {
+            // SAFETY: simulated memory.
+            unsafe { cache.get(address(range), range.len(), Access::READ) }.map(drop)
+        };
+        get(pages(0, 1)).unwrap();
+        let settled = rig.account.read(|books| books.settled);
+        if by_deregistration {
+            rig.account.ask_all(Amount::one(PAGE_BYTES));
+        } else {
+            assert_eq!(get(pages(2, 2)), Err(GetError::Forked));
+        }
+        let asked = rig.account.read(|books| (books.refusals.len(), books.settled));
+        assert_eq!(asked, (0, settled), "by deregistration: {by_deregistration}");
+    }
 }
 
 #[test]

@@ -1154,6 +1154,16 @@ mod monitors {
     }
 
     #[test]
+    fn what_somebody_vouches_for_is_not_kept_once_the_monitor_is_lost() {
+        let rig = Rig::new();
+        rig.monitor.uncover(pages(0, 4), Uncovered::NoMonitor);
+        let before = rig.get_vouched(pages(0, 4)).unwrap().handle();
+        rig.monitor.lose(Lost::Descriptor { errno: 9 });
+        let after = rig.get_vouched(pages(0, 4)).unwrap();
+        assert!(!after.is_cached() && after.handle() != before);
+    }
+
+    #[test]
     fn a_covered_registration_serves_those_who_vouch() {
         let rig = Rig::new();
         let handle = rig.touch(pages(0, 4));
@@ -1629,6 +1639,29 @@ mod corners {
             waiter.join().unwrap();
             done.send(()).unwrap();
         });
+    }
+
+    /// What became due before a fork inside the registrar is run by the parent alone.
+    #[test]
+    fn a_child_forked_inside_a_deregistration_runs_no_callback() {
+        let rig = Rig::new();
+        let (called, gate) = (Calls::default(), Gate::default());
+        rig.touch(pages(0, 1));
+        let mut watched = rig.lease(pages(8, 1));
+        watched.on_invalidate(called.callback());
+        rig.space.unmap(pages(0, 1));
+        rig.space.unmap(pages(8, 1));
+        rig.device.next_deregistrations(1, &Fault::Hold(gate.clone(), Moment::After));
+        thread::scope(|scope| {
+            let reclaimer = scope.spawn(|| rig.cache().reclaim());
+            gate.wait_for_arrivals(1);
+            rig.monitor.lose(Lost::Forked);
+            gate.open();
+            reclaimer.join().unwrap();
+        });
+        drop(watched);
+        assert_eq!(called.count(), 0);
+        rig.device_forgets();
     }
 
     /// A thread that is not there in a forked child may hold the cache's lock for ever.

@@ -94,7 +94,7 @@ unsafe impl Monitor for SimMonitor {
     }
 
     fn in_flux(&self, range: AddressRange) -> bool {
-        self.space.in_flux(range)
+        self.lost().is_some() || self.space.in_flux(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -204,7 +204,7 @@ mod tests {
         monitor.lose(lost);
         assert_eq!(monitor.check(), Err(lost));
         assert_eq!(monitor.watch(page(1)), Watch::Uncovered(Uncovered::Lost(lost)));
-        assert!(!monitor.forked());
+        assert!(monitor.in_flux(page(1)) && !monitor.forked());
         monitor.lose(Lost::Forked);
         assert!(monitor.forked());
     }

@@ -31,7 +31,7 @@
 //!
 //! The order of layers, each using only what stands above it: `bell`, `ring`,
 //! `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
-//! `ebpf`, `best`, `follower`; `hooks` stands apart.
+//! `best`, `follower`; `hooks` stands apart.
 
 mod bell;
 mod best;

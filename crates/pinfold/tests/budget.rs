@@ -16,11 +16,11 @@ use pinfold::budget::{
     Amount, Budget, BudgetError, Kind, Notice, Reservation, Reserve, ReserveError, Reserved, Share,
     Terms, Told, Watermark,
 };
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::registrar::{BufferIndex, IoUring, Mlock};
 use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Limit, RegisterError,
-    Registrar, ResizeError,
+    Registrar, RegistrarLimits, ResizeError,
 };
 use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
 use std::fmt::Debug;
@@ -448,6 +448,56 @@ fn the_program_is_told_with_no_lock_held() {
     assert_eq!(told.lock().unwrap().len(), 2, "nobody listens any more");
 }
 
+/// A device that has no room for anybody.
+struct Full;
+
+impl Registrar for Full {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 30, max_regions: 8 }
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+        Err(RegisterError::TableFull { capacity: 8 })
+    }
+
+    fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
+/// What a listener's own attempts meet is not news for it, or telling would never end.
+#[test]
+fn a_listener_that_is_refused_itself_is_told_once() {
+    let budget = Budget::new(Amount { bytes: 10 * PAGE, regions: 64 }).unwrap();
+    let share = budget.share(Terms::default()).unwrap();
+    let monitor = NoMonitor::new().unwrap();
+    let cache = pinfold::cache_within(share, Full, monitor, Config::default()).unwrap();
+    let (cache, told) = (Arc::new(cache), Arc::new(AtomicUsize::new(0)));
+    let memory = Memory::new(PAGE);
+    let _watch = budget.watch(Watermark::Percent(100), {
+        let (told, cache, range) = (Arc::clone(&told), Arc::downgrade(&cache), memory.range());
+        move |news: &Told| {
+            assert_eq!(news.notice, Notice::Refused);
+            assert!(told.fetch_add(1, Ordering::SeqCst) < 100, "it never ends");
+            let Some(cache) = cache.upgrade() else { return };
+            let start = std::ptr::without_provenance(range.start());
+            for _ in 0..2 {
+                // SAFETY: the test's own memory, and nothing is registered.
+                let got = unsafe { cache.get(start, range.len(), Access::READ) };
+                assert!(got.is_err());
+            }
+        }
+    });
+    for round in 1..=2 {
+        let start = std::ptr::without_provenance(memory.range().start());
+        // SAFETY: as above.
+        assert!(unsafe { cache.get(start, PAGE, Access::READ) }.is_err());
+        assert_eq!(told.load(Ordering::SeqCst), round);
+    }
+}
+
 /// As an operator does with `prlimit`, from outside.
 #[test]
 fn a_limit_lowered_while_running_is_noticed_and_told() {
@@ -526,10 +576,13 @@ fn a_forked_child_is_granted_nothing_and_waits_for_nobody() {
     let memory = Memory::new(PAGE);
     get(&cache, &memory).unwrap();
     let reservation = budget.reserve(&registrar, Reserve::pages(2)).unwrap();
+    let taken = reservation.take().unwrap();
     let held = in_forked_child(|| {
         let refused = budget.share(Terms::default()).unwrap_err();
-        let nothing = share.draw(Amount::one(PAGE)).is_err() && budget.held() == Amount::ZERO;
-        drop((cache, share, reservation));
+        let nothing = share.draw(Amount::one(PAGE)).is_err()
+            && budget.held() == Amount::ZERO
+            && reservation.take().is_none();
+        drop((cache, share, taken, reservation));
         refused == BudgetError::Forked && nothing
     });
     assert!(held);

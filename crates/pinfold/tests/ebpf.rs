@@ -8,7 +8,7 @@
 #[path = "ebpf_support/mod.rs"]
 mod support;
 
-use pinfold::monitor::Ebpf;
+use pinfold::monitor::{Ebpf, Feed, WithFeed};
 use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Watch};
 use pinfold_ebpf::ViewError;
 use std::io::Read;
@@ -81,6 +81,27 @@ fn each_route_tells_its_exact_range() {
     tells(monitor, "shmdt", memory.range(), || memory.detach());
     let (memory, file) = Memory::of_file_privately(2);
     tells(monitor, "a private file, truncated", memory.pages(1, 1), || support::truncate(&file, 1));
+}
+
+/// What the kernel does not know of, a driver's doing for example, is told to the feed.
+#[test]
+fn the_feed_is_followed_beside_it() {
+    static FEED: Feed = Feed::new();
+    let Some((_turn, programs)) = programs() else { return };
+    let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
+    let monitor = WithFeed::new(Ebpf::from_view(view).unwrap(), &FEED);
+    let memory = Memory::private(2);
+    let range = watch(monitor.monitor(), memory.range());
+    for _ in 0..2 {
+        let before = monitor.replay(Position::NOWHERE, &mut |_| ());
+        let changing = FEED.begin(range);
+        assert_ne!(monitor.check().unwrap(), before.sequence);
+        let mut told = vec![];
+        assert!(monitor.replay(before.up_to, &mut |range| told.push(range)).complete);
+        assert!(told.contains(&range) && monitor.in_flux(range), "{told:?}");
+        drop(changing);
+        assert!(!monitor.in_flux(range));
+    }
 }
 
 #[test]

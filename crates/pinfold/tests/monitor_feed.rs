@@ -70,6 +70,11 @@ fn vouched_memory_is_kept_until_its_owner_tells() {
     FEED.changed(range(at + PAGE, PAGE));
     assert!(vouched());
     assert_eq!(cache.statistics().registrations, 3);
+    let changing = FEED.begin(range(at + PAGE, PAGE));
+    assert!(!vouched(), "the pages that it got may be gone when the change is made");
+    drop(changing);
+    assert!(vouched() && vouched());
+    assert_eq!(cache.statistics().registrations, 5);
     assert!(munmap(at, LENGTH));
 }
 
@@ -287,8 +292,10 @@ fn carries_a_cache(monitor: Best) {
     let cache = cache(monitor);
     assert_eq!(is_cached(&cache, at), caches, "{name}");
     let told = Feed::of_process().begin(range(at, PAGE));
+    assert!(!is_cached(&cache, at), "{name}: under way");
     drop(told);
     assert_eq!(is_cached(&cache, at), caches, "{name}");
+    assert_eq!(cache.statistics().registrations, 3, "{name}: what is told counts");
     assert!(munmap(at, LENGTH));
     cache.reclaim();
     let held = cache.statistics().regions;

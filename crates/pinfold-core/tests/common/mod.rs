@@ -156,7 +156,7 @@ pub(crate) fn get_panics(cache: &Cache<Undecided, SimMonitor>, range: AddressRan
     panic::catch_unwind(AssertUnwindSafe(get)).is_err()
 }
 
-fn address(range: AddressRange) -> *const u8 {
+pub(crate) fn address(range: AddressRange) -> *const u8 {
     std::ptr::without_provenance(range.start())
 }
 

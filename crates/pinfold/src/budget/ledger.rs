@@ -52,8 +52,8 @@ impl Ledger {
         self.total
     }
 
-    /// From now on there is this much. What is held beyond it stays held; nothing more is granted
-    /// until enough has come back.
+    /// From now on there is this much. What is held beyond it stays held; beyond minimums, nothing
+    /// more is granted until enough has come back.
     pub(super) fn set_total(&mut self, total: Amount) {
         self.total = total;
     }
@@ -71,6 +71,12 @@ impl Ledger {
     /// What is kept for somebody: the drawers' minimums.
     fn kept(&self) -> Amount {
         self.present().map(|entry| entry.terms.minimum).sum()
+    }
+
+    /// What a drawer with this minimum gets of it although others hold more than there is, because
+    /// they overdrew or the total was lowered: all of it, unless the total is below what is kept.
+    fn promised(&self, minimum: Amount) -> Amount {
+        if self.kept().fits(self.total) { minimum } else { Amount::ZERO }
     }
 
     /// What nobody else can have: each drawer's minimum, or what it holds if that is more.
@@ -111,7 +117,7 @@ impl Ledger {
         let (before, Terms { minimum, maximum, .. }) = (entry.held, entry.terms);
         let after = before + amount;
         let others = self.committed() - before.max(minimum);
-        let now = maximum.min(self.total - others);
+        let now = maximum.min((self.total - others).max(self.promised(minimum)));
         if !after.fits(now) {
             let ever = maximum.min(self.total - (self.kept() - minimum));
             return Err(refusal(amount, now - before, ever));
@@ -278,6 +284,20 @@ mod tests {
         assert!(ledger.take(only, amount(1)).is_err());
         ledger.give(only, amount(120));
         assert_eq!(ledger.held(), Amount::ZERO);
+    }
+
+    #[test]
+    fn an_overdraft_takes_nothing_from_anothers_minimum() {
+        let mut ledger = Ledger::new(TOTAL);
+        let quiet = ledger.join(terms(30, 100, 1)).unwrap();
+        let greedy = ledger.join(Terms::default()).unwrap();
+        ledger.take(greedy, amount(70)).unwrap();
+        ledger.overdraw(greedy, amount(50));
+        ledger.take(quiet, amount(30)).unwrap();
+        assert!(ledger.take(quiet, amount(1)).is_err());
+        ledger.give(quiet, amount(30));
+        ledger.set_total(amount(29));
+        assert!(ledger.take(quiet, amount(1)).is_err(), "what is kept is not there any more");
     }
 
     #[test]

@@ -89,7 +89,7 @@ struct Inner<R: Registrar> {
     /// room for all of them from the start.
     free: Mutex<Vec<usize>>,
     /// What it counts in the budget; given back last.
-    _share: Arc<Share>,
+    share: Arc<Share>,
 }
 
 impl Budget {
@@ -121,7 +121,7 @@ impl Budget {
             memory,
             handles: Vec::with_capacity(reserve.buffers),
             free: Mutex::new((0..reserve.buffers).rev().collect()),
-            _share: share,
+            share,
         };
         for number in 0..reserve.buffers {
             inner
@@ -150,30 +150,37 @@ impl<R: Registrar> Inner<R> {
         Ok(())
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None` in a forked child, where a thread that does not exist may hold the lock.
+    fn free(&self) -> Option<MutexGuard<'_, Vec<usize>>> {
+        let is_ours = !self.share.budget().forked();
+        is_ours.then(|| self.free.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl<R: Registrar> Drop for Inner<R> {
     fn drop(&mut self) {
+        // What a forked child inherited is its parent's to give back.
+        if self.share.budget().forked() {
+            return;
+        }
         for &(handle, range) in &self.handles {
-            // A device that is gone has let go of everything; a forked child has nothing to give.
+            // A device that is gone has let go of everything.
             let _ = self.registrar.deregister(handle, range);
         }
     }
 }
 
 impl<R: Registrar> Reservation<R> {
-    /// One of the free buffers. `None` only when all that were reserved are taken.
+    /// One of the free buffers. `None` only when all that were reserved are taken, and in a forked
+    /// child: the registrations are of its parent's pages.
     pub fn take(&self) -> Option<Reserved<R>> {
-        let number = self.inner.free().pop()?;
+        let number = self.inner.free()?.pop()?;
         Some(Reserved { inner: Arc::clone(&self.inner), number })
     }
 
-    /// How many buffers are free.
+    /// How many buffers are free; none in a forked child.
     pub fn remaining(&self) -> usize {
-        self.inner.free().len()
+        self.inner.free().map_or(0, |free| free.len())
     }
 
     /// How many buffers there are.
@@ -227,7 +234,9 @@ impl<R: Registrar> DerefMut for Reserved<R> {
 
 impl<R: Registrar> Drop for Reserved<R> {
     fn drop(&mut self) {
-        self.inner.free().push(self.number);
+        if let Some(mut free) = self.inner.free() {
+            free.push(self.number);
+        }
     }
 }
 

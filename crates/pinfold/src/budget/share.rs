@@ -8,6 +8,7 @@ use crate::fork_mark::ForkMark;
 use pinfold_core::{
     Account, Amount, Exhausted, Lender, Limit, Refusal, RegisterError, RegistrarLimits,
 };
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,7 +88,7 @@ struct Source {
 
 struct Inner {
     /// Guards the books, for some arithmetic. Rank: inside every cache's writer lock; nothing is
-    /// taken, called or allocated for others under it.
+    /// taken and nobody called under it. What a cache asks under its own lock allocates nothing.
     state: Mutex<State>,
     /// Whether somebody may have to be told something.
     due: AtomicBool,
@@ -100,6 +101,11 @@ struct State {
     ledger: Ledger,
     marks: Marks,
     lenders: Vec<(Drawer, Weak<dyn Lender>)>,
+}
+
+thread_local! {
+    /// A listener is running on this thread.
+    static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A moderate part of what cannot be exceeded without harm to others: half.
@@ -291,6 +297,11 @@ impl Budget {
         }
     }
 
+    /// Whether this is a forked child of the process whose budget it is.
+    pub(super) fn forked(&self) -> bool {
+        self.inner.fork_mark.forked()
+    }
+
     /// The whole of it, as it is now.
     pub fn total(&self) -> Amount {
         self.inner.read(|state| state.ledger.total()).unwrap_or_default()
@@ -307,7 +318,8 @@ impl Budget {
     /// It runs with no lock held, on the thread whose get, release or
     /// [`refresh`](Self::refresh) made the difference, and may use every cache and pool. Telling
     /// allocates nothing. Several changes between two calls are told as one. A panic in it is
-    /// caught.
+    /// caught. What it does itself is told when it has returned (of another budget, with the next
+    /// get or release there), except refusals that it meets: they are not told.
     #[must_use = "dropping it ends the watch"]
     pub fn watch(
         &self,
@@ -384,12 +396,16 @@ impl Inner {
         Some(result)
     }
 
+    /// Not from within a listener, which would call itself without end: whoever called it goes on
+    /// to tell what it did.
     fn settle(&self) {
         // Relaxed: as for the store.
-        if self.due.load(Ordering::Relaxed) {
+        if self.due.load(Ordering::Relaxed) && !TELLING.get() {
             while let Some((listener, told)) = self.next_due() {
+                TELLING.set(true);
                 // One that panics harms nobody else.
                 let _panicked = catch_unwind(AssertUnwindSafe(|| listener(&told)));
+                TELLING.set(false);
             }
         }
     }
@@ -548,7 +564,7 @@ impl Account for Share {
     }
 
     fn refused(&self, error: RegisterError, missing: Amount) -> bool {
-        if !self.inner().recheck() {
+        if !self.inner().recheck() && !TELLING.get() {
             self.inner().changed(|state| state.marks.note_refusal());
         }
         // What the device took is all there is, for now.

@@ -90,6 +90,10 @@ impl fmt::Debug for Ebpf {
 }
 
 impl Ebpf {
+    pub(super) fn the_bell(&self) -> &Bell {
+        &self.core.bell
+    }
+
     /// A monitor over a view of this process's changes. Takes a thread and 0.3 MiB, and tests that the
     /// view tells what it should, by changing memory of its own in every way there is: about a
     /// millisecond.

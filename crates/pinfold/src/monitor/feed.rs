@@ -54,14 +54,22 @@ const RECORDS: usize = 64;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Feed {
-    magic: u64,
-    version: u32,
-    bytes: u32,
+    header: Header,
     /// [`Change::bit`]s.
     claims: AtomicU64,
     bell: Bell,
     under_way: UnderWay<RECORDS>,
     pub(super) log: ChangeLog<ENTRIES>,
+}
+
+/// What a feed of any version begins with. All of it may be read before anything else is believed.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Header {
+    /// `PINFFEED`.
+    pub(super) magic: u64,
+    pub(super) version: u32,
+    pub(super) bytes: u32,
 }
 
 /// A change that is under way until this is dropped.
@@ -75,8 +83,6 @@ pub struct Changing<'f> {
 impl Feed {
     /// Of the layout, and of who may write what in which order.
     pub const VERSION: u32 = 1;
-    /// `PINFFEED`.
-    const MAGIC: u64 = u64::from_be_bytes(*b"PINFFEED");
     /// What a copy of another make would differ in.
     #[allow(clippy::cast_possible_truncation)] // some 100 KiB
     const BYTES: u32 = size_of::<Self>() as u32;
@@ -84,9 +90,7 @@ impl Feed {
     /// Nothing told and nothing claimed; 100 KiB, best kept in a `static`.
     pub const fn new() -> Self {
         Self {
-            magic: Self::MAGIC,
-            version: Self::VERSION,
-            bytes: Self::BYTES,
+            header: Self::OURS,
             claims: AtomicU64::new(0),
             bell: Bell::new(),
             under_way: UnderWay::new(),
@@ -94,10 +98,12 @@ impl Feed {
         }
     }
 
-    /// Whether this is a feed as this copy of the library knows it.
-    pub(super) fn is_ours(&self) -> bool {
-        (self.magic, self.version, self.bytes) == (Self::MAGIC, Self::VERSION, Self::BYTES)
-    }
+    /// What a feed begins with that this copy of the library knows.
+    pub(super) const OURS: Header = Header {
+        magic: u64::from_be_bytes(*b"PINFFEED"),
+        version: Self::VERSION,
+        bytes: Self::BYTES,
+    };
 
     /// Says that `range` is about to change, and changes until the answer is dropped.
     ///
@@ -231,16 +237,10 @@ mod tests {
     #[test]
     fn the_layout_is_that_of_version_1() {
         assert_eq!(Feed::VERSION, 1);
-        assert_eq!((offset_of!(Feed, version), offset_of!(Feed, claims)), (8, 16));
+        assert_eq!((offset_of!(Header, version), offset_of!(Feed, claims)), (8, 16));
         assert_eq!((offset_of!(Feed, bell), offset_of!(Feed, under_way)), (24, 32));
         assert_eq!(offset_of!(Feed, log), 32 + 8 + RECORDS * 24);
         assert_eq!(size_of::<Feed>(), 32 + 8 + RECORDS * 24 + 24 + ENTRIES * 24);
         assert_eq!(Position::NOWHERE.1, u64::MAX, "no log gives such a place");
-    }
-
-    #[test]
-    fn another_make_is_not_believed() {
-        let other = Box::new(Feed { version: Feed::VERSION + 1, ..Feed::new() });
-        assert!(!other.is_ours() && Feed::new().is_ours());
     }
 }

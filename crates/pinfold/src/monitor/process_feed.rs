@@ -7,8 +7,8 @@
 
 #![allow(unsafe_code)]
 
-use super::feed::Feed;
-use std::ptr;
+use super::feed::{Feed, Header};
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// This copy's own, where no library exports one.
@@ -56,20 +56,40 @@ impl Feed {
 fn exported() -> Option<&'static Feed> {
     // SAFETY: the name ends in a zero; the call reads the tables of loaded libraries.
     let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, Feed::SYMBOL.as_ptr()) };
-    let feed = symbol.cast::<Feed>();
-    if feed.is_null() || !feed.is_aligned() {
+    let feed = NonNull::new(symbol.cast::<Feed>())?;
+    // SAFETY: whoever exports this name exports a feed of some version, in a library that is never
+    // unloaded.
+    unsafe { of_this_make(feed) }
+}
+
+/// # Safety
+///
+/// `feed` is a feed of any version, which may be shorter than ours, and stays.
+unsafe fn of_this_make(feed: NonNull<Feed>) -> Option<&'static Feed> {
+    if !feed.is_aligned() {
         return None;
     }
-    // SAFETY: whoever exports this name exports a feed, in a library that is never unloaded; its
-    // first words, which every version has, tell whether it is of this make, and nothing
-    // else is read before. Everything behind them is atomic.
-    let feed = unsafe { &*feed };
-    feed.is_ours().then_some(feed)
+    // SAFETY: every version begins with a header that never changes. One that is ours says that
+    // the whole is: a `Feed`, atomic behind the header.
+    unsafe { (feed.cast::<Header>().read() == Feed::OURS).then(|| feed.as_ref()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nothing is read, or taken for readable, behind another version's header.
+    #[test]
+    fn another_make_is_not_believed() {
+        #[repr(C, align(8))]
+        struct Shorter(Header);
+        static OTHER: Shorter = Shorter(Header { version: Feed::VERSION + 1, ..Feed::OURS });
+        // SAFETY: a header, and nothing behind it.
+        assert!(unsafe { of_this_make(NonNull::from(&OTHER).cast()) }.is_none());
+        // SAFETY: a feed.
+        let ours = unsafe { of_this_make(NonNull::from(&OWN)) };
+        assert!(ours.is_some_and(|feed| ptr::eq(feed, &raw const OWN)));
+    }
 
     #[test]
     fn without_an_exporting_library_it_is_our_own() {

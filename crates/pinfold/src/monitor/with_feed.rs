@@ -23,6 +23,7 @@
 #![allow(unsafe_code)]
 
 use super::bell::Bell;
+use super::ebpf::Ebpf;
 use super::feed::Feed;
 use super::none::NoMonitor;
 use super::userfaultfd::Userfaultfd;
@@ -46,6 +47,13 @@ pub unsafe trait Combinable: Monitor {
 
 // SAFETY: its word counts entries, its place is that word.
 unsafe impl Combinable for Userfaultfd {
+    fn own_bell(&self) -> &Bell {
+        self.the_bell()
+    }
+}
+
+// SAFETY: its word counts entries, its place is that word, and the bit that ends both is the highest.
+unsafe impl Combinable for Ebpf {
     fn own_bell(&self) -> &Bell {
         self.the_bell()
     }
