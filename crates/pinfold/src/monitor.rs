@@ -36,11 +36,6 @@
 mod bell;
 mod best;
 mod ebpf;
-mod ebpf_clock;
-mod ebpf_error;
-mod ebpf_keeper;
-mod ebpf_sys;
-mod ebpf_test;
 pub mod feed;
 mod flux;
 pub mod follower;
@@ -62,8 +57,7 @@ mod with_feed;
 
 pub use bell::Bell;
 pub use best::{Best, Choice, Refused, best, best_without_loading};
-pub use ebpf::Ebpf;
-pub use ebpf_error::EbpfError;
+pub use ebpf::{Ebpf, EbpfError};
 pub use feed::{Changing, Feed};
 pub use follower::{Follower, News};
 pub use none::NoMonitor;

@@ -28,12 +28,15 @@
 
 #![allow(unsafe_code)]
 
+mod clock;
+mod error;
+mod keeper;
+mod self_test;
+mod sys;
+
+pub use error::EbpfError;
+
 use super::bell::Bell;
-use super::ebpf_clock::Clock;
-use super::ebpf_error::EbpfError;
-use super::ebpf_keeper as keeper;
-use super::ebpf_sys::{Mapped, Positions};
-use super::ebpf_test as self_test;
 use super::notify::{self, ConnectError, GivesBack};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
@@ -42,6 +45,7 @@ use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
 };
+use clock::Clock;
 use pinfold_ebpf::View;
 use pinfold_ebpf::layout::{
     CLOSED, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks, done,
@@ -51,6 +55,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use sys::{Mapped, Positions};
 
 /// Sees every change of every kind of memory.
 ///
@@ -63,14 +68,14 @@ pub struct Ebpf {
 }
 
 /// What the keeper's thread shares with those who ask.
-pub(super) struct Core {
+struct Core {
     /// [`WORKING`], [`LOST`], or zero in a forked child.
     mark: ForkMark,
     changes: Mapped<Changes>,
     /// By which the programs' records are dated.
     clock: Clock,
-    pub(super) wishes: Mapped<Wishes>,
-    pub(super) bell: Bell,
+    wishes: Mapped<Wishes>,
+    bell: Bell,
     stop: AtomicBool,
 }
 
@@ -140,7 +145,7 @@ impl Ebpf {
     }
 
     /// Where the log ends at this moment.
-    pub(super) fn place(&self) -> Position {
+    fn place(&self) -> Position {
         self.replay(Position::NOWHERE, &mut |_| ()).up_to
     }
 
@@ -246,20 +251,20 @@ impl Core {
     }
 
     /// The keeper's thread cannot go on, and with it the programs may go.
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         // Relaxed: see `usable`.
         self.mark.word().store(LOST, Ordering::Relaxed);
     }
 
-    pub(super) fn sequence(&self) -> u64 {
+    fn sequence(&self) -> u64 {
         self.word()
     }
 
-    pub(super) fn closed(&self) -> bool {
+    fn closed(&self) -> bool {
         self.word() & CLOSED != 0
     }
 
-    pub(super) fn stopped(&self) -> bool {
+    fn stopped(&self) -> bool {
         // SeqCst: see `Ebpf::drop`.
         self.stop.load(Ordering::SeqCst)
     }

@@ -4,7 +4,7 @@
 //! another, which may be days ahead; by that one, no record would ever be recent, or every one. So we
 //! have a change dated and look what the programs wrote.
 
-use super::ebpf_sys::{Area, monotonic_time};
+use super::sys::{Area, monotonic_time};
 use crate::sys::Errno;
 use pinfold_ebpf::layout::Changes;
 use std::sync::atomic::Ordering;

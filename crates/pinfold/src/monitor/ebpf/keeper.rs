@@ -4,9 +4,9 @@
 //! readable when a program rings. So nobody who closes descriptors in this process can take the
 //! programs away.
 
-use super::ebpf::Core;
-use super::ebpf_error::EbpfError;
-use super::ebpf_sys::{Positions, keep_only};
+use super::Core;
+use super::error::EbpfError;
+use super::sys::{Positions, keep_only};
 use crate::quiet_thread;
 use crate::sys::{self, Descriptor, Errno};
 use std::os::fd::{AsRawFd, OwnedFd};

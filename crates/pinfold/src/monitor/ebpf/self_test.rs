@@ -1,9 +1,9 @@
 //! What a view must show before anything it says is believed: every route of change, on memory of our
 //! own, with its exact range, when the changing call has returned.
 
-use super::ebpf::Ebpf;
-use super::ebpf_error::EbpfError;
-use super::ebpf_sys::{Area, attach_and_detach, nameless_file, punch, truncate};
+use super::Ebpf;
+use super::error::EbpfError;
+use super::sys::{Area, attach_and_detach, nameless_file, punch, truncate};
 use crate::sys::Errno;
 use crate::{AddressRange, Monitor, Position, Watch};
 

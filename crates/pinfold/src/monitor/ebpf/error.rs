@@ -1,6 +1,6 @@
 //! Why the eBPF monitor could not start, and what to do about it.
 
-use super::notify::ConnectError;
+use crate::monitor::notify::ConnectError;
 use crate::sys::Errno;
 use std::fmt;
 
