@@ -70,6 +70,11 @@ fn in_another_process() {
             let refused = notify::request(&served_path(), notify::PATIENCE).map(drop);
             report(&format!("{refused:?}"));
         }
+        Some("full") => {
+            let refused = notify::request(&served_path(), notify::PATIENCE).map(drop);
+            report(&format!("{refused:?}"));
+            support::wait_for_parent();
+        }
         Some("heir") => {
             let connection = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
             let challenge = challenge(&connection).unwrap();
@@ -154,6 +159,28 @@ fn a_view_counts_until_its_process_ends_or_gives_it_back() {
     );
     kept.give_back();
     eventually("one is free", || notify::request(&served.path, notify::PATIENCE).is_ok());
+}
+
+/// A process may have few descriptors; it may try again when it has more.
+#[test]
+fn a_view_that_its_process_has_no_room_for_counts_no_more() {
+    let served = Served::new(Limits::default());
+    let harness = support::other("in_another_process", "full", None);
+    let mut full = Command::new("bash")
+        .args(["-c", r#"ulimit -n 6 && exec "$0" "$@""#])
+        .arg(harness.get_program())
+        .args(harness.get_args())
+        .env("PINFOLD_TEST_ROLE", "full")
+        .env("PINFOLD_TEST_PATH", &served.path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let refused = reported(&mut full).unwrap();
+    assert!(refused.contains("NotAView"), "{refused}");
+    eventually("it is given back", || served.tally.opened() == 1 && served.tally.held() == 0);
+    drop(full.stdin.take());
+    full.wait().unwrap();
 }
 
 #[test]

@@ -43,12 +43,21 @@ pub fn path() -> PathBuf {
 /// [`ConnectError`].
 pub fn connect(path: &Path) -> Result<(View, Connection), ConnectError> {
     let (descriptors, connection) = request(path, PATIENCE)?;
+    match view_of(descriptors) {
+        Ok(view) => Ok((view, connection)),
+        Err(error) => {
+            connection.give_back();
+            Err(error)
+        }
+    }
+}
+
+fn view_of(descriptors: Vec<OwnedFd>) -> Result<View, ConnectError> {
     for (descriptor, what) in descriptors.iter().zip(Kind::in_order()) {
         what.check(descriptor.as_fd())?;
     }
-    let view = View::from_descriptors(descriptors)
-        .map_err(|_| ConnectError::NotAView { part: "the number of descriptors" })?;
-    Ok((view, connection))
+    View::from_descriptors(descriptors)
+        .map_err(|_| ConnectError::NotAView { part: "the number of descriptors" })
 }
 
 /// The conversation by itself: the descriptors that the helper gives this process, not looked at.
@@ -214,7 +223,11 @@ impl Conversation {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             sent => sent.map_err(|error| os("sendmsg", &error))?,
         }
-        let descriptors = self.descriptors()?;
+        let descriptors = self.descriptors().inspect_err(|_| {
+            // It may have given one that cannot be used here, for which there was no room for instance,
+            // and would count it until this process ends.
+            let _ = socket::send(self.socket.as_fd(), &ToHelper::GiveBack.encode(), &[]);
+        })?;
         Ok((descriptors, Connection::new(self.socket)?))
     }
 
