@@ -161,7 +161,7 @@ impl Ebpf {
     ///
     /// # Errors
     ///
-    /// [`EbpfError::NoWay`] with what stands in the way of both; the next call tries again.
+    /// [`EbpfError`] with what stands in the way of each way; the next call tries again.
     pub fn shared() -> Result<Arc<Self>, EbpfError> {
         static SHARED: Kept<Ebpf> = Kept::new();
         SHARED.get(|monitor| monitor.check().is_ok(), Self::obtain)

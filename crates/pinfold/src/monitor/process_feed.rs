@@ -71,7 +71,7 @@ unsafe fn of_this_make(feed: NonNull<Feed>) -> Option<&'static Feed> {
     }
     // SAFETY: every version begins with a header that never changes. One that is ours says that
     // the whole is: a `Feed`, atomic behind the header.
-    unsafe { (feed.cast::<Header>().read() == Feed::OURS).then(|| feed.as_ref()) }
+    unsafe { if feed.cast::<Header>().read() == Feed::OURS { Some(feed.as_ref()) } else { None } }
 }
 
 #[cfg(test)]
