@@ -171,7 +171,7 @@ impl Ebpf {
     ///
     /// # Errors
     ///
-    /// [`EbpfError::NoWay`] with what stands in the way of both; the next call tries again.
+    /// [`EbpfError`] with what stands in the way of each way; the next call tries again.
     pub fn shared() -> Result<Arc<Self>, EbpfError> {
         Self::shared_by(Self::obtain)
     }

@@ -32,7 +32,7 @@
 //! before `main`; inside of `malloc`. It never waits for anybody. 64 changes can be under way at a
 //! time; with more, nothing is cached until the surplus ends. A cache that lets 4,096 changes pass
 //! without looking drops everything. A thread that dies in the middle of a change leaves its range
-//! uncached for good.
+//! uncached for good (everything, if it was one too many).
 //!
 //! # Two copies of this library
 //!
