@@ -152,7 +152,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The regions in `range` that are registered, findable or not, or are being registered.
-    fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
+    pub(crate) fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
         let mut numbers = Vec::new();
         self.findable_in(range, &mut numbers);
         let per_use = writer.per_use.iter().map(|&(number, _)| number);

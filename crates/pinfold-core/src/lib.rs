@@ -24,7 +24,7 @@
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `arena`, `barrier`, `hazard` (memory and threads), `region`,
 //! `index`, `queues`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
-//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
+//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves).
 
 pub mod access;
 mod arena;
@@ -53,6 +53,7 @@ pub mod registrar;
 mod shared;
 pub mod stable;
 pub mod statistics;
+pub mod suspend;
 mod sync;
 mod watchers;
 
@@ -70,3 +71,8 @@ pub use reclaim::Reclaimer;
 pub use registrar::{BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits};
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use statistics::Statistics;
+pub use suspend::{
+    ConnectionLost, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Progress, Refused,
+    Renewed, Resumed, Suspend, Suspended, Suspending, SuspensionStatistics, SuspensionTerms,
+    Transfers, Unsupported, Why,
+};

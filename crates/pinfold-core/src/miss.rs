@@ -18,6 +18,7 @@ use crate::order::Order;
 use crate::region::{Region, Status, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::shared::{Held, Shared, Writer};
+use crate::suspend::bars::{Gate, Stop};
 use std::sync::Arc;
 
 /// What to do next, decided under the writer's lock.
@@ -25,6 +26,8 @@ use std::sync::Arc;
 enum Step<'c, R: Registrar, M: Monitor> {
     Done(Lease<'c, R, M>),
     Wait(Arc<Landing>),
+    /// The range is suspended, and its gets are held back.
+    HoldBack(Arc<Gate>),
     /// Callbacks became due, which must run before this `get` holds anything.
     Again,
     MakeRoom(Exhausted, Held),
@@ -88,6 +91,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                     landing.wait();
                     attempt.waited = true;
                 }
+                Step::HoldBack(gate) => {
+                    gate.wait().map_err(|range| GetError::Suspended { range })?;
+                }
                 Step::MakeRoom(exhausted, shortage) => {
                     attempt.past_budget = self.make_room(exhausted, shortage)?;
                 }
@@ -112,6 +118,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if writer.watchers.has_due() {
             return Ok(Step::Again);
         }
+        let range = self.to_register(want);
+        match writer.bars.stop(range) {
+            Some(Stop::Wait(gate)) => return Ok(Step::HoldBack(gate)),
+            Some(Stop::Refuse(range)) => return Err(GetError::Suspended { range }),
+            None => {}
+        }
         if let Some(lease) = self.hit_locked(writer, want) {
             return Ok(Step::Done(lease));
         }
@@ -119,7 +131,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             writer.counts.waits += 1;
             return Ok(Step::Wait(landing));
         }
-        let range = self.to_register(want);
         match self.shortage(writer, range) {
             Some((exhausted, shortage)) if !attempt.past_budget => {
                 Ok(Step::MakeRoom(exhausted, shortage))
@@ -137,9 +148,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// regions that stand by count as well.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
         let (start, end) = (want.range.start(), want.range.end());
+        let bars = &writer.bars;
         let region = self.index.find(start, end, |region| {
             let (range, terms) = region.findable()?;
-            want.served_by(range, terms).then_some(region)
+            (want.served_by(range, terms) && !bars.cover(range)).then_some(region)
         })?;
         let tick = self.tick();
         if region.status() == Status::Standby {
@@ -213,7 +225,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
-    fn per_use(&self, want: &Want, range: AddressRange) -> Option<PerUse> {
+    pub(crate) fn per_use(&self, want: &Want, range: AddressRange) -> Option<PerUse> {
         let access = want.terms.access;
         if access.is_remote() && !self.config.cache_remote {
             return Some(PerUse::Remote(access));
@@ -243,7 +255,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Enters a filled place into the index and the order of eviction.
-    fn enter(&self, writer: &mut Writer, flight: &Flight) -> Result<(), PerUse> {
+    pub(crate) fn enter(&self, writer: &mut Writer, flight: &Flight) -> Result<(), PerUse> {
         if !self.index.insert(&mut writer.recycler, flight.range, flight.number) {
             return Err(PerUse::Unindexed);
         }
@@ -376,7 +388,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             shared.keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
-            region.set(Status::Live);
+            writer.set_findable(region);
             shared.supersede(writer, &flight);
             Lease::of_cached(shared, region, pin, want.range)
         };
