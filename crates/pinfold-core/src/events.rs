@@ -188,8 +188,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 }
 
 /// Where regions stand that are registered but not in the index.
-const OUT_OF_INDEX: [Queue; 5] =
-    [Queue::Dead, Queue::Superseded, Queue::Leased, Queue::SupersededLeased, Queue::Leaving];
+const OUT_OF_INDEX: [Queue; 6] = [
+    Queue::Dead,
+    Queue::Superseded,
+    Queue::Leased,
+    Queue::SupersededLeased,
+    Queue::Leaving,
+    Queue::Parked,
+];
 
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
     region.range().is_some_and(|bytes| bytes.overlaps(&range))

@@ -44,6 +44,10 @@
 //! by is leased under the writer's lock alone, and whoever leases under that lock looks at the bars
 //! first. It is as true as the device's word in [`Suspend`], and the program's about its connections.
 //!
+//! **Several at once.** Suspensions of different ranges may share connections: one is stopped for
+//! the first of them and goes on with the last. A registration that reaches into two ranges keeps
+//! the second from coming about as long as the first has it.
+//!
 //! **Never silently.** There is no path on which a connection that died comes back
 //! ([`Suspend::restart`] may not re-establish one), and every way out of the machine either gives
 //! the connections back or fails them and counts it ([`SuspensionStatistics`]). Only a suspension

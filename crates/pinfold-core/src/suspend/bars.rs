@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub(crate) struct Bars {
     bars: Vec<Bar>,
+    holds: Vec<Hold>,
     last_id: u64,
     pub(crate) counts: SuspensionStatistics,
 }
@@ -27,6 +28,35 @@ pub(crate) struct Bar {
     /// What is to be ended if the deadline passes; nothing unless the program has the region in
     /// its hands.
     hostages: Option<Hostages>,
+}
+
+/// One suspension's hold on one connection, which several may have at once.
+struct Hold {
+    /// The suspension.
+    id: u64,
+    /// The device's connection; one cache has one type of them.
+    connection: Box<dyn Any + Send>,
+    state: HoldState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HoldState {
+    /// The device is being told to stop it.
+    Stopping,
+    Stopped,
+    /// The device is being told to let it go on.
+    Restarting,
+}
+
+/// What to do about a connection that is to be stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Claim {
+    /// Stop it, and say so.
+    Stop,
+    /// Another suspension has stopped it.
+    Shared,
+    /// Another suspension is telling the device something: ask again.
+    Later,
 }
 
 /// What an overdue suspension leaves behind.
@@ -86,6 +116,65 @@ impl Bars {
         self.last_id
     }
 
+    /// Takes a hold on `connection` for suspension `id`, unless the device is being told something
+    /// about it.
+    ///
+    /// No lock is held while the device is told, so two suspensions could tell it to stop and to
+    /// go on in the wrong order; hence one that tells is waited for, and the last to let go
+    /// restarts.
+    pub(crate) fn claim<C: PartialEq + Clone + Send + 'static>(
+        &mut self,
+        id: u64,
+        connection: &C,
+    ) -> Claim {
+        let others: Vec<_> = self.holds_on(connection).map(|hold| hold.state).collect();
+        let claim = if others.is_empty() {
+            Claim::Stop
+        } else if others.iter().all(|&state| state == HoldState::Stopped) {
+            Claim::Shared
+        } else {
+            Claim::Later
+        };
+        let state = match claim {
+            Claim::Stop => HoldState::Stopping,
+            Claim::Shared => HoldState::Stopped,
+            Claim::Later => return claim,
+        };
+        self.holds.push(Hold { id, connection: Box::new(connection.clone()), state });
+        claim
+    }
+
+    /// The device has been told to stop.
+    pub(crate) fn stopped<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) {
+        if let Some(hold) = self.holds_on(connection).find(|hold| hold.id == id) {
+            hold.state = HoldState::Stopped;
+        }
+    }
+
+    /// Lets go of `connection`. True if nobody else holds it: then the device is to be told, and
+    /// [`restarted`](Self::restarted) says that it was.
+    pub(crate) fn release<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> bool {
+        let shared = self.holds_on(connection).any(|hold| hold.id != id);
+        if shared {
+            self.restarted(id, connection);
+        } else if let Some(hold) = self.holds_on(connection).next() {
+            hold.state = HoldState::Restarting;
+        }
+        !shared
+    }
+
+    /// The device has been told, or need not be.
+    pub(crate) fn restarted<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) {
+        self.holds.retain(|hold| hold.id != id || !is_on(hold, connection));
+    }
+
+    fn holds_on<C: PartialEq + 'static>(
+        &mut self,
+        connection: &C,
+    ) -> impl Iterator<Item = &mut Hold> {
+        self.holds.iter_mut().filter(move |hold| is_on(hold, connection))
+    }
+
     /// From now on the suspension may expire.
     pub(crate) fn hand_over(&mut self, id: u64, hostages: Hostages) {
         if let Some(bar) = self.bars.iter_mut().find(|bar| bar.id == id) {
@@ -104,6 +193,7 @@ impl Bars {
         if let Some(position) = self.bars.iter().position(|bar| bar.id == id) {
             self.bars.swap_remove(position).gate.open();
         }
+        self.holds.retain(|hold| hold.id != id);
     }
 
     /// Takes down the bars of a suspension that is overdue at `now`, and says what it left.
@@ -112,9 +202,14 @@ impl Bars {
         let position = self.bars.iter().position(overdue)?;
         let bar = self.bars.swap_remove(position);
         bar.gate.open();
+        self.holds.retain(|hold| hold.id != bar.id);
         self.counts.expired += 1;
         bar.hostages
     }
+}
+
+fn is_on<C: PartialEq + 'static>(hold: &Hold, connection: &C) -> bool {
+    hold.connection.downcast_ref::<C>() == Some(connection)
 }
 
 /// Where gets of a suspended region wait.

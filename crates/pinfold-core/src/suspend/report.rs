@@ -74,6 +74,8 @@ pub struct InFlight {
     pub leases: usize,
     /// Registrations that are being made or given back.
     pub registrations: usize,
+    /// Connections that another suspension is just letting go on.
+    pub unstopped: usize,
     /// Transfers under way on the connections named.
     pub transfers: usize,
     /// How long the oldest of those has been under way.
@@ -85,14 +87,14 @@ pub struct InFlight {
 impl InFlight {
     /// Whether nothing is.
     pub fn is_empty(&self) -> bool {
-        let Self { leases, registrations, transfers, translations, .. } = *self;
-        leases + registrations + transfers == 0 && !translations
+        let Self { leases, registrations, unstopped, transfers, translations, .. } = *self;
+        leases + registrations + unstopped + transfers == 0 && !translations
     }
 }
 
 impl fmt::Display for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { leases, registrations, transfers, oldest_transfer, translations } = self;
+        let Self { leases, registrations, transfers, oldest_transfer, translations, .. } = self;
         write!(
             f,
             "{leases} leases, {registrations} registrations, {transfers} transfers (the oldest \

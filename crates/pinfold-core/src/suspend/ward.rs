@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use super::bars::Hostages;
+use super::bars::{Claim, Hostages};
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
 use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
@@ -49,6 +49,8 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
     pub(crate) terms: SuspensionTerms,
     pub(crate) began: Duration,
     stage: Stage,
+    /// Those that are to be stopped as soon as nobody else tells the device about them.
+    unstopped: Vec<R::Connection>,
     /// Those that are stopped and alive, as far as is known.
     pub(crate) connections: Vec<R::Connection>,
     pub(crate) lost: Vec<(R::Connection, ConnectionLost)>,
@@ -99,19 +101,50 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         };
         let (connections, lost, parked) = (Vec::new(), Vec::new(), Vec::new());
         let (stage, leases) = (Stage::Draining, kept.len());
-        Ok(Self { shared, id, range, terms, began, stage, connections, lost, kept, parked, leases })
+        let unstopped = Vec::new();
+        Ok(Self {
+            shared,
+            id,
+            range,
+            terms,
+            began,
+            stage,
+            unstopped,
+            connections,
+            lost,
+            kept,
+            parked,
+            leases,
+        })
     }
 
     /// Has the device begin nothing new on `connections`.
     pub(crate) fn stop(&mut self, connections: Vec<R::Connection>) {
-        for connection in connections {
-            // Before the call: one that panics half-way is given back too.
-            self.connections.push(connection);
-            let Some(last) = self.connections.last() else { continue };
-            if let Err(lost) = self.shared.registrar.stop(last) {
-                let gone = self.connections.pop();
-                self.lost.extend(gone.map(|connection| (connection, lost)));
+        self.unstopped = connections;
+        self.stop_more();
+    }
+
+    fn stop_more(&mut self) {
+        for connection in std::mem::take(&mut self.unstopped) {
+            if self.connections.contains(&connection) {
+                continue;
             }
+            match self.shared.locked(|writer| writer.bars.claim(self.id, &connection)) {
+                Claim::Stop => self.stop_one(connection),
+                Claim::Shared => self.connections.push(connection),
+                Claim::Later => self.unstopped.push(connection),
+            }
+        }
+    }
+
+    fn stop_one(&mut self, connection: R::Connection) {
+        // Before the call: one that panics half-way is given back too.
+        self.connections.push(connection.clone());
+        let stopped = self.shared.registrar.stop(&connection);
+        self.shared.locked(|writer| writer.bars.stopped(self.id, &connection));
+        if let Err(why) = stopped {
+            self.connections.pop();
+            self.lost.push((connection, why));
         }
     }
 
@@ -140,9 +173,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// Goes on as far as it can, and says what is in the way. Nothing: the memory may be moved.
     pub(crate) fn advance(&mut self) -> InFlight {
         if self.stage == Stage::Draining {
-            let transfers = self.transfers();
-            let mut in_flight =
-                if transfers.count == 0 { self.park() } else { self.leases_in_flight() };
+            self.stop_more();
+            let (transfers, unstopped) = (self.transfers(), self.unstopped.len());
+            let still = transfers.count + unstopped == 0;
+            let mut in_flight = if still { self.park() } else { self.leases_in_flight() };
+            in_flight.unstopped = unstopped;
             (in_flight.transfers, in_flight.oldest_transfer) = (transfers.count, transfers.oldest);
             if self.stage == Stage::Draining {
                 return in_flight;
@@ -180,6 +215,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     fn leased(&self, writer: &Writer) -> InFlight {
         let registrations =
             writer.flights.iter().filter(|flight| flight.range.overlaps(&self.range)).count();
+        let registrations = registrations + self.parked_elsewhere(writer);
         let in_use = self.shared.in_use(writer);
         let ours = |number| self.kept.iter().filter(|lease| lease.number() == number).count();
         let theirs = |number: u32| {
@@ -188,6 +224,21 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         };
         let leases = self.registered(writer).into_iter().filter_map(theirs).sum();
         InFlight { leases, registrations, ..InFlight::default() }
+    }
+
+    /// Registrations of the range that another suspension has parked: a long one may reach into
+    /// both, and comes back when the other resumes.
+    fn parked_elsewhere(&self, writer: &Writer) -> usize {
+        let parked =
+            writer.queues.iter(Queue::Parked).filter_map(|number| self.shared.region(number));
+        let touches = |region: &&Region<R::Handle>| {
+            region.range().is_some_and(|range| range.overlaps(&self.range))
+        };
+        parked.filter(touches).filter(|region| !self.has_parked(region.number)).count()
+    }
+
+    fn has_parked(&self, number: u32) -> bool {
+        self.parked.iter().any(|parked| parked.region.number == number)
     }
 
     /// The places of the range that hold a registration, each once.
@@ -264,8 +315,8 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     fn settle(&self) -> InFlight {
         self.shared.reclaim();
         let registrations = self.shared.locked(|writer| {
-            // Parked places are in no list that this looks at.
-            self.shared.unfinished_in(writer, self.range).len()
+            let left = self.shared.unfinished_in(writer, self.range);
+            left.into_iter().filter(|&number| !self.has_parked(number)).count()
         });
         let translations = !self.shared.registrar.quiet(self.range);
         InFlight { registrations, translations, ..InFlight::default() }
@@ -329,7 +380,13 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     fn restart(&mut self) {
         while let Some(connection) = self.connections.pop() {
-            if let Err(why) = self.shared.registrar.restart(&connection) {
+            // Somebody else holds it: then it goes on when they let go.
+            if !self.shared.locked(|writer| writer.bars.release(self.id, &connection)) {
+                continue;
+            }
+            let restarted = self.shared.registrar.restart(&connection);
+            self.shared.locked(|writer| writer.bars.restarted(self.id, &connection));
+            if let Err(why) = restarted {
                 self.lost.push((connection, why));
             }
         }
