@@ -182,6 +182,11 @@ impl Bars {
         }
     }
 
+    /// Whether it has expired, if it was handed over.
+    pub(crate) fn has_expired(&self, id: u64) -> bool {
+        self.bars.iter().all(|bar| bar.id != id)
+    }
+
     /// From now on it may not. False if it has.
     pub(crate) fn take_back(&mut self, id: u64) -> bool {
         let bar = self.bars.iter_mut().find(|bar| bar.id == id);

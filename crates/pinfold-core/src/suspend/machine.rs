@@ -207,6 +207,13 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
         self.ward.remaining()
     }
 
+    /// Whether [`expire_suspensions`](Cache::expire_suspensions) has ended it. From then on the
+    /// region is like any other: gets go on, and whoever moves its memory sees to it that no
+    /// transfer uses it.
+    pub fn has_expired(&self) -> bool {
+        !self.ward.is_forked() && self.ward.has_expired()
+    }
+
     /// Renews the registrations that were kept and lets everything go on.
     ///
     /// Whatever was done to the memory, no translation from before survives: what is kept is

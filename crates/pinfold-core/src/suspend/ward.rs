@@ -331,6 +331,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.shared.locked(|writer| writer.bars.hand_over(self.id, hostages));
     }
 
+    pub(crate) fn has_expired(&self) -> bool {
+        self.shared.locked(|writer| writer.bars.has_expired(self.id))
+    }
+
     /// Ends the program's time with the region. False if the suspension has expired: then it owns
     /// nothing any more.
     pub(crate) fn take_back(&mut self) -> bool {

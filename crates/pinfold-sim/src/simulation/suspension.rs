@@ -168,8 +168,11 @@ impl<'c> Program<'c, '_> {
                 self.suspensions.push(suspension);
             }
             State::Held(held, content) => {
+                let expired = held.has_expired();
                 suspension.state = State::Held(held, content);
                 match self.random.below(10) {
+                    // The region is not the program's to move any more.
+                    _ if expired => self.resume(suspension),
                     0..4 => self.rearrange(suspension),
                     4 if self.has(FaultKind::Carelessness) => self.be_careless(suspension),
                     5..7 => self.resume(suspension),
@@ -181,7 +184,10 @@ impl<'c> Program<'c, '_> {
 
     /// Nothing may have changed in the region but what the program did.
     fn check_untouched(&mut self, suspension: &Suspension<'c>) {
-        let State::Held(_, before) = &suspension.state else { return };
+        let State::Held(held, before) = &suspension.state else { return };
+        if held.has_expired() {
+            return;
+        }
         let now = self.fabric.with(|world| world.read(suspension.range));
         if !self.buffers[suspension.buffer].broken && now != *before {
             let range = suspension.range;
