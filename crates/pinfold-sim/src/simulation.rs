@@ -207,14 +207,16 @@ impl Outcome {
     }
 }
 
-/// Runs `plan`; `progress` hears after every episode how many steps it had.
-pub fn simulate(plan: &Plan, mut progress: impl FnMut(u64)) -> Outcome {
+/// Runs `plan`; `go_on` hears after every episode what has been found so far, and may end the run.
+pub fn simulate(plan: &Plan, mut go_on: impl FnMut(&Outcome) -> bool) -> Outcome {
     let mut outcome = Outcome::default();
     for number in 0..plan.steps.div_ceil(EPISODE_STEPS) {
         let steps = EPISODE_STEPS.min(plan.steps - outcome.steps);
         episode(plan, plan.episode_seed(number), steps, &mut outcome);
         outcome.steps += steps;
-        progress(steps);
+        if !go_on(&outcome) {
+            break;
+        }
     }
     outcome
 }

@@ -4,14 +4,22 @@
 #![allow(clippy::print_stderr, clippy::panic)] // tests may fail loudly
 
 use pinfold_sim::fabric::Mutant;
-use pinfold_sim::simulation::{FaultKind, Outcome, Plan, simulate};
+use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, Plan, simulate};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Seeds that failed once, and of what.
-const FAILED_ONCE: [u64; 0] = [];
+/// Seeds that failed once.
+const FAILED_ONCE: [u64; 4] = [
+    // A registration that reached into two ranges came back with the first of them.
+    14_098_258_488_781_145_445,
+    // A connection of two suspensions went on with the first of them.
+    7_149_475_711_923_875_728,
+    17_049_554_665_203_045_508,
+    // The program moved memory of a suspension that had expired.
+    15_546_549_158_718_448_303,
+];
 
 fn run(plan: &Plan) -> Outcome {
-    simulate(plan, |_| {})
+    simulate(plan, |_| true)
 }
 
 fn assert_held(plan: &Plan) -> Outcome {
@@ -26,7 +34,7 @@ fn steps(debug: u64) -> u64 {
     } else if cfg!(debug_assertions) {
         debug
     } else {
-        10 * debug
+        4 * debug
     }
 }
 
@@ -34,7 +42,7 @@ fn steps(debug: u64) -> u64 {
 fn nothing_is_wrong_under_all_faults() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
     eprintln!("seed {now}");
-    let happened = assert_held(&Plan::new(now, steps(400_000))).happened;
+    let happened = assert_held(&Plan::new(now, steps(200_000))).happened;
     eprintln!("{happened:?}");
     if cfg!(miri) {
         return;
@@ -68,8 +76,14 @@ fn nothing_is_wrong_under_each_fault_alone() {
 
 #[test]
 fn seeds_that_failed_once_do_not_fail_again() {
+    let alone = FaultKind::ALL.map(|fault| vec![fault]);
     for seed in FAILED_ONCE {
-        assert_held(&Plan::new(seed, pinfold_sim::simulation::EPISODE_STEPS));
+        for faults in alone.iter().cloned().chain([FaultKind::ALL.to_vec(), Vec::new()]) {
+            assert_held(&Plan {
+                faults,
+                ..Plan::new(seed, steps(EPISODE_STEPS).min(EPISODE_STEPS))
+            });
+        }
     }
 }
 
@@ -83,7 +97,7 @@ fn a_seed_replays_to_the_last_count() {
 /// What a mutant is found by: wrong, lost completions, covert reconnects, stuck.
 fn found(mutant: Mutant) -> [bool; 4] {
     let plan = Plan { mutant: Some(mutant), ..Plan::new(7, 1_000_000) };
-    let outcome = run(&plan);
+    let outcome = simulate(&plan, Outcome::held);
     let Outcome { wrong, lost_completions, covert_reconnects, stuck, .. } = outcome;
     eprintln!("{mutant:?}: {wrong} {lost_completions} {covert_reconnects} {stuck}");
     [wrong > 0, lost_completions > 0, covert_reconnects > 0, stuck > 0]

@@ -543,7 +543,12 @@ struct Renewal<'c, R: Suspend, M: Monitor> {
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     fn begin(shared: &'c Shared<R, M>, parked: Parked<'c, R::Handle>) -> Self {
         let flight = Flight::new(parked.range, parked.terms, parked.region.number);
-        shared.locked(|writer| writer.flights.push(flight));
+        shared.locked(|writer| {
+            // What the program did to the memory until now concerns what it had before. Forked in
+            // between: then nothing of it is used again.
+            let _forked = shared.catch_up(writer);
+            writer.flights.push(flight);
+        });
         Self { shared, parked, landed: false }
     }
 

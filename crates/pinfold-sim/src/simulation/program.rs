@@ -120,12 +120,6 @@ impl<'c, 'o> Program<'c, 'o> {
         self.faults.contains(&fault)
     }
 
-    pub(super) fn trace(&self, what: impl FnOnce() -> String) {
-        if std::env::var_os("TRACE").is_some() {
-            eprintln!("{} {}", self.step, what());
-        }
-    }
-
     pub(super) fn note(&mut self, finding: Finding, note: impl fmt::Display) {
         self.outcome.note(self.seed, self.step, finding, note);
     }
@@ -249,13 +243,6 @@ impl<'c, 'o> Program<'c, 'o> {
         (buffer, range): (usize, AddressRange),
         lease: SimLease<'c>,
     ) {
-        self.trace(|| {
-            format!(
-                "post {kind:?} {id} {connection:?} {range} reg {} key {:?}",
-                lease.registered(),
-                lease.handle()
-            )
-        });
         self.buffers[buffer].users += 1;
         self.works.push(Posted { id, connection, kind, buffer, range, lease: Some(lease) });
         if self.works.len() > MOST_WORKS {
@@ -310,7 +297,6 @@ impl<'c, 'o> Program<'c, 'o> {
         let Some(lease) = self.lease(range, rights) else { return };
         let content = self.fabric.with(|world| world.read(range));
         let id = self.new_id();
-        self.trace(|| format!("expose {id} {connection:?} {range} {:?}", lease.handle()));
         self.buffers[number].users += 1;
         self.exposures.push(Exposure {
             id,
@@ -370,7 +356,6 @@ impl<'c, 'o> Program<'c, 'o> {
         let Some(which) = known else {
             return self.note(Finding::Wrong, format_args!("{completion:?} of no work"));
         };
-        self.trace(|| format!("{completion:?}"));
         let work = self.works.swap_remove(which);
         self.buffers[work.buffer].users -= 1;
         match completion.completed {
@@ -409,7 +394,6 @@ impl<'c, 'o> Program<'c, 'o> {
         if self.buffers[number].users > 0 || self.is_suspended(whole) {
             return;
         }
-        self.trace(|| format!("change {whole} {range}"));
         self.outcome.happened.mapping_changes += 1;
         let fresh = Protection::ReadWrite;
         let kind = if self.buffers[number].broken { 0 } else { self.random.below(5) };

@@ -45,7 +45,6 @@ impl<'c> Program<'c, '_> {
         }
         let connections = self.connections_of(range);
         let (holders, leases) = self.hand_over(range);
-        self.trace(|| format!("suspend {range} {connections:?} {holders:?}"));
         let terms = self.some_terms();
         let cache: &'c SimCache = self.cache;
         match cache.begin_suspension(range, connections.clone(), leases, terms) {
@@ -154,13 +153,11 @@ impl<'c> Program<'c, '_> {
             State::Pending(pending) => {
                 suspension.state = match pending.poll() {
                     Ok(Progress::Suspended(held)) => {
-                        self.trace(|| format!("suspended {}", suspension.range));
                         let content = self.fabric.with(|world| world.read(suspension.range));
                         State::Held(held, content)
                     }
                     Ok(Progress::Pending(pending, _)) => State::Pending(pending),
                     Err(not) => {
-                        self.trace(|| format!("refused {} {:?}", suspension.range, not));
                         self.take_back(&suspension.holders, not.leases);
                         return self.check_restarted(&suspension.connections);
                     }
@@ -196,7 +193,6 @@ impl<'c> Program<'c, '_> {
     }
 
     fn rearrange(&mut self, suspension: Suspension<'c>) {
-        self.trace(|| format!("rearrange {}", suspension.range));
         self.check_untouched(&suspension);
         if !self.buffers[suspension.buffer].broken {
             self.fabric.with(|world| world.migrate(suspension.range));
@@ -249,7 +245,6 @@ impl<'c> Program<'c, '_> {
         self.check_untouched(&suspension);
         let Suspension { state, holders, connections, .. } = suspension;
         let State::Held(held, _) = state else { return };
-        self.trace(|| format!("resume {}", held.range()));
         match held.resume() {
             Ok(resumed) => {
                 self.outcome.happened.keys_changed += u64::from(resumed.keys == Keys::Changed);
