@@ -184,6 +184,31 @@ pub struct Happened {
     pub simulated_nanoseconds: u64,
 }
 
+impl Happened {
+    /// The counts by their names.
+    pub fn counts(&self) -> [(&'static str, u64); 17] {
+        [
+            ("sends", self.sends),
+            ("receives", self.receives),
+            ("peer_writes", self.peer_writes),
+            ("flushed", self.flushed),
+            ("connections_ended", self.connections_ended),
+            ("mapping_changes", self.mapping_changes),
+            ("hits", self.hits),
+            ("registrations", self.registrations),
+            ("invalidations", self.invalidations),
+            ("evictions", self.evictions),
+            ("suspensions_begun", self.suspensions_begun),
+            ("suspensions_refused", self.suspensions_refused),
+            ("suspensions_resumed", self.suspensions_resumed),
+            ("suspensions_killed", self.suspensions_killed),
+            ("suspensions_expired", self.suspensions_expired),
+            ("keys_changed", self.keys_changed),
+            ("simulated_nanoseconds", self.simulated_nanoseconds),
+        ]
+    }
+}
+
 impl Outcome {
     /// Whether nothing was found.
     pub fn held(&self) -> bool {
