@@ -8,7 +8,7 @@ use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, Plan, simulate}
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Seeds that failed once.
-const FAILED_ONCE: [u64; 4] = [
+const FAILED_ONCE: [u64; 5] = [
     // A registration that reached into two ranges came back with the first of them.
     14_098_258_488_781_145_445,
     // A connection of two suspensions went on with the first of them.
@@ -16,6 +16,8 @@ const FAILED_ONCE: [u64; 4] = [
     17_049_554_665_203_045_508,
     // The program moved memory of a suspension that had expired.
     15_546_549_158_718_448_303,
+    // The program unmapped a message that it had not looked at, and blamed the device.
+    920_982_423_977_495_394,
 ];
 
 fn run(plan: &Plan) -> Outcome {

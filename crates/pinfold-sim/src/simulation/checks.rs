@@ -9,8 +9,12 @@ use pinfold_core::AddressRange;
 const END: u64 = 1_000_000_000;
 
 impl Program<'_, '_> {
-    /// What the program reads where a message came is that message.
+    /// What the program reads where a message came is that message, unless it has given the
+    /// memory away before it looked at the completion.
     pub(super) fn check_received(&mut self, work: &Posted<'_>, message: u64, cells: usize) {
+        if self.buffers[work.buffer].broken {
+            return;
+        }
         let start = work.range.start();
         let Some(range) = AddressRange::between(start, start + cells * CELL_BYTES) else { return };
         let content = self.fabric.with(|world| world.read(range));
