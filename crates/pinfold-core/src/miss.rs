@@ -490,7 +490,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
 }
 
 /// What the child gets is decided by [`Shared::get_slowly`].
-const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { errno: 0 };
+pub(crate) const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { errno: 0 };
 
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {

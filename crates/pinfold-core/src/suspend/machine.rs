@@ -162,6 +162,10 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
             return Err(not_suspended(Why::Forked, Vec::new()));
         }
         let in_flight = self.ward.advance();
+        // Again, because the device may have forked.
+        if self.ward.is_forked() {
+            return Err(not_suspended(Why::Forked, Vec::new()));
+        }
         if in_flight.is_empty() {
             self.ward.hand_over();
             return Ok(Progress::Suspended(Suspended { ward: self.ward }));

@@ -15,6 +15,7 @@ use crate::AddressRange;
 use crate::error::PerUse;
 use crate::flight::Flight;
 use crate::lease::Lease;
+use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::Monitor;
 use crate::queues::Queue;
 use crate::region::{Region, Status, Terms, Want};
@@ -129,10 +130,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             if self.connections.contains(&connection) {
                 continue;
             }
-            match self.shared.locked(|writer| writer.bars.claim(self.id, &connection)) {
-                Claim::Stop => self.stop_one(connection),
-                Claim::Shared => self.connections.push(connection),
-                Claim::Later => self.unstopped.push(connection),
+            match self.locked(|writer| writer.bars.claim(self.id, &connection)) {
+                Some(Claim::Stop) => self.stop_one(connection),
+                Some(Claim::Shared) => self.connections.push(connection),
+                Some(Claim::Later) => self.unstopped.push(connection),
+                None => {}
             }
         }
     }
@@ -141,7 +143,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         // Before the call: one that panics half-way is given back too.
         self.connections.push(connection.clone());
         let stopped = self.shared.registrar.stop(&connection);
-        self.shared.locked(|writer| writer.bars.stopped(self.id, &connection));
+        self.locked(|writer| writer.bars.stopped(self.id, &connection));
         if let Err(why) = stopped {
             self.connections.pop();
             self.lost.push((connection, why));
@@ -168,6 +170,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     pub(crate) fn is_forked(&self) -> bool {
         self.shared.monitor.forked()
+    }
+
+    /// Nothing in a forked child, where the lock may be held by a thread that does not exist. Asked
+    /// each time, because the device's own code may fork in between.
+    fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> Option<T> {
+        (!self.is_forked()).then(|| self.shared.locked(f))
     }
 
     /// Goes on as far as it can, and says what is in the way. Nothing: the memory may be moved.
@@ -207,7 +215,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 
     pub(crate) fn leases_in_flight(&self) -> InFlight {
-        self.shared.locked(|writer| self.leased(writer))
+        self.locked(|writer| self.leased(writer)).unwrap_or_default()
     }
 
     /// The leases of the range beside those that were handed over, and its registrations under
@@ -253,12 +261,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// If no lease is left but those handed over, puts their registrations out of reach and gives
     /// up all others.
     fn park(&mut self) -> InFlight {
-        let shared = self.shared;
-        let (in_flight, parked) = shared.locked(|writer| {
+        let looked = self.locked(|writer| {
             let in_flight = self.leased(writer);
             let parked = in_flight.is_empty().then(|| self.take_regions(writer));
             (in_flight, parked)
         });
+        let (in_flight, parked) = looked.unwrap_or_default();
         if let Some(parked) = parked {
             self.stage = Stage::Settling;
             self.parked = parked;
@@ -314,11 +322,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// Gives the other registrations back, and says what is left of them.
     fn settle(&self) -> InFlight {
         self.shared.reclaim();
-        let registrations = self.shared.locked(|writer| {
+        let registrations = self.locked(|writer| {
             let left = self.shared.unfinished_in(writer, self.range);
             left.into_iter().filter(|&number| !self.has_parked(number)).count()
         });
         let translations = !self.shared.registrar.quiet(self.range);
+        let registrations = registrations.unwrap_or_default();
         InFlight { registrations, translations, ..InFlight::default() }
     }
 
@@ -328,17 +337,17 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let connections = Arc::new(self.connections.clone());
         let parked = self.parked.iter().map(|parked| parked.region.number).collect();
         let hostages = Hostages { connections, parked };
-        self.shared.locked(|writer| writer.bars.hand_over(self.id, hostages));
+        self.locked(|writer| writer.bars.hand_over(self.id, hostages));
     }
 
     pub(crate) fn has_expired(&self) -> bool {
-        self.shared.locked(|writer| writer.bars.has_expired(self.id))
+        self.locked(|writer| writer.bars.has_expired(self.id)).unwrap_or_default()
     }
 
     /// Ends the program's time with the region. False if the suspension has expired: then it owns
     /// nothing any more.
     pub(crate) fn take_back(&mut self) -> bool {
-        let ours = self.shared.locked(|writer| writer.bars.take_back(self.id));
+        let ours = self.locked(|writer| writer.bars.take_back(self.id)).unwrap_or_default();
         if !ours {
             self.stage = Stage::Over;
             self.parked.clear();
@@ -369,7 +378,8 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         // Those that were not parked yet are as they were.
         let mut returned: Vec<_> = self.kept.drain(..).map(|lease| Some(Ok(lease))).collect();
         returned.resize_with(self.leases, || None);
-        while let Some(parked) = self.parked.pop() {
+        // In a forked child registrations are the parent's.
+        while let Some(parked) = self.parked.pop().filter(|_| !self.is_forked()) {
             let places: Vec<_> = parked.leases.iter().map(|&(place, _)| place).collect();
             match Renewal::begin(self.shared, parked).run() {
                 Ok((leases, renewed)) => {
@@ -385,11 +395,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     fn restart(&mut self) {
         while let Some(connection) = self.connections.pop() {
             // Somebody else holds it: then it goes on when they let go.
-            if !self.shared.locked(|writer| writer.bars.release(self.id, &connection)) {
+            let last = self.locked(|writer| writer.bars.release(self.id, &connection));
+            if last != Some(true) {
                 continue;
             }
             let restarted = self.shared.registrar.restart(&connection);
-            self.shared.locked(|writer| writer.bars.restarted(self.id, &connection));
+            self.locked(|writer| writer.bars.restarted(self.id, &connection));
             if let Err(why) = restarted {
                 self.lost.push((connection, why));
             }
@@ -401,7 +412,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let shared = self.shared;
         fail_all(&shared.registrar, &mut self.connections);
         let parked = std::mem::take(&mut self.parked);
-        shared.locked(|writer| {
+        self.locked(|writer| {
             parked.iter().for_each(|parked| writer.bury(Queue::Dead, parked.region.number));
         });
         shared.reclaim();
@@ -411,11 +422,15 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// Takes the bar down.
     fn end(&mut self, count: impl FnOnce(&mut Writer)) {
         self.stage = Stage::Over;
-        self.shared.locked(|writer| {
+        let ended = self.locked(|writer| {
             writer.bars.take_down(self.id);
             self.shared.open_regions(writer, self.range);
             count(writer);
         });
+        if ended.is_some() {
+            // What could not be renewed was given back to a shared budget.
+            self.shared.settle();
+        }
     }
 
     /// The way out of those who took none.
@@ -563,6 +578,10 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // its caller's word covers the bytes until then.
         let renewed = unsafe { self.shared.registrar.renew(handle, range, terms.access) }?;
         let shared = self.shared;
+        if shared.monitor.forked() {
+            // Forked inside the device: the parent lands it himself.
+            return Err(FORKED_MEANWHILE);
+        }
         Ok(shared.locked(|writer| match renewed {
             Renewed::Same => (self.land(writer, handle, per_use), Keys::Same),
             Renewed::Changed(handle) => {
@@ -638,7 +657,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
 
 impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
     fn drop(&mut self) {
-        if self.landed {
+        if self.landed || self.shared.monitor.forked() {
             return;
         }
         self.shared.locked(|writer| {
