@@ -13,9 +13,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // tests may fail loudly
 
 use pinfold_core::{
-    Access, AddressRange, Cache, Config, GetError, Gets, InFlight, Keys, Lease, Leases, Lost,
-    NotSuspended, OnDrop, Progress, Refused, Suspended, Suspending, SuspensionTerms, Unsupported,
-    Why,
+    Access, Account, AddressRange, Amount, Cache, Config, GetError, Gets, InFlight, Keys, Lease,
+    Leases, Lender, Lost, NotSuspended, OnDrop, Progress, Refusal as BudgetRefusal, Refused,
+    RegisterError, Suspended, Suspending, SuspensionTerms, Unsupported, Why,
 };
 use pinfold_sim::fabric::{
     CELL_BYTES, ConnectionId, Fabric, FabricRegistrar, Key, NicConfig, Work, World, stamp,
@@ -24,7 +24,7 @@ use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 type Held<'c> = Suspended<'c, FabricRegistrar, SimMonitor>;
@@ -499,5 +499,65 @@ mod several {
         let mut resumed = first.resume().unwrap();
         let leases = resumed.leases.drain(..).map(Result::unwrap).collect();
         rig.suspend(pages(4, 1), leases, terms()).unwrap().resume().unwrap();
+    }
+}
+
+mod shared_budget {
+    use super::*;
+
+    /// What is held, and what was held when the program was last told.
+    #[derive(Default)]
+    struct Books(Mutex<[Amount; 2]>);
+
+    impl Account for Books {
+        fn take(&self, amount: Amount) -> Result<(), BudgetRefusal> {
+            self.overdraw(amount);
+            Ok(())
+        }
+
+        fn overdraw(&self, amount: Amount) {
+            let [held, _] = &mut *self.0.lock().unwrap();
+            *held = *held + amount;
+        }
+
+        fn give(&self, amount: Amount) {
+            let [held, _] = &mut *self.0.lock().unwrap();
+            *held = *held - amount;
+        }
+
+        fn recall(&self, _missing: Amount) -> bool {
+            false
+        }
+
+        fn refused(&self, _error: RegisterError, _missing: Amount) -> bool {
+            false
+        }
+
+        fn settle(&self) {
+            let [held, told] = &mut *self.0.lock().unwrap();
+            *told = *held;
+        }
+
+        fn attach(&self, _lender: Weak<dyn Lender>) {}
+    }
+
+    fn drawing_on(account: Arc<Books>) -> Rig {
+        let Rig { fabric, monitor, connections, .. } = Rig::new();
+        let (registrar, config) = (FabricRegistrar::new(&fabric), Config::default());
+        let cache = Cache::with_account(registrar, monitor.clone(), config, account).unwrap();
+        Rig { fabric, monitor, cache, connections }
+    }
+
+    #[test]
+    fn gets_back_what_could_not_be_renewed_and_is_told() {
+        let books = Arc::<Books>::default();
+        let rig = drawing_on(Arc::clone(&books));
+        let lease = rig.get(pages(0, 2), EXPOSED).unwrap();
+        let suspended = rig.suspend(pages(0, 2), vec![lease], terms()).unwrap();
+        let kept = Amount::one(2 * PAGE_BYTES);
+        assert_eq!(*books.0.lock().unwrap(), [kept, kept], "a suspended registration counts");
+        rig.fabric.with(|world| world.fail_next_registrations(1));
+        assert!(suspended.resume().unwrap().leases.pop().unwrap().is_err());
+        assert_eq!(*books.0.lock().unwrap(), [Amount::ZERO; 2]);
     }
 }
