@@ -425,6 +425,7 @@ mod ways_out {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
     fn a_leaked_one_expires_too() {
         let rig = Rig::new();
         let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
@@ -436,6 +437,7 @@ mod ways_out {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
     fn a_leaked_one_does_not_outlive_the_cache() {
         let Rig { fabric, cache, connections, .. } = Rig::new();
         let suspended = cache.suspend(pages(0, 1), connections.into(), Vec::new(), terms());
