@@ -23,6 +23,7 @@ mod port;
 mod probe;
 mod races;
 mod run;
+mod simulate;
 mod strategy;
 mod torture;
 pub mod transfer;
@@ -52,6 +53,8 @@ enum Command {
     Probe(Reported<probe::Arguments>),
     /// Random programs on many threads, every byte checked
     Torture(Reported<torture::Arguments>),
+    /// Random programs on a simulated device and its peers, from a seed
+    Simulate(Reported<simulate::Arguments>),
     /// What transfers, start-up and unmapping cost here
     Bench(Reported<bench::Arguments>),
     /// Run an unmodified RDMA program with cached registrations
@@ -78,6 +81,7 @@ pub fn main() -> ExitCode {
         Command::Events(command) => command.show(json, events::run),
         Command::Probe(command) => command.show(json, probe::run),
         Command::Torture(command) => command.show(json, torture::run),
+        Command::Simulate(command) => command.show(json, simulate::run),
         Command::Bench(command) => command.show(json, bench::run),
         Command::Run(arguments) => {
             let output = Output::new(json);

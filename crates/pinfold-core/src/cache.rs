@@ -35,7 +35,7 @@ use std::thread::JoinHandle;
 /// Share it by reference; every method takes `&self` and may be called from any thread. Dropping
 /// it deregisters everything, except in a forked child, whose parent's registrations they are.
 pub struct Cache<R: Registrar, M: Monitor> {
-    shared: Arc<Shared<R, M>>,
+    pub(crate) shared: Arc<Shared<R, M>>,
     reclaimer: Option<JoinHandle<()>>,
 }
 

@@ -25,6 +25,12 @@ pub enum GetError {
     Register(RegisterError),
     /// The cache's own budget is spent on regions that are in use.
     Exhausted(Exhausted),
+    /// Part of the range is suspended, and its gets are refused, or were held back until the
+    /// suspension's deadline.
+    Suspended {
+        /// What is suspended.
+        range: AddressRange,
+    },
     /// This process is a forked child of the one that made the cache.
     Forked,
 }
@@ -101,6 +107,9 @@ impl fmt::Display for GetError {
             ),
             Self::Register(error) => error.fmt(f),
             Self::Exhausted(error) => error.fmt(f),
+            Self::Suspended { range } => {
+                write!(f, "{range} is suspended: ask again when it has been resumed")
+            }
             Self::Forked => f.write_str(
                 "this is a forked child, whose memory its parent's registrations do not name: \
                  make a new monitor and cache here",

@@ -152,7 +152,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The regions in `range` that are registered, findable or not, or are being registered.
-    fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
+    pub(crate) fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
         let mut numbers = Vec::new();
         self.findable_in(range, &mut numbers);
         let per_use = writer.per_use.iter().map(|&(number, _)| number);
@@ -188,8 +188,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 }
 
 /// Where regions stand that are registered but not in the index.
-const OUT_OF_INDEX: [Queue; 5] =
-    [Queue::Dead, Queue::Superseded, Queue::Leased, Queue::SupersededLeased, Queue::Leaving];
+const OUT_OF_INDEX: [Queue; 6] = [
+    Queue::Dead,
+    Queue::Superseded,
+    Queue::Leased,
+    Queue::SupersededLeased,
+    Queue::Leaving,
+    Queue::Parked,
+];
 
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
     region.range().is_some_and(|bytes| bytes.overlaps(&range))

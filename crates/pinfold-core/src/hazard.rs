@@ -285,6 +285,14 @@ impl InUse {
         let place = std::ptr::from_ref(place).addr();
         self.0.as_ref().is_none_or(|places| places.binary_search(&place).is_ok())
     }
+
+    /// How often `place` is leased, if that is known.
+    pub(crate) fn count<T>(&self, place: &T) -> Option<usize> {
+        let place = std::ptr::from_ref(place).addr();
+        let places = self.0.as_ref()?;
+        let first = places.partition_point(|&other| other < place);
+        Some(places[first..].iter().take_while(|&&other| other == place).count())
+    }
 }
 
 /// The record of one cache that the calling thread used last, and where in it the next lease

@@ -106,6 +106,26 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         Parts { region: lease.region, pin: lease.pin, range: lease.range, duties: lease.duties }
     }
 
+    /// The place of the region.
+    pub(crate) fn number(&self) -> u32 {
+        self.region.number
+    }
+
+    /// Whether this is a lease of the cache behind `shared`.
+    pub(crate) fn is_of(&self, shared: &Shared<R, M>) -> bool {
+        std::ptr::eq(self.shared, shared)
+    }
+
+    /// Ends the lease of a region that is in the hands of a suspension, and nothing but the lease.
+    pub(crate) fn surrender(self) {
+        let lease = ManuallyDrop::new(self);
+        lease.shared.forget_callback(lease.region, lease.duties);
+        match lease.pin {
+            Some(hazard) => hazard.clear(),
+            None => lease.shared.uncount(lease.region),
+        }
+    }
+
     /// The lease that was taken apart.
     #[inline(always)]
     pub(crate) fn of_parts(shared: &'c Shared<R, M>, parts: Parts<'c, R::Handle>) -> Self {

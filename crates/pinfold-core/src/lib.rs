@@ -24,7 +24,7 @@
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors), `arena`, `barrier`, `hazard` (memory and threads), `region`,
 //! `index`, `queues`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
-//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
+//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves).
 
 pub mod access;
 mod arena;
@@ -59,6 +59,7 @@ pub mod registrar;
 mod shared;
 pub mod stable;
 pub mod statistics;
+pub mod suspend;
 mod sync;
 pub mod under_way;
 mod watchers;
@@ -81,4 +82,9 @@ pub use registrar::{
 };
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use statistics::Statistics;
+pub use suspend::{
+    ConnectionLost, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Progress, Refused,
+    Renewed, Resumed, Suspend, Suspended, Suspending, SuspensionStatistics, SuspensionTerms,
+    Transfers, Unsupported, Why,
+};
 pub use under_way::{Ticket, UnderWay};

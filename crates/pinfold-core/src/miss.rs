@@ -19,6 +19,7 @@ use crate::order::Order;
 use crate::region::{Region, Status, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::shared::{Shared, Writer};
+use crate::suspend::bars::{Gate, Stop};
 use std::sync::Arc;
 
 /// What to do next, decided under the writer's lock.
@@ -26,6 +27,8 @@ use std::sync::Arc;
 enum Step<'c, R: Registrar, M: Monitor> {
     Done(Lease<'c, R, M>),
     Wait(Arc<Landing>),
+    /// The range is suspended, and its gets are held back.
+    HoldBack(Arc<Gate>),
     /// Callbacks became due, which must run before this `get` holds anything.
     Again,
     MakeRoom(Refusal, Whose),
@@ -110,6 +113,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                     landing.wait();
                     attempt.waited = true;
                 }
+                Step::HoldBack(gate) => {
+                    gate.wait().map_err(|range| GetError::Suspended { range })?;
+                }
                 Step::MakeRoom(refusal, whose) => {
                     attempt.past_budget = self.make_room(refusal, whose)?;
                 }
@@ -134,6 +140,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if writer.watchers.has_due() {
             return Ok(Step::Again);
         }
+        let range = self.to_register(want);
+        match writer.bars.stop(range) {
+            Some(Stop::Wait(gate)) => return Ok(Step::HoldBack(gate)),
+            Some(Stop::Refuse(range)) => return Err(GetError::Suspended { range }),
+            None => {}
+        }
         if let Some(lease) = self.hit_locked(writer, want) {
             return Ok(Step::Done(lease));
         }
@@ -141,7 +153,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             writer.counts.waits += 1;
             return Ok(Step::Wait(landing));
         }
-        let range = self.to_register(want);
         match self.take_budget(writer, range, attempt) {
             Err((refusal, whose)) => Ok(Step::MakeRoom(refusal, whose)),
             Ok(amount) => {
@@ -194,9 +205,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// regions that stand by count as well.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
         let (start, end) = (want.range.start(), want.range.end());
+        let bars = &writer.bars;
         let region = self.index.find(start, end, |region| {
             let (range, terms) = region.findable()?;
-            want.served_by(range, terms).then_some(region)
+            (want.served_by(range, terms) && !bars.cover(range)).then_some(region)
         })?;
         let tick = self.tick();
         if region.status() == Status::Standby {
@@ -277,7 +289,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
-    fn per_use(&self, want: &Want, range: AddressRange) -> Option<PerUse> {
+    pub(crate) fn per_use(&self, want: &Want, range: AddressRange) -> Option<PerUse> {
         let access = want.terms.access;
         if access.is_remote() && !self.config.cache_remote {
             return Some(PerUse::Remote(access));
@@ -306,7 +318,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Enters a filled place into the index and the order of eviction.
-    fn enter(&self, writer: &mut Writer, flight: &Flight) -> Result<(), PerUse> {
+    pub(crate) fn enter(&self, writer: &mut Writer, flight: &Flight) -> Result<(), PerUse> {
         if !self.index.insert(&mut writer.recycler, flight.range, flight.number) {
             return Err(PerUse::Unindexed);
         }
@@ -454,7 +466,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             shared.keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
-            region.set(Status::Live);
+            writer.set_findable(region);
             shared.supersede(writer, &flight);
             Lease::of_cached(shared, region, pin, want.range)
         };
@@ -483,7 +495,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
 }
 
 /// What the child gets is decided by [`Shared::get_slowly`].
-const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { errno: 0 };
+pub(crate) const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { errno: 0 };
 
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {

@@ -26,6 +26,8 @@ pub(crate) enum Queue {
     SupersededLeased = 7,
     /// Being deregistered.
     Leaving = 8,
+    /// Registered, and in the hands of a suspension.
+    Parked = 9,
 }
 
 impl Queue {
@@ -42,6 +44,7 @@ impl Queue {
             6 => Self::Leased,
             7 => Self::SupersededLeased,
             8 => Self::Leaving,
+            9 => Self::Parked,
             _ => return None,
         })
     }
@@ -216,7 +219,7 @@ mod tests {
             u32::try_from(state >> 33).unwrap() % bound
         };
         for _ in 0..if cfg!(miri) { 200 } else { 20_000 } {
-            let (number, tag) = (next(PLACES), next(9));
+            let (number, tag) = (next(PLACES), next(10));
             model.iter_mut().for_each(|queue| queue.retain(|&other| other != number));
             match Queue::from_tag(tag) {
                 Some(queue) => {
@@ -226,7 +229,7 @@ mod tests {
                 None => queues.remove(number),
             }
             assert_eq!(queues.queue_of(number), Queue::from_tag(tag));
-            for queue in (1..9).filter_map(Queue::from_tag) {
+            for queue in (1..10).filter_map(Queue::from_tag) {
                 assert!(queues.iter(queue).eq(model[queue as usize].iter().copied()));
                 assert_eq!(queues.len(queue), model[queue as usize].len());
             }

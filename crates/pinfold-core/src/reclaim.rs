@@ -214,7 +214,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let in_use = self.in_use(writer);
         for (number, region) in next {
             if in_use.contains(region) {
-                region.set(Status::Live);
+                writer.set_findable(region);
                 busy.push(number);
             } else {
                 writer.queues.put(Queue::Standby, number);
@@ -273,7 +273,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The books after a deregistration.
-    fn free_place(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+    pub(crate) fn free_place(&self, writer: &mut Writer, region: &Region<R::Handle>) {
         let number = region.number;
         writer.queues.remove(number);
         let bytes = region.range().map_or(0, |range| self.footprint(range));

@@ -240,6 +240,12 @@ impl<H: Copy> Region<H> {
         Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
     }
 
+    /// The terms last put here. The writer's lock is held.
+    pub(crate) fn terms(&self) -> Terms {
+        // Relaxed: only holders of the writer's lock store here.
+        Terms::from_bits((self.state.load(Ordering::Relaxed) >> 8 & 0xff) as u8)
+    }
+
     #[inline]
     pub(crate) fn status(&self) -> Status {
         // Acquire: pairs with `set`.

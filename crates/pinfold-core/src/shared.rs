@@ -13,9 +13,10 @@ use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Position, Replay, Sequence};
 use crate::order::Order;
 use crate::queues::{Queue, Queues};
-use crate::region::{Ask, Region, Terms};
+use crate::region::{Ask, Region, Status, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
+use crate::suspend::bars::Bars;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::watchers::{Callback, Due, Watchers};
 use std::sync::Arc;
@@ -77,6 +78,8 @@ pub(crate) struct Writer {
     pub(crate) held: Amount,
     pub(crate) counts: Statistics,
     pub(crate) watchers: Watchers,
+    /// What is suspended.
+    pub(crate) bars: Bars,
     /// The log is applied up to here.
     pub(crate) position: Position,
     /// The monitor sees nothing any more; all was invalidated then.
@@ -397,6 +400,7 @@ impl Writer {
             held: Amount::ZERO,
             counts: Statistics::default(),
             watchers: Watchers::default(),
+            bars: Bars::default(),
             position,
             lost: false,
         }
@@ -412,6 +416,14 @@ impl Writer {
             self.called = true;
             self.must_ring = true;
         }
+    }
+
+    /// Has a region of the index be leased again: by everybody, or, as long as part of it is
+    /// suspended, by nobody.
+    #[inline]
+    pub(crate) fn set_findable<H: Copy>(&self, region: &Region<H>) {
+        let barred = region.range().is_some_and(|range| self.bars.cover(range));
+        region.set(if barred { Status::Standby } else { Status::Live });
     }
 
     /// Takes back the memory that [`scratch`](Self::scratch) lent, unless it has grown too large

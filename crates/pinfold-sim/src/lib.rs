@@ -35,11 +35,13 @@
 
 pub mod bell;
 pub mod device;
+pub mod fabric;
 pub mod fault;
 mod log;
 pub mod monitor;
 pub mod random;
 pub mod registrar;
+pub mod simulation;
 pub mod space;
 mod sync;
 

@@ -10,8 +10,10 @@
 
 use crate::device::{Device, Handle};
 use pinfold_core::{
-    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
+    RegistrarLimits, Suspend, Transfers,
 };
+use std::convert::Infallible;
 use std::sync::Arc;
 
 /// Registers with a [`Device`]; clones share it.
@@ -48,6 +50,31 @@ impl Registrar for SimRegistrar {
 
     fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
         self.device.deregister(handle, range)
+    }
+}
+
+/// A device without connections, which has nothing that it could stop.
+impl Suspend for SimRegistrar {
+    type Connection = Infallible;
+
+    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Infallible,
+        _range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        match *connection {}
+    }
+
+    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn fail(&self, connection: &Infallible) {
+        match *connection {}
     }
 }
 

@@ -1,0 +1,49 @@
+//! `pinfold simulate`: a bounded run, its seeds, and proof that it can fail.
+
+#![allow(clippy::unwrap_used)] // tests may fail loudly
+
+mod support;
+
+use serde_json::Value;
+use support::run;
+
+fn simulated(arguments: &[&str]) -> (bool, Value) {
+    let outcome = run(&[&["simulate", "--json"], arguments].concat()).unwrap();
+    (outcome.held, outcome.report)
+}
+
+const FINDINGS: [&str; 5] = ["wrong", "lost_completions", "covert_reconnects", "stuck", "leaked"];
+
+#[test]
+fn nothing_is_found_where_nothing_is_defective() {
+    let (held, report) = simulated(&["--steps", "200000"]);
+    assert!(held && report["seed"].is_u64() && report["steps"] == 200_000, "{report:#}");
+    assert!(FINDINGS.iter().all(|finding| report[finding] == 0), "{report:#}");
+    assert!(report["happened"]["suspensions_resumed"].as_u64() > Some(0), "{report:#}");
+}
+
+#[test]
+fn a_seed_runs_the_same_again() {
+    let happened = |seed| simulated(&["--steps", "40000", "--seed", seed]).1["happened"].clone();
+    assert_eq!(happened("11"), happened("11"));
+    assert_ne!(happened("11"), happened("12"));
+}
+
+#[test]
+fn faults_can_be_chosen() {
+    let calm = simulated(&["--steps", "40000", "--seed", "3", "--no-faults"]).1;
+    assert_eq!(calm["happened"]["connections_ended"].as_u64().map(|ended| ended < 20), Some(true));
+    let (held, report) = simulated(&["--steps", "40000", "--fault", "network"]);
+    assert!(held && report["faults"] == serde_json::json!(["network"]), "{report:#}");
+}
+
+#[test]
+fn a_defect_is_found_and_its_seed_finds_it_again() {
+    let mutant = ["--mutant", "old-translation"];
+    let (held, report) = simulated(&[&mutant[..], &["--steps", "400000", "--seed", "7"]].concat());
+    assert!(!held && report["wrong"].as_u64() > Some(0), "{report:#}");
+    let first = &report["first"];
+    let (seed, steps) = (first["seed"].to_string(), first["steps"].to_string());
+    let again = [&mutant[..], &["--seed", &seed, "--steps", &steps]].concat();
+    assert_eq!(simulated(&again).1["first"], *first);
+}

@@ -1,0 +1,74 @@
+//! Suspending a region: the device stops touching it, its memory is re-arranged, access returns.
+//!
+//! What it costs first: every connection named stands still from the beginning to the resumption,
+//! draining takes as long as the slowest transfer in flight, registrations of the region that
+//! nobody keeps are given up and made again by the next `get`, and telling whether leases are left
+//! costs one barrier on all processors for each [poll](Suspending::poll). A cache on which nothing
+//! is suspended pays one comparison in a miss and nothing in a hit.
+//!
+//! ```text
+//!            begin_suspension(range, connections, leases to keep, terms)
+//!                 │
+//!                 ├── the device cannot ───────────────▶ Unsupported(reason)   nothing touched
+//!                 ├── leases alive, Leases::Refuse ────▶ Refused(in flight)    nothing touched
+//!                 ▼
+//!   ┌──────── Suspending ────────┐  poll: still in flight
+//!   │ new gets held or refused,  │◀──┐
+//!   │ connections stopped        │───┘
+//!   └──┬───────────┬─────────┬───┘
+//!      │ quiet     │ deadline│ cancelled, dropped
+//!      │           ▼         ▼
+//!      │        Refused(what, how long)        connections go on, keys as they were (or renewed,
+//!      ▼                                       if the deadline came while the device let go)
+//!   ┌──────── Suspended ─────────┐
+//!   │ no registration is used,   │── dropped, or its thread panics ──▶ by OnDrop: killed openly
+//!   │ no translation is held;    │                                     (connections failed), or
+//!   │ the memory may be moved    │                                     resumed
+//!   └──┬───────────┬─────────────┘
+//!      │ resume    │ expire_suspensions() past the deadline
+//!      ▼           ▼
+//!   Resumed     connections failed, gets go on; resume() then says Expired
+//!   (keys same or changed, connections lost, how late)
+//! ```
+//!
+//! **Who knows what.** Which connections can touch a region only the program knows, so it says so.
+//! Which of its leases are to survive it says as well, by handing them over: a lease that a
+//! [`Suspending`] or [`Suspended`] holds cannot be used meanwhile, and comes back with its
+//! registration renewed. Every other lease of the region has to end first.
+//!
+//! **What `Suspended` promises.** Its value exists only after (1) every connection named was
+//! stopped or is gone, (2) the device said of each that nothing of it is in flight, (3) no lease of
+//! a byte of the range was left but those handed over, and none can come, (4) every other
+//! registration of the range was given back, and (5) the device holds no translation of it any
+//! more. (3) holds because the bar stands before regions are made to stand by, a region that stands
+//! by is leased under the writer's lock alone, and whoever leases under that lock looks at the bars
+//! first. It is as true as the device's word in [`Suspend`], and the program's about its connections.
+//!
+//! **Several at once.** Suspensions of different ranges may share connections: one is stopped for
+//! the first of them and goes on with the last. A registration that reaches into two ranges keeps
+//! the second from coming about as long as the first has it.
+//!
+//! **Never silently.** There is no path on which a connection that died comes back
+//! ([`Suspend::restart`] may not re-establish one), and every way out of the machine either gives
+//! the connections back or fails them and counts it ([`SuspensionStatistics`]). Only a suspension
+//! that is leaked (`mem::forget`) stays until [`Cache::expire_suspensions`] finds it overdue.
+//!
+//! [`Cache::expire_suspensions`]: crate::Cache::expire_suspensions
+//!
+//! Where to look next: `device` (what a device must offer), `report` (the words of the answers),
+//! `bars` (what holds gets back), `ward` (what a suspension owns and must give back), `machine` (the
+//! states).
+
+pub(crate) mod bars;
+mod device;
+mod machine;
+mod report;
+mod ward;
+
+pub use bars::SuspensionStatistics;
+pub use device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
+pub use machine::{Progress, Suspended, Suspending};
+pub use report::{
+    Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Refused, Resumed, SuspensionTerms,
+    Why,
+};

@@ -1,0 +1,283 @@
+//! The bars in the way of gets: which ranges are suspended, and who waits before them.
+
+use super::report::Gets;
+use crate::AddressRange;
+use std::any::Any;
+use std::fmt;
+// Not loom's: no model suspends, and loom knows no time.
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// All suspensions of a cache. Belongs to the holder of the writer's lock.
+#[derive(Default)]
+pub(crate) struct Bars {
+    bars: Vec<Bar>,
+    holds: Vec<Hold>,
+    last_id: u64,
+    pub(crate) counts: SuspensionStatistics,
+}
+
+/// One suspension, as gets and the clock see it.
+pub(crate) struct Bar {
+    id: u64,
+    range: AddressRange,
+    gets: Gets,
+    gate: Arc<Gate>,
+    /// On the device's clock.
+    deadline: Duration,
+    /// What is to be ended if the deadline passes; nothing unless the program has the region in
+    /// its hands.
+    hostages: Option<Hostages>,
+}
+
+/// One suspension's hold on one connection, which several may have at once.
+struct Hold {
+    /// The suspension.
+    id: u64,
+    /// The device's connection; one cache has one type of them.
+    connection: Box<dyn Any + Send>,
+    state: HoldState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HoldState {
+    /// The device is being told to stop it.
+    Stopping,
+    Stopped,
+    /// The device is being told to let it go on.
+    Restarting,
+}
+
+/// What to do about a connection that is to be stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Claim {
+    /// Stop it, and say so.
+    Stop,
+    /// Another suspension has stopped it.
+    Shared,
+    /// Another suspension is telling the device something: ask again.
+    Later,
+}
+
+/// What an overdue suspension leaves behind.
+pub(crate) struct Hostages {
+    /// A `Vec` of the device's connections.
+    pub(crate) connections: Arc<dyn Any + Send + Sync>,
+    /// The places whose registrations were withdrawn.
+    pub(crate) parked: Vec<u32>,
+}
+
+/// What a get meets at a bar.
+pub(crate) enum Stop {
+    /// It waits here.
+    Wait(Arc<Gate>),
+    /// It fails.
+    Refuse(AddressRange),
+}
+
+impl Bars {
+    /// What a registration of `range` meets.
+    #[inline]
+    pub(crate) fn stop(&self, range: AddressRange) -> Option<Stop> {
+        if self.bars.is_empty() {
+            return None;
+        }
+        let bar = self.bars.iter().find(|bar| bar.range.overlaps(&range))?;
+        Some(match bar.gets {
+            Gets::Hold => Stop::Wait(Arc::clone(&bar.gate)),
+            Gets::Refuse => Stop::Refuse(bar.range),
+        })
+    }
+
+    /// Whether a region of `range` must not be leased.
+    #[inline]
+    pub(crate) fn cover(&self, range: AddressRange) -> bool {
+        !self.bars.is_empty() && self.overlapping(range).is_some()
+    }
+
+    /// What is suspended of `range`.
+    pub(crate) fn overlapping(&self, range: AddressRange) -> Option<AddressRange> {
+        self.bars.iter().map(|bar| bar.range).find(|other| other.overlaps(&range))
+    }
+
+    /// Puts up a bar that stands until `deadline`, which is `patience` from now.
+    pub(crate) fn put_up(
+        &mut self,
+        range: AddressRange,
+        gets: Gets,
+        deadline: Duration,
+        patience: Duration,
+    ) -> u64 {
+        self.last_id += 1;
+        self.counts.begun += 1;
+        let gate = Arc::new(Gate::new(range, patience));
+        let bar = Bar { id: self.last_id, range, gets, gate, deadline, hostages: None };
+        self.bars.push(bar);
+        self.last_id
+    }
+
+    /// Takes a hold on `connection` for suspension `id`, unless the device is being told something
+    /// about it.
+    ///
+    /// No lock is held while the device is told, so two suspensions could tell it to stop and to
+    /// go on in the wrong order; hence one that tells is waited for, and the last to let go
+    /// restarts.
+    pub(crate) fn claim<C: PartialEq + Clone + Send + 'static>(
+        &mut self,
+        id: u64,
+        connection: &C,
+    ) -> Claim {
+        let others: Vec<_> = self.holds_on(connection).map(|hold| hold.state).collect();
+        let claim = if others.is_empty() {
+            Claim::Stop
+        } else if others.iter().all(|&state| state == HoldState::Stopped) {
+            Claim::Shared
+        } else {
+            Claim::Later
+        };
+        let state = match claim {
+            Claim::Stop => HoldState::Stopping,
+            Claim::Shared => HoldState::Stopped,
+            Claim::Later => return claim,
+        };
+        self.holds.push(Hold { id, connection: Box::new(connection.clone()), state });
+        claim
+    }
+
+    /// The device has been told to stop.
+    pub(crate) fn stopped<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) {
+        if let Some(hold) = self.holds_on(connection).find(|hold| hold.id == id) {
+            hold.state = HoldState::Stopped;
+        }
+    }
+
+    /// Lets go of `connection`. True if nobody else holds it: then the device is to be told, and
+    /// [`restarted`](Self::restarted) says that it was.
+    pub(crate) fn release<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> bool {
+        let shared = self.holds_on(connection).any(|hold| hold.id != id);
+        if shared {
+            self.restarted(id, connection);
+        } else if let Some(hold) = self.holds_on(connection).next() {
+            hold.state = HoldState::Restarting;
+        }
+        !shared
+    }
+
+    /// The device has been told, or need not be.
+    pub(crate) fn restarted<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) {
+        self.holds.retain(|hold| hold.id != id || !is_on(hold, connection));
+    }
+
+    fn holds_on<C: PartialEq + 'static>(
+        &mut self,
+        connection: &C,
+    ) -> impl Iterator<Item = &mut Hold> {
+        self.holds.iter_mut().filter(move |hold| is_on(hold, connection))
+    }
+
+    /// From now on the suspension may expire.
+    pub(crate) fn hand_over(&mut self, id: u64, hostages: Hostages) {
+        if let Some(bar) = self.bars.iter_mut().find(|bar| bar.id == id) {
+            bar.hostages = Some(hostages);
+        }
+    }
+
+    /// Whether it has expired, if it was handed over.
+    pub(crate) fn has_expired(&self, id: u64) -> bool {
+        self.bars.iter().all(|bar| bar.id != id)
+    }
+
+    /// From now on it may not. False if it has.
+    pub(crate) fn take_back(&mut self, id: u64) -> bool {
+        let bar = self.bars.iter_mut().find(|bar| bar.id == id);
+        bar.is_some_and(|bar| bar.hostages.take().is_some())
+    }
+
+    /// Takes a bar down; those who waited go on.
+    pub(crate) fn take_down(&mut self, id: u64) {
+        if let Some(position) = self.bars.iter().position(|bar| bar.id == id) {
+            self.bars.swap_remove(position).gate.open();
+        }
+        self.holds.retain(|hold| hold.id != id);
+    }
+
+    /// Takes down the bars of a suspension that is overdue at `now`, and says what it left.
+    pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Hostages> {
+        let overdue = |bar: &Bar| bar.hostages.is_some() && bar.deadline < now;
+        let position = self.bars.iter().position(overdue)?;
+        let bar = self.bars.swap_remove(position);
+        bar.gate.open();
+        self.holds.retain(|hold| hold.id != bar.id);
+        self.counts.expired += 1;
+        bar.hostages
+    }
+}
+
+fn is_on<C: PartialEq + 'static>(hold: &Hold, connection: &C) -> bool {
+    hold.connection.downcast_ref::<C>() == Some(connection)
+}
+
+/// Where gets of a suspended region wait.
+pub(crate) struct Gate {
+    range: AddressRange,
+    until: Option<Instant>,
+    /// Whether the bar is down. Rank 3: taken with nothing else held, or, to open, under the
+    /// writer's lock.
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn new(range: AddressRange, patience: Duration) -> Self {
+        let until = Instant::now().checked_add(patience);
+        Self { range, until, is_open: Mutex::new(false), opened: Condvar::new() }
+    }
+
+    fn open(&self) {
+        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.opened.notify_all();
+    }
+
+    /// Waits until the bar is down.
+    ///
+    /// # Errors
+    ///
+    /// The suspended range, at the deadline.
+    pub(crate) fn wait(&self) -> Result<(), AddressRange> {
+        let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_open {
+            let left = self
+                .until
+                .map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(self.range);
+            }
+            let waited = self.opened.wait_timeout(is_open, left);
+            is_open = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+}
+
+/// What became of the suspensions of a cache, counted exactly:
+/// `begun = refused + resumed + killed + expired + those under way`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SuspensionStatistics {
+    /// Suspensions begun; what was unsupported was not.
+    pub begun: u64,
+    /// Those that did not come about, cancelled and dropped ones included.
+    pub refused: u64,
+    /// Those that came about and were resumed, dropped ones with
+    /// [`OnDrop::Resume`](crate::OnDrop) included.
+    pub resumed: u64,
+    /// Those that were dropped and ended with their connections.
+    pub killed: u64,
+    /// Those that were overdue and ended with their connections.
+    pub expired: u64,
+}
+
+impl fmt::Debug for Bars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bars").field("counts", &self.counts).finish_non_exhaustive()
+    }
+}

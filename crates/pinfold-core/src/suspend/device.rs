@@ -1,0 +1,222 @@
+//! What a device must offer to have its regions suspended.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare a function that opens memory to a device, and to
+//! hand its caller's word on to [`Registrar::register`].
+
+#![allow(unsafe_code)]
+
+use crate::registrar::{DeregisterError, RegisterError, Registrar};
+use crate::{Access, AddressRange};
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// A device whose connections can be stopped and whose translations can be taken back for a while.
+///
+/// Everything here is called with no lock of the cache held. A device that cannot leaves
+/// [`can_suspend`](Self::can_suspend) as it is and the rest is never called; its
+/// [`Connection`](Self::Connection) may be [`Infallible`](std::convert::Infallible).
+///
+/// How the kinds of device fit:
+///
+/// | | a ring with fixed buffers | verbs | a device that pages on demand |
+/// |---|---|---|---|
+/// | connection | the ring | a queue pair | a queue pair |
+/// | `stop` | nothing: a use needs a lease, and gets are held back | to SQD; a peer that writes must agree | the same |
+/// | `in_flight` | nothing beyond the leases | send queue not drained yet | the same |
+/// | `withdraw` | the slot is emptied, with a tag | windows invalidated | pages given back |
+/// | `quiet` | the tag's completion was seen | true | the fault queue is empty |
+/// | `renew` | the same slot filled again: same key | re-registered: the keys may change | nothing: same key |
+pub trait Suspend: Registrar {
+    /// What stops and goes on: a queue pair, a ring.
+    type Connection: Clone + PartialEq + fmt::Debug + Send + Sync + 'static;
+
+    /// The time on the clock by which deadlines are kept; it never goes back.
+    fn now(&self) -> Duration {
+        static ORIGIN: OnceLock<Instant> = OnceLock::new();
+        ORIGIN.get_or_init(Instant::now).elapsed()
+    }
+
+    /// Whether the device can keep all of these connections, and through them their peers, from
+    /// touching `range`. Asked before anything is touched.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`], which is what a device says that knows nothing better.
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Self::Connection],
+    ) -> Result<(), Unsupported> {
+        let _ = (range, connections);
+        Err(Unsupported::Device)
+    }
+
+    /// Tells the device to begin nothing new on `connection`, transfers of its peer included.
+    /// Returns at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionLost`] if there is none to stop any more.
+    fn stop(&self, connection: &Self::Connection) -> Result<(), ConnectionLost>;
+
+    /// What a stopped connection still has under way that may touch `range`; all it has under
+    /// way, if the device cannot tell.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionLost`] if the connection died: then nothing of it is under way.
+    fn in_flight(
+        &self,
+        connection: &Self::Connection,
+        range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost>;
+
+    /// Takes the translation of a registration out of the device and leaves its handle valid for
+    /// [`renew`](Self::renew). Where that cannot be told apart from deregistering, nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`DeregisterError`] if the device is gone or refuses.
+    fn withdraw(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        let _ = (handle, range);
+        Ok(())
+    }
+
+    /// Whether the device has let go of every translation of `range` that was withdrawn or given
+    /// back: of copies in its own caches too.
+    fn quiet(&self, range: AddressRange) -> bool {
+        let _ = range;
+        true
+    }
+
+    /// Gives a withdrawn registration the pages that are at `range` now. On an error nothing is
+    /// registered any more.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`], as from registering.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Registrar::register`].
+    unsafe fn renew(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<Self::Handle>, RegisterError> {
+        // What the device cannot give back it has lost: either way the old handle is over.
+        let _gone = self.deregister(handle, range);
+        // SAFETY: the caller's promise.
+        unsafe { self.register(range, access) }.map(Renewed::Changed)
+    }
+
+    /// Lets a stopped connection go on. Never re-establishes one.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionLost`] if it died meanwhile.
+    fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost>;
+
+    /// Ends a connection in the open: its program and its peer hear of it, and what was posted
+    /// is aborted.
+    fn fail(&self, connection: &Self::Connection);
+
+    /// Waits for progress, at most until `until` on the device's clock.
+    fn wait(&self, until: Duration) {
+        const STEP: Duration = Duration::from_micros(50);
+        std::thread::sleep(until.saturating_sub(self.now()).min(STEP));
+    }
+}
+
+/// What a renewed registration is known by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Renewed<H> {
+    /// By the same handle as before.
+    Same,
+    /// By another.
+    Changed(H),
+}
+
+/// Transfers under way on a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Transfers {
+    /// How many; 0 is none.
+    pub count: usize,
+    /// How long the oldest has been under way.
+    pub oldest: Duration,
+}
+
+/// Why a device cannot suspend a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Unsupported {
+    /// It has no way to stop anything.
+    Device,
+    /// Peers of a connection may write at any time, and this one has not agreed to stop.
+    PeerMayWrite,
+    /// The connection is of a kind, or in a state, that cannot be stopped.
+    Connection {
+        /// Which, by its place in the list.
+        index: usize,
+    },
+    /// The kernel or driver refuses the request that stops a connection.
+    Refused {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device => f.write_str("the device does not know how to stop: end the leases"),
+            Self::PeerMayWrite => {
+                f.write_str("a peer may write at any time: have it agree to stop first")
+            }
+            Self::Connection { index } => {
+                write!(f, "connection {index} of the list cannot be stopped as it is")
+            }
+            Self::Refused { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
+/// Why a connection is no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConnectionLost {
+    /// It ended before it was asked for.
+    Gone,
+    /// Its retries ran out: with a stopped end, because the peer did not wait as long.
+    TimedOut,
+    /// The peer ended it.
+    ByPeer,
+    /// It broke for another reason.
+    Broken {
+        /// The device's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for ConnectionLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("there is no such connection any more"),
+            Self::TimedOut => f.write_str("the retries ran out: suspend for a shorter time"),
+            Self::ByPeer => f.write_str("the peer ended it"),
+            Self::Broken { errno } => write!(f, "the connection broke (error {errno})"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectionLost {}

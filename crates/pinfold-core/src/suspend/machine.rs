@@ -1,0 +1,264 @@
+//! The states of a suspension, as types; the parent module draws them.
+
+use super::bars::SuspensionStatistics;
+use super::device::Suspend;
+use super::report::{
+    Expired, InFlight, Leases, NotSuspended, Refused, Resumed, SuspensionTerms, Why,
+};
+use super::ward::Ward;
+use crate::AddressRange;
+use crate::cache::Cache;
+use crate::lease::Lease;
+use crate::monitor::Monitor;
+use crate::registrar::Registrar;
+use crate::shared::Shared;
+use std::fmt;
+use std::time::Duration;
+
+/// What a suspension ends in that does not come about.
+type Refusal<'c, R, M> = Box<NotSuspended<'c, R, M>>;
+
+impl<R: Registrar, M: Monitor> Cache<R, M> {
+    /// What became of the suspensions of this cache; zeros in a forked child.
+    pub fn suspension_statistics(&self) -> SuspensionStatistics {
+        if self.shared.monitor.forked() {
+            return SuspensionStatistics::default();
+        }
+        self.shared.locked(|writer| writer.bars.counts)
+    }
+}
+
+impl<R: Suspend, M: Monitor> Cache<R, M> {
+    /// Stops every connection that can touch `range`, widened to whole pages, and waits until
+    /// nothing touches it; see [`suspend`](crate::suspend) for the whole course and its price.
+    ///
+    /// `connections` are all that can touch the range, which only the program knows. `leases` are
+    /// those that come back when it resumes, with their registrations renewed; each touches the
+    /// range. Their callbacks for invalidation are dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSuspended`], which says why and holds the leases. Everything goes on.
+    pub fn suspend<'c>(
+        &'c self,
+        range: AddressRange,
+        connections: Vec<R::Connection>,
+        leases: Vec<Lease<'c, R, M>>,
+        terms: SuspensionTerms,
+    ) -> Result<Suspended<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
+        let mut suspending = self.begin_suspension(range, connections, leases, terms)?;
+        loop {
+            match suspending.poll()? {
+                Progress::Suspended(suspended) => return Ok(suspended),
+                Progress::Pending(pending, _) => {
+                    pending.ward.wait();
+                    suspending = pending;
+                }
+            }
+        }
+    }
+
+    /// As [`suspend`](Self::suspend), for a program that does other things while it waits, such
+    /// as taking the completions that end its leases.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSuspended`], which says why and holds the leases. Everything goes on.
+    pub fn begin_suspension<'c>(
+        &'c self,
+        range: AddressRange,
+        connections: Vec<R::Connection>,
+        leases: Vec<Lease<'c, R, M>>,
+        terms: SuspensionTerms,
+    ) -> Result<Suspending<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
+        let range = range.page_aligned(self.shared.limits.page_bytes);
+        if let Err(why) = check(&self.shared, range, &connections, &leases) {
+            return Err(not_suspended(why, leases));
+        }
+        let ward = Ward::new(&self.shared, range, terms, leases);
+        let mut ward =
+            ward.map_err(|(range, leases)| not_suspended(Why::AlreadySuspended { range }, leases))?;
+        if terms.leases == Leases::Refuse {
+            let in_flight = ward.leases_in_flight();
+            if !in_flight.is_empty() {
+                return Err(refuse(ward, in_flight));
+            }
+        }
+        ward.stop(connections);
+        Ok(Suspending { ward })
+    }
+
+    /// Ends every [`Suspended`] whose deadline has passed: its connections are failed in the open,
+    /// its registrations given back, and gets go on. Says how many there were.
+    ///
+    /// For a program's event loop or watchdog, where nobody can be sure that whoever suspended
+    /// comes back. The memory is left as it is: what is half re-arranged is the program's affair.
+    pub fn expire_suspensions(&self) -> usize {
+        self.shared.expire_suspensions()
+    }
+}
+
+/// Everything that can be refused before anything is touched.
+fn check<R: Suspend, M: Monitor>(
+    shared: &Shared<R, M>,
+    range: AddressRange,
+    connections: &[R::Connection],
+    leases: &[Lease<'_, R, M>],
+) -> Result<(), Why<R::Connection>> {
+    if shared.monitor.forked() {
+        return Err(Why::Forked);
+    }
+    let foreign =
+        |lease: &Lease<'_, R, M>| !lease.is_of(shared) || !lease.registered().overlaps(&range);
+    if let Some(index) = leases.iter().position(foreign) {
+        return Err(Why::ForeignLease { index });
+    }
+    shared.registrar.can_suspend(range, connections).map_err(Why::Unsupported)
+}
+
+fn not_suspended<'c, R: Suspend, M: Monitor>(
+    why: Why<R::Connection>,
+    leases: Vec<Lease<'c, R, M>>,
+) -> Refusal<'c, R, M> {
+    Box::new(NotSuspended { why, leases: leases.into_iter().map(Ok).collect() })
+}
+
+/// Lets everything go on as before.
+fn refuse<'c, R: Suspend, M: Monitor>(
+    mut ward: Ward<'c, R, M>,
+    in_flight: InFlight,
+) -> Refusal<'c, R, M> {
+    let waited = ward.waited();
+    let (leases, _) = ward.resume();
+    let lost = std::mem::take(&mut ward.lost);
+    Box::new(NotSuspended { why: Why::Refused(Refused { in_flight, waited, lost }), leases })
+}
+
+/// A suspension under way: gets are barred and connections stopped, and something is in flight.
+///
+/// Dropping it cancels it: everything goes on, and the leases handed over end.
+#[must_use = "what is dropped here goes on as before"]
+pub struct Suspending<'c, R: Suspend, M: Monitor> {
+    ward: Ward<'c, R, M>,
+}
+
+/// How far a suspension has come.
+#[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
+pub enum Progress<'c, R: Suspend, M: Monitor> {
+    /// Something is in flight still: ask again later.
+    Pending(Suspending<'c, R, M>, InFlight),
+    /// Nothing touches the region any more.
+    Suspended(Suspended<'c, R, M>),
+}
+
+impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
+    /// Goes as far as it can without waiting.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSuspended`] at the deadline. Everything goes on.
+    pub fn poll(mut self) -> Result<Progress<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
+        if self.ward.is_forked() {
+            return Err(not_suspended(Why::Forked, Vec::new()));
+        }
+        let in_flight = self.ward.advance();
+        // Again, because the device may have forked.
+        if self.ward.is_forked() {
+            return Err(not_suspended(Why::Forked, Vec::new()));
+        }
+        if in_flight.is_empty() {
+            self.ward.hand_over();
+            return Ok(Progress::Suspended(Suspended { ward: self.ward }));
+        }
+        if self.ward.is_overdue() {
+            return Err(refuse(self.ward, in_flight));
+        }
+        Ok(Progress::Pending(self, in_flight))
+    }
+
+    /// Lets everything go on as before, with the leases back.
+    pub fn cancel(mut self) -> Box<NotSuspended<'c, R, M>> {
+        if self.ward.is_forked() {
+            return not_suspended(Why::Forked, Vec::new());
+        }
+        let in_flight = self.ward.advance();
+        refuse(self.ward, in_flight)
+    }
+}
+
+/// A region that nothing touches: its memory may be moved, made huge, trimmed.
+///
+/// Ends in [`resume`](Self::resume). Dropped instead, by a panic for one, it ends as
+/// [`OnDrop`](crate::OnDrop) says, and is counted.
+#[must_use = "a suspension that is dropped is killed, unless its terms say otherwise"]
+pub struct Suspended<'c, R: Suspend, M: Monitor> {
+    ward: Ward<'c, R, M>,
+}
+
+impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
+    /// What is suspended, in whole pages.
+    pub fn range(&self) -> AddressRange {
+        self.ward.range
+    }
+
+    /// The connections that are stopped.
+    pub fn connections(&self) -> &[R::Connection] {
+        &self.ward.connections
+    }
+
+    /// How long there is left before the deadline.
+    pub fn remaining(&self) -> Duration {
+        self.ward.remaining()
+    }
+
+    /// Whether [`expire_suspensions`](Cache::expire_suspensions) has ended it. From then on the
+    /// region is like any other: gets go on, and whoever moves its memory sees to it that no
+    /// transfer uses it.
+    pub fn has_expired(&self) -> bool {
+        !self.ward.is_forked() && self.ward.has_expired()
+    }
+
+    /// Renews the registrations that were kept and lets everything go on.
+    ///
+    /// Whatever was done to the memory, no translation from before survives: what is kept is
+    /// registered anew, all else was given back before this value existed.
+    ///
+    /// # Errors
+    ///
+    /// [`Expired`] if the deadline passed and
+    /// [`expire_suspensions`](Cache::expire_suspensions) found it so. Being late alone is none:
+    /// [`Resumed::late`] tells.
+    pub fn resume(mut self) -> Result<Resumed<'c, R, M>, Expired<R::Connection>> {
+        if self.ward.is_forked() || !self.ward.take_back() {
+            return Err(Expired { failed: std::mem::take(&mut self.ward.connections) });
+        }
+        let (leases, keys) = self.ward.resume();
+        let paused = self.ward.waited();
+        let late = paused.checked_sub(self.ward.terms.deadline).filter(|late| !late.is_zero());
+        let lost = std::mem::take(&mut self.ward.lost);
+        Ok(Resumed { leases, keys, lost, paused, late })
+    }
+}
+
+impl<R: Suspend, M: Monitor> fmt::Debug for Suspending<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Suspending").field("range", &self.ward.range).finish_non_exhaustive()
+    }
+}
+
+impl<R: Suspend, M: Monitor> fmt::Debug for Suspended<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Suspended").field("range", &self.ward.range).finish_non_exhaustive()
+    }
+}
+
+impl<R: Suspend, M: Monitor> fmt::Debug for Progress<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pending(suspending, in_flight) => {
+                f.debug_tuple("Pending").field(suspending).field(in_flight).finish()
+            }
+            Self::Suspended(suspended) => f.debug_tuple("Suspended").field(suspended).finish(),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What a program asks of a suspension, and what it is told.
+
+use super::device::{ConnectionLost, Suspend, Unsupported};
+use crate::AddressRange;
+use crate::error::GetError;
+use crate::lease::Lease;
+use crate::monitor::Monitor;
+use crate::registrar::RegisterError;
+use std::fmt;
+use std::time::Duration;
+
+/// How a suspension is to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SuspensionTerms {
+    /// How long everything together may take, from the beginning to the resumption, on the
+    /// device's clock. Connections have timeouts; stay well below them.
+    pub deadline: Duration,
+    /// What becomes of leases of the region that were not handed over.
+    pub leases: Leases,
+    /// What becomes of gets of the region meanwhile.
+    pub gets: Gets,
+    /// What becomes of a [`Suspended`](crate::Suspended) that is dropped.
+    pub on_drop: OnDrop,
+}
+
+impl Default for SuspensionTerms {
+    /// 10 ms; leases are waited for, gets are held back, a dropped suspension kills.
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_millis(10),
+            leases: Leases::Drain,
+            gets: Gets::Hold,
+            on_drop: OnDrop::Kill,
+        }
+    }
+}
+
+/// What becomes of leases that are alive when a suspension begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Leases {
+    /// They are waited for, until the deadline.
+    #[default]
+    Drain,
+    /// The suspension is refused at once, with their number.
+    Refuse,
+}
+
+/// What becomes of gets of a suspended region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Gets {
+    /// They wait for the end, and fail with [`GetError::Suspended`] at the deadline. A thread that
+    /// both asks and is to resume would wait for itself that long.
+    #[default]
+    Hold,
+    /// They fail with [`GetError::Suspended`] at once.
+    Refuse,
+}
+
+/// What becomes of a suspension that is dropped, also by a panic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnDrop {
+    /// The connections are failed in the open and what was registered is given back: nobody knows
+    /// how far the memory was re-arranged.
+    #[default]
+    Kill,
+    /// It is resumed, on the program's word that its memory is whole at every moment.
+    Resume,
+}
+
+/// What keeps a region from being suspended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InFlight {
+    /// Leases that were not handed over.
+    pub leases: usize,
+    /// Registrations that are being made or given back.
+    pub registrations: usize,
+    /// Connections that another suspension is just letting go on.
+    pub unstopped: usize,
+    /// Transfers under way on the connections named.
+    pub transfers: usize,
+    /// How long the oldest of those has been under way.
+    pub oldest_transfer: Duration,
+    /// Whether the device still holds translations that were taken back.
+    pub translations: bool,
+}
+
+impl InFlight {
+    /// Whether nothing is.
+    pub fn is_empty(&self) -> bool {
+        let Self { leases, registrations, unstopped, transfers, translations, .. } = *self;
+        leases + registrations + unstopped + transfers == 0 && !translations
+    }
+}
+
+impl fmt::Display for InFlight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { leases, registrations, transfers, oldest_transfer, translations, .. } = self;
+        write!(
+            f,
+            "{leases} leases, {registrations} registrations, {transfers} transfers (the oldest \
+             for {oldest_transfer:?})"
+        )?;
+        if *translations { f.write_str(", translations in the device") } else { Ok(()) }
+    }
+}
+
+/// A suspension that did not come about in time. Everything goes on as before.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused<C> {
+    /// What was still in flight.
+    pub in_flight: InFlight,
+    /// How long it was waited for.
+    pub waited: Duration,
+    /// Connections that died meanwhile.
+    pub lost: Vec<(C, ConnectionLost)>,
+}
+
+/// Why a region is not suspended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Why<C> {
+    /// The device cannot; nothing was touched.
+    Unsupported(Unsupported),
+    /// Something was in flight until the deadline, or the program cancelled.
+    Refused(Refused<C>),
+    /// Part of the range is suspended already.
+    AlreadySuspended {
+        /// What is suspended.
+        range: AddressRange,
+    },
+    /// A lease was handed over that is of another cache, or does not touch the range.
+    ForeignLease {
+        /// Which, by its place in the list.
+        index: usize,
+    },
+    /// This process is a forked child of the one that made the cache.
+    Forked,
+}
+
+impl<C: fmt::Debug> fmt::Display for Why<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsupported(reason) => reason.fmt(f),
+            Self::Refused(Refused { in_flight, waited, .. }) => write!(
+                f,
+                "after {waited:?} there were still {in_flight}: end them, or allow more time"
+            ),
+            Self::AlreadySuspended { range } => {
+                write!(f, "{range} is suspended already: resume that first")
+            }
+            Self::ForeignLease { index } => {
+                write!(f, "lease {index} of the list is not a lease of this range of this cache")
+            }
+            Self::Forked => GetError::Forked.fmt(f),
+        }
+    }
+}
+
+/// A suspension that did not come about, with the leases that were handed over.
+///
+/// If the device had let go of their registrations already, they were renewed.
+pub struct NotSuspended<'c, R: Suspend, M: Monitor> {
+    /// Why not.
+    pub why: Why<R::Connection>,
+    /// The leases, in the order in which they were handed over; errors where a registration that
+    /// was taken back could not be made again.
+    pub leases: Vec<Result<Lease<'c, R, M>, RegisterError>>,
+}
+
+impl<R: Suspend, M: Monitor> fmt::Debug for NotSuspended<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NotSuspended").field("why", &self.why).finish_non_exhaustive()
+    }
+}
+
+impl<R: Suspend, M: Monitor> fmt::Display for NotSuspended<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.why.fmt(f)
+    }
+}
+
+impl<R: Suspend, M: Monitor> std::error::Error for NotSuspended<'_, R, M> {}
+
+/// Whether the registrations that were kept are known by the same handles.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keys {
+    /// All of them.
+    Same,
+    /// Not all: tell the peers, and post anew what names them.
+    Changed,
+}
+
+/// What a resumption brought back.
+pub struct Resumed<'c, R: Suspend, M: Monitor> {
+    /// The leases, in the order in which they were handed over. An error where the memory cannot
+    /// be registered any more (it was unmapped meanwhile); [`Lease::is_invalidated`] where it
+    /// changed again while it was being registered.
+    pub leases: Vec<Result<Lease<'c, R, M>, RegisterError>>,
+    /// Whether their handles are the same.
+    pub keys: Keys,
+    /// Connections that died meanwhile. They do not come back by themselves.
+    pub lost: Vec<(R::Connection, ConnectionLost)>,
+    /// How long the connections stood still.
+    pub paused: Duration,
+    /// By how much the deadline was missed, if it was.
+    pub late: Option<Duration>,
+}
+
+impl<R: Suspend, M: Monitor> fmt::Debug for Resumed<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resumed")
+            .field("leases", &self.leases)
+            .field("keys", &self.keys)
+            .field("lost", &self.lost)
+            .field("paused", &self.paused)
+            .field("late", &self.late)
+            .finish()
+    }
+}
+
+/// The suspension was overdue and was ended by
+/// [`expire_suspensions`](crate::Cache::expire_suspensions): its connections were failed, the
+/// leases handed over have ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Expired<C> {
+    /// The connections that were failed.
+    pub failed: Vec<C>,
+}
+
+impl<C: fmt::Debug> fmt::Display for Expired<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the deadline passed and the connections {:?} were failed: connect again, or allow \
+             more time",
+            self.failed
+        )
+    }
+}
+
+impl<C: fmt::Debug> std::error::Error for Expired<C> {}

@@ -1,0 +1,671 @@
+//! What a suspension owns, and gives back on every way out.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to read and write the handle of a region that the suspension has
+//! taken out of everybody's reach, and to have its registration renewed on the word that came
+//! with its leases.
+
+#![allow(unsafe_code)]
+
+use super::bars::{Claim, Hostages};
+use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
+use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
+use crate::AddressRange;
+use crate::error::PerUse;
+use crate::flight::Flight;
+use crate::lease::Lease;
+use crate::miss::FORKED_MEANWHILE;
+use crate::monitor::Monitor;
+use crate::queues::Queue;
+use crate::region::{Region, Status, Terms, Want};
+use crate::registrar::RegisterError;
+use crate::shared::{Shared, Writer};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How far a suspension has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The bar stands, connections are stopped; registrations are as they were.
+    Draining,
+    /// Those that are kept are withdrawn, the others are being given back.
+    Settling,
+    /// The program may re-arrange the memory.
+    Handed,
+    /// Registrations are being renewed and connections restarted. Left only if the device
+    /// panics.
+    Returning,
+    /// Everything was given back.
+    Over,
+}
+
+/// What a suspension owns: the bar, the connections that it stopped, the leases handed over and,
+/// later, their registrations.
+pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    id: u64,
+    pub(crate) range: AddressRange,
+    pub(crate) terms: SuspensionTerms,
+    pub(crate) began: Duration,
+    stage: Stage,
+    /// Those that are to be stopped as soon as nobody else tells the device about them.
+    unstopped: Vec<R::Connection>,
+    /// Those that are stopped and alive, as far as is known.
+    pub(crate) connections: Vec<R::Connection>,
+    pub(crate) lost: Vec<(R::Connection, ConnectionLost)>,
+    kept: Vec<Lease<'c, R, M>>,
+    parked: Vec<Parked<'c, R::Handle>>,
+    /// How many leases were handed over.
+    leases: usize,
+}
+
+/// A registration out of everybody's reach, and the leases to come back with it.
+struct Parked<'c, H> {
+    region: &'c Region<H>,
+    range: AddressRange,
+    terms: Terms,
+    /// Why it is not cached, if it was not.
+    per_use: Option<PerUse>,
+    /// Places in the order of the leases handed over, and their bytes.
+    leases: Vec<(usize, AddressRange)>,
+}
+
+type Returned<'c, R, M> = Result<Lease<'c, R, M>, RegisterError>;
+
+impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
+    /// Bars the way of gets; nothing else is touched yet. `kept` are leases of this cache.
+    ///
+    /// # Errors
+    ///
+    /// What is suspended already, and the leases.
+    pub(crate) fn new(
+        shared: &'c Shared<R, M>,
+        range: AddressRange,
+        terms: SuspensionTerms,
+        kept: Vec<Lease<'c, R, M>>,
+    ) -> Result<Self, (AddressRange, Vec<Lease<'c, R, M>>)> {
+        let began = shared.registrar.now();
+        let deadline = began.saturating_add(terms.deadline);
+        let id = shared.locked(|writer| match writer.bars.overlapping(range) {
+            Some(other) => Err(other),
+            None => {
+                let id = writer.bars.put_up(range, terms.gets, deadline, terms.deadline);
+                shared.close_regions(writer, range);
+                Ok(id)
+            }
+        });
+        let id = match id {
+            Ok(id) => id,
+            Err(other) => return Err((other, kept)),
+        };
+        let (connections, lost, parked) = (Vec::new(), Vec::new(), Vec::new());
+        let (stage, leases) = (Stage::Draining, kept.len());
+        let unstopped = Vec::new();
+        Ok(Self {
+            shared,
+            id,
+            range,
+            terms,
+            began,
+            stage,
+            unstopped,
+            connections,
+            lost,
+            kept,
+            parked,
+            leases,
+        })
+    }
+
+    /// Has the device begin nothing new on `connections`.
+    pub(crate) fn stop(&mut self, connections: Vec<R::Connection>) {
+        self.unstopped = connections;
+        self.stop_more();
+    }
+
+    fn stop_more(&mut self) {
+        for connection in std::mem::take(&mut self.unstopped) {
+            if self.connections.contains(&connection) {
+                continue;
+            }
+            match self.locked(|writer| writer.bars.claim(self.id, &connection)) {
+                Some(Claim::Stop) => self.stop_one(connection),
+                Some(Claim::Shared) => self.connections.push(connection),
+                Some(Claim::Later) => self.unstopped.push(connection),
+                None => {}
+            }
+        }
+    }
+
+    fn stop_one(&mut self, connection: R::Connection) {
+        // Before the call: one that panics half-way is given back too.
+        self.connections.push(connection.clone());
+        let stopped = self.shared.registrar.stop(&connection);
+        self.locked(|writer| writer.bars.stopped(self.id, &connection));
+        if let Err(why) = stopped {
+            self.connections.pop();
+            self.lost.push((connection, why));
+        }
+    }
+
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.waited() >= self.terms.deadline
+    }
+
+    pub(crate) fn waited(&self) -> Duration {
+        self.shared.registrar.now().saturating_sub(self.began)
+    }
+
+    /// How long there is left.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.terms.deadline.saturating_sub(self.waited())
+    }
+
+    /// Has the device wait for progress.
+    pub(crate) fn wait(&self) {
+        self.shared.registrar.wait(self.began.saturating_add(self.terms.deadline));
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.shared.monitor.forked()
+    }
+
+    /// Nothing in a forked child, where the lock may be held by a thread that does not exist. Asked
+    /// each time, because the device's own code may fork in between.
+    fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> Option<T> {
+        (!self.is_forked()).then(|| self.shared.locked(f))
+    }
+
+    /// Goes on as far as it can, and says what is in the way. Nothing: the memory may be moved.
+    pub(crate) fn advance(&mut self) -> InFlight {
+        if self.stage == Stage::Draining {
+            self.stop_more();
+            let (transfers, unstopped) = (self.transfers(), self.unstopped.len());
+            let still = transfers.count + unstopped == 0;
+            let mut in_flight = if still { self.park() } else { self.leases_in_flight() };
+            in_flight.unstopped = unstopped;
+            (in_flight.transfers, in_flight.oldest_transfer) = (transfers.count, transfers.oldest);
+            if self.stage == Stage::Draining {
+                return in_flight;
+            }
+            self.withdraw();
+        }
+        self.settle()
+    }
+
+    /// What the connections have under way; those that died are lost.
+    fn transfers(&mut self) -> Transfers {
+        let mut sum = Transfers::default();
+        let (range, registrar) = (self.range, &self.shared.registrar);
+        let lost = &mut self.lost;
+        self.connections.retain(|connection| match registrar.in_flight(connection, range) {
+            Ok(transfers) => {
+                sum.count += transfers.count;
+                sum.oldest = sum.oldest.max(transfers.oldest);
+                true
+            }
+            Err(why) => {
+                lost.push((connection.clone(), why));
+                false
+            }
+        });
+        sum
+    }
+
+    pub(crate) fn leases_in_flight(&self) -> InFlight {
+        self.locked(|writer| self.leased(writer)).unwrap_or_default()
+    }
+
+    /// The leases of the range beside those that were handed over, and its registrations under
+    /// way.
+    fn leased(&self, writer: &Writer) -> InFlight {
+        let registrations =
+            writer.flights.iter().filter(|flight| flight.range.overlaps(&self.range)).count();
+        let registrations = registrations + self.parked_elsewhere(writer);
+        let in_use = self.shared.in_use(writer);
+        let ours = |number| self.kept.iter().filter(|lease| lease.number() == number).count();
+        let theirs = |number: u32| {
+            let region = self.shared.region(number)?;
+            Some(in_use.count(region).map_or(1, |all| all.saturating_sub(ours(number))))
+        };
+        let leases = self.registered(writer).into_iter().filter_map(theirs).sum();
+        InFlight { leases, registrations, ..InFlight::default() }
+    }
+
+    /// Registrations of the range that another suspension has parked: a long one may reach into
+    /// both, and comes back when the other resumes.
+    fn parked_elsewhere(&self, writer: &Writer) -> usize {
+        let parked =
+            writer.queues.iter(Queue::Parked).filter_map(|number| self.shared.region(number));
+        let touches = |region: &&Region<R::Handle>| {
+            region.range().is_some_and(|range| range.overlaps(&self.range))
+        };
+        parked.filter(touches).filter(|region| !self.has_parked(region.number)).count()
+    }
+
+    fn has_parked(&self, number: u32) -> bool {
+        self.parked.iter().any(|parked| parked.region.number == number)
+    }
+
+    /// The places of the range that hold a registration, each once.
+    fn registered(&self, writer: &Writer) -> Vec<u32> {
+        let mut numbers = self.shared.unfinished_in(writer, self.range);
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.retain(|&number| writer.flights.iter().all(|flight| flight.number != number));
+        numbers
+    }
+
+    /// If no lease is left but those handed over, puts their registrations out of reach and gives
+    /// up all others.
+    fn park(&mut self) -> InFlight {
+        let looked = self.locked(|writer| {
+            let in_flight = self.leased(writer);
+            let parked = in_flight.is_empty().then(|| self.take_regions(writer));
+            (in_flight, parked)
+        });
+        let (in_flight, parked) = looked.unwrap_or_default();
+        if let Some(parked) = parked {
+            self.stage = Stage::Settling;
+            self.parked = parked;
+            // Outside the lock: what they captured for their invalidation is dropped.
+            self.kept.drain(..).for_each(Lease::surrender);
+        }
+        in_flight
+    }
+
+    fn take_regions(&self, writer: &mut Writer) -> Vec<Parked<'c, R::Handle>> {
+        let mut parked = Vec::new();
+        for number in self.registered(writer) {
+            let Some(region) = self.shared.region(number) else { continue };
+            match self.parking_of(writer, region) {
+                Some(it) => {
+                    self.shared.park(writer, region);
+                    parked.push(it);
+                }
+                None if region.findable().is_some() => {
+                    self.shared.unpublish(writer, number, Status::Retired);
+                }
+                // Dead already, or leaving.
+                None => {}
+            }
+        }
+        parked
+    }
+
+    /// What comes back to `region` with the leases that were handed over; `None` if none is its.
+    fn parking_of(
+        &self,
+        writer: &Writer,
+        region: &'c Region<R::Handle>,
+    ) -> Option<Parked<'c, R::Handle>> {
+        let number = region.number;
+        let ours = self.kept.iter().enumerate().filter(|(_, lease)| lease.number() == number);
+        let leases: Vec<_> = ours.map(|(index, lease)| (index, lease.range())).collect();
+        let (range, terms) = (region.range().filter(|_| !leases.is_empty())?, region.terms());
+        let per_use = writer.per_use.iter().find(|(other, _)| *other == number);
+        let per_use = per_use.map(|&(_, why)| why);
+        Some(Parked { region, range, terms, per_use, leases })
+    }
+
+    fn withdraw(&self) {
+        for parked in &self.parked {
+            // SAFETY: filled, and out of everybody's reach but this suspension's.
+            let handle = unsafe { parked.region.handle() };
+            // What the device cannot withdraw it cannot renew either, and says so then.
+            let _gone = self.shared.registrar.withdraw(handle, parked.range);
+        }
+    }
+
+    /// Gives the other registrations back, and says what is left of them.
+    fn settle(&self) -> InFlight {
+        self.shared.reclaim();
+        let registrations = self.locked(|writer| {
+            let left = self.shared.unfinished_in(writer, self.range);
+            left.into_iter().filter(|&number| !self.has_parked(number)).count()
+        });
+        let translations = !self.shared.registrar.quiet(self.range);
+        let registrations = registrations.unwrap_or_default();
+        InFlight { registrations, translations, ..InFlight::default() }
+    }
+
+    /// The region is the program's from now on; the suspension may expire.
+    pub(crate) fn hand_over(&mut self) {
+        self.stage = Stage::Handed;
+        let connections = Arc::new(self.connections.clone());
+        let parked = self.parked.iter().map(|parked| parked.region.number).collect();
+        let hostages = Hostages { connections, parked };
+        self.locked(|writer| writer.bars.hand_over(self.id, hostages));
+    }
+
+    pub(crate) fn has_expired(&self) -> bool {
+        self.locked(|writer| writer.bars.has_expired(self.id)).unwrap_or_default()
+    }
+
+    /// Ends the program's time with the region. False if the suspension has expired: then it owns
+    /// nothing any more.
+    pub(crate) fn take_back(&mut self) -> bool {
+        let ours = self.locked(|writer| writer.bars.take_back(self.id)).unwrap_or_default();
+        if !ours {
+            self.stage = Stage::Over;
+            self.parked.clear();
+        }
+        ours
+    }
+
+    /// Renews what was parked and lets everything go on. The leases come back in the order in
+    /// which they were handed over.
+    pub(crate) fn resume(&mut self) -> (Vec<Returned<'c, R, M>>, Keys) {
+        let resumed = self.stage == Stage::Handed;
+        self.stage = Stage::Returning;
+        let returned = self.renew();
+        self.restart();
+        self.end(|writer| {
+            let counts = &mut writer.bars.counts;
+            if resumed {
+                counts.resumed += 1;
+            } else {
+                counts.refused += 1;
+            }
+        });
+        returned
+    }
+
+    fn renew(&mut self) -> (Vec<Returned<'c, R, M>>, Keys) {
+        let mut keys = Keys::Same;
+        // Those that were not parked yet are as they were.
+        let mut returned: Vec<_> = self.kept.drain(..).map(|lease| Some(Ok(lease))).collect();
+        returned.resize_with(self.leases, || None);
+        // In a forked child registrations are the parent's.
+        while let Some(parked) = self.parked.pop().filter(|_| !self.is_forked()) {
+            let places: Vec<_> = parked.leases.iter().map(|&(place, _)| place).collect();
+            match Renewal::begin(self.shared, parked).run() {
+                Ok((leases, renewed)) => {
+                    keys = if renewed == Keys::Changed { renewed } else { keys };
+                    places.into_iter().zip(leases).for_each(|(n, it)| returned[n] = Some(Ok(it)));
+                }
+                Err(error) => places.into_iter().for_each(|n| returned[n] = Some(Err(error))),
+            }
+        }
+        (returned.into_iter().flatten().collect(), keys)
+    }
+
+    fn restart(&mut self) {
+        while let Some(connection) = self.connections.pop() {
+            // Somebody else holds it: then it goes on when they let go.
+            let last = self.locked(|writer| writer.bars.release(self.id, &connection));
+            if last != Some(true) {
+                continue;
+            }
+            let restarted = self.shared.registrar.restart(&connection);
+            self.locked(|writer| writer.bars.restarted(self.id, &connection));
+            if let Err(why) = restarted {
+                self.lost.push((connection, why));
+            }
+        }
+    }
+
+    /// Fails the connections in the open and gives up what was parked.
+    fn kill(&mut self) {
+        let shared = self.shared;
+        fail_all(&shared.registrar, &mut self.connections);
+        let parked = std::mem::take(&mut self.parked);
+        self.locked(|writer| {
+            parked.iter().for_each(|parked| writer.bury(Queue::Dead, parked.region.number));
+        });
+        shared.reclaim();
+        self.end(|writer| writer.bars.counts.killed += 1);
+    }
+
+    /// Takes the bar down.
+    fn end(&mut self, count: impl FnOnce(&mut Writer)) {
+        self.stage = Stage::Over;
+        let ended = self.locked(|writer| {
+            writer.bars.take_down(self.id);
+            self.shared.open_regions(writer, self.range);
+            count(writer);
+        });
+        if ended.is_some() {
+            // What could not be renewed was given back to a shared budget.
+            self.shared.settle();
+        }
+    }
+
+    /// The way out of those who took none.
+    fn abandon(&mut self) {
+        match self.stage {
+            Stage::Over => {}
+            Stage::Handed => self.abandon_handed(),
+            Stage::Returning => self.kill(),
+            // Nobody has touched the memory.
+            Stage::Draining | Stage::Settling => drop(self.resume()),
+        }
+    }
+
+    fn abandon_handed(&mut self) {
+        if !self.take_back() {
+            return;
+        }
+        match self.terms.on_drop {
+            OnDrop::Kill => self.kill(),
+            // On the program's word.
+            OnDrop::Resume => drop(self.resume()),
+        }
+    }
+}
+
+impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
+    fn drop(&mut self) {
+        // In a forked child connections and registrations are the parent's.
+        if self.stage == Stage::Over || self.is_forked() {
+            return;
+        }
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.abandon())) else { return };
+        // The device panicked: whatever is left is ended, and then the panic goes on.
+        if self.stage != Stage::Over {
+            self.kill();
+        }
+        if !std::thread::panicking() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Fails every connection; one that makes the device panic does not save the others.
+pub(crate) fn fail_all<R: Suspend>(registrar: &R, connections: &mut Vec<R::Connection>) {
+    while let Some(connection) = connections.pop() {
+        let _panicked = catch_unwind(AssertUnwindSafe(|| registrar.fail(&connection)));
+    }
+}
+
+impl<R: Suspend, M: Monitor> Shared<R, M> {
+    /// Ends what is overdue on the device's clock. Says how many suspensions that were.
+    pub(crate) fn expire_suspensions(&self) -> usize {
+        if self.monitor.forked() {
+            return 0;
+        }
+        let now = self.registrar.now();
+        let mut count = 0;
+        while let Some(hostages) = self.locked(|writer| self.take_overdue(writer, now)) {
+            let connections = hostages.connections.downcast::<Vec<R::Connection>>();
+            let mut connections = connections.map_or_else(|_| Vec::new(), |all| (*all).clone());
+            fail_all(&self.registrar, &mut connections);
+            count += 1;
+        }
+        if count > 0 {
+            self.reclaim();
+        }
+        count
+    }
+
+    fn take_overdue(&self, writer: &mut Writer, now: Duration) -> Option<Hostages> {
+        let hostages = writer.bars.take_overdue(now)?;
+        hostages.parked.iter().for_each(|&number| writer.bury(Queue::Dead, number));
+        self.open_regions(writer, AddressRange::EVERYTHING);
+        Some(hostages)
+    }
+
+    /// Has the regions of `range` stand by: nobody leases them without the writer's lock.
+    fn close_regions(&self, writer: &mut Writer, range: AddressRange) {
+        self.each_findable(writer, range, |_, region| region.set(Status::Standby));
+    }
+
+    /// Takes that back, except where another suspension, or the order of eviction, wants it.
+    fn open_regions(&self, writer: &mut Writer, range: AddressRange) {
+        self.each_findable(writer, range, |writer, region| {
+            if writer.queues.queue_of(region.number) != Some(Queue::Standby) {
+                writer.set_findable(region);
+            }
+        });
+    }
+
+    fn each_findable(
+        &self,
+        writer: &mut Writer,
+        range: AddressRange,
+        f: impl Fn(&mut Writer, &Region<R::Handle>),
+    ) {
+        let mut numbers = Vec::new();
+        self.findable_in(range, &mut numbers);
+        for number in numbers {
+            if let Some(region) = self.region(number).filter(|it| it.findable().is_some()) {
+                f(writer, region);
+            }
+        }
+    }
+
+    /// Puts a leased region out of everybody's reach.
+    fn park(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+        if let Some((range, _)) = region.findable() {
+            self.index.remove(&mut writer.recycler, range, region.number);
+        }
+        writer.per_use.retain(|&(other, _)| other != region.number);
+        region.set(Status::Retired);
+        writer.queues.put(Queue::Parked, region.number);
+    }
+}
+
+/// A parked registration being renewed: as a flight, so that a change meanwhile is noticed. Given
+/// up if the device fails or panics.
+struct Renewal<'c, R: Suspend, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    parked: Parked<'c, R::Handle>,
+    landed: bool,
+}
+
+impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
+    fn begin(shared: &'c Shared<R, M>, parked: Parked<'c, R::Handle>) -> Self {
+        let flight = Flight::new(parked.range, parked.terms, parked.region.number);
+        shared.locked(|writer| {
+            // What the program did to the memory until now concerns what it had before. Forked in
+            // between: then nothing of it is used again.
+            let _forked = shared.catch_up(writer);
+            writer.flights.push(flight);
+        });
+        Self { shared, parked, landed: false }
+    }
+
+    /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
+    /// word by word: enlisted first, then watched and asked for discards in flux, then registered.
+    fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
+        let Parked { region, range, terms, .. } = self.parked;
+        let per_use = self.shared.per_use(&Want { range, terms }, range);
+        // SAFETY: filled, and out of everybody's reach but this renewal's.
+        let handle = unsafe { region.handle() };
+        // SAFETY: a lease of this region was handed over and is given back, or ends, behind this;
+        // its caller's word covers the bytes until then.
+        let renewed = unsafe { self.shared.registrar.renew(handle, range, terms.access) }?;
+        let shared = self.shared;
+        if shared.monitor.forked() {
+            // Forked inside the device: the parent lands it himself.
+            return Err(FORKED_MEANWHILE);
+        }
+        Ok(shared.locked(|writer| match renewed {
+            Renewed::Same => (self.land(writer, handle, per_use), Keys::Same),
+            Renewed::Changed(handle) => {
+                writer.counts.registrations += 1;
+                writer.counts.deregistrations += 1;
+                (self.land(writer, handle, per_use), Keys::Changed)
+            }
+        }))
+    }
+
+    fn land(
+        &mut self,
+        writer: &mut Writer,
+        handle: R::Handle,
+        per_use: Option<PerUse>,
+    ) -> Vec<Lease<'c, R, M>> {
+        self.landed = true;
+        let flight = self.leave(writer);
+        let Parked { region, range, terms, .. } = self.parked;
+        // SAFETY: the place is findable by nobody, has no lease, and the writer's lock is held.
+        unsafe { region.fill(range, terms, self.shared.advance_tick(), handle) };
+        match self.parked.per_use {
+            Some(why) => self.land_per_use(writer, &flight, why, per_use),
+            None if per_use.is_none()
+                && !flight.tainted
+                && self.shared.enter(writer, &flight).is_ok() =>
+            {
+                writer.set_findable(region);
+            }
+            // It can serve its old leases, and nobody else.
+            None => {
+                region.set(Status::Invalidated);
+                writer.bury(Queue::Dead, region.number);
+            }
+        }
+        self.leases(writer)
+    }
+
+    fn land_per_use(
+        &self,
+        writer: &mut Writer,
+        flight: &Flight,
+        why: PerUse,
+        today: Option<PerUse>,
+    ) {
+        let doubtful = flight.tainted || today == Some(PerUse::InFlux);
+        let region = self.parked.region;
+        region.set(if doubtful { Status::PerUseInvalidated } else { Status::PerUse });
+        writer.queues.remove(region.number);
+        writer.per_use.push((region.number, why));
+    }
+
+    fn leases(&self, writer: &mut Writer) -> Vec<Lease<'c, R, M>> {
+        let (shared, region) = (self.shared, self.parked.region);
+        let again = |&(_, range): &(usize, AddressRange)| {
+            let pin = shared.pin(writer, region);
+            match self.parked.per_use {
+                Some(_) => Lease::of_per_use(shared, region, pin, range),
+                None => Lease::of_cached(shared, region, pin, range),
+            }
+        };
+        self.parked.leases.iter().map(again).collect()
+    }
+
+    fn leave(&self, writer: &mut Writer) -> Flight {
+        let Parked { region, range, terms, .. } = self.parked;
+        let position = writer.flights.iter().position(|flight| flight.number == region.number);
+        // Enlisted until now; were it not, no event could have been noted.
+        let lost = || Flight { tainted: true, ..Flight::new(range, terms, region.number) };
+        position.map_or_else(lost, |position| writer.flights.swap_remove(position))
+    }
+}
+
+impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
+    fn drop(&mut self) {
+        if self.landed || self.shared.monitor.forked() {
+            return;
+        }
+        self.shared.locked(|writer| {
+            self.leave(writer);
+            writer.counts.registration_failures += 1;
+            writer.counts.deregistrations += 1;
+            self.shared.free_place(writer, self.parked.region);
+            self.shared.note_departure(writer);
+        });
+    }
+}

@@ -1,0 +1,213 @@
+//! The device as the cache sees it: a registrar whose regions can be suspended.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement the unsafe functions of [`Registrar`] and
+//! [`Suspend`]. There is no memory behind a simulated address; the file contains no unsafe block.
+
+#![allow(unsafe_code)]
+
+use super::connection::ConnectionId;
+use super::mutant::Mutant;
+use super::nic::Key;
+use super::world::{Event, Fabric, World};
+use crate::space::PAGE_BYTES;
+use pinfold_core::{
+    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
+    RegistrarLimits, Renewed, Suspend, Transfers, Unsupported,
+};
+use std::time::Duration;
+
+/// Registers with the device of a [`Fabric`], in its first protection domain.
+#[derive(Clone, Debug)]
+pub struct FabricRegistrar {
+    fabric: Fabric,
+}
+
+impl FabricRegistrar {
+    /// The registrar of the device in `fabric`.
+    pub fn new(fabric: &Fabric) -> Self {
+        Self { fabric: fabric.clone() }
+    }
+}
+
+impl Registrar for FabricRegistrar {
+    type Handle = Key;
+
+    fn limits(&self) -> RegistrarLimits {
+        let max_regions = self.fabric.with(|world| world.nic.config.max_regions);
+        RegistrarLimits { page_bytes: PAGE_BYTES, max_region_bytes: 1 << 30, max_regions }
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<Key, RegisterError> {
+        self.fabric.with(|world| {
+            world.order_failure()?;
+            let key = world.nic.register(range, access, 0)?;
+            // The pages are pinned; the program hears of it later.
+            world.run_until(world.now() + world.weather.registration);
+            Ok(key)
+        })
+    }
+
+    fn deregister(&self, key: Key, _range: AddressRange) -> Result<(), DeregisterError> {
+        self.fabric.with(|world| {
+            let range = world.nic.deregister(key)?;
+            world.flush(key, range);
+            Ok(())
+        })
+    }
+}
+
+impl Suspend for FabricRegistrar {
+    type Connection = ConnectionId;
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.fabric.with(|world| world.now()))
+    }
+
+    fn can_suspend(
+        &self,
+        _range: AddressRange,
+        connections: &[ConnectionId],
+    ) -> Result<(), Unsupported> {
+        let links = self.fabric.with(|world| world.links.len());
+        let stranger = connections.iter().position(|connection| connection.link >= links);
+        stranger.map_or(Ok(()), |index| Err(Unsupported::Connection { index }))
+    }
+
+    fn stop(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
+        self.fabric.with(|world| world.stop(*connection))
+    }
+
+    fn in_flight(
+        &self,
+        connection: &ConnectionId,
+        _range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        self.fabric.with(|world| world.in_flight(*connection))
+    }
+
+    fn withdraw(&self, key: Key, range: AddressRange) -> Result<(), DeregisterError> {
+        self.fabric.with(|world| {
+            world.nic.withdraw(key)?;
+            if world.nic.config.withdraws {
+                world.flush(key, range);
+            }
+            Ok(())
+        })
+    }
+
+    fn quiet(&self, range: AddressRange) -> bool {
+        self.fabric.with(|world| {
+            let now = world.now();
+            world.nic.finish_flushes(now);
+            world.mutant == Some(Mutant::SlowFlush) || world.nic.is_quiet(range)
+        })
+    }
+
+    unsafe fn renew(
+        &self,
+        key: Key,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<Key>, RegisterError> {
+        self.fabric.with(|world| world.renew(key, range, access))
+    }
+
+    fn restart(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
+        self.fabric.with(|world| world.restart(*connection))
+    }
+
+    fn fail(&self, connection: &ConnectionId) {
+        self.fabric.with(|world| world.fail(*connection));
+    }
+
+    fn wait(&self, until: Duration) {
+        let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
+        self.fabric.with(|world| {
+            if world.agenda.next_at().is_none_or(|at| at > until) || !world.step() {
+                world.run_until(until);
+            }
+        });
+    }
+}
+
+impl World {
+    fn flush(&mut self, key: Key, range: AddressRange) {
+        let (now, delay) = (self.now(), self.weather.flush);
+        self.nic.flush(key, range, now, now + delay);
+        if delay > 0 {
+            self.agenda.add(delay, Event::Flush);
+        }
+    }
+
+    fn stop(&mut self, connection: ConnectionId) -> Result<(), ConnectionLost> {
+        self.check_alive(connection)?;
+        let silent = self.weather.silent;
+        let link = &mut self.links[connection.link];
+        let begun = link.local.queue.iter().filter(|it| it.first < link.local.begun);
+        let limit = begun.map(super::connection::Sending::end).max();
+        (link.stopped, link.silent) = (Some(limit.unwrap_or(link.local.sent)), silent);
+        Ok(())
+    }
+
+    fn in_flight(&mut self, connection: ConnectionId) -> Result<Transfers, ConnectionLost> {
+        self.check_alive(connection)?;
+        if self.mutant == Some(Mutant::EarlyQuiet) {
+            return Ok(Transfers::default());
+        }
+        let (now, link) = (self.now(), &self.links[connection.link]);
+        let limit = link.stopped.unwrap_or(u32::MAX);
+        let begun = link.local.queue.iter().filter(|it| it.first < limit);
+        let transfers = Transfers::default();
+        Ok(begun.fold(transfers, |sum, sending| Transfers {
+            count: sum.count + 1,
+            oldest: sum.oldest.max(Duration::from_nanos(now - sending.posted)),
+        }))
+    }
+
+    fn renew(
+        &mut self,
+        key: Key,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<Key>, RegisterError> {
+        let renewed = self.order_failure().and_then(|()| {
+            if self.nic.config.changes_keys {
+                let renewed = self.nic.register(range, access, 0)?;
+                self.give_back(key);
+                Ok(Renewed::Changed(renewed))
+            } else {
+                self.nic.renew(key)?;
+                self.nic.flush_renewed(key);
+                Ok(Renewed::Same)
+            }
+        });
+        if renewed.is_err() {
+            self.give_back(key);
+        }
+        renewed
+    }
+
+    fn give_back(&mut self, key: Key) {
+        if let Ok(range) = self.nic.deregister(key) {
+            self.flush(key, range);
+        }
+    }
+
+    fn restart(&mut self, connection: ConnectionId) -> Result<(), ConnectionLost> {
+        if self.mutant == Some(Mutant::CovertReconnect) && !self.is_alive(connection) {
+            self.connect(connection.link);
+        }
+        self.check_alive(connection)?;
+        if self.mutant != Some(Mutant::NeverRestarted) {
+            self.links[connection.link].stopped = None;
+            self.pump(connection, super::connection::Side::Local);
+        }
+        Ok(())
+    }
+
+    fn check_alive(&self, connection: ConnectionId) -> Result<(), ConnectionLost> {
+        if self.is_alive(connection) { Ok(()) } else { Err(ConnectionLost::Gone) }
+    }
+}

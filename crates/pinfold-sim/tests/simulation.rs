@@ -1,0 +1,122 @@
+//! Random programs on the real cache over the simulated fabric: nothing is ever wrong, and where
+//! something is defective on purpose, it is found.
+
+#![allow(clippy::print_stderr, clippy::panic)] // tests may fail loudly
+
+use pinfold_sim::fabric::Mutant;
+use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, Plan, simulate};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seeds that failed once.
+const FAILED_ONCE: [u64; 5] = [
+    // A registration that reached into two ranges came back with the first of them.
+    14_098_258_488_781_145_445,
+    // A connection of two suspensions went on with the first of them.
+    7_149_475_711_923_875_728,
+    17_049_554_665_203_045_508,
+    // The program moved memory of a suspension that had expired.
+    15_546_549_158_718_448_303,
+    // The program unmapped a message that it had not looked at, and blamed the device.
+    920_982_423_977_495_394,
+];
+
+fn run(plan: &Plan) -> Outcome {
+    simulate(plan, |_| true)
+}
+
+fn assert_held(plan: &Plan) -> Outcome {
+    let outcome = run(plan);
+    assert!(outcome.held(), "{}", outcome.first.map_or_else(String::new, |it| it.to_string()));
+    outcome
+}
+
+fn steps(debug: u64) -> u64 {
+    if cfg!(miri) {
+        400
+    } else if cfg!(debug_assertions) {
+        debug
+    } else {
+        4 * debug
+    }
+}
+
+#[test]
+fn nothing_is_wrong_under_all_faults() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
+    eprintln!("seed {now}");
+    let happened = assert_held(&Plan::new(now, steps(200_000))).happened;
+    eprintln!("{happened:?}");
+    if cfg!(miri) {
+        return;
+    }
+    // Nothing was wrong in a run in which everything happened.
+    let counts = [
+        happened.sends,
+        happened.receives,
+        happened.peer_writes,
+        happened.flushed,
+        happened.connections_ended,
+        happened.hits,
+        happened.invalidations,
+        happened.evictions,
+        happened.suspensions_refused,
+        happened.suspensions_resumed,
+        happened.suspensions_killed,
+        happened.suspensions_expired,
+    ];
+    assert!(counts.iter().all(|&count| count > 0), "{happened:?}");
+}
+
+#[test]
+fn nothing_is_wrong_under_each_fault_alone() {
+    for (seed, fault) in (100..).zip(FaultKind::ALL) {
+        assert_held(&Plan { faults: vec![fault], ..Plan::new(seed, steps(40_000)) });
+    }
+    assert_held(&Plan { faults: Vec::new(), ..Plan::new(99, steps(40_000)) });
+}
+
+#[test]
+fn seeds_that_failed_once_do_not_fail_again() {
+    let alone = FaultKind::ALL.map(|fault| vec![fault]);
+    for seed in FAILED_ONCE {
+        for faults in alone.iter().cloned().chain([FaultKind::ALL.to_vec(), Vec::new()]) {
+            assert_held(&Plan {
+                faults,
+                ..Plan::new(seed, steps(EPISODE_STEPS).min(EPISODE_STEPS))
+            });
+        }
+    }
+}
+
+#[test]
+fn a_seed_replays_to_the_last_count() {
+    let (first, second) = (run(&Plan::new(5, steps(60_000))), run(&Plan::new(5, steps(60_000))));
+    assert_eq!(first, second);
+    assert_ne!(first.happened, run(&Plan::new(6, steps(60_000))).happened);
+}
+
+/// What a mutant is found by: wrong, lost completions, covert reconnects, stuck.
+fn found(mutant: Mutant) -> [bool; 4] {
+    let plan = Plan { mutant: Some(mutant), ..Plan::new(7, 1_000_000) };
+    let outcome = simulate(&plan, Outcome::held);
+    let Outcome { wrong, lost_completions, covert_reconnects, stuck, .. } = outcome;
+    eprintln!("{mutant:?}: {wrong} {lost_completions} {covert_reconnects} {stuck}");
+    [wrong > 0, lost_completions > 0, covert_reconnects > 0, stuck > 0]
+}
+
+#[test]
+fn every_mutant_is_found_for_what_it_is() {
+    if cfg!(miri) {
+        return;
+    }
+    for mutant in Mutant::ALL {
+        let [wrong, lost, covert, stuck] = found(mutant);
+        let as_what_it_is = match mutant {
+            Mutant::CovertReconnect => covert,
+            Mutant::SwallowedCompletions => lost,
+            Mutant::NeverRestarted => stuck,
+            _ => wrong,
+        };
+        assert!(as_what_it_is, "{mutant:?} was not found");
+    }
+}
