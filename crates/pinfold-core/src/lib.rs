@@ -24,7 +24,8 @@
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `arena`, `barrier`, `hazard` (memory and threads), `region`,
 //! `index`, `queues`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
-//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors).
+//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors). Apart from all of these stands
+//! `magazines`: what a thread keeps at hand of a pool.
 
 pub mod access;
 mod arena;
@@ -38,6 +39,7 @@ mod flight;
 mod hazard;
 mod index;
 pub mod lease;
+pub mod magazines;
 mod miss;
 #[cfg(test)]
 #[cfg(loom)]

@@ -2,13 +2,14 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare a function that opens memory to a device; it
-//! contains no unsafe block.
+//! This file reopens `unsafe_code` to declare a function that opens memory to a device, and to
+//! pass it on where a registrar has several owners.
 
 #![allow(unsafe_code)]
 
 use crate::{Access, AddressRange};
 use std::fmt;
+use std::sync::Arc;
 
 /// Turns ranges into registrations with one device and back.
 ///
@@ -57,6 +58,32 @@ pub trait Registrar: Send + Sync + 'static {
     /// [`DeregisterError`] when the device is gone or refuses; the cache counts it and forgets
     /// the registration either way.
     fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError>;
+}
+
+/// One device for several owners: a cache and a pool, two pools.
+impl<R: Registrar> Registrar for Arc<R> {
+    type Handle = R::Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        R::limits(self)
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        R::granted(self, wanted)
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Self::Handle, RegisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { R::register(self, range, access) }
+    }
+
+    fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        R::deregister(self, handle, range)
+    }
 }
 
 /// What a device can take.
