@@ -52,6 +52,7 @@ pub mod range;
 pub mod reclaim;
 mod region;
 pub mod registrar;
+mod several;
 mod shared;
 pub mod stable;
 pub mod statistics;

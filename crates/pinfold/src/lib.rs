@@ -39,7 +39,7 @@
 //!
 //! # Where to look next
 //!
-//! [`cache`] puts a cache together. [`registrar`] and [`monitor`] say what they need and cost;
+//! [`cache`] puts a cache together; [`pool`] has memory that is registered before it is needed. [`registrar`] and [`monitor`] say what they need and cost;
 //! [`limits`] what this process may pin; [`mappings`] what it has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
@@ -52,6 +52,7 @@ pub mod limits;
 pub mod mappings;
 mod membarrier;
 pub mod monitor;
+pub mod pool;
 mod quiet_thread;
 pub mod registrar;
 mod start;
