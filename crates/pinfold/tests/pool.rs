@@ -914,3 +914,37 @@ fn a_process_may_end_with_buffers_alive() {
     });
     assert!(ended_well);
 }
+
+/// The same by bare addresses, of every kind of buffer.
+#[test]
+fn addresses_given_back_elsewhere_come_back() {
+    for size in [64, 4 * KIB, 64 * KIB, MIB, 5 * MIB] {
+        let (_, pool) = ledger_pool(config(64 * MIB));
+        thread::scope(|scope| {
+            let (give, take) = mpsc::sync_channel::<usize>(if size < MIB { 256 } else { 4 });
+            let putting = scope.spawn(move || {
+                take.into_iter().for_each(|address| {
+                    let block =
+                        std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+                    // SAFETY: the other thread took it and uses it no more.
+                    unsafe { pool::deallocate(block.unwrap()) }.unwrap();
+                });
+            });
+            for _ in 0..5000 {
+                let block = pool.allocate(size, 1).unwrap_or_else(|error| {
+                    panic!("{size}: {error}: {:?}", pool.statistics());
+                });
+                give.send(block.expose_provenance().get()).unwrap();
+            }
+            drop(give);
+            putting.join().unwrap();
+        });
+        let statistics = consistent(&pool);
+        assert_eq!(statistics.in_use_bytes, 0, "{size} bytes");
+        // What 256 of them and two threads' magazines take, and the next slab.
+        assert!(statistics.registered_bytes <= 64 * MIB, "{size}: {statistics:?}");
+        if size <= 64 * KIB {
+            assert!(statistics.grown <= 5, "{size}: {statistics:?}");
+        }
+    }
+}

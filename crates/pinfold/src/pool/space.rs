@@ -393,6 +393,26 @@ mod tests {
         assert_eq!(space.take_long(1, 1), Some(places[2]));
     }
 
+    /// First in, first out, as between two threads: every unit is found again.
+    #[test]
+    fn what_is_put_is_found_again() {
+        for bytes in [65536, 80 << 10, 1 << 20] {
+            let mut space = space(&[256, 256, 512]);
+            let mut queue = std::collections::VecDeque::new();
+            let capacity = std::iter::from_fn(|| space.take(class(bytes)))
+                .map(|place| queue.push_back(place))
+                .count();
+            for _ in 0..20 {
+                for _ in 0..capacity / 3 {
+                    space.put(queue.pop_front().unwrap());
+                }
+                for _ in 0..capacity / 3 {
+                    queue.push_back(space.take(class(bytes)).unwrap());
+                }
+            }
+        }
+    }
+
     /// What a random program does.
     #[derive(Clone, Debug)]
     enum Step {
