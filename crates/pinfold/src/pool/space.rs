@@ -413,6 +413,27 @@ mod tests {
         }
     }
 
+    /// The same while slabs are added, as by a pool that grows: none is added in vain.
+    #[test]
+    fn slabs_are_not_added_in_vain() {
+        let (mut space, mut queue, mut units) =
+            (Space::new(), std::collections::VecDeque::new(), 0);
+        for round in 0..2000_u32 {
+            for _ in 0..31 {
+                let place = space.take(class(65536)).unwrap_or_else(|| {
+                    space.add(round, 128);
+                    units += 128;
+                    space.take(class(65536)).unwrap()
+                });
+                queue.push_back(place);
+            }
+            while queue.len() > 256 {
+                assert_ne!(space.put(queue.pop_front().unwrap()), Put::NotInUse);
+            }
+            assert!(units <= 300 * 4 + 128, "{units} units for {}", queue.len());
+        }
+    }
+
     /// What a random program does.
     #[derive(Clone, Debug)]
     enum Step {
