@@ -69,6 +69,8 @@ struct Span {
     /// Which blocks are free, a bit each.
     free: [u64; 4],
     free_count: usize,
+    /// How many blocks it has.
+    blocks: usize,
     /// Where it stands among the partial spans of its class, if it does.
     position: Option<usize>,
 }
@@ -115,10 +117,6 @@ impl Units {
 }
 
 impl Span {
-    fn blocks(&self) -> usize {
-        self.class.map_or(1, Class::span_blocks)
-    }
-
     fn take_first(&mut self) -> Option<usize> {
         let word = self.free.iter().position(|&word| word != 0)?;
         let bit = self.free[word].trailing_zeros() as usize;
@@ -131,10 +129,12 @@ impl Span {
     fn put(&mut self, block: usize) -> bool {
         let mask = 1 << (block % 64);
         let word = &mut self.free[block / 64];
-        let was_used = *word & mask == 0;
+        if *word & mask != 0 {
+            return false;
+        }
         *word |= mask;
-        self.free_count += usize::from(was_used);
-        was_used
+        self.free_count += 1;
+        true
     }
 
     fn start(&self) -> usize {
@@ -225,9 +225,10 @@ impl Space {
         if !from_start.is_multiple_of(class.bytes()) || !span.put(from_start / class.bytes()) {
             return Put::NotInUse;
         }
-        let is_empty = span.free_count == span.blocks();
         self.free_blocks[class.index()] += 1;
         self.list(number);
+        let span = &self.spans[number as usize];
+        let is_empty = span.free_count == span.blocks;
         if is_empty { self.end_span(number) } else { Put::Free }
     }
 
@@ -250,7 +251,16 @@ impl Space {
             .filter_map(|(number, slab)| Some((number, slab.as_ref()?.find(units, align)?)))
             .next()?;
         let (free, free_count) = class.map_or(([0; 4], 0), all_free);
-        let span = Span { slab, first, units, class, free, free_count, position: None };
+        let span = Span {
+            slab,
+            first,
+            units,
+            class,
+            free,
+            free_count,
+            blocks: free_count,
+            position: None,
+        };
         let number = self.span_number(span)?;
         if let Some(Some(slab)) = self.slabs.get_mut(slab as usize) {
             slab.take(first, units, number);
