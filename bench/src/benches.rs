@@ -7,5 +7,6 @@ pub(crate) mod hit;
 pub(crate) mod memory;
 pub(crate) mod miss;
 pub(crate) mod monitors;
+pub(crate) mod pool;
 pub(crate) mod scaling;
 pub(crate) mod transfer;

@@ -73,6 +73,8 @@ enum Bench {
     Monitors,
     /// How often a cache that is too small hits
     Eviction,
+    /// A pool's buffers, beside allocators of memory that nobody registered
+    Pool,
     /// All of them
     All,
 }
@@ -142,6 +144,7 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Transfer, benches::transfer::run),
         (Bench::Monitors, benches::monitors::run),
         (Bench::Eviction, benches::eviction::run),
+        (Bench::Pool, benches::pool::run),
     ];
     let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);
     asked.into_iter().try_for_each(|(_, run)| run(options, report))

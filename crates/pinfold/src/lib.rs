@@ -41,7 +41,8 @@
 //!
 //! # Where to look next
 //!
-//! [`cache`] puts a cache together. [`registrar`] and [`monitor`] say what they need and cost;
+//! [`cache`] puts a cache together; [`pool`] has memory that is registered before it is needed.
+//! [`registrar`] and [`monitor`] say what they need and cost;
 //! [`limits`] what the kernel's limits are, [`budget`] what may really be pinned, who gets it and
 //! what is promised; [`mappings`] what it has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
@@ -57,6 +58,7 @@ pub mod limits;
 pub mod mappings;
 mod membarrier;
 pub mod monitor;
+pub mod pool;
 mod quiet_thread;
 pub mod registrar;
 mod start;
