@@ -12,6 +12,7 @@
 mod registrar_support;
 
 use io_uring::{opcode, types};
+use pinfold::budget::{Amount, Budget, Terms, Watermark};
 use pinfold::pool::{
     self, AllocateError, Allowance, Denied, OpenError, Pages, Pool, PoolBuffer, PoolConfig,
     PoolVec, WhenExhausted,
@@ -642,6 +643,64 @@ fn a_shared_budget_bounds_the_pool_and_gets_everything_back() {
     drop(_buffer);
     drop(pool);
     assert_eq!((ledger.bytes(), purse.0.load(SeqCst)), (0, 7 * MIB));
+}
+
+fn amount(bytes: usize, regions: usize) -> Amount {
+    Amount { bytes, regions }
+}
+
+fn sharing(budget: &Budget, ledger: &Ledger) -> Pool<Ledger> {
+    let share = budget.share(Terms::default()).unwrap();
+    Pool::with_allowance(ledger.clone(), config(64 * MIB), share).unwrap()
+}
+
+#[test]
+fn two_pools_share_a_budget() {
+    let (ledger, budget) = (Ledger::default(), Budget::new(amount(8 * MIB, 100)).unwrap());
+    let (first, second) = (sharing(&budget, &ledger), sharing(&budget, &ledger));
+    let held: Vec<_> = std::iter::from_fn(|| first.get(MIB).ok()).collect();
+    assert_eq!((held.len(), budget.held().bytes, ledger.bytes()), (8, 8 * MIB, 8 * MIB));
+    let error = second.get(MIB).unwrap_err();
+    assert!(matches!(error, AllocateError::Denied { available: 0, .. }), "{error}");
+    drop(held);
+    assert_eq!(first.trim(0), 8 * MIB);
+    assert_eq!(budget.held(), Amount::ZERO);
+    let buffer = second.get(MIB).unwrap();
+    assert!(budget.held().bytes >= MIB && budget.held().bytes == ledger.bytes());
+    drop(buffer);
+    drop((first, second));
+    assert_eq!((budget.held(), ledger.bytes()), (Amount::ZERO, 0));
+}
+
+#[test]
+fn a_budget_without_registrations_left_says_no_bytes() {
+    let (ledger, budget) = (Ledger::default(), Budget::new(amount(64 * MIB, 1)).unwrap());
+    let pool = sharing(&budget, &ledger);
+    let _first = pool.get(5 * MIB).unwrap();
+    let error = std::iter::repeat_with(|| pool.get(5 * MIB).map(std::mem::forget))
+        .find_map(Result::err)
+        .unwrap();
+    assert!(matches!(error, AllocateError::Denied { available: 0, .. }), "{error}");
+}
+
+/// The listener runs on the thread that makes the pool grow, while it does.
+#[test]
+fn a_budgets_listener_may_use_the_pool_that_grows() {
+    let (ledger, budget) = (Ledger::default(), Budget::new(amount(64 * MIB, 100)).unwrap());
+    let pool = Arc::new(sharing(&budget, &ledger));
+    let (told, heard) = mpsc::channel();
+    let weak = Arc::downgrade(&pool);
+    let _watch = budget.watch(Watermark::Bytes(1), move |_| {
+        let got =
+            weak.upgrade().map(|pool| pool.get(MIB).map(drop).map_err(|error| error.to_string()));
+        let _ = told.send(got);
+    });
+    let buffer = pool.get(MIB).unwrap();
+    let inside = heard.try_recv().unwrap().unwrap();
+    assert!(inside.is_err(), "nothing is there yet, and nobody waits for it");
+    drop(buffer);
+    drop(pool);
+    assert_eq!(budget.held(), Amount::ZERO);
 }
 
 #[test]

@@ -25,6 +25,7 @@ use crate::membarrier;
 use crate::sys;
 use pinfold_core::Barriers;
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
+use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -417,18 +418,25 @@ impl Depot {
     // --- growing and trimming --------------------------------------------------------------------
 
     /// Makes a slab, or waits while another thread does. `Err` if it could not be had.
+    ///
+    /// A budget's listener or a registrar may ask a pool for a buffer while one grows on its thread:
+    /// it does not wait, because its own thread, or one that waits for this, is what it would wait for.
     fn grow_or_watch<'d>(
         &'d self,
         mut state: Guard<'d>,
         want: Want,
     ) -> (Guard<'d>, Result<(), AllocateError>) {
+        if state.growing && MAKING.get() > 0 {
+            let error = AllocateError::Exhausted(self.standing(&state, want));
+            return (state, Err(error));
+        }
         if state.growing {
             let watched = self.changed.wait_while(state, |state| state.growing);
             return (watched.unwrap_or_else(PoisonError::into_inner), Ok(()));
         }
         state.growing = true;
         drop(state);
-        let growth = Growth(self);
+        let growth = Growth::begin(self);
         let grown = self.grow(want);
         drop(growth);
         (self.lock(), grown)
@@ -587,8 +595,21 @@ impl fmt::Debug for Depot {
 /// A thread is making a slab; dropped when it is done, however that ends.
 struct Growth<'d>(&'d Depot);
 
+thread_local! {
+    /// How many slabs this thread is making, each asked for by what the one before has called.
+    static MAKING: Cell<u32> = const { Cell::new(0) };
+}
+
+impl<'d> Growth<'d> {
+    fn begin(depot: &'d Depot) -> Self {
+        MAKING.set(MAKING.get() + 1);
+        Self(depot)
+    }
+}
+
 impl Drop for Growth<'_> {
     fn drop(&mut self) {
+        MAKING.set(MAKING.get() - 1);
         self.0.lock().growing = false;
         self.0.changed.notify_all();
     }

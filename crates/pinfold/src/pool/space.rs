@@ -126,6 +126,10 @@ impl Span {
     }
 
     /// False if it was free already.
+    ///
+    /// What is compared is branched on and nothing else. A comparison with a constant that is also
+    /// counted (`count += usize::from(was_used)`) is one that rustc up to 1.97 may take away when it
+    /// optimises and inlines: `SimplifyComparisonIntegral`, rust-lang/rust#158206.
     fn put(&mut self, block: usize) -> bool {
         let mask = 1 << (block % 64);
         let word = &mut self.free[block / 64];
@@ -346,6 +350,25 @@ mod tests {
 
     fn class(bytes: usize) -> Class {
         Class::holding(bytes).unwrap()
+    }
+
+    /// Every block that went out and came back is counted, with and without optimisation.
+    #[test]
+    fn what_is_counted_is_what_is_free() {
+        for class in (0..CLASSES).filter_map(Class::of_index) {
+            let mut space = space(&[class.span_units().max(class.span_align_units())]);
+            let places: Vec<Place> = std::iter::from_fn(|| space.take(class)).collect();
+            assert!(!places.is_empty());
+            for (back, &place) in places.iter().enumerate() {
+                assert_eq!(space.blocks_out(class), places.len() - back);
+                let span = &space.spans[space.span_at(place).unwrap() as usize];
+                let bits: u32 = span.free.iter().map(|word| word.count_ones()).sum();
+                assert_eq!((span.free_count, space.free_blocks[class.index()]), (back, back));
+                assert_eq!(bits as usize, back);
+                assert_ne!(space.put(place), Put::NotInUse);
+            }
+            assert!(space.empty_slabs().eq([0]), "{class:?}");
+        }
     }
 
     fn space(units: &[usize]) -> Space {
