@@ -14,7 +14,7 @@ use crate::peer::{self, Allocator, LibC, MiMalloc, one_by_one, turn_over};
 use crate::report::Report;
 use crate::rounds::{Comparison, Turn, compare, nanoseconds_each};
 use crate::sys;
-use pinfold::pool::{Pool, PoolBuffer, PoolConfig};
+use pinfold::pool::{AllocateError, Pool, PoolBuffer, PoolConfig};
 use serde_json::json;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,7 +59,8 @@ fn pool() -> Result<NullPool, String> {
     Pool::new(NullDevice::default(), config).map_err(|error| error.to_string())
 }
 
-fn words(error: impl ToString) -> String {
+#[allow(clippy::needless_pass_by_value)] // what `map_err` hands over
+fn words(error: AllocateError) -> String {
     error.to_string()
 }
 
