@@ -8,5 +8,6 @@ pub(crate) mod memory;
 pub(crate) mod miss;
 pub(crate) mod monitors;
 pub(crate) mod pieces;
+pub(crate) mod pool;
 pub(crate) mod scaling;
 pub(crate) mod transfer;

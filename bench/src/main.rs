@@ -77,6 +77,8 @@ enum Bench {
     Eviction,
     /// Long ranges in step with their registration, and registered by two threads
     Pieces,
+    /// A pool's buffers, beside allocators of memory that nobody registered
+    Pool,
     /// All of them
     All,
 }
@@ -147,6 +149,7 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Monitors, benches::monitors::run),
         (Bench::Eviction, benches::eviction::run),
         (Bench::Pieces, benches::pieces::run),
+        (Bench::Pool, benches::pool::run),
     ];
     let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);
     asked.into_iter().try_for_each(|(_, run)| run(options, report))

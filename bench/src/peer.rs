@@ -1,7 +1,9 @@
-//! The peer beside us: UCX's registration cache, where the feature `peers` asks for it.
+//! The peers beside us, where the feature `peers` asks for them: UCX's registration cache and, beside
+//! pools, mimalloc; the C library's allocator is always there.
 
 #[cfg(not(feature = "peers"))]
 mod absent;
+mod allocator;
 #[cfg(feature = "peers")]
 mod ucx;
 
@@ -9,6 +11,8 @@ mod ucx;
 pub(crate) use absent::{Ucx, keep_hooks_out};
 #[cfg(feature = "peers")]
 pub(crate) use ucx::{Ucx, keep_hooks_out};
+
+pub(crate) use allocator::{Allocator, LibC, MiMalloc, one_by_one, turn_over};
 
 /// Whether this build has a peer.
 pub(crate) const PRESENT: bool = cfg!(feature = "peers");

@@ -83,7 +83,7 @@ fn scaling(
 
 /// Two threads together, between one alone on the first processor and one alone on the second: so
 /// neither a slower processor nor one that slows down looks like scaling.
-fn multiple(
+pub(super) fn multiple(
     stations: &[Station<'_>; 2],
     window: Duration,
     work: &(impl Fn(&[u64]) -> Result<(), String> + Sync),

@@ -22,9 +22,11 @@
 //! one serves all of its uses; leases of it go on until they end.
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors), `arena`, `barrier`, `hazard` (memory and threads), `region`,
-//! `index`, `queues`, `order`, `flight`, `watchers` (the parts), `shared` (the hit), `events`, `reclaim`,
-//! `miss` (the rest), `lease`, `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves).
+//! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors),
+//! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `queues`, `order`, `flight`,
+//! `watchers` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`,
+//! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves). Apart from all of these
+//! stands `magazines`: what a thread keeps at hand of a pool.
 
 pub mod access;
 mod arena;
@@ -44,6 +46,7 @@ pub mod lease;
 #[cfg(test)]
 #[cfg(loom)]
 mod log_models;
+pub mod magazines;
 mod miss;
 #[cfg(test)]
 #[cfg(loom)]
@@ -56,6 +59,7 @@ pub mod range;
 pub mod reclaim;
 mod region;
 pub mod registrar;
+mod several;
 mod shared;
 pub mod stable;
 pub mod statistics;

@@ -2,13 +2,14 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare a function that opens memory to a device; it
-//! contains no unsafe block.
+//! This file reopens `unsafe_code` to declare a function that opens memory to a device, and to
+//! pass it on where a registrar has several owners.
 
 #![allow(unsafe_code)]
 
 use crate::{Access, AddressRange};
 use std::fmt;
+use std::sync::Arc;
 
 /// Turns ranges into registrations with one device and back.
 ///
@@ -86,6 +87,32 @@ pub trait Registrar: Send + Sync + 'static {
         Err(ResizeError::Cannot {
             why: "every registration of this device has a handle of its own",
         })
+    }
+}
+
+/// One device for several owners: a cache and a pool, two pools.
+impl<R: Registrar> Registrar for Arc<R> {
+    type Handle = R::Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        R::limits(self)
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        R::granted(self, wanted)
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Self::Handle, RegisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { R::register(self, range, access) }
+    }
+
+    fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        R::deregister(self, handle, range)
     }
 }
 

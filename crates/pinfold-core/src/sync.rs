@@ -8,7 +8,7 @@ pub(crate) use self::real::*;
 #[cfg(not(loom))]
 mod real {
     pub(crate) use std::sync::atomic::{
-        AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+        AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
     };
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
     pub(crate) use std::thread_local;
@@ -36,7 +36,7 @@ mod real {
 mod model {
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::atomic::{
-        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use loom::thread_local;

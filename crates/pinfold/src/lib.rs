@@ -41,7 +41,8 @@
 //!
 //! # Where to look next
 //!
-//! [`cache`] puts a cache together. [`registrar`] and [`monitor`] say what they need and cost;
+//! [`cache`] puts a cache together; [`pool`] has memory that is registered before it is needed.
+//! [`registrar`] and [`monitor`] say what they need and cost;
 //! [`pieces`] takes ranges of any length, [`landing`] lets data arrive in pages that are registered
 //! beforehand; [`limits`] says what the kernel's limits are, [`budget`] what may really be pinned, who
 //! gets it and what is promised; [`mappings`] what this process has mapped. The words, the promise and
@@ -60,6 +61,7 @@ pub mod mappings;
 mod membarrier;
 pub mod monitor;
 pub mod pieces;
+pub mod pool;
 mod quiet_thread;
 pub mod registrar;
 mod start;

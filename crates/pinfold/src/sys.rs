@@ -110,7 +110,7 @@ const PROCMAP_QUERY: libc::c_ulong = request(b'f', 17, size_of::<ProcmapQuery>()
 
 /// `_IOWR(kind, number, argument)` as every architecture we run on encodes it, except the MIPS,
 /// PowerPC and SPARC families, which Pinfold does not build for.
-const fn request(kind: u8, number: u8, argument_bytes: usize) -> libc::c_ulong {
+pub(crate) const fn request(kind: u8, number: u8, argument_bytes: usize) -> libc::c_ulong {
     let both_ways = 3 << 30;
     both_ways
         | (argument_bytes as libc::c_ulong) << 16

@@ -13,6 +13,7 @@
 mod registrar_support;
 
 use pinfold::monitor::Userfaultfd;
+use pinfold::pool::{Pool, PoolBuffer, PoolConfig};
 use pinfold::registrar::verbs::{
     Device, Direction, DmabufError, DmabufPart, Domain, Library, Loopback, LoopbackError,
     MemoryRegion, OnDemand, OpenError, Operations, PrefetchError, Transfer, Transport, Verbs,
@@ -362,6 +363,38 @@ fn what_the_cache_gives_is_fresh() {
         let kept = statistics.registrations - statistics.per_use;
         assert_eq!((kept, statistics.hits + statistics.per_use), (10, 20), "{statistics:?}");
     });
+}
+
+/// Buffers of a pool go out and come back under their slab's keys, and the slab goes with the pool.
+#[test]
+fn a_pools_buffers_go_out_and_come_back() {
+    let Some(domain) = domain() else { return };
+    let far = Far::new(&domain, 1 << 20);
+    let registrar = Arc::new(Verbs::new(domain).unwrap());
+    let config = PoolConfig { max_bytes: 16 << 20, ..PoolConfig::default() };
+    let pool = Pool::new(Arc::clone(&registrar), config).unwrap();
+    let range = |buffer: &PoolBuffer<'_, Arc<Verbs>>| {
+        AddressRange::new(buffer.as_ptr().addr(), buffer.len()).unwrap()
+    };
+    for (length, byte) in [(1, 1), (1500, 2), (PAGE, 3), (100_000, 4), (1 << 20, 5)] {
+        let (mut source, mut target) = (pool.get(length).unwrap(), pool.get(length).unwrap());
+        source.fill(byte);
+        target.fill(0);
+        assert!(far.sent(range(&source), source.handle().lkey()) == *source, "{length} bytes");
+        let (target_range, lkey) = (range(&target), target.handle().lkey());
+        let flying = target.in_flight();
+        far.run(Direction::Read, target_range, lkey).unwrap();
+        // SAFETY: the loopback has waited for the transfer.
+        let target = unsafe { flying.complete() };
+        assert!(*target == *source, "{length} bytes");
+    }
+    let (buffer, statistics) = (pool.get(PAGE).unwrap(), pool.statistics());
+    let (gone, lkey) = (range(&buffer), buffer.handle().lkey());
+    assert!(statistics.in_use_bytes >= PAGE && statistics.grown >= 1, "{statistics:?}");
+    drop(buffer);
+    drop(pool);
+    let refused = far.run(Direction::Write, gone, lkey).unwrap_err();
+    assert!(matches!(refused, LoopbackError::Failed { .. }), "{refused}");
 }
 
 #[test]

@@ -18,11 +18,11 @@ const DONTNEED_LOCKED: c_int = 24;
 
 fn is_root() -> bool {
     // SAFETY: no pointer.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root {
-        eprintln!("skipped: only root can give root up");
+    if unsafe { libc::geteuid() } == 0 {
+        return true;
     }
-    root
+    eprintln!("skipped: only root can give root up");
+    false
 }
 
 /// Runs `body` in a child with caches, if there can be any.

@@ -1,0 +1,104 @@
+//! Pools: registered memory that the library owns, handed out as buffers.
+//!
+//! The best registration is the one that never happens on the path of a message. A pool maps
+//! memory in slabs, in huge pages where they can be had, registers each slab once with every one
+//! of its registrars, and cuts buffers from it.
+//!
+//! ```
+//! use pinfold::pool::{Pool, PoolConfig};
+//! use pinfold::registrar::IoUring;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
+//! # let Ok(registrar) = IoUring::new(&ring, 64) else { return Ok(()) };
+//! let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
+//!
+//! let mut buffer = pool.get(1500)?; // no system call once the thread has some at hand
+//! buffer.fill(7);
+//! let buf_index = buffer.handle().get(); // for WRITE_FIXED, with the address buffer.as_ptr()
+//! # let _ = buf_index;
+//! drop(buffer); // on whatever thread
+//!
+//! let statistics = pool.statistics();
+//! assert_eq!(statistics.in_use_bytes, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The price
+//!
+//! - Memory: buffers come in sizes, four for each doubling, so up to a fifth of one is not used
+//!   (below 256 bytes: up to 63 bytes); slabs are kept until they are empty. A thread that has used
+//!   a pool owns 30 KiB of bookkeeping there, and has up to
+//!   [`thread_cache_bytes`](PoolConfig::thread_cache_bytes) of buffers at hand, which serve others
+//!   only when the pool would otherwise be exhausted.
+//! - Time: taking and putting back a size that the thread has at hand, some nanoseconds: no lock,
+//!   no system call, no store to memory that another thread writes, whatever thread took the
+//!   buffer. Otherwise the pool's lock, for a batch of buffers. Otherwise a slab is mapped, brought
+//!   in and registered: milliseconds for megabytes. Buffers above 4 MiB always go through the lock.
+//! - `fork`: the pool's memory is not copied for children, who find zeros (in base and transparent
+//!   huge pages) or nothing (in pages set aside) and are refused buffers.
+//!
+//! # Contents
+//!
+//! A buffer holds zeros or what an earlier user of the pool left in it; ask for
+//! [`zeroed`](Request::zeroed) ones where that matters, at the price of writing them. That is a
+//! choice for speed: wiping 64 KiB takes longer than everything else about a message. Nothing that
+//! the pool itself relies on stands in the memory: a device that writes where it should not, or a
+//! peer with a key, spoils data, not the pool.
+//!
+//! # Transfers in flight
+//!
+//! A buffer must not be put back while a device works on it: somebody else would be given it.
+//! [`PoolBuffer::in_flight`] turns a buffer into an [`InFlight`], which cannot be read, written or
+//! put back until the caller says that the transfer has ended; if it is dropped instead, the buffer
+//! is lost rather than given to others. [`InFlight::into_user_data`] makes it the one word that goes
+//! through the device's queues, and [`Pool::completed`] makes it a buffer again.
+//!
+//! # Several devices, containers, C
+//!
+//! A tuple or an array of registrars is a registrar (`(ring, verbs)`, `[ring_a, ring_b]`), whose
+//! handle holds each device's own; an [`Arc`](std::sync::Arc) of one can be a cache's as well.
+//! [`PoolVec`] grows from size to size. The standard library's containers take no allocator on
+//! stable Rust, and a crate's trait for one would be a dependency of everybody for the sake of a
+//! few: who wants it writes `allocate` and `deallocate` in terms of [`Pool::allocate`] and
+//! [`deallocate`], which take and give bare addresses, as C does.
+//!
+//! # Exhausted
+//!
+//! [`WhenExhausted`] says for each request whether to fail, to grow or to wait. A pool is exhausted
+//! when all of its buffers are in use: what other threads have at hand is taken from them first.
+//!
+//! # Layers
+//!
+//! `classes`, `space` (arithmetic), `sys`, `memory`, `map`, `devices`, `slab` (memory), `config`,
+//! `error`, `allowance`, `statistics` (words), `depot` (what is shared), `threads` (what is not),
+//! `buffer`, `flight`, `vector`, `raw` (the doors).
+
+mod allowance;
+mod buffer;
+mod classes;
+mod config;
+mod depot;
+mod devices;
+mod error;
+mod flight;
+mod map;
+mod memory;
+mod raw;
+mod slab;
+mod space;
+mod statistics;
+mod sys;
+mod threads;
+mod vector;
+
+pub use allowance::{Allowance, Denied, Unshared};
+pub use buffer::{Pool, PoolBuffer, Request};
+pub use config::{PoolConfig, WhenExhausted};
+pub use error::{AllocateError, Exhausted, OpenError};
+pub use flight::InFlight;
+pub use memory::{PageKind, Pages};
+pub use raw::{NotABuffer, capacity_of, deallocate};
+pub use statistics::PoolStatistics;
+pub use vector::PoolVec;

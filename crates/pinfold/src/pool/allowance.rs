@@ -1,0 +1,61 @@
+//! The seam to a budget that several pools and caches share.
+
+use crate::budget::Share;
+use pinfold_core::{Amount, Exhausted, Limit};
+use std::fmt;
+
+/// Says how many bytes a pool may pin besides its own [`max_bytes`](super::PoolConfig::max_bytes).
+///
+/// Asked before a slab is mapped, on whatever thread needs one, with none of the pool's locks held;
+/// told when a slab has been given back. Every grant is given back exactly once, unless the
+/// process forks: a child gives nothing back. Both may use the pool; while it grows, it has for the
+/// thread that makes it grow only the buffers that it has already.
+pub trait Allowance: fmt::Debug + Send + Sync + 'static {
+    /// Grants `bytes` more, which every one of the pool's registrars pins.
+    ///
+    /// # Errors
+    ///
+    /// [`Denied`] says what is left, so that the pool can try with less.
+    fn grant(&self, bytes: usize) -> Result<(), Denied>;
+
+    /// Takes back what was granted.
+    fn give_back(&self, bytes: usize);
+}
+
+/// A refusal to pin more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Denied {
+    /// How many bytes would be granted, as far as is known.
+    pub available: usize,
+}
+
+/// For pools that answer to their own limit only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Unshared;
+
+impl Allowance for Unshared {
+    fn grant(&self, _: usize) -> Result<(), Denied> {
+        Ok(())
+    }
+
+    fn give_back(&self, _: usize) {}
+}
+
+/// A slab counts as one registration of the budget, with however many devices it is registered.
+impl Allowance for Share {
+    fn grant(&self, bytes: usize) -> Result<(), Denied> {
+        self.grow(Amount::one(bytes)).map_err(|refused| Denied { available: left(refused) })
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.shrink(Amount::one(bytes));
+    }
+}
+
+/// In bytes: where registrations lack, none.
+fn left(refused: Exhausted) -> usize {
+    match refused.limit {
+        Limit::Bytes | Limit::SharedBytes => refused.allowed.saturating_sub(refused.held),
+        _ => 0,
+    }
+}

@@ -1,0 +1,394 @@
+//! The door: a pool, what is asked of it, and the buffers that it hands out.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` because a buffer is an address in a slab, which its pool keeps
+//! as long as it is out; because buffers go from thread to thread; and to say that a buffer is
+//! stable memory.
+
+#![allow(unsafe_code)]
+
+use super::allowance::{Allowance, Unshared};
+use super::classes::{Class, LINE, MAX_ALIGN, UNIT};
+use super::config::{Bounds, PoolConfig, WhenExhausted};
+use super::depot::{Depot, Want};
+use super::error::{AllocateError, OpenError};
+use super::map;
+use super::slab::{Kind, Slab};
+use super::statistics::PoolStatistics;
+use super::threads;
+use pinfold_core::{Access, AddressRange, Registrar, StableBuffer};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Registered memory, handed out in buffers. See the [module](super) for what it costs.
+///
+/// When a pool is dropped, everything goes back to the system, except slabs with buffers whose
+/// owners forgot them (`mem::forget`) or handed them to a device and never said that it is done:
+/// those stay mapped, because somebody may still use them. Their registrations end with the
+/// registrar.
+pub struct Pool<R: Registrar> {
+    depot: Arc<Depot>,
+    registrar: Arc<R>,
+}
+
+impl<R: Registrar> Pool<R> {
+    /// A pool over one registrar, or over a tuple or an array of them. Registers nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    pub fn new(registrar: R, config: PoolConfig) -> Result<Self, OpenError> {
+        Self::with_allowance(registrar, config, Arc::new(Unshared))
+    }
+
+    /// A pool that asks `allowance` before it pins, besides its own limit.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    pub fn with_allowance(
+        registrar: R,
+        config: PoolConfig,
+        allowance: Arc<dyn Allowance>,
+    ) -> Result<Self, OpenError> {
+        let bounds = Bounds::new(config, registrar.limits())?;
+        let registrar = Arc::new(registrar);
+        let devices: Arc<R> = Arc::clone(&registrar);
+        Ok(Self { depot: Depot::new(bounds, devices, allowance)?, registrar })
+    }
+
+    /// A buffer of `length` bytes, aligned to 64; its contents are whatever they are.
+    ///
+    /// What happens when nothing is free is
+    /// [`PoolConfig::when_exhausted`]'s business.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`].
+    #[inline]
+    pub fn get(&self, length: usize) -> Result<PoolBuffer<'_, R>, AllocateError> {
+        if let Some(class) = Class::holding(length)
+            && let Some(block) = threads::take(&self.depot, class)
+        {
+            return Ok(PoolBuffer::new(&self.depot, block, length, Kind::Block(class)));
+        }
+        self.request(length).get()
+    }
+
+    /// A buffer of `length` bytes, of which more can be asked.
+    pub fn request(&self, length: usize) -> Request<'_, R> {
+        let when = self.depot.bounds().config.when_exhausted;
+        Request { pool: self, length, align: LINE, zeroed: false, when }
+    }
+
+    /// Has every thread's buffers at hand put back, then gives empty slabs back to the system
+    /// while more than `down_to` bytes are registered. How many bytes that were.
+    pub fn trim(&self, down_to: usize) -> usize {
+        self.depot.trim(down_to)
+    }
+
+    /// How the pool stands. Takes the pool's lock; all zeros in a forked child.
+    pub fn statistics(&self) -> PoolStatistics {
+        self.depot.statistics()
+    }
+
+    /// The pool's registrar.
+    pub fn registrar(&self) -> &R {
+        &self.registrar
+    }
+
+    /// The pool's settings.
+    pub fn config(&self) -> &PoolConfig {
+        &self.depot.bounds().config
+    }
+
+    pub(super) fn depot(&self) -> &Depot {
+        &self.depot
+    }
+}
+
+impl<R: Registrar> Drop for Pool<R> {
+    fn drop(&mut self) {
+        if !self.depot.close() {
+            // What is still out finds its way back by address.
+            std::mem::forget(Arc::clone(&self.depot));
+        }
+    }
+}
+
+impl<R: Registrar> fmt::Debug for Pool<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("config", self.config()).finish_non_exhaustive()
+    }
+}
+
+/// A buffer that is about to be asked for.
+#[must_use = "nothing is asked for until `get`"]
+pub struct Request<'p, R: Registrar> {
+    pool: &'p Pool<R>,
+    length: usize,
+    align: usize,
+    zeroed: bool,
+    when: WhenExhausted,
+}
+
+impl<'p, R: Registrar> Request<'p, R> {
+    /// At a multiple of `align` bytes, a power of two up to 2 MiB. Buffers always are at one of
+    /// 64.
+    pub fn align(self, align: usize) -> Self {
+        Self { align, ..self }
+    }
+
+    /// Of zeros, up to its length.
+    pub fn zeroed(self) -> Self {
+        Self { zeroed: true, ..self }
+    }
+
+    /// What to do when nothing is free.
+    pub fn when_exhausted(self, when: WhenExhausted) -> Self {
+        Self { when, ..self }
+    }
+
+    /// The buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`].
+    pub fn get(self) -> Result<PoolBuffer<'p, R>, AllocateError> {
+        let (block, kind) = self.take()?;
+        let mut buffer = PoolBuffer::new(&self.pool.depot, block, self.length, kind);
+        if self.zeroed {
+            buffer.fill(0);
+        }
+        Ok(buffer)
+    }
+
+    pub(super) fn take(&self) -> Result<(NonNull<u8>, Kind), AllocateError> {
+        let want = self.want()?;
+        let depot = self.pool.depot();
+        let at_hand = || match want {
+            Want::Block(class) => threads::take(depot, class),
+            Want::Long { .. } => None,
+        };
+        let block = at_hand().or_else(|| {
+            // Magazines that are this thread's, but were not at hand, may have one.
+            threads::hand(depot).and_then(|_| at_hand())
+        });
+        let block = match block {
+            Some(block) => block,
+            None => depot.take(want, self.when, threads::hand(depot))?,
+        };
+        Ok((block, want.kind()))
+    }
+
+    fn want(&self) -> Result<Want, AllocateError> {
+        let Self { length, align, .. } = *self;
+        if length == 0 {
+            return Err(AllocateError::Empty);
+        }
+        if !align.is_power_of_two() || align > MAX_ALIGN {
+            return Err(AllocateError::Alignment { align, max_align: MAX_ALIGN });
+        }
+        let longest = self.pool.depot.bounds().longest;
+        match Class::aligned(length, align) {
+            Some(class) if class.span_units() * UNIT <= longest => Ok(Want::Block(class)),
+            // In a pool that is too small for a span of blocks, each is a run of its own.
+            _ => long(length, align)
+                .ok_or(AllocateError::TooLong { bytes: length, max_bytes: longest }),
+        }
+    }
+}
+
+/// A run of units.
+fn long(length: usize, align: usize) -> Option<Want> {
+    let units = u32::try_from(length.div_ceil(UNIT)).ok().filter(|&units| units < 1 << 31)?;
+    Some(Want::Long { units, align: align.div_ceil(UNIT) })
+}
+
+impl<R: Registrar> fmt::Debug for Request<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("length", &self.length).field("align", &self.align).finish()
+    }
+}
+
+/// A buffer in registered memory, put back into its pool when it is dropped, on any thread.
+///
+/// It is as long as it was asked to be and may become as long as its
+/// [`capacity`](Self::capacity). All of it is initialised memory: zeros, or what somebody left.
+#[must_use = "the buffer is put back as soon as this is dropped"]
+pub struct PoolBuffer<'p, R: Registrar> {
+    block: NonNull<u8>,
+    length: usize,
+    kind: Kind,
+    depot: &'p Depot,
+    registrar: PhantomData<&'p R>,
+}
+
+// SAFETY: a buffer has one owner, and what it refers to may be used by any thread.
+unsafe impl<R: Registrar> Send for PoolBuffer<'_, R> {}
+// SAFETY: `&PoolBuffer` only reads.
+unsafe impl<R: Registrar> Sync for PoolBuffer<'_, R> {}
+
+impl<'p, R: Registrar> PoolBuffer<'p, R> {
+    /// `block` has been handed out by `depot`, of this kind, and is nobody else's.
+    #[inline(always)]
+    pub(super) fn new(depot: &'p Depot, block: NonNull<u8>, length: usize, kind: Kind) -> Self {
+        Self { block, length, kind, depot, registrar: PhantomData }
+    }
+
+    /// What the registrar gave for the slab that the buffer lies in: each device's handle.
+    ///
+    /// Valid as long as the buffer is. It covers the whole slab: requests name the buffer's own
+    /// address.
+    #[inline]
+    pub fn handle(&self) -> R::Handle {
+        // SAFETY: the slab belongs to a pool over an `R`.
+        unsafe { *self.slab().handles().get::<R::Handle>() }
+    }
+
+    #[inline]
+    fn slab(&self) -> &Slab {
+        let slab = map::find(self.block.addr().get());
+        // A buffer's slab is published before it is handed out and hidden after it came back.
+        debug_assert!(slab.is_some());
+        // SAFETY: as above; the slab lives as long as one of its buffers is out.
+        unsafe { slab.unwrap_unchecked().as_ref() }
+    }
+
+    /// Where the buffer begins in its slab's registration, in bytes: for devices that count from
+    /// there.
+    pub fn offset(&self) -> usize {
+        self.slab().place_of(self.block.addr().get()).map_or(0, |place| place.offset)
+    }
+
+    /// All that was registered together with the buffer: its slab.
+    pub fn registered(&self) -> Option<AddressRange> {
+        self.slab().range()
+    }
+
+    /// The addresses of the buffer's bytes; `None` if it is empty.
+    pub fn range(&self) -> Option<AddressRange> {
+        AddressRange::new(self.block.addr().get(), self.length).ok()
+    }
+
+    /// How many bytes it has.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has been cut to nothing.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// How many bytes it can have.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.kind.bytes()
+    }
+
+    /// Makes it so long, or as long as it can be; what it has got then. What is added is whatever
+    /// it is.
+    pub fn set_len(&mut self, length: usize) -> usize {
+        self.length = length.min(self.capacity());
+        self.length
+    }
+
+    /// Gives the address out; [`Pool::from_raw`] or [`deallocate`](super::deallocate) take it
+    /// back. Until then the buffer is out, and if the pool is dropped, its slab stays mapped.
+    pub fn into_raw(self) -> NonNull<u8> {
+        ManuallyDrop::new(self).block
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(super) fn depot(&self) -> &'p Depot {
+        self.depot
+    }
+}
+
+impl<R: Registrar> Drop for PoolBuffer<'_, R> {
+    #[inline]
+    fn drop(&mut self) {
+        give_back(self.depot, self.block, self.kind);
+    }
+}
+
+/// Puts a buffer back that is nobody's any more.
+#[inline(always)]
+pub(super) fn give_back(depot: &Depot, block: NonNull<u8>, kind: Kind) {
+    if let Kind::Block(class) = kind
+        && threads::put(depot, class, block)
+    {
+        return;
+    }
+    give_back_slowly(depot, block, kind);
+}
+
+#[cold]
+#[inline(never)]
+fn give_back_slowly(depot: &Depot, block: NonNull<u8>, kind: Kind) {
+    let hand = threads::hand(depot);
+    match kind {
+        // The thread's magazines may only not have been at hand.
+        Kind::Block(class) if hand.is_some() && threads::put(depot, class, block) => {}
+        _ => depot.put(block, kind, hand),
+    }
+}
+
+impl<R: Registrar> Deref for PoolBuffer<'_, R> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the block is this value's alone, as long as its kind says, and initialised.
+        unsafe { std::slice::from_raw_parts(self.block.as_ptr(), self.length) }
+    }
+}
+
+impl<R: Registrar> DerefMut for PoolBuffer<'_, R> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.block.as_ptr(), self.length) }
+    }
+}
+
+impl<R: Registrar> AsRef<[u8]> for PoolBuffer<'_, R> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl<R: Registrar> AsMut<[u8]> for PoolBuffer<'_, R> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+// SAFETY: the block stays where it is when the value is moved, and has one owner.
+unsafe impl<R: Registrar> StableBuffer for PoolBuffer<'_, R> {
+    const ACCESS: Access = Access::READ_WRITE;
+
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+impl<R: Registrar> fmt::Debug for PoolBuffer<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolBuffer")
+            .field("address", &self.block)
+            .field("length", &self.length)
+            .field("capacity", &self.capacity())
+            .finish()
+    }
+}

@@ -1,0 +1,794 @@
+//! Everything slow about a pool: the blocks that all threads share, growing, trimming, waiting.
+//!
+//! One lock guards it all, taken for a handful of blocks at a time; it is never held while memory
+//! is mapped or registered, and nothing is allocated under it but the lists' own memory.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to reach into the magazines of threads, by the lock's leave
+//! ([`Magazines`]), and because a slab finds its pool by address.
+
+#![allow(unsafe_code)]
+
+use super::allowance::{Allowance, Denied};
+use super::classes::{CLASSES, Class, UNIT};
+use super::config::{Bounds, WhenExhausted};
+use super::devices::{Devices, Handles};
+use super::error::{AllocateError, Exhausted, OpenError};
+use super::map;
+use super::memory::Memory;
+use super::slab::{Kind, Slab};
+use super::space::{Put, Space};
+use super::statistics::PoolStatistics;
+use crate::fork_mark::ForkMark;
+use crate::membarrier;
+use crate::sys;
+use pinfold_core::Barriers;
+use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
+use std::cell::Cell;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// What one thread has at hand of one pool.
+pub(super) type Hand = Magazines<CLASSES>;
+
+/// The name of a pool, by which a thread tells whose magazines it has at hand; odd, never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PoolId(u64);
+
+impl PoolId {
+    pub(super) const NONE: Self = Self(0);
+
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: uniqueness is all that is asked.
+        Self(NEXT.fetch_add(2, Ordering::Relaxed))
+    }
+
+    /// A number that pools made one after another do not share.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // its low bits are what is asked for
+    pub(super) const fn low_bits(self) -> usize {
+        (self.0 >> 1) as usize
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Want {
+    Block(Class),
+    /// A run of units that begins at a multiple of so many.
+    Long {
+        units: u32,
+        align: usize,
+    },
+}
+
+impl Want {
+    pub(super) const fn kind(self) -> Kind {
+        match self {
+            Self::Block(class) => Kind::Block(class),
+            Self::Long { units, .. } => Kind::Long(units),
+        }
+    }
+
+    /// How much of a slab it takes at least: a block, its whole span.
+    fn slab_bytes(self) -> usize {
+        match self {
+            Self::Block(class) => class.span_units() * UNIT,
+            Self::Long { units, .. } => units as usize * UNIT,
+        }
+    }
+}
+
+/// A pool without its registrars' types.
+pub(super) struct Depot {
+    id: PoolId,
+    /// The gate's word: a forked child finds it wiped.
+    mark: ForkMark,
+    barriers: Barriers,
+    bounds: Bounds,
+    devices: Arc<dyn Devices>,
+    allowance: Arc<dyn Allowance>,
+    /// Rank 1, alone: nothing else is locked and no device called under it.
+    state: Mutex<State>,
+    /// Something was put back, or a slab came or did not.
+    changed: Condvar,
+    lost_bytes: AtomicUsize,
+    me: Weak<Depot>,
+}
+
+struct State {
+    space: Space,
+    slabs: Vec<Option<Arc<Slab>>>,
+    /// Bytes of slabs, those that are being made or given back included.
+    registered: usize,
+    /// Whether a thread is making a slab; others that want one wait for it.
+    growing: bool,
+    /// How many threads wait for a buffer. As long as there are any, the gate is closed.
+    waiting: usize,
+    /// Whether the pool's handle is gone.
+    closed: bool,
+    /// The magazines of all threads, and those that no thread owns.
+    hands: Vec<Arc<Hand>>,
+    unowned: Vec<Arc<Hand>>,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    grown: u64,
+    trimmed: u64,
+    refused: u64,
+    visits: u64,
+    raids: u64,
+    failed_deregistrations: u64,
+    refused_puts: u64,
+}
+
+type Guard<'d> = MutexGuard<'d, State>;
+
+impl Depot {
+    pub(super) fn new(
+        bounds: Bounds,
+        devices: Arc<dyn Devices>,
+        allowance: Arc<dyn Allowance>,
+    ) -> Result<Arc<Self>, OpenError> {
+        let id = PoolId::next();
+        let mark = ForkMark::new(id.0).map_err(|errno| OpenError::ForkMark { errno: errno.0 })?;
+        Ok(Arc::new_cyclic(|me| Self {
+            id,
+            mark,
+            barriers: membarrier::barriers(),
+            bounds,
+            devices,
+            allowance,
+            state: Mutex::new(State::new()),
+            changed: Condvar::new(),
+            lost_bytes: AtomicUsize::new(0),
+            me: Weak::clone(me),
+        }))
+    }
+
+    #[inline(always)]
+    pub(super) const fn id(&self) -> PoolId {
+        self.id
+    }
+
+    #[inline(always)]
+    pub(super) fn gate(&self) -> Gate<'_> {
+        Gate::new(self.mark.word(), self.id.0, self.barriers)
+    }
+
+    pub(super) fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    pub(super) fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.me)
+    }
+
+    fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // --- magazines -------------------------------------------------------------------------------
+
+    /// Magazines for a thread; `None` in a forked child, where the lock may be held for ever.
+    pub(super) fn adopt_hand(&self) -> Option<Arc<Hand>> {
+        if self.gate().is_wiped() {
+            return None;
+        }
+        let unowned = self.lock().unowned.pop();
+        Some(unowned.unwrap_or_else(|| {
+            let hand = Arc::new(Hand::new());
+            self.lock().hands.push(Arc::clone(&hand));
+            hand
+        }))
+    }
+
+    /// Takes back the magazines of a thread that ends, and what is in them.
+    pub(super) fn retire_hand(&self, hand: &Arc<Hand>) {
+        if self.gate().is_wiped() {
+            return;
+        }
+        let mut state = self.lock();
+        let emptied = state.empty_hand(hand);
+        (0..CLASSES).for_each(|size| hand.allow(size, 0));
+        state.unowned.push(Arc::clone(hand));
+        self.after_puts(state, emptied);
+    }
+
+    /// Has every thread's magazines emptied; how many blocks that gave.
+    ///
+    /// The gate stays closed if somebody waits.
+    fn raid(&self, state: &mut State) -> usize {
+        let worth_it = state.hands.iter().any(|hand| hand_bytes(hand) > 0);
+        if !worth_it && state.waiting == 0 {
+            return 0;
+        }
+        let closed = self.gate().close();
+        let hands = if closed { state.hands.clone() } else { Vec::new() };
+        let mut moved = 0;
+        for hand in hands.iter().filter(|hand| is_quiet(hand)) {
+            moved += (0..CLASSES).map(|size| hand.count(size)).sum::<usize>();
+            state.empty_hand(hand);
+        }
+        state.counts.raids += u64::from(closed);
+        if state.waiting == 0 {
+            self.gate().open();
+        }
+        moved
+    }
+
+    // --- taking ----------------------------------------------------------------------------------
+
+    /// A buffer by the slow way, and some more for the magazines of the thread.
+    pub(super) fn take(
+        &self,
+        want: Want,
+        when: WhenExhausted,
+        hand: Option<&Hand>,
+    ) -> Result<NonNull<u8>, AllocateError> {
+        if self.gate().is_wiped() {
+            return Err(AllocateError::Forked);
+        }
+        if want.slab_bytes() > self.bounds.longest {
+            return Err(self.too_long(want));
+        }
+        let mut state = self.lock();
+        state.counts.visits += 1;
+        let block = match state.take(want) {
+            Some(block) => block,
+            None => {
+                let (again, block) = self.take_what_is_not_there(state, want, when);
+                state = again;
+                block?
+            }
+        };
+        if let (Want::Block(class), Some(hand)) = (want, hand) {
+            self.fill_hand(&mut state, class, hand);
+        }
+        Ok(block)
+    }
+
+    fn too_long(&self, want: Want) -> AllocateError {
+        let bytes = want.kind().bytes();
+        AllocateError::TooLong { bytes, max_bytes: self.bounds.longest }
+    }
+
+    /// By growing, by a raid, by waiting, as far as the caller wants that.
+    fn take_what_is_not_there<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        want: Want,
+        when: WhenExhausted,
+    ) -> (Guard<'d>, Result<NonNull<u8>, AllocateError>) {
+        let mut refused = None;
+        while when.grows() && refused.is_none() {
+            let (again, grown) = self.grow_or_watch(state, want);
+            state = again;
+            if let Some(block) = state.take(want) {
+                return (state, Ok(block));
+            }
+            refused = grown.err();
+        }
+        self.raid(&mut state);
+        match (state.take(want), when.patience()) {
+            (Some(block), _) => (state, Ok(block)),
+            (None, Some(patience)) => self.wait(state, want, patience),
+            (None, None) => {
+                let error =
+                    refused.unwrap_or(AllocateError::Exhausted(self.standing(&state, want)));
+                (state, Err(error))
+            }
+        }
+    }
+
+    /// Waits until something that fits has been put back. First come is not first served.
+    fn wait<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        want: Want,
+        patience: Duration,
+    ) -> (Guard<'d>, Result<NonNull<u8>, AllocateError>) {
+        let began = Instant::now();
+        state.waiting += 1;
+        let block = loop {
+            // The gate stays closed from here on: what is put, is put where it is found.
+            self.raid(&mut state);
+            if let Some(block) = state.take(want) {
+                break Some(block);
+            }
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                break None;
+            }
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            self.gate().open();
+        }
+        let pool = self.standing(&state, want);
+        let waited = began.elapsed();
+        (state, block.ok_or(AllocateError::TimedOut { waited, pool }))
+    }
+
+    fn standing(&self, state: &State, want: Want) -> Exhausted {
+        let wanted = want.kind().bytes();
+        let max_bytes = self.bounds.config.max_bytes;
+        Exhausted { wanted, registered: state.registered, max_bytes }
+    }
+
+    /// Fills half of what a thread may have at hand of a size, and allows it more from visit to
+    /// visit. While somebody waits nobody hoards.
+    fn fill_hand(&self, state: &mut State, class: Class, hand: &Hand) {
+        if state.waiting > 0 {
+            return;
+        }
+        self.allow_more(state, class, hand);
+        let size = class.index();
+        for _ in hand.count(size)..hand.allowed(size) as usize / 2 {
+            let Some(block) = state.take(Want::Block(class)) else { return };
+            // SAFETY: the owner calls, with the lock held.
+            if !unsafe { hand.put_locked(size, block) } {
+                state.put(block);
+                return;
+            }
+        }
+    }
+
+    /// Doubles what a thread may have at hand of a size, as long as all sizes together stay
+    /// within the thread's bytes; else takes it from the size that has the most.
+    fn allow_more(&self, state: &mut State, class: Class, hand: &Hand) {
+        let size = class.index();
+        let allowed = hand.allowed(size);
+        let wanted = (allowed * 2).clamp(2, MAGAZINE_BLOCKS);
+        let mut room = self.hand_room(hand) / class.bytes();
+        if room == 0 && allowed == 0 {
+            halve_largest(state, hand);
+            room = self.hand_room(hand) / class.bytes();
+        }
+        let more = wanted.saturating_sub(allowed).min(u32::try_from(room).unwrap_or(u32::MAX));
+        hand.allow(size, allowed + more);
+    }
+
+    /// How many more bytes a thread could be allowed to have at hand.
+    fn hand_room(&self, hand: &Hand) -> usize {
+        let allowed = |class: Class| hand.allowed(class.index()) as usize * class.bytes();
+        let all: usize = classes().map(allowed).sum();
+        self.bounds.config.thread_cache_bytes.saturating_sub(all)
+    }
+
+    // --- putting ---------------------------------------------------------------------------------
+
+    /// Takes a buffer back by the slow way, with half of the thread's magazine if that is full.
+    ///
+    /// In a forked child nothing happens: the buffer is the parent's.
+    pub(super) fn put(&self, block: NonNull<u8>, kind: Kind, hand: Option<&Hand>) {
+        if self.gate().is_wiped() {
+            return;
+        }
+        let mut state = self.lock();
+        state.counts.visits += 1;
+        let emptied = match (kind, hand) {
+            (Kind::Block(class), Some(hand)) if state.waiting == 0 && !state.closed => {
+                self.put_at_hand(&mut state, block, class, hand)
+            }
+            _ => state.put(block),
+        };
+        self.after_puts(state, emptied);
+    }
+
+    /// Makes room in a full magazine; whether a slab became empty.
+    fn put_at_hand(
+        &self,
+        state: &mut State,
+        block: NonNull<u8>,
+        class: Class,
+        hand: &Hand,
+    ) -> bool {
+        self.allow_more(state, class, hand);
+        let (size, allowed) = (class.index(), hand.allowed(class.index()) as usize);
+        let mut emptied = false;
+        if hand.count(size) >= allowed {
+            emptied = state.shorten(hand, size, allowed / 2);
+        }
+        // SAFETY: the owner calls, with the lock held; the block is the caller's.
+        let kept = unsafe { hand.put_locked(size, block) };
+        emptied | (!kept && state.put(block))
+    }
+
+    /// Wakes those who wait, and gives back empty slabs that are too many.
+    fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
+        let keep = if state.closed { 0 } else { self.bounds.config.idle_bytes };
+        let surplus = if emptied { state.remove_empty(keep, 0) } else { Vec::new() };
+        drop(state);
+        self.give_back(surplus);
+    }
+
+    // --- growing and trimming --------------------------------------------------------------------
+
+    /// Makes a slab, or waits while another thread does. `Err` if it could not be had.
+    ///
+    /// A budget's listener or a registrar may ask a pool for a buffer while one grows on its thread:
+    /// it does not wait, because its own thread, or one that waits for this, is what it would wait for.
+    fn grow_or_watch<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        want: Want,
+    ) -> (Guard<'d>, Result<(), AllocateError>) {
+        if state.growing && MAKING.get() > 0 {
+            let error = AllocateError::Exhausted(self.standing(&state, want));
+            return (state, Err(error));
+        }
+        if state.growing {
+            let watched = self.changed.wait_while(state, |state| state.growing);
+            return (watched.unwrap_or_else(PoisonError::into_inner), Ok(()));
+        }
+        state.growing = true;
+        drop(state);
+        let growth = Growth::begin(self);
+        let grown = self.grow(want);
+        drop(growth);
+        (self.lock(), grown)
+    }
+
+    /// Makes the slab that suits, or else the largest that can be had and holds what is wanted.
+    fn grow(&self, want: Want) -> Result<(), AllocateError> {
+        let mut bytes = self.reserve(want)?;
+        loop {
+            let error = match self.make_slab(bytes) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let mut state = self.lock();
+            state.registered -= bytes;
+            state.counts.refused += 1;
+            let smaller = self.bounds.smaller(bytes, want.slab_bytes());
+            bytes = smaller.filter(|_| error.is_about_room()).ok_or(error)?;
+            state.registered += bytes;
+        }
+    }
+
+    /// Reserves the bytes of the next slab within the pool's own budget; where they lack, empty
+    /// slabs, none of which is long enough, go first, and what threads have at hand of them.
+    fn reserve(&self, want: Want) -> Result<usize, AllocateError> {
+        let mut state = self.lock();
+        if self.next_slab(&state, want).is_none() {
+            self.raid(&mut state);
+            let empty = state.remove_empty(0, 0);
+            drop(state);
+            self.give_back(empty);
+            state = self.lock();
+        }
+        let next = self.next_slab(&state, want);
+        let bytes = next.ok_or_else(|| AllocateError::Exhausted(self.standing(&state, want)))?;
+        state.registered += bytes;
+        Ok(bytes)
+    }
+
+    fn next_slab(&self, state: &State, want: Want) -> Option<usize> {
+        let room = self.bounds.config.max_bytes.saturating_sub(state.registered);
+        self.bounds.next_slab(want.slab_bytes(), state.registered, room)
+    }
+
+    /// Maps and registers a slab of reserved bytes. Nothing is left behind when that fails.
+    fn make_slab(&self, bytes: usize) -> Result<(), AllocateError> {
+        let grant = Grant::of(&*self.allowance, bytes)?;
+        let memory = Memory::new(bytes, self.bounds.config.pages).map_err(|error| {
+            AllocateError::Memory { operation: error.operation, bytes, errno: error.errno }
+        })?;
+        let handles = self.devices.register(&memory, self.bounds.config.access);
+        self.install(memory, handles.map_err(AllocateError::Register)?)?;
+        grant.keep();
+        Ok(())
+    }
+
+    fn install(&self, memory: Memory, handles: Handles) -> Result<(), AllocateError> {
+        let mut state = self.lock();
+        let free = state.slabs.iter().position(Option::is_none);
+        let index = free.unwrap_or(state.slabs.len());
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let slab = Slab::new(number, memory, handles, NonNull::from(self));
+        if !slab.publish() {
+            drop(state);
+            // It was refused for its address; that the device refuses too changes nothing.
+            let _ = slab.deregister(&*self.devices);
+            let bytes = slab.bytes();
+            return Err(AllocateError::Memory { operation: "mmap", bytes, errno: libc::EFAULT });
+        }
+        state.space.add(number, slab.units());
+        if index == state.slabs.len() {
+            state.slabs.push(None);
+        }
+        state.slabs[index] = Some(slab);
+        state.counts.grown += 1;
+        Ok(())
+    }
+
+    /// Empties all magazines, then gives empty slabs back while more than `down_to` bytes are
+    /// registered. How many bytes that were.
+    pub(super) fn trim(&self, down_to: usize) -> usize {
+        if self.gate().is_wiped() {
+            return 0;
+        }
+        let mut state = self.lock();
+        self.raid(&mut state);
+        let empty = state.remove_empty(0, down_to);
+        drop(state);
+        let bytes = empty.iter().map(|slab| slab.bytes()).sum();
+        self.give_back(empty);
+        bytes
+    }
+
+    /// Gives slabs back that are in no list any more, without the lock.
+    fn give_back(&self, slabs: Vec<Arc<Slab>>) {
+        for slab in slabs {
+            let failed = slab.deregister(&*self.devices).is_err();
+            let bytes = slab.bytes();
+            drop(slab);
+            self.allowance.give_back(bytes);
+            let mut state = self.lock();
+            state.registered -= bytes;
+            state.counts.trimmed += 1;
+            state.counts.failed_deregistrations += u64::from(failed);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The pool's handle is gone: nobody takes any more, and every slab goes with its last buffer.
+    /// Whether all are gone already.
+    pub(super) fn close(&self) -> bool {
+        if self.gate().is_wiped() {
+            return false;
+        }
+        let mut state = self.lock();
+        state.closed = true;
+        // Nobody uses the pool any more, so nobody is in its magazines: only pointers that were
+        // leaked may still come back, and those find the gate closed.
+        self.gate().close();
+        for hand in state.hands.clone() {
+            state.empty_hand(&hand);
+        }
+        let empty = state.remove_empty(0, 0);
+        let all = state.slabs.iter().all(Option::is_none);
+        drop(state);
+        self.give_back(empty);
+        all
+    }
+
+    // --- figures ---------------------------------------------------------------------------------
+
+    /// Counts a buffer that will not come back.
+    pub(super) fn lose(&self, kind: Kind) {
+        // Relaxed: a counter.
+        self.lost_bytes.fetch_add(kind.bytes(), Ordering::Relaxed);
+    }
+
+    pub(super) fn statistics(&self) -> PoolStatistics {
+        if self.gate().is_wiped() {
+            return PoolStatistics::default();
+        }
+        let state = self.lock();
+        let mut statistics = state.statistics();
+        // Relaxed: a counter.
+        statistics.lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
+        statistics
+    }
+}
+
+impl fmt::Debug for Depot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Depot").field("id", &self.id).field("bounds", &self.bounds).finish()
+    }
+}
+
+/// A thread is making a slab; dropped when it is done, however that ends.
+struct Growth<'d>(&'d Depot);
+
+thread_local! {
+    /// How many slabs this thread is making, each asked for by what the one before has called.
+    static MAKING: Cell<u32> = const { Cell::new(0) };
+}
+
+impl<'d> Growth<'d> {
+    fn begin(depot: &'d Depot) -> Self {
+        MAKING.set(MAKING.get() + 1);
+        Self(depot)
+    }
+}
+
+impl Drop for Growth<'_> {
+    fn drop(&mut self) {
+        MAKING.set(MAKING.get() - 1);
+        self.0.lock().growing = false;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Bytes granted, given back unless they are kept.
+struct Grant<'a> {
+    allowance: &'a dyn Allowance,
+    bytes: usize,
+}
+
+impl<'a> Grant<'a> {
+    fn of(allowance: &'a dyn Allowance, bytes: usize) -> Result<Self, AllocateError> {
+        match allowance.grant(bytes) {
+            Ok(()) => Ok(Self { allowance, bytes }),
+            Err(Denied { available }) => Err(AllocateError::Denied { bytes, available }),
+        }
+    }
+
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        self.allowance.give_back(self.bytes);
+    }
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            space: Space::new(),
+            slabs: Vec::new(),
+            registered: 0,
+            growing: false,
+            waiting: 0,
+            closed: false,
+            hands: Vec::new(),
+            unowned: Vec::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    fn take(&mut self, want: Want) -> Option<NonNull<u8>> {
+        let place = match want {
+            Want::Block(class) => self.space.take(class),
+            Want::Long { units, align } => self.space.take_long(units as usize, align),
+        }?;
+        self.slabs.get(place.slab as usize)?.as_ref()?.hand_out(place, want.kind())
+    }
+
+    /// Takes a block back; whether that has emptied its slab.
+    fn put(&mut self, block: NonNull<u8>) -> bool {
+        let address = block.addr().get();
+        // SAFETY: whatever is put was handed out of a slab, which stays as long as it is out; and
+        // slabs go with the lock held. A pointer that never was a buffer is the caller's breach.
+        let slab = map::find(address).map(|slab| unsafe { slab.as_ref() });
+        let put = slab.and_then(|slab| slab.place_of(address)).map(|place| self.space.put(place));
+        self.counts.refused_puts += u64::from(put.is_none_or(|put| put == Put::NotInUse));
+        put == Some(Put::SlabEmpty)
+    }
+
+    /// Takes blocks back until `keep` are at hand; whether that has emptied a slab.
+    ///
+    /// The owner calls, or the hand is one that [`empty_hand`](Self::empty_hand) may empty.
+    fn shorten(&mut self, hand: &Hand, size: usize, keep: usize) -> bool {
+        let mut emptied = false;
+        while hand.count(size) > keep {
+            // SAFETY: the lock is held, and the magazines are the caller's to reach into.
+            let Some(block) = (unsafe { hand.take_locked(size) }) else { break };
+            emptied |= self.put(block);
+        }
+        emptied
+    }
+
+    /// Takes all back of magazines that are the caller's own, quiet behind a closed gate, or of a
+    /// pool that nobody uses any more.
+    fn empty_hand(&mut self, hand: &Hand) -> bool {
+        let emptied = (0..CLASSES).map(|size| self.shorten(hand, size, 0));
+        emptied.fold(false, std::ops::BitOr::bitor)
+    }
+
+    /// Takes empty slabs out of all lists, beyond `keep` bytes of them and as long as more than
+    /// `down_to` bytes are registered.
+    fn remove_empty(&mut self, keep: usize, down_to: usize) -> Vec<Arc<Slab>> {
+        let numbers: Vec<u32> = self.space.empty_slabs().collect();
+        let bytes_of = |number: &u32| self.slab_bytes(*number);
+        let mut idle: usize = numbers.iter().map(bytes_of).sum();
+        let mut registered = self.registered;
+        let mut removed = Vec::new();
+        for number in numbers {
+            let bytes = self.slab_bytes(number);
+            if idle <= keep || registered <= down_to {
+                break;
+            }
+            idle -= bytes;
+            registered -= bytes;
+            removed.extend(self.remove(number));
+        }
+        removed
+    }
+
+    fn slab_bytes(&self, number: u32) -> usize {
+        self.slabs.get(number as usize).and_then(Option::as_ref).map_or(0, |slab| slab.bytes())
+    }
+
+    fn remove(&mut self, number: u32) -> Option<Arc<Slab>> {
+        let slab = self.slabs.get_mut(number as usize)?;
+        if !self.space.remove(number) {
+            return None;
+        }
+        slab.take().inspect(|slab| slab.hide())
+    }
+
+    fn statistics(&self) -> PoolStatistics {
+        let by_thread = self.hands.iter().map(|hand| hand_bytes(hand)).filter(|&bytes| bytes > 0);
+        let cached_by_thread: Vec<usize> = by_thread.collect();
+        let cached_bytes = cached_by_thread.iter().sum();
+        let out: usize = classes().map(|class| self.space.blocks_out(class) * class.bytes()).sum();
+        let Counts { grown, trimmed, refused, visits, raids, .. } = self.counts;
+        let Counts { failed_deregistrations, refused_puts, .. } = self.counts;
+        let mut statistics = PoolStatistics {
+            in_use_bytes: (out + self.space.long_bytes()).saturating_sub(cached_bytes),
+            cached_bytes,
+            cached_by_thread,
+            grown,
+            trimmed,
+            refused,
+            visits,
+            raids,
+            failed_deregistrations,
+            refused_puts,
+            ..PoolStatistics::default()
+        };
+        for slab in self.slabs.iter().flatten() {
+            statistics.slabs += 1;
+            statistics.registered_bytes += slab.bytes();
+            slab.page_kinds()
+                .into_iter()
+                .for_each(|(kind, bytes)| statistics.add_pages(kind, bytes));
+        }
+        let taken = statistics.in_use_bytes + statistics.cached_bytes;
+        statistics.free_bytes = statistics.registered_bytes.saturating_sub(taken);
+        statistics
+    }
+}
+
+/// Every size.
+fn classes() -> impl Iterator<Item = Class> {
+    (0..CLASSES).filter_map(Class::of_index)
+}
+
+fn hand_bytes(hand: &Hand) -> usize {
+    classes().map(|class| hand.count(class.index()) * class.bytes()).sum()
+}
+
+/// Halves what a thread may have at hand of the size that may have the most bytes.
+fn halve_largest(state: &mut State, hand: &Hand) {
+    let bytes = |class: &Class| hand.allowed(class.index()) as usize * class.bytes();
+    if let Some(class) = classes().max_by_key(bytes) {
+        let (size, half) = (class.index(), hand.allowed(class.index()) / 2);
+        // An empty slab waits for the next put to be noticed.
+        state.shorten(hand, size, half as usize);
+        hand.allow(size, half);
+    }
+}
+
+/// How often a raid looks for a thread to come out of its magazines before it leaves them alone:
+/// the thread may have lost its processor there, but it needs it for some nanoseconds only.
+const LOOKS: usize = 1000;
+
+fn is_quiet(hand: &Hand) -> bool {
+    (0..LOOKS).any(|_| {
+        let quiet = hand.are_quiet();
+        if !quiet {
+            sys::yield_now();
+        }
+        quiet
+    })
+}

@@ -1,0 +1,80 @@
+//! The pool's registrars, their types forgotten: what grows and trims need not be made anew for
+//! each of them.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to open a slab's memory to the devices, and to give handles
+//! their type back.
+
+#![allow(unsafe_code)]
+
+use super::memory::Memory;
+use pinfold_core::{Access, AddressRange, DeregisterError, RegisterError, Registrar};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// What the devices gave for a slab.
+pub(super) struct Handles {
+    /// A registrar's `Handle`.
+    value: Box<dyn Any + Send + Sync>,
+    /// Where it stands in its box, for whoever knows its type.
+    at: NonNull<()>,
+}
+
+// SAFETY: `at` points into `value`, which may be sent.
+unsafe impl Send for Handles {}
+// SAFETY: `at` gives nothing but shared references to `value`, which may be shared.
+unsafe impl Sync for Handles {}
+
+impl Handles {
+    fn new<H: Copy + Send + Sync + 'static>(handle: H) -> Self {
+        let value = Box::new(handle);
+        let at = NonNull::from(&*value).cast();
+        Self { value, at }
+    }
+
+    /// The handle.
+    ///
+    /// # Safety
+    ///
+    /// `H` is the handle of the registrar that these came from.
+    #[inline(always)]
+    pub(super) unsafe fn get<H: Copy + Send + Sync + 'static>(&self) -> &H {
+        debug_assert!(self.value.is::<H>());
+        // SAFETY: the box holds an `H` (the caller's promise), is never written, and lives as long
+        // as `self`.
+        unsafe { self.at.cast().as_ref() }
+    }
+}
+
+impl fmt::Debug for Handles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Handles")
+    }
+}
+
+/// A registrar, one or several devices.
+pub(super) trait Devices: Send + Sync {
+    /// Registers memory that nothing has been handed out of.
+    fn register(&self, memory: &Memory, access: Access) -> Result<Handles, RegisterError>;
+
+    fn deregister(&self, handles: &Handles, range: AddressRange) -> Result<(), DeregisterError>;
+}
+
+impl<R: Registrar> Devices for R {
+    fn register(&self, memory: &Memory, access: Access) -> Result<Handles, RegisterError> {
+        let range = AddressRange::new(memory.start().addr().get(), memory.bytes())
+            .map_err(|_| RegisterError::Os { operation: "mmap", errno: libc::EINVAL })?;
+        // SAFETY: the memory is the pool's own: what a device may do to a buffer in it is up to
+        // whoever owns the buffer, and nothing of the pool's stands there.
+        unsafe { Registrar::register(self, range, self.granted(access)) }.map(Handles::new)
+    }
+
+    fn deregister(&self, handles: &Handles, range: AddressRange) -> Result<(), DeregisterError> {
+        match handles.value.downcast_ref() {
+            Some(&handle) => Registrar::deregister(self, handle, range),
+            None => Err(DeregisterError::Os { operation: "finding a handle", errno: libc::EINVAL }),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Buffers that a device works on.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare how a transfer's end is told, which only the caller
+//! can know, and to make a buffer of an address again.
+
+#![allow(unsafe_code)]
+
+use super::buffer::{Pool, PoolBuffer};
+use pinfold_core::Registrar;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+
+/// A buffer that a device may be reading or writing: nobody else can, and it does not go back to
+/// the pool by itself.
+///
+/// If this is dropped, the buffer is lost: it stays registered, counts as
+/// [lost](super::PoolStatistics::lost_bytes), and is handed to nobody.
+#[must_use = "a buffer in flight that is dropped is lost"]
+pub struct InFlight<'p, R: Registrar> {
+    buffer: ManuallyDrop<PoolBuffer<'p, R>>,
+}
+
+impl<'p, R: Registrar> PoolBuffer<'p, R> {
+    /// Hands the buffer to a device: call it before the request is submitted.
+    pub fn in_flight(self) -> InFlight<'p, R> {
+        InFlight { buffer: ManuallyDrop::new(self) }
+    }
+}
+
+impl<'p, R: Registrar> InFlight<'p, R> {
+    /// Where the device finds the bytes.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.buffer.as_ptr().cast_mut()
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// What the devices know the bytes by.
+    pub fn handle(&self) -> R::Handle {
+        self.buffer.handle()
+    }
+
+    /// The buffer, now that the transfer is over.
+    ///
+    /// # Safety
+    ///
+    /// No device touches the buffer any more for the sake of what was submitted with it: the
+    /// request has completed or was never submitted.
+    pub unsafe fn complete(self) -> PoolBuffer<'p, R> {
+        let mut flight = ManuallyDrop::new(self);
+        // SAFETY: `flight` is not dropped, and not used again.
+        unsafe { ManuallyDrop::take(&mut flight.buffer) }
+    }
+
+    /// As one word, for the device to give back with the completion (`user_data`, `wr_id`);
+    /// [`Pool::completed`] makes it a buffer again. A word that never comes back is a lost buffer,
+    /// though it counts as in use.
+    pub fn into_user_data(self) -> u64 {
+        let flight = ManuallyDrop::new(self);
+        flight.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl<R: Registrar> Pool<R> {
+    /// The buffer whose transfer is over, by the word that
+    /// [`into_user_data`](InFlight::into_user_data) gave. As long as it can be: cut it to what the
+    /// completion says.
+    ///
+    /// # Safety
+    ///
+    /// `user_data` came from a buffer of this pool and is used once; and as for
+    /// [`InFlight::complete`].
+    #[allow(clippy::cast_possible_truncation)] // it was an address
+    pub unsafe fn completed(&self, user_data: u64) -> Option<PoolBuffer<'_, R>> {
+        let block = NonNull::new(ptr::with_exposed_provenance_mut(user_data as usize))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.from_raw(block) }
+    }
+}
+
+impl<R: Registrar> Drop for InFlight<'_, R> {
+    fn drop(&mut self) {
+        self.buffer.depot().lose(self.buffer.kind());
+    }
+}
+
+impl<R: Registrar> fmt::Debug for InFlight<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InFlight").field(&*self.buffer).finish()
+    }
+}

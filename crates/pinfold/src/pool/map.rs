@@ -1,0 +1,67 @@
+//! Which slab an address lies in: one table for the process, read without a lock.
+//!
+//! A word for each 2 MiB of the address space, where slabs begin; two levels, so that the table
+//! has 32 KiB of its own and takes 128 KiB for each 32 GiB of addresses that a slab was ever in.
+//! Those are kept for good.
+
+use super::memory::HUGE;
+use super::slab::Slab;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// What the kernel gives a program that does not ask for more: 47 bits.
+const ADDRESSES: usize = 1 << 47;
+const LEAF: usize = 1 << 14;
+const ROOT: usize = ADDRESSES / HUGE / LEAF;
+
+type Leaf = Box<[AtomicPtr<Slab>]>;
+
+static TABLE: [OnceLock<Leaf>; ROOT] = [const { OnceLock::new() }; ROOT];
+
+fn leaf() -> Leaf {
+    (0..LEAF).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect()
+}
+
+/// The slab that the address lies in, if it is one's; dangling if the slab has gone since.
+#[inline(always)]
+pub(super) fn find(address: usize) -> Option<NonNull<Slab>> {
+    let block = address / HUGE;
+    let leaf = TABLE.get(block / LEAF)?.get()?;
+    // Acquire: pairs with `set`; whoever finds a slab finds what it consists of.
+    NonNull::new(leaf.get(block % LEAF)?.load(Ordering::Acquire))
+}
+
+/// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to nobody. False
+/// if the table does not reach that far.
+#[must_use]
+pub(super) fn set(start: usize, bytes: usize, slab: Option<NonNull<Slab>>) -> bool {
+    let pointer = slab.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    let Some(end) = start.checked_add(bytes).filter(|&end| end <= ADDRESSES) else { return false };
+    for block in start / HUGE..end.div_ceil(HUGE) {
+        let leaf = TABLE[block / LEAF].get_or_init(leaf);
+        // Release: pairs with `find`.
+        leaf[block % LEAF].store(pointer, Ordering::Release);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_in_its_slab_only() {
+        // Addresses that no program has: the last ones below the table's end.
+        let (start, slab) = (ADDRESSES - 4 * HUGE, NonNull::<Slab>::dangling());
+        assert!(set(start, 2 * HUGE + 4096, Some(slab)));
+        assert_eq!(find(start), Some(slab));
+        assert_eq!(find(start + 2 * HUGE), Some(slab), "its beginning of a block is the slab's");
+        assert_eq!(find(start - 1), None);
+        assert_eq!(find(start + 3 * HUGE), None);
+        assert!(set(start, 2 * HUGE + 4096, None));
+        assert_eq!(find(start), None);
+        assert_eq!(find(usize::MAX), None);
+        assert!(!set(ADDRESSES, HUGE, Some(slab)));
+    }
+}

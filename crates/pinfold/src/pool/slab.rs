@@ -1,0 +1,157 @@
+//! One slab: memory, what each device gave for it, and what each of its units is.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to say that a slab may go from thread to thread although it
+//! knows its pool by address; it follows that address nowhere.
+
+#![allow(unsafe_code)]
+
+use super::classes::{Class, UNIT};
+use super::depot::Depot;
+use super::devices::{Devices, Handles};
+use super::map;
+use super::memory::{Memory, PageKind};
+use super::space::{Place, SlabNumber};
+use pinfold_core::{AddressRange, DeregisterError};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Registered memory that is cut into buffers.
+#[derive(Debug)]
+pub(super) struct Slab {
+    number: SlabNumber,
+    memory: Memory,
+    handles: Handles,
+    /// The pool's, alive as long as the slab can be found.
+    depot: NonNull<Depot>,
+    /// For each unit what begins in it: a class's blocks, or a long buffer.
+    ///
+    /// Written relaxed, before a buffer that begins there is handed out; whoever has the buffer
+    /// got it from there by a stronger means.
+    kinds: Box<[AtomicU32]>,
+}
+
+// SAFETY: `depot` is the one part that is not `Send` and `Sync` by itself, and a depot is both.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+/// What a buffer is: how long, and where it goes back to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Block(Class),
+    /// So many units.
+    Long(u32),
+}
+
+/// What a long buffer's unit word adds to the number of units.
+const LONG: u32 = 1 << 31;
+
+impl Kind {
+    #[allow(clippy::cast_possible_truncation)] // there are few classes
+    const fn word(self) -> u32 {
+        match self {
+            Self::Block(class) => class.index() as u32,
+            Self::Long(units) => LONG | units,
+        }
+    }
+
+    fn of_word(word: u32) -> Option<Self> {
+        if word & LONG != 0 {
+            return Some(Self::Long(word & !LONG));
+        }
+        Class::of_index(word as usize).map(Self::Block)
+    }
+
+    /// How long the buffer may become, in bytes.
+    pub(super) const fn bytes(self) -> usize {
+        match self {
+            Self::Block(class) => class.bytes(),
+            Self::Long(units) => units as usize * UNIT,
+        }
+    }
+}
+
+impl Slab {
+    pub(super) fn new(
+        number: SlabNumber,
+        memory: Memory,
+        handles: Handles,
+        depot: NonNull<Depot>,
+    ) -> Arc<Self> {
+        let kinds = (0..memory.bytes().div_ceil(UNIT)).map(|_| AtomicU32::new(0)).collect();
+        Arc::new(Self { number, memory, handles, depot, kinds })
+    }
+
+    /// Has the slab be found by its addresses; false if the table does not reach them.
+    pub(super) fn publish(self: &Arc<Self>) -> bool {
+        let slab = NonNull::new(Arc::as_ptr(self).cast_mut());
+        map::set(self.start(), self.bytes(), slab)
+    }
+
+    /// Has it not be found any more.
+    pub(super) fn hide(&self) {
+        // Its addresses were in the table's reach when it was published.
+        let _ = map::set(self.start(), self.bytes(), None);
+    }
+
+    /// Gives the registrations back; the memory goes when the slab is dropped.
+    pub(super) fn deregister(&self, devices: &dyn Devices) -> Result<(), DeregisterError> {
+        match self.range() {
+            Some(range) => devices.deregister(&self.handles, range),
+            None => Ok(()),
+        }
+    }
+
+    fn start(&self) -> usize {
+        self.memory.start().addr().get()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    pub(super) fn units(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// What was registered.
+    pub(super) fn range(&self) -> Option<AddressRange> {
+        AddressRange::new(self.start(), self.bytes()).ok()
+    }
+
+    pub(super) fn page_kinds(&self) -> [(PageKind, usize); 2] {
+        self.memory.kinds()
+    }
+
+    pub(super) fn handles(&self) -> &Handles {
+        &self.handles
+    }
+
+    pub(super) fn depot(&self) -> NonNull<Depot> {
+        self.depot
+    }
+
+    /// The address of a place, which from now on is a buffer of this kind.
+    pub(super) fn hand_out(&self, place: Place, kind: Kind) -> Option<NonNull<u8>> {
+        // Relaxed: see `kinds`.
+        self.kinds.get(place.offset / UNIT)?.store(kind.word(), Ordering::Relaxed);
+        let start = self.memory.start().as_ptr();
+        NonNull::new(start.wrapping_add(place.offset))
+    }
+
+    /// Where in this slab an address is.
+    pub(super) fn place_of(&self, address: usize) -> Option<Place> {
+        let offset = address.checked_sub(self.start()).filter(|&offset| offset < self.bytes())?;
+        Some(Place { slab: self.number, offset })
+    }
+
+    /// What the buffer is that begins at this place and has been handed out.
+    #[inline]
+    pub(super) fn kind_at(&self, place: Place) -> Option<Kind> {
+        // Relaxed: see `kinds`.
+        Kind::of_word(self.kinds.get(place.offset / UNIT)?.load(Ordering::Relaxed))
+    }
+}
