@@ -114,6 +114,17 @@ impl<R: Registrar> Registrar for Arc<R> {
     fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
         R::deregister(self, handle, range)
     }
+
+    unsafe fn resize(
+        &self,
+        handle: Self::Handle,
+        from: AddressRange,
+        to: AddressRange,
+        access: Access,
+    ) -> Result<(), ResizeError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { R::resize(self, handle, from, to, access) }
+    }
 }
 
 /// What a device can take.
