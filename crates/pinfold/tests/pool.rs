@@ -837,8 +837,11 @@ fn an_address_comes_back_after_its_pool_has_gone() {
         one.write_bytes(1, 100);
         two.write_bytes(1, 5 * MIB);
         thread::spawn({
-            let one = one.expose_provenance();
-            move || pool::deallocate(std::ptr::NonNull::with_exposed_provenance(one)).unwrap()
+            let one = one.as_ptr().expose_provenance();
+            move || {
+                let one = std::ptr::with_exposed_provenance_mut(one);
+                pool::deallocate(std::ptr::NonNull::new(one).unwrap()).unwrap();
+            }
         })
         .join()
         .unwrap();
@@ -993,7 +996,7 @@ fn addresses_given_back_elsewhere_come_back() {
                 let block = pool.allocate(size, 1).unwrap_or_else(|error| {
                     panic!("{size}: {error}: {:?}", pool.statistics());
                 });
-                give.send(block.expose_provenance().get()).unwrap();
+                give.send(block.as_ptr().expose_provenance()).unwrap();
             }
             drop(give);
             putting.join().unwrap();
