@@ -277,7 +277,7 @@ mod tests {
     const KEY: u64 = 7;
 
     fn block(number: usize) -> NonNull<u8> {
-        NonNull::without_provenance(std::num::NonZero::new(64 * (number + 1)).unwrap())
+        NonNull::new(std::ptr::without_provenance_mut(64 * (number + 1))).unwrap()
     }
 
     fn with_gate(test: impl FnOnce(Gate<'_>, &Magazines<2>)) {
