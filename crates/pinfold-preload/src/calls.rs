@@ -242,7 +242,8 @@ impl Request {
             match process.domains.find(pd, rights.hints) {
                 Some(served) => served,
                 None if may_make() => {
-                    process.domains.make(pd, rights, || process.cache(pd, rights))?
+                    let make = || process.cache(pd, rights);
+                    process.domains.make(pd, rights, &process.room, make)?
                 }
                 None => return None,
             }

@@ -11,12 +11,13 @@
 
 use crate::process::Monitored;
 use crate::rights::Rights;
+use crate::room::Room;
 use libc::c_uint;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_pd};
 use pinfold::registrar::verbs::{Domain, Library, Verbs};
 use pinfold::{Access, Cache, Config, Exhausted, GetError, Lease, Statistics};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A protection domain with its cache.
@@ -26,9 +27,7 @@ pub(crate) struct Served {
     context: *mut ibv_context,
     /// The kernel's number of the domain.
     number: u32,
-    /// Whether the budget was found spent on what the program holds, since when it has given
-    /// nothing back. Finding that out costs a look at everything that it holds.
-    full: AtomicBool,
+    room: Arc<Room>,
 }
 
 // SAFETY: the pointer is only compared.
@@ -89,6 +88,7 @@ impl Domains {
         &self,
         pd: NonNull<ibv_pd>,
         rights: Rights,
+        room: &Arc<Room>,
         make: impl FnOnce() -> Option<Cache<Verbs, Monitored>>,
     ) -> Option<&Served> {
         let _change = self.change();
@@ -98,8 +98,7 @@ impl Domains {
         }
         // SAFETY: the caller's promise.
         let (context, number) = unsafe { ((*pd.as_ptr()).context, (*pd.as_ptr()).handle) };
-        let served =
-            Arc::new(Served { cache: make()?, context, number, full: AtomicBool::new(false) });
+        let served = Arc::new(Served { cache: make()?, context, number, room: Arc::clone(room) });
         let entry = self.entry(pd.addr().get(), rights.hints);
         let entry = entry.unwrap_or_else(|| self.add_entry(pd.addr().get(), rights.hints));
         // Release: the cache comes with the pointer. What was there belonged to a domain that went
@@ -211,13 +210,15 @@ impl Served {
         pd: NonNull<ibv_pd>,
         rights: Rights,
         monitor: Monitored,
+        room: &Room,
         config: Config,
     ) -> Result<Cache<Verbs, Monitored>, String> {
         // SAFETY: the caller's promise.
         let domain = unsafe { Domain::lent(library, pd) }.map_err(|error| error.to_string())?;
         let registrar = Verbs::new(domain).map_err(|error| error.to_string())?;
         let registrar = registrar.with_flags(rights.hints);
-        pinfold::cache(registrar, monitor, config).map_err(|error| error.to_string())
+        let share = room.share().map_err(|error| error.to_string())?;
+        pinfold::cache_within(share, registrar, monitor, config).map_err(|error| error.to_string())
     }
 
     /// A lease of `length` bytes from `start`. `None` if the cache gives none.
@@ -231,15 +232,17 @@ impl Served {
         length: usize,
         access: Access,
     ) -> Option<Lease<'_, Verbs, Monitored>> {
-        // Relaxed, here and below: a wrong guess costs time, or one registration past the cache.
-        if self.full.load(Ordering::Relaxed) {
+        if self.room.is_full() {
             return None;
         }
         // SAFETY: the caller's promise.
         match unsafe { self.cache.get(start, length, access) } {
             Ok(lease) => Some(lease),
             Err(GetError::Exhausted(Exhausted { wanted, allowed, .. })) => {
-                self.full.store(wanted <= allowed, Ordering::Relaxed);
+                // What is longer than all the room leaves it to others.
+                if wanted <= allowed {
+                    self.room.note_full();
+                }
                 None
             }
             Err(_) => None,
@@ -248,9 +251,7 @@ impl Served {
 
     /// A lease has ended, and what it held may be given up for another.
     pub(crate) fn note_end(&self) {
-        if self.full.load(Ordering::Relaxed) {
-            self.full.store(false, Ordering::Relaxed);
-        }
+        self.room.note_end();
     }
 
     /// Gives back everything that is idle; no lease is left, so this is everything. Says what the

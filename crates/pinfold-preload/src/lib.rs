@@ -37,8 +37,8 @@
 //!
 //! In the order of layers: `sys`, `elf` (seams), `hooks` (apart from all others), `settings`,
 //! `rights`, `real` (libibverbs itself), `caller` (who calls), `handles` (what the program gets),
-//! `domains` (its caches), `report`, `process` (all of it, also after a fork), `calls` (what each
-//! function does), `exports` (their names).
+//! `room` (what the caches share), `domains` (the caches), `report`, `process` (all of it, also after
+//! a fork), `calls` (what each function does), `exports` (their names).
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the preload library reads 64-bit Linux modules");
@@ -55,5 +55,6 @@ mod process;
 mod real;
 mod report;
 mod rights;
+mod room;
 mod settings;
 mod sys;

@@ -12,9 +12,11 @@ use crate::handles::Handles;
 use crate::real::{Real, real};
 use crate::report::{self, Totals};
 use crate::rights::Rights;
+use crate::room::Room;
 use crate::settings::{Destination, Settings};
 use crate::sys;
 use pinfold::allocator::{self, Policy};
+use pinfold::budget::Amount;
 use pinfold::limits::Limits;
 use pinfold::monitor::{Best, Choice, best_without_loading};
 use pinfold::registrar::verbs::Verbs;
@@ -40,6 +42,7 @@ pub(crate) struct Process {
     pub(crate) settings: Settings,
     pub(crate) handles: Handles,
     pub(crate) domains: Domains,
+    pub(crate) room: Arc<Room>,
     monitor: Monitored,
     /// What the caches did that are gone. Guards nothing else, and no other lock is taken inside.
     ended: Mutex<Totals>,
@@ -127,8 +130,10 @@ impl Process {
             );
         }
         let monitor = monitor()?;
+        let room = Room::new(allowed(&settings)).map_err(|error| error.to_string())?;
         Ok(Some(Self {
             settings,
+            room: Arc::new(room),
             handles: Handles::new(),
             domains: Domains::new(),
             monitor,
@@ -165,19 +170,20 @@ impl Process {
         let library = &real()?.library;
         let monitor = Arc::clone(&self.monitor);
         // SAFETY: the caller's promise.
-        let made = unsafe { Served::cache(library, pd, rights, monitor, self.config()) };
+        let made =
+            unsafe { Served::cache(library, pd, rights, monitor, &self.room, self.config()) };
         made.map_err(|error| sys::complain(&format!("pinfold: no cache: {error}\n"))).ok()
     }
 
     fn config(&self) -> Config {
-        let default = Config::default();
+        let Amount { bytes, regions } = allowed(&self.settings);
         Config {
-            max_bytes: self.settings.max_bytes.unwrap_or_else(|| affordable(default.max_bytes)),
-            max_regions: self.settings.max_regions.unwrap_or(default.max_regions),
+            max_bytes: bytes,
+            max_regions: regions,
             // One `ibv_reg_mr` is one region, however long.
             piece_bytes: 1 << (usize::BITS - 2),
             cache_remote: self.settings.cache_remote,
-            ..default
+            ..Config::default()
         }
     }
 
@@ -242,7 +248,16 @@ fn monitor() -> Result<Monitored, String> {
     }
 }
 
-/// Bytes that a cache may keep unless told otherwise: half of what the kernel lets this process
+/// What the caches may keep together.
+fn allowed(settings: &Settings) -> Amount {
+    let default = Config::default();
+    Amount {
+        bytes: settings.max_bytes.unwrap_or_else(|| affordable(default.max_bytes)),
+        regions: settings.max_regions.unwrap_or(default.max_regions),
+    }
+}
+
+/// Bytes that the caches may keep unless told otherwise: half of what the kernel lets this process
 /// pin, so that the program's own registrations have the other half.
 fn affordable(at_most: usize) -> usize {
     let half = Limits::read().enforced().bytes().map(|bytes| bytes / 2);

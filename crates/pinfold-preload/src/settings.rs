@@ -5,8 +5,8 @@
 //! | `PINFOLD_CACHE` | `on`, `off` | `on` |
 //! | `PINFOLD_CACHE_REMOTE` | `on`, `off`: keep registrations that a peer may use | `off` |
 //! | `PINFOLD_KEEP_MEMORY` | `on`, `off`: have the allocator keep what the program frees | `off` |
-//! | `PINFOLD_MAX_BYTES` | bytes to keep registered in each protection domain: `512M`, `2G` | 1 GiB, or half of the memlock limit |
-//! | `PINFOLD_MAX_REGIONS` | registrations to keep in each | 16384, or what the device has |
+//! | `PINFOLD_MAX_BYTES` | bytes to keep registered, in all protection domains together: `512M`, `2G` | 1 GiB, or half of the memlock limit |
+//! | `PINFOLD_MAX_REGIONS` | registrations to keep, likewise | 16384, or what the device has |
 //! | `PINFOLD_STATISTICS` | `stderr` or a file to append to (`%p`: the process) | none |
 //! | `PINFOLD_STATISTICS_SIGNAL` | a signal that has them written: `USR1`, `10` | none, only at exit |
 //! | `PINFOLD_SUMMARY` | a file for the one who started the program, as `pinfold run` does | none |

@@ -2,6 +2,7 @@
  * What happens at the limits, seen from the program.
  *
  *   limits memlock       registrations that only fit if what is idle makes room
+ *   limits domains       two protection domains in turns, with room for the memory of one
  *   limits twice         a region deregistered twice (libibverbs itself would touch freed memory)
  *   limits unplugged     waits for a line on standard input while a region lives: the device may go
  */
@@ -29,6 +30,21 @@ static void memlock(struct ibv_pd *pd)
 	CHECK(!ibv_reg_mr(pd, second, bytes, LOCAL));
 	printf("memlock: another does not fit: %d\n", errno);
 	CHECK(!ibv_dereg_mr(mr));
+}
+
+/* Of 8 MiB for all. */
+static void domains(struct ibv_pd *one, struct ibv_pd *other)
+{
+	size_t bytes = 5 << 20;
+	char *first = map(bytes), *second = map(bytes);
+	struct ibv_mr *mr;
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		CHECK((mr = ibv_reg_mr(i % 2 ? other : one, i % 2 ? second : first, bytes, LOCAL)));
+		CHECK(!ibv_dereg_mr(mr));
+	}
+	CHECK(!ibv_dealloc_pd(other));
 }
 
 static void twice(struct ibv_pd *pd)
@@ -68,6 +84,8 @@ int main(int argc, char **argv)
 	CHECK(pd);
 	if (!strcmp(what, "memlock"))
 		memlock(pd);
+	else if (!strcmp(what, "domains"))
+		domains(pd, ibv_alloc_pd(context));
 	else if (!strcmp(what, "twice"))
 		twice(pd);
 	else if (!strcmp(what, "unplugged"))
