@@ -173,6 +173,12 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         self.0.target
     }
 
+    /// Whether a change of the target from now on will be found out; if not, it is the caller's to
+    /// prevent.
+    pub fn is_watched(&self) -> bool {
+        self.0.watched.is_some()
+    }
+
     /// What [`Arrived::land`] would do, and [`remap`](Self::remap) could do now.
     pub fn method(&self) -> Method {
         self.0.method()
@@ -220,6 +226,12 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     /// The registration that holds [`range`](Self::range), still.
     pub fn handle(&self) -> R::Handle {
         self.message.handle
+    }
+
+    /// Whether a change of the target from now on will be found out; if not, it is the caller's to
+    /// prevent.
+    pub fn is_watched(&self) -> bool {
+        self.message.watched.is_some()
     }
 
     /// Changes of the target are not looked for any more.
