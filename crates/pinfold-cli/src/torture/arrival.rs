@@ -211,8 +211,19 @@ fn land_by<'z, 'c, M: Monitor>(
 struct Meanwhile {
     /// What the slot's memory held afterwards, the message left out.
     old: Vec<u8>,
-    /// Whether it changed the target, by a change that the zone must have found out.
-    changed: bool,
+    /// Where it changed the target, which the zone must have found out.
+    changed: Option<AddressRange>,
+    /// Whether the target had the place's pages by then: those that the program did not take away
+    /// go on being written by the device.
+    remapped: bool,
+}
+
+impl Meanwhile {
+    /// Whether the byte at this address may be the program's or the device's.
+    fn is_open(&self, address: usize, target: AddressRange) -> bool {
+        let within = |range: AddressRange| (range.start()..range.end()).contains(&address);
+        self.remapped && within(target) && !self.changed.is_some_and(within)
+    }
 }
 
 impl<M: Monitor + Clone> Worker<'_, '_, M> {
@@ -257,7 +268,7 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
         // SAFETY: the transfer was waited for.
         let there = unsafe { flying.arrived() };
         let landed = self.land(there, arrival.way, &meanwhile);
-        self.judge(specimen, target, port, &incoming, landed, meanwhile)
+        self.judge(specimen, target, port, &incoming, landed, &meanwhile)
     }
 
     /// Has the device write into the place, and the program do what it does meanwhile.
@@ -292,17 +303,21 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
         flying: &Flying<'_, '_, M>,
         change: Option<Mutation>,
     ) -> Result<Meanwhile, Stop> {
+        let remapped = matches!(flying, Message::Remapped(_));
+        let hits = |change: Mutation| changed_part(specimen, change).overlaps(&target);
         let seen = |change: &Mutation| {
-            flying.is_watched() && !self.is_blind_to(specimen.backing(), *change)
+            // A target that was remapped is not the program's to fill, unless it is replaced.
+            let may_fill = !remapped || hits(*change);
+            may_fill && flying.is_watched() && !self.is_blind_to(specimen.backing(), *change)
         };
         let Some(change) = change.filter(seen) else {
             let old = specimen.bytes(specimen.body());
-            return Ok(Meanwhile { old, changed: false });
+            return Ok(Meanwhile { old, changed: None, remapped });
         };
         let key = self.next_key();
-        let changed = changed_part(specimen, change).overlaps(&target);
+        let changed = hits(change).then(|| changed_part(specimen, change));
         self.mutate(specimen, change, key)?;
-        Ok(Meanwhile { old: Specimen::pattern(specimen.body(), key), changed })
+        Ok(Meanwhile { old: Specimen::pattern(specimen.body(), key), changed, remapped })
     }
 
     /// `None` if the zone found that the target has changed. Where it only cannot tell, the program
@@ -310,7 +325,7 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
     fn land(&mut self, there: There<'_, '_, M>, way: Way, meanwhile: &Meanwhile) -> Option<Landed> {
         self.tally.landing.early += u64::from(matches!(there, Message::Remapped(_)));
         let landed = match there.land(way) {
-            Err(there) if !meanwhile.changed => {
+            Err(there) if meanwhile.changed.is_none() => {
                 self.tally.landing.vouched += 1;
                 // SAFETY: the slot is this thread's, which has not changed the target.
                 unsafe { there.vouch() }.land(way)
@@ -331,20 +346,25 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
         port: usize,
         incoming: &[u8],
         landed: Option<Landed>,
-        meanwhile: Meanwhile,
+        meanwhile: &Meanwhile,
     ) -> Judged {
         self.tally.transfers += 1;
         let body = specimen.body();
         let wrong = |range, first, note| Ok(Some(WrongBytes { range, first, note }));
-        if meanwhile.changed && landed.is_some() {
+        if meanwhile.changed.is_some() && landed.is_some() {
             return wrong(target, 0, "landed in memory that had changed");
         }
-        let mut wanted = meanwhile.old;
+        let got = specimen.bytes(body);
+        let mut wanted = meanwhile.old.clone();
         if landed.is_some() {
             let offset = target.start() - body.start();
             wanted[offset..offset + target.len()].copy_from_slice(incoming);
+        } else {
+            let bytes = wanted.iter_mut().zip(&got).zip(body.start()..);
+            let open = bytes.filter(|(_, address)| meanwhile.is_open(*address, target));
+            open.for_each(|((wanted, got), _)| *wanted = *got);
         }
-        if let Some(first) = difference(&specimen.bytes(body), &wanted) {
+        if let Some(first) = difference(&got, &wanted) {
             return wrong(body, first, "not what has landed, or not only that");
         }
         let sent = send_wrong(self.port(port), specimen, target, self.lane())?;
