@@ -71,8 +71,8 @@ pub(super) enum Want {
 impl Want {
     pub(super) const fn kind(self) -> Kind {
         match self {
-            Self::Block(class) => Kind::Block(class),
-            Self::Long { units, .. } => Kind::Long(units),
+            Self::Block(class) => Kind::block(class),
+            Self::Long { units, .. } => Kind::long(units),
         }
     }
 
@@ -393,8 +393,8 @@ impl Depot {
         }
         let mut state = self.lock();
         state.counts.visits += 1;
-        let emptied = match (kind, hand) {
-            (Kind::Block(class), Some(hand)) if state.queue.is_empty() && !state.closed => {
+        let emptied = match (kind.class(), hand) {
+            (Some(class), Some(hand)) if state.queue.is_empty() && !state.closed => {
                 self.put_at_hand(&mut state, block, class, hand)
             }
             _ => state.put(block),
