@@ -98,6 +98,8 @@ mod sys;
 mod threads;
 mod vector;
 
+pub(crate) use map::is_near_a_slab;
+
 pub use allowance::{Allowance, Denied, Unshared};
 pub use buffer::{Pool, PoolBuffer, Request};
 pub use config::{PoolConfig, WhenExhausted};

@@ -53,6 +53,7 @@ fn the_cache() -> Outcome {
     // end
     let mut submit = |request| assert_eq!(run(&mut ring, request), 5);
     // README
+    // SAFETY: the buffer outlives the lease, and the request is waited for.
     let lease = unsafe { cache.get(buffer.as_ptr(), buffer.len(), Access::READ) }?;
     submit(opcode::WriteFixed::new(fd, buffer.as_ptr(), len, lease.handle().get()));
     // end
@@ -74,6 +75,7 @@ fn the_pool() -> Outcome {
     buffer[..5].copy_from_slice(b"hello");
     let flying = buffer.in_flight();
     submit(opcode::WriteFixed::new(fd, flying.as_ptr(), 5, flying.handle().get()));
+    // SAFETY: `submit` has waited for the request.
     drop(unsafe { flying.complete() });
     // end
     assert_eq!(next(&mut reader), *b"hello");
