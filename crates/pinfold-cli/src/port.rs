@@ -17,8 +17,10 @@ mod deaf;
 pub(crate) use deaf::Deaf;
 
 use crate::choice::Wanted;
-use crate::device::{AnyRegistrar, Device, Kind, Transfer};
+use crate::device::{AnyRegistrar, Device, Handle, Kind, Transfer};
 use crate::output::Failure;
+use pinfold::budget::Share;
+use pinfold::landing::{Options, Slab, Zone, ZoneError};
 use pinfold::monitor::{Best, Choice, Unneeded, best};
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::fmt;
@@ -111,6 +113,9 @@ pub(crate) type MakeMonitor<M> = fn() -> Result<M, Failure>;
 /// A lease of this port's cache.
 pub(crate) type PortLease<'p, M> = Lease<'p, AnyRegistrar, M>;
 
+/// A landing zone over a port's cache.
+pub(crate) type LandingZone<'p, M> = Zone<'p, AnyRegistrar, M, Slab>;
+
 /// A cache with its device.
 pub(crate) struct Port<M: Monitor> {
     cache: Cache<AnyRegistrar, M>,
@@ -129,10 +134,34 @@ impl<M: Monitor> Port<M> {
     ) -> Result<Self, Failure> {
         let device = Device::open(kind, (lanes * LANE_BYTES) as u64)?;
         let registrar = device.registrar(slots)?;
-        let max_regions = config.max_regions.min(slots as usize);
-        let config = Config { piece_bytes: PIECE_BYTES, max_regions, ..config };
+        let config = in_pieces(config, slots);
         let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
         Ok(Self { cache, device })
+    }
+
+    /// As [`open`](Self::open), with a cache that draws on a budget together with others.
+    pub(crate) fn open_within(
+        share: Arc<Share>,
+        kind: Kind,
+        monitor: M,
+        slots: u32,
+        lanes: usize,
+        config: Config,
+    ) -> Result<Self, Failure> {
+        let device = Device::open(kind, (lanes * LANE_BYTES) as u64)?;
+        let registrar = device.registrar(slots)?;
+        let config = in_pieces(config, slots);
+        let cache = pinfold::cache_within(share, registrar, monitor, config);
+        Ok(Self { cache: cache.map_err(Failure::unavailable)?, device })
+    }
+
+    /// A landing zone whose slots are this cache's registrations.
+    pub(crate) fn landing_zone(
+        &self,
+        slab: Slab,
+        options: Options,
+    ) -> Result<LandingZone<'_, M>, ZoneError> {
+        Zone::new(&self.cache, slab, options)
     }
 
     /// Which device it is.
@@ -231,6 +260,20 @@ impl<M: Monitor> Port<M> {
         Ok(bytes)
     }
 
+    /// Has the device write `bytes` into `range`, which is as long and in the registration of `handle`.
+    pub(crate) fn receive_registered(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+        lane: usize,
+        bytes: &[u8],
+    ) -> Result<(), Refusal> {
+        self.device.channel().write_all_at(bytes, at(lane, 0)).map_err(Refusal::Device)?;
+        let (address, length) = (range.start(), range.len());
+        let transfer = Transfer { key: handle.key(), address, length, offset: at(lane, 0) };
+        self.device.receive(&[transfer]).map_err(Refusal::Device)
+    }
+
     /// Has the device write `bytes` into `range`, which is as long.
     pub(crate) fn receive(
         &self,
@@ -248,11 +291,18 @@ impl<M: Monitor> Port<M> {
     }
 }
 
+/// `config` for leases of a piece and a table of `slots` registrations.
+fn in_pieces(config: Config, slots: u32) -> Config {
+    let max_regions = config.max_regions.min(slots as usize);
+    Config { piece_bytes: PIECE_BYTES, max_regions, ..config }
+}
+
 fn transfer<M: Monitor>(lease: &PortLease<'_, M>, part: AddressRange, offset: u64) -> Transfer {
     let key = lease.handle().key();
     Transfer { key, address: part.start(), length: part.len(), offset }
 }
 
-fn at(lane: usize, offset: usize) -> u64 {
+/// Where a lane begins, and what is behind its beginning.
+pub(crate) fn at(lane: usize, offset: usize) -> u64 {
     (lane * LANE_BYTES + offset) as u64
 }

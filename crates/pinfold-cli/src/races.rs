@@ -8,6 +8,8 @@ use crate::change::{
     Foothold, Mutation, Obstacle, Part, Specimen, lag_behind, stay_on, this_processor,
 };
 use crate::port::{Port, Refusal};
+use pinfold::landing::AskError;
+use pinfold::pool::AllocateError;
 use pinfold::{Access, AddressRange, GetError, Monitor};
 use std::fmt;
 use std::io;
@@ -27,6 +29,12 @@ pub(crate) enum Stop {
     Gone,
     /// A forked child could not make a monitor and caches of its own.
     Child,
+    /// The pool gave no buffer.
+    Pool(AllocateError),
+    /// There was no place to land in.
+    Place(AskError),
+    /// There is no landing zone: the device follows the page table, or nothing could be registered.
+    NoZone,
 }
 
 impl Stop {
@@ -35,6 +43,8 @@ impl Stop {
         match self {
             Self::Refusal(Refusal::Get(GetError::Register(error))) => first_word(error),
             Self::Refusal(Refusal::Get(error)) => first_word(error),
+            Self::Pool(error) => first_word(error),
+            Self::Place(error) => first_word(error),
             other => other.to_string(),
         }
     }
@@ -57,6 +67,18 @@ impl From<Obstacle> for Stop {
     }
 }
 
+impl From<AllocateError> for Stop {
+    fn from(error: AllocateError) -> Self {
+        Self::Pool(error)
+    }
+}
+
+impl From<AskError> for Stop {
+    fn from(error: AskError) -> Self {
+        Self::Place(error)
+    }
+}
+
 impl From<Refusal> for Stop {
     fn from(refusal: Refusal) -> Self {
         Self::Refusal(refusal)
@@ -71,6 +93,9 @@ impl fmt::Display for Stop {
             Self::Thread(error) => write!(f, "no thread could be started: {error}"),
             Self::Gone => f.write_str("the memory is gone after an earlier obstacle"),
             Self::Child => f.write_str("a forked child could not make caches of its own"),
+            Self::Pool(error) => error.fmt(f),
+            Self::Place(error) => error.fmt(f),
+            Self::NoZone => f.write_str("there is no landing zone"),
         }
     }
 }
@@ -179,7 +204,7 @@ pub(crate) fn start<'s, T: Send + 's>(
 }
 
 /// A thread that panicked has found something wrong at its very first byte.
-fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>, panicked: T) -> T {
+pub(crate) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>, panicked: T) -> T {
     thread.join().unwrap_or(panicked)
 }
 

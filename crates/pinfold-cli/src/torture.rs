@@ -4,8 +4,11 @@
 //! A thread's [program] depends on the seed and its number only, so a seed replays the same
 //! program; how the threads interleave is the machine's affair. The threads share three caches
 //! under one monitor: a roomy one, one with a table of eight registrations, and one with a budget
-//! that is soon spent.
+//! that is soon spent. They also share a pool, which draws on that budget too, and a landing zone
+//! of the roomy cache, whose data arrives in memory that the caches have registered.
 
+mod arrival;
+mod buffers;
 mod program;
 mod tally;
 mod worker;
@@ -13,8 +16,11 @@ mod worker;
 use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
-use crate::port::{self, MakeMonitor, Port, Strategy};
+use crate::port::{self, LandingZone, MakeMonitor, Port, Strategy};
+use arrival::LandingTally;
+use buffers::{BUDGET_BYTES, Passed, Stock, StockReport};
 use comfy_table::Cell;
+use pinfold::budget::{Amount, Budget, Terms};
 use pinfold::{Config, Monitor, WhenFull};
 use program::{PORTS, Program};
 use serde::Serialize;
@@ -120,19 +126,49 @@ type Ports<M> = [Port<M>; PORTS];
 /// The caches' names in a report.
 const PORT_NAMES: [&str; PORTS] = ["roomy", "small table", "small budget"];
 
-fn open_ports<M: Monitor + Clone>(
-    kind: Kind,
-    monitor: &M,
-    threads: usize,
-) -> Result<Ports<M>, Failure> {
-    let lanes = 2 * threads;
-    let small_table = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
-    let small_budget = Config { max_bytes: 1 << 20, ..Config::default() };
-    Ok([
-        Port::open(kind, monitor.clone(), 4096, lanes, Config::default())?,
-        Port::open(kind, monitor.clone(), 8, lanes, small_table)?,
-        Port::open(kind, monitor.clone(), 64, lanes, small_budget)?,
-    ])
+/// What a process has of its own: a forked child makes another.
+struct Owned<M: Monitor> {
+    ports: Ports<M>,
+    stock: Stock,
+    budget: Budget,
+}
+
+impl<M: Monitor + Clone> Owned<M> {
+    fn open(kind: Kind, monitor: &M, threads: usize) -> Result<Self, Failure> {
+        let lanes = 2 * threads;
+        let small_table = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
+        let small_budget = Config { max_bytes: 1 << 20, ..Config::default() };
+        let both = Amount { bytes: BUDGET_BYTES, regions: 256 };
+        let budget = Budget::new(both).map_err(Failure::unavailable)?;
+        let share = || budget.share(Terms::default()).map_err(Failure::unavailable);
+        let ports = [
+            Port::open(kind, monitor.clone(), 4096, lanes, Config::default())?,
+            Port::open(kind, monitor.clone(), 8, lanes, small_table)?,
+            Port::open_within(share()?, kind, monitor.clone(), 64, lanes, small_budget)?,
+        ];
+        Ok(Self { ports, stock: Stock::open(kind, share()?, lanes)?, budget })
+    }
+}
+
+impl<M: Monitor> Owned<M> {
+    /// A device that follows the page table writes where the pages are, not where they were when
+    /// they were registered: nothing lands by exchange there.
+    fn grounds<'p>(&'p self, shared: &'p Shared<M>, threads: usize) -> Grounds<'p, M> {
+        let [roomy, ..] = &self.ports;
+        let pages = arrival::pages(threads).filter(|_| !roomy.kind().is_on_demand());
+        let zone = pages.and_then(|pages| roomy.landing_zone(pages, arrival::options()).ok());
+        Grounds { shared, ports: &self.ports, zone, stock: &self.stock, passed: Passed::default() }
+    }
+}
+
+/// What all threads of a process meet on.
+struct Grounds<'p, M: Monitor> {
+    shared: &'p Shared<M>,
+    ports: &'p Ports<M>,
+    /// `None` where there is no room for its pages, or the device is none for it.
+    zone: Option<LandingZone<'p, M>>,
+    stock: &'p Stock,
+    passed: Passed<'p>,
 }
 
 #[derive(Debug, Serialize)]
@@ -154,7 +190,18 @@ struct Report {
     refusals: BTreeMap<String, u64>,
     kinds: BTreeMap<&'static str, Count>,
     caches: Vec<CacheReport>,
+    pool: StockReport,
+    landing: LandingTally,
+    /// What the pool and the cache of the small budget were granted and have not given back, in
+    /// bytes, when the pool had given everything back and the cache had nothing left.
+    left_budget_bytes: usize,
     wrong_transfers: Vec<Wrong>,
+}
+
+impl Report {
+    fn held(&self) -> bool {
+        self.wrong == 0 && self.panics == 0 && self.pool.is_clean()
+    }
 }
 
 /// What one of the caches did.
@@ -195,10 +242,33 @@ fn torture<M: Monitor + Clone>(
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
     output.note(format_args!("seed {seed}: --seed {seed} replays this program"));
     let shared = Shared::new(make_monitor()?, make_monitor);
-    let ports = open_ports(arguments.registrar, &shared.monitor, usize::from(arguments.threads))?;
+    let threads = usize::from(arguments.threads);
+    let owned = Owned::open(arguments.registrar, &shared.monitor, threads)?;
     let until = Until::new(arguments);
-    let (tally, panics) = run_threads(arguments, seed, &shared, &ports, &until, output);
-    let report = Report {
+    let grounds = owned.grounds(&shared, threads);
+    if grounds.zone.is_none() {
+        output.note(format_args!("there is no landing zone: arrivals are refused"));
+    }
+    let (tally, panics) = run_threads(arguments, seed, &grounds, &until, output);
+    drop(grounds);
+    let report = report(arguments, seed, &shared, &owned, &until, tally, panics);
+    output.report(&report, || human(&report));
+    Ok(Verdict::of(report.held()))
+}
+
+fn report<M: Monitor>(
+    arguments: &Arguments,
+    seed: u64,
+    shared: &Shared<M>,
+    owned: &Owned<M>,
+    until: &Until,
+    tally: Tally,
+    panics: u64,
+) -> Report {
+    // The pool's memory goes first: the caches have registered some of it.
+    let pool = owned.stock.report();
+    let caches = PORT_NAMES.iter().zip(&owned.ports);
+    Report {
         seed,
         program: Program::digest(seed, usize::from(arguments.threads), DIGESTED),
         monitor: shared.monitor.name(),
@@ -212,23 +282,19 @@ fn torture<M: Monitor + Clone>(
         refused: tally.kinds.values().map(|count| count.refused).sum(),
         refusals: tally.reasons,
         kinds: tally.kinds,
-        caches: PORT_NAMES
-            .iter()
-            .zip(&ports)
-            .map(|(name, port)| cache_report(name, port))
-            .collect(),
+        caches: caches.map(|(name, port)| cache_report(name, port)).collect(),
+        pool,
+        landing: tally.landing,
+        left_budget_bytes: owned.budget.held().bytes,
         wrong_transfers: tally.described,
-    };
-    output.report(&report, || human(&report));
-    Ok(Verdict::of(report.wrong == 0 && report.panics == 0))
+    }
 }
 
 /// All threads' counts, and how many threads panicked.
 fn run_threads<M: Monitor + Clone>(
     arguments: &Arguments,
     seed: u64,
-    shared: &Shared<M>,
-    ports: &Ports<M>,
+    grounds: &Grounds<'_, M>,
     until: &Until,
     output: &Output,
 ) -> (Tally, u64) {
@@ -237,7 +303,7 @@ fn run_threads<M: Monitor + Clone>(
     let (mut sum, mut panics) = (Tally::default(), 0);
     thread::scope(|scope| {
         let start = |thread| {
-            let worker = Worker::new(shared, ports, thread);
+            let worker = Worker::new(grounds, thread);
             let bar = (thread == 0).then_some(progress);
             scope.spawn(move || run_program(worker, Program::new(seed, thread), until, bar))
         };
@@ -253,7 +319,7 @@ fn run_threads<M: Monitor + Clone>(
 }
 
 fn run_program<M: Monitor + Clone>(
-    mut worker: Worker<'_, M>,
+    mut worker: Worker<'_, '_, M>,
     program: Program,
     until: &Until,
     bar: Option<&Progress>,
@@ -291,10 +357,12 @@ fn cache_report<M: Monitor>(name: &'static str, port: &Port<M>) -> CacheReport {
 
 fn human(report: &Report) -> String {
     format!(
-        "{}\n{}\n\n{}seed {}, program {}, monitor {}, cache {}: {} operations and {} transfers by \
-         {} threads in {:.1} s, {} wrong\n",
+        "{}\n{}\n\n{}\n{}\n{}seed {}, program {}, monitor {}, cache {}: {} operations and {} \
+         transfers by {} threads in {:.1} s, {} wrong\n",
         kinds(report),
         caches(report),
+        report.pool,
+        report.landing,
         wrongs(report),
         report.seed,
         report.program,

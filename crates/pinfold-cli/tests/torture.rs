@@ -28,6 +28,26 @@ fn no_byte_is_wrong() {
     assert!(sum(report, "hits") > 0 && sum(report, "invalidations") > 0, "{report:#}");
 }
 
+/// Enough operations for each of them to have come up.
+#[test]
+fn pools_and_landing_take_part() {
+    let arguments = ["torture", "--operations", "1200", "--seed", "3", "--json"];
+    let Some(outcome) = run(&arguments) else { return };
+    let report = &outcome.report;
+    assert!(outcome.held && report["wrong"] == 0, "{report:#}");
+    let pool = &report["pool"];
+    assert!(pool["slabs_made"].as_u64() > Some(0), "{report:#}");
+    for left in ["left_in_use_bytes", "left_registered_bytes", "lost_bytes", "refused_puts"] {
+        assert_eq!(pool[left], 0, "{left}: {report:#}");
+    }
+    let landing = &report["landing"];
+    assert!(landing["copied_bytes"].as_u64() > Some(0), "{report:#}");
+    assert!(landing["exchanged_bytes"].as_u64() > Some(0), "{report:#}");
+    if report["monitor"] != "none" {
+        assert!(landing["target_changed"].as_u64() > Some(0), "{report:#}");
+    }
+}
+
 #[test]
 fn a_seed_replays_its_program() {
     let arguments =
@@ -52,6 +72,8 @@ fn a_naive_cache_is_found_out() {
     let Some(outcome) = run(&arguments) else { return };
     let report = &outcome.report;
     assert!(report["wrong"].as_u64() > Some(0) && !outcome.held, "{report:#}");
+    // Also what lands in memory that has changed, and what is sent from pages that were exchanged.
+    assert!(report["kinds"]["arrival, target changed"]["wrong"].as_u64() > Some(0), "{report:#}");
     let first = &report["wrong_transfers"][0];
     for key in ["thread", "step", "operation", "range", "first_wrong"] {
         assert!(!first[key].is_null(), "{key} is needed to run it again: {first:#}");

@@ -67,12 +67,16 @@
 //! # Exhausted
 //!
 //! [`WhenExhausted`] says for each request whether to fail, to grow or to wait. A pool is exhausted
-//! when all of its buffers are in use: what other threads have at hand is taken from them first.
+//! when all of its buffers are in use: what other threads have at hand is taken from them first. Those
+//! who wait are served in the order of coming.
+//!
+//! A pool whose [`Allowance`] is a [`budget::Share`](crate::budget::Share) gives empty slabs back when
+//! another drawer of the budget asks for its due.
 //!
 //! # Layers
 //!
 //! `classes`, `space` (arithmetic), `sys`, `memory`, `map`, `devices`, `slab` (memory), `config`,
-//! `error`, `allowance`, `statistics` (words), `depot` (what is shared), `threads` (what is not),
+//! `error`, `allowance`, `statistics` (words), `queue` (who waits), `depot` (what is shared), `threads` (what is not),
 //! `buffer`, `flight`, `vector`, `raw` (the doors).
 
 mod allowance;
@@ -85,6 +89,7 @@ mod error;
 mod flight;
 mod map;
 mod memory;
+mod queue;
 mod raw;
 mod slab;
 mod space;
@@ -92,6 +97,8 @@ mod statistics;
 mod sys;
 mod threads;
 mod vector;
+
+pub(crate) use map::is_near_a_slab;
 
 pub use allowance::{Allowance, Denied, Unshared};
 pub use buffer::{Pool, PoolBuffer, Request};

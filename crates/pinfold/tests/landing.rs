@@ -18,6 +18,7 @@ use pinfold::landing::{
     Remapped, Slab, Zone, ZoneError,
 };
 use pinfold::monitor::{NoMonitor, Userfaultfd};
+use pinfold::pool::{Pool, PoolConfig};
 use pinfold::registrar::{self, BufferIndex};
 use pinfold::{Access, AddressRange, Cache, Config, Monitor};
 use registrar_support::{Memory, PAGE, alone};
@@ -621,4 +622,43 @@ fn a_crossover_is_measured_written_down_and_read_again() {
     assert!(Crossover::load(&file).is_err());
     rig.cache.evict_idle();
     assert_eq!(rig.cache.statistics().regions, 0);
+}
+
+/// A pool's slab is registered with the pages that it has: were they exchanged, the buffer would go on
+/// sending what was there before.
+#[test]
+fn what_lands_in_a_pools_buffer_is_what_its_registration_sends() {
+    let (Some(rig), Ok(ring)) = (watched_rig(2 << 20), IoUring::new(8)) else { return };
+    let (ring, registrar) = {
+        let registrar = registrar::IoUring::new(&ring, 8).unwrap();
+        (Mutex::new(ring), registrar)
+    };
+    let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() });
+    let pool = pool.unwrap();
+    let zone = rig.zone(64 * PAGE, 1);
+    let data = pattern(16 * PAGE, 5);
+    let buffer = pool.get(data.len()).unwrap();
+    let (handle, range) = (buffer.handle(), buffer.range().unwrap());
+    let target = buffer.into_raw();
+    // SAFETY: the buffer is out, as a bare address, and nobody's but this test's.
+    let place = unsafe { zone.ask(target.as_ptr(), data.len()) }.unwrap();
+    rig.receive(&data, place.range(), place.handle());
+    let Refused { state: place, error } = place.remap().unwrap_err();
+    assert_eq!(error, LandError::PoolMemory);
+    // SAFETY: the transfer has ended, and the target has not changed.
+    let arrived = unsafe { place.vouch().arrived() };
+    let Refused { state: arrived, error } = arrived.land_by(Method::Exchange).unwrap_err();
+    assert_eq!(error, LandError::PoolMemory);
+    assert_eq!(arrived.land_by(Method::Copy).unwrap().copied_bytes, data.len());
+    let sent = {
+        let mut ring = ring.lock().unwrap();
+        begin(&mut ring, rig.file.as_raw_fd(), range, handle, false);
+        assert_eq!(complete(&mut ring), data.len());
+        let mut sent = vec![0; data.len()];
+        rig.file.read_exact_at(&mut sent, 0).unwrap();
+        sent
+    };
+    assert!(sent == data);
+    // SAFETY: the address came from `into_raw`, and no device uses it any more.
+    assert!(unsafe { pool.from_raw(target) }.is_some());
 }

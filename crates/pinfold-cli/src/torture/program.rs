@@ -1,13 +1,19 @@
 //! What a thread of `pinfold torture` does: a list of operations that depends on the seed and the
 //! thread's number alone, never on what the machine answers.
 
+use super::arrival::{Arrival, Way};
 use crate::change::{Backing, Call, Mutation, Part};
 use crate::races::Pace;
 use fastrand::Rng;
+use pinfold::pool::WhenExhausted;
 use std::fmt::Write;
+use std::time::Duration;
 
 /// How many pieces of memory a thread owns.
 pub(super) const SLOTS: usize = 6;
+
+/// How many buffers of the pool a thread has at most.
+pub(super) const PLACES: usize = 4;
 
 /// How many caches the threads share; [`Operation`]s name them by number.
 pub(super) const PORTS: usize = 3;
@@ -44,6 +50,20 @@ pub(super) enum Operation {
     Beside { backing: Backing, grains: usize, mutation: Mutation, pace: Pace, port: usize },
     /// A few changes and sends while no descriptor can be opened.
     Starve { slot: usize, port: usize },
+    /// Data for a slot's memory arrives in the landing zone, and gets there.
+    Arrive { slot: usize, window: Window, port: usize, arrival: Arrival },
+    /// A buffer of the pool; the one that was in its place goes back.
+    Take { place: usize, length: usize, when: WhenExhausted, zeroed: bool },
+    /// A buffer's bytes go out by its own registration and by a cache's.
+    SendBuffer { place: usize, refill: bool, port: usize },
+    /// The device writes into a buffer.
+    ReceiveBuffer { place: usize, as_word: bool },
+    /// A buffer goes back.
+    PutBack { place: usize },
+    /// A buffer goes to whichever thread passes one on next, which puts it back.
+    PassOn { place: usize },
+    /// The pool gives back what is empty.
+    Trim { down_to: usize },
     /// A forked child that is told so, and then runs a program of its own.
     Fork { flood: bool },
 }
@@ -63,6 +83,14 @@ impl Operation {
             Self::Register { .. } => "change while registering",
             Self::Beside { .. } => "change beside use",
             Self::Starve { .. } => "no descriptors",
+            Self::Arrive { arrival: Arrival { change: None, .. }, .. } => "arrival",
+            Self::Arrive { .. } => "arrival, target changed",
+            Self::Take { .. } => "pool: take",
+            Self::SendBuffer { .. } => "pool: send",
+            Self::ReceiveBuffer { .. } => "pool: receive",
+            Self::PutBack { .. } => "pool: put back",
+            Self::PassOn { .. } => "pool: pass on",
+            Self::Trim { .. } => "pool: trim",
             Self::Fork { flood: false } => "forked child",
             Self::Fork { flood: true } => "forked child, no mappings",
         }
@@ -107,22 +135,74 @@ impl Program {
         }
         let slot = self.rng.usize(..SLOTS);
         match self.rng.u32(..1000) {
-            0..80 => self.allocate(slot),
-            80..330 => Operation::Change { slot, mutation: self.mutation(self.backings[slot]) },
-            330..620 => self.send(slot),
-            620..760 => Operation::Receive { slot, window: self.window(), port: self.port() },
-            760..820 => Operation::Hold { slot, window: self.window(), port: self.port() },
-            820..880 => Operation::Release,
-            880..910 => {
+            0..60 => self.allocate(slot),
+            60..230 => Operation::Change { slot, mutation: self.mutation(self.backings[slot]) },
+            230..420 => self.send(slot),
+            420..520 => Operation::Receive { slot, window: self.window(), port: self.port() },
+            520..570 => Operation::Hold { slot, window: self.window(), port: self.port() },
+            570..620 => Operation::Release,
+            620..645 => {
                 let mutation = self.mutation(self.backings[slot]);
                 Operation::Vouch { slot, mutation, port: self.port() }
             }
-            910..940 => Operation::TakeOver { grains: self.grains(), port: self.port() },
-            940..968 => self.register(),
-            968..993 => self.beside(),
-            993..996 => Operation::Starve { slot, port: self.port() },
-            _ => Operation::Fork { flood: self.rng.u32(..8) == 0 },
+            645..670 => Operation::TakeOver { grains: self.grains(), port: self.port() },
+            670..695 => self.register(),
+            695..720 => self.beside(),
+            720..723 => Operation::Starve { slot, port: self.port() },
+            723..727 => Operation::Fork { flood: self.rng.u32(..8) == 0 },
+            727..820 => self.arrive(slot),
+            _ => self.with_the_pool(),
         }
+    }
+
+    fn arrive(&mut self, slot: usize) -> Operation {
+        let arrival = Arrival {
+            way: [Way::Copy, Way::Exchange, Way::Early, Way::Chosen][self.rng.usize(..4)],
+            change: self.change_of_target(slot),
+            beside: self.rng.bool(),
+            refill: self.rng.bool(),
+        };
+        Operation::Arrive { slot, window: self.window(), port: self.port(), arrival }
+    }
+
+    /// What becomes of a target whose changes are certain to be watched.
+    fn change_of_target(&mut self, slot: usize) -> Option<Mutation> {
+        const CHANGES: [Mutation; 6] = [
+            Mutation::Unmap(Part::Whole, Call::Library),
+            Mutation::Unmap(Part::Tail, Call::Library),
+            Mutation::Unmap(Part::Whole, Call::Raw),
+            Mutation::MapOver(Part::Whole),
+            Mutation::Discard(Part::Middle, Call::Library),
+            Mutation::MoveAway,
+        ];
+        let change = CHANGES[self.rng.usize(..CHANGES.len())];
+        (self.backings[slot] == Backing::Anonymous && self.rng.bool()).then_some(change)
+    }
+
+    fn with_the_pool(&mut self) -> Operation {
+        let place = self.rng.usize(..PLACES);
+        match self.rng.u32(..100) {
+            0..40 => self.take(place),
+            40..60 => Operation::SendBuffer { place, refill: self.rng.bool(), port: self.port() },
+            60..80 => Operation::ReceiveBuffer { place, as_word: self.rng.bool() },
+            80..90 => Operation::PutBack { place },
+            90..97 => Operation::PassOn { place },
+            _ => Operation::Trim { down_to: self.rng.usize(..=4 << 20) },
+        }
+    }
+
+    /// Mostly small, up to 4 MiB; patience for some milliseconds.
+    fn take(&mut self, place: usize) -> Operation {
+        let longest = 1 << self.rng.u32(4..=22);
+        let length = self.rng.usize(1..=longest);
+        let patience = Duration::from_millis(self.rng.u64(..4));
+        let when = match self.rng.u32(..4) {
+            0 => WhenExhausted::Fail,
+            1 => WhenExhausted::Grow,
+            2 => WhenExhausted::Wait(patience),
+            _ => WhenExhausted::GrowOrWait(patience),
+        };
+        Operation::Take { place, length, when, zeroed: self.rng.u32(..8) == 0 }
     }
 
     fn allocate(&mut self, slot: usize) -> Operation {
@@ -254,7 +334,7 @@ mod tests {
                 mutations.insert(mutation);
             }
         }
-        assert_eq!(kinds.len(), 13);
+        assert_eq!(kinds.len(), 21);
         // All but the heap's, which a child does alone.
         assert_eq!(mutations.len(), Mutation::ALL.len() - 1);
     }
@@ -270,6 +350,11 @@ mod tests {
                 }
                 Operation::Register { backing, mutation, .. }
                 | Operation::Beside { backing, mutation, .. } => assert!(mutation.fits(backing)),
+                Operation::Arrive {
+                    slot, arrival: Arrival { change: Some(change), .. }, ..
+                } => {
+                    assert!(change.fits(backings[slot].expect("allocated first")));
+                }
                 _ => {}
             }
         }

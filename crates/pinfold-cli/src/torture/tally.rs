@@ -1,5 +1,6 @@
 //! What the threads of `pinfold torture` have counted.
 
+use super::arrival::LandingTally;
 use super::program::Operation;
 use crate::races::Stop;
 use pinfold::AddressRange;
@@ -51,6 +52,7 @@ pub(super) struct Tally {
     /// Why operations were refused, and how often.
     pub(super) reasons: BTreeMap<String, u64>,
     pub(super) wrong: u64,
+    pub(super) landing: LandingTally,
     pub(super) described: Vec<Wrong>,
 }
 
@@ -92,6 +94,7 @@ impl Tally {
         self.operations += other.operations;
         self.transfers += other.transfers;
         self.wrong += other.wrong;
+        self.landing.add(other.landing);
         for (reason, count) in other.reasons {
             *self.reasons.entry(reason).or_default() += count;
         }

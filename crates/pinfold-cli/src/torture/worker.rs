@@ -3,9 +3,10 @@
 //! Data is judged where the program itself orders change and use: a thread's slots are its own, and
 //! what takes two threads is a [race](crate::races) with its own rules.
 
-use super::program::{Operation, PORTS, Program, SLOTS, Window};
+use super::buffers::Filled;
+use super::program::{Operation, PLACES, PORTS, Program, SLOTS, Window};
 use super::tally::{Tally, WrongBytes};
-use super::{Ports, Shared, open_ports};
+use super::{Grounds, Owned, Shared};
 use crate::change::{
     Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Route, Specimen, in_child,
 };
@@ -25,28 +26,28 @@ const STARVED_CHANGES: usize = 8;
 const CHILD_OPERATIONS: usize = 40;
 
 /// What an operation that was carried out found.
-type Judged = Result<Option<WrongBytes>, Stop>;
+pub(super) type Judged = Result<Option<WrongBytes>, Stop>;
 
 /// One thread.
-pub(super) struct Worker<'p, M: Monitor> {
-    shared: &'p Shared<M>,
-    ports: &'p Ports<M>,
+pub(super) struct Worker<'g, 'p, M: Monitor> {
+    pub(super) grounds: &'g Grounds<'p, M>,
     thread: usize,
     slots: [Option<Specimen>; SLOTS],
     held: VecDeque<PortLease<'p, M>>,
+    pub(super) buffers: [Option<Filled<'p>>; PLACES],
     /// Fills no two pieces of memory with the same bytes.
     key: u64,
     pub(super) tally: Tally,
 }
 
-impl<'p, M: Monitor + Clone> Worker<'p, M> {
-    pub(super) fn new(shared: &'p Shared<M>, ports: &'p Ports<M>, thread: usize) -> Self {
+impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
+    pub(super) fn new(grounds: &'g Grounds<'p, M>, thread: usize) -> Self {
         Self {
-            shared,
-            ports,
+            grounds,
             thread,
             slots: [const { None }; SLOTS],
             held: VecDeque::new(),
+            buffers: [const { None }; PLACES],
             key: (thread as u64) << 48,
             tally: Tally::default(),
         }
@@ -81,22 +82,33 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
                 self.race(backing, grains, mutation, pace, port, races::change_beside)
             }
             Operation::Starve { slot, port } => self.starve(slot, port),
+            Operation::Arrive { slot, window, port, arrival } => {
+                self.arrive(slot, window, port, arrival)
+            }
+            Operation::Take { place, length, when, zeroed } => {
+                self.take_buffer(place, length, when, zeroed)
+            }
+            Operation::SendBuffer { place, refill, port } => self.send_buffer(place, refill, port),
+            Operation::ReceiveBuffer { place, as_word } => self.receive_buffer(place, as_word),
+            Operation::PutBack { place } => self.put_back(place),
+            Operation::PassOn { place } => self.pass_on(place),
+            Operation::Trim { down_to } => self.trim(down_to),
             Operation::Fork { flood } => self.fork(flood),
         }
     }
 
-    fn next_key(&mut self) -> u64 {
+    pub(super) fn next_key(&mut self) -> u64 {
         self.key += 1;
         self.key
     }
 
     /// The thread's first lane; the second one is for the other thread of a race.
-    fn lane(&self) -> usize {
+    pub(super) fn lane(&self) -> usize {
         2 * self.thread
     }
 
-    fn port(&self, port: usize) -> &'p Port<M> {
-        &self.ports[port % PORTS]
+    pub(super) fn port(&self, port: usize) -> &'p Port<M> {
+        &self.grounds.ports[port % PORTS]
     }
 
     fn slot(&self, slot: usize) -> Result<&Specimen, Stop> {
@@ -104,11 +116,11 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
     }
 
     /// Takes the memory out of its slot, so that it is gone if something stops half-way.
-    fn take(&mut self, slot: usize) -> Result<Specimen, Stop> {
+    pub(super) fn take(&mut self, slot: usize) -> Result<Specimen, Stop> {
         self.slots.get_mut(slot).and_then(Option::take).ok_or(Stop::Gone)
     }
 
-    fn put(&mut self, slot: usize, specimen: Specimen) {
+    pub(super) fn put(&mut self, slot: usize, specimen: Specimen) {
         if let Some(place) = self.slots.get_mut(slot) {
             *place = Some(specimen);
         }
@@ -150,17 +162,22 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
 
     /// Changes `specimen` and fills it anew. Where the monitor says that it cannot see the change,
     /// the program says it instead, as the monitor's users must.
-    fn mutate(&self, specimen: &mut Specimen, mutation: Mutation, key: u64) -> Result<(), Stop> {
+    pub(super) fn mutate(
+        &self,
+        specimen: &mut Specimen,
+        mutation: Mutation,
+        key: u64,
+    ) -> Result<(), Stop> {
         specimen.apply(mutation)?;
         if self.is_blind_to(specimen.backing(), mutation) {
-            self.ports.iter().for_each(|port| port.forget(specimen.body()));
+            self.grounds.ports.iter().for_each(|port| port.forget(specimen.body()));
         }
         specimen.fill(specimen.body(), key);
         Ok(())
     }
 
-    fn is_blind_to(&self, backing: Backing, mutation: Mutation) -> bool {
-        let cover = |change| self.shared.monitor.coverage(backing.kind(), change);
+    pub(super) fn is_blind_to(&self, backing: Backing, mutation: Mutation) -> bool {
+        let cover = |change| self.grounds.shared.monitor.coverage(backing.kind(), change);
         match mutation.change().map(cover) {
             Some(Cover::Blind) => true,
             Some(Cover::Told) => mutation.route() == Route::Other,
@@ -193,7 +210,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
         self.moved(body, wrong)
     }
 
-    fn moved(&mut self, range: AddressRange, wrong: Option<FirstWrong>) -> Judged {
+    pub(super) fn moved(&mut self, range: AddressRange, wrong: Option<FirstWrong>) -> Judged {
         self.tally.transfers += 1;
         Ok(wrong.map(|first| WrongBytes { range, first, note: "not what the memory held" }))
     }
@@ -259,7 +276,7 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
     fn starve(&mut self, slot: usize, port: usize) -> Judged {
         const WHOLE: Window = Window { start: 0, length: u16::MAX };
         let backing = self.slot(slot)?.backing();
-        let _alone = self.shared.starving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.grounds.shared.starving.lock().unwrap_or_else(PoisonError::into_inner);
         let _starving = NoDescriptors::new()?;
         let mut wrong = None;
         let fitting = Mutation::ALL.into_iter().filter(|mutation| mutation.fits(backing));
@@ -297,27 +314,33 @@ impl<'p, M: Monitor + Clone> Worker<'p, M> {
 
     /// The child is told that it is one, and then lives by caches of its own.
     fn in_the_child(&self, specimen: &Specimen, seed: u64, flood: bool) -> u8 {
-        for port in self.ports {
+        for port in self.grounds.ports {
             match port.lease(specimen.body(), Access::READ) {
                 Err(Refusal::Get(GetError::Forked)) => {}
                 _ => return child::NOT_TOLD,
             }
         }
-        let opened = (self.shared.make_monitor)().and_then(|monitor| {
-            Ok((
-                open_ports(self.port(0).kind(), &monitor, 1)?,
-                Shared::new(monitor, self.shared.make_monitor),
-            ))
+        if !self.grounds.stock.is_forked() {
+            return child::NOT_TOLD;
+        }
+        let make_monitor = self.grounds.shared.make_monitor;
+        let opened = make_monitor().and_then(|monitor| {
+            let owned = Owned::open(self.port(0).kind(), &monitor, 1)?;
+            Ok((owned, Shared::new(monitor, make_monitor)))
         });
-        let Ok((ports, shared)) = opened else { return child::REFUSED };
+        let Ok((owned, shared)) = opened else { return child::REFUSED };
+        let grounds = owned.grounds(&shared, 1);
         let _flood = flood.then(|| MappingFlood::new(FLOOD_SPARE));
-        let mut worker = Worker::new(&shared, &ports, 0);
+        let mut worker = Worker::new(&grounds, 0);
         let program = Program::new(seed, 0).filter(|operation| is_for_a_child(operation, flood));
         for (operation, step) in program.zip(0..).take(CHILD_OPERATIONS) {
             worker.step(step, &operation);
         }
         let heap = worker.heap();
         let right = worker.tally.wrong == 0 && !matches!(heap, Ok(Some(_)));
+        drop(worker);
+        drop(grounds);
+        let right = right && owned.stock.report().is_clean();
         if right { child::RIGHT } else { child::WRONG }
     }
 
@@ -345,6 +368,7 @@ fn is_for_a_child(operation: &Operation, flood: bool) -> bool {
         Operation::TakeOver { .. } | Operation::Register { .. } | Operation::Beside { .. } => {
             !flood
         }
+        Operation::Arrive { arrival, .. } => !(flood && arrival.beside),
         _ => true,
     }
 }
@@ -359,8 +383,8 @@ mod child {
     /// What a bad answer means.
     pub(super) fn meaning(answer: Option<u8>) -> &'static str {
         match answer {
-            Some(NOT_TOLD) => "the child was let into its parent's cache",
-            Some(WRONG) => "the child's own caches moved wrong data",
+            Some(NOT_TOLD) => "the child was let into its parent's cache or pool",
+            Some(WRONG) => "the child's own caches or pool moved wrong data",
             _ => "the child did not come to its end",
         }
     }
@@ -372,7 +396,7 @@ fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
 }
 
 /// The bytes of `specimen` that `window` means, at least one.
-fn within(specimen: &Specimen, window: Window) -> AddressRange {
+pub(super) fn within(specimen: &Specimen, window: Window) -> AddressRange {
     let body = specimen.body();
     let offset = (body.len() * usize::from(window.start)) >> 16;
     let length = ((body.len() - offset) * (usize::from(window.length) + 1)) >> 16;

@@ -54,6 +54,9 @@ pub enum LandError {
     /// The target is not private, writable memory without a file, or its pages are huge pages of
     /// hugetlbfs.
     UnsuitableMapping,
+    /// The target is a pool's, or lies in the same 2 MiB as one's slab: its buffers' registration would
+    /// go on naming the pages that were there.
+    PoolMemory,
     /// The target consists of so many mappings that exchanging its pages does not pay.
     TooManyMappings,
     /// The kernel would not exchange the pages.
@@ -72,6 +75,10 @@ impl fmt::Display for LandError {
             Self::NoWholePage => f.write_str("the target has no whole page to be exchanged"),
             Self::UnsuitableMapping => f.write_str(
                 "only pages of private anonymous memory can be exchanged: others are copied",
+            ),
+            Self::PoolMemory => f.write_str(
+                "a pool's buffers are registered with the pages that they have: data is copied into \
+                 them, or received by the device itself",
             ),
             Self::TooManyMappings => f.write_str(
                 "the target consists of too many mappings for an exchange to pay: let messages begin \
@@ -173,6 +180,12 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         self.0.target
     }
 
+    /// Whether a change of the target from now on will be found out; if not, it is the caller's to
+    /// prevent.
+    pub fn is_watched(&self) -> bool {
+        self.0.watched.is_some()
+    }
+
     /// What [`Arrived::land`] would do, and [`remap`](Self::remap) could do now.
     pub fn method(&self) -> Method {
         self.0.method()
@@ -220,6 +233,12 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     /// The registration that holds [`range`](Self::range), still.
     pub fn handle(&self) -> R::Handle {
         self.message.handle
+    }
+
+    /// Whether a change of the target from now on will be found out; if not, it is the caller's to
+    /// prevent.
+    pub fn is_watched(&self) -> bool {
+        self.message.watched.is_some()
     }
 
     /// Changes of the target are not looked for any more.

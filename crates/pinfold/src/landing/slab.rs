@@ -16,6 +16,10 @@ use std::fmt;
 /// Memory for a landing zone: equal slots of whole pages, and a place aside as long as one of them,
 /// through which pages pass in an exchange.
 ///
+/// A [pool](crate::pool)'s memory is none: one registration holds all buffers of a slab, so no part of it
+/// can change its pages, and its mappings are wiped in forked children, as would be those of a target that
+/// had got them.
+///
 /// # Safety
 ///
 /// Slots and the place aside are private anonymous memory, readable and writable, that share no

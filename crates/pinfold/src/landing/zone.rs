@@ -14,6 +14,7 @@ use super::split::{aligned_like, same_part};
 use super::sys;
 use crate::limits::page_bytes;
 use crate::mappings::{Mapping, mappings_in};
+use crate::pool::is_near_a_slab;
 use crate::sys::Errno;
 use crate::{
     Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
@@ -283,6 +284,9 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         to: AddressRange,
         kept: bool,
     ) -> Result<Given, LandError> {
+        if is_near_a_slab(to) {
+            return Err(LandError::PoolMemory);
+        }
         let (parts, old) = (parts_of(from)?, parts_of(to)?);
         let aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
         let spare = aligned_like(to, *aside, self.granule)

@@ -1,8 +1,9 @@
 //! The seam to a budget that several pools and caches share.
 
 use crate::budget::Share;
-use pinfold_core::{Amount, Exhausted, Limit};
+use pinfold_core::{Account, Amount, Exhausted, Lender, Limit};
 use std::fmt;
+use std::sync::Weak;
 
 /// Says how many bytes a pool may pin besides its own [`max_bytes`](super::PoolConfig::max_bytes).
 ///
@@ -18,8 +19,16 @@ pub trait Allowance: fmt::Debug + Send + Sync + 'static {
     /// [`Denied`] says what is left, so that the pool can try with less.
     fn grant(&self, bytes: usize) -> Result<(), Denied>;
 
-    /// Takes back what was granted.
+    /// Takes back what was granted. Others may be waiting for that: it calls nobody.
     fn give_back(&self, bytes: usize);
+
+    /// Tells whoever wants to know of it what was given back. Called soon after
+    /// [`give_back`](Self::give_back), on the same thread, with nothing held.
+    fn settle(&self) {}
+
+    /// Says who can be asked to give back what it does not use. Called once, before anything is
+    /// granted.
+    fn attach(&self, _lender: Weak<dyn Lender>) {}
 }
 
 /// A refusal to pin more.
@@ -48,7 +57,15 @@ impl Allowance for Share {
     }
 
     fn give_back(&self, bytes: usize) {
-        self.shrink(Amount::one(bytes));
+        self.give(Amount::one(bytes));
+    }
+
+    fn settle(&self) {
+        Account::settle(self);
+    }
+
+    fn attach(&self, lender: Weak<dyn Lender>) {
+        Account::attach(self, lender);
     }
 }
 

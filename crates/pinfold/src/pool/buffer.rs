@@ -72,12 +72,21 @@ impl<R: Registrar> Pool<R> {
     /// [`AllocateError`].
     #[inline]
     pub fn get(&self, length: usize) -> Result<PoolBuffer<'_, R>, AllocateError> {
-        if let Some(class) = Class::holding(length)
-            && let Some(block) = threads::take(&self.depot, class)
-        {
-            return Ok(PoolBuffer::new(&self.depot, block, length, Kind::Block(class)));
-        }
-        self.request(length).get()
+        let class = Class::holding(length);
+        let at_hand = class.and_then(|class| Some((threads::take(&self.depot, class)?, class)));
+        // The slow way returns parts: a buffer of which one way writes memory stands in memory on
+        // both ways, and is written and read there in pieces of different lengths.
+        let (block, kind) = match at_hand {
+            Some((block, class)) => (block, Kind::block(class)),
+            None => self.take_slowly(length)?,
+        };
+        Ok(PoolBuffer::new(&self.depot, block, length, kind))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_slowly(&self, length: usize) -> Result<(NonNull<u8>, Kind), AllocateError> {
+        self.request(length).take()
     }
 
     /// A buffer of `length` bytes, of which more can be asked.
@@ -325,7 +334,7 @@ impl<R: Registrar> Drop for PoolBuffer<'_, R> {
 /// Puts a buffer back that is nobody's any more.
 #[inline(always)]
 pub(super) fn give_back(depot: &Depot, block: NonNull<u8>, kind: Kind) {
-    if let Kind::Block(class) = kind
+    if let Some(class) = kind.class()
         && threads::put(depot, class, block)
     {
         return;
@@ -337,9 +346,9 @@ pub(super) fn give_back(depot: &Depot, block: NonNull<u8>, kind: Kind) {
 #[inline(never)]
 fn give_back_slowly(depot: &Depot, block: NonNull<u8>, kind: Kind) {
     let hand = threads::hand(depot);
-    match kind {
+    match kind.class() {
         // The thread's magazines may only not have been at hand.
-        Kind::Block(class) if hand.is_some() && threads::put(depot, class, block) => {}
+        Some(class) if hand.is_some() && threads::put(depot, class, block) => {}
         _ => depot.put(block, kind, hand),
     }
 }

@@ -58,13 +58,16 @@ impl Class {
         (Self::holding(length)?.0..CLASSES_U8).map(Self).find(fits)
     }
 
+    #[inline(always)]
     pub(super) const fn index(self) -> usize {
         self.0 as usize
     }
 
     /// The class of this index.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // below 60
     pub(super) fn of_index(index: usize) -> Option<Self> {
-        u8::try_from(index).ok().filter(|&index| index < CLASSES_U8).map(Self)
+        (index < CLASSES).then_some(Self(index as u8))
     }
 
     /// How long a buffer is, in bytes.

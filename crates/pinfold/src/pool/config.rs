@@ -33,6 +33,10 @@ pub struct PoolConfig {
 }
 
 /// What a request does when nothing that is registered is free.
+///
+/// Who waits is served in the order of coming. What is put back meanwhile is theirs, so to everybody
+/// else it is not free; who registers a slab takes what was asked for from that. Who waits for a long
+/// buffer holds up those behind it, until it is free or the time is up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenExhausted {
     /// It fails. Never registers memory: for threads that must not be held up.

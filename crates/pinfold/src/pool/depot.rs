@@ -17,14 +17,15 @@ use super::devices::{Devices, Handles};
 use super::error::{AllocateError, Exhausted, OpenError};
 use super::map;
 use super::memory::Memory;
+use super::queue::Queue;
 use super::slab::{Kind, Slab};
 use super::space::{Put, Space};
 use super::statistics::PoolStatistics;
 use crate::fork_mark::ForkMark;
 use crate::membarrier;
 use crate::sys;
-use pinfold_core::Barriers;
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
+use pinfold_core::{Amount, Barriers, Lender};
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
@@ -70,8 +71,8 @@ pub(super) enum Want {
 impl Want {
     pub(super) const fn kind(self) -> Kind {
         match self {
-            Self::Block(class) => Kind::Block(class),
-            Self::Long { units, .. } => Kind::Long(units),
+            Self::Block(class) => Kind::block(class),
+            Self::Long { units, .. } => Kind::long(units),
         }
     }
 
@@ -95,7 +96,7 @@ pub(super) struct Depot {
     allowance: Arc<dyn Allowance>,
     /// Rank 1, alone: nothing else is locked and no device called under it.
     state: Mutex<State>,
-    /// Something was put back, or a slab came or did not.
+    /// A slab came or did not, or one is gone. Who waits for a buffer sleeps in the [`Queue`].
     changed: Condvar,
     lost_bytes: AtomicUsize,
     me: Weak<Depot>,
@@ -106,10 +107,12 @@ struct State {
     slabs: Vec<Option<Arc<Slab>>>,
     /// Bytes of slabs, those that are being made or given back included.
     registered: usize,
+    /// Slabs in no list any more that are still to be deregistered, and unmapped.
+    leaving: usize,
     /// Whether a thread is making a slab; others that want one wait for it.
     growing: bool,
-    /// How many threads wait for a buffer. As long as there are any, the gate is closed.
-    waiting: usize,
+    /// Who waits for a buffer. As long as anybody does, the gate is closed.
+    queue: Queue,
     /// Whether the pool's handle is gone.
     closed: bool,
     /// The magazines of all threads, and those that no thread owns.
@@ -139,7 +142,7 @@ impl Depot {
     ) -> Result<Arc<Self>, OpenError> {
         let id = PoolId::next();
         let mark = ForkMark::new(id.0).map_err(|errno| OpenError::ForkMark { errno: errno.0 })?;
-        Ok(Arc::new_cyclic(|me| Self {
+        let depot = Arc::new_cyclic(|me| Self {
             id,
             mark,
             barriers: membarrier::barriers(),
@@ -150,7 +153,9 @@ impl Depot {
             changed: Condvar::new(),
             lost_bytes: AtomicUsize::new(0),
             me: Weak::clone(me),
-        }))
+        });
+        depot.allowance.attach(depot.weak());
+        Ok(depot)
     }
 
     #[inline(always)]
@@ -207,7 +212,7 @@ impl Depot {
     /// The gate stays closed if somebody waits.
     fn raid(&self, state: &mut State) -> usize {
         let worth_it = state.hands.iter().any(|hand| hand_bytes(hand) > 0);
-        if !worth_it && state.waiting == 0 {
+        if !worth_it && state.queue.is_empty() {
             return 0;
         }
         let closed = self.gate().close();
@@ -218,8 +223,10 @@ impl Depot {
             state.empty_hand(hand);
         }
         state.counts.raids += u64::from(closed);
-        if state.waiting == 0 {
+        if state.queue.is_empty() {
             self.gate().open();
+        } else if moved > 0 {
+            state.queue.wake_first();
         }
         moved
     }
@@ -241,7 +248,7 @@ impl Depot {
         }
         let mut state = self.lock();
         state.counts.visits += 1;
-        let block = match state.take(want) {
+        let block = match state.take_if_nobody_waits(want) {
             Some(block) => block,
             None => {
                 let (again, block) = self.take_what_is_not_there(state, want, when);
@@ -269,15 +276,20 @@ impl Depot {
     ) -> (Guard<'d>, Result<NonNull<u8>, AllocateError>) {
         let mut refused = None;
         while when.grows() && refused.is_none() {
+            let theirs = state.growing;
             let (again, grown) = self.grow_or_watch(state, want);
             state = again;
-            if let Some(block) = state.take(want) {
+            // Who has brought a slab takes from it; what others brought is theirs who wait.
+            let block = if theirs { state.take_if_nobody_waits(want) } else { state.take(want) };
+            if let Some(block) = block {
                 return (state, Ok(block));
             }
             refused = grown.err();
         }
-        self.raid(&mut state);
-        match (state.take(want), when.patience()) {
+        if state.queue.is_empty() {
+            self.raid(&mut state);
+        }
+        match (state.take_if_nobody_waits(want), when.patience()) {
             (Some(block), _) => (state, Ok(block)),
             (None, Some(patience)) => self.wait(state, want, patience),
             (None, None) => {
@@ -288,7 +300,7 @@ impl Depot {
         }
     }
 
-    /// Waits until something that fits has been put back. First come is not first served.
+    /// Waits until those who came before have theirs, and something that fits has been put back.
     fn wait<'d>(
         &'d self,
         mut state: Guard<'d>,
@@ -296,23 +308,28 @@ impl Depot {
         patience: Duration,
     ) -> (Guard<'d>, Result<NonNull<u8>, AllocateError>) {
         let began = Instant::now();
-        state.waiting += 1;
+        let seat = state.queue.join();
         let block = loop {
-            // The gate stays closed from here on: what is put, is put where it is found.
-            self.raid(&mut state);
-            if let Some(block) = state.take(want) {
-                break Some(block);
+            if state.queue.is_first(&seat) {
+                // The gate stays closed from here on: what is put, is put where it is found.
+                self.raid(&mut state);
+                if let Some(block) = state.take(want) {
+                    break Some(block);
+                }
             }
             let left = patience.saturating_sub(began.elapsed());
             if left.is_zero() {
                 break None;
             }
-            let woken = self.changed.wait_timeout(state, left);
+            let woken = seat.wait_timeout(state, left);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         };
-        state.waiting -= 1;
-        if state.waiting == 0 {
+        state.queue.leave(&seat);
+        if state.queue.is_empty() {
             self.gate().open();
+        } else {
+            // There may be something for the next one too.
+            state.queue.wake_first();
         }
         let pool = self.standing(&state, want);
         let waited = began.elapsed();
@@ -328,7 +345,7 @@ impl Depot {
     /// Fills half of what a thread may have at hand of a size, and allows it more from visit to
     /// visit. While somebody waits nobody hoards.
     fn fill_hand(&self, state: &mut State, class: Class, hand: &Hand) {
-        if state.waiting > 0 {
+        if !state.queue.is_empty() {
             return;
         }
         self.allow_more(state, class, hand);
@@ -376,8 +393,8 @@ impl Depot {
         }
         let mut state = self.lock();
         state.counts.visits += 1;
-        let emptied = match (kind, hand) {
-            (Kind::Block(class), Some(hand)) if state.waiting == 0 && !state.closed => {
+        let emptied = match (kind.class(), hand) {
+            (Some(class), Some(hand)) if state.queue.is_empty() && !state.closed => {
                 self.put_at_hand(&mut state, block, class, hand)
             }
             _ => state.put(block),
@@ -404,13 +421,13 @@ impl Depot {
         emptied | (!kept && state.put(block))
     }
 
-    /// Wakes those who wait, and gives back empty slabs that are too many.
+    /// Wakes who waits first, and gives back empty slabs that are too many.
     fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
-        if state.waiting > 0 {
-            self.changed.notify_all();
-        }
+        state.queue.wake_first();
         let keep = if state.closed { 0 } else { self.bounds.config.idle_bytes };
-        let surplus = if emptied { state.remove_empty(keep, 0) } else { Vec::new() };
+        // A slab that is empty may be what the first has been waiting for.
+        let too_many = emptied && state.queue.is_empty();
+        let surplus = if too_many { state.remove_empty(keep, 0) } else { Vec::new() };
         drop(state);
         self.give_back(surplus);
     }
@@ -531,18 +548,27 @@ impl Depot {
     }
 
     /// Gives slabs back that are in no list any more, without the lock.
+    ///
+    /// Others may wait for a slab to be gone, so until it is, nobody is called but its device.
     fn give_back(&self, slabs: Vec<Arc<Slab>>) {
         for slab in slabs {
+            let leave = Leave::begin(self, slab.bytes());
             let failed = slab.deregister(&*self.devices).is_err();
-            let bytes = slab.bytes();
             drop(slab);
-            self.allowance.give_back(bytes);
-            let mut state = self.lock();
-            state.registered -= bytes;
-            state.counts.trimmed += 1;
-            state.counts.failed_deregistrations += u64::from(failed);
-            self.changed.notify_all();
+            leave.end(failed);
+            self.allowance.settle();
         }
+    }
+
+    /// Waits until a slab is gone that another thread is giving back; false if there is none.
+    fn watch_one_leave(&self, state: Guard<'_>) -> bool {
+        let before = state.counts.trimmed;
+        if state.leaving == 0 || LEAVING.get() > 0 {
+            return false;
+        }
+        let still = |state: &mut State| state.leaving > 0 && state.counts.trimmed == before;
+        drop(self.changed.wait_while(state, still));
+        true
     }
 
     /// The pool's handle is gone: nobody takes any more, and every slab goes with its last buffer.
@@ -563,6 +589,7 @@ impl Depot {
         let all = state.slabs.iter().all(Option::is_none);
         drop(state);
         self.give_back(empty);
+        while self.watch_one_leave(self.lock()) {}
         all
     }
 
@@ -586,6 +613,39 @@ impl Depot {
     }
 }
 
+/// What nobody uses goes to whom it is due: empty slabs, the shortest that suffices first, and if
+/// they do not suffice those that become empty when threads give up what they have at hand.
+///
+/// A pool for whose buffers somebody waits lends nothing. Called by other drawers of a shared
+/// budget with no lock held; the pool's own lock is held to take slabs out of its lists, never while
+/// they are deregistered.
+impl Lender for Depot {
+    fn give_back(&self, missing: Amount) -> bool {
+        if self.gate().is_wiped() {
+            return false;
+        }
+        let mut state = self.lock();
+        let lent =
+            if state.queue.is_empty() { self.take_out(&mut state, missing) } else { Vec::new() };
+        if lent.is_empty() {
+            return self.watch_one_leave(state);
+        }
+        drop(state);
+        self.give_back(lent);
+        true
+    }
+}
+
+impl Depot {
+    fn take_out(&self, state: &mut State, missing: Amount) -> Vec<Arc<Slab>> {
+        let (mut lent, rest) = state.remove_for(missing);
+        if rest != Amount::ZERO && self.raid(state) > 0 {
+            lent.extend(state.remove_for(rest).0);
+        }
+        lent
+    }
+}
+
 impl fmt::Debug for Depot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Depot").field("id", &self.id).field("bounds", &self.bounds).finish()
@@ -598,6 +658,8 @@ struct Growth<'d>(&'d Depot);
 thread_local! {
     /// How many slabs this thread is making, each asked for by what the one before has called.
     static MAKING: Cell<u32> = const { Cell::new(0) };
+    /// How many slabs this thread is giving back, for which it cannot wait.
+    static LEAVING: Cell<u32> = const { Cell::new(0) };
 }
 
 impl<'d> Growth<'d> {
@@ -610,8 +672,42 @@ impl<'d> Growth<'d> {
 impl Drop for Growth<'_> {
     fn drop(&mut self) {
         MAKING.set(MAKING.get() - 1);
-        self.0.lock().growing = false;
+        let mut state = self.0.lock();
+        state.growing = false;
+        state.queue.wake_first();
         self.0.changed.notify_all();
+    }
+}
+
+/// A thread is giving a slab back; dropped when it is gone, however that ends.
+struct Leave<'d> {
+    depot: &'d Depot,
+    bytes: usize,
+    failed: bool,
+}
+
+impl<'d> Leave<'d> {
+    fn begin(depot: &'d Depot, bytes: usize) -> Self {
+        LEAVING.set(LEAVING.get() + 1);
+        Self { depot, bytes, failed: false }
+    }
+
+    fn end(mut self, failed: bool) {
+        self.failed = failed;
+    }
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        LEAVING.set(LEAVING.get() - 1);
+        // Before anybody is told, so that who waited finds it granted back.
+        self.depot.allowance.give_back(self.bytes);
+        let mut state = self.depot.lock();
+        state.registered -= self.bytes;
+        state.leaving -= 1;
+        state.counts.trimmed += 1;
+        state.counts.failed_deregistrations += u64::from(self.failed);
+        self.depot.changed.notify_all();
     }
 }
 
@@ -637,6 +733,7 @@ impl<'a> Grant<'a> {
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
         self.allowance.give_back(self.bytes);
+        self.allowance.settle();
     }
 }
 
@@ -646,8 +743,9 @@ impl State {
             space: Space::new(),
             slabs: Vec::new(),
             registered: 0,
+            leaving: 0,
             growing: false,
-            waiting: 0,
+            queue: Queue::new(),
             closed: false,
             hands: Vec::new(),
             unowned: Vec::new(),
@@ -661,6 +759,11 @@ impl State {
             Want::Long { units, align } => self.space.take_long(units as usize, align),
         }?;
         self.slabs.get(place.slab as usize)?.as_ref()?.hand_out(place, want.kind())
+    }
+
+    /// What is free is theirs who wait, the first of them first.
+    fn take_if_nobody_waits(&mut self, want: Want) -> Option<NonNull<u8>> {
+        if self.queue.is_empty() { self.take(want) } else { None }
     }
 
     /// Takes a block back; whether that has emptied its slab.
@@ -714,6 +817,28 @@ impl State {
         removed
     }
 
+    /// Takes empty slabs out of all lists, to make up for what is `missing`; and what is missing
+    /// still.
+    fn remove_for(&mut self, mut missing: Amount) -> (Vec<Arc<Slab>>, Amount) {
+        let mut removed = Vec::new();
+        while missing != Amount::ZERO
+            && let Some(slab) = self.best_to_give(missing.bytes).and_then(|it| self.remove(it))
+        {
+            missing = missing - Amount::one(slab.bytes());
+            removed.push(slab);
+        }
+        (removed, missing)
+    }
+
+    /// The shortest empty slab of so many bytes, else the longest there is.
+    fn best_to_give(&self, bytes: usize) -> Option<u32> {
+        let rank = |number: &u32| match self.slab_bytes(*number) {
+            enough if enough >= bytes => (0, enough),
+            less => (1, usize::MAX - less),
+        };
+        self.space.empty_slabs().min_by_key(rank)
+    }
+
     fn slab_bytes(&self, number: u32) -> usize {
         self.slabs.get(number as usize).and_then(Option::as_ref).map_or(0, |slab| slab.bytes())
     }
@@ -723,7 +848,10 @@ impl State {
         if !self.space.remove(number) {
             return None;
         }
-        slab.take().inspect(|slab| slab.hide())
+        let slab = slab.take()?;
+        slab.hide();
+        self.leaving += 1;
+        Some(slab)
     }
 
     fn statistics(&self) -> PoolStatistics {
@@ -734,6 +862,7 @@ impl State {
         let Counts { grown, trimmed, refused, visits, raids, .. } = self.counts;
         let Counts { failed_deregistrations, refused_puts, .. } = self.counts;
         let mut statistics = PoolStatistics {
+            waiting: self.queue.len(),
             in_use_bytes: (out + self.space.long_bytes()).saturating_sub(cached_bytes),
             cached_bytes,
             cached_by_thread,

@@ -6,6 +6,7 @@
 
 use super::memory::HUGE;
 use super::slab::Slab;
+use pinfold_core::AddressRange;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -30,6 +31,13 @@ pub(super) fn find(address: usize) -> Option<NonNull<Slab>> {
     let leaf = TABLE.get(block / LEAF)?.get()?;
     // Acquire: pairs with `set`; whoever finds a slab finds what it consists of.
     NonNull::new(leaf.get(block % LEAF)?.load(Ordering::Acquire))
+}
+
+/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what somebody else
+/// has mapped behind a slab that is shorter than its last block.
+pub(crate) fn is_near_a_slab(range: AddressRange) -> bool {
+    let blocks = range.start() / HUGE..range.end().div_ceil(HUGE);
+    blocks.into_iter().any(|block| find(block * HUGE).is_some())
 }
 
 /// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to nobody. False
@@ -59,6 +67,9 @@ mod tests {
         assert_eq!(find(start + 2 * HUGE), Some(slab), "its beginning of a block is the slab's");
         assert_eq!(find(start - 1), None);
         assert_eq!(find(start + 3 * HUGE), None);
+        let near = |start, bytes| is_near_a_slab(AddressRange::new(start, bytes).unwrap());
+        assert!(near(start, 1) && near(start - 1, 2) && near(start + 3 * HUGE - 1, 1));
+        assert!(!near(start - 1, 1) && !near(start + 3 * HUGE, 1));
         assert!(set(start, 2 * HUGE + 4096, None));
         assert_eq!(find(start), None);
         assert_eq!(find(usize::MAX), None);

@@ -38,39 +38,43 @@ unsafe impl Send for Slab {}
 // SAFETY: as above.
 unsafe impl Sync for Slab {}
 
-/// What a buffer is: how long, and where it goes back to.
+/// What a buffer is: how long, and where it goes back to. A class's index, or a number of units with
+/// the highest bit set.
+///
+/// One word, because buffers are moved as soon as they are taken: a load of more than was stored at
+/// once waits until all of it has reached the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
-    Block(Class),
-    /// So many units.
-    Long(u32),
-}
+pub(super) struct Kind(u32);
 
-/// What a long buffer's unit word adds to the number of units.
+/// What a long buffer's word adds to the number of units.
 const LONG: u32 = 1 << 31;
 
 impl Kind {
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // there are few classes
-    const fn word(self) -> u32 {
-        match self {
-            Self::Block(class) => class.index() as u32,
-            Self::Long(units) => LONG | units,
-        }
+    pub(super) const fn block(class: Class) -> Self {
+        Self(class.index() as u32)
+    }
+
+    /// So many units, fewer than 2^31.
+    pub(super) const fn long(units: u32) -> Self {
+        Self(LONG | units)
+    }
+
+    /// The class of a block; `None` for a long buffer.
+    #[inline(always)]
+    pub(super) fn class(self) -> Option<Class> {
+        Class::of_index(self.0 as usize)
     }
 
     fn of_word(word: u32) -> Option<Self> {
-        if word & LONG != 0 {
-            return Some(Self::Long(word & !LONG));
-        }
-        Class::of_index(word as usize).map(Self::Block)
+        let kind = Self(word);
+        (word & LONG != 0 || kind.class().is_some()).then_some(kind)
     }
 
     /// How long the buffer may become, in bytes.
-    pub(super) const fn bytes(self) -> usize {
-        match self {
-            Self::Block(class) => class.bytes(),
-            Self::Long(units) => units as usize * UNIT,
-        }
+    pub(super) fn bytes(self) -> usize {
+        self.class().map_or((self.0 & !LONG) as usize * UNIT, Class::bytes)
     }
 }
 
@@ -137,7 +141,7 @@ impl Slab {
     /// The address of a place, which from now on is a buffer of this kind.
     pub(super) fn hand_out(&self, place: Place, kind: Kind) -> Option<NonNull<u8>> {
         // Relaxed: see `kinds`.
-        self.kinds.get(place.offset / UNIT)?.store(kind.word(), Ordering::Relaxed);
+        self.kinds.get(place.offset / UNIT)?.store(kind.0, Ordering::Relaxed);
         let start = self.memory.start().as_ptr();
         NonNull::new(start.wrapping_add(place.offset))
     }

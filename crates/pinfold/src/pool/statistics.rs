@@ -21,6 +21,8 @@ pub struct PoolStatistics {
     pub cached_by_thread: Vec<usize>,
     /// Bytes that are free for everybody.
     pub free_bytes: usize,
+    /// Threads that wait for a buffer.
+    pub waiting: usize,
     /// Bytes in huge pages that were set aside.
     pub set_aside_bytes: usize,
     /// Bytes in transparent huge pages.

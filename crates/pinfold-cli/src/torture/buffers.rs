@@ -1,0 +1,289 @@
+//! Buffers of a pool that all threads share: taken, filled, sent, received into, passed on, put back.
+//!
+//! A buffer holds its owner's bytes for as long as it is out, over whatever others do with the
+//! pool: so two owners of one buffer, and a slab that is given back too early, show as wrong bytes.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the word that a device is done with a buffer: each transfer
+//! is waited for.
+
+#![allow(unsafe_code)]
+
+use super::tally::WrongBytes;
+use super::worker::{Judged, Worker};
+use crate::change::Specimen;
+use crate::device::{AnyRegistrar, Device, Kind, Transfer};
+use crate::output::Failure;
+use crate::port::{LANE_BYTES, Refusal, at};
+use crate::races::{Stop, difference};
+use pinfold::budget::Share;
+use pinfold::pool::{Pool, PoolBuffer, PoolConfig, WhenExhausted};
+use pinfold::{AddressRange, Monitor};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How many bytes the pool, and whoever shares its budget, may have registered.
+pub(super) const BUDGET_BYTES: usize = 8 << 20;
+
+/// How many buffers are on their way between threads.
+const PASSED_ON: usize = 8;
+
+/// A pool with its device.
+pub(super) struct Stock {
+    pool: Pool<AnyRegistrar>,
+    device: Device,
+}
+
+/// A buffer with its owner's bytes.
+pub(super) struct Filled<'p> {
+    buffer: PoolBuffer<'p, AnyRegistrar>,
+    /// Whose pattern it holds.
+    key: u64,
+}
+
+/// Buffers on their way between threads, the oldest first.
+#[derive(Default)]
+pub(super) struct Passed<'p>(Mutex<VecDeque<Filled<'p>>>);
+
+/// How the pool stood at the end.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct StockReport {
+    slabs_made: u64,
+    slabs_given_back: u64,
+    slabs_refused: u64,
+    visits: u64,
+    raids: u64,
+    /// Left when all buffers were put back and the pool was told to give everything back.
+    left_in_use_bytes: usize,
+    left_registered_bytes: usize,
+    lost_bytes: usize,
+    /// Buffers put back that were not out.
+    refused_puts: u64,
+    failed_deregistrations: u64,
+}
+
+impl StockReport {
+    /// Whether everything came back, once.
+    pub(super) const fn is_clean(&self) -> bool {
+        let left = self.left_in_use_bytes + self.left_registered_bytes + self.lost_bytes;
+        left == 0 && self.refused_puts == 0 && self.failed_deregistrations == 0
+    }
+}
+
+impl fmt::Display for StockReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pool: {} slabs made, {} given back, {} refused; {} bytes in use and {} registered at \
+             the end, {} lost; {} buffers put back twice",
+            self.slabs_made,
+            self.slabs_given_back,
+            self.slabs_refused,
+            self.left_in_use_bytes,
+            self.left_registered_bytes,
+            self.lost_bytes,
+            self.refused_puts
+        )
+    }
+}
+
+impl Stock {
+    /// A pool that a few threads soon exhaust, in a table of its own, with room for `lanes` threads.
+    pub(super) fn open(kind: Kind, share: Arc<Share>, lanes: usize) -> Result<Self, Failure> {
+        let config = PoolConfig {
+            max_bytes: BUDGET_BYTES,
+            first_slab_bytes: 128 << 10,
+            max_slab_bytes: 4 << 20,
+            idle_bytes: 1 << 20,
+            thread_cache_bytes: 256 << 10,
+            ..PoolConfig::default()
+        };
+        let device = Device::open(kind, (lanes * LANE_BYTES) as u64)?;
+        let pool = Pool::with_allowance(device.registrar(128)?, config, share);
+        Ok(Self { pool: pool.map_err(Failure::unavailable)?, device })
+    }
+
+    /// Gives everything back and tells how that went.
+    pub(super) fn report(&self) -> StockReport {
+        self.pool.trim(0);
+        let end = self.pool.statistics();
+        StockReport {
+            slabs_made: end.grown,
+            slabs_given_back: end.trimmed,
+            slabs_refused: end.refused,
+            visits: end.visits,
+            raids: end.raids,
+            left_in_use_bytes: end.in_use_bytes,
+            left_registered_bytes: end.registered_bytes,
+            lost_bytes: end.lost_bytes,
+            refused_puts: end.refused_puts,
+            failed_deregistrations: end.failed_deregistrations,
+        }
+    }
+
+    /// Whether the pool tells a forked child that it is one.
+    pub(super) fn is_forked(&self) -> bool {
+        self.pool.get(64).is_err_and(|error| error == pinfold::pool::AllocateError::Forked)
+    }
+
+    fn take(&self, length: usize, when: WhenExhausted, zeroed: bool) -> Result<Taken<'_>, Stop> {
+        let request = self.pool.request(length).when_exhausted(when);
+        let request = if zeroed { request.zeroed() } else { request };
+        Ok(request.get()?)
+    }
+
+    /// What arrives of a buffer.
+    fn send(&self, filled: &Filled<'_>, lane: usize) -> Result<Vec<u8>, Refusal> {
+        self.device.send(&[transfer(&filled.buffer, lane)]).map_err(Refusal::Device)?;
+        let mut arrived = vec![0; filled.buffer.len()];
+        let read = self.device.channel().read_exact_at(&mut arrived, at(lane, 0));
+        read.map(|()| arrived).map_err(Refusal::Device)
+    }
+
+    /// Has the device write `bytes` into a buffer, which comes back by itself or by one word.
+    fn receive<'p>(
+        &'p self,
+        buffer: Taken<'p>,
+        lane: usize,
+        bytes: &[u8],
+        as_word: bool,
+    ) -> Result<Taken<'p>, Stop> {
+        self.device.channel().write_all_at(bytes, at(lane, 0)).map_err(Refusal::Device)?;
+        let (transfer, length) = (transfer(&buffer, lane), buffer.len());
+        let flight = buffer.in_flight();
+        let received = self.device.receive(&[transfer]).map_err(Refusal::Device);
+        let buffer = if as_word {
+            let word = flight.into_user_data();
+            // SAFETY: the transfer was waited for; the word is used once.
+            unsafe { self.pool.completed(word) }.map(|mut buffer| {
+                buffer.set_len(length);
+                buffer
+            })
+        } else {
+            // SAFETY: the transfer was waited for.
+            Some(unsafe { flight.complete() })
+        };
+        received?;
+        buffer.ok_or(Stop::Gone)
+    }
+}
+
+type Taken<'p> = PoolBuffer<'p, AnyRegistrar>;
+
+fn transfer(buffer: &Taken<'_>, lane: usize) -> Transfer {
+    let address = buffer.as_ptr().expose_provenance();
+    Transfer { key: buffer.handle().key(), address, length: buffer.len(), offset: at(lane, 0) }
+}
+
+/// A buffer of the pool has at least a byte here.
+fn range(buffer: &Taken<'_>) -> Result<AddressRange, Stop> {
+    buffer.range().ok_or(Stop::Gone)
+}
+
+impl<'p> Filled<'p> {
+    fn new(mut buffer: Taken<'p>, key: u64) -> Result<Self, Stop> {
+        let pattern = Specimen::pattern(range(&buffer)?, key);
+        buffer.copy_from_slice(&pattern);
+        Ok(Self { buffer, key })
+    }
+
+    fn pattern(&self) -> Result<Vec<u8>, Stop> {
+        Ok(Specimen::pattern(range(&self.buffer)?, self.key))
+    }
+
+    /// Whether the owner's bytes are still there.
+    fn wrong(&self) -> Judged {
+        let first = difference(&self.buffer, &self.pattern()?);
+        let range = range(&self.buffer)?;
+        let note = "a buffer that was out has changed";
+        Ok(first.map(|first| WrongBytes { range, first, note }))
+    }
+}
+
+impl<'p> Passed<'p> {
+    /// Leaves a buffer here and takes the oldest, once there are many.
+    fn pass_on(&self, filled: Filled<'p>) -> Option<Filled<'p>> {
+        let mut passed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        passed.push_back(filled);
+        if passed.len() > PASSED_ON { passed.pop_front() } else { None }
+    }
+}
+
+impl<'p, M: Monitor + Clone> Worker<'_, 'p, M> {
+    pub(super) fn take_buffer(
+        &mut self,
+        place: usize,
+        length: usize,
+        when: WhenExhausted,
+        zeroed: bool,
+    ) -> Judged {
+        let before = self.put_back(place);
+        let key = self.next_key();
+        let buffer = self.grounds.stock.take(length, when, zeroed)?;
+        let dirty = buffer.iter().position(|&byte| zeroed && byte != 0);
+        let note = "a buffer of zeros was none";
+        let range = range(&buffer)?;
+        self.set_buffer(place, Filled::new(buffer, key)?);
+        let dirty = dirty.map(|first| WrongBytes { range, first, note });
+        Ok(before.unwrap_or(None).or(dirty))
+    }
+
+    /// The buffer's own registration and the cache's, of which the cache does not know that the
+    /// pool gives memory back, move the same bytes.
+    pub(super) fn send_buffer(&mut self, place: usize, refill: bool, port: usize) -> Judged {
+        let key = self.next_key();
+        let mut filled = self.buffer(place)?;
+        let wrong = filled.wrong()?;
+        if refill {
+            filled = Filled::new(filled.buffer, key)?;
+        }
+        let (range, pattern) = (range(&filled.buffer)?, filled.pattern()?);
+        let sent = self.grounds.stock.send(&filled, self.lane());
+        let sent_by_cache = self.port(port).send(range, self.lane());
+        self.set_buffer(place, filled);
+        let wrong = wrong.or(self.moved(range, difference(&sent?, &pattern))?);
+        Ok(wrong.or(self.moved(range, difference(&sent_by_cache?.bytes, &pattern))?))
+    }
+
+    pub(super) fn receive_buffer(&mut self, place: usize, as_word: bool) -> Judged {
+        let key = self.next_key();
+        let filled = self.buffer(place)?;
+        let (before, range) = (filled.wrong()?, range(&filled.buffer)?);
+        let incoming = Specimen::pattern(range, key);
+        let lane = self.lane();
+        let buffer = self.grounds.stock.receive(filled.buffer, lane, &incoming, as_word)?;
+        let wrong = difference(&buffer, &incoming);
+        self.set_buffer(place, Filled { buffer, key });
+        Ok(before.or(self.moved(range, wrong)?))
+    }
+
+    pub(super) fn put_back(&mut self, place: usize) -> Judged {
+        self.buffer(place)?.wrong()
+    }
+
+    pub(super) fn pass_on(&mut self, place: usize) -> Judged {
+        let filled = self.buffer(place)?;
+        let other = self.grounds.passed.pass_on(filled);
+        other.map_or(Ok(None), |other| other.wrong())
+    }
+
+    pub(super) fn trim(&mut self, down_to: usize) -> Judged {
+        self.grounds.stock.pool.trim(down_to);
+        Ok(None)
+    }
+
+    /// Takes a buffer out of its place.
+    fn buffer(&mut self, place: usize) -> Result<Filled<'p>, Stop> {
+        self.buffers.get_mut(place).and_then(Option::take).ok_or(Stop::Gone)
+    }
+
+    fn set_buffer(&mut self, place: usize, filled: Filled<'p>) {
+        if let Some(place) = self.buffers.get_mut(place) {
+            *place = Some(filled);
+        }
+    }
+}

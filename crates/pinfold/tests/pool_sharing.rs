@@ -1,0 +1,447 @@
+//! What a pool has and others want: threads that wait for its buffers, in their order, and other
+//! drawers of its budget, who get what it leaves idle.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to lease memory of its own, and to submit requests for it, each
+//! of which is waited for.
+
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers fail as loudly as tests
+
+mod registrar_support;
+
+use io_uring::{opcode, types};
+use pinfold::budget::{Amount, Budget, Share, Terms};
+use pinfold::monitor::Userfaultfd;
+use pinfold::pool::{AllocateError, Pool, PoolBuffer, PoolConfig, WhenExhausted};
+use pinfold::registrar::{BufferIndex, IoUring};
+use pinfold::{
+    Access, AddressRange, Cache, Config, DeregisterError, GetError, RegisterError, Registrar,
+    RegistrarLimits,
+};
+use registrar_support::{Memory, PAGE};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(600);
+
+// --- a device without memory, whose deregistrations can be held up -------------------------------
+
+#[derive(Clone, Debug, Default)]
+struct Slow(Arc<(Mutex<bool>, Condvar)>);
+
+impl Slow {
+    fn hold_up(&self, held: bool) {
+        *self.0.0.lock().unwrap() = held;
+        self.0.1.notify_all();
+    }
+}
+
+impl Registrar for Slow {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 30, max_regions: 1000 }
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        Ok(())
+    }
+
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        let held = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(held, |held| *held).unwrap());
+        Ok(())
+    }
+}
+
+fn pool_of(max_bytes: usize) -> Pool<Slow> {
+    Pool::new(Slow::default(), PoolConfig { max_bytes, ..PoolConfig::default() }).unwrap()
+}
+
+fn until(what: impl Fn() -> bool) {
+    while !what() {
+        thread::yield_now();
+    }
+}
+
+// --- waiting -------------------------------------------------------------------------------------
+
+/// Threads come one after the other; however many buffers come back at once, it is the first of
+/// them who get one.
+#[test]
+fn who_waits_is_served_in_the_order_of_coming() {
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let pool = &pool_of(512 * KIB);
+    let mut held: Vec<_> = (0..8).map(|_| pool.get(64 * KIB).unwrap()).collect();
+    let (served, order) = mpsc::channel();
+    thread::scope(|scope| {
+        let (mut came, mut went) = (0, 0);
+        while went < 60 {
+            let waiting = came - went;
+            if waiting < 8 && came < 60 && (held.is_empty() || waiting == 0 || rng.bool()) {
+                let (number, served) = (came, served.clone());
+                scope.spawn(move || {
+                    let request = pool.request(64 * KIB).when_exhausted(WhenExhausted::Wait(LONG));
+                    served.send((number, request.get().unwrap())).unwrap();
+                });
+                came += 1;
+                until(|| pool.statistics().waiting == came - went);
+                continue;
+            }
+            let back = rng.usize(1..=waiting.min(held.len()));
+            held.drain(..back).for_each(drop);
+            let mut lucky: Vec<usize> = Vec::new();
+            for (number, buffer) in (0..back).map(|_| order.recv().unwrap()) {
+                lucky.push(number);
+                held.push(buffer);
+            }
+            lucky.sort_unstable();
+            assert_eq!(lucky, (went..went + back).collect::<Vec<_>>());
+            went += back;
+        }
+    });
+    drop(held);
+    assert_eq!(pool.statistics().in_use_bytes, 0);
+}
+
+/// Short buffers that come and go do not keep a long one from whoever waits for it.
+#[test]
+fn who_waits_for_a_long_buffer_is_not_passed_by() {
+    let pool = &pool_of(512 * KIB);
+    let short = || pool.request(16 * KIB).when_exhausted(WhenExhausted::Fail).get();
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.get(16 * KIB).ok()).collect();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let request = pool.request(512 * KIB).when_exhausted(WhenExhausted::Wait(LONG));
+            request.get().map(|buffer| buffer.len())
+        });
+        until(|| pool.statistics().waiting == 1);
+        // What comes back is the waiter's, so it is not free for others.
+        while let Some(buffer) = held.pop() {
+            assert!(matches!(short(), Err(AllocateError::Exhausted(_))));
+            drop(buffer);
+        }
+        assert_eq!(waiter.join().unwrap(), Ok(512 * KIB));
+    });
+    assert!(short().is_ok(), "nobody waits any more");
+}
+
+/// Who gives up makes way for who came later.
+#[test]
+fn who_runs_out_of_patience_is_passed_by() {
+    let pool = &pool_of(512 * KIB);
+    let mut held: Vec<_> = (0..8).map(|_| pool.get(64 * KIB).unwrap()).collect();
+    let wait = |length, time| pool.request(length).when_exhausted(WhenExhausted::Wait(time)).get();
+    thread::scope(|scope| {
+        let patience = Duration::from_millis(20);
+        let impatient = scope.spawn(move || wait(512 * KIB, patience).map(drop));
+        until(|| pool.statistics().waiting == 1 || impatient.is_finished());
+        let patient = scope.spawn(move || wait(64 * KIB, LONG).map(drop));
+        drop(held.pop());
+        let error = impatient.join().unwrap().unwrap_err();
+        assert!(matches!(error, AllocateError::TimedOut { waited, .. } if waited >= patience));
+        assert_eq!(patient.join().unwrap(), Ok(()));
+    });
+    assert_eq!(pool.statistics().waiting, 0);
+}
+
+/// A slab that becomes empty is what a waiter waits for, even in a pool that keeps none.
+#[test]
+fn what_is_waited_for_is_not_given_back() {
+    let config = PoolConfig { max_bytes: 512 * KIB, idle_bytes: 0, ..PoolConfig::default() };
+    let pool = &Pool::new(Slow::default(), config).unwrap();
+    let held = pool.get(512 * KIB).unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let request = pool.request(64 * KIB).when_exhausted(WhenExhausted::Wait(LONG));
+            request.get().map(drop)
+        });
+        until(|| pool.statistics().waiting == 1);
+        drop(held);
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+    });
+}
+
+/// A slab that another thread registers is first theirs who wait.
+#[test]
+fn a_pool_that_grows_serves_who_waits() {
+    let pool = &pool_of(4 * MIB);
+    let held: Vec<_> = (0..2).map(|_| pool.get(MIB).unwrap()).collect();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let request = pool.request(MIB).when_exhausted(WhenExhausted::Wait(LONG));
+            request.get().map(drop)
+        });
+        until(|| pool.statistics().waiting == 1);
+        let grown = pool.request(MIB).when_exhausted(WhenExhausted::Grow).get();
+        assert!(grown.is_ok());
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+    });
+    drop(held);
+}
+
+// --- lending -------------------------------------------------------------------------------------
+
+fn budget(bytes: usize) -> Budget {
+    Budget::new(Amount { bytes, regions: 64 }).unwrap()
+}
+
+fn share(budget: &Budget) -> Arc<Share> {
+    budget.share(Terms::default()).unwrap()
+}
+
+/// Slabs of a mebibyte, all of which stay until they are asked for.
+fn lending() -> PoolConfig {
+    PoolConfig {
+        max_bytes: 64 * MIB,
+        first_slab_bytes: MIB,
+        max_slab_bytes: MIB,
+        idle_bytes: 64 * MIB,
+        ..PoolConfig::default()
+    }
+}
+
+#[test]
+fn a_pool_gives_empty_slabs_to_whom_they_are_due() {
+    let budget = budget(8 * MIB);
+    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let (first, second) = (pool(), pool());
+    let mut held: Vec<_> = std::iter::from_fn(|| first.get(MIB).ok()).collect();
+    assert_eq!((held.len(), budget.held().bytes), (8, 8 * MIB));
+    assert!(matches!(second.get(MIB), Err(AllocateError::Denied { .. })), "all are in use");
+    held.truncate(3);
+    let theirs: Vec<_> = std::iter::from_fn(|| second.get(MIB).ok()).collect();
+    assert_eq!(theirs.len(), 4, "what is due, and no more");
+    assert_eq!(first.statistics().registered_bytes, 4 * MIB);
+    drop((held, theirs));
+    drop((first, second));
+    assert_eq!(budget.held(), Amount::ZERO);
+}
+
+/// What threads have at hand is idle too.
+#[test]
+fn what_threads_have_at_hand_is_lent() {
+    let budget = budget(2 * MIB);
+    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let (first, second) = (pool(), pool());
+    drop((0..64).map(|_| first.get(16 * KIB).unwrap()).collect::<Vec<_>>());
+    drop((0..2).map(|_| first.get(MIB)).collect::<Vec<_>>());
+    assert!(first.statistics().cached_bytes > 0 && budget.held().bytes == 2 * MIB);
+    assert!(second.get(MIB).is_ok());
+}
+
+/// The shortest slab that makes up for what is missing goes.
+#[test]
+fn no_more_is_lent_than_is_missing_where_that_can_be() {
+    let budget = budget(16 * MIB);
+    let config = PoolConfig { max_slab_bytes: 8 * MIB, thread_cache_bytes: 0, ..lending() };
+    let first = Pool::with_allowance(Slow::default(), config, share(&budget)).unwrap();
+    let second = Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    // 1, 1, 2, 4 and 8 MiB.
+    drop(std::iter::from_fn(|| first.get(MIB).ok()).collect::<Vec<_>>());
+    assert_eq!(first.statistics().registered_bytes, 16 * MIB);
+    assert!(second.get(MIB).is_ok());
+    assert_eq!(first.statistics().registered_bytes, 15 * MIB);
+}
+
+/// A slab that another thread is giving back counts as soon as it is gone.
+#[test]
+fn what_is_on_its_way_back_is_waited_for() {
+    let budget = budget(2 * MIB);
+    let slow = Slow::default();
+    let first = &Pool::with_allowance(slow.clone(), lending(), share(&budget)).unwrap();
+    let second = &Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    drop((0..2).map(|_| first.get(MIB).unwrap()).collect::<Vec<_>>());
+    slow.hold_up(true);
+    let asks = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| first.trim(0));
+        until(|| first.statistics().slabs == 0);
+        let asking = scope.spawn(|| {
+            asks.wait();
+            second.get(MIB).map(drop)
+        });
+        asks.wait();
+        // It asks now or soon; if it did not wait, it would be refused.
+        (0..100).for_each(|_| thread::yield_now());
+        assert!(!asking.is_finished(), "nothing has come back yet");
+        slow.hold_up(false);
+        assert_eq!(asking.join().unwrap(), Ok(()));
+    });
+}
+
+// --- on the real kernel --------------------------------------------------------------------------
+
+type RingCache = Cache<Arc<IoUring>, Userfaultfd>;
+type RingPool = Pool<Arc<IoUring>>;
+
+/// A ring, and a cache and a pool that register with it and share a budget.
+struct Machine {
+    cache: RingCache,
+    pool: RingPool,
+    budget: Budget,
+    ring: Mutex<io_uring::IoUring>,
+    file: File,
+}
+
+/// What the cache and the pool share; half of it is due to each.
+const TOTAL: usize = 8 * MIB;
+
+impl Machine {
+    /// `None`, with a note why, where there is no ring or no monitor.
+    fn new() -> Option<Self> {
+        let skipped = |why: &dyn std::fmt::Display| eprintln!("skipped: {why}");
+        let ring = io_uring::IoUring::new(8).map_err(|why| skipped(&why)).ok()?;
+        let monitor = Userfaultfd::new().map_err(|why| skipped(&why)).ok()?;
+        let registrar = Arc::new(IoUring::new(&ring, 256).unwrap());
+        let budget = budget(TOTAL);
+        let (device, config) = (Arc::clone(&registrar), Config::default());
+        let cache = pinfold::cache_within(share(&budget), device, monitor, config).unwrap();
+        let pool = Pool::with_allowance(registrar, lending(), share(&budget)).unwrap();
+        // SAFETY: the name ends with a zero byte; the descriptor is new.
+        let file = unsafe {
+            File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC))
+        };
+        Some(Self { cache, pool, budget, ring: Mutex::new(ring), file })
+    }
+
+    /// Sends registered memory of one byte's value through the ring, and looks whether it arrived.
+    fn moves(&self, start: *const u8, length: usize, index: BufferIndex, byte: u8) -> bool {
+        let (mut ring, mut seen) = (self.ring.lock().unwrap(), vec![0; length]);
+        let file = types::Fd(self.file.as_raw_fd());
+        let bytes = u32::try_from(length).unwrap();
+        let entry = opcode::WriteFixed::new(file, start, bytes, index.get()).build();
+        // SAFETY: the memory outlives the request, whose completion is awaited here.
+        unsafe { ring.submission().push(&entry).unwrap() };
+        ring.submit_and_wait(1).unwrap();
+        let sent = ring.completion().next().unwrap().result();
+        self.file.read_exact_at(&mut seen, 0).unwrap();
+        sent == i32::try_from(length).unwrap() && seen.iter().all(|&other| other == byte)
+    }
+
+    /// Leases memory and sends it.
+    fn lease(&self, memory: &mut Memory, byte: u8) -> Result<(), GetError> {
+        memory.fill(byte);
+        let range = memory.range();
+        let start = std::ptr::with_exposed_provenance(range.start());
+        // SAFETY: the test's own memory, which nobody else touches before the lease ends.
+        let lease = unsafe { self.cache.get(start, range.len(), Access::READ) }?;
+        assert!(self.moves(start, range.len(), lease.handle(), byte));
+        Ok(())
+    }
+
+    fn take(&self, length: usize, byte: u8) -> Result<PoolBuffer<'_, Arc<IoUring>>, AllocateError> {
+        let mut buffer = self.pool.get(length)?;
+        buffer.fill(byte);
+        assert!(self.moves(buffer.as_ptr(), length, buffer.handle(), byte));
+        Ok(buffer)
+    }
+
+    fn end(self) {
+        let Self { cache, pool, budget, .. } = self;
+        drop((cache, pool));
+        assert_eq!(budget.held(), Amount::ZERO);
+    }
+}
+
+#[test]
+fn a_cache_and_a_pool_get_what_the_other_leaves_idle() {
+    let Some(machine) = Machine::new() else { return };
+    let buffers: Vec<_> = std::iter::from_fn(|| machine.take(MIB, 1).ok()).collect();
+    assert_eq!((buffers.len(), machine.budget.held().bytes), (8, TOTAL));
+    let mut memory: Vec<Memory> = (0..8).map(|_| Memory::new(MIB)).collect();
+    let refused = machine.lease(&mut memory[0], 2).unwrap_err();
+    assert!(matches!(refused, GetError::Exhausted(_)), "all of the pool is in use: {refused}");
+    drop(buffers);
+    // What is due to the cache is its own now.
+    memory[..4].iter_mut().for_each(|memory| machine.lease(memory, 3).unwrap());
+    assert_eq!(machine.pool.statistics().registered_bytes, 4 * MIB);
+    assert_eq!(machine.cache.statistics().pinned_bytes, 4 << 20);
+    // What the pool leaves to everybody the cache may borrow, and gives back.
+    machine.pool.trim(0);
+    memory.iter_mut().for_each(|memory| machine.lease(memory, 4).unwrap());
+    assert_eq!(machine.cache.statistics().pinned_bytes, TOTAL as u64);
+    let buffers: Vec<_> = (0..4).map(|_| machine.take(MIB, 5).unwrap()).collect();
+    assert!(machine.cache.statistics().pinned_bytes <= 4 << 20);
+    assert!(machine.budget.held().bytes <= TOTAL);
+    drop(buffers);
+    machine.end();
+}
+
+/// Nobody asks for more than is due, so nobody is refused, whatever the others do, and nobody waits
+/// for ever.
+#[test]
+fn threads_of_a_cache_and_a_pool_always_get_what_is_due() {
+    let Some(machine) = Machine::new() else { return };
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let users: Vec<_> = (0..4_u8)
+            .map(|user| {
+                let machine = &machine;
+                scope.spawn(move || {
+                    let mut memory: Vec<Memory> = (0..3).map(|_| Memory::new(512 * KIB)).collect();
+                    for step in 0..150_u8 {
+                        let (which, byte) = (usize::from(step) % 3, step.wrapping_mul(4) + user);
+                        if user % 2 == 0 {
+                            machine.lease(&mut memory[which], byte).unwrap();
+                        } else {
+                            drop(machine.take(512 * KIB + 100_000 * which, byte).unwrap());
+                        }
+                        assert!(machine.budget.held().bytes <= TOTAL);
+                    }
+                })
+            })
+            .collect();
+        let trimmer = scope.spawn(|| {
+            while !over.load(SeqCst) {
+                machine.pool.trim(MIB);
+                machine.cache.evict_idle();
+                thread::yield_now();
+            }
+        });
+        let failed = users.into_iter().filter_map(|user| user.join().err()).count();
+        over.store(true, SeqCst);
+        trimmer.join().unwrap();
+        assert_eq!(failed, 0);
+    });
+    assert_eq!(machine.pool.statistics().in_use_bytes, 0);
+    machine.end();
+}
+
+/// Each takes what the other has put back, again and again.
+#[test]
+fn two_pools_that_lend_to_each_other_never_stand_still() {
+    let budget = budget(2 * MIB);
+    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let pools = [pool(), pool()];
+    let patience = WhenExhausted::GrowOrWait(Duration::from_micros(100));
+    thread::scope(|scope| {
+        for pool in pools.iter().chain(&pools) {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    match pool.request(MIB).when_exhausted(patience).get() {
+                        Ok(_) | Err(AllocateError::TimedOut { .. }) => thread::yield_now(),
+                        Err(other) => panic!("{other}"),
+                    }
+                    assert!(budget.held().bytes <= 2 * MIB);
+                }
+            });
+        }
+    });
+    pools.iter().for_each(|pool| assert!(pool.get(MIB).is_ok(), "what is idle is lent"));
+    drop(pools);
+    assert_eq!(budget.held(), Amount::ZERO);
+}
