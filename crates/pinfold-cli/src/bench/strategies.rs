@@ -533,7 +533,8 @@ pub(crate) fn known(monitor: &str) -> Vec<Known> {
     let cases = LENGTHS.into_iter().flat_map(|bytes| uses.map(|uses| (bytes, uses)));
     cases
         .map(|(bytes, (situation, uses))| {
-            let means = Means { copy_bytes: POOL, overlap: true, exchange: false };
+            let overlap = bytes > Config::default().piece_bytes;
+            let means = Means { copy_bytes: POOL, overlap, exchange: false };
             let (direction, coverage) = (Direction::Leaving, Coverage::Covered);
             let advice = costs.advise(Question { bytes, direction, uses, coverage, means });
             Known {

@@ -37,7 +37,7 @@ pub enum Coverage {
 pub struct Means {
     /// The longest buffer of a pool, in bytes; 0 without a pool.
     pub copy_bytes: usize,
-    /// Whether the transfer can begin before everything is registered.
+    /// Whether the transfer can begin before everything is registered, and is more than one piece.
     pub overlap: bool,
     /// Whether there is a landing zone whose pages can change places with the target's.
     pub exchange: bool,
@@ -65,7 +65,7 @@ pub enum Excluded {
         /// The longest, in bytes.
         longest: usize,
     },
-    /// The transfer begins when everything is registered.
+    /// The transfer begins when everything is registered, or is one piece.
     NoOverlap,
     /// There is no landing zone.
     NoZone,
@@ -88,7 +88,7 @@ impl fmt::Display for Excluded {
             Self::TooLongToCopy { longest } => {
                 write!(f, "the pool's longest buffer has {longest} bytes")
             }
-            Self::NoOverlap => f.write_str("all of it has to be registered at once"),
+            Self::NoOverlap => f.write_str("it is one piece, or has to be registered at once"),
             Self::NoZone => f.write_str("there is no landing zone"),
             Self::Leaving => f.write_str("for data that arrives"),
         }

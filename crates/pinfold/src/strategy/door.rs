@@ -460,7 +460,9 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             Reuse::Unknown if account.bought || self.is_spent(account, bytes) => Uses::Often,
             Reuse::Unknown => Uses::ONCE,
         };
-        let means = Means { copy_bytes: self.copy_bytes, overlap: wish.overlap, exchange: false };
+        // One piece alone has nothing that could move meanwhile.
+        let overlap = wish.overlap && bytes > self.cache.config().piece_bytes;
+        let means = Means { copy_bytes: self.copy_bytes, overlap, exchange: false };
         Question { bytes, direction: wish.direction, uses, coverage, means }
     }
 

@@ -72,11 +72,15 @@ impl<H> Mover<H> for Unmoved {
 /// The ways that are timed, in the order of [`Costs`]'s fields.
 const WAYS: [Strategy; 4] = [Strategy::Cached, Strategy::Copy, Strategy::PerUse, Strategy::Pieces];
 
-/// How often each length is gone through; what counts is the fastest.
-const ROUNDS: usize = 5;
+/// How often each length is gone through; what counts is the fastest round, because what others do on the
+/// machine only adds.
+const ROUNDS: usize = 7;
+
+/// The same for lengths of which a round has one message.
+const LONG_ROUNDS: usize = 4;
 
 /// How much one turn moves, unless a single transfer is longer.
-const TURN: usize = 1 << 20;
+const TURN: usize = 4 << 20;
 
 /// Times each way of sending memory with `mover`, at 256 bytes and at four times as much over and over up to
 /// `longest` bytes, as far as the limits on pinned memory allow: the first use of memory whose pages are
@@ -101,13 +105,7 @@ pub fn measure<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     let mut meter = Meter { cache, door, mover };
     let mut times = WAYS.map(|_| Times::default());
     for &bytes in LENGTHS.iter().take_while(|&&bytes| bytes <= longest) {
-        for (way, times) in WAYS.into_iter().zip(&mut times).filter(|(_, times)| !times.ended) {
-            match meter.measure(way, bytes) {
-                Ok(pair) => times.push(pair),
-                Err(error) if error.ends_a_curve() => times.ended = true,
-                Err(error) => return Err(error),
-            }
-        }
+        meter.measure(bytes, &mut times)?;
     }
     let [cached, copy, per_use, pieces] = times.map(|times| times.way());
     Ok(Costs { cached, copy, per_use, pieces, exchange: None })
@@ -133,13 +131,26 @@ impl<E> MeasureError<E> {
 struct Times {
     first: Vec<f64>,
     again: Vec<f64>,
+    /// The least of the length that is being measured.
+    least: Option<(f64, f64)>,
     ended: bool,
 }
 
 impl Times {
-    fn push(&mut self, (first, again): (f64, f64)) {
-        self.first.push(first);
-        self.again.push(again);
+    fn note(&mut self, (first, again): (f64, f64)) {
+        let least = self.least.unwrap_or((f64::INFINITY, f64::INFINITY));
+        self.least = Some((least.0.min(first), least.1.min(again)));
+    }
+
+    /// Goes on to the next length. A curve without holes: it ends at the first length that was not had.
+    fn next(&mut self) {
+        match self.least.take() {
+            Some((first, again)) if !self.ended => {
+                self.first.push(first);
+                self.again.push(again);
+            }
+            _ => self.ended = true,
+        }
     }
 
     fn way(self) -> Option<Way> {
@@ -154,54 +165,63 @@ struct Meter<'d, 'v, R: Registrar, M: Monitor, V> {
 }
 
 impl<R: Registrar, M: Monitor, V: Mover<R::Handle>> Meter<'_, '_, R, M, V> {
-    /// The first use of `bytes` bytes, and each further one, in nanoseconds.
+    /// One length, by all ways in turns: a machine that slows down for a while slows all of them.
     fn measure(
         &mut self,
-        way: Strategy,
         bytes: usize,
-    ) -> Result<(f64, f64), MeasureError<V::Error>> {
-        let count = (TURN / bytes).clamp(1, 64);
-        let mut least = (f64::INFINITY, f64::INFINITY);
-        for _ in 0..ROUNDS {
-            let memory = Memory::new(bytes.next_multiple_of(page_bytes()) * count)
-                .map_err(|Errno(errno)| MeasureError::Memory { errno })?;
-            let first = self.first(way, &memory, bytes, count)?;
-            let again = self.again(way, &memory, bytes, count)?;
-            least = (least.0.min(first), least.1.min(again));
+        times: &mut [Times; WAYS.len()],
+    ) -> Result<(), MeasureError<V::Error>> {
+        let rounds = if bytes < TURN { ROUNDS } else { LONG_ROUNDS };
+        for _ in 0..rounds {
+            for (way, times) in WAYS.into_iter().zip(&mut *times).filter(|(_, it)| !it.ended) {
+                match self.turn(self.really(way, bytes), bytes) {
+                    Ok(pair) => times.note(pair),
+                    Err(error) if error.ends_a_curve() => times.ended = true,
+                    Err(error) => return Err(error),
+                }
+            }
         }
-        Ok(least)
+        times.iter_mut().for_each(Times::next);
+        Ok(())
     }
 
-    /// Each of `count` messages that have pages of their own is moved once. Giving the registrations back
-    /// belongs to it.
-    fn first(
-        &mut self,
-        way: Strategy,
-        memory: &Memory,
-        bytes: usize,
-        count: usize,
-    ) -> Result<f64, MeasureError<V::Error>> {
-        let began = Instant::now();
-        (0..count).try_for_each(|number| self.transfer(way, memory.message(number, bytes)))?;
-        self.cache.evict_idle();
-        Ok(each(began, count))
+    /// One piece alone has nothing to move meanwhile, so it costs what a lease costs.
+    fn really(&self, way: Strategy, bytes: usize) -> Strategy {
+        match way {
+            Strategy::Pieces if bytes <= self.cache.config().piece_bytes => Strategy::Cached,
+            way => way,
+        }
     }
 
-    /// The first message is moved over and over.
-    fn again(
+    /// The first use of `bytes` bytes, and each further one, in nanoseconds.
+    fn turn(&mut self, way: Strategy, bytes: usize) -> Result<(f64, f64), MeasureError<V::Error>> {
+        let count = (TURN / bytes).clamp(1, 64);
+        let memory = Memory::new(bytes.next_multiple_of(page_bytes()) * count)
+            .map_err(|Errno(errno)| MeasureError::Memory { errno })?;
+        let first = self.times(way, (0..count).map(|number| memory.message(number, bytes)))?;
+        let given_back = Instant::now();
+        self.cache.evict_idle();
+        let given_back = nanoseconds(given_back, count);
+        self.transfer(way, memory.message(0, bytes))?;
+        let again = self.times(way, (0..count).map(|_| memory.message(0, bytes)))?;
+        self.cache.evict_idle();
+        Ok((first + given_back, again))
+    }
+
+    /// The middle of the times of several transfers: one that was interrupted says nothing of its way.
+    fn times(
         &mut self,
         way: Strategy,
-        memory: &Memory,
-        bytes: usize,
-        count: usize,
+        messages: impl Iterator<Item = Option<AddressRange>>,
     ) -> Result<f64, MeasureError<V::Error>> {
-        let message = memory.message(0, bytes);
-        self.transfer(way, message)?;
-        let began = Instant::now();
-        (0..count).try_for_each(|_| self.transfer(way, message))?;
-        let each = each(began, count);
-        self.cache.evict_idle();
-        Ok(each)
+        let mut times = Vec::new();
+        for message in messages {
+            let began = Instant::now();
+            self.transfer(way, message)?;
+            times.push(nanoseconds(began, 1));
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times.get(times.len() / 2).copied().unwrap_or_default())
     }
 
     fn transfer(
@@ -216,8 +236,9 @@ impl<R: Registrar, M: Monitor, V: Mover<R::Handle>> Meter<'_, '_, R, M, V> {
     }
 }
 
+/// What each of `count` has taken since `began`.
 #[allow(clippy::cast_precision_loss)] // counts below 65
-fn each(began: Instant, count: usize) -> f64 {
+fn nanoseconds(began: Instant, count: usize) -> f64 {
     began.elapsed().as_secs_f64() * 1e9 / count as f64
 }
 
