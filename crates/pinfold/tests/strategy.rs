@@ -132,6 +132,9 @@ impl Mover<BufferIndex> for RingMover<'_> {
 
     fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
         let Request { number, handle, range } = request;
+        if number == 0 {
+            self.next = 0;
+        }
         let length = u32::try_from(range.len()).unwrap();
         let (file, at) = (types::Fd(self.file.as_raw_fd()), range.start());
         let at = std::ptr::with_exposed_provenance_mut(at);
@@ -154,7 +157,8 @@ impl Mover<BufferIndex> for RingMover<'_> {
         ring.submit_and_wait(1)?;
         let done = ring.completion().next().unwrap();
         let number = usize::try_from(done.user_data()).unwrap();
-        let length = self.lengths.iter().find(|(other, _)| *other == number).unwrap().1;
+        let begun = self.lengths.iter().position(|(other, _)| *other == number).unwrap();
+        let length = self.lengths.swap_remove(begun).1;
         let outcome = match usize::try_from(done.result()) {
             Ok(moved) if moved == length => Ok(()),
             Ok(_) => Err(io::ErrorKind::WriteZero.into()),
@@ -215,10 +219,15 @@ fn the_bytes_of_the_moment_arrive_whatever_the_way() {
                 memory.fill(round);
                 let (by, sent) = rig.sent(&door, &memory, reuse);
                 assert_eq!(sent, vec![round; length], "{strategy} {reuse:?} {round}");
-                assert!(by == strategy || length == PAGE, "{by} instead of {strategy}");
+                // While a discard may still be under way nothing that is registered is kept.
+                let unkept = strategy == Strategy::Cached && by == Strategy::PerUse;
+                assert!(by == strategy || length == PAGE || unkept, "{by} instead of {strategy}");
             }
         }
-        assert_eq!(door.statistics().slow(), 0, "{strategy} {reuse:?} {:?}", door.statistics());
+        let statistics = door.statistics();
+        assert_eq!(statistics.slow(), statistics.slow_uncovered, "{statistics:?}");
+        let kept = matches!(strategy, Strategy::Cached | Strategy::Pieces);
+        assert!(kept || statistics.slow() == 0, "{strategy} {reuse:?} {statistics:?}");
         assert_eq!(rig.pool.statistics().in_use_bytes, 0);
     }
 }

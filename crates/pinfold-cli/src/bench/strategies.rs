@@ -167,17 +167,20 @@ impl Contender for Uncached {
 }
 
 /// Pieces that move while others are registered.
-struct InPieces(Station);
+struct InPieces {
+    station: Station,
+    options: pieces::Options,
+}
 
 impl Contender for InPieces {
     fn send(&mut self, message: Message<'_>) -> Result<(), Failure> {
-        let options = pieces::Options::for_transfer();
-        let sent = message.in_pieces(&self.0.cache, &options, &mut self.0.mover());
+        let Self { station, options } = self;
+        let sent = message.in_pieces(&station.cache, options, &mut station.mover());
         sent.map_err(Failure::unavailable)
     }
 
     fn give_back(&mut self) {
-        self.0.cache.evict_idle();
+        self.station.cache.evict_idle();
     }
 }
 
@@ -310,12 +313,12 @@ impl Case {
         let first = Wire::open(Kind::IoUring, self.bytes)?;
         let wire = || Wire::beside(Kind::IoUring, first.channel());
         let stations = [Station::new(wire()?, budget)?, Station::new(wire()?, budget)?];
-        let bounce = block(self.bytes, true)?;
+        let (bounce, options) = (block(self.bytes, true)?, pieces::Options::for_transfer());
         let mut runners = vec![
             Runner::new(WAYS[0], Cached::new(wire()?, budget)?),
             Runner::new(WAYS[1], Copying::new(wire()?, bounce)?),
             Runner::new(WAYS[2], Uncached::new(wire()?)),
-            Runner::new(WAYS[3], InPieces(Station::new(wire()?, budget)?)),
+            Runner::new(WAYS[3], InPieces { station: Station::new(wire()?, budget)?, options }),
             Runner::new(CHOSEN, Chosen::new(&stations[0], *costs, self.situation.reuse())),
             Runner::new(UNTOLD, Chosen::new(&stations[1], *costs, Reuse::Unknown)),
         ];

@@ -37,6 +37,8 @@ pub struct Door<'d, R: Registrar, M: Monitor> {
     /// The longest buffer of the pool.
     copy_bytes: usize,
     costs: Costs,
+    /// Found out once: asking how many processors there are takes longer than a short transfer.
+    options: pieces::Options,
     ledger: Ledger,
     tally: Tally,
 }
@@ -89,7 +91,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// A door over `cache`, deciding by `costs`.
     pub fn new(cache: &'d Cache<R, M>, costs: Costs) -> Self {
         let (ledger, tally) = (Ledger::new(), Tally::default());
-        Self { cache, pool: None, copy_bytes: 0, costs, ledger, tally }
+        let options = pieces::Options::for_transfer();
+        Self { cache, pool: None, copy_bytes: 0, costs, options, ledger, tally }
     }
 
     /// With `pool` to copy through, whose registrations are with the cache's device. Up to its longest
@@ -232,7 +235,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             }
         })?;
         // SAFETY: the caller's promise.
-        unsafe { move_all(Place::new(guard, strategy, None), mover) }
+        unsafe { move_all(Place::new(guard, strategy, None), self.options.in_flight, mover) }
     }
 
     /// # Safety
@@ -256,7 +259,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             .map_err(|error| not_registered(wish.range, error))?;
         let strategy = place.strategy();
         // SAFETY: the caller's promise.
-        unsafe { move_all(place, mover) }?;
+        unsafe { move_all(place, self.options.in_flight, mover) }?;
         Ok(strategy)
     }
 
@@ -268,11 +271,11 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         wish: &Wish,
         mover: &mut V,
     ) -> Result<(), TransferError<V::Error>> {
-        let (options, progress) = (pieces::Options::for_transfer(), Progress::new());
+        let (options, progress) = (&self.options, Progress::new());
         let start = std::ptr::with_exposed_provenance(wish.range.start());
         let (length, access) = (wish.range.len(), wish.access());
         // SAFETY: the caller's promise.
-        unsafe { pieces::transfer(self.cache, start, length, access, &options, &progress, mover) }
+        unsafe { pieces::transfer(self.cache, start, length, access, options, &progress, mover) }
             .map(drop)
     }
 
@@ -497,9 +500,10 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
 /// As [`Door::transfer`].
 unsafe fn move_all<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     place: Place<'_, R, M>,
+    in_flight: usize,
     mover: &mut V,
 ) -> Result<(), TransferError<V::Error>> {
-    let outcome = move_parts(&place, mover);
+    let outcome = move_parts(&place, in_flight, mover);
     // SAFETY: nothing is under way any more; the caller's promise about the target.
     unsafe {
         match outcome {
@@ -513,9 +517,9 @@ unsafe fn move_all<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
 /// When it returns, nothing is under way.
 fn move_parts<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     place: &Place<'_, R, M>,
+    in_flight: usize,
     mover: &mut V,
 ) -> Result<(), Reason<V::Error>> {
-    let in_flight = pieces::Options::for_transfer().in_flight;
     let (mut under_way, mut outcome) = (0, Ok(()));
     for (number, part) in place.parts().enumerate() {
         let range = part.range;
