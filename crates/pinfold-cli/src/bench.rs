@@ -9,20 +9,25 @@ mod allocator;
 pub(crate) mod landing;
 mod lifetime;
 mod programs;
+pub(crate) mod strategies;
 
 use crate::output::{self, Failure, Output, Verdict};
 use crate::transfer::{self, Scope, Throughput};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 
 /// Options of `pinfold bench`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to measure; everything but `allocator`, which takes minutes, unless named
+    /// What to measure; everything but `allocator` and `strategies`, which take minutes, unless named
     what: Option<What>,
     /// How many rounds to take medians of
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Draw what `strategies` finds out into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Be the program whose demand is measured by `allocator`, and print what it came to
     #[arg(long, hide = true)]
     demand: Option<allocator::Policy>,
@@ -47,6 +52,9 @@ enum What {
     /// From landing pages into the target, by copying and by exchanging pages; named alone, it writes
     /// down from which length on pages are exchanged
     Landing,
+    /// Every way to send memory at every length, beside the one that the library chooses; only when
+    /// named, and it writes down what each way costs here
+    Strategies,
 }
 
 /// The bench's JSON object.
@@ -72,6 +80,12 @@ pub(crate) struct Bench {
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     if let Some(policy) = arguments.demand {
         return allocator::demand(policy, arguments.rest_ms).map(|()| Verdict::Held);
+    }
+    if arguments.what == Some(What::Strategies) {
+        return compare_strategies(arguments, output);
+    }
+    if arguments.svg.is_some() {
+        return Err(Failure::usage("--svg draws `strategies` only"));
     }
     let wanted = |what| arguments.what.is_none_or(|only| only == what);
     let rounds = arguments.rounds;
@@ -104,6 +118,18 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     }
     let report = Report { benches };
     output.report(&report, || for_people(&report));
+    Ok(Verdict::Held)
+}
+
+fn compare_strategies(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+    let progress = output.progress(strategies::steps(arguments.rounds), "strategies");
+    let outcomes = strategies::measure_all(arguments.rounds, output, &|| progress.advance(1))?;
+    drop(progress);
+    if let Some(file) = &arguments.svg {
+        strategies::plot(&outcomes).write(file)?;
+    }
+    let benches = outcomes.iter().flat_map(strategies::Outcome::rows).collect();
+    output.report(&Report { benches }, || strategies::table(&outcomes));
     Ok(Verdict::Held)
 }
 

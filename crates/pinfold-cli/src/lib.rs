@@ -19,7 +19,6 @@ mod medians;
 mod notifyd;
 mod output;
 mod page;
-#[allow(dead_code)] // until merged
 mod plot;
 mod port;
 mod probe;

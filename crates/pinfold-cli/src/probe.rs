@@ -1,6 +1,6 @@
 //! `pinfold probe`: what this machine offers, found out by really using it, and what it lacks.
 
-use crate::bench::landing;
+use crate::bench::{landing, strategies};
 use crate::device::{Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
@@ -41,6 +41,8 @@ struct Report {
     coverage: Vec<Coverage>,
     /// How data that arrives in registered pages gets to its target.
     landing: Vec<landing::Known>,
+    /// Which way transfers of each length should take, and why.
+    strategies: Vec<strategies::Known>,
 }
 
 /// An RDMA device, asked what it can do.
@@ -164,10 +166,20 @@ pub(crate) fn run(_arguments: &Arguments, output: &Output) -> Result<Verdict, Fa
     let advice = advice(&limits, &discovery, &monitors, &registrars);
     let held = caches && registrars.iter().any(|registrar| registrar.available);
     let active = active.map(|active| active.name());
+    let strategies = strategies::known(active.unwrap_or("none"));
     let limits = LimitsReport::new(&limits, &discovery);
     let landing = landing::known();
-    let report =
-        Report { monitors, registrars, rdma_devices, limits, advice, active, coverage, landing };
+    let report = Report {
+        monitors,
+        registrars,
+        rdma_devices,
+        limits,
+        advice,
+        active,
+        coverage,
+        landing,
+        strategies,
+    };
     output.report(&report, || for_people(&report));
     Ok(Verdict::of(held))
 }
@@ -419,11 +431,12 @@ fn for_people(report: &Report) -> String {
         }
     };
     format!(
-        "{}\n{}{}{}\n{coverage}{advice}",
+        "{}\n{}{}{}{}\n{coverage}{advice}",
         parts_table(&report.monitors, &report.registrars),
         report.rdma_devices.iter().map(RdmaDevice::for_people).collect::<String>(),
         about_limits(&report.limits),
-        report.landing.iter().map(|known| known.line() + "\n").collect::<String>()
+        report.landing.iter().map(|known| known.line() + "\n").collect::<String>(),
+        strategies::known_for_people(&report.strategies)
     )
 }
 

@@ -15,6 +15,8 @@ use crate::device::{AnyRegistrar, Device, Handle, Key, Kind, Transfer};
 use crate::output::Failure;
 use crate::port;
 use pinfold::monitor::{Best, Choice, best};
+use pinfold::pieces::{self, Mover, TransferError};
+use pinfold::strategy::{self, Direction, Door, Reuse};
 use pinfold::{Access, AddressRange, Cache, Checked, Config, GetError, Lease, Monitor, Registrar};
 use std::collections::HashMap;
 use std::fs::File;
@@ -50,6 +52,33 @@ impl Message<'_> {
 
     fn range(&self) -> Result<AddressRange, Failure> {
         AddressRange::new(self.address(), self.length).map_err(Failure::usage)
+    }
+
+    /// Sends it piece by piece while other pieces are registered.
+    pub(crate) fn in_pieces<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
+        &self,
+        cache: &Cache<R, M>,
+        options: &pieces::Options,
+        mover: &mut V,
+    ) -> Result<(), TransferError<V::Error>> {
+        let progress = pieces::Progress::new();
+        let (start, length) = (self.start(), self.length);
+        // SAFETY: the message borrows its block until the transfer is complete.
+        unsafe { pieces::transfer(cache, start, length, Access::READ, options, &progress, mover) }
+            .map(drop)
+    }
+
+    /// Sends it by the way that `door` chooses, and says which.
+    pub(crate) fn through<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
+        &self,
+        door: &Door<'_, R, M>,
+        reuse: Reuse,
+        mover: &mut V,
+    ) -> Result<strategy::Strategy, TransferError<V::Error>> {
+        let (start, length) = (self.start(), self.length);
+        // SAFETY: as above; nobody writes a block that is borrowed, and what was never written of it is read
+        // by nobody.
+        unsafe { door.transfer(Direction::Leaving, start, length, reuse, mover) }
     }
 }
 
@@ -108,6 +137,16 @@ impl Wire {
     fn with(device: Device) -> Result<Self, Failure> {
         let registrar = device.registrar(SLOTS)?;
         Ok(Self { device, registrar, registrations: 0, transfers: Vec::new() })
+    }
+
+    /// Where everything sent arrives.
+    pub(crate) fn channel(&self) -> &File {
+        self.device.channel()
+    }
+
+    /// The device and the registrar, for one who brings them together otherwise.
+    pub(crate) fn into_parts(self) -> (Device, AnyRegistrar) {
+        (self.device, self.registrar)
     }
 
     fn register(&mut self, range: AddressRange) -> Result<Registration, Failure> {
@@ -348,10 +387,10 @@ fn caching(monitor: Best) -> Result<AnyMonitor, Failure> {
     }
 }
 
-type AnyMonitor = Arc<dyn Monitor>;
+pub(crate) type AnyMonitor = Arc<dyn Monitor>;
 
 /// The one monitor for all caches over this kind of device: two cannot watch the same memory.
-fn monitor(kind: Kind) -> Result<AnyMonitor, Failure> {
+pub(crate) fn monitor(kind: Kind) -> Result<AnyMonitor, Failure> {
     if kind.is_on_demand() {
         return port::unneeded().map(|monitor| monitor as AnyMonitor);
     }
@@ -385,6 +424,11 @@ impl Cached {
         let cache =
             pinfold::cache(wire.registrar, monitor, config).map_err(Failure::unavailable)?;
         Ok(Self { device: wire.device, cache, transfers: wire.transfers })
+    }
+
+    /// Gives up what is idle.
+    pub(crate) fn evict(&self) {
+        self.cache.evict_idle();
     }
 
     /// The registrations of a message that is one piece.

@@ -140,6 +140,34 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         self.shared.hit_asked(ask).map(|hit| Lease::of_hit(&self.shared, hit, ask))
     }
 
+    /// As [`get`](Self::get), for one use: a registration that is there serves it, else one is made
+    /// within the budget that ends with the lease.
+    ///
+    /// The memory is not watched, so later changes of its mapping cost what they did. Always takes
+    /// the cache's lock: for memory that is not expected to be used again.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get).
+    pub unsafe fn get_once(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Lease<'_, R, M>, GetError> {
+        let want = Want::new(start as usize, length, self.terms(access, false))?;
+        let piece_bytes = self.shared.config.piece_bytes;
+        if length > piece_bytes {
+            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.get_once(&want) }
+    }
+
     /// As [`get`](Self::get), on memory that the monitor cannot see, for which the caller vouches:
     /// the registration is kept, and the caller calls [`invalidate`](Self::invalidate) for every
     /// change of the mapping before anybody asks for it again.

@@ -204,6 +204,8 @@ pub enum PerUse {
     Full,
     /// The address is beyond what the index holds (2^48), or the index is out of space.
     Unindexed,
+    /// The caller asked for one use ([`Cache::get_once`](crate::Cache::get_once)).
+    Asked,
 }
 
 impl fmt::Display for PerUse {
@@ -215,6 +217,7 @@ impl fmt::Display for PerUse {
             Self::Remote(access) => write!(f, "the rights {access} are not cached by default"),
             Self::Full => f.write_str("the budget is spent on regions in use"),
             Self::Unindexed => f.write_str("the address is beyond what the index holds"),
+            Self::Asked => f.write_str("it was asked for one use"),
         }
     }
 }

@@ -52,6 +52,13 @@ struct Attempt {
     waited: bool,
     /// The budget is full of regions in use and the configuration says to go on.
     past_budget: bool,
+    /// The caller wants no registration that outlives his lease.
+    once: bool,
+}
+
+impl Attempt {
+    /// One whose registration is not to be kept. It waits for nobody: what others register is kept.
+    const ONCE: Self = Self { waited: true, past_budget: false, once: true };
 }
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
@@ -62,13 +69,31 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// As for the door that called: the device may use the bytes of `want` as its terms say.
     #[cold]
     pub(crate) unsafe fn get_slowly(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.attempt(want, Attempt::default()) }
+    }
+
+    /// The same, with a registration that ends with its lease unless one is there that serves.
+    ///
+    /// # Safety
+    ///
+    /// As for [`get_slowly`](Self::get_slowly).
+    pub(crate) unsafe fn get_once(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.attempt(want, Attempt::ONCE) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`get_slowly`](Self::get_slowly).
+    unsafe fn attempt(&self, want: &Want, attempt: Attempt) -> Result<Lease<'_, R, M>, GetError> {
         // A thread that does not exist in a forked child may have held the lock.
         if self.monitor.forked() {
             return Err(GetError::Forked);
         }
         self.check_length(want)?;
         // SAFETY: the caller's promise.
-        let result = unsafe { self.find_or_register(want) };
+        let result = unsafe { self.find_or_register(want, attempt) };
         // A lease counted itself; in a forked child nothing is counted.
         if let Err(error) = result {
             if self.monitor.forked() {
@@ -95,8 +120,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// # Safety
     ///
     /// As for [`get_slowly`](Self::get_slowly).
-    unsafe fn find_or_register(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
-        let mut attempt = Attempt::default();
+    unsafe fn find_or_register(
+        &self,
+        want: &Want,
+        mut attempt: Attempt,
+    ) -> Result<Lease<'_, R, M>, GetError> {
         // The registrar is asked here, where no lock is held.
         let access = self.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
@@ -428,9 +456,10 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         attempt: Attempt,
     ) -> Result<Lease<'c, R, M>, RegisterError> {
         let (range, access) = (self.range, self.terms.access);
-        let per_use = match attempt.past_budget {
-            true => Some(PerUse::Full),
-            false => self.shared.per_use(want, range),
+        let per_use = match attempt {
+            Attempt { past_budget: true, .. } => Some(PerUse::Full),
+            Attempt { once: true, .. } => Some(PerUse::Asked),
+            _ => self.shared.per_use(want, range),
         };
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.

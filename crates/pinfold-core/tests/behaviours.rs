@@ -566,6 +566,22 @@ mod limits {
     }
 
     #[test]
+    fn one_use_is_within_the_budget_and_leaves_nothing() {
+        let rig = Setup::with(Config { max_bytes: PAGE_BYTES, ..Config::default() }).rig();
+        let once = |range| crate::common::get_once(rig.cache(), range);
+        let lease = once(pages(0, 1)).unwrap();
+        assert_eq!(lease.per_use(), Some(PerUse::Asked));
+        assert!(!lease.is_invalidated());
+        assert!(matches!(once(pages(1, 1)).unwrap_err(), GetError::Exhausted(_)));
+        drop(lease);
+        assert_eq!(rig.cache().statistics().pinned_bytes, 0);
+        // What is there serves it, and stays.
+        let kept = rig.touch(pages(0, 1));
+        assert_eq!(once(pages(0, 1)).unwrap().handle(), kept);
+        assert_eq!(rig.touch(pages(0, 1)), kept);
+    }
+
+    #[test]
     fn full_of_leased_regions_is_served_per_use_if_configured() {
         let rig = per_use_when_full(1);
         let leased = rig.lease(pages(0, 1));

@@ -44,7 +44,7 @@
 //! [`cache`] puts a cache together; [`pool`] has memory that is registered before it is needed.
 //! [`registrar`] and [`monitor`] say what they need and cost;
 //! [`pieces`] takes ranges of any length, [`landing`] lets data arrive in pages that are registered
-//! beforehand; [`limits`] says what the kernel's limits are, [`budget`] what may really be pinned, who
+//! beforehand; [`strategy`] says which of these a transfer should take, and takes it; [`limits`] says what the kernel's limits are, [`budget`] what may really be pinned, who
 //! gets it and what is promised; [`mappings`] what this process has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
@@ -65,6 +65,8 @@ pub mod pool;
 mod quiet_thread;
 pub mod registrar;
 mod start;
+mod stored;
+pub mod strategy;
 mod sys;
 
 pub use pinfold_core::{

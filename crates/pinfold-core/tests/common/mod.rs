@@ -56,6 +56,12 @@ pub(crate) fn get(
     unsafe { cache.get(address(range), range.len(), access) }
 }
 
+/// A lease for reading whose registration is not to be kept.
+pub(crate) fn get_once(cache: &SimCache, range: AddressRange) -> Result<SimLease<'_>, GetError> {
+    // SAFETY: there is no memory behind a simulated address.
+    unsafe { cache.get_once(address(range), range.len(), Access::READ) }
+}
+
 /// A `get` of anything at all.
 pub(crate) fn get_raw(
     cache: &SimCache,

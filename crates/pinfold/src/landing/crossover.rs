@@ -11,6 +11,7 @@ use super::sys;
 use super::zone::{AskError, Options, Zone, ZoneError};
 use super::{LandError, Method};
 use crate::pieces::{self, Progress, prefault};
+use crate::stored::{self, machine};
 use crate::sys::Errno;
 use crate::{Access, AddressRange, Cache, GetError, Monitor, Registrar};
 use std::fmt;
@@ -176,9 +177,7 @@ impl Crossover {
     /// (`XDG_CACHE_HOME`, else `.cache` at home). `name` tells devices and sizes of pages apart.
     /// `None` without a home.
     pub fn default_file(name: &str) -> Option<PathBuf> {
-        let set = |key| std::env::var_os(key).map(PathBuf::from).filter(|path| path.is_absolute());
-        let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-        Some(caches.join("pinfold").join(format!("landing-{name}")))
+        stored::file(&format!("landing-{name}"))
     }
 
     /// Reads what [`store`](Self::store) has written on this machine under this kernel.
@@ -199,13 +198,8 @@ impl Crossover {
     ///
     /// [`CrossoverError::File`].
     pub fn store(&self, path: &Path) -> Result<(), CrossoverError> {
-        let failed = |error| CrossoverError::File(path.to_owned(), error);
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(failed)?;
-        }
-        let new = path.with_extension(format!("{}", std::process::id()));
-        fs::write(&new, self.text(&machine())).map_err(failed)?;
-        fs::rename(&new, path).map_err(failed)
+        stored::write(path, &self.text(&machine()))
+            .map_err(|error| CrossoverError::File(path.to_owned(), error))
     }
 
     fn text(&self, machine: &str) -> String {
@@ -235,14 +229,6 @@ fn parse(text: &str, machine: &str) -> Option<Crossover> {
         "never" => Some(Crossover::COPY_ALL),
         bytes => bytes.parse().ok().map(Crossover::exchange_from),
     }
-}
-
-/// The kernel's release and the processor's name, on one line.
-fn machine() -> String {
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = processors.lines().find_map(|line| line.strip_prefix("model name"));
-    format!("{} {}", kernel.trim(), model.unwrap_or_default().trim_start_matches([' ', '\t', ':']))
 }
 
 /// Whether a slot for `bytes` is one piece.

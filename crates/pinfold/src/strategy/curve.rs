@@ -1,0 +1,113 @@
+//! A time by length: a few measured points, straight lines between them.
+
+/// The lengths at which times are measured, in bytes: 256 and four times as much over and over.
+pub(super) const LENGTHS: [usize; 11] = {
+    let mut lengths = [256; 11];
+    let mut at = 1;
+    while at < lengths.len() {
+        lengths[at] = lengths[at - 1] * 4;
+        at += 1;
+    }
+    lengths
+};
+
+/// What something costs for a transfer of a length, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Curve {
+    ns: [f64; LENGTHS.len()],
+    /// How many points there are, at least 1.
+    known: usize,
+}
+
+impl Curve {
+    /// The curve through the times of the shortest lengths: 256 bytes, 1 KiB, 4 KiB and so on up to
+    /// 256 MiB, in nanoseconds. `None` without a time, or if one is no time.
+    pub fn through(ns: &[f64]) -> Option<Self> {
+        let known = ns.len().min(LENGTHS.len());
+        let sensible = ns.iter().all(|each| each.is_finite() && *each >= 0.0);
+        let mut points = [0.0; LENGTHS.len()];
+        points[..known].copy_from_slice(&ns[..known]);
+        (known > 0 && sensible).then_some(Self { ns: points, known })
+    }
+
+    /// The time for `bytes` bytes, in nanoseconds: a straight line between the two points around it.
+    /// Below the first point it is that point's, beyond the last it goes on as between the last two.
+    #[allow(clippy::cast_precision_loss)] // lengths below 2^53
+    pub fn at(&self, bytes: usize) -> f64 {
+        let (low, high) = self.around(bytes);
+        let (from, to) = (LENGTHS[low] as f64, LENGTHS[high] as f64);
+        if bytes <= LENGTHS[0] || low == high {
+            return self.ns[low];
+        }
+        let slope = (self.ns[high] - self.ns[low]) / (to - from);
+        // A last segment that falls, by noise, does not make longer transfers free.
+        let slope = if bytes > LENGTHS[high] { slope.max(0.0) } else { slope };
+        self.ns[low] + slope * (bytes as f64 - from)
+    }
+
+    /// The numbers of the points between which, or behind which, `bytes` lies.
+    fn around(&self, bytes: usize) -> (usize, usize) {
+        // Four times as long is two more bits; the first point has 8.
+        let place = (bytes.max(1).ilog2() as usize / 2).saturating_sub(4);
+        let low = place.min(self.known.saturating_sub(2));
+        (low, (low + 1).min(self.known - 1))
+    }
+
+    /// The points.
+    pub(super) fn points(&self) -> &[f64] {
+        &self.ns[..self.known]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn curve(ns: &[f64]) -> Curve {
+        Curve::through(ns).unwrap()
+    }
+
+    /// The points as pairs, searched one by one.
+    #[allow(clippy::cast_precision_loss)]
+    fn naive(ns: &[f64], bytes: usize) -> f64 {
+        if bytes <= LENGTHS[0] || ns.len() == 1 {
+            return ns[0];
+        }
+        let segment = (1..ns.len()).find(|&at| bytes <= LENGTHS[at]).unwrap_or(ns.len() - 1);
+        let (x0, x1) = (LENGTHS[segment - 1] as f64, LENGTHS[segment] as f64);
+        let slope = (ns[segment] - ns[segment - 1]) / (x1 - x0);
+        let slope = if bytes > LENGTHS[segment] { slope.max(0.0) } else { slope };
+        ns[segment - 1] + slope * (bytes as f64 - x0)
+    }
+
+    #[test]
+    fn the_lengths_are_those_that_are_promised() {
+        assert_eq!((LENGTHS[0], LENGTHS[2], LENGTHS[10]), (256, 4096, 256 << 20));
+    }
+
+    #[test]
+    fn what_is_no_time_makes_no_curve() {
+        assert_eq!(Curve::through(&[]), None);
+        assert_eq!(Curve::through(&[1.0, f64::NAN]), None);
+        assert_eq!(Curve::through(&[1.0, -1.0]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_the_line_between_the_neighbours(
+            ns in proptest::collection::vec(0.0..1e9_f64, 1..12),
+            bytes in 0_usize..1 << 32,
+        ) {
+            let (fast, slow) = (curve(&ns).at(bytes), naive(&ns, bytes));
+            prop_assert!((fast - slow).abs() <= 1e-6 * slow.abs().max(1.0), "{fast} {slow}");
+        }
+
+        #[test]
+        fn it_goes_through_its_points(ns in proptest::collection::vec(0.0..1e9_f64, 1..12)) {
+            for (&bytes, &time) in LENGTHS.iter().zip(&ns) {
+                prop_assert!((curve(&ns).at(bytes) - time).abs() <= 1e-6 * time.max(1.0));
+            }
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! The door: asks for advice, acts on it, and says so where it cannot.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for doors that take an address and a length. The contract of every one
+//! of them is the cache's own ([`Cache::get`]), and, because the memory may be copied: **the bytes are mapped,
+//! and may be read (written, if data arrives) by this thread, until the transfer has ended.**
+
+#![allow(unsafe_code)]
+
+use super::advice::{Advice, Coverage, Means, Question};
+use super::costs::Costs;
+use super::ledger::{Account, Ledger};
+use super::place::{Copied, Guard, Place};
+use super::tally::{DoorStatistics, Slow, Tally};
+use super::{Direction, Reuse, Strategy, Uses};
+use crate::landing::Method;
+use crate::monitor::Unneeded;
+use crate::pieces::{self, Mover, Progress, Reason, Request, TransferError};
+use crate::pool::{AllocateError, Pool};
+use crate::{
+    Access, AddressRange, BadAddress, Cache, GetError, Lease, Monitor, PerUse, RangeError,
+    RegisterError, Registrar, Watch,
+};
+use std::any::TypeId;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a library calls in front of every transfer: a cache, a pool if there is one, and what each way
+/// costs.
+///
+/// Share it by reference; any thread may use it. For local access only: rights for a peer are the
+/// [cache](Cache::get)'s business.
+pub struct Door<'d, R: Registrar, M: Monitor> {
+    cache: &'d Cache<R, M>,
+    pool: Option<&'d Pool<R>>,
+    /// The longest buffer of the pool.
+    copy_bytes: usize,
+    costs: Costs,
+    /// Found out once: asking how many processors there are takes longer than a short transfer.
+    options: pieces::Options,
+    ledger: Ledger,
+    tally: Tally,
+}
+
+/// Why a place could not be had by one way.
+enum Failed {
+    Pool(AllocateError),
+    Get(GetError),
+}
+
+/// Which memory, and what for.
+#[derive(Clone, Copy)]
+struct Wish {
+    range: AddressRange,
+    direction: Direction,
+    reuse: Reuse,
+    /// Whether the transfer can begin before everything is registered.
+    overlap: bool,
+}
+
+impl Wish {
+    /// The contract in the file's header has made sure of the pointer.
+    fn new(
+        start: *const u8,
+        length: usize,
+        direction: Direction,
+        reuse: Reuse,
+    ) -> Result<Self, RangeError> {
+        // The address is made a pointer again where it is copied.
+        let range = AddressRange::new(start.expose_provenance(), length)?;
+        Ok(Self { range, direction, reuse, overlap: false })
+    }
+
+    fn copying(&self) -> Strategy {
+        match self.direction {
+            Direction::Leaving => Strategy::Copy,
+            Direction::Arriving => Strategy::Landing(Method::Copy),
+        }
+    }
+
+    fn access(&self) -> Access {
+        match self.direction {
+            Direction::Leaving => Access::READ,
+            Direction::Arriving => Access::WRITE,
+        }
+    }
+}
+
+impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
+    /// A door over `cache`, deciding by `costs`.
+    pub fn new(cache: &'d Cache<R, M>, costs: Costs) -> Self {
+        let (ledger, tally) = (Ledger::new(), Tally::default());
+        let options = pieces::Options::for_transfer();
+        Self { cache, pool: None, copy_bytes: 0, costs, options, ledger, tally }
+    }
+
+    /// With `pool` to copy through, whose registrations are with the cache's device. Up to its longest
+    /// buffer: bound its [`max_bytes`](crate::pool::PoolConfig::max_bytes) to what it may cost.
+    #[must_use]
+    pub fn with_pool(self, pool: &'d Pool<R>) -> Self {
+        let longest = pool.registrar().limits().max_region_bytes;
+        Self { pool: Some(pool), copy_bytes: pool.config().max_bytes.min(longest), ..self }
+    }
+
+    /// What it decides by.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// How its transfers went.
+    pub fn statistics(&self) -> DoorStatistics {
+        self.tally.statistics()
+    }
+
+    /// What a transfer of this memory would be advised now, by [`transfer`](Self::transfer), with the
+    /// reasons. Asks the monitor to watch the memory, to know whether it can: some microseconds.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError`] if start and length make no range.
+    pub fn advise(
+        &self,
+        direction: Direction,
+        start: *const u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<Advice, RangeError> {
+        let range = AddressRange::new(start.addr(), length)?;
+        let wish = Wish { range, direction, reuse, overlap: true };
+        let account = self.ledger.look(range.start());
+        let coverage = match self.cache.monitor().watch(range) {
+            Watch::Uncovered(why) => Coverage::Uncovered(Some(why)),
+            Watch::Covered if follows_page_table::<M>() => Coverage::OnDemand,
+            Watch::Covered => Coverage::Covered,
+        };
+        Ok(self.costs.advise(self.question(&wish, account, coverage)))
+    }
+
+    /// A place to send `length` bytes from `start` from.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`], where no way is open; nothing is left behind.
+    ///
+    /// # Safety
+    ///
+    /// The caller may let the device read these bytes as in [`Cache::get`]; they are mapped and readable,
+    /// and nobody writes them, until the place is [completed](Place::complete).
+    pub unsafe fn send(
+        &self,
+        start: *const u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<Place<'d, R, M>, GetError> {
+        let wish = Wish::new(start, length, Direction::Leaving, reuse)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.place(&wish) }
+    }
+
+    /// A place for `length` bytes that arrive and belong at `start`. They are there when the place has been
+    /// [completed](Place::complete).
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    ///
+    /// # Safety
+    ///
+    /// The caller may let the device write these bytes as in [`Cache::get`]; they are mapped and writable,
+    /// and nobody relies on them, until the place is completed.
+    pub unsafe fn receive(
+        &self,
+        start: *mut u8,
+        length: usize,
+        reuse: Reuse,
+    ) -> Result<Place<'d, R, M>, GetError> {
+        let wish = Wish::new(start, length, Direction::Arriving, reuse)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.place(&wish) }
+    }
+
+    /// Moves `length` bytes at `start`, by whichever way, pieces included, and waits for the end. Says
+    /// which way it was.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`], when every request under way has ended.
+    ///
+    /// # Safety
+    ///
+    /// As [`send`](Self::send) or [`receive`](Self::receive), until the call returns. If data arrives,
+    /// `start` comes from a pointer that may be written through.
+    pub unsafe fn transfer<V: Mover<R::Handle>>(
+        &self,
+        direction: Direction,
+        start: *const u8,
+        length: usize,
+        reuse: Reuse,
+        mover: &mut V,
+    ) -> Result<Strategy, TransferError<V::Error>> {
+        let whole = Wish::new(start, length, direction, reuse)
+            .map_err(|error| TransferError { reason: Reason::Range(error), moved_bytes: 0 })?;
+        let wish = Wish { overlap: true, ..whole };
+        let advice = self.decide(&wish);
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer_by(&wish, &advice, mover) }
+    }
+
+    /// By one way and no other, for those who measure.
+    ///
+    /// # Safety
+    ///
+    /// As [`transfer`](Self::transfer).
+    pub(super) unsafe fn transfer_only<V: Mover<R::Handle>>(
+        &self,
+        strategy: Strategy,
+        range: AddressRange,
+        mover: &mut V,
+    ) -> Result<(), TransferError<V::Error>> {
+        let (direction, reuse) = (Direction::Leaving, Reuse::Often);
+        let wish = Wish { range, direction, reuse, overlap: true };
+        if strategy == Strategy::Pieces {
+            // SAFETY: the caller's promise.
+            return unsafe { self.in_pieces(&wish, mover) };
+        }
+        // SAFETY: the caller's promise.
+        let guard = unsafe { self.guard(strategy, &wish) }.map_err(|failed| match failed {
+            Failed::Get(error) => not_registered(range, error),
+            Failed::Pool(AllocateError::Register(error)) => {
+                not_registered(range, GetError::Register(error))
+            }
+            Failed::Pool(_) => {
+                not_registered(range, GetError::NeedsPieces { range, piece_bytes: self.copy_bytes })
+            }
+        })?;
+        // SAFETY: the caller's promise.
+        unsafe { move_all(Place::new(guard, strategy, None), self.options.in_flight, mover) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`transfer`](Self::transfer).
+    unsafe fn transfer_by<V: Mover<R::Handle>>(
+        &self,
+        wish: &Wish,
+        advice: &Advice,
+        mover: &mut V,
+    ) -> Result<Strategy, TransferError<V::Error>> {
+        if advice.strategy == Strategy::Pieces {
+            self.tally.count(Strategy::Pieces, advice.handicap().map(Slow::from));
+            self.settle(wish, advice);
+            // SAFETY: the caller's promise.
+            unsafe { self.in_pieces(wish, mover) }?;
+            return Ok(Strategy::Pieces);
+        }
+        // SAFETY: the caller's promise.
+        let place = unsafe { self.place_by(wish, advice) }
+            .map_err(|error| not_registered(wish.range, error))?;
+        let strategy = place.strategy();
+        // SAFETY: the caller's promise.
+        unsafe { move_all(place, self.options.in_flight, mover) }?;
+        Ok(strategy)
+    }
+
+    /// # Safety
+    ///
+    /// As [`transfer`](Self::transfer).
+    unsafe fn in_pieces<V: Mover<R::Handle>>(
+        &self,
+        wish: &Wish,
+        mover: &mut V,
+    ) -> Result<(), TransferError<V::Error>> {
+        let (options, progress) = (&self.options, Progress::new());
+        let start = std::ptr::with_exposed_provenance(wish.range.start());
+        let (length, access) = (wish.range.len(), wish.access());
+        // SAFETY: the caller's promise.
+        unsafe { pieces::transfer(self.cache, start, length, access, options, &progress, mover) }
+            .map(drop)
+    }
+
+    /// # Safety
+    ///
+    /// As [`send`](Self::send) or [`receive`](Self::receive).
+    unsafe fn place(&self, wish: &Wish) -> Result<Place<'d, R, M>, GetError> {
+        let advice = self.decide(wish);
+        // SAFETY: the caller's promise.
+        unsafe { self.place_by(wish, &advice) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn place_by(&self, wish: &Wish, advice: &Advice) -> Result<Place<'d, R, M>, GetError> {
+        if let Some(place) = self.bought(wish, advice) {
+            return Ok(place);
+        }
+        // SAFETY: the caller's promise.
+        let place = match unsafe { self.guard(advice.strategy, wish) } {
+            Ok(guard) => self.placed(wish, advice, guard),
+            // SAFETY: the caller's promise.
+            Err(Failed::Pool(error)) => unsafe { self.without_pool(wish, advice, error) }?,
+            // SAFETY: the caller's promise.
+            Err(Failed::Get(error)) => unsafe { self.without_registration(wish, error) }?,
+        };
+        self.tally.count(place.strategy(), place.slow());
+        Ok(place)
+    }
+
+    /// A hit of memory that was bought before, by a caller who knows nothing of it. If there is none any
+    /// more, the memory has changed: renting begins again.
+    fn bought(&self, wish: &Wish, advice: &Advice) -> Option<Place<'d, R, M>> {
+        let kept = matches!(advice.strategy, Strategy::Cached | Strategy::OnDemand);
+        let start = wish.range.start();
+        let short = wish.range.len() <= self.cache.config().piece_bytes;
+        if !kept || !short || wish.reuse != Reuse::Unknown || !self.ledger.look(start).bought {
+            return None;
+        }
+        let pointer = std::ptr::with_exposed_provenance(start);
+        // SAFETY: the contract of whoever wished for it.
+        let lease = unsafe { self.cache.get_if_cached(pointer, wish.range.len(), wish.access()) };
+        if lease.is_none() {
+            self.ledger.set(start, Account::default());
+        }
+        lease.map(|lease| Place::new(Guard::Lease(lease), advice.strategy, None))
+    }
+
+    /// The place, said to be slow where it is.
+    fn placed(&self, wish: &Wish, advice: &Advice, guard: Guard<'d, R, M>) -> Place<'d, R, M> {
+        let kept = matches!(advice.strategy, Strategy::Cached | Strategy::OnDemand);
+        let not_kept = if kept { why_not_kept(&guard) } else { None };
+        let Some(why) = not_kept else {
+            self.settle(wish, advice);
+            return Place::new(guard, advice.strategy, advice.handicap().map(Slow::from));
+        };
+        if matches!(why, PerUse::Uncovered(_)) {
+            let account = Account { refused: true, ..Account::default() };
+            self.ledger.set(wish.range.start(), account);
+        }
+        Place::new(guard, Strategy::PerUse, Some(Slow::NotKept(why)))
+    }
+
+    /// The next best way without the pool.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn without_pool(
+        &self,
+        wish: &Wish,
+        advice: &Advice,
+        error: AllocateError,
+    ) -> Result<Place<'d, R, M>, GetError> {
+        let means = Means { copy_bytes: 0, overlap: false, exchange: false };
+        let advice = self.costs.advise(Question { means, ..advice.question });
+        // SAFETY: the caller's promise.
+        match unsafe { self.guard(advice.strategy, wish) } {
+            Ok(guard) => Ok(Place::new(guard, advice.strategy, Some(Slow::Pool(error)))),
+            Err(Failed::Get(error)) => Err(error),
+            // No advice without a pool is to copy.
+            Err(Failed::Pool(_)) => Err(GetError::NoAccess),
+        }
+    }
+
+    /// A copy of memory that could not be registered, if a copy has what was missing.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn without_registration(
+        &self,
+        wish: &Wish,
+        error: GetError,
+    ) -> Result<Place<'d, R, M>, GetError> {
+        if wish.range.len() > self.copy_bytes || !copying_helps(&error, wish.direction) {
+            return Err(error);
+        }
+        // SAFETY: the caller's promise.
+        let guard = unsafe { self.guard(wish.copying(), wish) }.map_err(|_| error)?;
+        Ok(Place::new(guard, wish.copying(), Some(Slow::Refused(error))))
+    }
+
+    /// A place by one way.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn guard(&self, strategy: Strategy, wish: &Wish) -> Result<Guard<'d, R, M>, Failed> {
+        match strategy {
+            Strategy::Copy | Strategy::Landing(_) => {
+                let none = Failed::Pool(AllocateError::TooLong {
+                    bytes: wish.range.len(),
+                    max_bytes: self.copy_bytes,
+                });
+                let pool = self.pool.ok_or(none)?;
+                // SAFETY: the caller's promise.
+                unsafe { Copied::new(pool, wish.range, wish.direction) }
+                    .map(Guard::Copy)
+                    .map_err(Failed::Pool)
+            }
+            // SAFETY: the caller's promise.
+            Strategy::PerUse => unsafe { self.lease(wish, false) }.map_err(Failed::Get),
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.lease(wish, true) }.map_err(Failed::Get),
+        }
+    }
+
+    /// Registered memory, cut where it is too long for one lease.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn lease(&self, wish: &Wish, keep: bool) -> Result<Guard<'d, R, M>, GetError> {
+        let piece_bytes = self.cache.config().piece_bytes;
+        if wish.range.len() <= piece_bytes {
+            // SAFETY: the caller's promise.
+            return unsafe { self.lease_piece(wish.range, wish.access(), keep) }.map(Guard::Lease);
+        }
+        let pieces = wish.range.pieces(piece_bytes);
+        // SAFETY: the caller's promise.
+        let leases = pieces.map(|piece| unsafe { self.lease_piece(piece, wish.access(), keep) });
+        leases.collect::<Result<_, _>>().map(Guard::Leases)
+    }
+
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn lease_piece(
+        &self,
+        range: AddressRange,
+        access: Access,
+        keep: bool,
+    ) -> Result<Lease<'d, R, M>, GetError> {
+        let (cache, start) = (self.cache, std::ptr::with_exposed_provenance(range.start()));
+        // SAFETY: the caller's promise.
+        unsafe {
+            match keep {
+                true => cache.get(start, range.len(), access),
+                false => cache.get_once(start, range.len(), access),
+            }
+        }
+    }
+
+    /// The advice for memory of which the door knows what the ledger has.
+    fn decide(&self, wish: &Wish) -> Advice {
+        let account = self.ledger.look(wish.range.start());
+        let coverage = if follows_page_table::<M>() {
+            Coverage::OnDemand
+        } else if account.refused && !self.is_spent(account, wish.range.len()) {
+            Coverage::Uncovered(None)
+        } else {
+            Coverage::Covered
+        };
+        self.costs.advise(self.question(wish, account, coverage))
+    }
+
+    fn question(&self, wish: &Wish, account: Account, coverage: Coverage) -> Question {
+        let bytes = wish.range.len();
+        let uses = match wish.reuse {
+            Reuse::Once => Uses::ONCE,
+            Reuse::Times(times) => Uses::Times(times),
+            Reuse::Often => Uses::Often,
+            Reuse::Unknown if account.bought || self.is_spent(account, bytes) => Uses::Often,
+            Reuse::Unknown => Uses::ONCE,
+        };
+        // One piece alone has nothing that could move meanwhile.
+        let overlap = wish.overlap && bytes > self.cache.config().piece_bytes;
+        let means = Means { copy_bytes: self.copy_bytes, overlap, exchange: false };
+        Question { bytes, direction: wish.direction, uses, coverage, means }
+    }
+
+    /// Whether renting has cost as much by now as buying.
+    fn is_spent(&self, account: Account, bytes: usize) -> bool {
+        let price = self.costs.cached.map_or(f64::INFINITY, |way| way.first.at(bytes));
+        f64::from(account.spent) >= price
+    }
+
+    /// Notes what this transfer has rented, or bought.
+    fn settle(&self, wish: &Wish, advice: &Advice) {
+        let start = wish.range.start();
+        let account = self.ledger.look(start);
+        let rented = match advice.strategy {
+            Strategy::Cached | Strategy::OnDemand | Strategy::Pieces => None,
+            _ => advice.expected_ns().zip(self.costs.cached),
+        };
+        if let Some((ns, cached)) = rented
+            && (wish.reuse == Reuse::Unknown || account.refused)
+        {
+            self.ledger.set(start, account.after(ns - cached.again.at(wish.range.len())));
+        } else if rented.is_none() && wish.reuse == Reuse::Unknown {
+            self.ledger.set(start, Account { bought: true, ..Account::default() });
+        }
+    }
+}
+
+/// Moves a place's parts, some at a time, and ends it.
+///
+/// # Safety
+///
+/// As [`Door::transfer`].
+unsafe fn move_all<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
+    place: Place<'_, R, M>,
+    in_flight: usize,
+    mover: &mut V,
+) -> Result<(), TransferError<V::Error>> {
+    let outcome = move_parts(&place, in_flight, mover);
+    // SAFETY: nothing is under way any more; the caller's promise about the target.
+    unsafe {
+        match outcome {
+            Ok(()) => place.complete(),
+            Err(_) => place.abandon(),
+        }
+    }
+    outcome.map_err(|reason| TransferError { reason, moved_bytes: 0 })
+}
+
+/// When it returns, nothing is under way.
+fn move_parts<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
+    place: &Place<'_, R, M>,
+    in_flight: usize,
+    mover: &mut V,
+) -> Result<(), Reason<V::Error>> {
+    let (mut under_way, mut outcome) = (0, Ok(()));
+    for (number, part) in place.parts().enumerate() {
+        let range = part.range;
+        let begun = mover.begin(Request { number, handle: part.handle, range });
+        if let Err(error) = begun {
+            outcome = Err(Reason::Move { range, error });
+            break;
+        }
+        under_way += 1;
+        if under_way == in_flight {
+            await_one(place, mover, &mut outcome)?;
+            under_way -= 1;
+        }
+        if outcome.is_err() {
+            break;
+        }
+    }
+    (0..under_way).try_for_each(|_| await_one(place, mover, &mut outcome))?;
+    outcome
+}
+
+/// Waits for one request. An error means that none is under way any more.
+fn await_one<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
+    place: &Place<'_, R, M>,
+    mover: &mut V,
+    outcome: &mut Result<(), Reason<V::Error>>,
+) -> Result<(), Reason<V::Error>> {
+    let done = mover.complete().map_err(Reason::DeviceGone)?;
+    if let (Err(error), Some(part), Ok(())) =
+        (done.outcome, place.parts().nth(done.number), &*outcome)
+    {
+        *outcome = Err(Reason::Move { range: part.range, error });
+    }
+    Ok(())
+}
+
+fn not_registered<E>(range: AddressRange, error: GetError) -> TransferError<E> {
+    TransferError { reason: Reason::Register { range, error }, moved_bytes: 0 }
+}
+
+/// The reason of the first registration that was to be kept and was not.
+fn why_not_kept<R: Registrar, M: Monitor>(guard: &Guard<'_, R, M>) -> Option<PerUse> {
+    let of = |lease: &Lease<'_, R, M>| if lease.is_cached() { None } else { lease.per_use() };
+    match guard {
+        Guard::Lease(lease) => of(lease),
+        Guard::Leases(leases) => leases.iter().find_map(of),
+        Guard::Copy(_) => None,
+    }
+}
+
+/// Whether a copy has what the registration lacked: room, or a mapping that the device takes.
+fn copying_helps(error: &GetError, direction: Direction) -> bool {
+    match error {
+        GetError::Exhausted(_) => true,
+        GetError::Register(RegisterError::BadAddress { reason, .. }) => match reason {
+            BadAddress::UnsupportedMapping { .. } => true,
+            BadAddress::NotWritable { .. } => direction == Direction::Leaving,
+            _ => false,
+        },
+        GetError::Register(error) => error.is_about_room(),
+        _ => false,
+    }
+}
+
+/// Whether the monitor is that of a device which needs none.
+fn follows_page_table<M: Monitor>() -> bool {
+    [TypeId::of::<Unneeded>(), TypeId::of::<Arc<Unneeded>>()].contains(&TypeId::of::<M>())
+}
+
+impl<R: Registrar, M: Monitor> fmt::Debug for Door<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door")
+            .field("cache", &self.cache)
+            .field("copy_bytes", &self.copy_bytes)
+            .field("statistics", &self.statistics())
+            .finish_non_exhaustive()
+    }
+}

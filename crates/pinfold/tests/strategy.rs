@@ -1,0 +1,550 @@
+//! The door over a real ring: whichever way a transfer goes, the right bytes arrive, and what is slow is
+//! said.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to have memory of the tests' own transferred and its mappings changed
+//! between transfers. Nobody borrows it, and each transfer has ended before its place is completed.
+
+#![allow(unsafe_code, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, clippy::panic)]
+
+mod registrar_support;
+
+use io_uring::{IoUring, opcode, types};
+use pinfold::landing::Method;
+use pinfold::monitor::{NoMonitor, Userfaultfd};
+use pinfold::pieces::{Completion, Mover, Reason, Request};
+use pinfold::pool::{AllocateError, Pool, PoolConfig, WhenExhausted};
+use pinfold::registrar::{self, BufferIndex};
+use pinfold::strategy::{
+    Costs, Curve, Direction, Door, Place, Reuse, Slow, Strategy, Unmoved, Way, measure,
+};
+use pinfold::{Cache, Config, GetError, Monitor, PerUse, RangeError, Uncovered};
+use registrar_support::{Memory, PAGE, in_forked_child};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+
+type Shared = Arc<registrar::IoUring>;
+
+/// A ring, a cache and a pool on it, and a file in memory.
+struct Rig<M: Monitor> {
+    // Before the ring: their registrations end first.
+    cache: Cache<Shared, M>,
+    pool: Pool<Shared>,
+    ring: Mutex<IoUring>,
+    file: File,
+}
+
+const PIECE: usize = 16 * PAGE;
+
+fn rig_with<M: Monitor>(monitor: M, config: Config, pool: PoolConfig) -> Option<Rig<M>> {
+    let ring = match IoUring::new(64) {
+        Ok(ring) => ring,
+        Err(error) => {
+            eprintln!("skipped: no io_uring: {error}");
+            return None;
+        }
+    };
+    let registrar = Arc::new(registrar::IoUring::new(&ring, 64).unwrap());
+    let cache = pinfold::cache(Arc::clone(&registrar), monitor, config).unwrap();
+    let pool = Pool::new(registrar, pool).unwrap();
+    Some(Rig { cache, pool, ring: Mutex::new(ring), file: memory_file() })
+}
+
+fn rig() -> Option<Rig<Arc<Userfaultfd>>> {
+    let config = Config { piece_bytes: PIECE, ..Config::default() };
+    watched(config, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })
+}
+
+/// With the real monitor.
+fn watched(config: Config, pool: PoolConfig) -> Option<Rig<Arc<Userfaultfd>>> {
+    match Userfaultfd::shared() {
+        Ok(monitor) => rig_with(monitor, config, pool),
+        Err(error) => {
+            eprintln!("skipped: no userfaultfd: {error}");
+            None
+        }
+    }
+}
+
+fn memory_file() -> File {
+    // SAFETY: a new descriptor that is nobody else's.
+    unsafe {
+        File::from_raw_fd(libc::memfd_create(c"pinfold-strategy".as_ptr(), libc::MFD_CLOEXEC))
+    }
+}
+
+impl<M: Monitor> Rig<M> {
+    fn door(&self, costs: Costs) -> Door<'_, Shared, M> {
+        Door::new(&self.cache, costs).with_pool(&self.pool)
+    }
+
+    fn mover(&self, into_memory: bool) -> RingMover<'_> {
+        RingMover { ring: &self.ring, file: &self.file, into_memory, next: 0, lengths: Vec::new() }
+    }
+
+    /// What the device reads through a door.
+    fn sent(
+        &self,
+        door: &Door<'_, Shared, M>,
+        memory: &Memory,
+        reuse: Reuse,
+    ) -> (Strategy, Vec<u8>) {
+        let (range, mut mover) = (memory.range(), self.mover(false));
+        let start = memory.pointer();
+        // SAFETY: the test's own memory.
+        let strategy =
+            unsafe { door.transfer(Direction::Leaving, start, range.len(), reuse, &mut mover) };
+        (strategy.unwrap(), self.arrived(range.len()))
+    }
+
+    fn arrived(&self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    /// Has the device go through the parts of a place.
+    fn run(&self, place: &Place<'_, Shared, M>, into_memory: bool) {
+        let mut mover = self.mover(into_memory);
+        for (number, part) in place.parts().enumerate() {
+            mover.begin(Request { number, handle: part.handle, range: part.range }).unwrap();
+            mover.complete().unwrap().outcome.unwrap();
+        }
+    }
+}
+
+/// Parts one behind the other, to the file or from it; one at a time.
+struct RingMover<'r> {
+    ring: &'r Mutex<IoUring>,
+    file: &'r File,
+    into_memory: bool,
+    next: u64,
+    lengths: Vec<(usize, usize)>,
+}
+
+impl Mover<BufferIndex> for RingMover<'_> {
+    type Error = io::Error;
+
+    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+        let Request { number, handle, range } = request;
+        if number == 0 {
+            self.next = 0;
+        }
+        let length = u32::try_from(range.len()).unwrap();
+        let (file, at) = (types::Fd(self.file.as_raw_fd()), range.start());
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        let entry = if self.into_memory {
+            opcode::ReadFixed::new(file, at, length, handle.get()).offset(self.next).build()
+        } else {
+            opcode::WriteFixed::new(file, at, length, handle.get()).offset(self.next).build()
+        };
+        let entry = entry.user_data(number as u64);
+        // SAFETY: the memory is leased.
+        unsafe { self.ring.lock().unwrap().submission().push(&entry) }.unwrap();
+        self.ring.lock().unwrap().submit()?;
+        self.next += u64::from(length);
+        self.lengths.push((number, range.len()));
+        Ok(())
+    }
+
+    fn complete(&mut self) -> io::Result<Completion<io::Error>> {
+        let mut ring = self.ring.lock().unwrap();
+        ring.submit_and_wait(1)?;
+        let done = ring.completion().next().unwrap();
+        let number = usize::try_from(done.user_data()).unwrap();
+        let begun = self.lengths.iter().position(|(other, _)| *other == number).unwrap();
+        let length = self.lengths.swap_remove(begun).1;
+        let outcome = match usize::try_from(done.result()) {
+            Ok(moved) if moved == length => Ok(()),
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            Err(_) => Err(io::Error::from_raw_os_error(-done.result())),
+        };
+        Ok(Completion { number, outcome })
+    }
+}
+
+fn way(first: f64, again: f64) -> Option<Way> {
+    Some(Way { first: Curve::through(&[first])?, again: Curve::through(&[again])? })
+}
+
+/// Costs by which one way is the best for everything.
+fn only(strategy: Strategy) -> Costs {
+    let cheap = way(1.0, 1.0);
+    let dear = Costs {
+        cached: way(9.0, 9.0),
+        copy: way(9.0, 9.0),
+        per_use: way(9.0, 9.0),
+        pieces: way(9.0, 9.0),
+        exchange: None,
+    };
+    match strategy {
+        Strategy::Cached => Costs { cached: cheap, ..dear },
+        Strategy::PerUse => Costs { per_use: cheap, ..dear },
+        Strategy::Pieces => Costs { pieces: cheap, ..dear },
+        _ => Costs { copy: cheap, ..dear },
+    }
+}
+
+/// Every way that a door goes.
+const WAYS: [Strategy; 4] = [Strategy::Cached, Strategy::Copy, Strategy::PerUse, Strategy::Pieces];
+
+const REUSES: [Reuse; 3] = [Reuse::Once, Reuse::Often, Reuse::Unknown];
+
+fn discard(memory: &Memory) {
+    let (start, length) = (memory.pointer().cast(), memory.range().len());
+    // SAFETY: the test's own memory, which nobody borrows.
+    assert_eq!(unsafe { libc::madvise(start, length, libc::MADV_DONTNEED) }, 0);
+}
+
+#[test]
+fn the_bytes_of_the_moment_arrive_whatever_the_way() {
+    let Some(rig) = rig() else { return };
+    for (strategy, reuse) in WAYS.into_iter().flat_map(|way| REUSES.map(|reuse| (way, reuse))) {
+        let door = rig.door(only(strategy));
+        // Longer than a piece, and shorter.
+        for length in [3 * PIECE + PAGE, PAGE] {
+            let mut memory = Memory::new(length);
+            for round in 1..=9_u8 {
+                match round % 3 {
+                    0 => memory.replace(),
+                    1 => discard(&memory),
+                    // Nothing has changed but the bytes.
+                    _ => {}
+                }
+                memory.fill(round);
+                let (by, sent) = rig.sent(&door, &memory, reuse);
+                assert_eq!(sent, vec![round; length], "{strategy} {reuse:?} {round}");
+                // While a discard may still be under way nothing that is registered is kept.
+                let unkept = strategy == Strategy::Cached && by == Strategy::PerUse;
+                assert!(by == strategy || length == PAGE || unkept, "{by} instead of {strategy}");
+            }
+        }
+        let statistics = door.statistics();
+        assert_eq!(statistics.slow(), statistics.slow_uncovered, "{statistics:?}");
+        let kept = matches!(strategy, Strategy::Cached | Strategy::Pieces);
+        assert!(kept || statistics.slow() == 0, "{strategy} {reuse:?} {statistics:?}");
+        assert_eq!(rig.pool.statistics().in_use_bytes, 0);
+    }
+}
+
+#[test]
+fn a_kept_registration_is_found_again() {
+    let Some(rig) = rig() else { return };
+    let (door, mut memory) = (rig.door(only(Strategy::Cached)), Memory::new(2 * PAGE));
+    memory.fill(3);
+    for _ in 0..10 {
+        let start = memory.pointer();
+        // SAFETY: the test's own memory.
+        let place = unsafe { door.send(start, 2 * PAGE, Reuse::Often) }.unwrap();
+        assert_eq!((place.strategy(), place.slow()), (Strategy::Cached, None));
+        // SAFETY: there is no transfer.
+        unsafe { place.complete() };
+    }
+    assert_eq!((rig.cache.statistics().registrations, rig.cache.statistics().hits), (1, 9));
+}
+
+/// A mapping whose changes no userfaultfd can see is never kept: neither believed to be, nor silently.
+#[test]
+fn memory_that_nobody_watches_is_registered_for_each_use_and_counted() {
+    let Some(rig) = rig() else { return };
+    let shared = memory_file();
+    shared.set_len(PAGE as u64).unwrap();
+    let memory = Memory::shared_file(shared.as_raw_fd(), PAGE);
+    let costs = Costs {
+        copy: None,
+        per_use: way(100.0, 100.0),
+        cached: way(1e6, 1.0),
+        ..Costs::UNMEASURED
+    };
+    let door = rig.door(costs);
+    for round in 1..=5_u8 {
+        // New pages, of which only the file knows.
+        shared.set_len(0).unwrap();
+        shared.set_len(PAGE as u64).unwrap();
+        shared.write_all_at(&[round; PAGE], 0).unwrap();
+        // SAFETY: the test's own memory.
+        let place = unsafe { door.send(memory.pointer(), PAGE, Reuse::Often) }.unwrap();
+        assert_eq!(place.strategy(), Strategy::PerUse);
+        match (round, place.slow()) {
+            // Asked for, and found to be impossible; from then on remembered.
+            (1, Some(Slow::NotKept(PerUse::Uncovered(Uncovered::Mapping(_))))) => {}
+            (2.., Some(Slow::Uncovered(None))) => {}
+            (_, slow) => panic!("{round}: {slow:?}"),
+        }
+        rig.run(&place, false);
+        // SAFETY: the transfer has ended.
+        unsafe { place.complete() };
+        assert_eq!(rig.arrived(PAGE), [round; PAGE]);
+        assert_eq!(door.statistics().slow_uncovered, round.into());
+        assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+    }
+    let why = door.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Often).unwrap();
+    assert!(why.to_string().contains("slower than it could be"), "{why}");
+    assert!(why.to_string().contains("memfd"), "{why}");
+}
+
+#[test]
+fn without_a_monitor_nothing_is_kept() {
+    let config = Config { piece_bytes: PIECE, ..Config::default() };
+    let monitor = NoMonitor::new().unwrap();
+    let Some(rig) = rig_with(monitor, config, PoolConfig::default()) else { return };
+    let door = rig.door(only(Strategy::Cached));
+    let mut memory = Memory::new(3 * PIECE);
+    for round in 1..=4_u8 {
+        memory.replace();
+        memory.fill(round);
+        let (_, sent) = rig.sent(&door, &memory, Reuse::Often);
+        assert_eq!(sent, vec![round; 3 * PIECE]);
+    }
+    assert_eq!((door.statistics().slow_uncovered, door.statistics().slow()), (4, 4));
+    assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+}
+
+/// Who knows nothing copies until a registration would have paid, and again when the memory is new.
+#[test]
+fn renting_ends_when_it_has_cost_as_much_as_buying() {
+    let Some(rig) = rig() else { return };
+    let costs = Costs { cached: way(1000.0, 10.0), copy: way(110.0, 110.0), ..Costs::UNMEASURED };
+    let (door, mut memory) = (rig.door(costs), Memory::new(PAGE));
+    let ways = |memory: &Memory| -> Vec<Strategy> {
+        (0..15).map(|_| rig.sent(&door, memory, Reuse::Unknown).0).collect()
+    };
+    let mut expected = vec![Strategy::Copy; 10];
+    expected.resize(15, Strategy::Cached);
+    memory.fill(1);
+    assert_eq!(ways(&memory), expected);
+    assert_eq!(ways(&memory), [Strategy::Cached; 15]);
+    assert_eq!(rig.cache.statistics().registrations, 1);
+    memory.replace();
+    // The first finds out, and is registered; a place that was bought once has been worth it.
+    memory.fill(2);
+    let after = ways(&memory);
+    assert_eq!(after.last(), Some(&Strategy::Cached), "{after:?}");
+}
+
+#[test]
+fn an_exhausted_pool_is_said() {
+    let pool = PoolConfig {
+        max_bytes: 64 << 10,
+        first_slab_bytes: 64 << 10,
+        when_exhausted: WhenExhausted::Grow,
+        ..PoolConfig::default()
+    };
+    let Some(rig) = watched(Config::default(), pool) else { return };
+    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(16 << 10));
+    memory.fill(5);
+    let mut held = Vec::new();
+    while let Ok(buffer) = rig.pool.get(16 << 10) {
+        held.push(buffer);
+    }
+    // SAFETY: the test's own memory.
+    let place = unsafe { door.send(memory.pointer(), 16 << 10, Reuse::Often) }.unwrap();
+    assert!(matches!(place.slow(), Some(Slow::Pool(AllocateError::Exhausted(_)))), "{place:?}");
+    rig.run(&place, false);
+    // SAFETY: the transfer has ended.
+    unsafe { place.complete() };
+    assert_eq!(rig.arrived(16 << 10), vec![5; 16 << 10]);
+    assert_eq!((door.statistics().slow_pool, door.statistics().copied), (1, 0));
+    drop(held);
+    assert_eq!(rig.sent(&door, &memory, Reuse::Often).0, Strategy::Copy);
+    assert_eq!((door.statistics().slow(), door.statistics().copied), (1, 1));
+}
+
+#[test]
+fn a_spent_budget_is_said() {
+    let config = Config { max_bytes: 2 * PAGE, ..Config::default() };
+    let Some(rig) = watched(config, PoolConfig::default()) else { return };
+    let (door, memory) = (rig.door(only(Strategy::Cached)), Memory::new(4 * PAGE));
+    let part = |page: usize| memory.pointer().wrapping_add(page * PAGE);
+    // SAFETY: the test's own memory.
+    let held = unsafe { door.send(part(0), 2 * PAGE, Reuse::Often) }.unwrap();
+    // SAFETY: as above.
+    let copied = unsafe { door.send(part(2), 2 * PAGE, Reuse::Often) }.unwrap();
+    assert!(matches!(copied.slow(), Some(Slow::Refused(GetError::Exhausted(_)))), "{copied:?}");
+    assert_eq!((copied.strategy(), door.statistics().slow_refused), (Strategy::Copy, 1));
+    let without = Door::new(&rig.cache, only(Strategy::Cached));
+    // SAFETY: as above.
+    let refused = unsafe { without.send(part(2), 2 * PAGE, Reuse::Often) };
+    assert!(matches!(refused, Err(GetError::Exhausted(_))), "{refused:?}");
+    // SAFETY: there is no transfer.
+    unsafe {
+        copied.complete();
+        held.complete();
+    }
+}
+
+/// io_uring pins every page to be written, so read-only memory can only be copied.
+#[test]
+fn memory_that_the_device_refuses_is_copied() {
+    let Some(rig) = rig() else { return };
+    let memory = Memory::with_protection(PAGE, libc::PROT_READ);
+    let door = rig.door(only(Strategy::PerUse));
+    let (by, sent) = rig.sent(&door, &memory, Reuse::Once);
+    assert_eq!((by, sent), (Strategy::Copy, vec![0; PAGE]));
+    assert_eq!(door.statistics().slow_refused, 1);
+    // Nothing can arrive there by any way, and nothing is tried.
+    // SAFETY: nothing is written: there is no transfer.
+    let refused = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) };
+    assert!(matches!(refused, Err(GetError::Register(_))), "{refused:?}");
+}
+
+#[test]
+fn data_arrives_where_it_belongs_by_every_way() {
+    let Some(rig) = rig() else { return };
+    for strategy in WAYS {
+        let (door, mut memory) = (rig.door(only(strategy)), Memory::new(4 * PIECE));
+        memory.fill(1);
+        let data: Vec<u8> = (0..3 * PIECE).map(|at| (at % 251).to_le_bytes()[0]).collect();
+        rig.file.write_all_at(&data, 0).unwrap();
+        let (to, mut mover) = (memory.pointer().wrapping_add(100), rig.mover(true));
+        // SAFETY: the test's own memory.
+        let by =
+            unsafe { door.transfer(Direction::Arriving, to, data.len(), Reuse::Once, &mut mover) };
+        let copied = by.unwrap() == Strategy::Landing(Method::Copy);
+        assert_eq!(copied, strategy == Strategy::Copy);
+        let bytes = memory.bytes();
+        assert_eq!(&bytes[100..100 + data.len()], &data);
+        assert!(bytes[..100].iter().chain(&bytes[100 + data.len()..]).all(|&byte| byte == 1));
+    }
+}
+
+#[test]
+fn a_place_that_is_abandoned_delivers_nothing() {
+    let Some(rig) = rig() else { return };
+    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    memory.fill(1);
+    rig.file.write_all_at(&[7; PAGE], 0).unwrap();
+    // SAFETY: the test's own memory.
+    let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+    rig.run(&place, true);
+    // SAFETY: the transfer has ended.
+    unsafe { place.abandon() };
+    assert!(memory.bytes().iter().all(|&byte| byte == 1));
+    assert_eq!(rig.pool.statistics().in_use_bytes, 0);
+}
+
+/// Fails at one of its requests.
+struct Failing<'r> {
+    inner: RingMover<'r>,
+    at: usize,
+}
+
+impl Mover<BufferIndex> for Failing<'_> {
+    type Error = io::Error;
+
+    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+        if request.number == self.at {
+            return Err(io::ErrorKind::Other.into());
+        }
+        self.inner.begin(request)
+    }
+
+    fn complete(&mut self) -> io::Result<Completion<io::Error>> {
+        self.inner.complete()
+    }
+}
+
+#[test]
+fn a_transfer_that_fails_leaves_nothing_under_way() {
+    let Some(rig) = rig() else { return };
+    let memory = Memory::new(8 * PIECE);
+    for (strategy, at) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, 5)]) {
+        let door = rig.door(only(strategy));
+        let mut mover = Failing { inner: rig.mover(false), at };
+        let (start, length) = (memory.pointer(), memory.range().len());
+        // SAFETY: the test's own memory.
+        let failed =
+            unsafe { door.transfer(Direction::Leaving, start, length, Reuse::Once, &mut mover) };
+        // A copy is one request.
+        if strategy == Strategy::Copy && at > 0 {
+            failed.unwrap();
+        } else {
+            let error = failed.unwrap_err();
+            assert!(matches!(error.reason, Reason::Move { .. }), "{strategy}: {error}");
+        }
+        assert_eq!(rig.pool.statistics().in_use_bytes, 0);
+        rig.cache.evict_idle();
+        assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+        assert!(rig.ring.lock().unwrap().completion().next().is_none());
+    }
+}
+
+#[test]
+fn what_is_no_range_is_refused() {
+    let Some(rig) = rig() else { return };
+    let (door, memory) = (rig.door(Costs::UNMEASURED), Memory::new(PAGE));
+    let start = memory.pointer();
+    for length in [0, usize::MAX] {
+        // SAFETY: nothing is given to a device.
+        unsafe {
+            let sent = door.send(start, length, Reuse::Once);
+            assert!(matches!(sent, Err(GetError::Range(_))), "{sent:?}");
+            assert!(matches!(door.receive(start, length, Reuse::Once), Err(GetError::Range(_))));
+            let (direction, mut mover) = (Direction::Leaving, rig.mover(false));
+            let moved = door.transfer(direction, start, length, Reuse::Once, &mut mover);
+            assert!(matches!(moved.unwrap_err().reason, Reason::Range(_)));
+        }
+        let advice: Result<_, RangeError> =
+            door.advise(Direction::Leaving, start, length, Reuse::Once);
+        assert!(advice.is_err());
+    }
+    assert_eq!(rig.cache.statistics().gets, 0);
+}
+
+#[test]
+fn what_was_measured_is_what_is_used() {
+    let Some(rig) = rig() else { return };
+    let longest = 64 << 10;
+    let costs = measure(&rig.cache, Some(&rig.pool), &mut rig.mover(false), longest).unwrap();
+    for strategy in WAYS {
+        let way = costs.of(strategy).unwrap();
+        assert!(way.first.at(4096) > 0.0 && way.again.at(longest) > 0.0, "{strategy}");
+    }
+    assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+    let (door, memory) = (rig.door(costs), Memory::new(PAGE));
+    let advice = door.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Once).unwrap();
+    let least = advice
+        .considered
+        .iter()
+        .filter(|each| each.excluded.is_none())
+        .filter_map(|each| each.ns)
+        .fold(f64::INFINITY, f64::min);
+    assert_eq!(advice.expected_ns(), Some(least), "{advice}");
+    let file = std::env::temp_dir().join(format!("pinfold-strategy-{}", std::process::id()));
+    costs.store(&file).unwrap();
+    let loaded = Costs::load(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    // Written with a tenth of a nanosecond.
+    let difference = |at| loaded.cached.unwrap().first.at(at) - costs.cached.unwrap().first.at(at);
+    assert!(difference(PAGE).abs() < 1.0);
+    assert!(Costs::load(&file).is_err());
+}
+
+/// Without a pool there is no curve for copies, and with a small budget curves end early.
+#[test]
+fn what_cannot_be_had_is_not_measured() {
+    let config = Config { max_bytes: 4 * PAGE, ..Config::default() };
+    let Some(rig) = watched(config, PoolConfig::default()) else { return };
+    let costs = measure(&rig.cache, None, &mut Unmoved::default(), 1 << 20).unwrap();
+    assert!(costs.copy.is_none() && costs.cached.is_some());
+    let door = Door::new(&rig.cache, costs);
+    let mut memory = Memory::new(PAGE);
+    memory.fill(9);
+    assert_eq!(rig.sent(&door, &memory, Reuse::Often).1, [9; PAGE]);
+}
+
+#[test]
+fn a_forked_child_is_refused() {
+    let Some(rig) = rig() else { return };
+    let (door, memory) = (rig.door(only(Strategy::Cached)), Memory::new(PAGE));
+    assert!(in_forked_child(|| {
+        // SAFETY: the child's own copy of the test's memory.
+        let place = unsafe { door.send(memory.pointer(), PAGE, Reuse::Often) };
+        matches!(place, Err(GetError::Forked))
+    }));
+}
