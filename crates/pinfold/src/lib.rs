@@ -67,6 +67,7 @@ pub mod registrar;
 mod start;
 mod sys;
 
+pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,

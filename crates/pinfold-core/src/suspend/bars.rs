@@ -59,6 +59,13 @@ pub(crate) enum Claim {
     Later,
 }
 
+/// An overdue suspension whose bar was taken down.
+pub(crate) struct Overdue {
+    pub(crate) id: u64,
+    pub(crate) range: AddressRange,
+    pub(crate) hostages: Hostages,
+}
+
 /// What an overdue suspension leaves behind.
 pub(crate) struct Hostages {
     /// A `Vec` of the device's connections.
@@ -202,14 +209,15 @@ impl Bars {
     }
 
     /// Takes down the bars of a suspension that is overdue at `now`, and says what it left.
-    pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Hostages> {
+    pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
         let overdue = |bar: &Bar| bar.hostages.is_some() && bar.deadline < now;
         let position = self.bars.iter().position(overdue)?;
         let bar = self.bars.swap_remove(position);
         bar.gate.open();
         self.holds.retain(|hold| hold.id != bar.id);
         self.counts.expired += 1;
-        bar.hostages
+        let Bar { id, range, hostages, .. } = bar;
+        Some(Overdue { id, range, hostages: hostages? })
     }
 }
 
@@ -274,6 +282,9 @@ pub struct SuspensionStatistics {
     pub killed: u64,
     /// Those that were overdue and ended with their connections.
     pub expired: u64,
+    /// Panics of the device that could not be passed on: while another panic was on its way, or
+    /// while connections were being failed, where each must have its turn.
+    pub device_panics: u64,
 }
 
 impl fmt::Debug for Bars {
