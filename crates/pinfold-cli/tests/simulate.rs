@@ -12,7 +12,8 @@ fn simulated(arguments: &[&str]) -> (bool, Value) {
     (outcome.held, outcome.report)
 }
 
-const FINDINGS: [&str; 5] = ["wrong", "lost_completions", "covert_reconnects", "stuck", "leaked"];
+const FINDINGS: [&str; 6] =
+    ["wrong", "lost_completions", "covert_reconnects", "stuck", "leaked", "untold"];
 
 #[test]
 fn nothing_is_found_where_nothing_is_defective() {
