@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     )]
     peers: Vec<i64>,
     /// How many messages each policy sends to all peers together
-    #[arg(long, requires = "scale", default_value_t = 100_000,
+    #[arg(long, requires = "scale", default_value_t = 300_000,
         value_parser = clap::value_parser!(i64).range(1..=MOST_TRANSFERS))]
     transfers: i64,
     /// KiB of a message: 4 to 2048, in whole pages

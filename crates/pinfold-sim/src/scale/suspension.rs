@@ -119,7 +119,8 @@ fn wait_for<'c>(
             Progress::Suspended(held) => return Some(held),
             Progress::Pending(pending, _) => pending,
         };
-        stage.device.wait(deadline);
-        stream.finish_due();
+        if !stream.finish_due() {
+            stage.device.wait(deadline);
+        }
     }
 }
