@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(long, hide = true, value_parser = mutant_parser())]
     mutant: Option<Mutant>,
     #[command(flatten)]
-    scale: scale::Arguments,
+    scale: scale::ScaleArguments,
 }
 
 fn fault_parser() -> impl TypedValueParser<Value = FaultKind> {

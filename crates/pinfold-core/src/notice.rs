@@ -236,8 +236,18 @@ impl<H: Copy> Board<H> {
         self.told.notify_all();
     }
 
-    /// There is no more than `to`. Told if the program knows of more.
-    fn tell_budget(&self, known: Amount, to: Amount) {
+    /// What was `from` is `to`. Told if that is less.
+    fn tell_change_of_budget(&self, from: Amount, to: Amount) {
+        let mut state = self.lock();
+        state.budget = to;
+        if !from.fits(to) {
+            state.tell(Notice::BudgetShrank { from, to });
+            self.told.notify_all();
+        }
+    }
+
+    /// There is no more than `to` to be had now. Told if the program knows of more.
+    fn tell_bound(&self, known: Amount, to: Amount) {
         let mut state = self.lock();
         let from = state.budget.min(known);
         state.budget = from.min(to);
@@ -314,7 +324,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Others say that the whole budget is another now.
     pub(crate) fn note_budget(&self, from: Amount, to: Amount) {
         if !self.monitor.forked() {
-            self.board.tell_budget(from, to);
+            self.board.tell_change_of_budget(from, to);
         }
     }
 
@@ -326,7 +336,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             RegisterError::PinnedMemoryLimit { .. } => Amount { bytes: held.bytes, ..most },
             _ => Amount { regions: held.regions, ..most },
         };
-        self.board.tell_budget(most, bound);
+        self.board.tell_bound(most, bound);
     }
 }
 
@@ -395,10 +405,15 @@ mod tests {
         let queue = board.subscribe(9);
         let amount = |bytes| Amount { bytes, regions: 4 };
         for bytes in [50, 60, 50, 40] {
-            board.tell_budget(amount(100), amount(bytes));
+            board.tell_bound(amount(100), amount(bytes));
         }
         let told = |from, to| Notice::BudgetShrank { from: amount(from), to: amount(to) };
         assert_eq!(board.take(queue), Some(told(100, 50)));
         assert_eq!([board.take(queue), board.take(queue)], [Some(told(50, 40)), None]);
+        // What has grown since may shrink to where it was.
+        for (from, to) in [(40, 90), (90, 60), (60, 60)] {
+            board.tell_change_of_budget(amount(from), amount(to));
+        }
+        assert_eq!([board.take(queue), board.take(queue)], [Some(told(90, 60)), None]);
     }
 }

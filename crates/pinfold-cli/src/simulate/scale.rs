@@ -21,7 +21,7 @@ const SUSPENSIONS: usize = 5;
 
 /// Options of `pinfold simulate --scale`.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Arguments {
+pub(crate) struct ScaleArguments {
     /// What each policy costs a node with many peers, instead of random programs
     #[arg(long, conflicts_with_all = ["steps", "faults", "no_faults", "mutant"])]
     pub(crate) scale: bool,
@@ -144,7 +144,7 @@ struct SuspensionEntry {
 
 /// Runs every policy with each number of peers.
 pub(super) fn report(
-    arguments: &Arguments,
+    arguments: &ScaleArguments,
     seed: u64,
     output: &Output,
 ) -> Result<Verdict, Failure> {
@@ -161,7 +161,7 @@ pub(super) fn report(
 }
 
 /// The settings, which are small numbers by their ranges.
-fn scenario(arguments: &Arguments, seed: u64) -> Result<Scenario, Failure> {
+fn scenario(arguments: &ScaleArguments, seed: u64) -> Result<Scenario, Failure> {
     let small = |number: i64| usize::try_from(number).unwrap_or(0);
     let mut costs = Costs::default();
     for &(which, cost) in &arguments.costs {
@@ -190,7 +190,7 @@ fn scenario(arguments: &Arguments, seed: u64) -> Result<Scenario, Failure> {
     })
 }
 
-fn answer(arguments: &Arguments, scenario: Scenario, output: &Output) -> Report {
+fn answer(arguments: &ScaleArguments, scenario: Scenario, output: &Output) -> Report {
     let peers = arguments.peers.iter().filter_map(|&peers| usize::try_from(peers).ok());
     let scenarios: Vec<_> = peers.map(|peers| Scenario { peers, ..scenario }).collect();
     let steps = scenarios.len() * (Policy::ALL.len() + Stopped::ALL.len());
