@@ -2,7 +2,9 @@
 //!
 //! Nothing here touches the machine: the device, its peers and the clock are simulated, the cache is
 //! the real one. What is checked, and how a failure is run again, stands in
-//! [`pinfold_sim::simulation`].
+//! [`pinfold_sim::simulation`]. With `--scale` it answers another question, in [`scale`].
+
+mod scale;
 
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -31,6 +33,8 @@ pub(crate) struct Arguments {
     /// A defect on purpose, which proves that the check can fail
     #[arg(long, hide = true, value_parser = mutant_parser())]
     mutant: Option<Mutant>,
+    #[command(flatten)]
+    scale: scale::ScaleArguments,
 }
 
 fn fault_parser() -> impl TypedValueParser<Value = FaultKind> {
@@ -61,6 +65,7 @@ struct Report {
     covert_reconnects: u64,
     stuck: u64,
     leaked: u64,
+    untold: u64,
     seconds: f64,
     faults: Vec<&'static str>,
     happened: BTreeMap<&'static str, u64>,
@@ -77,6 +82,10 @@ struct First {
 }
 
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+    if arguments.scale.scale {
+        let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
+        return scale::report(&arguments.scale, seed, output);
+    }
     let plan = plan(arguments);
     let (seed, steps) = (plan.seed, plan.steps);
     output.note(format_args!("seed {seed}: --seed {seed} --steps {steps} runs the same again"));
@@ -119,6 +128,7 @@ fn report(plan: &Plan, outcome: &Outcome, seconds: f64) -> Report {
         covert_reconnects: outcome.covert_reconnects,
         stuck: outcome.stuck,
         leaked: outcome.leaked,
+        untold: outcome.untold,
         seconds,
         faults: plan.faults.iter().map(|fault| fault.name()).collect(),
         happened: outcome.happened.counts().into_iter().collect(),
@@ -149,6 +159,7 @@ fn findings(report: &Report) -> comfy_table::Table {
         ("covert reconnects", report.covert_reconnects),
         ("stuck", report.stuck),
         ("leaked registrations", report.leaked),
+        ("changes not told", report.untold),
     ] {
         let tone = if count == 0 { Tone::Good } else { Tone::Bad };
         table.add_row([Cell::new(name), output::cell(count, tone)]);

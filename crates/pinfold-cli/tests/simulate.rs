@@ -5,6 +5,7 @@
 mod support;
 
 use serde_json::Value;
+use std::process::Command;
 use support::run;
 
 fn simulated(arguments: &[&str]) -> (bool, Value) {
@@ -12,7 +13,8 @@ fn simulated(arguments: &[&str]) -> (bool, Value) {
     (outcome.held, outcome.report)
 }
 
-const FINDINGS: [&str; 5] = ["wrong", "lost_completions", "covert_reconnects", "stuck", "leaked"];
+const FINDINGS: [&str; 6] =
+    ["wrong", "lost_completions", "covert_reconnects", "stuck", "leaked", "untold"];
 
 #[test]
 fn nothing_is_found_where_nothing_is_defective() {
@@ -46,4 +48,39 @@ fn a_defect_is_found_and_its_seed_finds_it_again() {
     let (seed, steps) = (first["seed"].to_string(), first["steps"].to_string());
     let again = [&mutant[..], &["--seed", &seed, "--steps", &steps]].concat();
     assert_eq!(simulated(&again).1["first"], *first);
+}
+
+#[test]
+fn questions_of_scale_are_answered_for_every_policy_and_number_of_peers() {
+    let svg = std::env::temp_dir().join(format!("pinfold-scale-{}.svg", std::process::id()));
+    let few = ["--scale", "--peers", "4,40", "--transfers", "400", "--seed", "1"];
+    let plotted = ["--svg", svg.to_str().unwrap()];
+    let (held, report) = simulated(&[&few[..], &plotted].concat());
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    std::fs::remove_file(&svg).unwrap();
+    assert!(picture.starts_with("<svg"));
+    let (scale, suspensions) = (&report["scale"], &report["suspensions"]);
+    let lengths = [scale, suspensions].map(|rows| rows.as_array().unwrap().len());
+    assert!(held && lengths == [2 * 6, 2 * 2], "{report:#}");
+    assert_eq!(simulated(&few).1["scale"], *scale);
+    let dear = simulated(&[&few[..], &["--cost", "hit=100"]].concat()).1;
+    let cached = |report: &Value| report["scale"][3]["cpu_us"].as_f64().unwrap();
+    assert!(cached(&dear) > cached(&report) + 50.0, "{dear:#}");
+}
+
+#[test]
+fn questions_of_scale_that_make_no_sense_are_refused() {
+    let status = |arguments: &[&str]| {
+        let command = Command::new(env!("CARGO_BIN_EXE_pinfold")).args(arguments).output();
+        command.unwrap().status.code()
+    };
+    for wrong in [
+        &["--scale", "--peers", "10001"][..],
+        &["--scale", "--cost", "rent=1"],
+        &["--scale", "--message-kib", "5"],
+        &["--scale", "--steps", "1"],
+        &["--peers", "10"],
+    ] {
+        assert_eq!(status(&[&["simulate", "--json"], wrong].concat()), Some(2), "{wrong:?}");
+    }
 }

@@ -135,6 +135,12 @@ pub trait Lender: Send + Sync {
     ///
     /// Called with no lock held, from a thread of another drawer.
     fn give_back(&self, missing: Amount) -> bool;
+
+    /// The whole budget, of all drawers, was `from` and is `to`: the limit behind it has changed.
+    /// Called as [`give_back`](Self::give_back) is.
+    fn budget_changed(&self, from: Amount, to: Amount) {
+        let _ = (from, to);
+    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,8 @@
 //! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors),
 //! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `queues`, `order`, `flight`,
 //! `watchers` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`,
-//! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves). Apart from all of these
+//! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves), `notice` (what a program
+//! must react to). Apart from all of these
 //! stands `magazines`: what a thread keeps at hand of a pool.
 
 pub mod access;
@@ -52,6 +53,7 @@ mod miss;
 #[cfg(loom)]
 mod models;
 pub mod monitor;
+pub mod notice;
 mod order;
 pub mod pieces;
 mod queues;
@@ -78,6 +80,7 @@ pub use coverage::{Change, Cover, MappingKind};
 pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
 pub use lease::Lease;
 pub use monitor::{Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
+pub use notice::{Notice, Notices, Revocation, SuspensionId};
 pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;

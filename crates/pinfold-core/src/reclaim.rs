@@ -332,6 +332,10 @@ impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
         // In a forked child nothing here is anybody's to give.
         !self.monitor.forked() && self.free_some(missing)
     }
+
+    fn budget_changed(&self, from: Amount, to: Amount) {
+        self.note_budget(from, to);
+    }
 }
 
 /// Moves a dead region on: among those leased (false), or on its way out.

@@ -11,6 +11,7 @@ use crate::flight::Flight;
 use crate::hazard::{Hazard, Hazards, InUse, Slot};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Position, Replay, Sequence};
+use crate::notice::Board;
 use crate::order::Order;
 use crate::queues::{Queue, Queues};
 use crate::region::{Ask, Region, Status, Terms};
@@ -38,6 +39,8 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     /// The budget that others draw on as well.
     pub(crate) account: Option<Arc<dyn Account>>,
     pub(crate) limits: RegistrarLimits,
+    /// Where the program is told what it must react to.
+    pub(crate) board: Board<R::Handle>,
     /// Set once, when the cache is dropped: the reclaimer ends.
     closed: AtomicBool,
     /// Guards every change of the index, of regions' states and of the books.
@@ -132,6 +135,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             config,
             account,
             limits,
+            board: Board::new(),
             closed: AtomicBool::new(false),
             writer: Mutex::new(Writer::new(start.up_to)),
             departed: Condvar::new(),

@@ -8,7 +8,7 @@ mod common;
 use common::{BROKEN, MAPPED_PAGES, SimCache, address, get, pages};
 use pinfold_core::{
     Access, Account, AddressRange, Amount, Cache, Config, DeregisterError, Exhausted, GetError,
-    Lender, Limit, Lost, Refusal, RegisterError, Registrar, RegistrarLimits, WhenFull,
+    Lender, Limit, Lost, Notice, Refusal, RegisterError, Registrar, RegistrarLimits, WhenFull,
 };
 use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, Fault, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
@@ -332,5 +332,23 @@ fn the_account_is_exact_in_random_programs() {
             assert!(held.fits(Amount { bytes: 10 * PAGE_BYTES, regions: 6 }), "seed {seed}");
         }
         drop(leases);
+    }
+}
+
+#[test]
+fn a_budget_that_shrinks_is_told_to_every_cache_that_draws_on_it() {
+    let account = Arc::new(Counter::default());
+    let rig = Rig::new(Arc::clone(&account), DeviceConfig::default());
+    let (first, second) = (rig.cache(), rig.cache());
+    let mut notices = [first.notices(4), second.notices(4)];
+    let (more, less) = (Amount { bytes: 9, regions: 9 }, Amount { bytes: 9, regions: 8 });
+    let lenders: Vec<_> = account.read(|books| books.lenders.iter().map(Weak::upgrade).collect());
+    for lender in lenders.into_iter().flatten() {
+        lender.budget_changed(less, more);
+        lender.budget_changed(more, less);
+    }
+    for heard in &mut notices {
+        let shrank = Notice::BudgetShrank { from: more, to: less };
+        assert_eq!([heard.next(), heard.next()], [Some(shrank), None]);
     }
 }

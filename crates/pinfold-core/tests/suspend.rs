@@ -14,14 +14,16 @@
 
 use pinfold_core::{
     Access, Account, AddressRange, Amount, Cache, Config, GetError, Gets, InFlight, Keys, Lease,
-    Leases, Lender, Lost, NotSuspended, OnDrop, Progress, Refusal as BudgetRefusal, Refused,
-    RegisterError, Suspended, Suspending, SuspensionTerms, Unsupported, Why,
+    Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Progress,
+    Refusal as BudgetRefusal, Refused, RegisterError, Revocation, Suspended, Suspending,
+    SuspensionTerms, Unsupported, Why,
 };
 use pinfold_sim::fabric::{
-    CELL_BYTES, ConnectionId, Fabric, FabricRegistrar, Key, NicConfig, Work, World, stamp,
+    CELL_BYTES, ConnectionId, DeviceCall, DevicePanic, Fabric, FabricRegistrar, Key, NicConfig,
+    Work, World, stamp,
 };
 use pinfold_sim::{
-    AddressSpace, Device, DeviceConfig, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
+    AddressSpace, Device, DeviceConfig, Moment, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
@@ -471,6 +473,20 @@ mod ways_out {
         let not = rig.suspend(pages(0, 1), Vec::new(), terms()).unwrap_err();
         assert_eq!(not.why, Why::Forked);
     }
+
+    #[test]
+    fn a_forked_child_resumes_nothing_and_says_so() {
+        let rig = Rig::new();
+        let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
+        let key = lease.handle();
+        let mut notices = rig.cache.notices(9);
+        let suspended = rig.suspend(pages(0, 1), vec![lease], terms()).unwrap();
+        rig.monitor.lose(Lost::Forked);
+        assert_eq!(suspended.resume().unwrap_err().failed, []);
+        assert_eq!((notices.next(), notices.wait(Duration::MAX)), (None, None));
+        assert!(rig.is_stopped(0) && rig.fabric.with(|world| world.is_registered(key)));
+        assert_eq!(rig.cache.notices(1).next(), None);
+    }
 }
 
 mod several {
@@ -567,5 +583,223 @@ mod shared_budget {
         rig.fabric.with(|world| world.fail_next_registrations(1));
         assert!(suspended.resume().unwrap().leases.pop().unwrap().is_err());
         assert_eq!(*books.0.lock().unwrap(), [Amount::ZERO; 2]);
+    }
+}
+
+/// A device that panics: everything ends in the open, and nothing is left behind.
+mod panics {
+    use super::*;
+
+    const ALL: [Moment; 2] = [Moment::Before, Moment::After];
+
+    impl Rig {
+        fn panic_next(&self, call: DeviceCall, moment: Moment) {
+            self.fabric.with(|world| world.panic_next(Some((call, moment))));
+        }
+
+        /// Runs `f`, in which the device panics as it was told.
+        fn catch<T>(&self, call: DeviceCall, f: impl FnOnce() -> T) {
+            let panic = catch_unwind(AssertUnwindSafe(|| drop(f()))).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&DevicePanic(call)));
+        }
+
+        /// Nothing is suspended, stopped or registered any more, and all works as on the first day.
+        fn assert_whole(&self, call: DeviceCall) {
+            assert!(!self.is_stopped(0) && !self.is_stopped(1), "{call:?}: stopped for good");
+            self.cache.evict_idle();
+            assert_eq!(self.fabric.with(|world| world.registrations()), 0, "{call:?}");
+            let counts = self.cache.suspension_statistics();
+            let ended = counts.refused + counts.resumed + counts.killed + counts.expired;
+            assert_eq!(counts.begun, ended, "{call:?}: {counts:?}");
+            let lease = self.get(pages(0, 4), EXPOSED).unwrap();
+            let both = self.connections.into();
+            let again = self.cache.suspend(pages(0, 4), both, vec![lease], terms()).unwrap();
+            let Ok(resumed) = again.resume() else { panic!("expired") };
+            assert!(resumed.leases[0].is_ok(), "{call:?}");
+        }
+    }
+
+    fn exposed(rig: &Rig) -> (Vec<RigLease<'_>>, Vec<ConnectionId>) {
+        (vec![rig.get(pages(0, 4), EXPOSED).unwrap()], rig.connections.into())
+    }
+
+    #[test]
+    fn on_the_way_to_a_suspension_let_everything_go_on() {
+        for call in
+            [DeviceCall::Stop, DeviceCall::InFlight, DeviceCall::Withdraw, DeviceCall::Quiet]
+        {
+            for moment in ALL {
+                let rig = Rig::new();
+                let (leases, connections) = exposed(&rig);
+                rig.panic_next(call, moment);
+                rig.catch(call, || rig.cache.suspend(pages(0, 4), connections, leases, terms()));
+                assert_eq!(rig.fabric.with(World::poll_ended), None, "{call:?}");
+                assert_eq!(rig.cache.suspension_statistics().refused, 1);
+                rig.assert_whole(call);
+            }
+        }
+    }
+
+    #[test]
+    fn on_the_way_back_end_in_a_revocation() {
+        for call in [DeviceCall::Renew, DeviceCall::Restart] {
+            for moment in ALL {
+                let rig = Rig::new();
+                let mut notices = rig.cache.notices(9);
+                let (leases, connections) = exposed(&rig);
+                let suspended =
+                    rig.cache.suspend(pages(0, 4), connections, leases, terms()).unwrap();
+                rig.panic_next(call, moment);
+                rig.catch(call, || suspended.resume());
+                let ended = rig.fabric.with(|world| [world.poll_ended(), world.poll_ended()]);
+                assert!(ended.iter().all(Option::is_some), "{call:?}: {ended:?}");
+                let last = std::iter::from_fn(|| notices.next()).last();
+                let by = Revocation::DevicePanicked;
+                assert!(matches!(last, Some(Notice::Revoked { by: it, .. }) if it == by));
+                assert_eq!(rig.cache.suspension_statistics().killed, 1);
+                rig.assert_whole(call);
+            }
+        }
+    }
+
+    #[test]
+    fn while_failing_save_no_other_connection_and_are_counted() {
+        for moment in ALL {
+            for expire in [false, true] {
+                let rig = Rig::new();
+                let (leases, connections) = exposed(&rig);
+                let suspended =
+                    rig.cache.suspend(pages(0, 4), connections, leases, terms()).unwrap();
+                rig.panic_next(DeviceCall::Fail, moment);
+                if expire {
+                    rig.fabric.with(|world| world.pass(20_000_000));
+                    assert_eq!(rig.cache.expire_suspensions(), 1);
+                }
+                drop(suspended);
+                assert_eq!(rig.cache.suspension_statistics().device_panics, 1);
+                let ended = rig.fabric.with(|world| [world.poll_ended(), world.poll_ended()]);
+                let failed = ended.into_iter().flatten().count();
+                assert_eq!(failed, if moment == Moment::Before { 1 } else { 2 });
+            }
+        }
+    }
+
+    #[test]
+    fn beside_the_programs_own_do_not_abort() {
+        let rig = Rig::new();
+        let (leases, connections) = exposed(&rig);
+        let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..terms() };
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _held = rig.cache.suspend(pages(0, 4), connections, leases, terms).unwrap();
+            rig.panic_next(DeviceCall::Restart, Moment::Before);
+            std::panic::resume_unwind(Box::new("the program's own"));
+        }));
+        assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"the program's own"));
+        let counts = rig.cache.suspension_statistics();
+        assert_eq!((counts.killed, counts.device_panics), (1, 1));
+        rig.assert_whole(DeviceCall::Restart);
+    }
+}
+
+/// What the program is told.
+mod notices {
+    use super::*;
+
+    fn heard<'c>(notices: &mut Notices<'c, FabricRegistrar, SimMonitor>) -> Vec<Notice<Key>> {
+        std::iter::from_fn(|| notices.next()).collect()
+    }
+
+    #[test]
+    fn a_key_that_changes_is_named_between_the_two_ends() {
+        for changes_keys in [false, true] {
+            let nic = NicConfig { changes_keys, ..NicConfig::default() };
+            let rig = Rig::with(nic, Config::default());
+            let mut notices = rig.cache.notices(9);
+            let lease = rig.get(pages(0, 4), EXPOSED).unwrap();
+            let (from, range) = (lease.handle(), pages(1, 1));
+            let suspended = rig.suspend(range, vec![lease], terms()).unwrap();
+            let suspension = suspended.id();
+            assert_eq!(heard(&mut notices), [Notice::Suspended { suspension, range }]);
+            let resumed = suspended.resume().unwrap();
+            let to = resumed.leases[0].as_ref().unwrap().handle();
+            let rekeyed = Notice::Rekeyed { suspension, range: pages(0, 4), from, to };
+            let end = Notice::Resumed { suspension, range, keys: resumed.keys };
+            let expected = if changes_keys { vec![rekeyed, end] } else { vec![end] };
+            assert_eq!(heard(&mut notices), expected);
+        }
+    }
+
+    #[test]
+    fn a_registration_that_does_not_come_back_is_lost() {
+        let rig = Rig::new();
+        let lease = rig.get(pages(0, 4), EXPOSED).unwrap();
+        let handle = lease.handle();
+        let mut notices = rig.cache.notices(9);
+        let suspended = rig.suspend(pages(0, 4), vec![lease], terms()).unwrap();
+        let (suspension, range) = (suspended.id(), pages(0, 4));
+        rig.fabric.with(|world| world.fail_next_registrations(1));
+        let keys = suspended.resume().unwrap().keys;
+        let lost = Notice::Lost { suspension, range, handle };
+        let end = Notice::Resumed { suspension, range, keys };
+        assert_eq!(heard(&mut notices)[1..], [lost, end]);
+    }
+
+    #[test]
+    fn a_revocation_says_by_what_and_names_the_keys() {
+        for by in [Revocation::Dropped, Revocation::Expired] {
+            let rig = Rig::new();
+            let lease = rig.get(pages(0, 4), EXPOSED).unwrap();
+            let handle = lease.handle();
+            let mut notices = rig.cache.notices(9);
+            let suspended = rig.suspend(pages(0, 4), vec![lease], terms()).unwrap();
+            let (suspension, range) = (suspended.id(), pages(0, 4));
+            if by == Revocation::Expired {
+                rig.fabric.with(|world| world.pass(20_000_000));
+                rig.cache.expire_suspensions();
+            }
+            drop(suspended);
+            let lost = Notice::Lost { suspension, range, handle };
+            let end = Notice::Revoked { suspension, range, by };
+            assert_eq!(heard(&mut notices)[1..], [lost, end]);
+        }
+    }
+
+    #[test]
+    fn what_was_refused_before_anything_was_withdrawn_tells_nothing() {
+        let rig = Rig::new();
+        let mut notices = rig.cache.notices(9);
+        let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
+        drop(rig.begin(pages(0, 1), terms()).cancel());
+        assert!(rig.suspend(pages(0, 1), Vec::new(), terms()).is_err());
+        assert_eq!(heard(&mut notices), []);
+        drop(lease);
+    }
+
+    #[test]
+    fn a_device_with_less_room_than_the_settings_is_told_once() {
+        let rig =
+            Rig::with(NicConfig { max_regions: 4, ..NicConfig::default() }, Config::default());
+        let mut notices = rig.cache.notices(9);
+        // Somebody else has taken two of the four places.
+        let registrar = FabricRegistrar::new(&rig.fabric);
+        let other = Cache::new(registrar, rig.monitor.clone(), Config::default()).unwrap();
+        for page in [0, 1] {
+            let start = std::ptr::without_provenance(pages(page, 1).start());
+            // SAFETY: there is no memory behind a simulated address.
+            drop(unsafe { other.get(start, PAGE_BYTES, Access::READ) }.unwrap());
+        }
+        for round in 0..3 {
+            for page in 0..4 {
+                drop(rig.get(pages(page, 1), Access::READ).unwrap());
+            }
+            let told = heard(&mut notices);
+            let shrank = |notice: &Notice<Key>| match *notice {
+                Notice::BudgetShrank { from, to } => (from.regions, to.regions) == (4, 2),
+                _ => false,
+            };
+            let expected = if round == 0 { 1 } else { 0 };
+            assert_eq!(told.len(), expected, "{told:?}");
+            assert!(told.iter().all(shrank), "{told:?}");
+        }
     }
 }

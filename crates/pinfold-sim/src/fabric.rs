@@ -12,7 +12,8 @@
 //! that are not pinned; a send queue that drains (verbs' SQD) while a peer is told to wait. What is
 //! not: congestion, atomics, reads by peers, shared receive queues.
 //!
-//! Faults come on command ([`Weather`], [`World::fail_next_registrations`]), defects on purpose
+//! Faults come on command ([`Weather`], [`World::fail_next_registrations`],
+//! [`World::panic_next`]), defects on purpose
 //! ([`Mutant`]): whoever checks something with this shows first that the check can fail.
 
 mod capability;
@@ -29,7 +30,7 @@ pub use connection::{Completed, Completion, ConnectionId, PeerDone, PostError, W
 pub use memory::{CELL_BYTES, CELLS_PER_PAGE, stamp};
 pub use mutant::Mutant;
 pub use nic::{Key, NicConfig};
-pub use world::{Fabric, Weather, World};
+pub use world::{DeviceCall, DevicePanic, Fabric, Rekeyed, Weather, World};
 
 /// A moment or a time, in nanoseconds of the simulated clock.
 pub type Nanos = u64;

@@ -41,6 +41,7 @@ mod log;
 pub mod monitor;
 pub mod random;
 pub mod registrar;
+pub mod scale;
 pub mod simulation;
 pub mod space;
 mod sync;

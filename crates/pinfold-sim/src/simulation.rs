@@ -8,10 +8,12 @@
 //! checked: every cell that arrives anywhere; that every work ends in a completion, or in the open
 //! with its connection; that no connection is there that the program did not ask for; that
 //! suspensions end by their deadlines and leave nothing stopped; that no region's content changes
-//! while it is suspended; that nothing stays registered.
+//! while it is suspended; that nothing stays registered; that the program is told of every
+//! suspension and every key that changes, once and in order.
 
 mod buffers;
 mod checks;
+mod notices;
 mod program;
 mod suspension;
 
@@ -49,11 +51,13 @@ pub enum FaultKind {
     Disconnection,
     /// Suspensions are dropped, expire, or have their memory unmapped.
     Carelessness,
+    /// The device panics while a suspension goes on or ends, and the program catches it.
+    Panic,
 }
 
 impl FaultKind {
     /// Every one of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Registration,
         Self::SlowRegistration,
         Self::SlowFlush,
@@ -62,6 +66,7 @@ impl FaultKind {
         Self::Impatience,
         Self::Disconnection,
         Self::Carelessness,
+        Self::Panic,
     ];
 
     /// Its name on a command line.
@@ -75,6 +80,7 @@ impl FaultKind {
             Self::Impatience => "impatience",
             Self::Disconnection => "disconnection",
             Self::Carelessness => "carelessness",
+            Self::Panic => "panic",
         }
     }
 }
@@ -118,6 +124,8 @@ pub enum Finding {
     Stuck,
     /// A registration that was not given back, or books that do not agree.
     Leaked,
+    /// A change that was not told, told twice, or told otherwise.
+    Untold,
 }
 
 /// The first thing that went wrong.
@@ -155,6 +163,8 @@ pub struct Outcome {
     pub stuck: u64,
     /// Registrations that were not given back.
     pub leaked: u64,
+    /// Changes that were not told, told twice, or told otherwise.
+    pub untold: u64,
     /// What happened, so that one can see that something did.
     pub happened: Happened,
     /// The first finding.
@@ -181,12 +191,14 @@ pub struct Happened {
     pub suspensions_killed: u64,
     pub suspensions_expired: u64,
     pub keys_changed: u64,
+    pub notices: u64,
+    pub device_panics: u64,
     pub simulated_nanoseconds: u64,
 }
 
 impl Happened {
     /// The counts by their names.
-    pub fn counts(&self) -> [(&'static str, u64); 17] {
+    pub fn counts(&self) -> [(&'static str, u64); 19] {
         [
             ("sends", self.sends),
             ("receives", self.receives),
@@ -204,6 +216,8 @@ impl Happened {
             ("suspensions_killed", self.suspensions_killed),
             ("suspensions_expired", self.suspensions_expired),
             ("keys_changed", self.keys_changed),
+            ("notices", self.notices),
+            ("device_panics", self.device_panics),
             ("simulated_nanoseconds", self.simulated_nanoseconds),
         ]
     }
@@ -212,8 +226,8 @@ impl Happened {
 impl Outcome {
     /// Whether nothing was found.
     pub fn held(&self) -> bool {
-        let Self { wrong, lost_completions, covert_reconnects, stuck, leaked, .. } = self;
-        wrong + lost_completions + covert_reconnects + stuck + leaked == 0
+        let Self { wrong, lost_completions, covert_reconnects, stuck, leaked, untold, .. } = self;
+        wrong + lost_completions + covert_reconnects + stuck + leaked + untold == 0
     }
 
     /// Notes a finding.
@@ -224,6 +238,7 @@ impl Outcome {
             Finding::CovertReconnect => &mut self.covert_reconnects,
             Finding::Stuck => &mut self.stuck,
             Finding::Leaked => &mut self.leaked,
+            Finding::Untold => &mut self.untold,
         };
         *count += 1;
         if self.first.is_none() {
@@ -283,6 +298,7 @@ fn nic_config(random: &mut Random, mutant: Option<Mutant>) -> NicConfig {
         Some(Mutant::OldTranslation) => {
             NicConfig { withdraws: false, changes_keys: false, ..config }
         }
+        Some(Mutant::CovertKey | Mutant::Echo) => NicConfig { changes_keys: true, ..config },
         Some(Mutant::SlowFlush) => NicConfig { withdraws: true, changes_keys: false, ..config },
         _ => config,
     }

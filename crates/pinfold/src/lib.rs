@@ -69,6 +69,7 @@ mod stored;
 pub mod strategy;
 mod sys;
 
+pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,

@@ -511,6 +511,7 @@ fn a_limit_lowered_while_running_is_noticed_and_told() {
         assert!(before.bytes as u64 <= LIMIT, "{before:?}");
         let share = budget.share(Terms::default()).unwrap();
         let Some((_ring, cache)) = cache_on(&share) else { return };
+        let mut notices = cache.notices(9);
         let changes = Arc::new(AtomicUsize::new(0));
         let _watch = budget.watch(Watermark::Percent(100), {
             let changes = Arc::clone(&changes);
@@ -530,8 +531,11 @@ fn a_limit_lowered_while_running_is_noticed_and_told() {
         assert_eq!(changes.load(Ordering::SeqCst), 1);
         let after = budget.total();
         assert!(after.bytes as u64 <= LIMIT / 4 && budget.held().fits(after), "{after:?}");
+        let shrank = pinfold::Notice::BudgetShrank { from: before, to: after };
+        assert_eq!([notices.next(), notices.next()], [Some(shrank), None]);
         set_limit(LIMIT);
         assert_eq!(budget.refresh(), before);
+        assert_eq!(notices.next(), None, "more is no reason to do anything");
         memory[..8].iter().for_each(|memory| at_last(|| get(&cache, memory)));
         assert!(budget.held().bytes as u64 > LIMIT / 4);
     });

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub(crate) struct Bars {
     bars: Vec<Bar>,
-    holds: Vec<Hold>,
+    holds: Vec<Holds>,
     last_id: u64,
     pub(crate) counts: SuspensionStatistics,
 }
@@ -30,10 +30,18 @@ pub(crate) struct Bar {
     hostages: Option<Hostages>,
 }
 
-/// One suspension's hold on one connection, which several may have at once.
-struct Hold {
+/// One suspension's holds, in the order in which they were taken; a connection may be held by
+/// several suspensions at once.
+///
+/// Apart from each other, and let go of from the end, because a node may have ten thousand
+/// connections: a suspension of them all that searched one list would take seconds.
+struct Holds {
     /// The suspension.
     id: u64,
+    list: Vec<Hold>,
+}
+
+struct Hold {
     /// The device's connection; one cache has one type of them.
     connection: Box<dyn Any + Send>,
     state: HoldState,
@@ -57,6 +65,13 @@ pub(crate) enum Claim {
     Shared,
     /// Another suspension is telling the device something: ask again.
     Later,
+}
+
+/// An overdue suspension whose bar was taken down.
+pub(crate) struct Overdue {
+    pub(crate) id: u64,
+    pub(crate) range: AddressRange,
+    pub(crate) hostages: Hostages,
 }
 
 /// What an overdue suspension leaves behind.
@@ -127,52 +142,78 @@ impl Bars {
         id: u64,
         connection: &C,
     ) -> Claim {
-        let others: Vec<_> = self.holds_on(connection).map(|hold| hold.state).collect();
-        let claim = if others.is_empty() {
+        let mut others = self.others_on(id, connection).peekable();
+        let claim = if others.peek().is_none() {
             Claim::Stop
-        } else if others.iter().all(|&state| state == HoldState::Stopped) {
+        } else if others.all(|state| state == HoldState::Stopped) {
             Claim::Shared
         } else {
             Claim::Later
         };
+        drop(others);
         let state = match claim {
             Claim::Stop => HoldState::Stopping,
             Claim::Shared => HoldState::Stopped,
             Claim::Later => return claim,
         };
-        self.holds.push(Hold { id, connection: Box::new(connection.clone()), state });
+        let hold = Hold { connection: Box::new(connection.clone()), state };
+        match self.holds.iter_mut().find(|holds| holds.id == id) {
+            Some(holds) => holds.list.push(hold),
+            None => self.holds.push(Holds { id, list: vec![hold] }),
+        }
         claim
     }
 
     /// The device has been told to stop.
     pub(crate) fn stopped<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) {
-        if let Some(hold) = self.holds_on(connection).find(|hold| hold.id == id) {
-            hold.state = HoldState::Stopped;
-        }
+        self.set(id, connection, HoldState::Stopped);
     }
 
     /// Lets go of `connection`. True if nobody else holds it: then the device is to be told, and
     /// [`restarted`](Self::restarted) says that it was.
     pub(crate) fn release<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> bool {
-        let shared = self.holds_on(connection).any(|hold| hold.id != id);
+        let shared = self.others_on(id, connection).next().is_some();
         if shared {
             self.restarted(id, connection);
-        } else if let Some(hold) = self.holds_on(connection).next() {
-            hold.state = HoldState::Restarting;
+        } else {
+            self.set(id, connection, HoldState::Restarting);
         }
         !shared
     }
 
     /// The device has been told, or need not be.
     pub(crate) fn restarted<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) {
-        self.holds.retain(|hold| hold.id != id || !is_on(hold, connection));
+        if let Some((list, place)) = self.own(id, connection) {
+            list.swap_remove(place);
+        }
     }
 
-    fn holds_on<C: PartialEq + 'static>(
+    fn set<C: PartialEq + 'static>(&mut self, id: u64, connection: &C, state: HoldState) {
+        if let Some((list, place)) = self.own(id, connection) {
+            list[place].state = state;
+        }
+    }
+
+    /// Where suspension `id` holds `connection`; the last is looked at first.
+    fn own<C: PartialEq + 'static>(
         &mut self,
+        id: u64,
         connection: &C,
-    ) -> impl Iterator<Item = &mut Hold> {
-        self.holds.iter_mut().filter(move |hold| is_on(hold, connection))
+    ) -> Option<(&mut Vec<Hold>, usize)> {
+        let holds = self.holds.iter_mut().find(|holds| holds.id == id)?;
+        let place = holds.list.iter().rposition(|hold| is_on(hold, connection))?;
+        Some((&mut holds.list, place))
+    }
+
+    /// How others than `id` hold `connection`.
+    fn others_on<C: PartialEq + 'static>(
+        &self,
+        id: u64,
+        connection: &C,
+    ) -> impl Iterator<Item = HoldState> {
+        let others = self.holds.iter().filter(move |holds| holds.id != id);
+        let all = others.flat_map(|holds| &holds.list);
+        all.filter(move |hold| is_on(hold, connection)).map(|hold| hold.state)
     }
 
     /// From now on the suspension may expire.
@@ -202,14 +243,15 @@ impl Bars {
     }
 
     /// Takes down the bars of a suspension that is overdue at `now`, and says what it left.
-    pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Hostages> {
+    pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
         let overdue = |bar: &Bar| bar.hostages.is_some() && bar.deadline < now;
         let position = self.bars.iter().position(overdue)?;
         let bar = self.bars.swap_remove(position);
         bar.gate.open();
         self.holds.retain(|hold| hold.id != bar.id);
         self.counts.expired += 1;
-        bar.hostages
+        let Bar { id, range, hostages, .. } = bar;
+        Some(Overdue { id, range, hostages: hostages? })
     }
 }
 
@@ -274,6 +316,9 @@ pub struct SuspensionStatistics {
     pub killed: u64,
     /// Those that were overdue and ended with their connections.
     pub expired: u64,
+    /// Panics of the device that could not be passed on: while another panic was on its way, or
+    /// while connections were being failed, where each must have its turn.
+    pub device_panics: u64,
 }
 
 impl fmt::Debug for Bars {

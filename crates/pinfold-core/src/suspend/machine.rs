@@ -10,6 +10,7 @@ use crate::AddressRange;
 use crate::cache::Cache;
 use crate::lease::Lease;
 use crate::monitor::Monitor;
+use crate::notice::SuspensionId;
 use crate::registrar::Registrar;
 use crate::shared::Shared;
 use std::fmt;
@@ -152,6 +153,11 @@ pub enum Progress<'c, R: Suspend, M: Monitor> {
 }
 
 impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
+    /// What notices call this suspension.
+    pub fn id(&self) -> SuspensionId {
+        self.ward.id()
+    }
+
     /// Goes as far as it can without waiting.
     ///
     /// # Errors
@@ -196,6 +202,11 @@ pub struct Suspended<'c, R: Suspend, M: Monitor> {
 }
 
 impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
+    /// What notices call this suspension.
+    pub fn id(&self) -> SuspensionId {
+        self.ward.id()
+    }
+
     /// What is suspended, in whole pages.
     pub fn range(&self) -> AddressRange {
         self.ward.range
@@ -230,7 +241,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
     /// [`Resumed::late`] tells.
     pub fn resume(mut self) -> Result<Resumed<'c, R, M>, Expired<R::Connection>> {
         if self.ward.is_forked() || !self.ward.take_back() {
-            return Err(Expired { failed: std::mem::take(&mut self.ward.connections) });
+            return Err(self.ward.expired());
         }
         let (leases, keys) = self.ward.resume();
         let paused = self.ward.waited();

@@ -8,15 +8,16 @@
 
 #![allow(unsafe_code)]
 
-use super::bars::{Claim, Hostages};
+use super::bars::{Claim, Hostages, Overdue};
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
-use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
+use super::report::{Expired, InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::flight::Flight;
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::Monitor;
+use crate::notice::{Notice, Revocation, SuspensionId};
 use crate::queues::Queue;
 use crate::region::{Region, Status, Terms, Want};
 use crate::registrar::RegisterError;
@@ -168,6 +169,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.shared.registrar.wait(self.began.saturating_add(self.terms.deadline));
     }
 
+    pub(crate) fn id(&self) -> SuspensionId {
+        SuspensionId(self.id)
+    }
+
     pub(crate) fn is_forked(&self) -> bool {
         self.shared.monitor.forked()
     }
@@ -263,7 +268,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     fn park(&mut self) -> InFlight {
         let looked = self.locked(|writer| {
             let in_flight = self.leased(writer);
-            let parked = in_flight.is_empty().then(|| self.take_regions(writer));
+            let parked = in_flight.is_empty().then(|| {
+                self.tell(Notice::Suspended { suspension: self.id(), range: self.range });
+                self.take_regions(writer)
+            });
             (in_flight, parked)
         });
         let (in_flight, parked) = looked.unwrap_or_default();
@@ -274,6 +282,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             self.kept.drain(..).for_each(Lease::surrender);
         }
         in_flight
+    }
+
+    fn tell(&self, notice: Notice<R::Handle>) {
+        self.shared.board.tell(notice);
     }
 
     fn take_regions(&self, writer: &mut Writer) -> Vec<Parked<'c, R::Handle>> {
@@ -358,19 +370,23 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// Renews what was parked and lets everything go on. The leases come back in the order in
     /// which they were handed over.
     pub(crate) fn resume(&mut self) -> (Vec<Returned<'c, R, M>>, Keys) {
-        let resumed = self.stage == Stage::Handed;
-        self.stage = Stage::Returning;
-        let returned = self.renew();
+        let before = std::mem::replace(&mut self.stage, Stage::Returning);
+        let (returned, keys) = self.renew();
         self.restart();
-        self.end(|writer| {
+        let (suspension, range) = (self.id(), self.range);
+        self.end(|writer, shared| {
             let counts = &mut writer.bars.counts;
-            if resumed {
+            if before == Stage::Handed {
                 counts.resumed += 1;
             } else {
                 counts.refused += 1;
             }
+            // Before anything was withdrawn there was nothing to tell.
+            if before != Stage::Draining {
+                shared.board.tell(Notice::Resumed { suspension, range, keys });
+            }
         });
-        returned
+        (returned, keys)
     }
 
     fn renew(&mut self) -> (Vec<Returned<'c, R, M>>, Keys) {
@@ -381,7 +397,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         // In a forked child registrations are the parent's.
         while let Some(parked) = self.parked.pop().filter(|_| !self.is_forked()) {
             let places: Vec<_> = parked.leases.iter().map(|&(place, _)| place).collect();
-            match Renewal::begin(self.shared, parked).run() {
+            match Renewal::begin(self.shared, self.id(), parked).run() {
                 Ok((leases, renewed)) => {
                     keys = if renewed == Keys::Changed { renewed } else { keys };
                     places.into_iter().zip(leases).for_each(|(n, it)| returned[n] = Some(Ok(it)));
@@ -393,39 +409,54 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 
     fn restart(&mut self) {
-        while let Some(connection) = self.connections.pop() {
-            // Somebody else holds it: then it goes on when they let go.
+        // Taken off the list behind the call: one that panics half-way is failed with the rest.
+        while let Some(connection) = self.connections.last().cloned() {
+            // Unless somebody else holds it: then it goes on when they let go.
             let last = self.locked(|writer| writer.bars.release(self.id, &connection));
-            if last != Some(true) {
-                continue;
+            if last == Some(true) {
+                self.restart_one(&connection);
             }
-            let restarted = self.shared.registrar.restart(&connection);
-            self.locked(|writer| writer.bars.restarted(self.id, &connection));
-            if let Err(why) = restarted {
-                self.lost.push((connection, why));
-            }
+            self.connections.pop();
+        }
+    }
+
+    fn restart_one(&mut self, connection: &R::Connection) {
+        let restarted = self.shared.registrar.restart(connection);
+        self.locked(|writer| writer.bars.restarted(self.id, connection));
+        if let Err(why) = restarted {
+            self.lost.push((connection.clone(), why));
         }
     }
 
     /// Fails the connections in the open and gives up what was parked.
-    fn kill(&mut self) {
-        let shared = self.shared;
-        fail_all(&shared.registrar, &mut self.connections);
+    fn kill(&mut self, by: Revocation) {
+        let device_panics = fail_all(&self.shared.registrar, &mut self.connections);
         let parked = std::mem::take(&mut self.parked);
-        self.locked(|writer| {
-            parked.iter().for_each(|parked| writer.bury(Queue::Dead, parked.region.number));
+        let (id, range) = (self.id, self.range);
+        self.end(|writer, shared| {
+            let numbers = parked.iter().map(|parked| parked.region.number);
+            shared.revoke(writer, (id, range), numbers, by);
+            writer.bars.counts.killed += 1;
+            writer.bars.counts.device_panics += device_panics;
         });
-        shared.reclaim();
-        self.end(|writer| writer.bars.counts.killed += 1);
+        // Last: a device that panics here holds nothing up any more.
+        self.shared.reclaim();
+    }
+
+    /// What became of it, for whoever would have resumed it.
+    pub(crate) fn expired(&mut self) -> Expired<R::Connection> {
+        let failed = std::mem::take(&mut self.connections);
+        // In a forked child they are the parent's, and nobody failed them.
+        Expired { failed: if self.is_forked() { Vec::new() } else { failed } }
     }
 
     /// Takes the bar down.
-    fn end(&mut self, count: impl FnOnce(&mut Writer)) {
+    fn end(&mut self, say: impl FnOnce(&mut Writer, &Shared<R, M>)) {
         self.stage = Stage::Over;
         let ended = self.locked(|writer| {
             writer.bars.take_down(self.id);
             self.shared.open_regions(writer, self.range);
-            count(writer);
+            say(writer, self.shared);
         });
         if ended.is_some() {
             // What could not be renewed was given back to a shared budget.
@@ -438,7 +469,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         match self.stage {
             Stage::Over => {}
             Stage::Handed => self.abandon_handed(),
-            Stage::Returning => self.kill(),
+            Stage::Returning => self.kill(Revocation::DevicePanicked),
             // Nobody has touched the memory.
             Stage::Draining | Stage::Settling => drop(self.resume()),
         }
@@ -449,7 +480,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             return;
         }
         match self.terms.on_drop {
-            OnDrop::Kill => self.kill(),
+            OnDrop::Kill => self.kill(Revocation::Dropped),
             // On the program's word.
             OnDrop::Resume => drop(self.resume()),
         }
@@ -463,21 +494,25 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
             return;
         }
         let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.abandon())) else { return };
-        // The device panicked: whatever is left is ended, and then the panic goes on.
+        // The device panicked: whatever is left is ended, and then the panic goes on, unless there
+        // is one already.
+        let mut kept_back = u64::from(std::thread::panicking());
         if self.stage != Stage::Over {
-            self.kill();
+            let kill = || self.kill(Revocation::DevicePanicked);
+            kept_back += u64::from(catch_unwind(AssertUnwindSafe(kill)).is_err());
         }
+        self.locked(|writer| writer.bars.counts.device_panics += kept_back);
         if !std::thread::panicking() {
             resume_unwind(panic);
         }
     }
 }
 
-/// Fails every connection; one that makes the device panic does not save the others.
-pub(crate) fn fail_all<R: Suspend>(registrar: &R, connections: &mut Vec<R::Connection>) {
-    while let Some(connection) = connections.pop() {
-        let _panicked = catch_unwind(AssertUnwindSafe(|| registrar.fail(&connection)));
-    }
+/// Fails every connection; one that makes the device panic does not save the others. Says how many
+/// did.
+fn fail_all<R: Suspend>(registrar: &R, connections: &mut Vec<R::Connection>) -> u64 {
+    let fail = |connection| catch_unwind(AssertUnwindSafe(|| registrar.fail(&connection)));
+    connections.drain(..).map(fail).filter(Result::is_err).count() as u64
 }
 
 impl<R: Suspend, M: Monitor> Shared<R, M> {
@@ -491,7 +526,10 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         while let Some(hostages) = self.locked(|writer| self.take_overdue(writer, now)) {
             let connections = hostages.connections.downcast::<Vec<R::Connection>>();
             let mut connections = connections.map_or_else(|_| Vec::new(), |all| (*all).clone());
-            fail_all(&self.registrar, &mut connections);
+            let device_panics = fail_all(&self.registrar, &mut connections);
+            if device_panics > 0 && !self.monitor.forked() {
+                self.locked(|writer| writer.bars.counts.device_panics += device_panics);
+            }
             count += 1;
         }
         if count > 0 {
@@ -501,10 +539,32 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
     }
 
     fn take_overdue(&self, writer: &mut Writer, now: Duration) -> Option<Hostages> {
-        let hostages = writer.bars.take_overdue(now)?;
-        hostages.parked.iter().for_each(|&number| writer.bury(Queue::Dead, number));
+        let Overdue { id, range, hostages } = writer.bars.take_overdue(now)?;
+        let numbers = hostages.parked.iter().copied();
+        self.revoke(writer, (id, range), numbers, Revocation::Expired);
         self.open_regions(writer, AddressRange::EVERYTHING);
         Some(hostages)
+    }
+
+    /// Gives up what was parked, and says so.
+    fn revoke(
+        &self,
+        writer: &mut Writer,
+        (id, range): (u64, AddressRange),
+        parked: impl Iterator<Item = u32>,
+        by: Revocation,
+    ) {
+        let suspension = SuspensionId(id);
+        for number in parked {
+            if let Some(region) = self.region(number) {
+                // SAFETY: filled, and out of everybody's reach but this suspension's.
+                let handle = unsafe { region.handle() };
+                let range = region.range().unwrap_or(range);
+                self.board.tell(Notice::Lost { suspension, range, handle });
+            }
+            writer.bury(Queue::Dead, number);
+        }
+        self.board.tell(Notice::Revoked { suspension, range, by });
     }
 
     /// Has the regions of `range` stand by: nobody leases them without the writer's lock.
@@ -551,12 +611,17 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
 /// up if the device fails or panics.
 struct Renewal<'c, R: Suspend, M: Monitor> {
     shared: &'c Shared<R, M>,
+    suspension: SuspensionId,
     parked: Parked<'c, R::Handle>,
     landed: bool,
 }
 
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
-    fn begin(shared: &'c Shared<R, M>, parked: Parked<'c, R::Handle>) -> Self {
+    fn begin(
+        shared: &'c Shared<R, M>,
+        suspension: SuspensionId,
+        parked: Parked<'c, R::Handle>,
+    ) -> Self {
         let flight = Flight::new(parked.range, parked.terms, parked.region.number);
         shared.locked(|writer| {
             // What the program did to the memory until now concerns what it had before. Forked in
@@ -564,7 +629,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             let _forked = shared.catch_up(writer);
             writer.flights.push(flight);
         });
-        Self { shared, parked, landed: false }
+        Self { shared, suspension, parked, landed: false }
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
@@ -584,10 +649,12 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         }
         Ok(shared.locked(|writer| match renewed {
             Renewed::Same => (self.land(writer, handle, per_use), Keys::Same),
-            Renewed::Changed(handle) => {
+            Renewed::Changed(fresh) => {
                 writer.counts.registrations += 1;
                 writer.counts.deregistrations += 1;
-                (self.land(writer, handle, per_use), Keys::Changed)
+                let (suspension, from, to) = (self.suspension, handle, fresh);
+                shared.board.tell(Notice::Rekeyed { suspension, range, from, to });
+                (self.land(writer, fresh, per_use), Keys::Changed)
             }
         }))
     }
@@ -660,7 +727,11 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
         if self.landed || self.shared.monitor.forked() {
             return;
         }
+        // SAFETY: filled, and out of everybody's reach but this renewal's.
+        let handle = unsafe { self.parked.region.handle() };
         self.shared.locked(|writer| {
+            let (suspension, range) = (self.suspension, self.parked.range);
+            self.shared.board.tell(Notice::Lost { suspension, range, handle });
             self.leave(writer);
             writer.counts.registration_failures += 1;
             writer.counts.deregistrations += 1;

@@ -10,12 +10,14 @@
 use super::connection::ConnectionId;
 use super::mutant::Mutant;
 use super::nic::Key;
-use super::world::{Event, Fabric, World};
+use super::world::{DeviceCall, DevicePanic, Event, Fabric, Rekeyed, World};
+use crate::fault::Moment;
 use crate::space::PAGE_BYTES;
 use pinfold_core::{
     Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
     RegistrarLimits, Renewed, Suspend, Transfers, Unsupported,
 };
+use std::panic::resume_unwind;
 use std::time::Duration;
 
 /// Registers with the device of a [`Fabric`], in its first protection domain.
@@ -28,6 +30,20 @@ impl FabricRegistrar {
     /// The registrar of the device in `fabric`.
     pub fn new(fabric: &Fabric) -> Self {
         Self { fabric: fabric.clone() }
+    }
+
+    /// Does `work`, and panics before or after it if that was ordered. No panic message is printed.
+    fn call<T>(&self, call: DeviceCall, work: impl FnOnce(&mut World) -> T) -> T {
+        let ordered = self.fabric.with(|world| world.panicking.take_if(|(it, _)| *it == call));
+        let panic = || resume_unwind(Box::new(DevicePanic(call)));
+        match ordered {
+            Some((_, Moment::Before)) => panic(),
+            Some((_, Moment::After)) => {
+                self.fabric.with(work);
+                panic()
+            }
+            None => self.fabric.with(work),
+        }
     }
 }
 
@@ -76,7 +92,7 @@ impl Suspend for FabricRegistrar {
     }
 
     fn stop(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
-        self.fabric.with(|world| world.stop(*connection))
+        self.call(DeviceCall::Stop, |world| world.stop(*connection))
     }
 
     fn in_flight(
@@ -84,11 +100,11 @@ impl Suspend for FabricRegistrar {
         connection: &ConnectionId,
         _range: AddressRange,
     ) -> Result<Transfers, ConnectionLost> {
-        self.fabric.with(|world| world.in_flight(*connection))
+        self.call(DeviceCall::InFlight, |world| world.in_flight(*connection))
     }
 
     fn withdraw(&self, key: Key, range: AddressRange) -> Result<(), DeregisterError> {
-        self.fabric.with(|world| {
+        self.call(DeviceCall::Withdraw, |world| {
             world.nic.withdraw(key)?;
             if world.nic.config.withdraws {
                 world.flush(key, range);
@@ -98,7 +114,7 @@ impl Suspend for FabricRegistrar {
     }
 
     fn quiet(&self, range: AddressRange) -> bool {
-        self.fabric.with(|world| {
+        self.call(DeviceCall::Quiet, |world| {
             let now = world.now();
             world.nic.finish_flushes(now);
             world.mutant == Some(Mutant::SlowFlush) || world.nic.is_quiet(range)
@@ -111,15 +127,22 @@ impl Suspend for FabricRegistrar {
         range: AddressRange,
         access: Access,
     ) -> Result<Renewed<Key>, RegisterError> {
-        self.fabric.with(|world| world.renew(key, range, access))
+        self.fabric.with(|world| {
+            // What is renewed by a device that panics is lost.
+            if matches!(world.panicking, Some((DeviceCall::Renew, _))) {
+                world.lose(key);
+                world.panicking = Some((DeviceCall::Renew, Moment::Before));
+            }
+        });
+        self.call(DeviceCall::Renew, |world| world.renew(key, range, access))
     }
 
     fn restart(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
-        self.fabric.with(|world| world.restart(*connection))
+        self.call(DeviceCall::Restart, |world| world.restart(*connection))
     }
 
     fn fail(&self, connection: &ConnectionId) {
-        self.fabric.with(|world| world.fail(*connection));
+        self.call(DeviceCall::Fail, |world| world.fail(*connection));
     }
 
     fn wait(&self, until: Duration) {
@@ -176,7 +199,9 @@ impl World {
             if self.nic.config.changes_keys {
                 let renewed = self.nic.register(range, access, 0)?;
                 self.give_back(key);
-                Ok(Renewed::Changed(renewed))
+                self.rekeyed.push_back(Rekeyed { from: key, to: Some(renewed) });
+                let covert = self.mutant == Some(Mutant::CovertKey);
+                Ok(if covert { Renewed::Same } else { Renewed::Changed(renewed) })
             } else {
                 self.nic.renew(key)?;
                 self.nic.flush_renewed(key);
@@ -184,9 +209,17 @@ impl World {
             }
         });
         if renewed.is_err() {
-            self.give_back(key);
+            self.lose(key);
         }
         renewed
+    }
+
+    /// The end of a key that could not be renewed.
+    fn lose(&mut self, key: Key) {
+        if self.nic.is_live(key) {
+            self.give_back(key);
+            self.rekeyed.push_back(Rekeyed { from: key, to: None });
+        }
     }
 
     fn give_back(&mut self, key: Key) {

@@ -19,11 +19,15 @@ pub enum Mutant {
     SwallowedCompletions,
     /// A stopped connection is never restarted.
     NeverRestarted,
+    /// The device changes a key when it renews, and says that it is the same.
+    CovertKey,
+    /// The program hears of every change of a key twice.
+    Echo,
 }
 
 impl Mutant {
     /// Every one of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::DeafCache,
         Self::OldTranslation,
         Self::ForgottenConnection,
@@ -32,6 +36,8 @@ impl Mutant {
         Self::CovertReconnect,
         Self::SwallowedCompletions,
         Self::NeverRestarted,
+        Self::CovertKey,
+        Self::Echo,
     ];
 
     /// Its name on a command line.
@@ -45,6 +51,8 @@ impl Mutant {
             Self::CovertReconnect => "covert-reconnect",
             Self::SwallowedCompletions => "swallowed-completions",
             Self::NeverRestarted => "never-restarted",
+            Self::CovertKey => "covert-key",
+            Self::Echo => "echo",
         }
     }
 }

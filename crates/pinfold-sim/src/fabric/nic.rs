@@ -114,6 +114,11 @@ impl Nic {
         self.entries.len() - self.free.len()
     }
 
+    pub(crate) fn is_live(&self, key: Key) -> bool {
+        let entry = self.entries.get(key.place());
+        entry.is_some_and(|it| it.generation == key.generation() && it.live.is_some())
+    }
+
     pub(crate) fn register(
         &mut self,
         range: AddressRange,

@@ -9,6 +9,7 @@ use super::memory::{CELL_BYTES, stamp};
 use super::mutant::Mutant;
 use super::nic::{Key, Nic, NicConfig};
 use super::{CELLS_PER_PAGE, Nanos};
+use crate::fault::Moment;
 use crate::random::Random;
 use crate::space::{AddressSpace, PAGE_BYTES, Protection};
 use crate::sync::lock;
@@ -61,6 +62,45 @@ impl Default for Weather {
     }
 }
 
+/// A call of the device by which a suspension goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)] // the names are those of the functions
+pub enum DeviceCall {
+    Stop,
+    InFlight,
+    Withdraw,
+    Quiet,
+    Renew,
+    Restart,
+    Fail,
+}
+
+impl DeviceCall {
+    /// Every one of them.
+    pub const ALL: [Self; 7] = [
+        Self::Stop,
+        Self::InFlight,
+        Self::Withdraw,
+        Self::Quiet,
+        Self::Renew,
+        Self::Restart,
+        Self::Fail,
+    ];
+}
+
+/// What a simulated panic of the device carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DevicePanic(pub DeviceCall);
+
+/// What became of a key that was renewed and is not the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rekeyed {
+    /// The key that is dead.
+    pub from: Key,
+    /// The one in its place, if there is one.
+    pub to: Option<Key>,
+}
+
 /// What is to happen at a moment.
 #[derive(Debug)]
 pub(crate) enum Event {
@@ -89,6 +129,8 @@ pub struct World {
     pub weather: Weather,
     pub(crate) mutant: Option<Mutant>,
     pub(crate) failing: usize,
+    pub(crate) panicking: Option<(DeviceCall, Moment)>,
+    pub(crate) rekeyed: VecDeque<Rekeyed>,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) ended: VecDeque<ConnectionId>,
     pub(crate) peer_done: VecDeque<PeerDone>,
@@ -118,6 +160,8 @@ impl Fabric {
             weather: Weather::default(),
             mutant,
             failing: 0,
+            panicking: None,
+            rekeyed: VecDeque::new(),
             completions: VecDeque::new(),
             ended: VecDeque::new(),
             peer_done: VecDeque::new(),
@@ -167,6 +211,22 @@ impl World {
     /// Fails the next `count` registrations.
     pub fn fail_next_registrations(&mut self, count: usize) {
         self.failing = count;
+    }
+
+    /// Panics in the next call of this kind, before its work is done or after; in none, if nothing
+    /// is said. What is renewed is lost in both cases.
+    pub fn panic_next(&mut self, call: Option<(DeviceCall, Moment)>) {
+        self.panicking = call;
+    }
+
+    /// The next key that a renewal changed or lost.
+    pub fn poll_rekeyed(&mut self) -> Option<Rekeyed> {
+        self.rekeyed.pop_front()
+    }
+
+    /// Whether `key` names a registration.
+    pub fn is_registered(&self, key: Key) -> bool {
+        self.nic.is_live(key)
     }
 
     pub(crate) fn order_failure(&mut self) -> Result<(), RegisterError> {

@@ -62,8 +62,10 @@ impl Program<'_, '_> {
         self.fabric.with(|world| {
             world.weather = Weather::default();
             world.fail_next_registrations(0);
+            world.panic_next(None);
         });
         self.end_suspensions();
+        self.hear_notices();
         self.finish_sends();
         self.check_exposures();
         for connection in self.connections.into_iter().flatten() {

@@ -9,17 +9,20 @@
 #![allow(unsafe_code)]
 
 use super::buffers::{BUFFERS, Buffer, ELSEWHERE};
+use super::notices::Listener;
 use super::suspension::Suspension;
 use super::{FaultKind, Finding, LINKS, Outcome, Plan, weather};
 use crate::fabric::{
-    Completed, Completion, ConnectionId, Fabric, FabricRegistrar, Key, Mutant, NicConfig, Work,
-    WorkKind, World, stamp,
+    Completed, Completion, ConnectionId, DeviceCall, DevicePanic, Fabric, FabricRegistrar, Key,
+    Mutant, NicConfig, Work, WorkKind, World, stamp,
 };
+use crate::fault::Moment;
 use crate::monitor::SimMonitor;
 use crate::random::Random;
 use crate::space::Protection;
 use pinfold_core::{Access, AddressRange, Cache, Lease};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 pub(super) type SimCache = Cache<FabricRegistrar, SimMonitor>;
 pub(super) type SimLease<'c> = Lease<'c, FabricRegistrar, SimMonitor>;
@@ -70,6 +73,9 @@ pub(super) struct Program<'c, 'o> {
     pub(super) works: Vec<Posted<'c>>,
     pub(super) exposures: Vec<Exposure<'c>>,
     pub(super) suspensions: Vec<Suspension<'c>>,
+    pub(super) listener: Listener<'c>,
+    /// Panics of the device that it was not told by a panic.
+    hushed_panics: u64,
     last_id: u64,
     pub(super) outcome: &'o mut Outcome,
 }
@@ -111,6 +117,9 @@ impl<'c, 'o> Program<'c, 'o> {
             works: Vec::new(),
             exposures: Vec::new(),
             suspensions: Vec::new(),
+            // Sometimes too few to hear everything.
+            listener: Listener::new(cache, if seed.is_multiple_of(8) { 2 } else { 64 }),
+            hushed_panics: 0,
             last_id: 0,
             outcome,
         }
@@ -428,6 +437,44 @@ impl<'c, 'o> Program<'c, 'o> {
             world.weather = weather;
             world.fail_next_registrations(failing);
         });
+        if self.has(FaultKind::Panic) {
+            let call = DeviceCall::ALL[self.random.below(DeviceCall::ALL.len())];
+            let moment = [Moment::Before, Moment::After][self.random.below(2)];
+            let ordered = self.random.chance(70).then_some((call, moment));
+            self.fabric.with(|world| world.panic_next(ordered));
+        }
+    }
+
+    /// Runs what the device may panic in; nothing if it did.
+    pub(super) fn guarded<T>(&mut self, f: impl FnOnce() -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(f)) {
+            Ok(result) => return Some(result),
+            Err(panic) => panic,
+        };
+        if !panic.is::<DevicePanic>() {
+            resume_unwind(panic);
+        }
+        self.outcome.happened.device_panics += 1;
+        None
+    }
+
+    pub(super) fn expire_suspensions(&mut self) {
+        let cache = self.cache;
+        self.guarded(|| cache.expire_suspensions());
+        self.heed_hushed_panics();
+    }
+
+    /// Where a panic was not passed on nobody knows which connection was not failed, so all are.
+    pub(super) fn heed_hushed_panics(&mut self) {
+        let panics = self.cache.suspension_statistics().device_panics;
+        if panics == self.hushed_panics {
+            return;
+        }
+        self.outcome.happened.device_panics += panics - self.hushed_panics;
+        self.hushed_panics = panics;
+        for connection in self.connections.into_iter().flatten() {
+            self.fabric.with(|world| world.fail(connection));
+        }
     }
 
     /// Connects again what it knows to have ended.
@@ -458,7 +505,7 @@ impl<'c, 'o> Program<'c, 'o> {
             self.cache.reclaim();
         }
         if self.has(FaultKind::Carelessness) && self.random.chance(50) {
-            self.cache.expire_suspensions();
+            self.expire_suspensions();
         }
     }
 }

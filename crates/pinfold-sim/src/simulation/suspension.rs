@@ -1,14 +1,15 @@
 //! How the program suspends: whom it stops, what it does with the memory, how it ends.
 
 use super::buffers::BUFFERS;
+use super::notices::Told;
 use super::program::{Program, SimCache, SimLease};
 use super::{FaultKind, Finding};
-use crate::fabric::{ConnectionId, FabricRegistrar, Mutant, WorkKind};
+use crate::fabric::{ConnectionId, FabricRegistrar, Key, Mutant, WorkKind};
 use crate::monitor::SimMonitor;
 use crate::space::Protection;
 use pinfold_core::{
-    AddressRange, Gets, Keys, Leases, OnDrop, Progress, RegisterError, Suspended, Suspending,
-    SuspensionTerms,
+    AddressRange, Gets, Keys, Leases, OnDrop, Progress, RegisterError, Revocation, Suspended,
+    Suspending, SuspensionId, SuspensionTerms,
 };
 use std::time::Duration;
 
@@ -19,8 +20,10 @@ enum Holder {
     Exposure(u64),
 }
 
+type Pending<'c> = Suspending<'c, FabricRegistrar, SimMonitor>;
+
 enum State<'c> {
-    Pending(Suspending<'c, FabricRegistrar, SimMonitor>),
+    Pending(Pending<'c>),
     /// With what the region contained then.
     Held(Suspended<'c, FabricRegistrar, SimMonitor>, Vec<u64>),
 }
@@ -31,7 +34,18 @@ pub(super) struct Suspension<'c> {
     buffer: usize,
     holders: Vec<Holder>,
     connections: Vec<ConnectionId>,
-    state: State<'c>,
+    id: SuspensionId,
+    /// The keys of the holders' leases when they were handed over.
+    keys: Vec<Key>,
+    on_drop: OnDrop,
+    /// Nothing while it is in other hands.
+    state: Option<State<'c>>,
+}
+
+impl Suspension<'_> {
+    fn has_expired(&self) -> bool {
+        matches!(&self.state, Some(State::Held(held, _)) if held.has_expired())
+    }
 }
 
 type Returned<'c> = Vec<Result<SimLease<'c>, RegisterError>>;
@@ -46,14 +60,40 @@ impl<'c> Program<'c, '_> {
         let connections = self.connections_of(range);
         let (holders, leases) = self.hand_over(range);
         let terms = self.some_terms();
+        let on_drop = terms.on_drop;
         let cache: &'c SimCache = self.cache;
-        match cache.begin_suspension(range, connections.clone(), leases, terms) {
-            Ok(pending) => {
-                let state = State::Pending(pending);
-                self.suspensions.push(Suspension { range, buffer, holders, connections, state });
+        let keys = leases.iter().map(SimLease::handle).collect();
+        let (stopped, begin) = (connections.clone(), move || {
+            cache.begin_suspension(range, connections, leases, terms)
+        });
+        match self.guarded(begin) {
+            Some(Ok(pending)) => {
+                let (id, state, connections) =
+                    (pending.id(), Some(State::Pending(pending)), stopped);
+                let it =
+                    Suspension { range, buffer, holders, connections, id, keys, on_drop, state };
+                self.suspensions.push(it);
             }
-            Err(not) => self.take_back(&holders, not.leases),
+            Some(Err(not)) => {
+                self.hear_notices();
+                self.check_keys(&keys, &not.leases);
+                self.take_back(&holders, not.leases);
+            }
+            None => self.do_without(&holders, &stopped),
         }
+    }
+
+    /// The leases have ended with a suspension that gave nothing back. Their works go on, or have
+    /// ended with their connections; what they name is not registered any more, so who goes on is
+    /// refused and ends in the open.
+    fn do_without(&mut self, holders: &[Holder], connections: &[ConnectionId]) {
+        self.hear_notices();
+        self.heed_hushed_panics();
+        let lost = holders.iter().map(|_| Err(RegisterError::DeviceGone { errno: 0 })).collect();
+        self.take_back(holders, lost);
+        self.check_restarted(connections);
+        // Nobody may rely on a lease that has ended.
+        connections.iter().for_each(|it| self.fabric.with(|world| world.fail(*it)));
     }
 
     fn some_terms(&mut self) -> SuspensionTerms {
@@ -149,39 +189,58 @@ impl<'c> Program<'c, '_> {
         }
         let which = self.random.below(self.suspensions.len());
         let mut suspension = self.suspensions.swap_remove(which);
-        match suspension.state {
-            State::Pending(pending) => {
-                suspension.state = match pending.poll() {
-                    Ok(Progress::Suspended(held)) => {
-                        let content = self.fabric.with(|world| world.read(suspension.range));
-                        State::Held(held, content)
-                    }
-                    Ok(Progress::Pending(pending, _)) => State::Pending(pending),
-                    Err(not) => {
-                        self.take_back(&suspension.holders, not.leases);
-                        return self.check_restarted(&suspension.connections);
-                    }
-                };
-                self.suspensions.push(suspension);
+        match suspension.state.take() {
+            Some(State::Pending(pending)) => self.poll_one(suspension, pending),
+            held => {
+                suspension.state = held;
+                self.go_on_with_held(suspension);
             }
-            State::Held(held, content) => {
-                let expired = held.has_expired();
-                suspension.state = State::Held(held, content);
-                match self.random.below(10) {
-                    // The region is not the program's to move any more.
-                    _ if expired => self.resume(suspension),
-                    0..4 => self.rearrange(suspension),
-                    4 if self.has(FaultKind::Carelessness) => self.be_careless(suspension),
-                    5..7 => self.resume(suspension),
-                    _ => self.suspensions.push(suspension),
-                }
+        }
+    }
+
+    fn poll_one(&mut self, mut suspension: Suspension<'c>, pending: Pending<'c>) {
+        suspension.state = match self.guarded(|| pending.poll()) {
+            Some(Ok(Progress::Suspended(held))) => {
+                self.hear_notices();
+                let content = self.fabric.with(|world| world.read(suspension.range));
+                Some(State::Held(held, content))
             }
+            Some(Ok(Progress::Pending(pending, _))) => Some(State::Pending(pending)),
+            Some(Err(not)) => return self.not_suspended(&suspension, not.leases),
+            None => return self.ended_by_panic(&suspension),
+        };
+        self.suspensions.push(suspension);
+    }
+
+    fn not_suspended(&mut self, suspension: &Suspension<'c>, leases: Returned<'c>) {
+        self.hear_notices();
+        self.check_keys(&suspension.keys, &leases);
+        self.take_back(&suspension.holders, leases);
+        self.check_restarted(&suspension.connections);
+        self.check_end(suspension.id, |told| told.is_none_or(|it| it == Told::Resumed));
+    }
+
+    fn ended_by_panic(&mut self, suspension: &Suspension<'c>) {
+        self.do_without(&suspension.holders, &suspension.connections);
+        let ended = |told| !matches!(told, Some(Told::Suspended(_)));
+        self.check_end(suspension.id, ended);
+    }
+
+    fn go_on_with_held(&mut self, suspension: Suspension<'c>) {
+        let expired = suspension.has_expired();
+        match self.random.below(10) {
+            // The region is not the program's to move any more.
+            _ if expired => self.resume(suspension),
+            0..4 => self.rearrange(suspension),
+            4 if self.has(FaultKind::Carelessness) => self.be_careless(suspension),
+            5..7 => self.resume(suspension),
+            _ => self.suspensions.push(suspension),
         }
     }
 
     /// Nothing may have changed in the region but what the program did.
     fn check_untouched(&mut self, suspension: &Suspension<'c>) {
-        let State::Held(held, before) = &suspension.state else { return };
+        let Some(State::Held(held, before)) = &suspension.state else { return };
         if held.has_expired() {
             return;
         }
@@ -211,7 +270,7 @@ impl<'c> Program<'c, '_> {
             }
             1 => {
                 self.fabric.with(|world| world.run_until(world.now() + 3_000_000));
-                self.cache.expire_suspensions();
+                self.expire_suspensions();
                 self.resume(suspension);
             }
             2 => {
@@ -229,33 +288,43 @@ impl<'c> Program<'c, '_> {
         }
     }
 
-    fn drop_suspension(&mut self, suspension: Suspension<'c>) {
-        let Suspension { state, holders, connections, .. } = suspension;
-        drop(state);
-        // Without their leases the works go on, or have ended with their connections; what they
-        // name is not registered any more, so who goes on is refused and ends in the open.
-        let lost = holders.iter().map(|_| Err(RegisterError::DeviceGone { errno: 0 })).collect();
-        self.take_back(&holders, lost);
-        self.check_restarted(&connections);
-        // Nobody may rely on a lease that has ended.
-        connections.iter().for_each(|it| self.fabric.with(|world| world.fail(*it)));
+    fn drop_suspension(&mut self, mut suspension: Suspension<'c>) {
+        let (state, on_drop) = (suspension.state.take(), suspension.on_drop);
+        if self.guarded(|| drop(state)).is_none() {
+            return self.ended_by_panic(&suspension);
+        }
+        self.do_without(&suspension.holders, &suspension.connections);
+        let as_told = match on_drop {
+            OnDrop::Kill => Told::Revoked(Revocation::Dropped),
+            OnDrop::Resume => Told::Resumed,
+        };
+        self.check_end(suspension.id, |told| told == Some(as_told));
     }
 
-    fn resume(&mut self, suspension: Suspension<'c>) {
+    fn resume(&mut self, mut suspension: Suspension<'c>) {
         self.check_untouched(&suspension);
-        let Suspension { state, holders, connections, .. } = suspension;
-        let State::Held(held, _) = state else { return };
-        match held.resume() {
+        let Some(State::Held(held, _)) = suspension.state.take() else { return };
+        let Some(resumed) = self.guarded(|| held.resume()) else {
+            return self.ended_by_panic(&suspension);
+        };
+        self.hear_notices();
+        self.heed_hushed_panics();
+        let told = match resumed {
             Ok(resumed) => {
                 self.outcome.happened.keys_changed += u64::from(resumed.keys == Keys::Changed);
-                self.take_back(&holders, resumed.leases);
+                self.check_keys(&suspension.keys, &resumed.leases);
+                self.take_back(&suspension.holders, resumed.leases);
+                Told::Resumed
             }
             Err(_expired) => {
                 let lost = |_| Err(RegisterError::DeviceGone { errno: 0 });
-                self.take_back(&holders, holders.iter().map(lost).collect());
+                let lost = suspension.holders.iter().map(lost).collect();
+                self.take_back(&suspension.holders, lost);
+                Told::Revoked(Revocation::Expired)
             }
-        }
-        self.check_restarted(&connections);
+        };
+        self.check_restarted(&suspension.connections);
+        self.check_end(suspension.id, |it| it == Some(told));
     }
 
     /// Whatever a suspension ended in, its connections go on or are dead.
@@ -275,16 +344,15 @@ impl<'c> Program<'c, '_> {
 
     /// Ends every suspension.
     pub(super) fn end_suspensions(&mut self) {
-        while let Some(suspension) = self.suspensions.pop() {
-            let Suspension { state, holders, connections, buffer, range } = suspension;
-            match state {
-                State::Pending(pending) => {
+        while let Some(mut suspension) = self.suspensions.pop() {
+            match suspension.state.take() {
+                Some(State::Pending(pending)) => {
                     let not = pending.cancel();
-                    self.take_back(&holders, not.leases);
-                    self.check_restarted(&connections);
+                    self.not_suspended(&suspension, not.leases);
                 }
-                State::Held(..) => {
-                    self.resume(Suspension { state, holders, connections, buffer, range });
+                held => {
+                    suspension.state = held;
+                    self.resume(suspension);
                 }
             }
         }

@@ -435,9 +435,11 @@ impl Inner {
                 state.ledger.set_total(fresh);
                 state.marks.note_change(from);
             }
-            from != fresh
+            (from != fresh).then(|| (from, state.all_lenders()))
         });
-        changed.unwrap_or(false)
+        let Some(Some((from, lenders))) = changed else { return false };
+        lenders.iter().for_each(|lender| lender.budget_changed(from, fresh));
+        true
     }
 }
 

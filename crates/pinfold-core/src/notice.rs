@@ -1,0 +1,419 @@
+//! What a program must react to, beside the answers of its own calls: few events, typed.
+//!
+//! A program with more than one part needs them: who suspends a region hears of it by the answers of
+//! [`suspend`](crate::suspend); who told a peer a key, feeds a queue pair, or sizes its windows by the
+//! budget does not. What it costs: a suspension takes one more lock for a moment for each notice,
+//! hits and misses pay nothing. A queue's memory is there from the beginning, and nothing is
+//! allocated when something is told.
+//!
+//! ```text
+//!                     one suspension                                   the budget
+//!
+//!   In use ──Suspended──▶ Withdrawn ──┐ Rekeyed, Lost              Plenty ──┐
+//!     ▲                    │  │   ▲   │ (each kept registration      ▲      │ BudgetShrank
+//!     │                    │  │   └───┘  at most once)               │      │ (again only if
+//!     │                    │  │                                      │      ▼  lower still)
+//!     ├─────Resumed────────┘  └──Revoked──▶ Broken                  Less ◀──┘
+//!     │                                      │
+//!     └── the program connects again ◀───────┘
+//!
+//!   In use ──Revoked──▶ Broken    the device broke while it was being stopped
+//! ```
+//!
+//! | notice | what is true from now on | what the program does |
+//! |---|---|---|
+//! | [`Suspended`](Notice::Suspended) | nothing uses the range; gets of it wait or fail | posts nothing that names it |
+//! | [`Rekeyed`](Notice::Rekeyed) | a kept registration has another key, the old one is dead | tells the peers that know the old one |
+//! | [`Lost`](Notice::Lost) | a kept registration is no more | forgets the key; what names it fails |
+//! | [`Resumed`](Notice::Resumed) | connections go on | goes on; of `Keys::Changed` it has heard one by one |
+//! | [`Revoked`](Notice::Revoked) | connections were failed; leases handed over have ended | connects again, registers again |
+//! | [`BudgetShrank`](Notice::BudgetShrank) | less can be pinned | ends leases, makes windows and pools smaller |
+//! | [`Missed`](Notice::Missed) | its queue was full | looks at all its leases' handles and connections |
+//!
+//! **What is promised.** Of one suspension the notices come in the order drawn, each in the same
+//! critical section as the change that it tells, so two threads never see them the other way round.
+//! A suspension that is refused before any registration was withdrawn tells nothing, because nothing
+//! changed. One that tells `Suspended` tells exactly one of `Resumed` and `Revoked`. Every key of a
+//! lease handed over is afterwards the same, or was named in exactly one `Rekeyed` or `Lost`; after
+//! `Revoked` none of its leases lives, whatever was said of their keys before. Rekeyed comes
+//! before connections go on. A full queue keeps what is in it, counts what comes, and says
+//! [`Missed`](Notice::Missed) in the place of what is missing.
+//!
+//! **Polled, no callback**: code of the program's would run in the middle of a suspension, on
+//! whoever's thread. [`Notices::wait`] sleeps until there is something. Connections that end by
+//! themselves are told by the device, as ever, and by [`Resumed::lost`](crate::Resumed).
+//!
+//! ```
+//! # use pinfold_core::{Monitor, Notice, Notices, Registrar};
+//! # fn tell_peers<H>(_: H, _: H) {}
+//! # fn example<R: Registrar, M: Monitor>(mut notices: Notices<'_, R, M>) {
+//! while let Some(notice) = notices.next() {
+//!     match notice {
+//!         Notice::Rekeyed { from, to, .. } => tell_peers(from, to),
+//!         Notice::Revoked { .. } | Notice::Lost { .. } => { /* connect and register again */ }
+//!         Notice::BudgetShrank { to, .. } => { /* fewer windows: to.bytes are left */ }
+//!         _ => {}
+//!     }
+//! }
+//! # }
+//! ```
+
+use crate::AddressRange;
+use crate::budget::Amount;
+use crate::cache::Cache;
+use crate::monitor::Monitor;
+use crate::registrar::{RegisterError, Registrar};
+use crate::shared::Shared;
+use crate::suspend::Keys;
+use std::collections::VecDeque;
+use std::fmt;
+// Not loom's: no model suspends.
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// One suspension of a cache; never the same twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SuspensionId(pub(crate) u64);
+
+/// What happened that concerns more than the caller. The [module](self) has the chart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Notice<H> {
+    /// Nothing uses `range` any more, and its registrations are being withdrawn.
+    Suspended {
+        /// Which suspension.
+        suspension: SuspensionId,
+        /// What is suspended, in whole pages.
+        range: AddressRange,
+    },
+    /// A registration that was kept is known by another handle.
+    Rekeyed {
+        /// Which suspension.
+        suspension: SuspensionId,
+        /// What is registered; may reach beyond what was suspended.
+        range: AddressRange,
+        /// The handle that is dead.
+        from: H,
+        /// The one that has taken its place.
+        to: H,
+    },
+    /// A registration that was kept is no more.
+    Lost {
+        /// Which suspension.
+        suspension: SuspensionId,
+        /// What was registered.
+        range: AddressRange,
+        /// The handle that is dead.
+        handle: H,
+    },
+    /// The region is like any other again.
+    Resumed {
+        /// Which suspension.
+        suspension: SuspensionId,
+        /// What was suspended.
+        range: AddressRange,
+        /// Whether some handle changed.
+        keys: Keys,
+    },
+    /// The suspension was ended with its connections.
+    Revoked {
+        /// Which suspension.
+        suspension: SuspensionId,
+        /// What was suspended, or was to be.
+        range: AddressRange,
+        /// By whose doing.
+        by: Revocation,
+    },
+    /// Less can be pinned than the program was told before.
+    BudgetShrank {
+        /// What it was told before.
+        from: Amount,
+        /// What there is, as far as is known.
+        to: Amount,
+    },
+    /// So many notices found the queue full, here in the order.
+    Missed {
+        /// How many.
+        count: u64,
+    },
+}
+
+/// Who ended a suspension.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Revocation {
+    /// [`Suspended`](crate::Suspended) was dropped, by a panic for one.
+    Dropped,
+    /// [`expire_suspensions`](Cache::expire_suspensions) found it overdue.
+    Expired,
+    /// The device panicked while it was told to stop, renew or go on.
+    DevicePanicked,
+}
+
+/// What hears the notices of one cache: one of its queues.
+pub struct Notices<'c, R: Registrar, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    id: u64,
+}
+
+impl<R: Registrar, M: Monitor> Cache<R, M> {
+    /// A queue of what happens from now on, for at most `capacity` notices at a time (at least one).
+    /// Each of several queues hears everything.
+    pub fn notices(&self, capacity: usize) -> Notices<'_, R, M> {
+        let forked = self.shared.monitor.forked();
+        let id = if forked { 0 } else { self.shared.board.subscribe(capacity) };
+        Notices { shared: &self.shared, id }
+    }
+}
+
+impl<R: Registrar, M: Monitor> Notices<'_, R, M> {
+    /// The oldest that was not heard yet; nothing in a forked child, whose parent hears it.
+    #[expect(clippy::should_implement_trait)] // there may be more after nothing
+    pub fn next(&mut self) -> Option<Notice<R::Handle>> {
+        if self.is_forked() { None } else { self.shared.board.take(self.id) }
+    }
+
+    /// As [`next`](Self::next), waiting for at most `patience` if there is none.
+    pub fn wait(&mut self, patience: Duration) -> Option<Notice<R::Handle>> {
+        if self.is_forked() { None } else { self.shared.board.wait(self.id, patience) }
+    }
+
+    fn is_forked(&self) -> bool {
+        self.shared.monitor.forked()
+    }
+}
+
+impl<R: Registrar, M: Monitor> Drop for Notices<'_, R, M> {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that does not exist.
+        if !self.is_forked() {
+            self.shared.board.unsubscribe(self.id);
+        }
+    }
+}
+
+impl<R: Registrar, M: Monitor> fmt::Debug for Notices<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notices").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Where a cache tells.
+pub(crate) struct Board<H> {
+    /// Guards the queues and what was told of the budget. Rank 2: taken with the writer's lock
+    /// held, or with nothing; nothing is taken under it.
+    state: Mutex<State<H>>,
+    told: Condvar,
+}
+
+struct State<H> {
+    queues: Vec<Queue<H>>,
+    last_id: u64,
+    /// The least that the program was told can be pinned.
+    budget: Amount,
+}
+
+struct Queue<H> {
+    id: u64,
+    capacity: usize,
+    /// Never longer than its first capacity, so it never allocates.
+    notices: VecDeque<Notice<H>>,
+    /// How many came after the last in `notices` and before the next to be kept.
+    missed: u64,
+}
+
+impl<H: Copy> Board<H> {
+    pub(crate) fn new() -> Self {
+        let state = State { queues: Vec::new(), last_id: 0, budget: Amount::EVERYTHING };
+        Self { state: Mutex::new(state), told: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<H>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn tell(&self, notice: Notice<H>) {
+        self.lock().tell(notice);
+        self.told.notify_all();
+    }
+
+    /// What was `from` is `to`. Told if that is less.
+    fn tell_change_of_budget(&self, from: Amount, to: Amount) {
+        let mut state = self.lock();
+        state.budget = to;
+        if !from.fits(to) {
+            state.tell(Notice::BudgetShrank { from, to });
+            self.told.notify_all();
+        }
+    }
+
+    /// There is no more than `to` to be had now. Told if the program knows of more.
+    fn tell_bound(&self, known: Amount, to: Amount) {
+        let mut state = self.lock();
+        let from = state.budget.min(known);
+        state.budget = from.min(to);
+        let to = state.budget;
+        if from != to {
+            state.tell(Notice::BudgetShrank { from, to });
+            self.told.notify_all();
+        }
+    }
+
+    fn subscribe(&self, capacity: usize) -> u64 {
+        let capacity = capacity.max(1);
+        let notices = VecDeque::with_capacity(capacity);
+        let mut state = self.lock();
+        state.last_id += 1;
+        let id = state.last_id;
+        state.queues.push(Queue { id, capacity, notices, missed: 0 });
+        id
+    }
+
+    fn unsubscribe(&self, id: u64) {
+        self.lock().queues.retain(|queue| queue.id != id);
+    }
+
+    fn take(&self, id: u64) -> Option<Notice<H>> {
+        self.lock().queue(id)?.take()
+    }
+
+    fn wait(&self, id: u64, patience: Duration) -> Option<Notice<H>> {
+        let until = Instant::now().checked_add(patience);
+        let mut state = self.lock();
+        loop {
+            if let Some(notice) = state.queue(id)?.take() {
+                return Some(notice);
+            }
+            let left =
+                until.map_or(Duration::MAX, |it| it.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.told.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<H: Copy> State<H> {
+    fn tell(&mut self, notice: Notice<H>) {
+        self.queues.iter_mut().for_each(|queue| queue.push(notice));
+    }
+
+    fn queue(&mut self, id: u64) -> Option<&mut Queue<H>> {
+        self.queues.iter_mut().find(|queue| queue.id == id)
+    }
+}
+
+impl<H: Copy> Queue<H> {
+    fn push(&mut self, notice: Notice<H>) {
+        // What comes after a gap waits until the gap was told, or it would stand before it.
+        if self.missed > 0 || self.notices.len() == self.capacity {
+            self.missed += 1;
+        } else {
+            self.notices.push_back(notice);
+        }
+    }
+
+    fn take(&mut self) -> Option<Notice<H>> {
+        let missed = |count| (count > 0).then_some(Notice::Missed { count });
+        self.notices.pop_front().or_else(|| missed(std::mem::take(&mut self.missed)))
+    }
+}
+
+impl<R: Registrar, M: Monitor> Shared<R, M> {
+    /// Others say that the whole budget is another now.
+    pub(crate) fn note_budget(&self, from: Amount, to: Amount) {
+        if !self.monitor.forked() {
+            self.board.tell_change_of_budget(from, to);
+        }
+    }
+
+    /// The device had no room for what the settings allow: what is held is all there is, for now.
+    pub(crate) fn note_refused_by_device(&self, error: RegisterError) {
+        let held = self.locked(|writer| writer.held);
+        let most = Amount { bytes: self.config.max_bytes, regions: self.config.max_regions };
+        let bound = match error {
+            RegisterError::PinnedMemoryLimit { .. } => Amount { bytes: held.bytes, ..most },
+            _ => Amount { regions: held.regions, ..most },
+        };
+        self.board.tell_bound(most, bound);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn shrank(bytes: usize) -> Notice<u32> {
+        let to = Amount { bytes, regions: 1 };
+        Notice::BudgetShrank { from: Amount { bytes: bytes + 1, regions: 1 }, to }
+    }
+
+    #[test]
+    fn every_queue_hears_everything_since_it_was_made() {
+        let board = Board::new();
+        let first = board.subscribe(4);
+        board.tell(shrank(9));
+        let second = board.subscribe(4);
+        board.tell(shrank(8));
+        assert_eq!([board.take(first), board.take(first)], [Some(shrank(9)), Some(shrank(8))]);
+        assert_eq!([board.take(second), board.take(second)], [Some(shrank(8)), None]);
+        board.unsubscribe(second);
+        assert_eq!(board.take(second), None);
+    }
+
+    #[test]
+    fn a_full_queue_says_what_is_missing_where_it_is_missing() {
+        let board = Board::new();
+        let queue = board.subscribe(2);
+        (0..5).for_each(|n| board.tell(shrank(n)));
+        assert_eq!(board.take(queue), Some(shrank(0)));
+        // There is room again, but this one comes behind the gap.
+        board.tell(shrank(5));
+        assert_eq!(board.take(queue), Some(shrank(1)));
+        assert_eq!(board.take(queue), Some(Notice::Missed { count: 4 }));
+        board.tell(shrank(6));
+        assert_eq!([board.take(queue), board.take(queue)], [Some(shrank(6)), None]);
+    }
+
+    #[test]
+    fn nothing_is_allocated_when_something_is_told() {
+        let board = Board::new();
+        let queue = board.subscribe(3);
+        let room = |board: &Board<u32>| board.lock().queue(queue).unwrap().notices.capacity();
+        let before = room(&board);
+        (0..100).for_each(|n| board.tell(shrank(n)));
+        assert_eq!(room(&board), before);
+    }
+
+    #[test]
+    fn one_who_waits_is_woken() {
+        let board = Board::new();
+        let queue = board.subscribe(1);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| board.wait(queue, Duration::from_secs(3600)));
+            board.tell(shrank(1));
+            assert_eq!(waiting.join().unwrap(), Some(shrank(1)));
+        });
+        assert_eq!(board.wait(queue, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn a_budget_is_told_only_if_it_shrank() {
+        let board = Board::<u32>::new();
+        let queue = board.subscribe(9);
+        let amount = |bytes| Amount { bytes, regions: 4 };
+        for bytes in [50, 60, 50, 40] {
+            board.tell_bound(amount(100), amount(bytes));
+        }
+        let told = |from, to| Notice::BudgetShrank { from: amount(from), to: amount(to) };
+        assert_eq!(board.take(queue), Some(told(100, 50)));
+        assert_eq!([board.take(queue), board.take(queue)], [Some(told(50, 40)), None]);
+        // What has grown since may shrink to where it was.
+        for (from, to) in [(40, 90), (90, 60), (60, 60)] {
+            board.tell_change_of_budget(amount(from), amount(to));
+        }
+        assert_eq!([board.take(queue), board.take(queue)], [Some(told(90, 60)), None]);
+    }
+}
