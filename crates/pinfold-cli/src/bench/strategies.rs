@@ -15,8 +15,8 @@ use crate::strategy::{AnyMonitor, Cached, Copying, Message, Uncached, Wire, moni
 use pinfold::limits::Limits;
 use pinfold::pieces::{self, Completion, Mover, Request};
 use pinfold::pool::{Pool, PoolConfig};
+use pinfold::strategy::{Advice, Coverage, Excluded, Means};
 use pinfold::strategy::{Costs, Direction, Door, Question, Reuse, Strategy, Uses, measure};
-use pinfold::strategy::{Coverage, Means};
 use pinfold::{Cache, Config, Monitor};
 use serde::Serialize;
 use serde_json::json;
@@ -549,10 +549,17 @@ pub(crate) fn known(monitor: &str) -> Vec<Known> {
                 reuse: situation.name(),
                 strategy: advice.strategy.to_string(),
                 expected_us: advice.expected_ns().map(|ns| ns / 1e3),
-                reasons: advice.considered.iter().map(ToString::to_string).collect(),
+                reasons: reasons(&advice),
             }
         })
         .collect()
+}
+
+/// Every way that data which leaves can take.
+fn reasons(advice: &Advice) -> Vec<String> {
+    let considered = advice.considered.iter();
+    let ways = considered.filter(|each| each.excluded != Some(Excluded::Leaving));
+    ways.map(ToString::to_string).collect()
 }
 
 /// For people: one line for each length, or what to do.
