@@ -28,6 +28,10 @@ pub(crate) struct Arguments {
     /// Draw what `strategies` finds out into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// How long the longest message of `strategies` is, in bytes; what is measured with less than
+    /// 64 MiB is not written down
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
+    longest: usize,
     /// Be the program whose demand is measured by `allocator`, and print what it came to
     #[arg(long, hide = true)]
     demand: Option<allocator::Policy>,
@@ -122,8 +126,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
 }
 
 fn compare_strategies(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
-    let progress = output.progress(strategies::steps(arguments.rounds), "strategies");
-    let outcomes = strategies::measure_all(arguments.rounds, output, &|| progress.advance(1))?;
+    let Arguments { rounds, longest, .. } = *arguments;
+    let progress = output.progress(strategies::steps(rounds, longest), "strategies");
+    let outcomes = strategies::measure_all(rounds, longest, output, &|| progress.advance(1))?;
     drop(progress);
     if let Some(file) = &arguments.svg {
         strategies::plot(&outcomes).write(file)?;

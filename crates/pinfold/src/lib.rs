@@ -44,8 +44,8 @@
 //! [`cache`] puts a cache together; [`pool`] has memory that is registered before it is needed.
 //! [`registrar`] and [`monitor`] say what they need and cost;
 //! [`pieces`] takes ranges of any length, [`landing`] lets data arrive in pages that are registered
-//! beforehand; [`strategy`] says which of these a transfer should take, and takes it; [`limits`] says what the kernel's limits are, [`budget`] what may really be pinned, who
-//! gets it and what is promised; [`mappings`] what this process has mapped. The words, the promise and
+//! beforehand; [`strategy`] says which of these a transfer should take, and takes it; [`limits`] says
+//! what the kernel's limits are, [`budget`] what may really be pinned, who gets it and what is promised; [`mappings`] what this process has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
 #[cfg(not(target_os = "linux"))]

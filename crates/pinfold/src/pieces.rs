@@ -59,8 +59,8 @@ pub struct Options {
 impl Options {
     /// As many helpers as there are processors, four at most, where pages have to be made; eight pieces ahead, four requests in flight, with prefaulting.
     ///
-    /// Asking how many processors there are reads the control group's files, some ten microseconds or more: make it
-    /// once, not for each transfer.
+    /// Asking how many processors there are reads the control group's files, some ten microseconds or
+    /// more: make it once, not for each transfer.
     pub fn for_transfer() -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self::with_threads(processors.min(4))

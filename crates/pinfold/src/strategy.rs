@@ -69,7 +69,7 @@ pub use costs::{Costs, CostsError, Way};
 pub use curve::Curve;
 pub use door::Door;
 pub use measure::{MeasureError, Unmoved, measure};
-pub use place::{Guard, Part, Place};
+pub use place::{Copied, Guard, Part, Place};
 pub use tally::{DoorStatistics, Slow};
 
 use crate::landing::Method;

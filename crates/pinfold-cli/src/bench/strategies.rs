@@ -15,8 +15,8 @@ use crate::strategy::{AnyMonitor, Cached, Copying, Message, Uncached, Wire, moni
 use pinfold::limits::Limits;
 use pinfold::pieces::{self, Completion, Mover, Request};
 use pinfold::pool::{Pool, PoolConfig};
+use pinfold::strategy::{Advice, Coverage, Excluded, Means};
 use pinfold::strategy::{Costs, Direction, Door, Question, Reuse, Strategy, Uses, measure};
-use pinfold::strategy::{Coverage, Means};
 use pinfold::{Cache, Config, Monitor};
 use serde::Serialize;
 use serde_json::json;
@@ -236,8 +236,9 @@ pub(super) struct Outcome {
 }
 
 /// How often [`measure_all`] calls `advance`.
-pub(super) fn steps(rounds: u32) -> u64 {
-    LENGTHS.iter().map(|&bytes| u64::from(rounds_of(bytes, rounds))).sum::<u64>() * 3
+pub(super) fn steps(rounds: u32, longest: usize) -> u64 {
+    let lengths = LENGTHS.into_iter().filter(|&bytes| bytes <= longest);
+    lengths.map(|bytes| u64::from(rounds_of(bytes, rounds))).sum::<u64>() * 3
 }
 
 /// Long messages take long, and vary little.
@@ -249,13 +250,15 @@ fn rounds_of(bytes: usize, rounds: u32) -> u32 {
 /// all others.
 pub(super) fn measure_all(
     rounds: u32,
+    longest: usize,
     output: &Output,
     advance: &dyn Fn(),
 ) -> Result<Vec<Outcome>, Failure> {
-    let costs = measure_costs(output)?;
+    let costs = measure_costs(longest.min(MEASURED), output)?;
     let room = Limits::read().enforced().bytes().unwrap_or(u64::MAX);
     let mut outcomes = Vec::new();
-    for bytes in LENGTHS.into_iter().filter(|bytes| (bytes * PINNED) as u64 <= room) {
+    let fits = |bytes: &usize| *bytes <= longest && (bytes * PINNED) as u64 <= room;
+    for bytes in LENGTHS.into_iter().filter(fits) {
         for situation in Situation::ALL {
             let rounds = rounds_of(bytes, rounds);
             outcomes.push(Case { situation, bytes }.measure(&costs, rounds, advance)?);
@@ -264,12 +267,13 @@ pub(super) fn measure_all(
     Ok(outcomes)
 }
 
-fn measure_costs(output: &Output) -> Result<Costs, Failure> {
+fn measure_costs(longest: usize, output: &Output) -> Result<Costs, Failure> {
     let station = Station::new(Wire::open(Kind::IoUring, MEASURED)?, 2 * MEASURED)?;
     let (pool, mut mover) = (Some(&station.pool), station.mover());
-    let costs =
-        measure(&station.cache, pool, &mut mover, MEASURED).map_err(Failure::unavailable)?;
-    if let Some(file) = Costs::default_file(&stored_name(station.cache.monitor().name())) {
+    let costs = measure(&station.cache, pool, &mut mover, longest).map_err(Failure::unavailable)?;
+    let file = Costs::default_file(&stored_name(station.cache.monitor().name()));
+    // A short look must not take the place of a long one.
+    if let Some(file) = file.filter(|_| longest >= MEASURED) {
         match costs.store(&file) {
             Ok(()) => output.note(format_args!("{}: what each way costs here", file.display())),
             Err(error) => output.note(error),
@@ -545,10 +549,17 @@ pub(crate) fn known(monitor: &str) -> Vec<Known> {
                 reuse: situation.name(),
                 strategy: advice.strategy.to_string(),
                 expected_us: advice.expected_ns().map(|ns| ns / 1e3),
-                reasons: advice.considered.iter().map(ToString::to_string).collect(),
+                reasons: reasons(&advice),
             }
         })
         .collect()
+}
+
+/// Every way that data which leaves can take.
+fn reasons(advice: &Advice) -> Vec<String> {
+    let considered = advice.considered.iter();
+    let ways = considered.filter(|each| each.excluded != Some(Excluded::Leaving));
+    ways.map(ToString::to_string).collect()
 }
 
 /// For people: one line for each length, or what to do.

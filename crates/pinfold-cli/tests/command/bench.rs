@@ -53,3 +53,39 @@ fn the_allocators_price_is_measured_both_ways() {
     // Nothing that was registered was taken away.
     assert_eq!(figure("kept", "invalidations"), Some(0.0));
 }
+
+#[test]
+fn every_strategy_stands_beside_the_chosen_one() {
+    let arguments = ["bench", "strategies", "--json", "--rounds", "1", "--longest", "16384"];
+    let Some(rows) = rows(&arguments) else { return };
+    for (bytes, reuse) in [(4096, "hot"), (16384, "cold"), (4096, "untouched")] {
+        let of = |name: &str| {
+            let is = |row: &&Value| {
+                row["params"]["bytes"] == bytes
+                    && row["params"]["reuse"] == reuse
+                    && (row["name"] == name || row["params"]["strategy"] == name)
+            };
+            let found: Vec<f64> =
+                rows.iter().filter(is).map(|row| row["value"].as_f64().expect("a value")).collect();
+            assert!(found.len() == 1 && found[0] > 0.0, "{name} of {bytes}, {reuse}: {found:?}");
+        };
+        let names = ["cached", "copy", "per_use", "pieces", "chosen", "chosen_over_best"];
+        names.into_iter().for_each(of);
+    }
+}
+
+#[test]
+fn a_picture_is_drawn_of_strategies_only() {
+    let file = std::env::temp_dir().join(format!("pinfold-strategies-{}.svg", std::process::id()));
+    let svg = file.to_str().expect("a name in UTF-8");
+    assert_eq!(status(&pinfold(&["bench", "startup", "--rounds", "1", "--svg", svg])), 2);
+    let arguments = ["bench", "strategies", "--rounds", "1", "--longest", "4096", "--svg", svg];
+    let output = pinfold(&arguments);
+    if unavailable(&output) {
+        return;
+    }
+    assert_eq!(status(&output), 0);
+    let picture = std::fs::read_to_string(&file).expect("a picture");
+    std::fs::remove_file(&file).expect("a file");
+    assert!(picture.starts_with("<svg") && picture.contains("chosen, cold"), "{picture}");
+}

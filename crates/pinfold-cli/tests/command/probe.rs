@@ -68,3 +68,18 @@ fn every_bound_has_its_source() {
     }
     assert!(limits["allocator"].is_string() && limits["mappings"].is_u64(), "{limits:#}");
 }
+
+#[test]
+fn every_length_has_its_strategy_with_reasons() {
+    let report = object(&pinfold(&["probe", "--json"]));
+    let strategies = report["strategies"].as_array().expect("an array");
+    for (bytes, reuse) in [(4096, "hot"), (4096, "cold"), (256 << 20, "hot"), (256 << 20, "cold")] {
+        let mut known = strategies.iter();
+        let known = known.find(|each| each["bytes"] == bytes && each["reuse"] == reuse);
+        let known = known.expect("a row");
+        let strategy = known["strategy"].as_str().expect("a strategy");
+        let reasons = known["reasons"].as_array().expect("reasons");
+        let about = reasons.iter().filter_map(Value::as_str);
+        assert_eq!(about.filter(|each| each.starts_with(strategy)).count(), 1, "{known:#}");
+    }
+}

@@ -292,9 +292,18 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     ///
     /// As [`place`](Self::place).
     unsafe fn place_by(&self, wish: &Wish, advice: &Advice) -> Result<Place<'d, R, M>, GetError> {
-        if let Some(place) = self.bought(wish, advice) {
-            return Ok(place);
-        }
+        let rented;
+        let advice = if self.is_bought(wish, advice) {
+            if let Some(place) = self.hit(wish, advice.strategy) {
+                return Ok(place);
+            }
+            // The memory has changed, or was given up for room: renting begins again.
+            self.ledger.set(wish.range.start(), Account::default());
+            rented = self.decide(wish);
+            &rented
+        } else {
+            advice
+        };
         // SAFETY: the caller's promise.
         let place = match unsafe { self.guard(advice.strategy, wish) } {
             Ok(guard) => self.placed(wish, advice, guard),
@@ -307,22 +316,20 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         Ok(place)
     }
 
-    /// A hit of memory that was bought before, by a caller who knows nothing of it. If there is none any
-    /// more, the memory has changed: renting begins again.
-    fn bought(&self, wish: &Wish, advice: &Advice) -> Option<Place<'d, R, M>> {
+    /// Whether a registration was kept before, for a caller who knows nothing of reuse.
+    fn is_bought(&self, wish: &Wish, advice: &Advice) -> bool {
         let kept = matches!(advice.strategy, Strategy::Cached | Strategy::OnDemand);
-        let start = wish.range.start();
         let short = wish.range.len() <= self.cache.config().piece_bytes;
-        if !kept || !short || wish.reuse != Reuse::Unknown || !self.ledger.look(start).bought {
-            return None;
-        }
-        let pointer = std::ptr::with_exposed_provenance(start);
+        let unknown = wish.reuse == Reuse::Unknown;
+        kept && short && unknown && self.ledger.look(wish.range.start()).bought
+    }
+
+    /// That registration, if it is still there.
+    fn hit(&self, wish: &Wish, strategy: Strategy) -> Option<Place<'d, R, M>> {
+        let start = std::ptr::with_exposed_provenance(wish.range.start());
         // SAFETY: the contract of whoever wished for it.
-        let lease = unsafe { self.cache.get_if_cached(pointer, wish.range.len(), wish.access()) };
-        if lease.is_none() {
-            self.ledger.set(start, Account::default());
-        }
-        lease.map(|lease| Place::new(Guard::Lease(lease), advice.strategy, None))
+        let lease = unsafe { self.cache.get_if_cached(start, wish.range.len(), wish.access()) };
+        lease.map(|lease| Place::new(Guard::Lease(lease), strategy, None))
     }
 
     /// The place, said to be slow where it is.
