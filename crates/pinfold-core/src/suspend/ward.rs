@@ -10,7 +10,7 @@
 
 use super::bars::{Claim, Hostages, Overdue};
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
-use super::report::{Expired, InFlight, Keys, OnDrop, SuspensionTerms};
+use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::flight::Flight;
@@ -382,7 +382,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
                 counts.refused += 1;
             }
             // Before anything was withdrawn there was nothing to tell.
-            if before != Stage::Draining {
+            if matches!(before, Stage::Settling | Stage::Handed) {
                 shared.board.tell(Notice::Resumed { suspension, range, keys });
             }
         });
@@ -441,13 +441,6 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         });
         // Last: a device that panics here holds nothing up any more.
         self.shared.reclaim();
-    }
-
-    /// What became of it, for whoever would have resumed it.
-    pub(crate) fn expired(&mut self) -> Expired<R::Connection> {
-        let failed = std::mem::take(&mut self.connections);
-        // In a forked child they are the parent's, and nobody failed them.
-        Expired { failed: if self.is_forked() { Vec::new() } else { failed } }
     }
 
     /// Takes the bar down.
