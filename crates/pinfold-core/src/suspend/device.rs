@@ -19,6 +19,12 @@ use std::time::{Duration, Instant};
 /// [`can_suspend`](Self::can_suspend) as it is and the rest is never called; its
 /// [`Connection`](Self::Connection) may be [`Infallible`](std::convert::Infallible).
 ///
+/// **A panic** ends the suspension in the open: before anything was handed over all goes on; in
+/// [`renew`](Self::renew) and [`restart`](Self::restart) every connection that is still stopped is
+/// [failed](Self::fail). A `renew` that panics has registered nothing and given the old
+/// registration back. The panic goes on to whoever called, except where the others of a list must
+/// have their turn; then [`device_panics`](crate::SuspensionStatistics::device_panics) counts it.
+///
 /// How the kinds of device fit:
 ///
 /// | | a ring with fixed buffers | verbs | a device that pages on demand |

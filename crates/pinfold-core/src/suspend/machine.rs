@@ -241,7 +241,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
     /// [`Resumed::late`] tells.
     pub fn resume(mut self) -> Result<Resumed<'c, R, M>, Expired<R::Connection>> {
         if self.ward.is_forked() || !self.ward.take_back() {
-            return Err(self.ward.expired());
+            return Err(Expired { failed: std::mem::take(&mut self.ward.connections) });
         }
         let (leases, keys) = self.ward.resume();
         let paused = self.ward.waited();

@@ -220,7 +220,7 @@ impl<R: Suspend, M: Monitor> fmt::Debug for Resumed<'_, R, M> {
 
 /// The suspension was overdue and was ended by
 /// [`expire_suspensions`](crate::Cache::expire_suspensions): its connections were failed, the
-/// leases handed over have ended. In a forked child: it is the parent's, and nothing was failed.
+/// leases handed over have ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expired<C> {
     /// The connections that were failed.

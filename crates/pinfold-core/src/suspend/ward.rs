@@ -10,7 +10,7 @@
 
 use super::bars::{Claim, Hostages, Overdue};
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
-use super::report::{Expired, InFlight, Keys, OnDrop, SuspensionTerms};
+use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::flight::Flight;
@@ -64,6 +64,7 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
 
 /// A registration out of everybody's reach, and the leases to come back with it.
 struct Parked<'c, H> {
+    suspension: SuspensionId,
     region: &'c Region<H>,
     range: AddressRange,
     terms: Terms,
@@ -319,7 +320,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let (range, terms) = (region.range().filter(|_| !leases.is_empty())?, region.terms());
         let per_use = writer.per_use.iter().find(|(other, _)| *other == number);
         let per_use = per_use.map(|&(_, why)| why);
-        Some(Parked { region, range, terms, per_use, leases })
+        Some(Parked { suspension: self.id(), region, range, terms, per_use, leases })
     }
 
     fn withdraw(&self) {
@@ -382,7 +383,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
                 counts.refused += 1;
             }
             // Before anything was withdrawn there was nothing to tell.
-            if before != Stage::Draining {
+            if matches!(before, Stage::Settling | Stage::Handed) {
                 shared.board.tell(Notice::Resumed { suspension, range, keys });
             }
         });
@@ -397,7 +398,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         // In a forked child registrations are the parent's.
         while let Some(parked) = self.parked.pop().filter(|_| !self.is_forked()) {
             let places: Vec<_> = parked.leases.iter().map(|&(place, _)| place).collect();
-            match Renewal::begin(self.shared, self.id(), parked).run() {
+            match Renewal::begin(self.shared, parked).run() {
                 Ok((leases, renewed)) => {
                     keys = if renewed == Keys::Changed { renewed } else { keys };
                     places.into_iter().zip(leases).for_each(|(n, it)| returned[n] = Some(Ok(it)));
@@ -441,13 +442,6 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         });
         // Last: a device that panics here holds nothing up any more.
         self.shared.reclaim();
-    }
-
-    /// What became of it, for whoever would have resumed it.
-    pub(crate) fn expired(&mut self) -> Expired<R::Connection> {
-        let failed = std::mem::take(&mut self.connections);
-        // In a forked child they are the parent's, and nobody failed them.
-        Expired { failed: if self.is_forked() { Vec::new() } else { failed } }
     }
 
     /// Takes the bar down.
@@ -611,17 +605,12 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
 /// up if the device fails or panics.
 struct Renewal<'c, R: Suspend, M: Monitor> {
     shared: &'c Shared<R, M>,
-    suspension: SuspensionId,
     parked: Parked<'c, R::Handle>,
     landed: bool,
 }
 
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
-    fn begin(
-        shared: &'c Shared<R, M>,
-        suspension: SuspensionId,
-        parked: Parked<'c, R::Handle>,
-    ) -> Self {
+    fn begin(shared: &'c Shared<R, M>, parked: Parked<'c, R::Handle>) -> Self {
         let flight = Flight::new(parked.range, parked.terms, parked.region.number);
         shared.locked(|writer| {
             // What the program did to the memory until now concerns what it had before. Forked in
@@ -629,7 +618,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             let _forked = shared.catch_up(writer);
             writer.flights.push(flight);
         });
-        Self { shared, suspension, parked, landed: false }
+        Self { shared, parked, landed: false }
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
@@ -652,7 +641,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             Renewed::Changed(fresh) => {
                 writer.counts.registrations += 1;
                 writer.counts.deregistrations += 1;
-                let (suspension, from, to) = (self.suspension, handle, fresh);
+                let (suspension, from, to) = (self.parked.suspension, handle, fresh);
                 shared.board.tell(Notice::Rekeyed { suspension, range, from, to });
                 (self.land(writer, fresh, per_use), Keys::Changed)
             }
@@ -730,7 +719,7 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
         // SAFETY: filled, and out of everybody's reach but this renewal's.
         let handle = unsafe { self.parked.region.handle() };
         self.shared.locked(|writer| {
-            let (suspension, range) = (self.suspension, self.parked.range);
+            let Parked { suspension, range, .. } = self.parked;
             self.shared.board.tell(Notice::Lost { suspension, range, handle });
             self.leave(writer);
             writer.counts.registration_failures += 1;
