@@ -245,6 +245,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         parked.filter(touches).filter(|region| !self.has_parked(region.number)).count()
     }
 
+    /// The registrations that come back.
+    pub(crate) fn parked_ranges(&self) -> impl Iterator<Item = AddressRange> {
+        self.parked.iter().map(|parked| parked.range)
+    }
+
     fn has_parked(&self, number: u32) -> bool {
         self.parked.iter().any(|parked| parked.region.number == number)
     }
