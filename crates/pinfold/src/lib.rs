@@ -44,7 +44,7 @@
 //! [`cache`] puts a cache together; [`pool`] has memory that is registered before it is needed.
 //! [`registrar`] and [`monitor`] say what they need and cost;
 //! [`pieces`] takes ranges of any length, [`landing`] lets data arrive in pages that are registered
-//! beforehand; [`limits`] says what the kernel's limits are, [`budget`] what may really be pinned, who
+//! beforehand; [`suspend`] and [`rearrange`] make registered memory huge, move it or trim it; [`limits`] says what the kernel's limits are, [`budget`] what may really be pinned, who
 //! gets it and what is promised; [`mappings`] what this process has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
@@ -63,10 +63,13 @@ pub mod monitor;
 pub mod pieces;
 pub mod pool;
 mod quiet_thread;
+pub mod rearrange;
 pub mod registrar;
 mod start;
 mod sys;
 
+#[doc(inline)]
+pub use pinfold_core::suspend;
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,

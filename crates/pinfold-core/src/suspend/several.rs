@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
-use crate::registrar::{DeregisterError, RegisterError, Registrar};
+use crate::registrar::{DeregisterError, RegisterError};
 use crate::{Access, AddressRange};
 use std::sync::Arc;
 use std::time::Duration;
@@ -299,7 +299,7 @@ impl<R: Suspend, const N: usize> Suspend for [R; N] {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::registrar::RegistrarLimits;
+    use crate::registrar::{Registrar, RegistrarLimits};
     use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
     /// A device that renews as often as it is told, then fails; it may change handles.

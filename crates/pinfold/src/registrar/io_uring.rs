@@ -180,10 +180,10 @@ impl IoUring {
 
     /// Has the ring say when the last request that uses a registration has ended.
     ///
-    /// From now on each registration that ends posts one completion to the ring, whose `user_data`
-    /// is out of `values`: pass every completion in it to [`ended`](Self::ended), and use the
-    /// values for nothing else. In return a suspension waits for requests in flight on leases that
-    /// were handed over to it.
+    /// Each registration that is made from now on posts one completion to the ring when it has
+    /// ended, whose `user_data` is out of `values`: pass every completion to [`ended`](Self::ended),
+    /// and use the values for nothing else. In return a suspension waits for requests in flight
+    /// on leases that were handed over to it. Ask for it before the first registration.
     ///
     /// Costs a lock for each registration and its end. Whoever suspends, takes completions
     /// meanwhile (on another thread, or between polls), or the suspension waits until its deadline.
@@ -192,9 +192,9 @@ impl IoUring {
     ///
     /// [`OpenError::Tags`] if `values` contains zero, which is no tag, or has fewer than 2^32
     /// values, which must not come round while one is out.
-    pub fn with_tags(self, values: Range<u64>) -> Result<Self, OpenError> {
-        let tags = Tags::new(values).ok_or(OpenError::Tags)?;
-        Ok(Self { tags: Some(tags), ..self })
+    pub fn with_tags(mut self, values: Range<u64>) -> Result<Self, OpenError> {
+        self.tags = Some(Tags::new(values).ok_or(OpenError::Tags)?);
+        Ok(self)
     }
 
     /// Takes note of a completion that the program found in the ring. True if it was the end of a
@@ -232,7 +232,7 @@ impl IoUring {
         let tag = tags.begin_end(slot, range);
         self.ring.clear(slot).inspect_err(|_| {
             // A slot that is not emptied, or a ring that is gone, says nothing.
-            tag.map(|tag| tags.ended(tag));
+            let _ours = tag.map(|tag| tags.ended(tag));
         })
     }
 
@@ -327,13 +327,20 @@ impl Registrar for IoUring {
     unsafe fn resize(
         &self,
         handle: BufferIndex,
-        _from: AddressRange,
+        from: AddressRange,
         to: AddressRange,
         access: Access,
     ) -> Result<(), ResizeError> {
         self.check_request(to, access).map_err(ResizeError::Register)?;
-        let filled = self.fill(handle.0, to);
-        filled.map_err(|errno| ResizeError::Register(self.explain(to, errno)))
+        let before = self.tags.as_ref().and_then(|tags| tags.begin_end(handle.0, from));
+        self.fill(handle.0, to).map_err(|errno| {
+            // The slot is as it was.
+            if let Some((tags, tag)) = self.tags.as_ref().zip(before) {
+                tags.ended(tag);
+                tags.put(handle.0, tag);
+            }
+            ResizeError::Register(self.explain(to, errno))
+        })
     }
 }
 
