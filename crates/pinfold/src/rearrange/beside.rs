@@ -142,7 +142,8 @@ fn plain_parts(range: AddressRange) -> Result<Vec<AddressRange>, Errno> {
     let mut private = mappings::mappings_in(range)
         .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
     private.retain(|mapping| mapping.kind == MappingKind::PrivateAnonymous);
-    let is_private = |part: &AddressRange| private.iter().any(|mapping| mapping.range.contains(part));
+    let is_private =
+        |part: &AddressRange| private.iter().any(|mapping| mapping.range.contains(part));
     let mut parts: Vec<AddressRange> = Vec::new();
     for Entry { mapping, .. } in pages::entries(range)?.into_iter().filter(is_plain) {
         if !is_private(&mapping) {
