@@ -19,6 +19,8 @@ mod medians;
 mod notifyd;
 mod output;
 mod page;
+#[allow(dead_code)] // until merged
+mod plot;
 mod port;
 mod probe;
 mod races;

@@ -1,0 +1,163 @@
+//! Lines over a logarithmic axis, as a picture that any browser shows (SVG).
+
+use crate::output::Failure;
+use plotters::prelude::*;
+use std::error::Error;
+use std::ops::Range;
+use std::path::Path;
+
+/// Width and height in pixels.
+const SIZE: (u32, u32) = (960, 600);
+
+/// A picture of several lines over one logarithmic axis.
+#[derive(Clone, Debug)]
+pub(crate) struct Plot {
+    /// What it shows.
+    pub(crate) title: String,
+    /// What runs from left to right, and how its values are written.
+    pub(crate) across: Axis,
+    /// What runs from bottom to top.
+    pub(crate) up: Axis,
+    /// The lines; points that are not above zero cannot be shown and are left out.
+    pub(crate) lines: Vec<Line>,
+}
+
+/// One logarithmic axis.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Axis {
+    /// What it measures, with the unit.
+    pub(crate) title: &'static str,
+    /// How a value of it is written.
+    pub(crate) label: fn(f64) -> String,
+}
+
+/// One line.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    /// What the legend calls it.
+    pub(crate) name: String,
+    /// From left to right.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+impl Line {
+    fn shown(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        self.points.iter().copied().filter(|&(x, y)| x > 0.0 && y > 0.0 && (x * y).is_finite())
+    }
+}
+
+impl Plot {
+    /// Writes the picture to a file.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`] if there is nothing to show or the file cannot be written.
+    pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
+        std::fs::write(file, self.picture()?)
+            .map_err(|error| Failure::usage(format!("cannot write {}: {error}", file.display())))
+    }
+
+    /// The picture's text.
+    fn picture(&self) -> Result<String, Failure> {
+        let mut text = String::new();
+        let drawn = self.draw(SVGBackend::with_string(&mut text, SIZE).into_drawing_area());
+        drawn.map_err(|error| Failure::usage(format!("the plot cannot be drawn: {error}")))?;
+        Ok(text)
+    }
+
+    fn draw(
+        &self,
+        area: DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    ) -> Result<(), Box<dyn Error>> {
+        area.fill(&WHITE)?;
+        let across = self.span(|point| point.0)?.log_scale();
+        let up = self.span(|point| point.1)?.log_scale();
+        let mut chart = ChartBuilder::on(&area)
+            .caption(&self.title, ("sans-serif", 20))
+            .margin(16)
+            .x_label_area_size(48)
+            .y_label_area_size(72)
+            .build_cartesian_2d(across, up)?;
+        chart
+            .configure_mesh()
+            .x_desc(self.across.title)
+            .y_desc(self.up.title)
+            .x_label_formatter(&|value| (self.across.label)(*value))
+            .y_label_formatter(&|value| (self.up.label)(*value))
+            .light_line_style(WHITE)
+            .draw()?;
+        for (place, line) in self.lines.iter().enumerate() {
+            let style = ShapeStyle::from(&Palette99::pick(place)).stroke_width(2);
+            chart
+                .draw_series(LineSeries::new(line.shown(), style).point_size(3))?
+                .label(line.name.as_str())
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()?;
+        area.present()?;
+        Ok(())
+    }
+
+    /// From the least to the greatest, with a little room, because a range of no length has no scale.
+    fn span(&self, part: impl Fn((f64, f64)) -> f64) -> Result<Range<f64>, &'static str> {
+        let values = self.lines.iter().flat_map(Line::shown).map(part);
+        let (least, greatest) = values
+            .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+        if least > greatest {
+            return Err("it has no point above zero");
+        }
+        Ok(least / 1.1..greatest * 1.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plot(lines: &[(&str, &[(f64, f64)])]) -> Plot {
+        let axis = Axis { title: "bytes", label: |value| format!("{value:.0}") };
+        let lines =
+            lines.iter().map(|&(name, points)| Line { name: name.into(), points: points.into() });
+        Plot { title: "a <plot>".into(), across: axis, up: axis, lines: lines.collect() }
+    }
+
+    #[test]
+    fn every_line_is_drawn_and_named() {
+        let picture =
+            plot(&[("one", &[(1.0, 2.0), (10.0, 20.0)]), ("two", &[(1.0, 3.0), (10.0, 3.0)])]);
+        let text = picture.picture().unwrap();
+        assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"), "{text}");
+        assert!(text.contains("one") && text.contains("two") && text.contains("a &lt;plot&gt;"));
+        // A line each, and a line each in the legend.
+        assert!(text.matches("<polyline").count() >= 4, "{text}");
+    }
+
+    #[test]
+    fn one_point_is_enough() {
+        plot(&[("one", &[(4096.0, 1.0)])]).picture().unwrap();
+    }
+
+    #[test]
+    fn points_without_a_logarithm_are_left_out() {
+        let text =
+            plot(&[("one", &[(1.0, 0.0), (2.0, 5.0), (3.0, f64::INFINITY)])]).picture().unwrap();
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    }
+
+    #[test]
+    fn nothing_to_show_is_an_error() {
+        assert!(plot(&[("one", &[(1.0, 0.0)])]).picture().is_err());
+        assert!(plot(&[]).picture().is_err());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_an_error() {
+        let picture = plot(&[("one", &[(1.0, 1.0)])]);
+        assert!(picture.write(Path::new("/nowhere/at/all.svg")).is_err());
+    }
+}
