@@ -9,6 +9,7 @@ mod allocator;
 pub(crate) mod landing;
 mod lifetime;
 mod programs;
+mod suspend;
 
 use crate::output::{self, Failure, Output, Verdict};
 use crate::transfer::{self, Scope, Throughput};
@@ -47,6 +48,8 @@ enum What {
     /// From landing pages into the target, by copying and by exchanging pages; named alone, it writes
     /// down from which length on pages are exchanged
     Landing,
+    /// Registered memory made huge, moved and trimmed under a stream of transfers
+    Suspend,
 }
 
 /// The bench's JSON object.
@@ -68,7 +71,7 @@ pub(crate) struct Bench {
     pub(crate) ratio: Option<f64>,
 }
 
-/// Measures; it always holds.
+/// Measures. It holds, unless a transfer failed or moved a wrong byte.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     if let Some(policy) = arguments.demand {
         return allocator::demand(policy, arguments.rest_ms).map(|()| Verdict::Held);
@@ -102,9 +105,15 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
             landing::store(&cases, output);
         }
     }
+    let mut held = true;
+    if wanted(What::Suspend) {
+        let (rows, right) = suspend::measure(rounds, output)?;
+        benches.extend(rows);
+        held = right;
+    }
     let report = Report { benches };
     output.report(&report, || for_people(&report));
-    Ok(Verdict::Held)
+    Ok(Verdict::of(held))
 }
 
 fn transfer_row(row: &Throughput) -> Bench {
