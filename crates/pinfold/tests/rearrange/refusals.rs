@@ -4,7 +4,7 @@ use super::registrar_support::alone;
 use super::rig::*;
 use io_uring::{opcode, types};
 use pinfold::rearrange::*;
-use pinfold::registrar::IoUring;
+use pinfold::registrar::{IoUring, OpenError};
 use pinfold::suspend::{Ended as Over, Expired, OnDrop, Progress, SuspensionTerms, Why};
 use pinfold::{AddressRange, BadAddress, GetError, RegisterError};
 use std::io::Write;
@@ -235,4 +235,22 @@ fn a_forked_child_resumes_nothing_and_its_parent_does() {
         assert!(is_whole(range) && sends(&mut ring, range, index.get()));
         assert_eq!(cache.suspension_statistics().resumed, 1);
     });
+}
+
+/// Why tags are given when slots are filled.
+#[test]
+fn fact_an_emptied_slot_takes_no_tag() {
+    let Some(ring) = ring() else { return };
+    ring.submitter().register_buffers_sparse(1).unwrap();
+    let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    // SAFETY: no memory is concerned.
+    let refused = unsafe { ring.submitter().register_buffers_update(0, &[empty], Some(&[7])) };
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+}
+
+#[test]
+fn tags_need_room() {
+    let Some(ring) = ring() else { return };
+    let registrar = IoUring::new(&ring, 4).unwrap();
+    assert_eq!(registrar.with_tags(0..u64::MAX).unwrap_err(), OpenError::Tags);
 }
