@@ -39,7 +39,7 @@
 //! let range = AddressRange::new(buffer.as_ptr().addr(), buffer.len())?;
 //! let terms = SuspensionTerms::default();
 //! match defragment_in_steps(&cache, range, &[], Vec::new(), terms, Way::IN_PLACE) {
-//!     Ok(done) => println!("{} bytes more are huge: {:?}", done.made, done.left),
+//!     Ok(done) => println!("{:?}", done.defragmented), // before, after, what is left and why
 //!     Err(stopped) => println!("{stopped}"), // what was done until then stays
 //! }
 //! # Ok(())
@@ -69,7 +69,7 @@ mod trim;
 pub use huge::{Defragmented, Left, Way, defragment};
 pub use nodes::{Migrated, Node, OnNodes, migrate};
 pub use pages::Pages;
-pub use steps::{Ended, Stepped, Stopped, StoppedBy, defragment_in_steps};
+pub use steps::{LeaseEnded, Stepped, Stopped, StoppedBy, defragment_in_steps};
 pub use trim::{Trimmed, trim};
 
 use crate::AddressRange;

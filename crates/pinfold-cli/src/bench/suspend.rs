@@ -103,6 +103,8 @@ struct Round {
     before: Price,
     after: Price,
     done: Defragmented,
+    /// The longest suspension.
+    suspended: Duration,
     outcome: Outcome,
 }
 
@@ -200,8 +202,9 @@ fn under_a_stream(course: Course, pages: Pages) -> Result<Round, Failure> {
         expected: region.bytes(),
         signals: &signals,
         outcome: Outcome::default(),
+        last: None,
     };
-    let done = std::thread::scope(|scope| {
+    let (done, suspended) = std::thread::scope(|scope| {
         let streaming = scope.spawn(|| stream.run());
         std::thread::sleep(CALM);
         // Relaxed: flags that publish nothing.
@@ -218,7 +221,7 @@ fn under_a_stream(course: Course, pages: Pages) -> Result<Round, Failure> {
         outcome.wrong += 1;
     }
     drop(cache);
-    Ok(Round { before, after: price(region.range())?, done, outcome })
+    Ok(Round { before, after: price(region.range())?, done, suspended, outcome })
 }
 
 /// Where messages go to and come from.
@@ -233,7 +236,7 @@ fn make_huge(
     range: AddressRange,
     course: Course,
     pages: Pages,
-) -> Result<Defragmented, Failure> {
+) -> Result<(Defragmented, Duration), Failure> {
     let mut leases = Vec::new();
     if course == Course::StepsBesideLease {
         let start = std::ptr::with_exposed_provenance(range.start());
@@ -245,11 +248,11 @@ fn make_huge(
         let suspended = cache.suspend(range, Vec::new(), leases, terms());
         let suspended = suspended.map_err(Failure::unavailable)?;
         let done = defragment(&suspended, pages.way()).map_err(Failure::unavailable)?;
-        suspended.resume().map_err(Failure::unavailable)?;
-        return Ok(done);
+        let resumed = suspended.resume().map_err(Failure::unavailable)?;
+        return Ok((done, resumed.paused));
     }
     let done = defragment_in_steps(cache, range, &[], leases, terms(), pages.way());
-    done.map(|done| done.defragmented).map_err(Failure::unavailable)
+    done.map(|done| (done.defragmented, done.longest)).map_err(Failure::unavailable)
 }
 
 /// Where there is one node, the region is there already; what is measured then is the look.
@@ -325,6 +328,7 @@ fn rows_of(course: Course, pages: Pages, rounds: &[Round]) -> Vec<Bench> {
         row("stream_pause_over_register", middle(pause_over_register), "times"),
         row("stream_pause_over_register, worst", worst(pause_over_register), "times"),
         row("stream_pause_over_register, calm", middle(calm_over_register), "times"),
+        row("suspension, longest", middle(|round| microseconds(round.suspended)), "us"),
         row("stream_pause", middle(|round| microseconds(round.outcome.pause)), "us"),
         row("defragment", middle(|round| microseconds(round.done.elapsed)), "us"),
         row("register, small pages", middle(|round| round.before.register), "us"),

@@ -92,11 +92,8 @@ impl Beside {
     /// switched once.
     pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Left> {
         let copy = self.copy_of(block).ok_or(Left::Partial)?;
-        if !is_mapped(block) {
-            return Err(Left::Unmapped);
-        }
-        // SAFETY: the copy is ours, the block is mapped, and nobody writes to it or unmaps it, on
-        // the caller's word.
+        // SAFETY: the copy is ours, the block was mapped when it was prepared, and nobody writes to
+        // it or unmaps it since, on the caller's word.
         unsafe { sys::copy(block, copy) };
         // SAFETY: as above; the old pages' content is in the new ones.
         let exchanged = unsafe { sys::exchange(copy, block) };

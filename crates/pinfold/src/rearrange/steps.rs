@@ -22,14 +22,14 @@ pub struct Stepped<'c, R: Suspend, M: Monitor> {
     /// Whether what the leases are known by is as before.
     pub keys: Keys,
     /// The leases, in the order in which they were handed over.
-    pub leases: Vec<Result<Lease<'c, R, M>, Ended>>,
+    pub leases: Vec<Result<Lease<'c, R, M>, LeaseEnded>>,
     /// Connections that died meanwhile.
     pub lost: Vec<(R::Connection, ConnectionLost)>,
 }
 
 /// Why a lease that was handed over does not come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum LeaseEnded {
     /// Its memory could not be registered any more.
     NotRegistered(RegisterError),
     /// A suspension was overdue, and somebody ended it; or this process is a forked child.
@@ -161,12 +161,13 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
     /// The leases whose registrations touch `block`, and their places. Those that do not come
     /// back have ended with their suspension.
     fn take_leases(&mut self, block: AddressRange) -> (Vec<usize>, Vec<Lease<'c, R, M>>) {
-        let touches = |slot: &Result<Lease<'c, R, M>, Ended>| {
+        let touches = |slot: &Result<Lease<'c, R, M>, LeaseEnded>| {
             slot.as_ref().is_ok_and(|lease| lease.registered().overlaps(&block))
         };
         let slots = self.done.leases.iter_mut().enumerate();
         let taken = slots.filter_map(|(place, slot)| {
-            let taken = touches(slot).then(|| std::mem::replace(slot, Err(Ended::WithSuspension)));
+            let taken =
+                touches(slot).then(|| std::mem::replace(slot, Err(LeaseEnded::WithSuspension)));
             Some((place, taken?.ok()?))
         });
         taken.unzip()
@@ -174,7 +175,7 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
 
     fn put_back(&mut self, places: &[usize], leases: Vec<Result<Lease<'c, R, M>, RegisterError>>) {
         for (&place, lease) in places.iter().zip(leases) {
-            self.done.leases[place] = lease.map_err(Ended::NotRegistered);
+            self.done.leases[place] = lease.map_err(LeaseEnded::NotRegistered);
         }
     }
 
@@ -192,19 +193,20 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         let connections = self.connections.to_vec();
         let begun = self.cache.begin_suspension(block, connections, leases, self.terms);
         let mut suspending = begun.map_err(|refused| (refused.why, refused.leases))?;
-        for round in 0_u32.. {
+        let mut round = 0_usize;
+        loop {
             match suspending.poll().map_err(|refused| (refused.why, refused.leases))? {
                 Progress::Suspended(suspended) => return Ok(suspended),
                 Progress::Pending(pending, _) => suspending = pending,
             }
             wait(round);
+            round = round.saturating_add(1);
         }
-        Err((suspending.cancel().why, Vec::new()))
     }
 }
 
-fn wait(round: u32) {
-    const BRIEF: u32 = 200;
+fn wait(round: usize) {
+    const BRIEF: usize = 200;
     if round < BRIEF {
         std::thread::yield_now();
     } else {
@@ -221,7 +223,7 @@ impl<C: fmt::Debug> fmt::Display for StoppedBy<C> {
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for LeaseEnded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotRegistered(error) => error.fmt(f),

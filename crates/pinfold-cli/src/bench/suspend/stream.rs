@@ -46,6 +46,9 @@ pub(super) struct Outcome {
     pub(super) pause: Duration,
 }
 
+/// When the last transfer ended, and whether the region was being re-arranged then.
+pub(super) type Last = Option<(Instant, bool)>;
+
 /// Sends what a piece of the region holds, then receives something new into it; piece after piece,
 /// round and round.
 pub(super) struct Stream<'a> {
@@ -58,26 +61,30 @@ pub(super) struct Stream<'a> {
     pub(super) expected: Vec<u8>,
     pub(super) signals: &'a Signals,
     pub(super) outcome: Outcome,
+    pub(super) last: Last,
 }
 
 impl Stream<'_> {
     /// Goes on until it is told to stop.
     pub(super) fn run(&mut self) {
-        let (mut last, mut was_busy) = (Instant::now(), false);
         let mut buffer = vec![0; MESSAGE];
         for offset in (0..self.range.len()).step_by(MESSAGE).cycle() {
-            // Relaxed: flags that publish nothing; a transfer more or less is all the same.
+            // Relaxed: a flag that publishes nothing; a transfer more or less is all the same.
             if self.signals.stop.load(Ordering::Relaxed) {
                 return;
             }
             self.visit(offset, &mut buffer);
-            let (now, busy) = (Instant::now(), self.signals.busy.load(Ordering::Relaxed));
-            // Two transfers were made, so this is at least the longer gap.
-            let gap = now - last;
-            let kind =
-                if busy || was_busy { &mut self.outcome.pause } else { &mut self.outcome.calm };
-            *kind = gap.max(*kind);
-            (last, was_busy) = (now, busy);
+        }
+    }
+
+    /// A transfer has ended.
+    fn note_gap(&mut self) {
+        // Relaxed: as above.
+        let (now, busy) = (Instant::now(), self.signals.busy.load(Ordering::Relaxed));
+        if let Some((last, was_busy)) = self.last.replace((now, busy)) {
+            let outcome = &mut self.outcome;
+            let kind = if busy || was_busy { &mut outcome.pause } else { &mut outcome.calm };
+            *kind = (now - last).max(*kind);
         }
     }
 
@@ -117,6 +124,7 @@ impl Stream<'_> {
                 _ => {}
             }
         }
+        self.note_gap();
         let result = self.ring.completion().next().map(|it| it.result()).unwrap_or_default();
         match usize::try_from(result) {
             Ok(MESSAGE) => {
