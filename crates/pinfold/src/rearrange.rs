@@ -4,16 +4,18 @@
 //!
 //! Pages that a device has pinned cannot be made huge nor moved. So the region is
 //! [suspended](crate::suspend) first: whoever asks for it waits, and what is registered of it is
-//! registered anew. Of 16 MiB in small pages on a virtual machine of two processors:
+//! registered anew. Of 16 MiB in small pages, on a virtual machine of two processors with others
+//! busy beside it, in times of registering it (0.3 ms):
 //!
-//! | | pause |
+//! | | the longest pause of a stream over it |
 //! |---|---|
-//! | registering it, for comparison | 0.2-0.5 ms |
-//! | [`defragment`] under one suspension | 8-12 times that |
-//! | [`defragment_in_steps`], in place | 1-3 times that, for one huge page's worth after the other |
-//! | the same by copying beside ([`Way::by_copy`]) | about as long as registering it |
+//! | [`defragment`] under one suspension | 24 and more |
+//! | [`defragment_in_steps`] in place | 5 and more: collapsing 2 MiB alone takes 2 |
+//! | the same by copying beside ([`Way::by_copy`]) | 3.5 and more |
+//! | the same, beside a lease of the whole that was handed over | 2.4-3.1 |
+//! | nothing happens | 0.7-3.7 |
 //!
-//! Afterwards registering and deregistering it takes a tenth. `pinfold bench suspend` measures all
+//! Afterwards registering and deregistering it takes a thirtieth. `pinfold bench suspend` measures all
 //! of it where it runs.
 //!
 //! # Which one

@@ -165,7 +165,7 @@ fn a_stream_goes_on_while_its_region_is_made_huge_in_steps() {
             let Some(done) = in_steps(cache, range, Vec::new(), way) else { return };
             is_accounted_for(&done.defragmented, range);
             assert!(done.suspensions * HUGE >= done.defragmented.made);
-            assert_eq!(cache.suspension_statistics().resumed as usize, done.suspensions);
+            assert_eq!(cache.suspension_statistics().resumed, done.suspensions as u64);
         });
     }
 }
