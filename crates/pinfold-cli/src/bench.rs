@@ -10,6 +10,7 @@ pub(crate) mod landing;
 mod lifetime;
 mod programs;
 pub(crate) mod strategies;
+mod suspend;
 
 use crate::output::{self, Failure, Output, Verdict};
 use crate::transfer::{self, Scope, Throughput};
@@ -59,6 +60,8 @@ enum What {
     /// Every way to send memory at every length, beside the one that the library chooses; only when
     /// named, and it writes down what each way costs here
     Strategies,
+    /// Registered memory made huge, moved and trimmed under a stream of transfers
+    Suspend,
 }
 
 /// The bench's JSON object.
@@ -80,7 +83,7 @@ pub(crate) struct Bench {
     pub(crate) ratio: Option<f64>,
 }
 
-/// Measures; it always holds.
+/// Measures. It holds, unless a transfer failed or moved a wrong byte.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     if let Some(policy) = arguments.demand {
         return allocator::demand(policy, arguments.rest_ms).map(|()| Verdict::Held);
@@ -120,9 +123,15 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
             landing::store(&cases, output);
         }
     }
+    let mut held = true;
+    if wanted(What::Suspend) {
+        let (rows, right) = suspend::measure(rounds, output)?;
+        benches.extend(rows);
+        held = right;
+    }
     let report = Report { benches };
     output.report(&report, || for_people(&report));
-    Ok(Verdict::Held)
+    Ok(Verdict::of(held))
 }
 
 fn compare_strategies(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {

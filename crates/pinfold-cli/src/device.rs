@@ -251,7 +251,7 @@ impl Registrar for AnyRegistrar {
     }
 }
 
-fn memory_file() -> io::Result<File> {
+pub(crate) fn memory_file() -> io::Result<File> {
     // SAFETY: the name is a C string; the call touches no other memory.
     let fd = unsafe { libc::memfd_create(c"pinfold-channel".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {

@@ -90,8 +90,8 @@ pub use registrar::{
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use statistics::Statistics;
 pub use suspend::{
-    ConnectionLost, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Progress, Refused,
-    Renewed, Resumed, Suspend, Suspended, Suspending, SuspensionStatistics, SuspensionTerms,
-    Transfers, Unsupported, Why,
+    ConnectionLost, Ended, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Progress,
+    Refused, Renewed, Resumed, Suspend, Suspended, Suspending, SuspensionStatistics,
+    SuspensionTerms, Transfers, Unsupported, Why,
 };
 pub use under_way::{Ticket, UnderWay};

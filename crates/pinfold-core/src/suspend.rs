@@ -63,12 +63,14 @@ pub(crate) mod bars;
 mod device;
 mod machine;
 mod report;
+mod several;
 mod ward;
 
 pub use bars::SuspensionStatistics;
 pub use device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 pub use machine::{Progress, Suspended, Suspending};
 pub use report::{
-    Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Refused, Resumed, SuspensionTerms,
-    Why,
+    Ended, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Refused, Resumed,
+    SuspensionTerms, Why,
 };
+pub use several::OfEither;

@@ -44,8 +44,10 @@
 //! [`cache`] puts a cache together; [`pool`] has memory that is registered before it is needed.
 //! [`registrar`] and [`monitor`] say what they need and cost;
 //! [`pieces`] takes ranges of any length, [`landing`] lets data arrive in pages that are registered
-//! beforehand; [`strategy`] says which of these a transfer should take, and takes it; [`limits`] says
-//! what the kernel's limits are, [`budget`] what may really be pinned, who gets it and what is promised; [`mappings`] what this process has mapped. The words, the promise and
+//! beforehand; [`strategy`] says which of these a transfer should take, and takes it; [`suspend`] and
+//! [`rearrange`] make registered memory huge, move it or trim it; [`limits`] says what the kernel's limits
+//! are, [`budget`] what may really be pinned, who gets it and what is promised; [`mappings`] what this
+//! process has mapped. The words, the promise and
 //! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
 
 #[cfg(not(target_os = "linux"))]
@@ -63,12 +65,15 @@ pub mod monitor;
 pub mod pieces;
 pub mod pool;
 mod quiet_thread;
+pub mod rearrange;
 pub mod registrar;
 mod start;
 mod stored;
 pub mod strategy;
 mod sys;
 
+#[doc(inline)]
+pub use pinfold_core::suspend;
 pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,

@@ -15,7 +15,7 @@ fn rows(arguments: &[&str]) -> Option<Vec<Value>> {
 #[test]
 fn every_row_is_a_measurement() {
     let Some(rows) = rows(&["bench", "--json", "--rounds", "1"]) else { return };
-    for name in ["startup", "munmap", "transfer", "landing"] {
+    for name in ["startup", "munmap", "transfer", "landing", "stream_pause_over_register"] {
         assert!(rows.iter().any(|row| row["name"] == name), "{name}");
     }
     for row in rows {

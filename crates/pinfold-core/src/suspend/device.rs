@@ -29,11 +29,11 @@ use std::time::{Duration, Instant};
 ///
 /// | | a ring with fixed buffers | verbs | a device that pages on demand |
 /// |---|---|---|---|
-/// | connection | the ring | a queue pair | a queue pair |
+/// | connection | none | a queue pair | a queue pair |
 /// | `stop` | nothing: a use needs a lease, and gets are held back | to SQD; a peer that writes must agree | the same |
 /// | `in_flight` | nothing beyond the leases | send queue not drained yet | the same |
-/// | `withdraw` | the slot is emptied, with a tag | windows invalidated | pages given back |
-/// | `quiet` | the tag's completion was seen | true | the fault queue is empty |
+/// | `withdraw` | the slot is emptied | windows invalidated | pages given back |
+/// | `quiet` | the completion of its tag was seen, where registrations carry tags | true | the fault queue is empty |
 /// | `renew` | the same slot filled again: same key | re-registered: the keys may change | nothing: same key |
 pub trait Suspend: Registrar {
     /// What stops and goes on: a queue pair, a ring.

@@ -3,7 +3,7 @@
 use super::bars::SuspensionStatistics;
 use super::device::Suspend;
 use super::report::{
-    Expired, InFlight, Leases, NotSuspended, Refused, Resumed, SuspensionTerms, Why,
+    Ended, Expired, InFlight, Leases, NotSuspended, Refused, Resumed, SuspensionTerms, Why,
 };
 use super::ward::Ward;
 use crate::AddressRange;
@@ -222,6 +222,18 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
         self.ward.remaining()
     }
 
+    /// What is registered still, and will be renewed when it resumes: the whole registrations of
+    /// the leases that were handed over, which may reach beyond the range.
+    pub fn registered(&self) -> impl Iterator<Item = AddressRange> {
+        self.ward.parked_ranges()
+    }
+
+    /// Whether this process is a forked child of the one that suspended: then nothing here is its
+    /// own, and the memory is a copy.
+    pub fn is_forked(&self) -> bool {
+        self.ward.is_forked()
+    }
+
     /// Whether [`expire_suspensions`](Cache::expire_suspensions) has ended it. From then on the
     /// region is like any other: gets go on, and whoever moves its memory sees to it that no
     /// transfer uses it.
@@ -237,18 +249,31 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
     /// # Errors
     ///
     /// [`Expired`] if the deadline passed and
-    /// [`expire_suspensions`](Cache::expire_suspensions) found it so. Being late alone is none:
-    /// [`Resumed::late`] tells.
+    /// [`expire_suspensions`](Cache::expire_suspensions) found it so, and in a forked child. Being
+    /// late alone is none: [`Resumed::late`] tells.
     pub fn resume(mut self) -> Result<Resumed<'c, R, M>, Expired<R::Connection>> {
-        if self.ward.is_forked() || !self.ward.take_back() {
-            return Err(Expired { failed: std::mem::take(&mut self.ward.connections) });
+        if self.ward.is_forked() {
+            return Err(forked());
+        }
+        if !self.ward.take_back() {
+            let failed = std::mem::take(&mut self.ward.connections);
+            return Err(Expired { reason: Ended::Deadline, failed });
         }
         let (leases, keys) = self.ward.resume();
+        // Again, because the device may have forked; nothing of the parent's was restarted here.
+        if self.ward.is_forked() {
+            return Err(forked());
+        }
         let paused = self.ward.waited();
         let late = paused.checked_sub(self.ward.terms.deadline).filter(|late| !late.is_zero());
         let lost = std::mem::take(&mut self.ward.lost);
         Ok(Resumed { leases, keys, lost, paused, late })
     }
+}
+
+/// What resuming meets in a forked child.
+fn forked<C>() -> Expired<C> {
+    Expired { reason: Ended::Forked, failed: Vec::new() }
 }
 
 impl<R: Suspend, M: Monitor> fmt::Debug for Suspending<'_, R, M> {

@@ -218,23 +218,39 @@ impl<R: Suspend, M: Monitor> fmt::Debug for Resumed<'_, R, M> {
     }
 }
 
-/// The suspension was overdue and was ended by
-/// [`expire_suspensions`](crate::Cache::expire_suspensions): its connections were failed, the
-/// leases handed over have ended.
+/// There is nothing to resume any more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expired<C> {
+    /// Why not.
+    pub reason: Ended,
     /// The connections that were failed.
     pub failed: Vec<C>,
 }
 
+/// Why a suspension cannot be resumed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Ended {
+    /// It was overdue and was ended by
+    /// [`expire_suspensions`](crate::Cache::expire_suspensions): its connections were failed, the
+    /// leases handed over have ended.
+    Deadline,
+    /// This process is a forked child of the one that suspended: nothing of it was touched, and
+    /// the parent resumes, or does not.
+    Forked,
+}
+
 impl<C: fmt::Debug> fmt::Display for Expired<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the deadline passed and the connections {:?} were failed: connect again, or allow \
-             more time",
-            self.failed
-        )
+        match self.reason {
+            Ended::Deadline => write!(
+                f,
+                "the deadline passed and the connections {:?} were failed: connect again, or \
+                 allow more time",
+                self.failed
+            ),
+            Ended::Forked => GetError::Forked.fmt(f),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
 use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
 use crate::error::PerUse;
-use crate::flight::Flight;
+use crate::flight::{Flight, Landing};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::Monitor;
@@ -249,6 +249,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             region.range().is_some_and(|range| range.overlaps(&self.range))
         };
         parked.filter(touches).filter(|region| !self.has_parked(region.number)).count()
+    }
+
+    /// The registrations that come back.
+    pub(crate) fn parked_ranges(&self) -> impl Iterator<Item = AddressRange> {
+        self.parked.iter().map(|parked| parked.range)
     }
 
     fn has_parked(&self, number: u32) -> bool {
@@ -607,6 +612,9 @@ struct Renewal<'c, R: Suspend, M: Monitor> {
     shared: &'c Shared<R, M>,
     parked: Parked<'c, R::Handle>,
     landed: bool,
+    /// Where gets wait for the end of this, if any do: what is registered may reach beyond what is
+    /// suspended, and serve them.
+    awaited: Option<Arc<Landing>>,
 }
 
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
@@ -618,7 +626,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             let _forked = shared.catch_up(writer);
             writer.flights.push(flight);
         });
-        Self { shared, parked, landed: false }
+        Self { shared, parked, landed: false, awaited: None }
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
@@ -702,30 +710,39 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         self.parked.leases.iter().map(again).collect()
     }
 
-    fn leave(&self, writer: &mut Writer) -> Flight {
+    fn leave(&mut self, writer: &mut Writer) -> Flight {
         let Parked { region, range, terms, .. } = self.parked;
         let position = writer.flights.iter().position(|flight| flight.number == region.number);
         // Enlisted until now; were it not, no event could have been noted.
         let lost = || Flight { tainted: true, ..Flight::new(range, terms, region.number) };
-        position.map_or_else(lost, |position| writer.flights.swap_remove(position))
+        let mut flight =
+            position.map_or_else(lost, |position| writer.flights.swap_remove(position));
+        self.awaited = flight.landing.take();
+        flight
     }
 }
 
 impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
     fn drop(&mut self) {
-        if self.landed || self.shared.monitor.forked() {
+        if self.shared.monitor.forked() {
             return;
         }
-        // SAFETY: filled, and out of everybody's reach but this renewal's.
-        let handle = unsafe { self.parked.region.handle() };
-        self.shared.locked(|writer| {
-            let Parked { suspension, range, .. } = self.parked;
-            self.shared.board.tell(Notice::Lost { suspension, range, handle });
-            self.leave(writer);
-            writer.counts.registration_failures += 1;
-            writer.counts.deregistrations += 1;
-            self.shared.free_place(writer, self.parked.region);
-            self.shared.note_departure(writer);
-        });
+        if !self.landed {
+            let shared = self.shared;
+            // SAFETY: filled, and out of everybody's reach but this renewal's.
+            let handle = unsafe { self.parked.region.handle() };
+            shared.locked(|writer| {
+                let Parked { suspension, range, .. } = self.parked;
+                shared.board.tell(Notice::Lost { suspension, range, handle });
+                self.leave(writer);
+                writer.counts.registration_failures += 1;
+                writer.counts.deregistrations += 1;
+                shared.free_place(writer, self.parked.region);
+                shared.note_departure(writer);
+            });
+        }
+        if let Some(landing) = self.awaited.take() {
+            landing.land();
+        }
     }
 }

@@ -27,6 +27,15 @@
 //! 6.13, an emptied slot's pages stay pinned until *every* request with fixed buffers or files that
 //! was in flight on the ring at that moment has ended.
 //!
+//! # Suspending
+//!
+//! A ring has nothing to stop: a request names a slot, and to name it takes a lease, which a
+//! suspended region does not give. So no connections are passed. What is renewed keeps its index.
+//! A lease that is *handed over* to a suspension may have requests in flight, which go on with
+//! the old pages; a registrar made by [`IoUring::with_tags`] knows when the last one has ended and
+//! lets the memory be moved then. Without tags that is the program's word: hand over only leases
+//! whose requests have completed.
+//!
 //! # Forks, threads, descriptors
 //!
 //! - The registrar has a descriptor of its own. The ring lives on, its registrations with it, until
@@ -46,6 +55,9 @@
 
 #![allow(unsafe_code)]
 
+mod suspend;
+mod tags;
+
 use super::sys::{self, Errno};
 use crate::descriptor::Maker;
 use crate::fork_mark::{FORKED, ForkMark};
@@ -62,6 +74,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use tags::Tags;
 
 /// The longest buffer that the kernel takes, in bytes.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
@@ -105,6 +118,8 @@ impl BufferIndex {
 pub struct IoUring {
     ring: Ring,
     slots: Slots,
+    /// Absent where completions belong to the program alone.
+    tags: Option<Tags>,
     fork_mark: ForkMark,
     page_bytes: usize,
 }
@@ -163,6 +178,64 @@ impl IoUring {
         })
     }
 
+    /// Has the ring say when the last request that uses a registration has ended.
+    ///
+    /// Each registration that is made from now on posts one completion to the ring when it has
+    /// ended, whose `user_data` is out of `values`: pass every completion to [`ended`](Self::ended),
+    /// and use the values for nothing else. In return a suspension waits for requests in flight
+    /// on leases that were handed over to it. Ask for it before the first registration.
+    ///
+    /// Costs a lock for each registration and its end. Whoever suspends, takes completions
+    /// meanwhile (on another thread, or between polls), or the suspension waits until its deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Tags`] if `values` contains zero, which is no tag, or has fewer than 2^32
+    /// values, which must not come round while one is out.
+    pub fn with_tags(mut self, values: Range<u64>) -> Result<Self, OpenError> {
+        self.tags = Some(Tags::new(values).ok_or(OpenError::Tags)?);
+        Ok(self)
+    }
+
+    /// Takes note of a completion that the program found in the ring. True if it was the end of a
+    /// registration; false if it is the program's own.
+    ///
+    /// ```
+    /// # use pinfold::registrar::IoUring;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ok(mut ring) = io_uring::IoUring::new(8) else { return Ok(()) };
+    /// let registrar = IoUring::new(&ring, 16)?.with_tags(1 << 63..u64::MAX)?;
+    /// for completion in ring.completion() {
+    ///     if !registrar.ended(completion.user_data()) {
+    ///         // ... a request of ours ...
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ended(&self, user_data: u64) -> bool {
+        self.tags.as_ref().is_some_and(|tags| tags.ended(user_data))
+    }
+
+    fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
+        let Some(tags) = &self.tags else { return self.ring.fill(slot, range, 0) };
+        let tag = tags.draw();
+        self.ring.fill(slot, range, tag)?;
+        tags.put(slot, tag);
+        Ok(())
+    }
+
+    /// Empties a slot that may hold a registration of `range`.
+    fn clear(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
+        let Some(tags) = &self.tags else { return self.ring.clear(slot) };
+        // Before the call: the completion may be found while the call is still on its way back.
+        let tag = tags.begin_end(slot, range);
+        self.ring.clear(slot).inspect_err(|_| {
+            // A slot that is not emptied, or a ring that is gone, says nothing.
+            let _ours = tag.map(|tag| tags.ended(tag));
+        })
+    }
+
     fn open(
         ring: impl AsFd,
         slots: Range<u32>,
@@ -171,7 +244,8 @@ impl IoUring {
         let fork_mark = ForkMark::new(1).map_err(|e| OpenError::os("madvise", e))?;
         let ring = Ring::duplicate(ring)?;
         on_another_thread(|| prepare(&ring))?;
-        Ok(Self { ring, slots: Slots::new(slots), fork_mark, page_bytes: page_bytes() })
+        let slots = Slots::new(slots);
+        Ok(Self { ring, slots, tags: None, fork_mark, page_bytes: page_bytes() })
     }
 
     fn check_request(&self, range: AddressRange, access: Access) -> Result<(), RegisterError> {
@@ -225,7 +299,7 @@ impl Registrar for IoUring {
         self.check_request(range, access)?;
         let slot =
             self.slots.take().ok_or(RegisterError::TableFull { capacity: self.slots.capacity })?;
-        match self.ring.fill(slot, range) {
+        match self.fill(slot, range) {
             Ok(()) => Ok(BufferIndex(slot)),
             Err(errno) => {
                 self.slots.give_back(slot);
@@ -234,17 +308,14 @@ impl Registrar for IoUring {
         }
     }
 
-    fn deregister(&self, handle: BufferIndex, _range: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, handle: BufferIndex, range: AddressRange) -> Result<(), DeregisterError> {
         if self.fork_mark.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }
-        let cleared = self.ring.clear(handle.0);
+        let cleared = self.clear(handle.0, range);
         // Also after a failure: filling the slot anew replaces what is in it.
         self.slots.give_back(handle.0);
-        cleared.map_err(|Errno(errno)| match is_gone(errno) {
-            true => DeregisterError::DeviceGone { errno },
-            false => DeregisterError::Os { operation: operation(errno), errno },
-        })
+        cleared.map_err(refused)
     }
 
     /// By an update of the slot: the kernel pins the new range, puts it into the slot, then lets go
@@ -256,13 +327,20 @@ impl Registrar for IoUring {
     unsafe fn resize(
         &self,
         handle: BufferIndex,
-        _from: AddressRange,
+        from: AddressRange,
         to: AddressRange,
         access: Access,
     ) -> Result<(), ResizeError> {
         self.check_request(to, access).map_err(ResizeError::Register)?;
-        let filled = self.ring.fill(handle.0, to);
-        filled.map_err(|errno| ResizeError::Register(self.explain(to, errno)))
+        let before = self.tags.as_ref().and_then(|tags| tags.begin_end(handle.0, from));
+        self.fill(handle.0, to).map_err(|errno| {
+            // The slot is as it was.
+            if let Some((tags, tag)) = self.tags.as_ref().zip(before) {
+                tags.ended(tag);
+                tags.put(handle.0, tag);
+            }
+            ResizeError::Register(self.explain(to, errno))
+        })
     }
 }
 
@@ -296,6 +374,15 @@ fn no_memory(Errno(errno): Errno) -> RegisterError {
     match Limits::read().enforced().bytes() {
         Some(limit) => RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno },
         None => RegisterError::Os { operation: UPDATE, errno },
+    }
+}
+
+/// What the kernel's refusal to empty a slot means.
+const fn refused(Errno(errno): Errno) -> DeregisterError {
+    if is_gone(errno) {
+        DeregisterError::DeviceGone { errno }
+    } else {
+        DeregisterError::Os { operation: operation(errno), errno }
     }
 }
 
@@ -356,9 +443,9 @@ impl Ring {
         errno
     }
 
-    fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
+    fn fill(&self, slot: u16, range: AddressRange, tag: u64) -> Result<(), Errno> {
         self.is_there()?;
-        sys::fill_slot(self.fd.as_fd(), slot, range)
+        sys::fill_slot(self.fd.as_fd(), slot, range, tag)
     }
 
     fn clear(&self, slot: u16) -> Result<(), Errno> {
@@ -463,6 +550,8 @@ pub enum OpenError {
         /// How many slots there were to be, or the end of those to be adopted.
         asked: u32,
     },
+    /// The values are too few for tags, or zero is among them.
+    Tags,
     /// The kernel knows no tables with empty slots.
     NoSparseTables,
     /// io_uring, or this call, is refused to this process.
@@ -527,6 +616,9 @@ impl fmt::Display for OpenError {
             Self::NoTable => f.write_str("the ring has no table of buffers to adopt: make one"),
             Self::TableSize { asked } => {
                 write!(f, "{asked} slots: a table has 1 to {MAX_SLOTS}, and an adopted one its own")
+            }
+            Self::Tags => {
+                f.write_str("tags need a range of at least 2^32 values without zero: 1 << 63.. has")
             }
             Self::NoSparseTables => {
                 f.write_str("the kernel knows no tables with empty slots: use Linux 5.19 or later")

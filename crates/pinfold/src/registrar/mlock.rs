@@ -41,9 +41,10 @@ use crate::fork_mark::{FORKED, ForkMark};
 use crate::limits::{Limits, max_map_count, page_bytes};
 use crate::mappings;
 use pinfold_core::{
-    Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
-    ResizeError,
+    Access, AddressRange, BadAddress, ConnectionLost, DeregisterError, RegisterError, Registrar,
+    RegistrarLimits, Renewed, ResizeError, Suspend, Transfers, Unsupported,
 };
+use std::convert::Infallible;
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -256,6 +257,51 @@ impl Registrar for Mlock {
         // What is mapped no more is locked no more.
         let _ = self.deregister(handle, from);
         Ok(())
+    }
+}
+
+/// Locked memory may be moved at any time, so there is nothing to take back: a lock keeps pages in
+/// memory, not in their place.
+impl Suspend for Mlock {
+    /// No device uses what is locked.
+    type Connection = Infallible;
+
+    fn can_suspend(&self, _range: AddressRange, _none: &[Infallible]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
+    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Infallible,
+        _range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        match *connection {}
+    }
+
+    /// Locks what is mapped now, and lets the old lock go.
+    unsafe fn renew(
+        &self,
+        handle: LockedPages,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<LockedPages>, RegisterError> {
+        // SAFETY: the caller's promise.
+        let locked = unsafe { self.register(range, access) };
+        // The new lock, if there is one, counts on. What is not mapped any more has no lock.
+        let _ = self.deregister(handle, range);
+        locked.map(|_| Renewed::Same)
+    }
+
+    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn fail(&self, connection: &Infallible) {
+        match *connection {}
     }
 }
 

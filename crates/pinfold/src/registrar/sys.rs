@@ -78,8 +78,8 @@ const CLEARED_AT_ONCE: u32 = 256;
 static EMPTY_SLOTS: [Slot; CLEARED_AT_ONCE as usize] = [EMPTY; CLEARED_AT_ONCE as usize];
 
 fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Result<i32, Errno> {
-    // SAFETY: both opcodes used here read a `T` of the length given, and the slots that it points
-    // to, which outlive the call; they write nothing.
+    // SAFETY: both opcodes used here read a `T` of the length given, and the slots and tags that
+    // it points to, which outlive the call; they write nothing.
     let done = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,
@@ -98,21 +98,30 @@ pub(super) fn make_table(ring: BorrowedFd<'_>, slots: u32) -> Result<(), Errno> 
     register(ring, REGISTER_BUFFERS2, &table).map(drop)
 }
 
-fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot]) -> Result<(), Errno> {
+fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot], tags: &[u64]) -> Result<(), Errno> {
+    debug_assert!(tags.is_empty() || tags.len() == slots.len());
     let nr = u32::try_from(slots.len()).map_err(|_| Errno(libc::EINVAL))?;
     let data = slots.as_ptr().addr() as u64;
-    let update = Update { offset: first, reserved: 0, data, tags: 0, nr, reserved2: 0 };
+    let tags = if tags.is_empty() { 0 } else { tags.as_ptr().addr() as u64 };
+    let update = Update { offset: first, reserved: 0, data, tags, nr, reserved2: 0 };
     register(ring, REGISTER_BUFFERS_UPDATE, &update).map(drop)
 }
 
-/// Pins the pages of `range` and puts them into a slot.
-pub(super) fn fill_slot(ring: BorrowedFd<'_>, slot: u16, range: AddressRange) -> Result<(), Errno> {
-    update(ring, slot.into(), &[Slot { base: range.start(), length: range.len() }])
+/// Pins the pages of `range` and puts them into a slot. A `tag` that is not zero comes back as a
+/// completion when the slot has something else and the last request that uses the pages has ended.
+pub(super) fn fill_slot(
+    ring: BorrowedFd<'_>,
+    slot: u16,
+    range: AddressRange,
+    tag: u64,
+) -> Result<(), Errno> {
+    let slots = [Slot { base: range.start(), length: range.len() }];
+    update(ring, slot.into(), &slots, &[tag])
 }
 
 /// Empties a slot.
 pub(super) fn clear_slot(ring: BorrowedFd<'_>, slot: u16) -> Result<(), Errno> {
-    update(ring, slot.into(), &[EMPTY])
+    update(ring, slot.into(), &[EMPTY], &[])
 }
 
 /// Empties every slot from `first` up to, not including, `end`.
@@ -120,7 +129,7 @@ pub(super) fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<
     let mut next = first;
     while next < end {
         let count = (end - next).min(CLEARED_AT_ONCE);
-        update(ring, next, &EMPTY_SLOTS[..count as usize])?;
+        update(ring, next, &EMPTY_SLOTS[..count as usize], &[])?;
         next += count;
     }
     Ok(())

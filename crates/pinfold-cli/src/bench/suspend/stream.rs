@@ -1,0 +1,138 @@
+//! A steady stream through io_uring, over a region that is suspended meanwhile: every byte is looked
+//! at, and the longest pause is noted.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to lease memory and to submit requests for it. The region
+//! outlives the stream, and each request is waited for before its lease ends.
+
+#![allow(unsafe_code)]
+
+use io_uring::{IoUring, opcode, squeue, types};
+use pinfold::monitor::Userfaultfd;
+use pinfold::{Access, AddressRange, Cache, registrar};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a transfer.
+pub(super) const MESSAGE: usize = 64 << 10;
+
+pub(super) type Rings = Cache<registrar::IoUring, Userfaultfd>;
+
+/// What is happening to the region, as the stream's thread sees it.
+#[derive(Default)]
+pub(super) struct Signals {
+    /// The region is being re-arranged.
+    pub(super) busy: AtomicBool,
+    pub(super) stop: AtomicBool,
+}
+
+/// What became of a stream.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Outcome {
+    /// Transfers that moved what they should.
+    pub(super) transfers: u64,
+    /// Transfers that failed.
+    pub(super) failed: u64,
+    /// Messages with a wrong byte.
+    pub(super) wrong: u64,
+    /// The longest time from one transfer's end to the next one's, while nothing happened.
+    pub(super) calm: Duration,
+    /// The same for pairs between whose ends the region was being re-arranged.
+    pub(super) pause: Duration,
+}
+
+/// When the last transfer ended, and whether the region was being re-arranged then.
+pub(super) type Last = Option<(Instant, bool)>;
+
+/// Sends what a piece of the region holds, then receives something new into it; piece after piece,
+/// round and round.
+pub(super) struct Stream<'a> {
+    pub(super) ring: IoUring,
+    pub(super) cache: &'a Rings,
+    pub(super) range: AddressRange,
+    /// Sent messages at the beginning, received ones behind.
+    pub(super) channel: File,
+    /// What the region should hold.
+    pub(super) expected: Vec<u8>,
+    pub(super) signals: &'a Signals,
+    pub(super) outcome: Outcome,
+    pub(super) last: Last,
+}
+
+impl Stream<'_> {
+    /// Goes on until it is told to stop.
+    pub(super) fn run(&mut self) {
+        let mut buffer = vec![0; MESSAGE];
+        for offset in (0..self.range.len()).step_by(MESSAGE).cycle() {
+            // Relaxed: a flag that publishes nothing; a transfer more or less is all the same.
+            if self.signals.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            self.visit(offset, &mut buffer);
+        }
+    }
+
+    /// A transfer has ended.
+    fn note_gap(&mut self) {
+        // Relaxed: as above.
+        let (now, busy) = (Instant::now(), self.signals.busy.load(Ordering::Relaxed));
+        if let Some((last, was_busy)) = self.last.replace((now, busy)) {
+            let outcome = &mut self.outcome;
+            let kind = if busy || was_busy { &mut outcome.pause } else { &mut outcome.calm };
+            *kind = (now - last).max(*kind);
+        }
+    }
+
+    fn visit(&mut self, offset: usize, buffer: &mut [u8]) {
+        if self.exchange(offset, buffer).is_err() {
+            self.outcome.failed += 1;
+        }
+    }
+
+    fn exchange(&mut self, offset: usize, buffer: &mut [u8]) -> io::Result<()> {
+        let (cache, address) = (self.cache, self.range.start() + offset);
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(address);
+        // SAFETY: see the file's header.
+        let lease = unsafe { cache.get(at, MESSAGE, Access::READ_WRITE) };
+        let lease = lease.map_err(io::Error::other)?;
+        let index = lease.handle().get();
+        let (channel, length) = (types::Fd(self.channel.as_raw_fd()), 64 << 10);
+        self.transfer(&opcode::WriteFixed::new(channel, at, length, index).build())?;
+        self.channel.read_exact_at(buffer, 0)?;
+        let message = &mut self.expected[offset..offset + MESSAGE];
+        if *message != *buffer {
+            self.outcome.wrong += 1;
+        }
+        // Another message for each visit, no byte of which is as before.
+        message.iter_mut().for_each(|byte| *byte = byte.wrapping_add(0x3d));
+        self.channel.write_all_at(message, MESSAGE as u64)?;
+        let receive = opcode::ReadFixed::new(channel, at, length, index).offset(MESSAGE as u64);
+        self.transfer(&receive.build())
+    }
+
+    fn transfer(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: see the file's header.
+        unsafe { self.ring.submission().push(entry) }.map_err(io::Error::other)?;
+        while self.ring.completion().is_empty() {
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+        }
+        self.note_gap();
+        let result = self.ring.completion().next().map(|it| it.result()).unwrap_or_default();
+        match usize::try_from(result) {
+            Ok(MESSAGE) => {
+                self.outcome.transfers += 1;
+                Ok(())
+            }
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! Several devices suspended as one, as [`Registrar`](crate::Registrar) has them: a device that is
+//! shared, a pair, an array of one kind.
+//!
+//! A pair keeps the time of its first device. It suspends a region when both can, and renews
+//! with both or gives back with both.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to pass a renewal on to each device.
+
+#![allow(unsafe_code)]
+
+use super::device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
+use crate::registrar::{DeregisterError, RegisterError};
+use crate::{Access, AddressRange};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl<R: Suspend> Suspend for Arc<R> {
+    type Connection = R::Connection;
+
+    fn now(&self) -> Duration {
+        R::now(self)
+    }
+
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Self::Connection],
+    ) -> Result<(), Unsupported> {
+        R::can_suspend(self, range, connections)
+    }
+
+    fn stop(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
+        R::stop(self, connection)
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Self::Connection,
+        range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        R::in_flight(self, connection, range)
+    }
+
+    fn withdraw(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        R::withdraw(self, handle, range)
+    }
+
+    fn quiet(&self, range: AddressRange) -> bool {
+        R::quiet(self, range)
+    }
+
+    unsafe fn renew(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<Self::Handle>, RegisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { R::renew(self, handle, range, access) }
+    }
+
+    fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
+        R::restart(self, connection)
+    }
+
+    fn fail(&self, connection: &Self::Connection) {
+        R::fail(self, connection);
+    }
+
+    fn wait(&self, until: Duration) {
+        R::wait(self, until);
+    }
+}
+
+/// A connection of one of two devices.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OfEither<A, B> {
+    /// Of the first device of the pair.
+    First(A),
+    /// Of the second.
+    Second(B),
+}
+
+/// Asks one device about those of the connections that are its own.
+fn ask<R: Suspend, C>(
+    device: &R,
+    range: AddressRange,
+    connections: &[C],
+    own: impl Fn(&C) -> Option<&R::Connection>,
+) -> Result<(), Unsupported> {
+    let (places, own): (Vec<_>, Vec<_>) = connections
+        .iter()
+        .enumerate()
+        .filter_map(|(place, connection)| Some((place, own(connection)?.clone())))
+        .unzip();
+    // The device knows its own list only.
+    device.can_suspend(range, &own).map_err(|why| match why {
+        Unsupported::Connection { index } => {
+            Unsupported::Connection { index: places.get(index).copied().unwrap_or(index) }
+        }
+        other => other,
+    })
+}
+
+/// The handle behind a renewal, and whether it is another one.
+fn after<H>(renewed: Renewed<H>, before: H) -> (H, bool) {
+    match renewed {
+        Renewed::Same => (before, false),
+        Renewed::Changed(handle) => (handle, true),
+    }
+}
+
+fn before<H>((handle, changed): (H, bool)) -> Renewed<H> {
+    if changed { Renewed::Changed(handle) } else { Renewed::Same }
+}
+
+impl<A: Suspend, B: Suspend> Suspend for (A, B) {
+    type Connection = OfEither<A::Connection, B::Connection>;
+
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Self::Connection],
+    ) -> Result<(), Unsupported> {
+        ask(&self.0, range, connections, |connection| match connection {
+            OfEither::First(own) => Some(own),
+            OfEither::Second(_) => None,
+        })?;
+        ask(&self.1, range, connections, |connection| match connection {
+            OfEither::Second(own) => Some(own),
+            OfEither::First(_) => None,
+        })
+    }
+
+    fn stop(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
+        match connection {
+            OfEither::First(own) => self.0.stop(own),
+            OfEither::Second(own) => self.1.stop(own),
+        }
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Self::Connection,
+        range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        match connection {
+            OfEither::First(own) => self.0.in_flight(own, range),
+            OfEither::Second(own) => self.1.in_flight(own, range),
+        }
+    }
+
+    fn withdraw(
+        &self,
+        (first, second): Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // Each is tried, whatever became of the other.
+        let withdrawn = self.0.withdraw(first, range);
+        withdrawn.and(self.1.withdraw(second, range))
+    }
+
+    fn quiet(&self, range: AddressRange) -> bool {
+        self.0.quiet(range) && self.1.quiet(range)
+    }
+
+    unsafe fn renew(
+        &self,
+        (first, second): Self::Handle,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<Self::Handle>, RegisterError> {
+        // SAFETY: the caller's promise, for either device.
+        let one = unsafe { self.0.renew(first, range, access) }.inspect_err(|_| {
+            // The refusal is what the caller must know; nobody can act on a second error.
+            let _ = self.1.deregister(second, range);
+        })?;
+        let (first, first_changed) = after(one, first);
+        // SAFETY: as above.
+        let other = unsafe { self.1.renew(second, range, access) }.inspect_err(|_| {
+            // As above.
+            let _ = self.0.deregister(first, range);
+        })?;
+        let (second, second_changed) = after(other, second);
+        Ok(before(((first, second), first_changed || second_changed)))
+    }
+
+    fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
+        match connection {
+            OfEither::First(own) => self.0.restart(own),
+            OfEither::Second(own) => self.1.restart(own),
+        }
+    }
+
+    fn fail(&self, connection: &Self::Connection) {
+        match connection {
+            OfEither::First(own) => self.0.fail(own),
+            OfEither::Second(own) => self.1.fail(own),
+        }
+    }
+
+    fn wait(&self, until: Duration) {
+        self.0.wait(until);
+    }
+}
+
+impl<R: Suspend, const N: usize> Suspend for [R; N] {
+    /// The device's place, and the device's own word for the connection.
+    type Connection = (usize, R::Connection);
+
+    fn now(&self) -> Duration {
+        self.first().map_or(Duration::ZERO, R::now)
+    }
+
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Self::Connection],
+    ) -> Result<(), Unsupported> {
+        if let Some(index) = connections.iter().position(|&(device, _)| device >= N) {
+            return Err(Unsupported::Connection { index });
+        }
+        self.iter().enumerate().try_for_each(|(place, device)| {
+            ask(device, range, connections, |(owner, own)| (*owner == place).then_some(own))
+        })
+    }
+
+    fn stop(&self, (device, own): &Self::Connection) -> Result<(), ConnectionLost> {
+        self.get(*device).ok_or(ConnectionLost::Gone)?.stop(own)
+    }
+
+    fn in_flight(
+        &self,
+        (device, own): &Self::Connection,
+        range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        self.get(*device).ok_or(ConnectionLost::Gone)?.in_flight(own, range)
+    }
+
+    fn withdraw(&self, handles: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        let pairs = self.iter().zip(handles);
+        // Each is tried, whatever became of the others.
+        pairs.map(|(device, handle)| device.withdraw(handle, range)).fold(Ok(()), Result::and)
+    }
+
+    fn quiet(&self, range: AddressRange) -> bool {
+        self.iter().all(|device| device.quiet(range))
+    }
+
+    unsafe fn renew(
+        &self,
+        mut handles: Self::Handle,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<Self::Handle>, RegisterError> {
+        let mut changed = false;
+        for place in 0..N {
+            // SAFETY: the caller's promise, for each device.
+            match unsafe { self[place].renew(handles[place], range, access) } {
+                Ok(Renewed::Same) => {}
+                Ok(Renewed::Changed(handle)) => (handles[place], changed) = (handle, true),
+                Err(error) => {
+                    let others = (0..N).filter(|&other| other != place);
+                    // As for a pair: the others' registrations end too.
+                    others.for_each(|it| {
+                        let _ = self[it].deregister(handles[it], range);
+                    });
+                    return Err(error);
+                }
+            }
+        }
+        Ok(before((handles, changed)))
+    }
+
+    fn restart(&self, (device, own): &Self::Connection) -> Result<(), ConnectionLost> {
+        self.get(*device).ok_or(ConnectionLost::Gone)?.restart(own)
+    }
+
+    fn fail(&self, (device, own): &Self::Connection) {
+        if let Some(device) = self.get(*device) {
+            device.fail(own);
+        }
+    }
+
+    fn wait(&self, until: Duration) {
+        if let Some(first) = self.first() {
+            first.wait(until);
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::registrar::{Registrar, RegistrarLimits};
+    use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+
+    /// A device that renews as often as it is told, then fails; it may change handles.
+    #[derive(Default)]
+    struct Slots {
+        held: AtomicIsize,
+        renewals: AtomicUsize,
+        changes: bool,
+        connections: usize,
+    }
+
+    impl Registrar for Slots {
+        type Handle = usize;
+
+        fn limits(&self) -> RegistrarLimits {
+            RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 20, max_regions: 8 }
+        }
+
+        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<usize, RegisterError> {
+            self.held.fetch_add(1, Ordering::Relaxed); // one thread
+            Ok(1)
+        }
+
+        fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
+            self.held.fetch_sub(1, Ordering::Relaxed); // one thread
+            Ok(())
+        }
+    }
+
+    impl Suspend for Slots {
+        type Connection = usize;
+
+        fn can_suspend(&self, _: AddressRange, own: &[usize]) -> Result<(), Unsupported> {
+            let stranger = own.iter().position(|&connection| connection >= self.connections);
+            stranger.map_or(Ok(()), |index| Err(Unsupported::Connection { index }))
+        }
+
+        fn stop(&self, _: &usize) -> Result<(), ConnectionLost> {
+            Ok(())
+        }
+
+        fn in_flight(&self, _: &usize, _: AddressRange) -> Result<Transfers, ConnectionLost> {
+            Ok(Transfers::default())
+        }
+
+        unsafe fn renew(
+            &self,
+            handle: usize,
+            range: AddressRange,
+            _: Access,
+        ) -> Result<Renewed<usize>, RegisterError> {
+            let left = self.renewals.load(Ordering::Relaxed); // one thread
+            if left == 0 {
+                let _ = self.deregister(handle, range);
+                return Err(RegisterError::TableFull { capacity: 0 });
+            }
+            self.renewals.store(left - 1, Ordering::Relaxed); // one thread
+            Ok(if self.changes { Renewed::Changed(handle + 1) } else { Renewed::Same })
+        }
+
+        fn restart(&self, _: &usize) -> Result<(), ConnectionLost> {
+            Ok(())
+        }
+
+        fn fail(&self, _: &usize) {}
+    }
+
+    fn slots(renewals: usize, changes: bool) -> Slots {
+        Slots { renewals: renewals.into(), changes, connections: 1, ..Slots::default() }
+    }
+
+    fn range() -> AddressRange {
+        AddressRange::new(4096, 4096).unwrap()
+    }
+
+    fn registered<R: Suspend>(device: &R) -> R::Handle {
+        // SAFETY: these devices touch no memory.
+        unsafe { device.register(range(), Access::READ) }.unwrap()
+    }
+
+    fn renew<R: Suspend>(
+        device: &R,
+        handle: R::Handle,
+    ) -> Result<Renewed<R::Handle>, RegisterError> {
+        // SAFETY: as above.
+        unsafe { device.renew(handle, range(), Access::READ) }
+    }
+
+    #[test]
+    fn all_are_renewed_or_given_back() {
+        let pair = (slots(1, false), Arc::new(slots(1, true)));
+        let handle = registered(&pair);
+        assert_eq!(renew(&pair, handle), Ok(Renewed::Changed((1, 2))));
+        for (first, second) in [(0, 1), (1, 0)] {
+            let pair = (slots(first, true), slots(second, false));
+            assert!(renew(&pair, registered(&pair)).is_err());
+            let held = [&pair.0, &pair.1].map(|it| it.held.load(Ordering::Relaxed)); // one thread
+            assert_eq!(held, [0, 0]);
+        }
+        let rings = [slots(2, false), slots(1, false), slots(2, false)];
+        assert_eq!(renew(&rings, registered(&rings)), Ok(Renewed::Same));
+        for ring in &rings {
+            ring.held.store(0, Ordering::Relaxed); // one thread
+        }
+        assert!(renew(&rings, registered(&rings)).is_err());
+        let held: Vec<_> = rings.iter().map(|it| it.held.load(Ordering::Relaxed)).collect();
+        assert_eq!(held, [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_strange_connection_is_named_by_its_place_in_the_whole_list() {
+        let pair = (slots(0, false), slots(0, false));
+        let list = [OfEither::First(0), OfEither::Second(0), OfEither::Second(1)];
+        let refused = pair.can_suspend(range(), &list);
+        assert_eq!(refused, Err(Unsupported::Connection { index: 2 }));
+        assert_eq!(pair.can_suspend(range(), &list[..2]), Ok(()));
+        let rings = [slots(0, false), slots(0, false)];
+        let refused = rings.can_suspend(range(), &[(1, 0), (0, 3)]);
+        assert_eq!(refused, Err(Unsupported::Connection { index: 1 }));
+        let refused = rings.can_suspend(range(), &[(1, 0), (2, 0)]);
+        assert_eq!(refused, Err(Unsupported::Connection { index: 1 }));
+        assert_eq!(rings.stop(&(2, 0)), Err(ConnectionLost::Gone));
+    }
+}

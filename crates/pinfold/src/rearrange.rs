@@ -1,0 +1,160 @@
+//! Registered memory made huge, moved to another memory node, trimmed: what a suspension is for.
+//!
+//! # What it costs
+//!
+//! Pages that a device has pinned cannot be made huge nor moved. So the region is
+//! [suspended](crate::suspend) first: whoever asks for it waits, and what is registered of it is
+//! registered anew. Of 16 MiB in small pages, on a virtual machine of two processors with others
+//! busy beside it, in times of registering it (0.3 ms):
+//!
+//! | | the longest pause of a stream over it |
+//! |---|---|
+//! | [`defragment`] under one suspension | 24 and more |
+//! | [`defragment_in_steps`] in place | 5 and more: collapsing 2 MiB alone takes 2 |
+//! | the same by copying beside ([`Way::by_copy`]) | 3.5 and more |
+//! | the same, beside a lease of the whole that was handed over | 2.4-3.1 |
+//! | nothing happens | 0.7-3.7 |
+//!
+//! Afterwards registering and deregistering it takes a thirtieth. `pinfold bench suspend` measures all
+//! of it where it runs.
+//!
+//! # Which one
+//!
+//! [`Way::IN_PLACE`] is the kernel's `MADV_COLLAPSE` (Linux 6.1): the program may read and write
+//! the memory meanwhile, a page that somebody else has pinned is left alone and told, and nothing
+//! can be lost. [`Way::by_copy`] has a shorter pause and works on older kernels, but nobody may
+//! write to the memory meanwhile, and only plain private memory can be replaced; so it is unsafe.
+//!
+//! [`defragment_in_steps`] suspends one huge page's worth at a time and lets everything go on in
+//! between, so a stream of transfers over the region is held up for a short time only, at one
+//! place. Use [`defragment`] within a suspension that serves other ends as well.
+//!
+//! ```
+//! use pinfold::rearrange::{Way, defragment_in_steps};
+//! use pinfold::suspend::SuspensionTerms;
+//! # use pinfold::{Access, AddressRange, Config, monitor::best, registrar::IoUring};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
+//! # let registrar = IoUring::new(&ring, 1024)?;
+//! # let cache = pinfold::cache(registrar, best()?, Config::default())?;
+//! let buffer = vec![7_u8; 16 << 20];
+//! let range = AddressRange::new(buffer.as_ptr().addr(), buffer.len())?;
+//! let terms = SuspensionTerms::default();
+//! match defragment_in_steps(&cache, range, &[], Vec::new(), terms, Way::IN_PLACE) {
+//!     Ok(done) => println!("{:?}", done.defragmented), // before, after, what is left and why
+//!     Err(stopped) => println!("{stopped}"), // what was done until then stays
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Honestly
+//!
+//! - A suspension stops one cache's registrations. Memory that another cache, a pool, a device of
+//!   the program's own has pinned stays as it is, and [`Left::Pinned`] says so. By copying, such a
+//!   device would go on with the old pages: that is part of the promise.
+//! - What does not fill a huge page (2 MiB on x86-64), at the beginning and the end, stays small.
+//! - The kernel may split huge pages again: at a partial `munmap`, `mprotect` or trim.
+//! - [`migrate`] moves pages, not policies: pages that are made later go where the process's memory
+//!   policy says (`mbind`, `set_mempolicy`).
+//! - [`trim`] does not shrink what a lease that was handed over has registered, because others know
+//!   it by its handle: resuming would bring the pages back.
+
+mod beside;
+mod huge;
+mod nodes;
+mod pages;
+mod steps;
+mod sys;
+mod trim;
+
+pub use huge::{Defragmented, Left, Way, defragment};
+pub use nodes::{Migrated, Node, OnNodes, migrate};
+pub use pages::Pages;
+pub use steps::{LeaseEnded, Stepped, Stopped, StoppedBy, defragment_in_steps};
+pub use trim::{Trimmed, trim};
+
+use crate::AddressRange;
+use pinfold_core::{Monitor, Suspend, Suspended};
+use std::fmt;
+
+/// Why memory was not re-arranged at all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RearrangeError {
+    /// The suspension was overdue and was ended: the region is in use.
+    Expired,
+    /// This process is a forked child of the one that suspended.
+    Forked,
+    /// The kernel cannot.
+    Unsupported {
+        /// What it lacks.
+        what: &'static str,
+        /// The kernel's error number; 0 if it was not asked.
+        errno: i32,
+    },
+    /// There is no such memory node, or no memory on it.
+    NoSuchNode {
+        /// Which was asked for.
+        node: Node,
+        /// Those that have memory.
+        nodes: Vec<Node>,
+    },
+    /// Part of the range is not suspended.
+    Outside {
+        /// What was asked for.
+        range: AddressRange,
+        /// What is suspended.
+        suspended: AddressRange,
+    },
+    /// The kernel has no room, or something else went wrong.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for RearrangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired => f.write_str(
+                "the suspension was overdue and has ended: suspend again, and allow more time",
+            ),
+            Self::Forked => f.write_str(
+                "this process is a forked child of the one that suspended: the memory is a copy, \
+                 and its own suspension is what it needs",
+            ),
+            Self::Unsupported { what, errno } => write!(f, "this kernel lacks {what} ({errno})"),
+            Self::NoSuchNode { node, nodes } => {
+                let nodes: Vec<String> = nodes.iter().map(|node| node.0.to_string()).collect();
+                write!(
+                    f,
+                    "there is no memory node {}: this machine has {}",
+                    node.0,
+                    nodes.join(", ")
+                )
+            }
+            Self::Outside { range, suspended } => {
+                write!(f, "{range} is not all suspended, only {suspended} is: suspend all of it")
+            }
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for RearrangeError {}
+
+/// Whether the region is the caller's to re-arrange.
+fn check<R: Suspend, M: Monitor>(suspended: &Suspended<'_, R, M>) -> Result<(), RearrangeError> {
+    if suspended.is_forked() {
+        return Err(RearrangeError::Forked);
+    }
+    if suspended.has_expired() {
+        return Err(RearrangeError::Expired);
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! Huge pages made beside a region, which then take the place of its own.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to copy and replace the pages of a region on the promise of
+//! [`Way::by_copy`](super::Way::by_copy), and to unmap what is left of its own mapping.
+
+#![allow(unsafe_code)]
+
+use super::huge::{Left, collapse, is_mapped};
+use super::pages::{self, Entry, Pages};
+use super::{RearrangeError, sys};
+use crate::sys::Errno;
+use crate::{AddressRange, MappingKind, mappings};
+
+/// Room for a region's blocks, each at the same distance from its place: so what takes the place
+/// of neighbours becomes one mapping again.
+pub(super) struct Beside {
+    room: AddressRange,
+    /// What is still ours of the room: the rest has taken its place, and whoever maps something
+    /// may get those addresses.
+    ours: Vec<AddressRange>,
+    /// What is to be added to an address of the region to get into the room.
+    distance: usize,
+    bytes: usize,
+    /// The mappings of the region whose pages can be replaced without a change of kind.
+    plain: Vec<AddressRange>,
+}
+
+/// The flags of memory that is what `mmap` gives, but for advice about huge pages and the
+/// monitor's own mark: readable, writable, may be either or executable, accounted, soft-dirty, watched.
+const PLAIN: [&str; 9] = ["rd", "wr", "mr", "mw", "me", "ac", "sd", "hg", "uw"];
+
+fn is_plain(entry: &Entry) -> bool {
+    let has = |wanted: &str| entry.flags.iter().any(|flag| flag == wanted);
+    has("rd") && has("wr") && entry.flags.iter().all(|flag| PLAIN.contains(&flag.as_str()))
+}
+
+impl Beside {
+    pub(super) fn new(range: AddressRange, bytes: usize) -> Result<Self, RearrangeError> {
+        let failed = |operation| move |Errno(errno)| RearrangeError::Os { operation, errno };
+        let plain = plain_parts(range).map_err(failed("reading /proc/self/smaps"))?;
+        // Whole blocks, and one to align by.
+        let length = range.len().next_multiple_of(bytes).saturating_add(2 * bytes);
+        let start = sys::map(length).map_err(failed("mmap"))?;
+        let first = range.start() / bytes * bytes;
+        let distance = start.next_multiple_of(bytes).wrapping_sub(first);
+        let room = AddressRange::between(start, start.saturating_add(length));
+        let room = room.ok_or(RearrangeError::Os { operation: "mmap", errno: libc::ENOMEM })?;
+        Ok(Self { room, ours: vec![room], distance, bytes, plain })
+    }
+
+    /// Where the block's copy is.
+    fn copy_of(&self, block: AddressRange) -> Option<AddressRange> {
+        let start = block.start().wrapping_add(self.distance);
+        let copy = AddressRange::between(start, start.checked_add(self.bytes)?)?;
+        self.room.contains(&copy).then_some(copy)
+    }
+
+    /// Makes a huge page for `block`. Nobody waits for it.
+    ///
+    /// # Safety
+    ///
+    /// The promise of [`Way::by_copy`](super::Way::by_copy).
+    pub(super) unsafe fn prepare(&self, block: AddressRange) -> Result<(), Left> {
+        if !is_mapped(block) {
+            return Err(Left::Unmapped);
+        }
+        if !self.plain.iter().any(|plain| plain.contains(&block)) {
+            return Err(Left::OtherKind);
+        }
+        let copy = self.copy_of(block).ok_or(Left::Partial)?;
+        // Where huge pages are not made at a fault, they are made of small ones.
+        let _ = sys::advise_huge(copy);
+        sys::populate(copy).map_err(|Errno(errno)| Left::NoHugePage { errno })?;
+        let is_huge = |copy| Pages::of(copy).is_some_and(|it: Pages| it.huge == copy.len());
+        if !is_huge(copy) {
+            collapse(copy, true)?;
+        }
+        // Devices may write to the block still, so this copy counts for nothing; but it brings
+        // both into the processor's caches, which makes the one that counts three times as fast.
+        // SAFETY: the copy is ours, the block is mapped, and the program does not write to it.
+        unsafe { sys::copy(block, copy) };
+        Ok(())
+    }
+
+    /// Copies the block's content and puts the huge page in its place.
+    ///
+    /// # Safety
+    ///
+    /// The promise of [`Way::by_copy`](super::Way::by_copy). The block was prepared, and is
+    /// switched once.
+    pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Left> {
+        let copy = self.copy_of(block).ok_or(Left::Partial)?;
+        // SAFETY: the copy is ours, the block was mapped when it was prepared, and nobody writes to
+        // it or unmaps it since, on the caller's word.
+        unsafe { sys::copy(block, copy) };
+        // SAFETY: as above; the old pages' content is in the new ones.
+        let exchanged = unsafe { sys::exchange(copy, block) };
+        match exchanged {
+            Ok(()) => {
+                self.give_away(copy);
+                Ok(())
+            }
+            Err(Errno(errno)) => {
+                // SAFETY: as above.
+                unsafe { mend(block, copy) };
+                Err(Left::Os { operation: "mremap", errno })
+            }
+        }
+    }
+
+    fn give_away(&mut self, copy: AddressRange) {
+        let without = |part: AddressRange| {
+            let before = AddressRange::between(part.start(), part.end().min(copy.start()));
+            let behind = AddressRange::between(part.start().max(copy.end()), part.end());
+            before.into_iter().chain(behind)
+        };
+        self.ours = self.ours.drain(..).flat_map(without).collect();
+    }
+}
+
+/// The kernel unmaps the old pages before it moves the new ones, and may run out of memory in
+/// between: then the content comes back in pages of any size.
+///
+/// # Safety
+///
+/// The block's content is in `copy`, and what stood in the block was the caller's.
+unsafe fn mend(block: AddressRange, copy: AddressRange) {
+    if !is_mapped(block) && sys::map_if_free(block).is_ok() {
+        // SAFETY: `copy` is mapped because nothing was moved, and the block was just made.
+        unsafe { sys::copy(copy, block) };
+    }
+}
+
+/// The parts of `range` that are plain memory; neighbours are one.
+fn plain_parts(range: AddressRange) -> Result<Vec<AddressRange>, Errno> {
+    // The flags do not tell a file's private mapping.
+    let mut private = mappings::mappings_in(range)
+        .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    private.retain(|mapping| mapping.kind == MappingKind::PrivateAnonymous);
+    let is_private =
+        |part: &AddressRange| private.iter().any(|mapping| mapping.range.contains(part));
+    let mut parts: Vec<AddressRange> = Vec::new();
+    for Entry { mapping, .. } in pages::entries(range)?.into_iter().filter(is_plain) {
+        if !is_private(&mapping) {
+            continue;
+        }
+        let last = parts.pop_if(|last| last.end() == mapping.start());
+        let start = last.map_or(mapping.start(), |last| last.start());
+        parts.extend(AddressRange::between(start, mapping.end()));
+    }
+    Ok(parts)
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        for &part in &self.ours {
+            // SAFETY: ours, and nobody else knows of it.
+            unsafe { sys::unmap(part) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_is_mended_from_the_copy() {
+        let start = sys::map(4 << 12).unwrap();
+        let range = |page: usize| AddressRange::new(start + (page << 12), 1 << 12).unwrap();
+        let (block, copy) = (range(0), range(2));
+        let byte = |range: AddressRange| std::ptr::with_exposed_provenance_mut::<u8>(range.start());
+        // SAFETY: this test's own memory; the hole is one for a moment, and if another test's
+        // mapping should fall into it, it is left alone and this test has nothing to say.
+        unsafe {
+            byte(copy).write(7);
+            sys::unmap(block);
+            mend(block, copy);
+            if is_mapped(block) {
+                assert!([0, 7].contains(&byte(block).read()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_given_away_is_not_unmapped() {
+        let range = AddressRange::new(1 << 30, 4 << 20).unwrap();
+        let gone = AddressRange::new((1 << 30) + (1 << 20), 1 << 20).unwrap();
+        let mut beside =
+            Beside { room: range, ours: vec![range], distance: 0, bytes: 1 << 20, plain: vec![] };
+        beside.give_away(gone);
+        beside.give_away(gone);
+        let left: Vec<_> = std::mem::take(&mut beside.ours);
+        assert_eq!(left.iter().map(AddressRange::len).sum::<usize>(), 3 << 20);
+        assert!(left.iter().all(|part| !part.overlaps(&gone)));
+    }
+}

@@ -1,0 +1,289 @@
+//! A region in huge pages.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to let a caller promise what copying relies on, and to pass that
+//! promise on.
+
+#![allow(unsafe_code)]
+
+use super::beside::Beside;
+use super::pages::{self, Pages};
+use super::{RearrangeError, check, sys};
+use crate::sys::Errno;
+use crate::{AddressRange, MappingKind, mappings};
+use pinfold_core::{Monitor, Suspend, Suspended};
+use std::fmt;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// How memory gets into huge pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Way(pub(super) Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    InPlace,
+    ByCopy,
+}
+
+impl Way {
+    /// By the kernel (`MADV_COLLAPSE`, Linux 6.1), under the feet of whoever uses the memory.
+    pub const IN_PLACE: Self = Self(Kind::InPlace);
+
+    /// By copying into huge pages that were made beside, which then take the old ones' place in one
+    /// step. Needs room for a huge page (in steps) or for the whole region.
+    ///
+    /// Only plain private memory, readable and writable, is replaced; what is locked by the
+    /// program, kept from children, shared or a file's is left and told. Advice that was given for
+    /// the old pages is forgotten; the new ones are advised to be huge.
+    ///
+    /// # Safety
+    ///
+    /// For as long as this value is in use for a region: nobody writes to it, maps or unmaps
+    /// anything in it, nor protects it; no device writes to it but through the suspended cache; no
+    /// request is in flight on a lease that was handed over, unless the device sees to that itself
+    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); and nobody calls
+    /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile.
+    pub const unsafe fn by_copy() -> Self {
+        Self(Kind::ByCopy)
+    }
+}
+
+/// Why a part of a region is not huge.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Left {
+    /// It does not fill a huge page.
+    Partial,
+    /// Not all of it is mapped.
+    Unmapped,
+    /// The program has forbidden huge pages there (`MADV_NOHUGEPAGE`, `PR_SET_THP_DISABLE`).
+    Forbidden,
+    /// Some of its pages are pinned by somebody else, or in use by the kernel at this moment.
+    Pinned,
+    /// There is no huge page free, and none could be made free; or a control group allows none.
+    NoHugePage {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
+    OtherKind,
+    /// The kernel refused for another reason.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Partial => f.write_str("it does not fill a huge page: align it to 2 MiB"),
+            Self::Unmapped => f.write_str("not all of it is mapped"),
+            Self::Forbidden => f.write_str(
+                "huge pages are forbidden there: look for MADV_NOHUGEPAGE and PR_SET_THP_DISABLE",
+            ),
+            Self::Pinned => f.write_str(
+                "pages of it are pinned by somebody else, or in use just now: end other \
+                 registrations, or try again",
+            ),
+            Self::NoHugePage { errno } => write!(
+                f,
+                "no huge page is free (errno {errno}): free memory, or raise the control group's \
+                 memory.max"
+            ),
+            Self::OtherKind => {
+                f.write_str("the mapping is of a kind that copying would change: use Way::IN_PLACE")
+            }
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+/// What became of a region that was to be huge.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Defragmented {
+    /// What the region was made of; `None` where the kernel does not tell.
+    pub before: Option<Pages>,
+    /// What it is made of now.
+    pub after: Option<Pages>,
+    /// Bytes that were put into huge pages.
+    pub made: usize,
+    /// Bytes that were in huge pages already.
+    pub already: usize,
+    /// What was left as it is, and why, in order of address.
+    pub left: Vec<(AddressRange, Left)>,
+    /// How long it took, looking included.
+    pub elapsed: Duration,
+}
+
+impl Defragmented {
+    pub(super) fn note(&mut self, block: AddressRange, outcome: Result<(), Left>) {
+        match outcome {
+            Ok(()) => self.made += block.len(),
+            Err(why) => self.left.push((block, why)),
+        }
+    }
+}
+
+/// Puts a suspended region into huge pages, as far as it goes.
+///
+/// What does not fill a huge page, or cannot be made huge, stays as it is and is told
+/// ([`Defragmented::left`]): that is no error.
+///
+/// # Errors
+///
+/// [`RearrangeError`] if nothing could be tried; the memory is as it was.
+pub fn defragment<R: Suspend, M: Monitor>(
+    suspended: &Suspended<'_, R, M>,
+    way: Way,
+) -> Result<Defragmented, RearrangeError> {
+    check(suspended)?;
+    let begun = Instant::now();
+    let (mut plan, mut report) = Plan::new(suspended.range(), way)?;
+    for block in std::mem::take(&mut plan.blocks) {
+        report.note(block, plan.tool.make_huge(block));
+    }
+    report.left.sort_by_key(|(range, _)| range.start());
+    report.after = Pages::of(suspended.range());
+    report.elapsed = begun.elapsed();
+    Ok(report)
+}
+
+/// The size of a huge page that the kernel makes of small ones.
+///
+/// # Errors
+///
+/// [`RearrangeError::Unsupported`] where it makes none.
+fn huge_bytes() -> Result<usize, RearrangeError> {
+    const FILE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+    let bytes = fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse().ok());
+    let bytes = bytes.filter(|bytes: &usize| bytes.is_power_of_two());
+    let what = "transparent huge pages (or /sys is not mounted)";
+    bytes.ok_or(RearrangeError::Unsupported { what, errno: 0 })
+}
+
+/// What is to be done for a region, found out beforehand.
+pub(super) struct Plan {
+    /// Blocks of a huge page's size, aligned to it, that are small.
+    pub(super) blocks: Vec<AddressRange>,
+    pub(super) tool: Tool,
+}
+
+impl Plan {
+    pub(super) fn new(
+        range: AddressRange,
+        way: Way,
+    ) -> Result<(Self, Defragmented), RearrangeError> {
+        let bytes = huge_bytes()?;
+        let mut report = Defragmented { before: Pages::of(range), ..Defragmented::default() };
+        let (whole, partial): (Vec<_>, Vec<_>) =
+            range.pieces(bytes).partition(|piece| piece.len() == bytes);
+        report.left.extend(partial.into_iter().map(|piece| (piece, Left::Partial)));
+        let (huge, blocks): (Vec<_>, Vec<_>) = whole
+            .into_iter()
+            .partition(|block| Pages::of(*block).is_some_and(|it| it.huge == block.len()));
+        report.already = huge.iter().map(AddressRange::len).sum();
+        let tool = Tool::new(range, bytes, way)?;
+        Ok((Self { blocks, tool }, report))
+    }
+}
+
+/// What makes blocks huge.
+pub(super) enum Tool {
+    InPlace {
+        /// The mappings are plain private memory, whose missing pages may be made.
+        private: bool,
+    },
+    ByCopy(Beside),
+}
+
+impl Tool {
+    fn new(range: AddressRange, bytes: usize, way: Way) -> Result<Self, RearrangeError> {
+        match way.0 {
+            Kind::ByCopy => Beside::new(range, bytes).map(Self::ByCopy),
+            Kind::InPlace if sys::can_collapse() => {
+                Ok(Self::InPlace { private: is_private(range) })
+            }
+            Kind::InPlace => Err(RearrangeError::Unsupported {
+                what: "MADV_COLLAPSE (Linux 6.1; copying works without, see Way::by_copy)",
+                errno: libc::EINVAL,
+            }),
+        }
+    }
+
+    fn make_huge(&mut self, block: AddressRange) -> Result<(), Left> {
+        self.prepare(block)?;
+        self.switch(block)
+    }
+
+    /// What can be done before the block is suspended.
+    pub(super) fn prepare(&self, block: AddressRange) -> Result<(), Left> {
+        match self {
+            Self::InPlace { .. } => Ok(()),
+            // SAFETY: whoever made the tool gave the word of `Way::by_copy`.
+            Self::ByCopy(beside) => unsafe { beside.prepare(block) },
+        }
+    }
+
+    /// What has to wait until it is.
+    pub(super) fn switch(&mut self, block: AddressRange) -> Result<(), Left> {
+        match self {
+            Self::InPlace { private } => collapse(block, *private),
+            // SAFETY: as above.
+            Self::ByCopy(beside) => unsafe { beside.switch(block) },
+        }
+    }
+}
+
+fn is_private(range: AddressRange) -> bool {
+    let plain = |mapping: &mappings::Mapping| mapping.kind == MappingKind::PrivateAnonymous;
+    mappings::mappings_in(range).is_ok_and(|mappings| mappings.iter().all(plain))
+}
+
+/// How often a block is tried whose pages the kernel has in its hands.
+const ATTEMPTS: usize = 4;
+
+pub(super) fn collapse(block: AddressRange, private: bool) -> Result<(), Left> {
+    let mut outcome = sys::collapse(block);
+    if outcome.is_err() && private {
+        // A page that is missing is in the way where a monitor watches.
+        let _ = sys::populate(block);
+    }
+    for _ in 1..ATTEMPTS {
+        match outcome {
+            Ok(()) | Err(Errno(libc::ENOMEM | libc::EBUSY)) => break,
+            Err(_) => outcome = sys::collapse(block),
+        }
+    }
+    outcome.map_err(|errno| explain(block, errno))
+}
+
+/// What the kernel's refusal to collapse means.
+fn explain(block: AddressRange, Errno(errno): Errno) -> Left {
+    match errno {
+        _ if !is_mapped(block) => Left::Unmapped,
+        libc::EAGAIN => Left::Pinned,
+        libc::ENOMEM | libc::EBUSY => Left::NoHugePage { errno },
+        libc::EINVAL if is_forbidden(block) => Left::Forbidden,
+        errno => Left::Os { operation: "madvise(MADV_COLLAPSE)", errno },
+    }
+}
+
+pub(super) fn is_mapped(block: AddressRange) -> bool {
+    let Ok(mappings) = mappings::mappings_in(block) else { return true };
+    let parts = mappings.iter().filter_map(|mapping| mapping.range.intersection(&block));
+    parts.map(|part| part.len()).sum::<usize>() == block.len()
+}
+
+fn is_forbidden(block: AddressRange) -> bool {
+    let entries = pages::entries(block).unwrap_or_default();
+    entries.iter().any(|entry| entry.flags.iter().any(|flag| flag == "nh"))
+        || fs::read_to_string("/proc/self/status")
+            .is_ok_and(|status| status.lines().any(|line| line.starts_with("THP_enabled:\t0")))
+}

@@ -1,0 +1,175 @@
+//! A region on another memory node.
+
+use super::{RearrangeError, check, sys};
+use crate::AddressRange;
+use crate::limits::page_bytes;
+use crate::sys::Errno;
+use pinfold_core::{Monitor, Suspend, Suspended};
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// A memory node, by the kernel's number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Node(pub u32);
+
+/// How many pages of a region are where.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct OnNodes {
+    /// Pages, of the smallest size, by node.
+    pub pages: BTreeMap<Node, usize>,
+    /// Pages that are not in memory, or belong to nobody (the page of zeros).
+    pub absent: usize,
+}
+
+/// What became of a region that was to move.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Migrated {
+    /// Where its pages were.
+    pub before: OnNodes,
+    /// Where they are.
+    pub after: OnNodes,
+    /// The nodes of this machine that have memory. With a single one there is nowhere to go, and
+    /// nothing is moved.
+    pub nodes: Vec<Node>,
+    /// Pages that are in memory and not on the node that was asked for, with the kernel's error
+    /// number for each: `EBUSY` if it is pinned by somebody else or in use just now, `ENOMEM` if the
+    /// node is full.
+    pub left: Vec<(usize, i32)>,
+    /// How long it took, looking included.
+    pub elapsed: Duration,
+}
+
+/// Moves the pages of a suspended region to `node`, as far as it goes. The program may read and
+/// write them meanwhile.
+///
+/// Pages that stay are told ([`Migrated::left`]): that is no error. Where pages go that are made
+/// later is not changed: that is the memory policy's to say.
+///
+/// # Errors
+///
+/// [`RearrangeError`], most of all [`NoSuchNode`](RearrangeError::NoSuchNode); nothing was moved.
+pub fn migrate<R: Suspend, M: Monitor>(
+    suspended: &Suspended<'_, R, M>,
+    node: Node,
+) -> Result<Migrated, RearrangeError> {
+    check(suspended)?;
+    let begun = Instant::now();
+    let nodes = nodes()?;
+    let number = i32::try_from(node.0).ok().filter(|_| nodes.contains(&node));
+    let Some(number) = number else { return Err(RearrangeError::NoSuchNode { node, nodes }) };
+    let addresses = addresses(suspended.range());
+    let old = look(&addresses)?;
+    let elsewhere = |&(_, &answer): &(_, &i32)| answer >= 0 && answer != number;
+    let to_move: Vec<usize> =
+        addresses.iter().zip(&old).filter(elsewhere).map(|(&address, _)| address).collect();
+    let refusals = move_all(&to_move, number)?;
+    let new = look(&addresses)?;
+    Ok(Migrated {
+        before: count(&old),
+        after: count(&new),
+        nodes,
+        left: left(&to_move, &refusals, number)?,
+        elapsed: begun.elapsed(),
+    })
+}
+
+fn addresses(range: AddressRange) -> Vec<usize> {
+    (range.start()..range.end()).step_by(page_bytes()).collect()
+}
+
+/// How many pages one call asks about.
+const BATCH: usize = 4096;
+
+fn look(addresses: &[usize]) -> Result<Vec<i32>, RearrangeError> {
+    let mut answers = vec![0; addresses.len()];
+    for (asked, answers) in addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH)) {
+        sys::nodes_of(asked, answers).map_err(refused)?;
+    }
+    Ok(answers)
+}
+
+/// The kernel's answers; zero or a node where it gave none.
+fn move_all(addresses: &[usize], node: i32) -> Result<Vec<i32>, RearrangeError> {
+    let mut answers = vec![0; addresses.len()];
+    for (asked, answers) in addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH)) {
+        match sys::move_pages(asked, node, answers) {
+            // "No page had to be moved, or none of these could be".
+            Ok(()) | Err(Errno(libc::ENOENT)) => {}
+            Err(errno) => return Err(refused(errno)),
+        }
+    }
+    Ok(answers)
+}
+
+/// Those that were to move and did not, with the reason.
+fn left(
+    to_move: &[usize],
+    refusals: &[i32],
+    node: i32,
+) -> Result<Vec<(usize, i32)>, RearrangeError> {
+    let now = look(to_move)?;
+    let stayed = to_move.iter().zip(refusals).zip(now);
+    let stayed = stayed.filter(|&(_, now)| now >= 0 && now != node);
+    // Without a word of the kernel's it was in use.
+    let reason = |answer: i32| if answer < 0 { -answer } else { libc::EBUSY };
+    Ok(stayed.map(|((&address, &answer), _)| (address, reason(answer))).collect())
+}
+
+fn refused(Errno(errno): Errno) -> RearrangeError {
+    match errno {
+        libc::ENOSYS | libc::EPERM | libc::EACCES => {
+            RearrangeError::Unsupported { what: "move_pages(2), or forbids it", errno }
+        }
+        errno => RearrangeError::Os { operation: "move_pages", errno },
+    }
+}
+
+fn count(answers: &[i32]) -> OnNodes {
+    let mut nodes = OnNodes::default();
+    for &answer in answers {
+        match u32::try_from(answer) {
+            Ok(node) => *nodes.pages.entry(Node(node)).or_default() += 1,
+            Err(_) => nodes.absent += 1,
+        }
+    }
+    nodes
+}
+
+/// The nodes that have memory.
+fn nodes() -> Result<Vec<Node>, RearrangeError> {
+    let what = "memory nodes (CONFIG_NUMA, or /sys is not mounted)";
+    let text = fs::read_to_string("/sys/devices/system/node/has_memory");
+    let nodes = text.ok().map(|text| parse(&text)).filter(|nodes| !nodes.is_empty());
+    nodes.ok_or(RearrangeError::Unsupported { what, errno: 0 })
+}
+
+/// A list such as `0-1,4`; what is none is left out.
+fn parse(text: &str) -> Vec<Node> {
+    let part = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let ends = first.parse::<u32>().ok().zip(last.parse::<u32>().ok());
+        ends.map_or(0..0, |(first, last)| first..last.saturating_add(1))
+    };
+    text.trim().split(',').flat_map(part).map(Node).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_understood() {
+        assert_eq!(parse("0\n"), [Node(0)]);
+        assert_eq!(parse("0-2,5\n"), [Node(0), Node(1), Node(2), Node(5)]);
+        assert_eq!(parse(""), []);
+        assert_eq!(parse("x,3-y"), []);
+    }
+
+    #[test]
+    fn answers_are_counted_by_node() {
+        let counted = count(&[0, 0, 1, -libc::ENOENT]);
+        assert_eq!(counted.pages, BTreeMap::from([(Node(0), 2), (Node(1), 1)]));
+        assert_eq!(counted.absent, 1);
+    }
+}

@@ -1,0 +1,259 @@
+//! A region made huge while it is in use: one huge page's worth is suspended at a time.
+
+use super::RearrangeError;
+use super::huge::{Defragmented, Left, Plan, Way};
+use super::pages::Pages;
+use crate::AddressRange;
+use pinfold_core::{
+    Cache, ConnectionLost, Keys, Lease, Monitor, Progress, RegisterError, Suspend, Suspended,
+    SuspensionTerms, Why,
+};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// What became of a region that was made huge in steps, and the leases that were handed over.
+pub struct Stepped<'c, R: Suspend, M: Monitor> {
+    /// What became of the memory.
+    pub defragmented: Defragmented,
+    /// How many suspensions there were.
+    pub suspensions: usize,
+    /// The longest of them, from when gets were held back to when they went on.
+    pub longest: Duration,
+    /// Whether what the leases are known by is as before.
+    pub keys: Keys,
+    /// The leases, in the order in which they were handed over.
+    pub leases: Vec<Result<Lease<'c, R, M>, LeaseEnded>>,
+    /// Connections that died meanwhile.
+    pub lost: Vec<(R::Connection, ConnectionLost)>,
+}
+
+/// Why a lease that was handed over does not come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeaseEnded {
+    /// Its memory could not be registered any more.
+    NotRegistered(RegisterError),
+    /// A suspension was overdue, and somebody ended it; or this process is a forked child.
+    WithSuspension,
+}
+
+/// A region was not made huge to its end. What is huge stays so; everything goes on.
+pub struct Stopped<'c, R: Suspend, M: Monitor> {
+    /// Why.
+    pub why: StoppedBy<R::Connection>,
+    /// What was done until then.
+    pub done: Stepped<'c, R, M>,
+}
+
+/// Why a region was not made huge to its end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum StoppedBy<C> {
+    /// A part could not be suspended.
+    NotSuspended {
+        /// The part.
+        range: AddressRange,
+        /// Why not.
+        why: Why<C>,
+    },
+    /// Nothing could be tried, or a suspension ended before its time.
+    Rearrange(RearrangeError),
+}
+
+/// Puts `range` into huge pages while it is in use, as far as it goes.
+///
+/// One block of a huge page's size is suspended at a time, with `terms` each: gets that touch it
+/// wait, the others go on. `connections` are all that can touch the range; `leases` those that do
+/// not end by themselves, and are to come back. A registration that reaches beyond the block and
+/// that no lease handed over keeps is given up, so that gets of other blocks register what
+/// they need; get the whole range once when this is done, and it is registered as one again.
+///
+/// # Errors
+///
+/// [`Stopped`], which says why, and what was done until then.
+pub fn defragment_in_steps<'c, R: Suspend, M: Monitor>(
+    cache: &'c Cache<R, M>,
+    range: AddressRange,
+    connections: &[R::Connection],
+    leases: Vec<Lease<'c, R, M>>,
+    terms: SuspensionTerms,
+    way: Way,
+) -> Result<Stepped<'c, R, M>, Box<Stopped<'c, R, M>>> {
+    let begun = Instant::now();
+    let mut steps = Steps::new(cache, connections, leases, terms);
+    let outcome = steps.run(range, way);
+    let Steps { mut done, .. } = steps;
+    done.defragmented.left.sort_by_key(|(part, _)| part.start());
+    done.defragmented.after = Pages::of(range);
+    done.defragmented.elapsed = begun.elapsed();
+    match outcome {
+        Ok(()) => Ok(done),
+        Err(why) => Err(Box::new(Stopped { why, done })),
+    }
+}
+
+struct Steps<'c, 'a, R: Suspend, M: Monitor> {
+    cache: &'c Cache<R, M>,
+    connections: &'a [R::Connection],
+    terms: SuspensionTerms,
+    done: Stepped<'c, R, M>,
+}
+
+type Stop<R> = StoppedBy<<R as Suspend>::Connection>;
+
+impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
+    fn new(
+        cache: &'c Cache<R, M>,
+        connections: &'a [R::Connection],
+        leases: Vec<Lease<'c, R, M>>,
+        terms: SuspensionTerms,
+    ) -> Self {
+        let done = Stepped {
+            defragmented: Defragmented::default(),
+            suspensions: 0,
+            longest: Duration::ZERO,
+            keys: Keys::Same,
+            leases: leases.into_iter().map(Ok).collect(),
+            lost: Vec::new(),
+        };
+        Self { cache, connections, terms, done }
+    }
+
+    fn run(&mut self, range: AddressRange, way: Way) -> Result<(), Stop<R>> {
+        let (mut plan, report) = Plan::new(range, way).map_err(StoppedBy::Rearrange)?;
+        self.done.defragmented = report;
+        for block in std::mem::take(&mut plan.blocks) {
+            let outcome = match plan.tool.prepare(block) {
+                Ok(()) => self.step(block, &mut plan)?,
+                refused => refused,
+            };
+            self.done.defragmented.note(block, outcome);
+        }
+        Ok(())
+    }
+
+    /// One suspension.
+    fn step(&mut self, block: AddressRange, plan: &mut Plan) -> Result<Result<(), Left>, Stop<R>> {
+        let (places, leases) = self.take_leases(block);
+        let suspended = match self.suspend(block, leases) {
+            Ok(suspended) => suspended,
+            Err((why, leases)) => {
+                self.put_back(&places, leases);
+                return Err(StoppedBy::NotSuspended { range: block, why });
+            }
+        };
+        super::check(&suspended).map_err(StoppedBy::Rearrange)?;
+        let outcome = plan.tool.switch(block);
+        let forked = suspended.is_forked();
+        let resumed = suspended.resume().map_err(|_ended| {
+            let expired = RearrangeError::Expired;
+            StoppedBy::Rearrange(if forked { RearrangeError::Forked } else { expired })
+        })?;
+        self.done.suspensions += 1;
+        self.done.longest = self.done.longest.max(resumed.paused);
+        if resumed.keys == Keys::Changed {
+            self.done.keys = Keys::Changed;
+        }
+        self.done.lost.extend(resumed.lost);
+        self.put_back(&places, resumed.leases);
+        Ok(outcome)
+    }
+
+    /// The leases whose registrations touch `block`, and their places. Those that do not come
+    /// back have ended with their suspension.
+    fn take_leases(&mut self, block: AddressRange) -> (Vec<usize>, Vec<Lease<'c, R, M>>) {
+        let touches = |slot: &Result<Lease<'c, R, M>, LeaseEnded>| {
+            slot.as_ref().is_ok_and(|lease| lease.registered().overlaps(&block))
+        };
+        let slots = self.done.leases.iter_mut().enumerate();
+        let taken = slots.filter_map(|(place, slot)| {
+            let taken =
+                touches(slot).then(|| std::mem::replace(slot, Err(LeaseEnded::WithSuspension)));
+            Some((place, taken?.ok()?))
+        });
+        taken.unzip()
+    }
+
+    fn put_back(&mut self, places: &[usize], leases: Vec<Result<Lease<'c, R, M>, RegisterError>>) {
+        for (&place, lease) in places.iter().zip(leases) {
+            self.done.leases[place] = lease.map_err(LeaseEnded::NotRegistered);
+        }
+    }
+
+    /// As [`Cache::suspend`], with less of a wait at first: what is in flight ends within
+    /// microseconds, if it ends soon.
+    #[allow(clippy::type_complexity)] // both halves of a refusal
+    fn suspend(
+        &self,
+        block: AddressRange,
+        leases: Vec<Lease<'c, R, M>>,
+    ) -> Result<
+        Suspended<'c, R, M>,
+        (Why<R::Connection>, Vec<Result<Lease<'c, R, M>, RegisterError>>),
+    > {
+        let connections = self.connections.to_vec();
+        let begun = self.cache.begin_suspension(block, connections, leases, self.terms);
+        let mut suspending = begun.map_err(|refused| (refused.why, refused.leases))?;
+        let mut round = 0_usize;
+        loop {
+            match suspending.poll().map_err(|refused| (refused.why, refused.leases))? {
+                Progress::Suspended(suspended) => return Ok(suspended),
+                Progress::Pending(pending, _) => suspending = pending,
+            }
+            wait(round);
+            round = round.saturating_add(1);
+        }
+    }
+}
+
+fn wait(round: usize) {
+    const BRIEF: usize = 200;
+    if round < BRIEF {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+impl<C: fmt::Debug> fmt::Display for StoppedBy<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSuspended { range, why } => write!(f, "{range} was not suspended: {why}"),
+            Self::Rearrange(error) => error.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for LeaseEnded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRegistered(error) => error.fmt(f),
+            Self::WithSuspension => f.write_str("it ended with its suspension, which was overdue"),
+        }
+    }
+}
+
+impl<R: Suspend, M: Monitor> fmt::Debug for Stepped<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stepped")
+            .field("defragmented", &self.defragmented)
+            .field("suspensions", &self.suspensions)
+            .field("longest", &self.longest)
+            .field("keys", &self.keys)
+            .field("lost", &self.lost)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R: Suspend, M: Monitor> fmt::Debug for Stopped<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stopped").field("why", &self.why).field("done", &self.done).finish()
+    }
+}
+
+impl<R: Suspend, M: Monitor> fmt::Display for Stopped<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "after {} bytes were made huge: {}", self.done.defragmented.made, self.why)
+    }
+}
+
+impl<R: Suspend, M: Monitor> std::error::Error for Stopped<'_, R, M> {}

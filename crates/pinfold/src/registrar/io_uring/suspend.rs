@@ -1,0 +1,74 @@
+//! Regions of a ring, suspended: the slot is emptied, and filled again under the same index.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to declare [`Suspend::renew`], which does nothing unsafe itself.
+
+#![allow(unsafe_code)]
+
+use super::{BufferIndex, IoUring, refused};
+use crate::fork_mark::FORKED;
+use pinfold_core::{
+    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Renewed, Suspend,
+    Transfers, Unsupported,
+};
+use std::convert::Infallible;
+
+impl Suspend for IoUring {
+    /// There is none: what uses a slot holds a lease.
+    type Connection = Infallible;
+
+    fn can_suspend(&self, _range: AddressRange, _none: &[Infallible]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
+    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Infallible,
+        _range: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        match *connection {}
+    }
+
+    /// Empties the slot and keeps it. Requests in flight go on with what they have.
+    fn withdraw(&self, handle: BufferIndex, range: AddressRange) -> Result<(), DeregisterError> {
+        if self.fork_mark.forked() {
+            return Err(DeregisterError::DeviceGone { errno: FORKED });
+        }
+        self.clear(handle.0, range).map_err(refused)
+    }
+
+    /// With tags: no request in flight uses what the slots held. Without, that is the program's
+    /// word.
+    fn quiet(&self, range: AddressRange) -> bool {
+        self.tags.as_ref().is_none_or(|tags| tags.quiet(range))
+    }
+
+    unsafe fn renew(
+        &self,
+        handle: BufferIndex,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<BufferIndex>, RegisterError> {
+        self.check_request(range, access)?;
+        match self.fill(handle.0, range) {
+            Ok(()) => Ok(Renewed::Same),
+            Err(errno) => {
+                self.slots.give_back(handle.0);
+                Err(self.explain(range, errno))
+            }
+        }
+    }
+
+    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn fail(&self, connection: &Infallible) {
+        match *connection {}
+    }
+}
