@@ -55,6 +55,7 @@ pub mod allocator;
 pub mod budget;
 mod descriptor;
 mod fork_mark;
+pub mod handshake;
 pub mod landing;
 pub mod limits;
 pub mod mappings;

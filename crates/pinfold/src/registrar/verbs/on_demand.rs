@@ -98,6 +98,10 @@ impl OnDemand {
         self.verbs.domain()
     }
 
+    pub(super) fn verbs(&self) -> &Verbs {
+        &self.verbs
+    }
+
     /// Has the device take its page faults on `part` of a region now; returns when it has.
     ///
     /// `access` says whether the pages shall be writable. Pages may go again at any time.
