@@ -63,6 +63,39 @@ struct Status {
     grants_remote: bool,
 }
 
+/// `struct ib_uverbs_post_send` behind its header, of the kernel's interface: requests to post, none.
+#[repr(C)]
+struct Doorbell {
+    command: u32,
+    in_words: u16,
+    out_words: u16,
+    response: u64,
+    queue_pair: u32,
+    requests: u32,
+    pieces: u32,
+    request_bytes: u32,
+}
+
+impl Doorbell {
+    fn new(queue_pair: u32, answer: &mut u32) -> Self {
+        /// `IB_USER_VERBS_CMD_POST_SEND`.
+        const POST_SEND: u32 = 28;
+        // A word is four bytes.
+        const WORDS: u16 = (size_of::<Doorbell>() / 4) as u16;
+        Self {
+            command: POST_SEND,
+            in_words: WORDS,
+            out_words: 1,
+            response: ptr::from_mut(answer).expose_provenance() as u64,
+            queue_pair,
+            requests: 0,
+            pieces: 0,
+            // At least as many as the kernel's own request has.
+            request_bytes: size_of::<ibv_send_wr>() as u32,
+        }
+    }
+}
+
 /// How long a queue pair that does not drain may keep us from letting it go on.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -74,8 +107,7 @@ impl Connection {
     /// `queue_pair` was made by the library of `domain`, and is destroyed, if at all, after
     /// [`take_back`](Self::take_back) returned or after this and all its clones are gone. It is lent
     /// once: other connections of it are clones of this. Nobody else moves it out of or into `RTS` and
-    /// `SQD` while it is stopped. If it was made for one thread at a time (a thread domain, a provider's
-    /// single-threaded mode), no other thread posts while it is let go on.
+    /// `SQD` while it is stopped.
     pub unsafe fn lent(domain: Arc<Domain>, queue_pair: NonNull<ibv_qp>) -> Self {
         // SAFETY: the caller's promise.
         let number = unsafe { (*queue_pair.as_ptr()).qp_num };
@@ -159,7 +191,7 @@ impl Connection {
             std::thread::sleep(STEP);
         }
         state.stopped = None;
-        self.nudge(&state);
+        self.ring(&state);
         Ok(())
     }
 
@@ -212,18 +244,21 @@ impl Connection {
         }
     }
 
-    /// Has the device look at the queue, by posting nothing. Drivers of hardware begin by
-    /// themselves and ignore an empty list; Soft-RoCE looks when something is posted, and not when a
-    /// queue pair is back in `RTS`.
-    fn nudge(&self, state: &State) {
+    /// Has the kernel's driver look at the queue. Soft-RoCE looks when its doorbell is rung, which
+    /// is the kernel's command to post with nothing to be posted, and not when a queue pair is back in
+    /// `RTS`. Drivers of hardware refuse that command, and go on by themselves.
+    fn ring(&self, state: &State) {
         let Ok(queue_pair) = self.queue_pair(state) else { return };
-        let mut refused = ptr::null_mut();
-        // SAFETY: the queue pair is live as long as the lock is held; an empty list is posted, which
-        // is to say nothing, by a thread that may (`lent`).
+        let mut answer = 0_u32;
+        // SAFETY: the queue pair and its device are live as long as the lock is held; the command
+        // names an empty list, and the answer has the room that it says.
         unsafe {
-            if let Some(post) = (*(*queue_pair.as_ptr()).context).ops.post_send {
-                post(queue_pair.as_ptr(), ptr::null_mut(), &raw mut refused);
-            }
+            let queue_pair = queue_pair.as_ptr();
+            let command = Doorbell::new((*queue_pair).handle, &mut answer);
+            let start = (&raw const command).cast();
+            // What cannot be rung needs no ringing.
+            let _ignored =
+                libc::write((*(*queue_pair).context).cmd_fd, start, size_of_val(&command));
         }
     }
 
