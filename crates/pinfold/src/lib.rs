@@ -67,6 +67,7 @@ mod quiet_thread;
 pub mod registrar;
 mod start;
 mod sys;
+pub mod tier;
 
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,

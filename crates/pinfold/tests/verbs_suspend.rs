@@ -275,6 +275,7 @@ fn memory_moves_under_a_stream_of_transfers() {
                 stream.until_more();
                 let before = register_cost(&domain, memory.range());
                 let old = lease.handle();
+                let began = Instant::now();
                 let suspended =
                     cache.suspend(memory.range(), connections.clone(), vec![lease], TERMS).unwrap();
                 let stopping = began.elapsed();
