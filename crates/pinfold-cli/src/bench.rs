@@ -8,6 +8,7 @@
 mod allocator;
 pub(crate) mod landing;
 mod lifetime;
+mod on_demand;
 mod programs;
 
 use crate::output::{self, Failure, Output, Verdict};
@@ -47,6 +48,8 @@ enum What {
     /// From landing pages into the target, by copying and by exchanging pages; named alone, it writes
     /// down from which length on pages are exchanged
     Landing,
+    /// RDMA transfers from pinned pages and from pages on demand; only when named
+    OnDemand,
 }
 
 /// The bench's JSON object.
@@ -94,6 +97,10 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         let progress = output.progress(scope.steps(rounds), "transfer");
         let rows = transfer::measure(scope, rounds, &|| progress.advance(1))?;
         benches.extend(rows.iter().map(transfer_row));
+    }
+    // It takes a device that few have.
+    if arguments.what == Some(What::OnDemand) {
+        benches.extend(on_demand::measure(rounds)?);
     }
     if wanted(What::Landing) {
         let cases = landing::measure()?;

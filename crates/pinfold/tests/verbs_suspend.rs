@@ -682,8 +682,11 @@ fn a_queue_that_does_not_drain_refuses_it_in_the_open() {
     assert_eq!(refused.in_flight.transfers, 1);
     assert!(refused.in_flight.oldest_transfer <= refused.waited);
     eprintln!("a queue that does not drain: {refused:?}");
-    // Either way the program finds the end of its write.
-    assert_ne!(raw.wait(), ffi::IBV_WC_SUCCESS);
+    // Failed in the open: the program finds its write flushed. One that went on is retried for some
+    // seconds more (Linux 6.1 does not report the end of that, suspended or not).
+    if !refused.lost.is_empty() {
+        assert_ne!(raw.wait(), ffi::IBV_WC_SUCCESS);
+    }
 }
 
 #[test]

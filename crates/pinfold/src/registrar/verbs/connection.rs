@@ -184,8 +184,8 @@ impl Connection {
         let began = Instant::now();
         while let Err(lost) = self.modify(&state, IBV_QPS_RTS) {
             let status = self.query(&state)?;
-            let drains = status.state == IBV_QPS_SQD && status.draining;
-            if !drains || began.elapsed() > PATIENCE {
+            // Whether it drains is not asked: it may have ended since the refusal.
+            if status.state != IBV_QPS_SQD || began.elapsed() > PATIENCE {
                 let _failed = self.modify(&state, IBV_QPS_ERR);
                 return Err(lost);
             }
