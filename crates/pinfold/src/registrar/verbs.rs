@@ -21,7 +21,7 @@
 //!
 //! [`Verbs`] pins pages, so a cache over it needs a monitor. [`OnDemand`] leaves them to the
 //! device's page faults where the device can, and [`on_demand_cache`](crate::on_demand_cache) needs
-//! none. [`Device`] and [`Domain`] are opened here or lent by the program; [`Dmabuf`] is memory
+//! none; [`tier`](crate::tier) takes the second where it can be had and the first elsewhere. [`Device`] and [`Domain`] are opened here or lent by the program; [`Dmabuf`] is memory
 //! without an address; [`Loopback`] shows what a registration really moves.
 //!
 //! # Suspensions
