@@ -9,7 +9,8 @@
 //! is one comparison. What is on demand pays for its first touch of each page, and for that after
 //! each change, with a fault in the middle of the transfer: [`prefetch`](OnDemandOrPinned::prefetch)
 //! takes it before, when the transfer is foreseen. `pinfold bench on-demand` measures both against
-//! each other; where buffers stay as they are, pinned and cached is never slower.
+//! each other. Where buffers stay as they are there is little between them but the pins and the
+//! monitor; where they are exchanged between transfers, it is a fault against a registration.
 //!
 //! # Safety
 //!
