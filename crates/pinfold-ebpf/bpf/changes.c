@@ -219,11 +219,9 @@ INLINE void tell_view(u32 view, u64 start, u64 end, int ends)
 		compare_exchange(&r->owner, (u64)(u32)current_pid_tgid(), 0);
 }
 
-/* Functions of their own, so that they are in the object once and not in each program. They return
- * something because the verifier wants that of functions. */
-#define FUNCTION static __attribute__((noinline)) int
-
-FUNCTION begins(u64 mm, u64 start, u64 end)
+/* A function of its own, so that it is in the object once and not in each program. It returns something
+ * because the verifier wants that of functions. */
+static __attribute__((noinline)) int tell_views(u64 mm, u64 start, u64 end, int ends)
 {
 	struct views *views = lookup(&watched, &mm);
 
@@ -232,20 +230,7 @@ FUNCTION begins(u64 mm, u64 start, u64 end)
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++)
 		if (READ(views->view[i]))
-			tell_view(READ(views->view[i]) - 1, start, end, 0);
-	return 0;
-}
-
-FUNCTION ended(u64 mm, u64 start, u64 end)
-{
-	struct views *views = lookup(&watched, &mm);
-
-	if (!views)
-		return 0;
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++)
-		if (READ(views->view[i]))
-			tell_view(READ(views->view[i]) - 1, start, end, 1);
+			tell_view(READ(views->view[i]) - 1, start, end, ends);
 	return 0;
 }
 
@@ -253,10 +238,7 @@ INLINE void tell(u64 mm, u64 start, u64 end, int ends)
 {
 	if (!READ(filter[hash(mm)]) || start >= end)
 		return;
-	if (ends)
-		ended(mm, start, end);
-	else
-		begins(mm, start, end);
+	tell_views(mm, start, end, ends);
 }
 
 /* PROGRAMS(shape) { ... }: the two programs for functions of this shape; `ends` tells them apart. */

@@ -11,7 +11,7 @@ use super::attributes::{Operations, Transport};
 use super::device::{Domain, OpenError};
 use super::ffi::*;
 use super::loopback::{Direction, Loopback, LoopbackError, Transfer};
-use super::registrar::{CANNOT_RESIZE, MemoryRegion, Verbs, granted};
+use super::registrar::{MemoryRegion, Verbs, granted};
 use crate::limits::page_bytes;
 use crate::sys::last_errno;
 use libc::c_uint;
@@ -182,15 +182,15 @@ impl Registrar for OnDemand {
         self.verbs.give_back(handle)
     }
 
-    /// Refused, as with pinned regions.
     unsafe fn resize(
         &self,
-        _: MemoryRegion,
-        _: AddressRange,
-        _: AddressRange,
-        _: Access,
+        handle: MemoryRegion,
+        from: AddressRange,
+        to: AddressRange,
+        access: Access,
     ) -> Result<(), ResizeError> {
-        Err(CANNOT_RESIZE)
+        // SAFETY: the caller's promise.
+        unsafe { self.verbs.resize(handle, from, to, access) }
     }
 }
 

@@ -413,15 +413,13 @@ impl Registrar for Verbs {
         _: AddressRange,
         _: Access,
     ) -> Result<(), ResizeError> {
-        Err(CANNOT_RESIZE)
+        // Other holders have the keys in their requests, and peers have them too.
+        Err(ResizeError::Cannot {
+            why: "ibv_rereg_mr may change the keys that others hold, and where it fails, nothing may \
+                  be left of the registration",
+        })
     }
 }
-
-/// Other holders have the keys in their requests, and peers have them too.
-pub(super) const CANNOT_RESIZE: ResizeError = ResizeError::Cannot {
-    why: "ibv_rereg_mr may change the keys that others hold, and where it fails, nothing may be left \
-          of the registration",
-};
 
 impl Drop for Verbs {
     /// Gives back what is still registered, except in a forked child, whose parent's it is.
