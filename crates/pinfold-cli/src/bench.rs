@@ -8,6 +8,7 @@
 mod allocator;
 pub(crate) mod landing;
 mod lifetime;
+mod on_demand;
 mod programs;
 pub(crate) mod strategies;
 mod suspend;
@@ -62,6 +63,8 @@ enum What {
     Strategies,
     /// Registered memory made huge, moved and trimmed under a stream of transfers
     Suspend,
+    /// RDMA transfers from pinned pages and from pages on demand; only when named
+    OnDemand,
 }
 
 /// The bench's JSON object.
@@ -115,6 +118,10 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         let progress = output.progress(scope.steps(rounds), "transfer");
         let rows = transfer::measure(scope, rounds, &|| progress.advance(1))?;
         benches.extend(rows.iter().map(transfer_row));
+    }
+    // It takes a device that few have.
+    if arguments.what == Some(What::OnDemand) {
+        benches.extend(on_demand::measure(rounds)?);
     }
     if wanted(What::Landing) {
         let cases = landing::measure()?;

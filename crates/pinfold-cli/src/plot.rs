@@ -60,19 +60,19 @@ impl Plot {
     /// The picture's text.
     fn picture(&self) -> Result<String, Failure> {
         let mut text = String::new();
-        let drawn = self.draw(SVGBackend::with_string(&mut text, SIZE).into_drawing_area());
+        let drawn = self.draw(&SVGBackend::with_string(&mut text, SIZE).into_drawing_area());
         drawn.map_err(|error| Failure::usage(format!("the plot cannot be drawn: {error}")))?;
         Ok(text)
     }
 
     fn draw(
         &self,
-        area: DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+        area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
     ) -> Result<(), Box<dyn Error>> {
         area.fill(&WHITE)?;
         let across = self.span(|point| point.0)?.log_scale();
         let up = self.span(|point| point.1)?.log_scale();
-        let mut chart = ChartBuilder::on(&area)
+        let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 20))
             .margin(16)
             .x_label_area_size(48)

@@ -1,7 +1,8 @@
 //! Suspending a region: the device stops touching it, its memory is re-arranged, access returns.
 //!
-//! What it costs first: every connection named stands still from the beginning to the resumption,
-//! draining takes as long as the slowest transfer in flight, registrations of the region that
+//! What it costs first: gets of the region wait from the beginning to the resumption, and every
+//! connection named stands still from the last lease's end on; draining takes as long as the
+//! slowest transfer in flight, registrations of the region that
 //! nobody keeps are given up and made again by the next `get`, and telling whether leases are left
 //! costs one barrier on all processors for each [poll](Suspending::poll). A cache on which nothing
 //! is suspended pays one comparison in a miss and nothing in a hit.
@@ -13,8 +14,9 @@
 //!                 ├── leases alive, Leases::Refuse ────▶ Refused(in flight)    nothing touched
 //!                 ▼
 //!   ┌──────── Suspending ────────┐  poll: still in flight
-//!   │ new gets held or refused,  │◀──┐
-//!   │ connections stopped        │───┘
+//!   │ new gets held or refused;  │◀──┐
+//!   │ leases end, then           │   │
+//!   │ connections are stopped    │───┘
 //!   └──┬───────────┬─────────┬───┘
 //!      │ quiet     │ deadline│ cancelled, dropped
 //!      │           ▼         ▼
@@ -43,6 +45,10 @@
 //! more. (3) holds because the bar stands before regions are made to stand by, a region that stands
 //! by is leased under the writer's lock alone, and whoever leases under that lock looks at the bars
 //! first. It is as true as the device's word in [`Suspend`], and the program's about its connections.
+//!
+//! **Leases first, then connections.** What is posted in the queue of a stopped connection stays
+//! there, with its lease, for ever: so a connection is stopped when every lease that is not handed
+//! over has ended. A lease that never ends stops none, and refuses the suspension at the deadline.
 //!
 //! **Several at once.** Suspensions of different ranges may share connections: one is stopped for
 //! the first of them and goes on with the last. A registration that reaches into two ranges keeps

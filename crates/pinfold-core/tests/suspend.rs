@@ -281,8 +281,11 @@ mod refusals {
             }
             Progress::Suspended(_) => panic!("a lease is alive"),
         };
+        // What is posted under the lease could not end on a stopped connection.
+        assert!(!rig.is_stopped(0));
         drop(lease);
-        assert!(matches!(pending.poll().unwrap(), Progress::Suspended(_)));
+        let suspended = pending.poll().unwrap();
+        assert!(matches!(suspended, Progress::Suspended(_)) && rig.is_stopped(0));
     }
 
     #[test]

@@ -47,8 +47,8 @@
 //! beforehand; [`strategy`] says which of these a transfer should take, and takes it; [`suspend`] and
 //! [`rearrange`] make registered memory huge, move it or trim it; [`limits`] says what the kernel's limits
 //! are, [`budget`] what may really be pinned, who gets it and what is promised; [`mappings`] what this
-//! process has mapped. The words, the promise and
-//! the cache itself are in `pinfold_core`, whose types this crate shows as its own.
+//! process has mapped. The words, the promise and the cache itself are in `pinfold_core`, whose types this
+//! crate shows as its own.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
@@ -57,6 +57,7 @@ pub mod allocator;
 pub mod budget;
 mod descriptor;
 mod fork_mark;
+pub mod handshake;
 pub mod landing;
 pub mod limits;
 pub mod mappings;
@@ -71,6 +72,7 @@ mod start;
 mod stored;
 pub mod strategy;
 mod sys;
+pub mod tier;
 
 #[doc(inline)]
 pub use pinfold_core::suspend;

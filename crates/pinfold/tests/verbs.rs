@@ -19,6 +19,7 @@ use pinfold::registrar::verbs::{
     MemoryRegion, OnDemand, OpenError, Operations, PrefetchError, Transfer, Transport, Verbs,
     device_names, ffi,
 };
+use pinfold::tier::{OnDemandOrPinned, WhyPinned};
 use pinfold::{
     Access, AddressRange, BadAddress, Cache, Config, DeregisterError, GetError, Monitor, PerUse,
     RegisterError, Registrar, ResizeError,
@@ -809,6 +810,78 @@ fn on_demand_memory_can_be_fetched_beforehand() {
     far.run(Direction::Read, memory.range(), region.lkey()).unwrap();
     assert!(memory.bytes() == [8; 4 * PAGE]);
     registrar.deregister(region, memory.range()).unwrap();
+}
+
+/// What is sent is right whichever tier it is, before and after a change of the mapping.
+fn sends_fresh_bytes(
+    tier: &OnDemandOrPinned<Arc<Userfaultfd>>,
+    far: &Far,
+    operations: Operations,
+) -> bool {
+    let mut memory = Memory::new(2 * PAGE);
+    let mut on_demand = false;
+    for byte in [1, 2, 3] {
+        memory.fill(byte);
+        // SAFETY: the test's own memory.
+        let lease = unsafe { tier.get(memory.pointer(), 2 * PAGE, Access::READ, operations) };
+        let lease = lease.unwrap();
+        match tier.prefetch(&lease, Access::READ) {
+            Ok(()) | Err(PrefetchError::Unsupported { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(lease.range(), memory.range());
+        assert!(far.sent(lease.range(), lease.handle().lkey()) == [byte; 2 * PAGE]);
+        on_demand = lease.why_pinned().is_none();
+        drop(lease);
+        memory.replace();
+    }
+    on_demand
+}
+
+/// Where the device cannot, or moves the wrong bytes, everything is pinned, cached, and told why.
+#[test]
+fn what_cannot_be_on_demand_is_pinned_and_says_why() {
+    let Some(domain) = domain() else { return };
+    let far = Far::new(&domain, 2 * PAGE);
+    let monitor = Userfaultfd::shared().unwrap();
+    let config = Config::default();
+    let tier = OnDemandOrPinned::new(domain, Transport::Rc, monitor, config).unwrap();
+    let on_demand = sends_fresh_bytes(&tier, &far, RDMA);
+    match tier.why_never_on_demand() {
+        None => assert!(on_demand),
+        Some(why) => {
+            eprintln!("pinned: {why}");
+            assert!(!on_demand && tier.on_demand().is_none());
+            assert_eq!(tier.pinned().statistics().registrations, 3);
+        }
+    }
+}
+
+/// One device, both tiers: by what is asked of it, and by what the memory is.
+#[test]
+fn each_get_is_on_demand_or_pinned_by_itself() {
+    let Some((_own, domain, registrar)) = on_demand(5) else { return };
+    let far = Far::new(&domain, 2 * PAGE);
+    let offered = registrar.operations();
+    let monitor = Userfaultfd::shared().unwrap();
+    let pinned = Verbs::new(domain).unwrap();
+    let tier = OnDemandOrPinned::of(Ok(registrar), pinned, monitor, Config::default()).unwrap();
+    assert!(sends_fresh_bytes(&tier, &far, RDMA));
+    assert_eq!(tier.on_demand().unwrap().statistics().registrations, 1, "it followed");
+    let all = [Operations::ATOMIC, Operations::SHARED_RECEIVE, Operations::READ];
+    let lacks = all.into_iter().find(|one| !one.without(offered).is_empty());
+    let memory = Memory::new(PAGE);
+    let get = |access, operations| {
+        // SAFETY: the test's own memory.
+        unsafe { tier.get(memory.pointer(), PAGE, access, operations) }
+    };
+    match lacks {
+        Some(missing) => {
+            let lease = get(Access::READ, RDMA | missing).unwrap();
+            assert_eq!(lease.why_pinned(), Some(&WhyPinned::Operations { missing }));
+        }
+        None => eprintln!("skipped: this device does everything on demand"),
+    }
 }
 
 // --- dmabuf ------------------------------------------------------------------------------------

@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 /// | | a ring with fixed buffers | verbs | a device that pages on demand |
 /// |---|---|---|---|
 /// | connection | none | a queue pair | a queue pair |
-/// | `stop` | nothing: a use needs a lease, and gets are held back | to SQD; a peer that writes must agree | the same |
+/// | `stop` | nothing: a use needs a lease, and gets are held back | to SQD; a peer that touches the range must agree | the same |
 /// | `in_flight` | nothing beyond the leases | send queue not drained yet | the same |
-/// | `withdraw` | the slot is emptied | windows invalidated | pages given back |
-/// | `quiet` | the completion of its tag was seen, where registrations carry tags | true | the fault queue is empty |
-/// | `renew` | the same slot filled again: same key | re-registered: the keys may change | nothing: same key |
+/// | `withdraw` | the slot is emptied | deregistered, so that the pages may move | nothing: pages go as they are moved |
+/// | `quiet` | the completion of its tag was seen, where registrations carry tags | nothing refused to go (a window bound to it) | true |
+/// | `renew` | the same slot filled again: same key | registered anew: the keys change | nothing: same key |
 pub trait Suspend: Registrar {
     /// What stops and goes on: a queue pair, a ring.
     type Connection: Clone + PartialEq + fmt::Debug + Send + Sync + 'static;

@@ -200,7 +200,8 @@ pub struct Resumed<'c, R: Suspend, M: Monitor> {
     pub keys: Keys,
     /// Connections that died meanwhile. They do not come back by themselves.
     pub lost: Vec<(R::Connection, ConnectionLost)>,
-    /// How long the connections stood still.
+    /// From the beginning to the resumption: how long gets were held, and at most how long the
+    /// connections stood still.
     pub paused: Duration,
     /// By how much the deadline was missed, if it was.
     pub late: Option<Duration>,

@@ -29,7 +29,10 @@ use std::time::Duration;
 /// How far a suspension has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The bar stands, connections are stopped; registrations are as they were.
+    /// The bar stands. Connections go on until the leases that are not kept have ended: what was
+    /// posted in the queue of a stopped one would never end, and its lease neither.
+    Leased,
+    /// Connections are stopped; registrations are as they were.
     Draining,
     /// Those that are kept are withdrawn, the others are being given back.
     Settling,
@@ -103,7 +106,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             Err(other) => return Err((other, kept)),
         };
         let (connections, lost, parked) = (Vec::new(), Vec::new(), Vec::new());
-        let (stage, leases) = (Stage::Draining, kept.len());
+        let (stage, leases) = (Stage::Leased, kept.len());
         let unstopped = Vec::new();
         Ok(Self {
             shared,
@@ -121,10 +124,24 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         })
     }
 
-    /// Has the device begin nothing new on `connections`.
+    /// Has the device begin nothing new on `connections`: now if no lease is left that has to end
+    /// first, else when the last one has ended.
     pub(crate) fn stop(&mut self, connections: Vec<R::Connection>) {
         self.unstopped = connections;
-        self.stop_more();
+        let _leased = self.stop_unless_leased();
+    }
+
+    /// What has to end first, if anything.
+    fn stop_unless_leased(&mut self) -> Option<InFlight> {
+        if self.stage == Stage::Leased {
+            let in_flight = self.leases_in_flight();
+            if !in_flight.is_empty() {
+                return Some(in_flight);
+            }
+            self.stage = Stage::Draining;
+            self.stop_more();
+        }
+        None
     }
 
     fn stop_more(&mut self) {
@@ -186,6 +203,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     /// Goes on as far as it can, and says what is in the way. Nothing: the memory may be moved.
     pub(crate) fn advance(&mut self) -> InFlight {
+        if let Some(in_flight) = self.stop_unless_leased() {
+            return in_flight;
+        }
         if self.stage == Stage::Draining {
             self.stop_more();
             let (transfers, unstopped) = (self.transfers(), self.unstopped.len());
@@ -470,7 +490,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             Stage::Handed => self.abandon_handed(),
             Stage::Returning => self.kill(Revocation::DevicePanicked),
             // Nobody has touched the memory.
-            Stage::Draining | Stage::Settling => drop(self.resume()),
+            Stage::Leased | Stage::Draining | Stage::Settling => drop(self.resume()),
         }
     }
 

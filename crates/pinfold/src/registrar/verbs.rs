@@ -21,8 +21,14 @@
 //!
 //! [`Verbs`] pins pages, so a cache over it needs a monitor. [`OnDemand`] leaves them to the
 //! device's page faults where the device can, and [`on_demand_cache`](crate::on_demand_cache) needs
-//! none. [`Device`] and [`Domain`] are opened here or lent by the program; [`Dmabuf`] is memory
+//! none; [`tier`](crate::tier) takes the second where it can be had and the first elsewhere. [`Device`] and [`Domain`] are opened here or lent by the program; [`Dmabuf`] is memory
 //! without an address; [`Loopback`] shows what a registration really moves.
+//!
+//! # Suspensions
+//!
+//! [`Connection`] is a queue pair that can be stopped, so that its regions can be
+//! [suspended](pinfold_core::Suspend) and their memory moved. A range that peers may touch needs their
+//! agreement: [`handshake`](crate::handshake).
 //!
 //! # Forks, devices that go away
 //!
@@ -32,6 +38,7 @@
 //! [`DeviceGone`](crate::RegisterError::DeviceGone).
 
 mod attributes;
+mod connection;
 mod device;
 mod dmabuf;
 pub mod ffi;
@@ -39,8 +46,10 @@ mod library;
 mod loopback;
 mod on_demand;
 mod registrar;
+mod suspend;
 
 pub use attributes::{Attributes, OnDemandPaging, Operations, Transport, access_flags, access_of};
+pub use connection::Connection;
 pub use device::{Device, Domain, OpenError, device_names};
 pub use dmabuf::{Dmabuf, DmabufError, DmabufPart};
 pub use library::{Library, LoadError};

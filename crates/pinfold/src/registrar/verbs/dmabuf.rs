@@ -81,7 +81,7 @@ impl Verbs {
         };
         let made = NonNull::new(made).ok_or_else(|| DmabufError::of(last_errno()))?;
         // SAFETY: the library just made it in this domain.
-        Ok(Dmabuf { registrar: self, region: unsafe { self.adopt(made) } })
+        Ok(Dmabuf { registrar: self, region: unsafe { self.adopt(made, access) } })
     }
 }
 

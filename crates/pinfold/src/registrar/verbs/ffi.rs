@@ -155,6 +155,9 @@ pub const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: c_uint = 1 << 1;
 pub const IBV_ACCESS_REMOTE_READ: c_uint = 1 << 2;
 pub const IBV_ACCESS_REMOTE_ATOMIC: c_uint = 1 << 3;
+/// Everything that a peer may be let do by key.
+pub const IBV_ACCESS_REMOTE: c_uint =
+    IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 pub const IBV_ACCESS_MW_BIND: c_uint = 1 << 4;
 pub const IBV_ACCESS_ZERO_BASED: c_uint = 1 << 5;
 pub const IBV_ACCESS_ON_DEMAND: c_uint = 1 << 6;
@@ -163,6 +166,8 @@ pub const IBV_ACCESS_HUGETLB: c_uint = 1 << 7;
 pub const IBV_ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 /// All flags that a device may ignore; `ibv_reg_mr_iova2` clears them for kernels that know none.
 pub const IBV_ACCESS_OPTIONAL_RANGE: c_uint = 0x3ff0_0000;
+
+pub const IBV_REREG_MR_CHANGE_TRANSLATION: c_int = 1;
 
 pub const IBV_ADVISE_MR_ADVICE_PREFETCH: c_uint = 0;
 pub const IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE: c_uint = 1;
@@ -391,6 +396,9 @@ pub struct ibv_qp_attr {
 pub const IBV_QPS_INIT: c_uint = 1;
 pub const IBV_QPS_RTR: c_uint = 2;
 pub const IBV_QPS_RTS: c_uint = 3;
+pub const IBV_QPS_SQD: c_uint = 4;
+pub const IBV_QPS_SQE: c_uint = 5;
+pub const IBV_QPS_ERR: c_uint = 6;
 
 pub const IBV_QP_STATE: c_int = 1;
 pub const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
@@ -505,7 +513,9 @@ mod tests {
             ibv_port_attr { state, active_mtu, gid_tbl_len, lid, link_layer, port_cap_flags2 }
             ibv_qp_init_attr { send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
             ibv_qp_cap { max_inline_data }
-            ibv_qp_attr { path_mtu, dest_qp_num, qp_access_flags, ah_attr, port_num, rate_limit }
+            ibv_qp_attr {
+                path_mtu, dest_qp_num, qp_access_flags, ah_attr, sq_draining, port_num, rate_limit
+            }
             ibv_ah_attr { dlid, is_global, port_num }
             ibv_global_route { sgid_index, hop_limit }
             ibv_sge { addr, length, lkey }

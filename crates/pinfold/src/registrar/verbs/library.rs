@@ -103,6 +103,7 @@ library! {
         ack_cq_events: c"ibv_ack_cq_events", c"IBVERBS_1.1", fn(*mut ibv_cq, c_uint);
         create_qp: c"ibv_create_qp", c"IBVERBS_1.1", fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
         modify_qp: c"ibv_modify_qp", c"IBVERBS_1.1", fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+        query_qp: c"ibv_query_qp", c"IBVERBS_1.1", fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
         destroy_qp: c"ibv_destroy_qp", c"IBVERBS_1.1", fn(*mut ibv_qp) -> c_int;
         wc_status_str: c"ibv_wc_status_str", c"IBVERBS_1.1", fn(c_uint) -> *const c_char;
     }

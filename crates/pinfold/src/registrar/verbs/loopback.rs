@@ -101,6 +101,17 @@ impl Loopback {
         Ok(())
     }
 
+    /// The queue pair that transfers are posted to; `None` after one failed. It is there until a
+    /// transfer fails or this is dropped.
+    pub fn sender(&self) -> Option<NonNull<ibv_qp>> {
+        self.lock().as_ref().map(|pair| pair.sender.pointer)
+    }
+
+    /// The queue pair at the other end, as [`sender`](Self::sender).
+    pub fn receiver(&self) -> Option<NonNull<ibv_qp>> {
+        self.lock().as_ref().map(|pair| pair.receiver.pointer)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Pair>> {
         self.pair.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,7 +127,7 @@ impl fmt::Debug for Loopback {
 struct Pair {
     // In the order in which they must go.
     sender: QueuePair,
-    _receiver: QueuePair,
+    receiver: QueuePair,
     completions: CompletionQueue,
 }
 
@@ -128,7 +139,7 @@ impl Pair {
         let receiver = QueuePair::new(domain, &completions)?;
         sender.connect(&port, receiver.number())?;
         receiver.connect(&port, sender.number())?;
-        Ok(Self { sender, _receiver: receiver, completions })
+        Ok(Self { sender, receiver, completions })
     }
 
     /// Posts requests of which the last one is reported, or the first one that fails: a connection

@@ -36,6 +36,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct OnDemand {
     verbs: Verbs,
+    operations: Operations,
 }
 
 impl OnDemand {
@@ -84,18 +85,27 @@ impl OnDemand {
             let name = device.name().to_owned();
             return Err(OpenError::OnDemand { name, transport, missing });
         }
-        Ok(Self { verbs: Verbs::new(domain)? })
+        Ok(Self { verbs: Verbs::new(domain)?, operations: offered })
     }
 
     /// As [`Verbs::with_flags`].
     #[must_use]
     pub fn with_flags(self, flags: c_uint) -> Self {
-        Self { verbs: self.verbs.with_flags(flags) }
+        Self { verbs: self.verbs.with_flags(flags), ..self }
     }
 
     /// The protection domain.
     pub fn domain(&self) -> &Arc<Domain> {
         self.verbs.domain()
+    }
+
+    /// Everything that the device does on demand over the transport, asked for or not.
+    pub fn operations(&self) -> Operations {
+        self.operations
+    }
+
+    pub(super) fn verbs(&self) -> &Verbs {
+        &self.verbs
     }
 
     /// Has the device take its page faults on `part` of a region now; returns when it has.

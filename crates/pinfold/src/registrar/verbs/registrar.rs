@@ -18,12 +18,13 @@ use crate::sys::{Errno, last_errno};
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
-    ResizeError,
+    ResizeError, Unsupported,
 };
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A registration: the keys that work requests name it by.
 ///
@@ -34,6 +35,9 @@ pub struct MemoryRegion {
     pointer: NonNull<ibv_mr>,
     lkey: u32,
     rkey: u32,
+    /// Which of this process it is: address and keys come again when a region is gone, and what was
+    /// withdrawn must not be taken for what came after it.
+    serial: u64,
 }
 
 // SAFETY: the pointer is followed by libibverbs alone, which any thread may call.
@@ -46,9 +50,11 @@ impl MemoryRegion {
     ///
     /// `pointer` is a memory region that the library just made.
     unsafe fn new(pointer: NonNull<ibv_mr>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         // SAFETY: the caller's promise.
         let (lkey, rkey) = unsafe { ((*pointer.as_ptr()).lkey, (*pointer.as_ptr()).rkey) };
-        Self { pointer, lkey, rkey }
+        // Relaxed: each number is given once, which is all that is wanted of them.
+        Self { pointer, lkey, rkey, serial: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// The local key: what an `ibv_sge` takes.
@@ -100,9 +106,34 @@ pub struct Verbs {
     flags: c_uint,
     /// A lent domain's device has the mark of another time, so the registrar has its own.
     fork_mark: ForkMark,
-    /// Guards what is registered, for one insertion or removal; never held across a call of the
-    /// library.
-    live: Mutex<HashSet<MemoryRegion>>,
+    /// Guards what is registered, for one insertion, removal or look at all; never held across a call
+    /// of the library.
+    held: Mutex<Held>,
+    /// Whether the device stops queue pairs, once it was tried.
+    pub(super) stops: OnceLock<Result<(), Unsupported>>,
+}
+
+/// The regions of a registrar.
+#[derive(Default)]
+struct Held {
+    live: HashMap<MemoryRegion, Use>,
+    /// Those that a suspension has deregistered, and whose handles are still known.
+    withdrawn: HashSet<MemoryRegion>,
+}
+
+/// What a region is for.
+struct Use {
+    /// `None` for memory without addresses.
+    range: Option<AddressRange>,
+    access: Access,
+    /// Whether it was to be withdrawn, and the device refused.
+    stuck: bool,
+}
+
+impl Use {
+    fn touches(&self, range: AddressRange) -> bool {
+        self.range.is_some_and(|own| own.overlaps(&range))
+    }
 }
 
 impl Verbs {
@@ -114,7 +145,8 @@ impl Verbs {
     pub fn new(domain: Arc<Domain>) -> Result<Self, OpenError> {
         let fork_mark = ForkMark::new(1).map_err(|errno| OpenError::os("madvise", errno))?;
         let limits = limits_of(domain.device());
-        Ok(Self { domain, limits, flags: 0, fork_mark, live: Mutex::default() })
+        let (held, stops) = (Mutex::default(), OnceLock::new());
+        Ok(Self { domain, limits, flags: 0, fork_mark, held, stops })
     }
 
     /// Adds the library's own flags to every registration from now on:
@@ -140,8 +172,43 @@ impl Verbs {
         self.fork_mark.forked()
     }
 
-    pub(super) fn live(&self) -> MutexGuard<'_, HashSet<MemoryRegion>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a peer that knows a key may touch something of `range`. Looks at every region.
+    pub(super) fn is_exposed(&self, range: AddressRange) -> bool {
+        self.held().live.values().any(|it| it.access.is_remote() && it.touches(range))
+    }
+
+    /// Whether something of `range` was to be withdrawn, and is registered still.
+    pub(super) fn is_stuck(&self, range: AddressRange) -> bool {
+        self.held().live.values().any(|it| it.stuck && it.touches(range))
+    }
+
+    /// Gives a region back and remembers its handle, for [`end_withdrawal`](Self::end_withdrawal).
+    pub(super) fn take_out(&self, region: MemoryRegion) -> Result<(), DeregisterError> {
+        let given_back = self.give_back(region);
+        let mut held = self.held();
+        match (held.live.get_mut(&region), given_back) {
+            (Some(it), _) => it.stuck = true,
+            // Gone by itself, or with its device: nothing of it is left to be given back.
+            (None, Ok(()) | Err(DeregisterError::DeviceGone { .. })) => {
+                held.withdrawn.insert(region);
+            }
+            // Never was one.
+            (None, Err(_)) => {}
+        }
+        given_back
+    }
+
+    /// Forgets the handle of a region that was withdrawn. False if it was not.
+    pub(super) fn end_withdrawal(&self, region: MemoryRegion) -> bool {
+        let mut held = self.held();
+        if let Some(it) = held.live.get_mut(&region) {
+            it.stuck = false;
+        }
+        held.withdrawn.remove(&region)
     }
 
     fn check_request(&self, range: AddressRange, access: Access) -> Result<(), RegisterError> {
@@ -178,29 +245,38 @@ impl Verbs {
             self.explain(range, access, flags & IBV_ACCESS_ON_DEMAND != 0, errno)
         })?;
         // SAFETY: the library just made it.
-        Ok(self.note(unsafe { MemoryRegion::new(made) }))
+        let region = unsafe { MemoryRegion::new(made) };
+        Ok(self.note(region, Use { range: Some(range), access, stuck: false }))
     }
 
-    pub(super) fn note(&self, region: MemoryRegion) -> MemoryRegion {
-        self.live().insert(region);
+    fn note(&self, region: MemoryRegion, use_: Use) -> MemoryRegion {
+        self.held().live.insert(region, use_);
         region
     }
 
     /// # Safety
     ///
     /// `pointer` is a memory region that the library just made in this domain.
-    pub(super) unsafe fn adopt(&self, pointer: NonNull<ibv_mr>) -> MemoryRegion {
+    pub(super) unsafe fn adopt(&self, pointer: NonNull<ibv_mr>, access: Access) -> MemoryRegion {
         // SAFETY: the caller's promise.
-        self.note(unsafe { MemoryRegion::new(pointer) })
+        let region = unsafe { MemoryRegion::new(pointer) };
+        self.note(region, Use { range: None, access, stuck: false })
     }
 
     pub(super) fn give_back(&self, region: MemoryRegion) -> Result<(), DeregisterError> {
         if self.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }
-        if !self.live().remove(&region) {
+        let removed = {
+            let mut held = self.held();
+            if held.withdrawn.remove(&region) {
+                return Ok(());
+            }
+            held.live.remove(&region)
+        };
+        let Some(use_) = removed else {
             return Err(DeregisterError::Os { operation: DEREG, errno: libc::EINVAL });
-        }
+        };
         // SAFETY: the library made it in this domain, and it was not given back before: whoever
         // takes it out of the list is the only one.
         let status = unsafe { (self.domain.device().library().dereg_mr)(region.as_ptr()) };
@@ -209,7 +285,7 @@ impl Verbs {
             errno if is_gone(errno) => Err(DeregisterError::DeviceGone { errno }),
             errno => {
                 // Still registered (a memory window is bound to it): tried again when this is dropped.
-                self.note(region);
+                self.note(region, use_);
                 Err(DeregisterError::Os { operation: DEREG, errno })
             }
         }
@@ -253,11 +329,11 @@ impl Verbs {
     }
 
     fn is_full(&self) -> bool {
-        self.live().len() >= self.limits.max_regions
+        self.held().live.len() >= self.limits.max_regions
     }
 
     fn full(&self, errno: i32) -> RegisterError {
-        let held = self.live().len();
+        let held = self.held().live.len();
         RegisterError::RegionLimit { held, device_max: self.limits.max_regions, errno }
     }
 }
@@ -349,7 +425,7 @@ impl Drop for Verbs {
     /// Gives back what is still registered, except in a forked child, whose parent's it is.
     fn drop(&mut self) {
         if !self.forked() {
-            let left: Vec<_> = self.live().iter().copied().collect();
+            let left: Vec<_> = self.held().live.keys().copied().collect();
             for region in left {
                 // A device that is gone has let go of everything already.
                 let _ = self.give_back(region);
@@ -363,7 +439,7 @@ impl fmt::Debug for Verbs {
         f.debug_struct("Verbs")
             .field("device", &self.domain.device().name())
             .field("flags", &self.flags)
-            .field("live", &self.live().len())
+            .field("live", &self.held().live.len())
             .finish()
     }
 }

@@ -1,0 +1,354 @@
+//! Queue pairs that can be stopped and let go on: the connections of a suspension.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to ask and to change queue pairs that the program lends. Each
+//! pointer stands behind a lock that is held for the length of a call, and is gone from there when
+//! the program has taken the queue pair back; the lender promises to do that before it destroys it.
+
+#![allow(unsafe_code)]
+
+use super::device::Domain;
+use super::ffi::*;
+use super::loopback::{Loopback, LoopbackError};
+use crate::handshake::{Agreement, Consent};
+use libc::{c_int, c_uint};
+use pinfold_core::{AddressRange, ConnectionLost, Transfers, Unsupported};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A queue pair, as what a suspension stops and lets go on.
+///
+/// Stopping moves it to `SQD`, "send queue drained": what it had begun ends, and what is posted later,
+/// or was not begun, waits in its queue. What its *peer* does is not stopped by that, in this queue
+/// pair or any other: RDMA reads and writes are served, and messages arrive in what was posted for
+/// them. So a range that was registered with remote rights needs the [`Consent`] of the peer of each
+/// queue pair that grants such rights ([`agreed`](Self::agreed)); and the lease of a posted receive
+/// must end, or the peer agree.
+///
+/// What waits in its queue goes on under the keys it was posted with. Requests whose registration is
+/// renewed under other keys fail then; so complete them before, which leases see to unless they are
+/// handed over.
+#[derive(Clone)]
+pub struct Connection {
+    lent: Arc<Lent>,
+    agreement: Option<Agreement>,
+}
+
+struct Lent {
+    domain: Arc<Domain>,
+    number: u32,
+    /// Guards the queue pair for the length of a call of the library; nothing is locked inside.
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None` when the program has taken it back.
+    queue_pair: Option<NonNull<ibv_qp>>,
+    /// Since when it is stopped.
+    stopped: Option<Instant>,
+}
+
+// SAFETY: the pointer is followed by libibverbs alone, which any thread may call.
+unsafe impl Send for State {}
+
+/// What was asked of a queue pair.
+struct Status {
+    state: c_uint,
+    draining: bool,
+    /// Whether its peer may read or write memory by keys.
+    grants_remote: bool,
+}
+
+/// `struct ib_uverbs_post_send` behind its header, of the kernel's interface: requests to post, none.
+#[repr(C)]
+struct Doorbell {
+    command: u32,
+    in_words: u16,
+    out_words: u16,
+    response: u64,
+    queue_pair: u32,
+    requests: u32,
+    pieces: u32,
+    request_bytes: u32,
+}
+
+impl Doorbell {
+    fn new(queue_pair: u32, answer: &mut u32) -> Self {
+        /// `IB_USER_VERBS_CMD_POST_SEND`.
+        const POST_SEND: u32 = 28;
+        /// Of four bytes; the size is asserted below.
+        const WORDS: u16 = 8;
+        const { assert!(size_of::<Doorbell>() == 32) };
+        Self {
+            command: POST_SEND,
+            in_words: WORDS,
+            out_words: 1,
+            response: ptr::from_mut(answer).expose_provenance() as u64,
+            queue_pair,
+            requests: 0,
+            pieces: 0,
+            // More than the kernel's own structure has, which is all that it asks.
+            request_bytes: 128,
+        }
+    }
+}
+
+/// How long a queue pair that does not drain may keep us from letting it go on.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Connection {
+    /// The program's own queue pair, of `domain`'s device.
+    ///
+    /// # Safety
+    ///
+    /// `queue_pair` was made by the library of `domain`, and is destroyed, if at all, after
+    /// [`take_back`](Self::take_back) returned or after this and all its clones are gone. It is lent
+    /// once: other connections of it are clones of this. Nobody else moves it out of or into `RTS` and
+    /// `SQD` while it is stopped.
+    pub unsafe fn lent(domain: Arc<Domain>, queue_pair: NonNull<ibv_qp>) -> Self {
+        // SAFETY: the caller's promise.
+        let number = unsafe { (*queue_pair.as_ptr()).qp_num };
+        let state = Mutex::new(State { queue_pair: Some(queue_pair), stopped: None });
+        Self { lent: Arc::new(Lent { domain, number, state }), agreement: None }
+    }
+
+    /// The same connection, whose peer has agreed to keep still.
+    #[must_use]
+    pub fn agreed(&self, consent: &Consent) -> Self {
+        Self { agreement: Some(consent.agreement()), ..self.clone() }
+    }
+
+    /// The queue pair's number.
+    pub fn number(&self) -> u32 {
+        self.lent.number
+    }
+
+    /// Ends the loan: from now on the connection, and its clones, count as gone. Waits for a call
+    /// under way: a command to the device, or a [`restart`](Self::restart).
+    pub fn take_back(&self) {
+        self.state().queue_pair = None;
+    }
+
+    /// Moves it to `SQD`. Returns at once, with transfers under way.
+    ///
+    /// One that the device refuses to stop although it lives is failed: it must not go on unnoticed.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionLost`].
+    pub fn stop(&self) -> Result<(), ConnectionLost> {
+        let mut state = self.state();
+        match self.modify(&state, IBV_QPS_SQD) {
+            Ok(()) => {
+                state.stopped.get_or_insert_with(Instant::now);
+                Ok(())
+            }
+            Err(lost) => {
+                let _failed = self.modify(&state, IBV_QPS_ERR);
+                Err(lost)
+            }
+        }
+    }
+
+    /// What it still has under way: one, if the device has not drained its send queue.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionLost`], if it broke meanwhile.
+    pub fn in_flight(&self) -> Result<Transfers, ConnectionLost> {
+        let state = self.state();
+        let status = self.query(&state)?;
+        let oldest = state.stopped.map_or(Duration::ZERO, |since| since.elapsed());
+        match (status.state, status.draining) {
+            (IBV_QPS_SQD, false) => Ok(Transfers::default()),
+            (IBV_QPS_SQD, true) => Ok(Transfers { count: 1, oldest }),
+            _ => Err(ConnectionLost::Broken { errno: libc::ENOTCONN }),
+        }
+    }
+
+    /// Moves it back to `RTS`, where what waits in its queue goes on.
+    ///
+    /// A device may refuse that while it drains; then this waits, up to a second, and fails the
+    /// connection in the open.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectionLost`]: it is not re-established.
+    pub fn restart(&self) -> Result<(), ConnectionLost> {
+        const STEP: Duration = Duration::from_micros(50);
+        let mut state = self.state();
+        let began = Instant::now();
+        while let Err(lost) = self.modify(&state, IBV_QPS_RTS) {
+            let status = self.query(&state)?;
+            // Whether it drains is not asked: it may have ended since the refusal.
+            if status.state != IBV_QPS_SQD || began.elapsed() > PATIENCE {
+                let _failed = self.modify(&state, IBV_QPS_ERR);
+                return Err(lost);
+            }
+            std::thread::sleep(STEP);
+        }
+        state.stopped = None;
+        self.ring(&state);
+        Ok(())
+    }
+
+    /// Moves it to `ERR`: what was posted is reported as flushed, and the peer's retries run out.
+    pub fn fail(&self) {
+        // One that is gone has failed already.
+        let _gone = self.modify(&self.state(), IBV_QPS_ERR);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.lent.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The queue pair, unless it was taken back, or is the parent's of this forked child.
+    fn queue_pair(&self, state: &State) -> Result<NonNull<ibv_qp>, ConnectionLost> {
+        let forked = self.lent.domain.device().forked();
+        state.queue_pair.filter(|_| !forked).ok_or(ConnectionLost::Gone)
+    }
+
+    fn modify(&self, state: &State, to: c_uint) -> Result<(), ConnectionLost> {
+        let queue_pair = self.queue_pair(state)?;
+        let mut attributes = ibv_qp_attr { qp_state: to, ..ibv_qp_attr::default() };
+        let library = self.lent.domain.device().library();
+        // SAFETY: the queue pair is live as long as the lock is held; the mask names what is set.
+        match unsafe { (library.modify_qp)(queue_pair.as_ptr(), &raw mut attributes, IBV_QP_STATE) }
+        {
+            0 => Ok(()),
+            errno => Err(lost(errno)),
+        }
+    }
+
+    fn query(&self, state: &State) -> Result<Status, ConnectionLost> {
+        let queue_pair = self.queue_pair(state)?;
+        let mut attributes = ibv_qp_attr::default();
+        let mut initial = MaybeUninit::<ibv_qp_init_attr>::zeroed();
+        let mask: c_int = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS;
+        let library = self.lent.domain.device().library();
+        // SAFETY: the queue pair is live as long as the lock is held; there is room for both answers.
+        let status = unsafe {
+            let attributes = &raw mut attributes;
+            (library.query_qp)(queue_pair.as_ptr(), attributes, mask, initial.as_mut_ptr())
+        };
+        match status {
+            0 => Ok(Status {
+                state: attributes.qp_state,
+                draining: attributes.sq_draining != 0,
+                grants_remote: attributes.qp_access_flags & IBV_ACCESS_REMOTE != 0,
+            }),
+            errno => Err(lost(errno)),
+        }
+    }
+
+    /// Has the kernel's driver look at the queue. Soft-RoCE looks when its doorbell is rung, which
+    /// is the kernel's command to post with nothing to be posted, and not when a queue pair is back in
+    /// `RTS`. Drivers of hardware refuse that command, and go on by themselves.
+    fn ring(&self, state: &State) {
+        let Ok(queue_pair) = self.queue_pair(state) else { return };
+        let mut answer = 0_u32;
+        // SAFETY: the queue pair and its device are live as long as the lock is held; the command
+        // names an empty list, and the answer has the room that it says.
+        unsafe {
+            let queue_pair = queue_pair.as_ptr();
+            let command = Doorbell::new((*queue_pair).handle, &mut answer);
+            let start = (&raw const command).cast();
+            // What cannot be rung needs no ringing.
+            let _ignored =
+                libc::write((*(*queue_pair).context).cmd_fd, start, size_of_val(&command));
+        }
+    }
+
+    /// Whether it is a connection of `domain` that can be stopped as it is, and keeps its peer from
+    /// `range`, of which something is `exposed` to peers.
+    pub(super) fn can_stop(
+        &self,
+        index: usize,
+        domain: &Domain,
+        exposed: bool,
+        (range, now): (AddressRange, Duration),
+    ) -> Result<(), Unsupported> {
+        let unfit = Unsupported::Connection { index };
+        if self.lent.domain.as_ptr() != domain.as_ptr() {
+            return Err(unfit);
+        }
+        let status = self.query(&self.state()).map_err(|_| unfit)?;
+        // SQD: another suspension has stopped it.
+        if !matches!(status.state, IBV_QPS_RTS | IBV_QPS_SQD) {
+            return Err(unfit);
+        }
+        let agreed = self.agreement.as_ref().is_some_and(|it| it.covers(range, now));
+        if exposed && status.grants_remote && !agreed {
+            return Err(Unsupported::PeerMayWrite);
+        }
+        Ok(())
+    }
+}
+
+fn lost(errno: c_int) -> ConnectionLost {
+    match errno {
+        libc::EIO | libc::ENODEV | libc::EBADF => ConnectionLost::Gone,
+        errno => ConnectionLost::Broken { errno },
+    }
+}
+
+impl PartialEq for Connection {
+    /// Whether it is the same loan; who agreed to what is not compared.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.lent, &other.lent)
+    }
+}
+
+impl Eq for Connection {}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("number", &self.lent.number)
+            .field("agreement", &self.agreement)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether the device really stops and restarts a queue pair: tried with one of our own, because many
+/// claim the state and few have it. Some milliseconds.
+pub(super) fn test(domain: &Arc<Domain>) -> Result<(), Unsupported> {
+    let loopback = Loopback::new(Arc::clone(domain)).map_err(|error| untestable(&error))?;
+    let queue_pair = loopback.sender().ok_or(Unsupported::Device)?;
+    // SAFETY: the loopback, which nobody else uses, outlives the connection.
+    let connection = unsafe { Connection::lent(Arc::clone(domain), queue_pair) };
+    connection.stop().map_err(|lost| refused("ibv_modify_qp to SQD", lost))?;
+    let draining = |lost| refused("ibv_query_qp in SQD", lost);
+    // Nothing was posted, so this ends with the device's next look at the queue.
+    let began = Instant::now();
+    while connection.in_flight().map_err(draining)?.count > 0 {
+        if began.elapsed() > PATIENCE {
+            return Err(Unsupported::Refused {
+                operation: "draining an empty queue",
+                errno: libc::ETIME,
+            });
+        }
+        std::thread::yield_now();
+    }
+    connection.restart().map_err(|lost| refused("ibv_modify_qp from SQD to RTS", lost))
+}
+
+fn refused(operation: &'static str, lost: ConnectionLost) -> Unsupported {
+    let errno = match lost {
+        ConnectionLost::Broken { errno } => errno,
+        _ => libc::ENODEV,
+    };
+    Unsupported::Refused { operation, errno }
+}
+
+fn untestable(error: &LoopbackError) -> Unsupported {
+    let errno = match *error {
+        LoopbackError::Os { errno, .. } => errno,
+        _ => libc::ENETDOWN,
+    };
+    Unsupported::Refused { operation: "connecting a queue pair to try SQD on", errno }
+}

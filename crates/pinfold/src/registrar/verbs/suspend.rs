@@ -1,0 +1,154 @@
+//! Suspending regions of RDMA devices.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to hand its caller's word on to the registering call.
+
+#![allow(unsafe_code)]
+
+use super::connection::{self, Connection};
+use super::on_demand::OnDemand;
+use super::registrar::{MemoryRegion, Verbs};
+use libc::c_uint;
+use pinfold_core::{
+    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Renewed, Suspend,
+    Transfers, Unsupported,
+};
+
+impl Verbs {
+    fn can_stop(&self, range: AddressRange, connections: &[Connection]) -> Result<(), Unsupported> {
+        let exposed = self.is_exposed(range);
+        if exposed && connections.is_empty() {
+            return Err(Unsupported::PeerMayWrite);
+        }
+        let about = (range, self.now());
+        for (index, connection) in connections.iter().enumerate() {
+            connection.can_stop(index, self.domain(), exposed, about)?;
+        }
+        if connections.is_empty() { Ok(()) } else { self.stops_queue_pairs() }
+    }
+
+    /// Whether the device can, found out at the first question.
+    fn stops_queue_pairs(&self) -> Result<(), Unsupported> {
+        *self.stops.get_or_init(|| connection::test(self.domain()))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Registrar::register`](pinfold_core::Registrar::register).
+    unsafe fn renew_with(
+        &self,
+        handle: MemoryRegion,
+        range: AddressRange,
+        access: Access,
+        flags: c_uint,
+    ) -> Result<Renewed<MemoryRegion>, RegisterError> {
+        if !self.end_withdrawal(handle) {
+            // The device would not let go of it (see `quiet`), or was never asked to.
+            return Ok(Renewed::Same);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.register_with(range, access, flags) }.map(Renewed::Changed)
+    }
+}
+
+/// Queue pairs are stopped in `SQD`, tried beforehand with one of our own; regions are deregistered,
+/// because their pages could not be moved otherwise, and registered anew: the keys change.
+///
+/// Without any connection named a suspension works on every device: it waits for the leases, which
+/// are all that local transfers of a program have that takes one for each.
+///
+/// A region to which a memory window is bound cannot be withdrawn; the suspension then says that
+/// translations are in flight, until its deadline.
+impl Suspend for Verbs {
+    type Connection = Connection;
+
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Connection],
+    ) -> Result<(), Unsupported> {
+        self.can_stop(range, connections)
+    }
+
+    fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        connection.stop()
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Connection,
+        _: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        connection.in_flight()
+    }
+
+    fn withdraw(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
+        self.take_out(handle)
+    }
+
+    fn quiet(&self, range: AddressRange) -> bool {
+        !self.is_stuck(range)
+    }
+
+    unsafe fn renew(
+        &self,
+        handle: MemoryRegion,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<MemoryRegion>, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.renew_with(handle, range, access, 0) }
+    }
+
+    fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        connection.restart()
+    }
+
+    fn fail(&self, connection: &Connection) {
+        connection.fail();
+    }
+}
+
+/// Queue pairs are stopped as with [`Verbs`]; registrations stay, because the device follows the page
+/// table, and so do the keys.
+impl Suspend for OnDemand {
+    type Connection = Connection;
+
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Connection],
+    ) -> Result<(), Unsupported> {
+        self.verbs().can_stop(range, connections)
+    }
+
+    fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        connection.stop()
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Connection,
+        _: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        connection.in_flight()
+    }
+
+    unsafe fn renew(
+        &self,
+        _: MemoryRegion,
+        _: AddressRange,
+        _: Access,
+    ) -> Result<Renewed<MemoryRegion>, RegisterError> {
+        Ok(Renewed::Same)
+    }
+
+    fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        connection.restart()
+    }
+
+    fn fail(&self, connection: &Connection) {
+        connection.fail();
+    }
+}
