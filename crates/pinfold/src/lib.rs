@@ -74,9 +74,9 @@ pub mod strategy;
 mod sys;
 pub mod tier;
 
+pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 #[doc(inline)]
 pub use pinfold_core::suspend;
-pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,

@@ -12,10 +12,13 @@ use io_uring::{opcode, types};
 use pinfold::monitor::best;
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::registrar::IoUring;
-use pinfold::{Access, Config};
+use pinfold::strategy::{Costs, Door, Reuse};
+use pinfold::suspend::SuspensionTerms;
+use pinfold::{Access, AddressRange, Config};
 use std::error::Error;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 const README: &str = include_str!("../../../README.md");
 const HERE: &str = include_str!("readme.rs");
@@ -83,10 +86,66 @@ fn the_pool() -> Outcome {
     Ok(())
 }
 
-/// Without comments and white space.
+#[test]
+#[allow(clippy::cast_possible_truncation)] // as the README has it: an entry's length is 32 bits wide
+fn the_door() -> Outcome {
+    let Some((mut ring, mut reader, writer)) = ring() else { return Ok(()) };
+    let (fd, buffer) = (types::Fd(writer.as_raw_fd()), b"hello".to_vec());
+    let registrar = Arc::new(IoUring::new(&ring, 64)?);
+    let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
+    let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
+    let mut submit = |request| assert_eq!(run(&mut ring, request), 5);
+    // README
+    let door = Door::new(&cache, Costs::stored("io_uring-userfaultfd")).with_pool(&pool);
+
+    // SAFETY: the buffer outlives the place, and nobody writes it meanwhile.
+    let place = unsafe { door.send(buffer.as_ptr(), buffer.len(), Reuse::Unknown) }?;
+    for part in place.parts() {
+        submit(opcode::WriteFixed::new(
+            fd,
+            part.range.start() as _,
+            part.range.len() as _,
+            part.handle.get(),
+        ));
+    }
+    // SAFETY: `submit` has waited for the request.
+    unsafe { place.complete() };
+    // end
+    assert_eq!(next(&mut reader), *b"hello");
+    Ok(())
+}
+
+#[test]
+fn memory_made_huge() -> Outcome {
+    let Some((ring, ..)) = ring() else { return Ok(()) };
+    let cache = pinfold::cache(IoUring::new(&ring, 64)?, best()?, Config::default())?;
+    let buffer = vec![1_u8; 8 << 20];
+    let range = AddressRange::new(buffer.as_ptr().expose_provenance(), buffer.len())?;
+    // README
+    use pinfold::rearrange::{Way, defragment_in_steps};
+
+    let done = defragment_in_steps(
+        &cache,
+        range,
+        &[],
+        Vec::new(),
+        SuspensionTerms::default(),
+        Way::IN_PLACE,
+    )
+    .map_err(|refused| refused.to_string())?;
+    println!(
+        "{} bytes more are huge, {:?} are not",
+        done.defragmented.made, done.defragmented.left
+    );
+    // end
+    assert!(buffer.iter().all(|&byte| byte == 1));
+    Ok(())
+}
+
+/// Without comments and white space, and the commas that come with lines of their own.
 fn code(lines: impl Iterator<Item = &'static str>) -> String {
     let bare = lines.map(|line| line.split("//").next().unwrap_or(line));
-    bare.flat_map(str::split_whitespace).collect()
+    bare.flat_map(str::split_whitespace).collect::<String>().replace(",)", ")")
 }
 
 /// Program after program, as far as they can run here: not the one that needs an RDMA device.
@@ -98,7 +157,7 @@ fn what_stands_in_the_readme_is_what_runs_here() {
         .filter(|block| !block.contains("Verbs::new"))
         .map(|block| code(block.lines()))
         .collect();
-    assert_eq!(readme.len(), 2);
+    assert_eq!(readme.len(), 4);
     let marked = HERE.split("    // README\n").skip(1);
     let here =
         code(marked.flat_map(|rest| rest.lines().take_while(|line| line.trim() != "// end")));

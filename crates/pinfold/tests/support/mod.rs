@@ -220,6 +220,20 @@ pub fn wait_for(child: c_int) -> c_int {
     status
 }
 
+/// Whether `what` comes true within half a minute: what another thread is in the middle of takes as long
+/// as a busy machine lets it.
+#[allow(dead_code)] // not every test file waits
+pub fn comes_true(mut what: impl FnMut() -> bool) -> bool {
+    let began = std::time::Instant::now();
+    while !what() {
+        if began.elapsed().as_secs() >= 30 {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
 /// A userfaultfd that nobody reads until told to.
 pub struct DeafUserfaultfd(c_int);
 
