@@ -405,7 +405,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let refused = |account: &Arc<dyn Account>| account.refused(error, missing);
         let recalled = self.account.as_ref().is_some_and(refused);
         if self.account.is_none() {
-            self.note_refused_by_device(error);
+            self.note_refused_by_device(error, missing);
         }
         recalled || self.free_some(missing)
     }

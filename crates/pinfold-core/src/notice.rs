@@ -149,6 +149,9 @@ pub enum Revocation {
     DevicePanicked,
 }
 
+/// The longest queue of notices there is: its room is made at once.
+pub const MOST_NOTICES: usize = 1 << 20;
+
 /// What hears the notices of one cache: one of its queues.
 pub struct Notices<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
@@ -156,7 +159,8 @@ pub struct Notices<'c, R: Registrar, M: Monitor> {
 }
 
 impl<R: Registrar, M: Monitor> Cache<R, M> {
-    /// A queue of what happens from now on, for at most `capacity` notices at a time (at least one).
+    /// A queue of what happens from now on, for at most `capacity` notices at a time (at least one, at
+    /// most [`MOST_NOTICES`]).
     /// Each of several queues hears everything.
     pub fn notices(&self, capacity: usize) -> Notices<'_, R, M> {
         let forked = self.shared.monitor.forked();
@@ -259,7 +263,7 @@ impl<H: Copy> Board<H> {
     }
 
     fn subscribe(&self, capacity: usize) -> u64 {
-        let capacity = capacity.max(1);
+        let capacity = capacity.clamp(1, MOST_NOTICES);
         let notices = VecDeque::with_capacity(capacity);
         let mut state = self.lock();
         state.last_id += 1;
@@ -328,13 +332,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// The device had no room for what the settings allow: what is held is all there is, for now.
-    pub(crate) fn note_refused_by_device(&self, error: RegisterError) {
+    /// The device had no room for `wanted` beside what is held, though the settings allow it: there is
+    /// less than both, for now.
+    pub(crate) fn note_refused_by_device(&self, error: RegisterError, wanted: Amount) {
         let held = self.locked(|writer| writer.held);
+        let less = held + wanted - Amount::one(1);
         let most = Amount { bytes: self.config.max_bytes, regions: self.config.max_regions };
         let bound = match error {
-            RegisterError::PinnedMemoryLimit { .. } => Amount { bytes: held.bytes, ..most },
-            _ => Amount { regions: held.regions, ..most },
+            RegisterError::PinnedMemoryLimit { .. } => Amount { bytes: less.bytes, ..most },
+            _ => Amount { regions: less.regions, ..most },
         };
         self.board.tell_bound(most, bound);
     }

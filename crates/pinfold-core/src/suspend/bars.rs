@@ -67,7 +67,7 @@ pub(crate) enum Claim {
     Later,
 }
 
-/// An overdue suspension whose bar was taken down.
+/// An overdue suspension that was taken out of the program's hands.
 pub(crate) struct Overdue {
     pub(crate) id: u64,
     pub(crate) range: AddressRange,
@@ -223,9 +223,9 @@ impl Bars {
         }
     }
 
-    /// Whether it has expired, if it was handed over.
+    /// Whether it has expired, or is just being ended, if it was handed over.
     pub(crate) fn has_expired(&self, id: u64) -> bool {
-        self.bars.iter().all(|bar| bar.id != id)
+        self.bars.iter().all(|bar| bar.id != id || bar.hostages.is_none())
     }
 
     /// From now on it may not. False if it has.
@@ -242,16 +242,14 @@ impl Bars {
         self.holds.retain(|hold| hold.id != id);
     }
 
-    /// Takes down the bars of a suspension that is overdue at `now`, and says what it left.
+    /// Takes a suspension that is overdue at `now` out of the program's hands, and says what it left.
+    ///
+    /// Its bar and its holds stand until [`take_down`](Self::take_down): nobody lets its connections
+    /// go on, or gets what they may still touch, before they were failed.
     pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
-        let overdue = |bar: &Bar| bar.hostages.is_some() && bar.deadline < now;
-        let position = self.bars.iter().position(overdue)?;
-        let bar = self.bars.swap_remove(position);
-        bar.gate.open();
-        self.holds.retain(|hold| hold.id != bar.id);
-        self.counts.expired += 1;
-        let Bar { id, range, hostages, .. } = bar;
-        Some(Overdue { id, range, hostages: hostages? })
+        let overdue = |bar: &&mut Bar| bar.hostages.is_some() && bar.deadline < now;
+        let bar = self.bars.iter_mut().find(overdue)?;
+        Some(Overdue { id: bar.id, range: bar.range, hostages: bar.hostages.take()? })
     }
 }
 

@@ -131,6 +131,9 @@ fn refuse<'c, R: Suspend, M: Monitor>(
 ) -> Refusal<'c, R, M> {
     let waited = ward.waited();
     let (leases, _) = ward.resume();
+    if ward.is_forked() {
+        return not_suspended(Why::Forked, Vec::new());
+    }
     let lost = std::mem::take(&mut ward.lost);
     Box::new(NotSuspended { why: Why::Refused(Refused { in_flight, waited, lost }), leases })
 }
@@ -167,6 +170,10 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
         if self.ward.is_forked() {
             return Err(not_suspended(Why::Forked, Vec::new()));
         }
+        if self.ward.is_too_late_to_stop() {
+            let in_flight = self.ward.in_the_way();
+            return Err(refuse(self.ward, in_flight));
+        }
         let in_flight = self.ward.advance();
         // Again, because the device may have forked.
         if self.ward.is_forked() {
@@ -187,7 +194,7 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
         if self.ward.is_forked() {
             return not_suspended(Why::Forked, Vec::new());
         }
-        let in_flight = self.ward.advance();
+        let in_flight = self.ward.in_the_way();
         refuse(self.ward, in_flight)
     }
 }

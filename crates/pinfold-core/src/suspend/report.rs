@@ -94,12 +94,16 @@ impl InFlight {
 
 impl fmt::Display for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { leases, registrations, transfers, oldest_transfer, translations, .. } = self;
+        let Self { leases, registrations, unstopped, .. } = self;
+        let Self { transfers, oldest_transfer, translations, .. } = self;
         write!(
             f,
             "{leases} leases, {registrations} registrations, {transfers} transfers (the oldest \
              for {oldest_transfer:?})"
         )?;
+        if *unstopped > 0 {
+            write!(f, ", {unstopped} connections that are just let go on")?;
+        }
         if *translations { f.write_str(", translations in the device") } else { Ok(()) }
     }
 }
@@ -224,7 +228,8 @@ impl<R: Suspend, M: Monitor> fmt::Debug for Resumed<'_, R, M> {
 pub struct Expired<C> {
     /// Why not.
     pub reason: Ended,
-    /// The connections that were failed.
+    /// The connections that were failed, or are just being failed by whoever found the deadline passed:
+    /// [`Notice::Revoked`](crate::Notice::Revoked) says when it is done.
     pub failed: Vec<C>,
 }
 

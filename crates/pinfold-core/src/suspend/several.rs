@@ -13,8 +13,28 @@
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 use crate::registrar::{DeregisterError, RegisterError};
 use crate::{Access, AddressRange};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Renews with one device; if it fails or panics it has given its own back, and `others` end too.
+fn or_give_back<T>(
+    renew: impl FnOnce() -> Result<T, RegisterError>,
+    others: impl FnOnce(),
+) -> Result<T, RegisterError> {
+    match catch_unwind(AssertUnwindSafe(renew)) {
+        Ok(renewed) => renewed.inspect_err(|_| others()),
+        Err(panic) => {
+            others();
+            resume_unwind(panic)
+        }
+    }
+}
+
+/// The refusal of another device is what the caller must know; nobody can act on a second error.
+fn give_back<R: Suspend>(device: &R, handle: R::Handle, range: AddressRange) {
+    let _gone = device.deregister(handle, range);
+}
 
 impl<R: Suspend> Suspend for Arc<R> {
     type Connection = R::Connection;
@@ -176,17 +196,17 @@ impl<A: Suspend, B: Suspend> Suspend for (A, B) {
         range: AddressRange,
         access: Access,
     ) -> Result<Renewed<Self::Handle>, RegisterError> {
-        // SAFETY: the caller's promise, for either device.
-        let one = unsafe { self.0.renew(first, range, access) }.inspect_err(|_| {
-            // The refusal is what the caller must know; nobody can act on a second error.
-            let _ = self.1.deregister(second, range);
-        })?;
+        let one = or_give_back(
+            // SAFETY: the caller's promise, for either device.
+            || unsafe { self.0.renew(first, range, access) },
+            || give_back(&self.1, second, range),
+        )?;
         let (first, first_changed) = after(one, first);
-        // SAFETY: as above.
-        let other = unsafe { self.1.renew(second, range, access) }.inspect_err(|_| {
-            // As above.
-            let _ = self.0.deregister(first, range);
-        })?;
+        let other = or_give_back(
+            // SAFETY: as above.
+            || unsafe { self.1.renew(second, range, access) },
+            || give_back(&self.0, first, range),
+        )?;
         let (second, second_changed) = after(other, second);
         Ok(before(((first, second), first_changed || second_changed)))
     }
@@ -261,18 +281,14 @@ impl<R: Suspend, const N: usize> Suspend for [R; N] {
     ) -> Result<Renewed<Self::Handle>, RegisterError> {
         let mut changed = false;
         for place in 0..N {
-            // SAFETY: the caller's promise, for each device.
-            match unsafe { self[place].renew(handles[place], range, access) } {
-                Ok(Renewed::Same) => {}
-                Ok(Renewed::Changed(handle)) => (handles[place], changed) = (handle, true),
-                Err(error) => {
-                    let others = (0..N).filter(|&other| other != place);
-                    // As for a pair: the others' registrations end too.
-                    others.for_each(|it| {
-                        let _ = self[it].deregister(handles[it], range);
-                    });
-                    return Err(error);
-                }
+            let others = (0..N).filter(|&other| other != place);
+            let renewed = or_give_back(
+                // SAFETY: the caller's promise, for each device.
+                || unsafe { self[place].renew(handles[place], range, access) },
+                || others.for_each(|it| give_back(&self[it], handles[it], range)),
+            )?;
+            if let Renewed::Changed(handle) = renewed {
+                (handles[place], changed) = (handle, true);
             }
         }
         Ok(before((handles, changed)))

@@ -240,6 +240,18 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         sum
     }
 
+    /// What is in the way now; nothing goes on.
+    pub(crate) fn in_the_way(&mut self) -> InFlight {
+        let unstopped = if self.stage == Stage::Draining { self.unstopped.len() } else { 0 };
+        let Transfers { count: transfers, oldest: oldest_transfer } = self.transfers();
+        InFlight { unstopped, transfers, oldest_transfer, ..self.leases_in_flight() }
+    }
+
+    /// Whether connections went on because of leases until the deadline: too late to stop them.
+    pub(crate) fn is_too_late_to_stop(&self) -> bool {
+        self.stage == Stage::Leased && self.is_overdue()
+    }
+
     pub(crate) fn leases_in_flight(&self) -> InFlight {
         self.locked(|writer| self.leased(writer)).unwrap_or_default()
     }
@@ -349,7 +361,8 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 
     fn withdraw(&self) {
-        for parked in &self.parked {
+        // Asked each time, because the device may fork.
+        for parked in self.parked.iter().take_while(|_| !self.is_forked()) {
             // SAFETY: filled, and out of everybody's reach but this suspension's.
             let handle = unsafe { parked.region.handle() };
             // What the device cannot withdraw it cannot renew either, and says so then.
@@ -371,11 +384,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     /// The region is the program's from now on; the suspension may expire.
     pub(crate) fn hand_over(&mut self) {
-        self.stage = Stage::Handed;
         let connections = Arc::new(self.connections.clone());
         let parked = self.parked.iter().map(|parked| parked.region.number).collect();
         let hostages = Hostages { connections, parked };
         self.locked(|writer| writer.bars.hand_over(self.id, hostages));
+        // Last: a connection whose clone panics must not pass for an expired one's.
+        self.stage = Stage::Handed;
     }
 
     pub(crate) fn has_expired(&self) -> bool {
@@ -542,27 +556,28 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         }
         let now = self.registrar.now();
         let mut count = 0;
-        while let Some(hostages) = self.locked(|writer| self.take_overdue(writer, now)) {
+        while let Some(overdue) = self.locked(|writer| writer.bars.take_overdue(now)) {
+            let Overdue { id, range, hostages } = overdue;
             let connections = hostages.connections.downcast::<Vec<R::Connection>>();
             let mut connections = connections.map_or_else(|_| Vec::new(), |all| (*all).clone());
             let device_panics = fail_all(&self.registrar, &mut connections);
-            if device_panics > 0 && !self.monitor.forked() {
-                self.locked(|writer| writer.bars.counts.device_panics += device_panics);
+            // The device may have forked: all of it is the parent's then.
+            if self.monitor.forked() {
+                return count;
             }
+            self.locked(|writer| {
+                writer.bars.take_down(id);
+                self.open_regions(writer, range);
+                self.revoke(writer, (id, range), hostages.parked.into_iter(), Revocation::Expired);
+                writer.bars.counts.expired += 1;
+                writer.bars.counts.device_panics += device_panics;
+            });
             count += 1;
         }
         if count > 0 {
             self.reclaim();
         }
         count
-    }
-
-    fn take_overdue(&self, writer: &mut Writer, now: Duration) -> Option<Hostages> {
-        let Overdue { id, range, hostages } = writer.bars.take_overdue(now)?;
-        let numbers = hostages.parked.iter().copied();
-        self.revoke(writer, (id, range), numbers, Revocation::Expired);
-        self.open_regions(writer, AddressRange::EVERYTHING);
-        Some(hostages)
     }
 
     /// Gives up what was parked, and says so.
@@ -639,19 +654,31 @@ struct Renewal<'c, R: Suspend, M: Monitor> {
 
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     fn begin(shared: &'c Shared<R, M>, parked: Parked<'c, R::Handle>) -> Self {
-        let flight = Flight::new(parked.range, parked.terms, parked.region.number);
-        shared.locked(|writer| {
+        let Parked { region, range, terms, .. } = parked;
+        // False if callbacks became due: they run before this is enlisted, because they may ask
+        // for what it would serve, and would wait for themselves.
+        let enlist = |writer: &mut Writer| {
             // What the program did to the memory until now concerns what it had before. Forked in
             // between: then nothing of it is used again.
             let _forked = shared.catch_up(writer);
-            writer.flights.push(flight);
-        });
+            let free = !writer.watchers.has_due();
+            if free {
+                writer.flights.push(Flight::new(range, terms, region.number));
+            }
+            free
+        };
+        // Asked in each round, because a callback may fork.
+        while !shared.monitor.forked() && !shared.locked(enlist) {}
         Self { shared, parked, landed: false, awaited: None }
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
     /// word by word: enlisted first, then watched and asked for discards in flux, then registered.
     fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
+        if self.shared.monitor.forked() {
+            // Forked by a callback: the registration is the parent's to renew.
+            return Err(FORKED_MEANWHILE);
+        }
         let Parked { region, range, terms, .. } = self.parked;
         let per_use = self.shared.per_use(&Want { range, terms }, range);
         // SAFETY: filled, and out of everybody's reach but this renewal's.
@@ -747,11 +774,12 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
         if self.shared.monitor.forked() {
             return;
         }
+        let mut due = None;
         if !self.landed {
             let shared = self.shared;
             // SAFETY: filled, and out of everybody's reach but this renewal's.
             let handle = unsafe { self.parked.region.handle() };
-            shared.locked(|writer| {
+            ((), due) = shared.locked_deferring(|writer| {
                 let Parked { suspension, range, .. } = self.parked;
                 shared.board.tell(Notice::Lost { suspension, range, handle });
                 self.leave(writer);
@@ -764,5 +792,7 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
         if let Some(landing) = self.awaited.take() {
             landing.land();
         }
+        // Callbacks last: they may wait for those who waited for this renewal.
+        drop(due);
     }
 }
