@@ -219,6 +219,26 @@ mod course {
         rig.cache.evict_idle();
         assert_eq!(rig.fabric.with(|world| world.registrations()), 0);
     }
+
+    /// What is found out on the way back runs callbacks, and one of them may want what the renewal is
+    /// about to serve.
+    #[test]
+    fn a_callback_on_the_way_back_may_get_what_is_being_renewed() {
+        let rig = Arc::new(Rig::new());
+        let lease = rig.get(pages(0, 2), Access::READ).unwrap();
+        let mut other = rig.get(pages(8, 1), Access::READ).unwrap();
+        let (inner, calls) = (Arc::clone(&rig), Arc::new(Mutex::new(0)));
+        let counted = Arc::clone(&calls);
+        other.on_invalidate(move || {
+            drop(inner.get(pages(1, 1), Access::READ).unwrap());
+            *counted.lock().unwrap() += 1;
+        });
+        let suspended = rig.suspend(pages(0, 1), vec![lease], terms()).unwrap();
+        rig.fabric.with(|world| world.change(pages(8, 1), |space| space.unmap(pages(8, 1))));
+        let resumed = suspended.resume().unwrap();
+        assert!(resumed.leases[0].is_ok());
+        assert_eq!(*calls.lock().unwrap(), 1);
+    }
 }
 
 mod refusals {
@@ -775,7 +795,12 @@ mod notices {
         drop(rig.begin(pages(0, 1), terms()).cancel());
         assert!(rig.suspend(pages(0, 1), Vec::new(), terms()).is_err());
         assert_eq!(heard(&mut notices), []);
+        // Nor does what is cancelled when it could go on.
+        let pending = rig.begin(pages(0, 1), terms());
         drop(lease);
+        drop(pending.cancel());
+        assert_eq!(heard(&mut notices), []);
+        assert!(!rig.is_stopped(0));
     }
 
     #[test]

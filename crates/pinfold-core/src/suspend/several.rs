@@ -324,6 +324,7 @@ mod tests {
         held: AtomicIsize,
         renewals: AtomicUsize,
         changes: bool,
+        panics: bool,
         connections: usize,
     }
 
@@ -370,6 +371,7 @@ mod tests {
             let left = self.renewals.load(Ordering::Relaxed); // one thread
             if left == 0 {
                 let _ = self.deregister(handle, range);
+                assert!(!self.panics, "as told");
                 return Err(RegisterError::TableFull { capacity: 0 });
             }
             self.renewals.store(left - 1, Ordering::Relaxed); // one thread
@@ -423,6 +425,24 @@ mod tests {
         assert!(renew(&rings, registered(&rings)).is_err());
         let held: Vec<_> = rings.iter().map(|it| it.held.load(Ordering::Relaxed)).collect();
         assert_eq!(held, [0, 0, 0]);
+    }
+
+    #[test]
+    fn what_panics_leaves_nothing_with_the_others() {
+        let panicking = || Slots { panics: true, ..slots(0, false) };
+        let left = |device: &Slots| device.held.load(Ordering::Relaxed); // one thread
+        let panics = |renew: &dyn Fn()| catch_unwind(AssertUnwindSafe(renew)).is_err();
+        for pair in [(panicking(), slots(1, true)), (slots(1, true), panicking())] {
+            assert!(panics(&|| {
+                let _ = renew(&pair, registered(&pair));
+            }));
+            assert_eq!((left(&pair.0), left(&pair.1)), (0, 0));
+        }
+        let rings = [slots(1, true), panicking(), slots(1, true)];
+        assert!(panics(&|| {
+            let _ = renew(&rings, registered(&rings));
+        }));
+        assert_eq!(rings.each_ref().map(left), [0, 0, 0]);
     }
 
     #[test]
