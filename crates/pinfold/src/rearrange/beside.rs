@@ -104,8 +104,12 @@ impl Beside {
             }
             Err(Errno(errno)) => {
                 // SAFETY: as above.
-                unsafe { mend(block, copy) };
-                Err(Left::Os { operation: "mremap", errno })
+                if unsafe { mend(block, copy) } {
+                    return Err(Left::Os { operation: "mremap", errno });
+                }
+                // The only copy there is: the program's from now on.
+                self.give_away(copy);
+                Err(Left::Displaced { to: copy, errno })
             }
         }
     }
@@ -121,16 +125,36 @@ impl Beside {
 }
 
 /// The kernel unmaps the old pages before it moves the new ones, and may run out of memory in
-/// between: then the content comes back in pages of any size.
+/// between: then the content comes back in pages of any size. False if the block does not surely
+/// hold its content.
 ///
 /// # Safety
 ///
-/// The block's content is in `copy`, and what stood in the block was the caller's.
-unsafe fn mend(block: AddressRange, copy: AddressRange) {
-    if !is_mapped(block) && sys::map_if_free(block).is_ok() {
-        // SAFETY: `copy` is mapped because nothing was moved, and the block was just made.
-        unsafe { sys::copy(copy, block) };
+/// The block's content is in `copy`, what stood in the block was the caller's, and nobody changes
+/// mappings there.
+unsafe fn mend(block: AddressRange, copy: AddressRange) -> bool {
+    // Mapping asks nobody but the kernel whether there is a hole.
+    match sys::map_if_free(block) {
+        Ok(()) => {
+            // SAFETY: `copy` is mapped because nothing was moved, and the block was just made.
+            unsafe { sys::copy(copy, block) };
+            true
+        }
+        // It was not unmapped, or something else has got the addresses.
+        Err(Errno(libc::EEXIST)) if is_surely_readable(block) => {
+            // SAFETY: both are mapped and readable, on the caller's word for as long as it takes.
+            unsafe { sys::is_same(block, copy) }
+        }
+        Err(_) => false,
     }
+}
+
+fn is_surely_readable(block: AddressRange) -> bool {
+    mappings::mappings_in(block).is_ok_and(|mappings| {
+        let readable = mappings.iter().filter(|mapping| mapping.readable);
+        let parts = readable.filter_map(|mapping| mapping.range.intersection(&block));
+        parts.map(|part| part.len()).sum::<usize>() == block.len()
+    })
 }
 
 /// The parts of `range` that are plain memory; neighbours are one.
@@ -166,21 +190,43 @@ impl Drop for Beside {
 mod tests {
     use super::*;
 
+    /// Two pages, which hold what is told; the second is what was copied.
+    fn pair(bytes: [u8; 2]) -> (AddressRange, AddressRange) {
+        let start = sys::map(2 << 12).unwrap();
+        let page = |number: usize| AddressRange::new(start + (number << 12), 1 << 12).unwrap();
+        for (number, byte) in bytes.into_iter().enumerate() {
+            // SAFETY: this test's own memory.
+            unsafe { pointer(page(number)).write(byte) };
+        }
+        (page(0), page(1))
+    }
+
+    fn pointer(range: AddressRange) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(range.start())
+    }
+
     #[test]
     fn a_hole_is_mended_from_the_copy() {
-        let start = sys::map(4 << 12).unwrap();
-        let range = |page: usize| AddressRange::new(start + (page << 12), 1 << 12).unwrap();
-        let (block, copy) = (range(0), range(2));
-        let byte = |range: AddressRange| std::ptr::with_exposed_provenance_mut::<u8>(range.start());
+        let (block, copy) = pair([1, 7]);
         // SAFETY: this test's own memory; the hole is one for a moment, and if another test's
-        // mapping should fall into it, it is left alone and this test has nothing to say.
+        // mapping should fall into it, that is left alone and has other bytes.
         unsafe {
-            byte(copy).write(7);
             sys::unmap(block);
-            mend(block, copy);
-            if is_mapped(block) {
-                assert!([0, 7].contains(&byte(block).read()));
+            if mend(block, copy) {
+                assert_eq!(pointer(block).read(), 7);
             }
+        }
+    }
+
+    #[test]
+    fn what_stands_there_is_whole_only_if_it_has_the_same_bytes() {
+        let (block, copy) = pair([7, 7]);
+        let (other, its_copy) = pair([1, 7]);
+        // SAFETY: this test's own memory.
+        unsafe {
+            assert!(mend(block, copy));
+            assert!(!mend(other, its_copy));
+            assert_eq!(pointer(other).read(), 1, "not the tool's to write to");
         }
     }
 

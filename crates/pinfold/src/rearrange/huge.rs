@@ -69,6 +69,14 @@ pub enum Left {
     },
     /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
     OtherKind,
+    /// By copying only: the kernel unmapped it, could not put the copy in its place, and neither
+    /// could new pages be. Its content is elsewhere, in memory that is the program's from now on.
+    Displaced {
+        /// Where its bytes are, as many.
+        to: AddressRange,
+        /// The kernel's error number.
+        errno: i32,
+    },
     /// The kernel refused for another reason.
     Os {
         /// The call that failed.
@@ -98,6 +106,13 @@ impl fmt::Display for Left {
             Self::OtherKind => {
                 f.write_str("the mapping is of a kind that copying would change: use Way::IN_PLACE")
             }
+            Self::Displaced { to, errno } => write!(
+                f,
+                "its bytes are at {to} now, because the kernel unmapped it and could not put them \
+                 back ({}): use them there, or map its addresses (mmap with MAP_FIXED_NOREPLACE), \
+                 copy them back and unmap what is left over",
+                std::io::Error::from_raw_os_error(*errno)
+            ),
             Self::Os { operation, errno } => {
                 write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
             }

@@ -77,7 +77,16 @@ pub(super) fn map_if_free(range: AddressRange) -> Result<(), Errno> {
     let kind = KIND | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: the kernel refuses addresses in use.
     let start = unsafe { libc::mmap(pointer(range.start()), range.len(), RIGHTS, kind, -1, 0) };
-    if start == libc::MAP_FAILED { Err(last_errno()) } else { Ok(()) }
+    if start == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    if start.addr() == range.start() {
+        return Ok(());
+    }
+    // Before Linux 4.17 the flag is unknown, and the mapping goes elsewhere.
+    // SAFETY: just made, and nobody knows of it.
+    unsafe { libc::munmap(start, range.len()) };
+    Err(Errno(libc::EEXIST))
 }
 
 /// Unmaps.
@@ -100,6 +109,18 @@ pub(super) unsafe fn copy(from: AddressRange, to: AddressRange) {
     let target = ptr::with_exposed_provenance_mut::<u8>(to.start());
     // SAFETY: the caller's word.
     unsafe { ptr::copy_nonoverlapping(source, target, from.len().min(to.len())) };
+}
+
+/// Whether both hold the same bytes.
+///
+/// # Safety
+///
+/// Both are mapped and readable, and nobody writes to them meanwhile.
+pub(super) unsafe fn is_same(one: AddressRange, other: AddressRange) -> bool {
+    let start = |range: AddressRange| ptr::with_exposed_provenance(range.start());
+    let length = one.len().min(other.len());
+    // SAFETY: the caller's word.
+    unsafe { libc::memcmp(start(one), start(other), length) == 0 }
 }
 
 /// Puts the pages of `from` in the place of those of `to`, as long, in one step for everybody who
