@@ -70,18 +70,24 @@ impl Beside {
             return Err(Left::OtherKind);
         }
         let copy = self.copy_of(block).ok_or(Left::Partial)?;
-        // Where huge pages are not made at a fault, they are made of small ones.
-        let _ = sys::advise_huge(copy);
-        sys::populate(copy).map_err(|Errno(errno)| Left::NoHugePage { errno })?;
-        let is_huge = |copy| Pages::of(copy).is_some_and(|it: Pages| it.huge == copy.len());
-        if !is_huge(copy) {
-            collapse(copy, true)?;
-        }
+        Self::make(copy).inspect_err(|_| {
+            // It waits for nothing, and over many blocks it would be as much again as the region.
+            // SAFETY: ours, and nothing is in it yet.
+            let _ = unsafe { sys::discard(copy) };
+        })?;
         // Devices may write to the block still, so this copy counts for nothing; but it brings
         // both into the processor's caches, which makes the one that counts three times as fast.
         // SAFETY: the copy is ours, the block is mapped, and the program does not write to it.
         unsafe { sys::copy(block, copy) };
         Ok(())
+    }
+
+    fn make(copy: AddressRange) -> Result<(), Left> {
+        // Where huge pages are not made at a fault, they are made of small ones.
+        let _ = sys::advise_huge(copy);
+        sys::populate(copy).map_err(|Errno(errno)| Left::NoHugePage { errno })?;
+        let is_huge = Pages::of(copy).is_some_and(|it| it.huge == copy.len());
+        if is_huge { Ok(()) } else { collapse(copy, true) }
     }
 
     /// Copies the block's content and puts the huge page in its place.
@@ -105,6 +111,8 @@ impl Beside {
             Err(Errno(errno)) => {
                 // SAFETY: as above.
                 if unsafe { mend(block, copy) } {
+                    // SAFETY: ours, and the block holds its content itself.
+                    let _ = unsafe { sys::discard(copy) };
                     return Err(Left::Os { operation: "mremap", errno });
                 }
                 // The only copy there is: the program's from now on.

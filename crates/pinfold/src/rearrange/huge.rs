@@ -43,8 +43,10 @@ impl Way {
     /// For as long as this value is in use for a region: nobody writes to it, maps or unmaps
     /// anything in it, nor protects it; no device writes to it but through the suspended cache; no
     /// request is in flight on a lease that was handed over, unless the device sees to that itself
-    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); and nobody calls
-    /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile.
+    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); nobody calls
+    /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile; and no registration
+    /// of it by others (another library's cache, which does not hear of the exchange; a device of the
+    /// program's own) is used again.
     pub const unsafe fn by_copy() -> Self {
         Self(Kind::ByCopy)
     }
@@ -266,8 +268,9 @@ const ATTEMPTS: usize = 4;
 
 pub(super) fn collapse(block: AddressRange, private: bool) -> Result<(), Left> {
     let mut outcome = sys::collapse(block);
-    if outcome.is_err() && private {
-        // A page that is missing is in the way where a monitor watches.
+    if private && outcome == Err(Errno(libc::EINVAL)) && !is_forbidden(block) {
+        // A page that is missing is in the way where a monitor watches. For another refusal, pages
+        // that are made now are memory spent on nothing.
         let _ = sys::populate(block);
     }
     for _ in 1..ATTEMPTS {
