@@ -31,22 +31,27 @@ pub(super) struct Beside {
 /// monitor's own mark: readable, writable, may be either or executable, accounted, soft-dirty, watched.
 const PLAIN: [&str; 9] = ["rd", "wr", "mr", "mw", "me", "ac", "sd", "hg", "uw"];
 
+/// Neither flags nor a protection key nor a memory policy of its own: new memory has none of them.
 fn is_plain(entry: &Entry) -> bool {
     let has = |wanted: &str| entry.flags.iter().any(|flag| flag == wanted);
-    has("rd") && has("wr") && entry.flags.iter().all(|flag| PLAIN.contains(&flag.as_str()))
+    let flags = entry.flags.iter().all(|flag| PLAIN.contains(&flag.as_str()));
+    let plain = has("rd") && has("wr") && flags && entry.key == 0;
+    plain && !sys::has_policy(entry.mapping.start())
 }
 
 impl Beside {
     pub(super) fn new(range: AddressRange, bytes: usize) -> Result<Self, RearrangeError> {
         let failed = |operation| move |Errno(errno)| RearrangeError::Os { operation, errno };
         let plain = plain_parts(range).map_err(failed("reading /proc/self/smaps"))?;
+        let no_room = || RearrangeError::Os { operation: "mmap", errno: libc::ENOMEM };
         // Whole blocks, and one to align by.
-        let length = range.len().next_multiple_of(bytes).saturating_add(2 * bytes);
+        let whole = range.len().checked_next_multiple_of(bytes);
+        let length = whole.and_then(|whole| whole.checked_add(2 * bytes)).ok_or_else(no_room)?;
         let start = sys::map(length).map_err(failed("mmap"))?;
         let first = range.start() / bytes * bytes;
         let distance = start.next_multiple_of(bytes).wrapping_sub(first);
         let room = AddressRange::between(start, start.saturating_add(length));
-        let room = room.ok_or(RearrangeError::Os { operation: "mmap", errno: libc::ENOMEM })?;
+        let room = room.ok_or_else(no_room)?;
         Ok(Self { room, ours: vec![room], distance, bytes, plain })
     }
 
@@ -236,6 +241,18 @@ mod tests {
             assert!(!mend(other, its_copy));
             assert_eq!(pointer(other).read(), 1, "not the tool's to write to");
         }
+    }
+
+    #[test]
+    fn memory_with_a_policy_of_its_own_is_not_plain() {
+        let start = sys::map(1 << 12).unwrap();
+        let range = AddressRange::new(start, 1 << 12).unwrap();
+        assert_eq!(plain_parts(range).unwrap().len(), 1);
+        if let Err(Errno(errno)) = sys::prefer_local(range) {
+            eprintln!("skipped: no memory policies ({errno})");
+            return;
+        }
+        assert_eq!(plain_parts(range).unwrap(), []);
     }
 
     #[test]
