@@ -45,7 +45,7 @@
 //! let Ok(Answer::Agreed(consent)) = asking.hear(&agreement) else { panic!() };
 //! // ... the owner suspends with it, moves the memory, resumes ...
 //! let changes = [KeyChange { range, old: 0x1234, new: 0x5678 }];
-//! let resumed = consent.resumed(&changes)?;
+//! let Ok(resumed) = consent.resumed(&changes) else { panic!() };
 //! let Ok((_idle, told)) = stopped.hear(&resumed) else { panic!() };
 //! assert_eq!(told, changes);
 //! # Ok(())

@@ -74,7 +74,7 @@ pub use pages::Pages;
 pub use steps::{LeaseEnded, Stepped, Stopped, StoppedBy, defragment_in_steps};
 pub use trim::{Trimmed, trim};
 
-use crate::AddressRange;
+use crate::{AddressRange, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
 use std::fmt;
 
@@ -157,4 +157,14 @@ fn check<R: Suspend, M: Monitor>(suspended: &Suspended<'_, R, M>) -> Result<(), 
         return Err(RearrangeError::Expired);
     }
     Ok(())
+}
+
+/// The parts of `range` that are mapped, in order.
+fn mapped_parts(range: AddressRange) -> Result<Vec<AddressRange>, RearrangeError> {
+    let failed = |error: std::io::Error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        RearrangeError::Os { operation: "reading /proc/self/maps", errno }
+    };
+    let mappings = mappings::mappings_in(range).map_err(failed)?;
+    Ok(mappings.iter().filter_map(|mapping| mapping.range.intersection(&range)).collect())
 }

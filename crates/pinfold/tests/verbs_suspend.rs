@@ -29,7 +29,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 type VerbsCache = Cache<Verbs, Arc<Userfaultfd>>;
@@ -192,9 +192,10 @@ impl Stream<'_> {
         }
     }
 
-    fn until_more(&self) {
+    fn until_more(&self, threads: &[ScopedJoinHandle<'_, ()>]) {
         let enough = self.done.load(Ordering::SeqCst) + STEADY;
         while self.done.load(Ordering::SeqCst) < enough {
+            assert!(!threads.iter().any(ScopedJoinHandle::is_finished), "a stream has ended");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -264,15 +265,15 @@ fn memory_moves_under_a_stream_of_transfers() {
         let mut lease = get(&cache, memory.range(), Access::READ);
         thread::scope(|scope| {
             let _over = Over(&over);
-            for (seed, far) in fars.iter().enumerate() {
-                let stream = &stream;
-                scope.spawn(move || stream.run(far, seed));
-            }
+            let stream = &stream;
+            let threads = fars.iter().enumerate();
+            let threads = threads.map(|(seed, far)| scope.spawn(move || stream.run(far, seed)));
+            let threads: Vec<_> = threads.collect();
             type Move = (&'static str, fn(&Memory) -> bool);
             let moves: [Move; 3] =
                 [("mremap", remap), ("MADV_COLLAPSE", collapse), ("MADV_DONTNEED", discard)];
             for (round, (name, rearrange)) in moves.into_iter().enumerate() {
-                stream.until_more();
+                stream.until_more(&threads);
                 let before = register_cost(&domain, memory.range());
                 let old = lease.handle();
                 let began = Instant::now();
@@ -304,7 +305,7 @@ fn memory_moves_under_a_stream_of_transfers() {
                     resumed.paused,
                 );
             }
-            stream.until_more();
+            stream.until_more(&threads);
         });
         assert_eq!(cache.suspension_statistics().resumed, 3);
         eprintln!("{} transfers, every byte right", done.into_inner());
@@ -421,13 +422,17 @@ fn a_peer_that_writes_agrees_to_stop_and_goes_on_with_the_new_key() {
         let _lease = thread::scope(|scope| {
             // Moved here, so that the peer ends when this closure does, also by a panic.
             let to_peer = to_peer;
-            scope.spawn(move || writer.run(&from_owner, &to_owner));
-            let mut asking_side = Owner::default();
-            for _ in 0..3 {
+            let writing = scope.spawn(move || writer.run(&from_owner, &to_owner));
+            let until_more = || {
                 let enough = turns.load(Ordering::SeqCst) + 20;
                 while turns.load(Ordering::SeqCst) < enough {
+                    assert!(!writing.is_finished(), "the peer has ended");
                     thread::sleep(Duration::from_millis(1));
                 }
+            };
+            let mut asking_side = Owner::default();
+            for _ in 0..3 {
+                until_more();
                 let now = cache.registrar().now();
                 let (asking, request) = asking_side.ask(memory.range(), TERMS.deadline, now);
                 to_peer.send(request).unwrap();
@@ -445,10 +450,7 @@ fn a_peer_that_writes_agrees_to_stop_and_goes_on_with_the_new_key() {
                 let new = lease.handle().rkey();
                 to_peer.send(consent.resumed(&[KeyChange { range, old, new }]).unwrap()).unwrap();
             }
-            let enough = turns.load(Ordering::SeqCst) + 20;
-            while turns.load(Ordering::SeqCst) < enough {
-                thread::sleep(Duration::from_millis(1));
-            }
+            until_more();
             lease
         });
         assert!(holds(&memory, &written));
@@ -526,11 +528,13 @@ impl Raw {
     }
 
     fn wait(&self) -> u32 {
+        let began = Instant::now();
         loop {
             match self.poll() {
                 Some(status) => return status,
                 None => thread::sleep(Duration::from_micros(100)),
             }
+            assert!(began.elapsed() < Duration::from_secs(60), "nothing completes");
         }
     }
 }

@@ -135,10 +135,11 @@ impl Consent {
     ///
     /// # Errors
     ///
-    /// [`TooManyKeys`]; the consent is over nevertheless.
-    pub fn resumed(self, keys: &[KeyChange]) -> Result<Vec<u8>, TooManyKeys> {
+    /// [`TooManyKeys`], with the consent, which stands: the peer waits still. Tell it some of the keys
+    /// in a message of the program's own, then let it go on with at most [`MAX_KEYS`](super::MAX_KEYS).
+    pub fn resumed(self, keys: &[KeyChange]) -> Result<Vec<u8>, (Self, TooManyKeys)> {
         if keys.len() > MAX_KEYS {
-            return Err(TooManyKeys { count: keys.len() });
+            return Err((self, TooManyKeys { count: keys.len() }));
         }
         Ok(Message::Resumed { number: self.number, keys: keys.to_vec() }.encode())
     }
@@ -204,6 +205,14 @@ mod tests {
         let (asking, _) = Owner::default().ask(range(1), SECOND, SECOND);
         let Ok(Answer::Agreed(consent)) = asking.hear(&agreed(1)) else { panic!("not agreed") };
         let keys = vec![KeyChange { range: range(1), old: 1, new: 2 }; MAX_KEYS + 1];
-        assert_eq!(consent.resumed(&keys), Err(TooManyKeys { count: MAX_KEYS + 1 }));
+        let agreement = consent.agreement();
+        let (consent, refused) = consent.resumed(&keys).unwrap_err();
+        assert_eq!(refused, TooManyKeys { count: MAX_KEYS + 1 });
+        assert!(agreement.covers(range(1), Duration::ZERO), "not over yet");
+        let told = consent.resumed(&keys[..MAX_KEYS]).unwrap();
+        assert!(
+            matches!(Message::decode(&told), Ok(Message::Resumed { keys, .. }) if keys.len() == MAX_KEYS)
+        );
+        assert!(!agreement.covers(range(1), Duration::ZERO));
     }
 }

@@ -31,22 +31,27 @@ pub(super) struct Beside {
 /// monitor's own mark: readable, writable, may be either or executable, accounted, soft-dirty, watched.
 const PLAIN: [&str; 9] = ["rd", "wr", "mr", "mw", "me", "ac", "sd", "hg", "uw"];
 
+/// Neither flags nor a protection key nor a memory policy of its own: new memory has none of them.
 fn is_plain(entry: &Entry) -> bool {
     let has = |wanted: &str| entry.flags.iter().any(|flag| flag == wanted);
-    has("rd") && has("wr") && entry.flags.iter().all(|flag| PLAIN.contains(&flag.as_str()))
+    let flags = entry.flags.iter().all(|flag| PLAIN.contains(&flag.as_str()));
+    let plain = has("rd") && has("wr") && flags && entry.key == 0;
+    plain && !sys::has_policy(entry.mapping.start())
 }
 
 impl Beside {
     pub(super) fn new(range: AddressRange, bytes: usize) -> Result<Self, RearrangeError> {
         let failed = |operation| move |Errno(errno)| RearrangeError::Os { operation, errno };
         let plain = plain_parts(range).map_err(failed("reading /proc/self/smaps"))?;
+        let no_room = || RearrangeError::Os { operation: "mmap", errno: libc::ENOMEM };
         // Whole blocks, and one to align by.
-        let length = range.len().next_multiple_of(bytes).saturating_add(2 * bytes);
+        let whole = range.len().checked_next_multiple_of(bytes);
+        let length = whole.and_then(|whole| whole.checked_add(2 * bytes)).ok_or_else(no_room)?;
         let start = sys::map(length).map_err(failed("mmap"))?;
         let first = range.start() / bytes * bytes;
         let distance = start.next_multiple_of(bytes).wrapping_sub(first);
         let room = AddressRange::between(start, start.saturating_add(length));
-        let room = room.ok_or(RearrangeError::Os { operation: "mmap", errno: libc::ENOMEM })?;
+        let room = room.ok_or_else(no_room)?;
         Ok(Self { room, ours: vec![room], distance, bytes, plain })
     }
 
@@ -70,18 +75,24 @@ impl Beside {
             return Err(Left::OtherKind);
         }
         let copy = self.copy_of(block).ok_or(Left::Partial)?;
-        // Where huge pages are not made at a fault, they are made of small ones.
-        let _ = sys::advise_huge(copy);
-        sys::populate(copy).map_err(|Errno(errno)| Left::NoHugePage { errno })?;
-        let is_huge = |copy| Pages::of(copy).is_some_and(|it: Pages| it.huge == copy.len());
-        if !is_huge(copy) {
-            collapse(copy, true)?;
-        }
+        Self::make(copy).inspect_err(|_| {
+            // It waits for nothing, and over many blocks it would be as much again as the region.
+            // SAFETY: ours, and nothing is in it yet.
+            let _ = unsafe { sys::discard(copy) };
+        })?;
         // Devices may write to the block still, so this copy counts for nothing; but it brings
         // both into the processor's caches, which makes the one that counts three times as fast.
         // SAFETY: the copy is ours, the block is mapped, and the program does not write to it.
         unsafe { sys::copy(block, copy) };
         Ok(())
+    }
+
+    fn make(copy: AddressRange) -> Result<(), Left> {
+        // Where huge pages are not made at a fault, they are made of small ones.
+        let _ = sys::advise_huge(copy);
+        sys::populate(copy).map_err(|Errno(errno)| Left::NoHugePage { errno })?;
+        let is_huge = Pages::of(copy).is_some_and(|it| it.huge == copy.len());
+        if is_huge { Ok(()) } else { collapse(copy, true) }
     }
 
     /// Copies the block's content and puts the huge page in its place.
@@ -104,8 +115,14 @@ impl Beside {
             }
             Err(Errno(errno)) => {
                 // SAFETY: as above.
-                unsafe { mend(block, copy) };
-                Err(Left::Os { operation: "mremap", errno })
+                if unsafe { mend(block, copy) } {
+                    // SAFETY: ours, and the block holds its content itself.
+                    let _ = unsafe { sys::discard(copy) };
+                    return Err(Left::Os { operation: "mremap", errno });
+                }
+                // The only copy there is: the program's from now on.
+                self.give_away(copy);
+                Err(Left::Displaced { to: copy, errno })
             }
         }
     }
@@ -121,16 +138,36 @@ impl Beside {
 }
 
 /// The kernel unmaps the old pages before it moves the new ones, and may run out of memory in
-/// between: then the content comes back in pages of any size.
+/// between: then the content comes back in pages of any size. False if the block does not surely
+/// hold its content.
 ///
 /// # Safety
 ///
-/// The block's content is in `copy`, and what stood in the block was the caller's.
-unsafe fn mend(block: AddressRange, copy: AddressRange) {
-    if !is_mapped(block) && sys::map_if_free(block).is_ok() {
-        // SAFETY: `copy` is mapped because nothing was moved, and the block was just made.
-        unsafe { sys::copy(copy, block) };
+/// The block's content is in `copy`, what stood in the block was the caller's, and nobody changes
+/// mappings there.
+unsafe fn mend(block: AddressRange, copy: AddressRange) -> bool {
+    // Mapping asks nobody but the kernel whether there is a hole.
+    match sys::map_if_free(block) {
+        Ok(()) => {
+            // SAFETY: `copy` is mapped because nothing was moved, and the block was just made.
+            unsafe { sys::copy(copy, block) };
+            true
+        }
+        // It was not unmapped, or something else has got the addresses.
+        Err(Errno(libc::EEXIST)) if is_surely_readable(block) => {
+            // SAFETY: both are mapped and readable, on the caller's word for as long as it takes.
+            unsafe { sys::is_same(block, copy) }
+        }
+        Err(_) => false,
     }
+}
+
+fn is_surely_readable(block: AddressRange) -> bool {
+    mappings::mappings_in(block).is_ok_and(|mappings| {
+        let readable = mappings.iter().filter(|mapping| mapping.readable);
+        let parts = readable.filter_map(|mapping| mapping.range.intersection(&block));
+        parts.map(|part| part.len()).sum::<usize>() == block.len()
+    })
 }
 
 /// The parts of `range` that are plain memory; neighbours are one.
@@ -166,22 +203,56 @@ impl Drop for Beside {
 mod tests {
     use super::*;
 
+    /// Two pages, which hold what is told; the second is what was copied.
+    fn pair(bytes: [u8; 2]) -> (AddressRange, AddressRange) {
+        let start = sys::map(2 << 12).unwrap();
+        let page = |number: usize| AddressRange::new(start + (number << 12), 1 << 12).unwrap();
+        for (number, byte) in bytes.into_iter().enumerate() {
+            // SAFETY: this test's own memory.
+            unsafe { pointer(page(number)).write(byte) };
+        }
+        (page(0), page(1))
+    }
+
+    fn pointer(range: AddressRange) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(range.start())
+    }
+
     #[test]
     fn a_hole_is_mended_from_the_copy() {
-        let start = sys::map(4 << 12).unwrap();
-        let range = |page: usize| AddressRange::new(start + (page << 12), 1 << 12).unwrap();
-        let (block, copy) = (range(0), range(2));
-        let byte = |range: AddressRange| std::ptr::with_exposed_provenance_mut::<u8>(range.start());
+        let (block, copy) = pair([1, 7]);
         // SAFETY: this test's own memory; the hole is one for a moment, and if another test's
-        // mapping should fall into it, it is left alone and this test has nothing to say.
+        // mapping should fall into it, that is left alone and has other bytes.
         unsafe {
-            byte(copy).write(7);
             sys::unmap(block);
-            mend(block, copy);
-            if is_mapped(block) {
-                assert!([0, 7].contains(&byte(block).read()));
+            if mend(block, copy) {
+                assert_eq!(pointer(block).read(), 7);
             }
         }
+    }
+
+    #[test]
+    fn what_stands_there_is_whole_only_if_it_has_the_same_bytes() {
+        let (block, copy) = pair([7, 7]);
+        let (other, its_copy) = pair([1, 7]);
+        // SAFETY: this test's own memory.
+        unsafe {
+            assert!(mend(block, copy));
+            assert!(!mend(other, its_copy));
+            assert_eq!(pointer(other).read(), 1, "not the tool's to write to");
+        }
+    }
+
+    #[test]
+    fn memory_with_a_policy_of_its_own_is_not_plain() {
+        let start = sys::map(1 << 12).unwrap();
+        let range = AddressRange::new(start, 1 << 12).unwrap();
+        assert_eq!(plain_parts(range).unwrap().len(), 1);
+        if let Err(Errno(errno)) = sys::prefer_local(range) {
+            eprintln!("skipped: no memory policies ({errno})");
+            return;
+        }
+        assert_eq!(plain_parts(range).unwrap(), []);
     }
 
     #[test]

@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::beside::Beside;
-use super::pages::{self, Pages};
-use super::{RearrangeError, check, sys};
+use super::pages::{self, Look, Pages};
+use super::{RearrangeError, check, mapped_parts, sys};
 use crate::sys::Errno;
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
@@ -43,8 +43,10 @@ impl Way {
     /// For as long as this value is in use for a region: nobody writes to it, maps or unmaps
     /// anything in it, nor protects it; no device writes to it but through the suspended cache; no
     /// request is in flight on a lease that was handed over, unless the device sees to that itself
-    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); and nobody calls
-    /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile.
+    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); nobody calls
+    /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile; and no registration
+    /// of it by others (another library's cache, which does not hear of the exchange; a device of the
+    /// program's own) is used again.
     pub const unsafe fn by_copy() -> Self {
         Self(Kind::ByCopy)
     }
@@ -69,6 +71,14 @@ pub enum Left {
     },
     /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
     OtherKind,
+    /// By copying only: the kernel unmapped it, could not put the copy in its place, and neither
+    /// could new pages be. Its content is elsewhere, in memory that is the program's from now on.
+    Displaced {
+        /// Where its bytes are, as many.
+        to: AddressRange,
+        /// The kernel's error number.
+        errno: i32,
+    },
     /// The kernel refused for another reason.
     Os {
         /// The call that failed.
@@ -98,6 +108,13 @@ impl fmt::Display for Left {
             Self::OtherKind => {
                 f.write_str("the mapping is of a kind that copying would change: use Way::IN_PLACE")
             }
+            Self::Displaced { to, errno } => write!(
+                f,
+                "its bytes are at {to} now, because the kernel unmapped it and could not put them \
+                 back ({}): use them there, or map its addresses (mmap with MAP_FIXED_NOREPLACE), \
+                 copy them back and unmap what is left over",
+                std::io::Error::from_raw_os_error(*errno)
+            ),
             Self::Os { operation, errno } => {
                 write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
             }
@@ -182,16 +199,40 @@ impl Plan {
     ) -> Result<(Self, Defragmented), RearrangeError> {
         let bytes = huge_bytes()?;
         let mut report = Defragmented { before: Pages::of(range), ..Defragmented::default() };
+        let (pieces, gaps) = cut(range, bytes, &mapped_parts(range)?);
         let (whole, partial): (Vec<_>, Vec<_>) =
-            range.pieces(bytes).partition(|piece| piece.len() == bytes);
+            pieces.into_iter().partition(|piece| piece.len() == bytes);
         report.left.extend(partial.into_iter().map(|piece| (piece, Left::Partial)));
+        report.left.extend(gaps.into_iter().map(|gap| (gap, Left::Unmapped)));
+        let look = whole.first().map(|&first| Look::new(range, first));
         let (huge, blocks): (Vec<_>, Vec<_>) = whole
             .into_iter()
-            .partition(|block| Pages::of(*block).is_some_and(|it| it.huge == block.len()));
+            .partition(|&block| look.as_ref().is_some_and(|look| look.is_huge(block)));
         report.already = huge.iter().map(AddressRange::len).sum();
         let tool = Tool::new(range, bytes, way)?;
         Ok((Self { blocks, tool }, report))
     }
+}
+
+/// `range` in blocks, as far as anything of a block is mapped, and what is between them: a range may
+/// be far longer than what there is of it.
+fn cut(
+    range: AddressRange,
+    bytes: usize,
+    mapped: &[AddressRange],
+) -> (Vec<AddressRange>, Vec<AddressRange>) {
+    let (mut pieces, mut gaps, mut next) = (Vec::new(), Vec::new(), range.start());
+    for part in mapped {
+        let start = (part.start() / bytes * bytes).max(next);
+        let end = part.end().checked_next_multiple_of(bytes).unwrap_or(usize::MAX).min(range.end());
+        gaps.extend(AddressRange::between(next, start));
+        if let Some(part) = AddressRange::between(start, end) {
+            pieces.extend(part.pieces(bytes));
+            next = end;
+        }
+    }
+    gaps.extend(AddressRange::between(next, range.end()));
+    (pieces, gaps)
 }
 
 /// What makes blocks huge.
@@ -251,8 +292,9 @@ const ATTEMPTS: usize = 4;
 
 pub(super) fn collapse(block: AddressRange, private: bool) -> Result<(), Left> {
     let mut outcome = sys::collapse(block);
-    if outcome.is_err() && private {
-        // A page that is missing is in the way where a monitor watches.
+    if private && outcome == Err(Errno(libc::EINVAL)) && !is_forbidden(block) {
+        // A page that is missing is in the way where a monitor watches. For another refusal, pages
+        // that are made now are memory spent on nothing.
         let _ = sys::populate(block);
     }
     for _ in 1..ATTEMPTS {
@@ -286,4 +328,33 @@ fn is_forbidden(block: AddressRange) -> bool {
     entries.iter().any(|entry| entry.flags.iter().any(|flag| flag == "nh"))
         || fs::read_to_string("/proc/self/status")
             .is_ok_and(|status| status.lines().any(|line| line.starts_with("THP_enabled:\t0")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: usize, end: usize) -> AddressRange {
+        AddressRange::between(start, end).unwrap()
+    }
+
+    #[test]
+    fn blocks_are_those_with_something_mapped() {
+        let mapped = [range(0x1800, 0x1a00), range(0x1a00, 0x3100), range(0x8000, 0x9000)];
+        let (pieces, gaps) = cut(range(0x1400, 0xc000), 0x1000, &mapped);
+        let blocks = [(0x1400, 0x2000), (0x2000, 0x3000), (0x3000, 0x4000), (0x8000, 0x9000)];
+        assert_eq!(pieces, blocks.map(|(start, end)| range(start, end)));
+        assert_eq!(gaps, [range(0x4000, 0x8000), range(0x9000, 0xc000)]);
+    }
+
+    #[test]
+    fn the_whole_address_space_is_as_long_as_what_is_mapped() {
+        let everything = AddressRange::EVERYTHING;
+        let (start, end) = (everything.start(), everything.end());
+        let first = range(start.max(4096), 8192);
+        let (pieces, gaps) = cut(everything, 2 << 20, &[first, range(end - 10, end)]);
+        assert_eq!((pieces.len(), gaps.len()), (2, 1));
+        let all: usize = pieces.iter().chain(&gaps).map(AddressRange::len).sum();
+        assert_eq!(all, everything.len());
+    }
 }

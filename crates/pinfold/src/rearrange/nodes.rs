@@ -1,6 +1,6 @@
 //! A region on another memory node.
 
-use super::{RearrangeError, check, sys};
+use super::{RearrangeError, check, mapped_parts, sys};
 use crate::AddressRange;
 use crate::limits::page_bytes;
 use crate::sys::Errno;
@@ -58,7 +58,9 @@ pub fn migrate<R: Suspend, M: Monitor>(
     let nodes = nodes()?;
     let number = i32::try_from(node.0).ok().filter(|_| nodes.contains(&node));
     let Some(number) = number else { return Err(RearrangeError::NoSuchNode { node, nodes }) };
-    let addresses = addresses(suspended.range());
+    let range = suspended.range().page_aligned(page_bytes());
+    let addresses = addresses(range)?;
+    let unmapped = (range.len() / page_bytes()).saturating_sub(addresses.len());
     let old = look(&addresses)?;
     let elsewhere = |&(_, &answer): &(_, &i32)| answer >= 0 && answer != number;
     let to_move: Vec<usize> =
@@ -66,16 +68,18 @@ pub fn migrate<R: Suspend, M: Monitor>(
     let refusals = move_all(&to_move, number)?;
     let new = look(&addresses)?;
     Ok(Migrated {
-        before: count(&old),
-        after: count(&new),
+        before: count(&old, unmapped),
+        after: count(&new, unmapped),
         nodes,
         left: left(&to_move, &refusals, number)?,
         elapsed: begun.elapsed(),
     })
 }
 
-fn addresses(range: AddressRange) -> Vec<usize> {
-    (range.start()..range.end()).step_by(page_bytes()).collect()
+/// Of the pages that are mapped: a range may be far longer than what there is of it.
+fn addresses(range: AddressRange) -> Result<Vec<usize>, RearrangeError> {
+    let mapped = mapped_parts(range)?;
+    Ok(mapped.iter().flat_map(|part| (part.start()..part.end()).step_by(page_bytes())).collect())
 }
 
 /// How many pages one call asks about.
@@ -92,11 +96,14 @@ fn look(addresses: &[usize]) -> Result<Vec<i32>, RearrangeError> {
 /// The kernel's answers; zero or a node where it gave none.
 fn move_all(addresses: &[usize], node: i32) -> Result<Vec<i32>, RearrangeError> {
     let mut answers = vec![0; addresses.len()];
-    for (asked, answers) in addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH)) {
+    let batches = addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH));
+    for (number, (asked, answers)) in batches.enumerate() {
         match sys::move_pages(asked, node, answers) {
             // "No page had to be moved, or none of these could be".
             Ok(()) | Err(Errno(libc::ENOENT)) => {}
-            Err(errno) => return Err(refused(errno)),
+            Err(errno) if number == 0 && is_unsupported(errno) => return Err(refused(errno)),
+            // Some may have moved before that, here or in an earlier batch: who stayed is looked up.
+            Err(Errno(errno)) => answers.fill(-errno),
         }
     }
     Ok(answers)
@@ -116,17 +123,20 @@ fn left(
     Ok(stayed.map(|((&address, &answer), _)| (address, reason(answer))).collect())
 }
 
-fn refused(Errno(errno): Errno) -> RearrangeError {
-    match errno {
-        libc::ENOSYS | libc::EPERM | libc::EACCES => {
-            RearrangeError::Unsupported { what: "move_pages(2), or forbids it", errno }
-        }
-        errno => RearrangeError::Os { operation: "move_pages", errno },
-    }
+const fn is_unsupported(Errno(errno): Errno) -> bool {
+    matches!(errno, libc::ENOSYS | libc::EPERM | libc::EACCES)
 }
 
-fn count(answers: &[i32]) -> OnNodes {
-    let mut nodes = OnNodes::default();
+fn refused(errno: Errno) -> RearrangeError {
+    let (unsupported, Errno(errno)) = (is_unsupported(errno), errno);
+    if unsupported {
+        return RearrangeError::Unsupported { what: "move_pages(2), or forbids it", errno };
+    }
+    RearrangeError::Os { operation: "move_pages", errno }
+}
+
+fn count(answers: &[i32], unmapped: usize) -> OnNodes {
+    let mut nodes = OnNodes { absent: unmapped, ..OnNodes::default() };
     for &answer in answers {
         match u32::try_from(answer) {
             Ok(node) => *nodes.pages.entry(Node(node)).or_default() += 1,
@@ -167,9 +177,19 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_those_that_are_mapped() {
+        let start = sys::map(4 * page_bytes()).unwrap();
+        let range = AddressRange::new(start, 4 * page_bytes()).unwrap();
+        assert_eq!(addresses(range).unwrap().len(), 4);
+        // The kernel's half, of which a process has a page at most.
+        let kernel = AddressRange::between(1 << (usize::BITS - 1), usize::MAX).unwrap();
+        assert!(addresses(kernel).unwrap().len() <= 1);
+    }
+
+    #[test]
     fn answers_are_counted_by_node() {
-        let counted = count(&[0, 0, 1, -libc::ENOENT]);
+        let counted = count(&[0, 0, 1, -libc::ENOENT], 2);
         assert_eq!(counted.pages, BTreeMap::from([(Node(0), 2), (Node(1), 1)]));
-        assert_eq!(counted.absent, 1);
+        assert_eq!(counted.absent, 3);
     }
 }

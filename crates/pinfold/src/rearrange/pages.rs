@@ -60,6 +60,29 @@ impl Pages {
     }
 }
 
+/// Tells which blocks of a range are huge pages.
+pub(super) struct Look {
+    /// Before Linux 6.7, where the kernel tells of whole mappings only.
+    entries: Vec<Entry>,
+}
+
+impl Look {
+    /// Asks the kernel whether it tells of single blocks, and if not, what it tells of `range`.
+    pub(super) fn new(range: AddressRange, block: AddressRange) -> Self {
+        let tells = Pages::scanned(block).is_ok();
+        let entries = if tells { Vec::new() } else { entries(range).unwrap_or_default() };
+        Self { entries }
+    }
+
+    pub(super) fn is_huge(&self, block: AddressRange) -> bool {
+        let whole = |entry: &Entry| entry.mapping.contains(&block) && entry.is_huge(block.len());
+        match Pages::scanned(block) {
+            Ok(pages) => pages.huge == block.len(),
+            Err(_) => self.entries.iter().any(whole),
+        }
+    }
+}
+
 /// One mapping's entry of `/proc/self/smaps`.
 pub(super) struct Entry {
     pub(super) mapping: AddressRange,
@@ -67,6 +90,8 @@ pub(super) struct Entry {
     huge: usize,
     /// The kernel's flags, two letters each.
     pub(super) flags: Vec<String>,
+    /// The protection key; zero is everybody's.
+    pub(super) key: u32,
 }
 
 /// The entries of the mappings that touch `range`, in order.
@@ -100,7 +125,14 @@ fn heading(line: &str) -> Option<AddressRange> {
 
 impl Entry {
     const fn new(mapping: AddressRange) -> Self {
-        Self { mapping, resident: 0, huge: 0, flags: Vec::new() }
+        Self { mapping, resident: 0, huge: 0, flags: Vec::new(), key: 0 }
+    }
+
+    /// Whether each block of so many bytes that fits into the mapping is a huge page.
+    fn is_huge(&self, bytes: usize) -> bool {
+        let first = self.mapping.start().checked_next_multiple_of(bytes);
+        let room = first.and_then(|first| self.mapping.end().checked_sub(first));
+        room.is_some_and(|room| room >= bytes && self.huge == room / bytes * bytes)
     }
 
     fn read(&mut self, line: &str) {
@@ -109,6 +141,8 @@ impl Entry {
         match key {
             "Rss" => self.resident = kilobytes() << 10,
             "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => self.huge += kilobytes() << 10,
+            // One that cannot be read is none that is known to be everybody's.
+            "ProtectionKey" => self.key = value.trim().parse().unwrap_or(u32::MAX),
             "VmFlags" => self.flags = value.split_whitespace().map(str::to_owned).collect(),
             _ => {}
         }
@@ -140,6 +174,27 @@ VmFlags: rd wr mr mw me lo ac
         assert_eq!((entries[0].resident, entries[0].huge), (4 << 20, 2 << 20));
         assert!(entries[0].flags.iter().any(|flag| flag == "lo"));
         assert_eq!(parse(TEXT, AddressRange::EVERYTHING).len(), 2);
+    }
+
+    #[test]
+    fn a_mapping_is_huge_if_all_of_its_blocks_are() {
+        let whole = TEXT.replace("2048 kB", "4096 kB");
+        let is_huge = |text: &str| {
+            let entries = parse(text, AddressRange::EVERYTHING);
+            entries.iter().map(|entry| entry.is_huge(2 << 20)).collect::<Vec<_>>()
+        };
+        assert_eq!(is_huge(TEXT), [false, false]);
+        assert_eq!(is_huge(&whole), [false, true]);
+        // Ends that no block fits into do not matter.
+        let crooked = whole.replace("400000-800000", "3ff000-801000");
+        assert_eq!(is_huge(&crooked), [false, true]);
+    }
+
+    #[test]
+    fn protection_keys_are_read() {
+        let text = format!("{TEXT}ProtectionKey:         3\n");
+        let entries = parse(&text, AddressRange::EVERYTHING);
+        assert_eq!(entries.iter().map(|entry| entry.key).collect::<Vec<_>>(), [0, 3]);
     }
 
     #[test]

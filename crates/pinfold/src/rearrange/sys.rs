@@ -77,7 +77,16 @@ pub(super) fn map_if_free(range: AddressRange) -> Result<(), Errno> {
     let kind = KIND | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: the kernel refuses addresses in use.
     let start = unsafe { libc::mmap(pointer(range.start()), range.len(), RIGHTS, kind, -1, 0) };
-    if start == libc::MAP_FAILED { Err(last_errno()) } else { Ok(()) }
+    if start == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    if start.addr() == range.start() {
+        return Ok(());
+    }
+    // Before Linux 4.17 the flag is unknown, and the mapping goes elsewhere.
+    // SAFETY: just made, and nobody knows of it.
+    unsafe { libc::munmap(start, range.len()) };
+    Err(Errno(libc::EEXIST))
 }
 
 /// Unmaps.
@@ -100,6 +109,18 @@ pub(super) unsafe fn copy(from: AddressRange, to: AddressRange) {
     let target = ptr::with_exposed_provenance_mut::<u8>(to.start());
     // SAFETY: the caller's word.
     unsafe { ptr::copy_nonoverlapping(source, target, from.len().min(to.len())) };
+}
+
+/// Whether both hold the same bytes.
+///
+/// # Safety
+///
+/// Both are mapped and readable, and nobody writes to them meanwhile.
+pub(super) unsafe fn is_same(one: AddressRange, other: AddressRange) -> bool {
+    let start = |range: AddressRange| ptr::with_exposed_provenance(range.start());
+    let length = one.len().min(other.len());
+    // SAFETY: the caller's word.
+    unsafe { libc::memcmp(start(one), start(other), length) == 0 }
 }
 
 /// Puts the pages of `from` in the place of those of `to`, as long, in one step for everybody who
@@ -196,6 +217,37 @@ pub(super) fn scan(
 }
 
 // --- memory nodes ------------------------------------------------------------------------------
+
+/// Whether the mapping at `address` has a memory policy of its own (`mbind`), or may have.
+pub(super) fn has_policy(address: usize) -> bool {
+    const OF_ADDRESS: libc::c_ulong = 2; // MPOL_F_ADDR
+    const DEFAULT: libc::c_int = 0; // MPOL_DEFAULT
+    let mut mode = DEFAULT;
+    // SAFETY: the kernel writes to `mode`, and to no set of nodes.
+    let asked = unsafe {
+        let (mode, no_nodes) = (&raw mut mode, ptr::null_mut::<libc::c_ulong>());
+        libc::syscall(libc::SYS_get_mempolicy, mode, no_nodes, 0_usize, address, OF_ADDRESS)
+    };
+    match asked {
+        0 => mode != DEFAULT,
+        // Without NUMA there are no policies, and a sandbox that keeps one from asking keeps one from
+        // setting any.
+        _ => !matches!(last_errno(), Errno(libc::ENOSYS | libc::EPERM)),
+    }
+}
+
+/// Gives the mapping a policy of its own.
+#[cfg(test)]
+pub(super) fn prefer_local(range: AddressRange) -> Result<(), Errno> {
+    const PREFERRED: usize = 1; // MPOL_PREFERRED: of no nodes, the local one
+    let (start, no_nodes) = (pointer(range.start()), ptr::null::<libc::c_ulong>());
+    // SAFETY: no content is changed, and the kernel reads no set of nodes.
+    let done = unsafe {
+        let length = range.len();
+        libc::syscall(libc::SYS_mbind, start, length, PREFERRED, no_nodes, 0_usize, 0_usize)
+    };
+    if done < 0 { Err(last_errno()) } else { Ok(()) }
+}
 
 /// Where the pages at `addresses` are: a node, or the kernel's error number, negative.
 pub(super) fn nodes_of(addresses: &[usize], answers: &mut [i32]) -> Result<(), Errno> {

@@ -230,9 +230,12 @@ impl IoUring {
         let Some(tags) = &self.tags else { return self.ring.clear(slot) };
         // Before the call: the completion may be found while the call is still on its way back.
         let tag = tags.begin_end(slot, range);
-        self.ring.clear(slot).inspect_err(|_| {
-            // A slot that is not emptied, or a ring that is gone, says nothing.
-            let _ours = tag.map(|tag| tags.ended(tag));
+        self.ring.clear(slot).inspect_err(|&Errno(errno)| {
+            // A ring that is gone says nothing. A slot that was not emptied holds what it held, and
+            // the ring says the end of that when the slot is filled anew.
+            if is_gone(errno) {
+                let _ours = tag.map(|tag| tags.ended(tag));
+            }
         })
     }
 

@@ -39,8 +39,10 @@ fn what_the_program_forbade_stays_small() {
     let memory = Memory::new(3 * HUGE); // MADV_NOHUGEPAGE
     let start = memory.range().start();
     let block = memory.part(start.next_multiple_of(HUGE) - start, HUGE);
+    let before = Pages::of(block);
     let Some(in_place) = left(block, Way::IN_PLACE) else { return };
     assert_eq!(in_place, [(block, Left::Forbidden)]);
+    assert_eq!(Pages::of(block), before, "no page is made for what is refused");
     assert_eq!(left(block, by_copy()), Some(vec![(block, Left::OtherKind)]));
 }
 

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 
 /// Bytes of a transfer.
 const MESSAGE: usize = 64 << 10;
@@ -87,31 +88,40 @@ impl Stream<'_> {
     }
 }
 
+/// A rig with room for the region, its copy and its renewal; or a note why not.
+fn roomy_rig() -> Option<(io_uring::IoUring, Rings)> {
+    let limit = pinfold::limits::Limits::read().enforced().bytes();
+    if limit.is_some_and(|bytes| bytes < 4 * LONG as u64) {
+        eprintln!("skipped: RLIMIT_MEMLOCK is too low");
+        return None;
+    }
+    rig()
+}
+
 /// Runs `change` beside a stream, and looks at everything afterwards.
 fn beside_a_stream(change: impl FnOnce(&Rings, AddressRange)) {
-    let Some((ring, cache)) = rig() else { return };
+    let Some((ring, cache)) = roomy_rig() else { return };
     let (_memory, range) = memory(LONG);
     let (stop, transfers) = (AtomicBool::new(false), AtomicUsize::new(0));
     let generations = vec![0; LONG / MESSAGE];
     let channel = memfd(2 * MESSAGE);
     let mut stream =
         Stream { ring, cache: &cache, range, channel, generations, transfers: &transfers };
-    let more = |count: usize| {
+    // Or until the stream has ended, which is a panic that joining it tells.
+    let more = |count: usize, streaming: &ScopedJoinHandle<'_, ()>| {
         let now = transfers.load(Ordering::Relaxed);
-        while transfers.load(Ordering::Relaxed) < now + count {
+        while transfers.load(Ordering::Relaxed) < now + count && !streaming.is_finished() {
             std::thread::yield_now();
         }
     };
     std::thread::scope(|scope| {
         let streaming = scope.spawn(|| stream.run(&stop));
-        more(2 * LONG / MESSAGE);
+        more(2 * LONG / MESSAGE, &streaming);
         // Also if this panics, the stream ends.
         let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             change(&cache, range);
         }));
-        if !streaming.is_finished() {
-            more(64);
-        }
+        more(64, &streaming);
         stop.store(true, Ordering::Relaxed);
         streaming.join().unwrap();
         changed.unwrap();
@@ -202,7 +212,7 @@ fn a_stream_waits_while_its_region_is_made_huge_at_once() {
 
 #[test]
 fn what_is_huge_already_is_left_in_peace() {
-    let Some((mut ring, cache)) = rig() else { return };
+    let Some((mut ring, cache)) = roomy_rig() else { return };
     let (_memory, range) = memory(2 * HUGE);
     let Some(first) = in_steps(&cache, range, Vec::new(), Way::IN_PLACE) else { return };
     if !first.defragmented.left.is_empty() || Pages::of(range).is_none() {

@@ -55,6 +55,13 @@ struct State {
 // SAFETY: the pointer is followed by libibverbs alone, which any thread may call.
 unsafe impl Send for State {}
 
+impl State {
+    /// The queue pair, unless it was taken back.
+    fn queue_pair(&self) -> Result<NonNull<ibv_qp>, ConnectionLost> {
+        self.queue_pair.ok_or(ConnectionLost::Gone)
+    }
+}
+
 /// What was asked of a queue pair.
 struct Status {
     state: c_uint,
@@ -130,7 +137,10 @@ impl Connection {
     /// Ends the loan: from now on the connection, and its clones, count as gone. Waits for a call
     /// under way: a command to the device, or a [`restart`](Self::restart).
     pub fn take_back(&self) {
-        self.state().queue_pair = None;
+        // In a forked child it counts as gone anyway.
+        if let Ok(mut state) = self.state() {
+            state.queue_pair = None;
+        }
     }
 
     /// Moves it to `SQD`. Returns at once, with transfers under way.
@@ -141,7 +151,7 @@ impl Connection {
     ///
     /// [`ConnectionLost`].
     pub fn stop(&self) -> Result<(), ConnectionLost> {
-        let mut state = self.state();
+        let mut state = self.state()?;
         match self.modify(&state, IBV_QPS_SQD) {
             Ok(()) => {
                 state.stopped.get_or_insert_with(Instant::now);
@@ -160,7 +170,7 @@ impl Connection {
     ///
     /// [`ConnectionLost`], if it broke meanwhile.
     pub fn in_flight(&self) -> Result<Transfers, ConnectionLost> {
-        let state = self.state();
+        let state = self.state()?;
         let status = self.query(&state)?;
         let oldest = state.stopped.map_or(Duration::ZERO, |since| since.elapsed());
         match (status.state, status.draining) {
@@ -180,7 +190,7 @@ impl Connection {
     /// [`ConnectionLost`]: it is not re-established.
     pub fn restart(&self) -> Result<(), ConnectionLost> {
         const STEP: Duration = Duration::from_micros(50);
-        let mut state = self.state();
+        let mut state = self.state()?;
         let began = Instant::now();
         while let Err(lost) = self.modify(&state, IBV_QPS_RTS) {
             let status = self.query(&state)?;
@@ -199,21 +209,20 @@ impl Connection {
     /// Moves it to `ERR`: what was posted is reported as flushed, and the peer's retries run out.
     pub fn fail(&self) {
         // One that is gone has failed already.
-        let _gone = self.modify(&self.state(), IBV_QPS_ERR);
+        let _gone = self.state().and_then(|state| self.modify(&state, IBV_QPS_ERR));
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.lent.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The queue pair, unless it was taken back, or is the parent's of this forked child.
-    fn queue_pair(&self, state: &State) -> Result<NonNull<ibv_qp>, ConnectionLost> {
-        let forked = self.lent.domain.device().forked();
-        state.queue_pair.filter(|_| !forked).ok_or(ConnectionLost::Gone)
+    /// Gone in a forked child, whose parent's the queue pair is: a thread that is not there may have
+    /// held the lock, so that is asked first.
+    fn state(&self) -> Result<MutexGuard<'_, State>, ConnectionLost> {
+        if self.lent.domain.device().forked() {
+            return Err(ConnectionLost::Gone);
+        }
+        Ok(self.lent.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn modify(&self, state: &State, to: c_uint) -> Result<(), ConnectionLost> {
-        let queue_pair = self.queue_pair(state)?;
+        let queue_pair = state.queue_pair()?;
         let mut attributes = ibv_qp_attr { qp_state: to, ..ibv_qp_attr::default() };
         let library = self.lent.domain.device().library();
         // SAFETY: the queue pair is live as long as the lock is held; the mask names what is set.
@@ -225,7 +234,7 @@ impl Connection {
     }
 
     fn query(&self, state: &State) -> Result<Status, ConnectionLost> {
-        let queue_pair = self.queue_pair(state)?;
+        let queue_pair = state.queue_pair()?;
         let mut attributes = ibv_qp_attr::default();
         let mut initial = MaybeUninit::<ibv_qp_init_attr>::zeroed();
         let mask: c_int = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS;
@@ -249,7 +258,7 @@ impl Connection {
     /// is the kernel's command to post with nothing to be posted, and not when a queue pair is back in
     /// `RTS`. Drivers of hardware refuse that command, and go on by themselves.
     fn ring(&self, state: &State) {
-        let Ok(queue_pair) = self.queue_pair(state) else { return };
+        let Ok(queue_pair) = state.queue_pair() else { return };
         let mut answer = 0_u32;
         // SAFETY: the queue pair and its device are live as long as the lock is held; the command
         // names an empty list, and the answer has the room that it says.
@@ -276,7 +285,7 @@ impl Connection {
         if self.lent.domain.as_ptr() != domain.as_ptr() {
             return Err(unfit);
         }
-        let status = self.query(&self.state()).map_err(|_| unfit)?;
+        let status = self.state().and_then(|state| self.query(&state)).map_err(|_| unfit)?;
         // SQD: another suspension has stopped it.
         if !matches!(status.state, IBV_QPS_RTS | IBV_QPS_SQD) {
             return Err(unfit);
@@ -314,27 +323,60 @@ impl fmt::Debug for Connection {
     }
 }
 
+/// What the trial of a device came to.
+pub(super) enum Verdict {
+    /// The device's own word, which stands.
+    Said(Result<(), Unsupported>),
+    /// It was not asked, or not in a fair way: a port is down, memory is short, time ran out.
+    Untested(Unsupported),
+}
+
 /// Whether the device really stops and restarts a queue pair: tried with one of our own, because many
 /// claim the state and few have it. Some milliseconds.
-pub(super) fn test(domain: &Arc<Domain>) -> Result<(), Unsupported> {
-    let loopback = Loopback::new(Arc::clone(domain)).map_err(|error| untestable(&error))?;
-    let queue_pair = loopback.sender().ok_or(Unsupported::Device)?;
+pub(super) fn test(domain: &Arc<Domain>) -> Verdict {
+    let loopback = match Loopback::new(Arc::clone(domain)) {
+        Ok(loopback) => loopback,
+        Err(error) => return Verdict::Untested(untestable(&error)),
+    };
+    let Some(queue_pair) = loopback.sender() else {
+        return Verdict::Untested(Unsupported::Device);
+    };
     // SAFETY: the loopback, which nobody else uses, outlives the connection.
     let connection = unsafe { Connection::lent(Arc::clone(domain), queue_pair) };
-    connection.stop().map_err(|lost| refused("ibv_modify_qp to SQD", lost))?;
-    let draining = |lost| refused("ibv_query_qp in SQD", lost);
-    // Nothing was posted, so this ends with the device's next look at the queue.
-    let began = Instant::now();
-    while connection.in_flight().map_err(draining)?.count > 0 {
-        if began.elapsed() > PATIENCE {
-            return Err(Unsupported::Refused {
-                operation: "draining an empty queue",
-                errno: libc::ETIME,
-            });
+    match connection.stop_and_restart() {
+        Err(why @ Unsupported::Refused { errno, .. }) if is_passing(errno) => {
+            Verdict::Untested(why)
         }
-        std::thread::yield_now();
+        said => Verdict::Said(said),
     }
-    connection.restart().map_err(|lost| refused("ibv_modify_qp from SQD to RTS", lost))
+}
+
+impl Connection {
+    /// For one to which nothing was posted.
+    fn stop_and_restart(&self) -> Result<(), Unsupported> {
+        self.stop().map_err(|lost| refused("ibv_modify_qp to SQD", lost))?;
+        let draining = |lost| refused("ibv_query_qp in SQD", lost);
+        // Nothing was posted, so this ends with the device's next look at the queue.
+        let began = Instant::now();
+        while self.in_flight().map_err(draining)?.count > 0 {
+            if began.elapsed() > PATIENCE {
+                return Err(Unsupported::Refused {
+                    operation: "draining an empty queue",
+                    errno: libc::ETIME,
+                });
+            }
+            std::thread::yield_now();
+        }
+        self.restart().map_err(|lost| refused("ibv_modify_qp from SQD to RTS", lost))
+    }
+}
+
+/// Whether the kernel may say otherwise another time.
+const fn is_passing(errno: c_int) -> bool {
+    matches!(
+        errno,
+        libc::ENOMEM | libc::EAGAIN | libc::EINTR | libc::EBUSY | libc::ETIME | libc::ENODEV
+    )
 }
 
 fn refused(operation: &'static str, lost: ConnectionLost) -> Unsupported {

@@ -109,7 +109,7 @@ pub struct Verbs {
     /// Guards what is registered, for one insertion, removal or look at all; never held across a call
     /// of the library.
     held: Mutex<Held>,
-    /// Whether the device stops queue pairs, once it was tried.
+    /// Whether the device stops queue pairs, once it has said so itself.
     pub(super) stops: OnceLock<Result<(), Unsupported>>,
 }
 
@@ -126,8 +126,18 @@ struct Use {
     /// `None` for memory without addresses.
     range: Option<AddressRange>,
     access: Access,
-    /// Whether it was to be withdrawn, and the device refused.
-    stuck: bool,
+    standing: Standing,
+}
+
+/// Whether the device was asked to let go of a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Registered,
+    /// A suspension was to withdraw it, and the device refused: the handle is kept, and good again
+    /// when the suspension is over.
+    Kept,
+    /// Its holder has given it up, and the device refused: nobody has the handle any more.
+    GivenUp,
 }
 
 impl Use {
@@ -176,37 +186,52 @@ impl Verbs {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a peer that knows a key may touch something of `range`. Looks at every region.
+    /// Whether a peer that knows a key may touch something of `range`. Looks at every region. Not in a
+    /// forked child, where another thread of the parent's may have held the lock.
     pub(super) fn is_exposed(&self, range: AddressRange) -> bool {
         self.held().live.values().any(|it| it.access.is_remote() && it.touches(range))
     }
 
-    /// Whether something of `range` was to be withdrawn, and is registered still.
+    /// Whether something of `range` was to be let go of, and is registered still. What nobody has
+    /// the handle of is given back once more before.
     pub(super) fn is_stuck(&self, range: AddressRange) -> bool {
-        self.held().live.values().any(|it| it.stuck && it.touches(range))
+        if self.forked() {
+            // The parent's device translates nothing of this process.
+            return false;
+        }
+        for region in self.given_up(range) {
+            // Whether that was in vain shows below.
+            let _ = self.give_back(region);
+        }
+        let stuck = |it: &Use| it.standing != Standing::Registered && it.touches(range);
+        self.held().live.values().any(stuck)
+    }
+
+    fn given_up(&self, range: AddressRange) -> Vec<MemoryRegion> {
+        let wanted = |it: &Use| it.standing == Standing::GivenUp && it.touches(range);
+        let held = self.held();
+        held.live.iter().filter(|(_, it)| wanted(it)).map(|(region, _)| *region).collect()
     }
 
     /// Gives a region back and remembers its handle, for [`end_withdrawal`](Self::end_withdrawal).
     pub(super) fn take_out(&self, region: MemoryRegion) -> Result<(), DeregisterError> {
-        let given_back = self.give_back(region);
-        let mut held = self.held();
-        match (held.live.get_mut(&region), given_back) {
-            (Some(it), _) => it.stuck = true,
-            // Gone by itself, or with its device: nothing of it is left to be given back.
-            (None, Ok(()) | Err(DeregisterError::DeviceGone { .. })) => {
-                held.withdrawn.insert(region);
-            }
-            // Never was one.
-            (None, Err(_)) => {}
+        if self.forked() {
+            return Err(DeregisterError::DeviceGone { errno: FORKED });
+        }
+        let given_back = self.give_back_or_note(region, Standing::Kept);
+        // Gone by itself, or with its device: nothing of it is left to be given back.
+        if let Ok(()) | Err(DeregisterError::DeviceGone { .. }) = given_back {
+            self.held().withdrawn.insert(region);
         }
         given_back
     }
 
-    /// Forgets the handle of a region that was withdrawn. False if it was not.
+    /// Forgets the handle of a region that was withdrawn. False if it was not. Not in a forked child,
+    /// as [`is_exposed`](Self::is_exposed).
     pub(super) fn end_withdrawal(&self, region: MemoryRegion) -> bool {
         let mut held = self.held();
         if let Some(it) = held.live.get_mut(&region) {
-            it.stuck = false;
+            it.standing = Standing::Registered;
         }
         held.withdrawn.remove(&region)
     }
@@ -246,7 +271,7 @@ impl Verbs {
         })?;
         // SAFETY: the library just made it.
         let region = unsafe { MemoryRegion::new(made) };
-        Ok(self.note(region, Use { range: Some(range), access, stuck: false }))
+        Ok(self.note(region, Use { range: Some(range), access, standing: Standing::Registered }))
     }
 
     fn note(&self, region: MemoryRegion, use_: Use) -> MemoryRegion {
@@ -260,10 +285,20 @@ impl Verbs {
     pub(super) unsafe fn adopt(&self, pointer: NonNull<ibv_mr>, access: Access) -> MemoryRegion {
         // SAFETY: the caller's promise.
         let region = unsafe { MemoryRegion::new(pointer) };
-        self.note(region, Use { range: None, access, stuck: false })
+        self.note(region, Use { range: None, access, standing: Standing::Registered })
     }
 
     pub(super) fn give_back(&self, region: MemoryRegion) -> Result<(), DeregisterError> {
+        self.give_back_or_note(region, Standing::GivenUp)
+    }
+
+    /// What the device refuses to let go of is noted as `refused`, in the same step in which it is
+    /// among the live ones again: whoever sees it there knows whose it is.
+    fn give_back_or_note(
+        &self,
+        region: MemoryRegion,
+        refused: Standing,
+    ) -> Result<(), DeregisterError> {
         if self.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }
@@ -284,8 +319,9 @@ impl Verbs {
             0 => Ok(()),
             errno if is_gone(errno) => Err(DeregisterError::DeviceGone { errno }),
             errno => {
-                // Still registered (a memory window is bound to it): tried again when this is dropped.
-                self.note(region, use_);
+                // Still registered (a memory window is bound to it): tried again when a suspension
+                // asks for its range, and when this is dropped.
+                self.note(region, Use { standing: refused, ..use_ });
                 Err(DeregisterError::Os { operation: DEREG, errno })
             }
         }

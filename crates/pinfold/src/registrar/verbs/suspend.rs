@@ -6,9 +6,10 @@
 
 #![allow(unsafe_code)]
 
-use super::connection::{self, Connection};
+use super::connection::{self, Connection, Verdict};
 use super::on_demand::OnDemand;
 use super::registrar::{MemoryRegion, Verbs};
+use crate::fork_mark::FORKED;
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Renewed, Suspend,
@@ -17,6 +18,9 @@ use pinfold_core::{
 
 impl Verbs {
     fn can_stop(&self, range: AddressRange, connections: &[Connection]) -> Result<(), Unsupported> {
+        if self.forked() {
+            return Err(Unsupported::Device);
+        }
         let exposed = self.is_exposed(range);
         if exposed && connections.is_empty() {
             return Err(Unsupported::PeerMayWrite);
@@ -28,9 +32,15 @@ impl Verbs {
         if connections.is_empty() { Ok(()) } else { self.stops_queue_pairs() }
     }
 
-    /// Whether the device can, found out at the first question.
+    /// Whether the device can: tried until it has said so itself, either way.
     fn stops_queue_pairs(&self) -> Result<(), Unsupported> {
-        *self.stops.get_or_init(|| connection::test(self.domain()))
+        if let Some(&said) = self.stops.get() {
+            return said;
+        }
+        match connection::test(self.domain()) {
+            Verdict::Said(said) => *self.stops.get_or_init(|| said),
+            Verdict::Untested(why) => Err(why),
+        }
     }
 
     /// # Safety
@@ -43,6 +53,9 @@ impl Verbs {
         access: Access,
         flags: c_uint,
     ) -> Result<Renewed<MemoryRegion>, RegisterError> {
+        if self.forked() {
+            return Err(RegisterError::DeviceGone { errno: FORKED });
+        }
         if !self.end_withdrawal(handle) {
             // The device would not let go of it (see `quiet`), or was never asked to.
             return Ok(Renewed::Same);
