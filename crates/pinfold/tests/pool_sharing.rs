@@ -12,7 +12,7 @@
 mod registrar_support;
 
 use io_uring::{opcode, types};
-use pinfold::budget::{Amount, Budget, Share, Terms};
+use pinfold::budget::{Amount, Budget, Share, Terms, Watermark};
 use pinfold::monitor::Userfaultfd;
 use pinfold::pool::{AllocateError, Pool, PoolBuffer, PoolConfig, WhenExhausted};
 use pinfold::registrar::{BufferIndex, IoUring};
@@ -24,7 +24,8 @@ use registrar_support::{Memory, PAGE};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -283,6 +284,62 @@ fn what_is_on_its_way_back_is_waited_for() {
     });
 }
 
+/// A device that panics as often as it has been told to.
+#[derive(Clone, Debug, Default)]
+struct Shaky {
+    in_register: Arc<AtomicUsize>,
+    in_deregister: Arc<AtomicUsize>,
+}
+
+fn panic_if_due(due: &AtomicUsize) {
+    let one_less = due.fetch_update(SeqCst, SeqCst, |due| due.checked_sub(1));
+    assert!(one_less.is_err(), "as the test has it");
+}
+
+impl Registrar for Shaky {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        Slow::default().limits()
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        panic_if_due(&self.in_register);
+        Ok(())
+    }
+
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        panic_if_due(&self.in_deregister);
+        Ok(())
+    }
+}
+
+/// All slabs of a batch are counted out, whatever happens to one of them.
+#[test]
+fn a_device_that_panics_leaves_no_slab_on_its_way() {
+    let (budget, shaky) = (budget(2 * MIB), Shaky::default());
+    let pool = Pool::with_allowance(shaky.clone(), lending(), share(&budget)).unwrap();
+    drop((0..2).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
+    assert_eq!(budget.held().bytes, 2 * MIB);
+    shaky.in_deregister.store(1, SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.trim(0))).is_err());
+    assert_eq!(budget.held(), Amount::ZERO);
+    assert!(pool.get(MIB).is_ok());
+    drop(pool);
+    assert_eq!(budget.held(), Amount::ZERO);
+}
+
+/// What a slab would have counted for is free again if its registration panics.
+#[test]
+fn a_device_that_panics_when_a_pool_grows_costs_it_nothing() {
+    let shaky = Shaky::default();
+    let config = PoolConfig { max_bytes: MIB, ..lending() };
+    let pool = Pool::new(shaky.clone(), config).unwrap();
+    shaky.in_register.store(1, SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.get(MIB).map(drop))).is_err());
+    assert!(pool.get(MIB).is_ok());
+}
+
 // --- on the real kernel --------------------------------------------------------------------------
 
 type RingCache = Cache<Arc<IoUring>, Userfaultfd>;
@@ -379,6 +436,28 @@ fn a_cache_and_a_pool_get_what_the_other_leaves_idle() {
     assert!(machine.budget.held().bytes <= TOTAL);
     drop(buffers);
     machine.end();
+}
+
+/// A budget's listener may use the cache beside the pool that is giving back.
+#[test]
+fn a_listener_may_ask_for_what_a_pool_gives_back() {
+    let Some(machine) = Machine::new() else { return };
+    drop(std::iter::from_fn(|| machine.take(MIB, 1).ok()).collect::<Vec<_>>());
+    assert_eq!(machine.budget.held().bytes, TOTAL);
+    let (memory, leased) = (Memory::new(2 * MIB), Arc::new(AtomicUsize::new(0)));
+    let (machine, range) = (Arc::new(machine), memory.range());
+    let (seen, counted) = (Arc::downgrade(&machine), Arc::clone(&leased));
+    let watch = machine.budget.watch(Watermark::Percent(90), move |told| {
+        let Some(machine) = seen.upgrade().filter(|_| told.held.bytes < TOTAL) else { return };
+        let start = std::ptr::with_exposed_provenance(range.start());
+        // SAFETY: the test's own memory, which nobody touches before the lease ends.
+        let lease = unsafe { machine.cache.get(start, range.len(), Access::READ) };
+        counted.fetch_add(usize::from(lease.is_ok()), SeqCst);
+    });
+    machine.pool.trim(0);
+    assert!(leased.load(SeqCst) > 0, "what was given back is there for others");
+    drop(watch);
+    Arc::into_inner(machine).unwrap().end();
 }
 
 /// Nobody asks for more than is due, so nobody is refused, whatever the others do, and nobody waits

@@ -28,6 +28,7 @@ use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
 use pinfold_core::{Amount, Barriers, Lender};
 use std::cell::Cell;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -461,24 +462,24 @@ impl Depot {
 
     /// Makes the slab that suits, or else the largest that can be had and holds what is wanted.
     fn grow(&self, want: Want) -> Result<(), AllocateError> {
-        let mut bytes = self.reserve(want)?;
+        let mut reserved = self.reserve(want)?;
         loop {
-            let error = match self.make_slab(bytes) {
-                Ok(()) => return Ok(()),
+            let error = match self.make_slab(reserved.bytes) {
+                Ok(()) => {
+                    reserved.keep();
+                    return Ok(());
+                }
                 Err(error) => error,
             };
-            let mut state = self.lock();
-            state.registered -= bytes;
-            state.counts.refused += 1;
-            let smaller = self.bounds.smaller(bytes, want.slab_bytes());
-            bytes = smaller.filter(|_| error.is_about_room()).ok_or(error)?;
-            state.registered += bytes;
+            self.lock().counts.refused += 1;
+            let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
+            reserved.shrink(smaller.filter(|_| error.is_about_room()).ok_or(error)?);
         }
     }
 
     /// Reserves the bytes of the next slab within the pool's own budget; where they lack, empty
     /// slabs, none of which is long enough, go first, and what threads have at hand of them.
-    fn reserve(&self, want: Want) -> Result<usize, AllocateError> {
+    fn reserve(&self, want: Want) -> Result<Reserved<'_>, AllocateError> {
         let mut state = self.lock();
         if self.next_slab(&state, want).is_none() {
             self.raid(&mut state);
@@ -490,7 +491,7 @@ impl Depot {
         let next = self.next_slab(&state, want);
         let bytes = next.ok_or_else(|| AllocateError::Exhausted(self.standing(&state, want)))?;
         state.registered += bytes;
-        Ok(bytes)
+        Ok(Reserved { depot: self, bytes })
     }
 
     fn next_slab(&self, state: &State, want: Want) -> Option<usize> {
@@ -549,14 +550,25 @@ impl Depot {
 
     /// Gives slabs back that are in no list any more, without the lock.
     ///
-    /// Others may wait for a slab to be gone, so until it is, nobody is called but its device.
+    /// Others may wait for a slab to be gone, so until all are, nobody is called but their devices:
+    /// who is told then may ask this pool for something, and must not wait for its own thread. If
+    /// a device panics, the other slabs go nevertheless.
     fn give_back(&self, slabs: Vec<Arc<Slab>>) {
-        for slab in slabs {
-            let leave = Leave::begin(self, slab.bytes());
-            let failed = slab.deregister(&*self.devices).is_err();
+        if slabs.is_empty() {
+            return;
+        }
+        let begin = |slab: Arc<Slab>| (Leave::begin(self, slab.bytes()), slab);
+        let leaving: Vec<(Leave<'_>, Arc<Slab>)> = slabs.into_iter().map(begin).collect();
+        let mut panicked = None;
+        for (leave, slab) in leaving {
+            let deregistered = catch_unwind(AssertUnwindSafe(|| slab.deregister(&*self.devices)));
             drop(slab);
-            leave.end(failed);
-            self.allowance.settle();
+            leave.end(!matches!(deregistered, Ok(Ok(()))));
+            panicked = panicked.or(deregistered.err());
+        }
+        self.allowance.settle();
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
         }
     }
 
@@ -708,6 +720,30 @@ impl Drop for Leave<'_> {
         state.counts.trimmed += 1;
         state.counts.failed_deregistrations += u64::from(self.failed);
         self.depot.changed.notify_all();
+    }
+}
+
+/// Bytes that count as registered while a slab of them is made; no longer, unless they are kept.
+struct Reserved<'d> {
+    depot: &'d Depot,
+    bytes: usize,
+}
+
+impl Reserved<'_> {
+    /// To fewer bytes than before.
+    fn shrink(&mut self, bytes: usize) {
+        self.depot.lock().registered -= self.bytes - bytes;
+        self.bytes = bytes;
+    }
+
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.depot.lock().registered -= self.bytes;
     }
 }
 
