@@ -12,7 +12,8 @@
 mod registrar_support;
 
 use io_uring::{opcode, types};
-use pinfold::budget::{Amount, Budget, Share, Terms};
+use pinfold::budget::{Amount, Budget, Share, Terms, Watermark};
+use pinfold::limits::Limits;
 use pinfold::monitor::Userfaultfd;
 use pinfold::pool::{AllocateError, Pool, PoolBuffer, PoolConfig, WhenExhausted};
 use pinfold::registrar::{BufferIndex, IoUring};
@@ -24,10 +25,11 @@ use registrar_support::{Memory, PAGE};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -193,6 +195,69 @@ fn a_pool_that_grows_serves_who_waits() {
     drop(held);
 }
 
+/// What no slab can hold is waited for without keeping what there is from others.
+#[test]
+fn who_waits_for_more_than_a_slab_holds_up_nobody() {
+    let budget = budget(8 * MIB);
+    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let (pool, other) = (&pool(), pool());
+    drop((0..8).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
+    let get = |length, when| pool.request(length).when_exhausted(when).get().map(drop);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| get(4 * MIB, WhenExhausted::Wait(LONG)));
+        until(|| pool.statistics().waiting == 1);
+        assert_eq!(get(MIB, WhenExhausted::Fail), Ok(()));
+        assert!(other.get(MIB).is_ok(), "what is idle is lent");
+        assert!(pool.trim(0) > 0);
+        // Somebody else makes the slab.
+        assert_eq!(get(4 * MIB, WhenExhausted::Grow), Ok(()));
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+    });
+    assert_eq!(pool.statistics().waiting, 0);
+}
+
+/// Who may register a slab, and waits because there is no room for one, does so when there is.
+#[test]
+fn who_waits_for_room_to_grow_gets_it() {
+    let config = PoolConfig { max_bytes: 8 * MIB, ..lending() };
+    for long in [0, 1] {
+        let pool = &Pool::new(Slow::default(), config).unwrap();
+        // With a slab that is long enough and stays in use, and without.
+        let stays: Vec<_> = (0..long).map(|_| pool.get(4 * MIB).unwrap()).collect();
+        let held: Vec<_> = std::iter::from_fn(|| pool.get(MIB).ok()).collect();
+        assert_eq!(held.len(), 8 - 4 * long);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let request = pool.request(4 * MIB);
+                request.when_exhausted(WhenExhausted::GrowOrWait(LONG)).get().map(drop)
+            });
+            until(|| pool.statistics().waiting == 1);
+            drop(held);
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        });
+        drop(stays);
+    }
+}
+
+/// What was kept because somebody waited is given back when nobody does.
+#[test]
+fn what_nobody_waits_for_any_more_is_given_back() {
+    let config =
+        PoolConfig { max_bytes: 2 * MIB, idle_bytes: 0, thread_cache_bytes: 0, ..lending() };
+    let pool = &Pool::new(Slow::default(), config).unwrap();
+    let held: Vec<_> = (0..2).map(|_| pool.get(MIB).unwrap()).collect();
+    thread::scope(|scope| {
+        let waiter = scope
+            .spawn(|| pool.request(MIB).when_exhausted(WhenExhausted::Wait(LONG)).get().unwrap());
+        until(|| pool.statistics().waiting == 1);
+        drop(held);
+        let buffer = waiter.join().unwrap();
+        assert_eq!(pool.statistics().registered_bytes, MIB);
+        drop(buffer);
+    });
+    assert_eq!(pool.statistics().registered_bytes, 0);
+}
+
 // --- lending -------------------------------------------------------------------------------------
 
 fn budget(bytes: usize) -> Budget {
@@ -283,9 +348,65 @@ fn what_is_on_its_way_back_is_waited_for() {
     });
 }
 
+/// A device that panics as often as it has been told to.
+#[derive(Clone, Debug, Default)]
+struct Shaky {
+    in_register: Arc<AtomicUsize>,
+    in_deregister: Arc<AtomicUsize>,
+}
+
+fn panic_if_due(due: &AtomicUsize) {
+    let one_less = due.fetch_update(SeqCst, SeqCst, |due| due.checked_sub(1));
+    assert!(one_less.is_err(), "as the test has it");
+}
+
+impl Registrar for Shaky {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        Slow::default().limits()
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        panic_if_due(&self.in_register);
+        Ok(())
+    }
+
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        panic_if_due(&self.in_deregister);
+        Ok(())
+    }
+}
+
+/// All slabs of a batch are counted out, whatever happens to one of them.
+#[test]
+fn a_device_that_panics_leaves_no_slab_on_its_way() {
+    let (budget, shaky) = (budget(2 * MIB), Shaky::default());
+    let pool = Pool::with_allowance(shaky.clone(), lending(), share(&budget)).unwrap();
+    drop((0..2).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
+    assert_eq!(budget.held().bytes, 2 * MIB);
+    shaky.in_deregister.store(1, SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.trim(0))).is_err());
+    assert_eq!(budget.held(), Amount::ZERO);
+    assert!(pool.get(MIB).is_ok());
+    drop(pool);
+    assert_eq!(budget.held(), Amount::ZERO);
+}
+
+/// What a slab would have counted for is free again if its registration panics.
+#[test]
+fn a_device_that_panics_when_a_pool_grows_costs_it_nothing() {
+    let shaky = Shaky::default();
+    let config = PoolConfig { max_bytes: MIB, ..lending() };
+    let pool = Pool::new(shaky.clone(), config).unwrap();
+    shaky.in_register.store(1, SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.get(MIB).map(drop))).is_err());
+    assert!(pool.get(MIB).is_ok());
+}
+
 // --- on the real kernel --------------------------------------------------------------------------
 
-type RingCache = Cache<Arc<IoUring>, Userfaultfd>;
+type RingCache = Cache<Arc<IoUring>, Arc<Userfaultfd>>;
 type RingPool = Pool<Arc<IoUring>>;
 
 /// A ring, and a cache and a pool that register with it and share a budget.
@@ -305,7 +426,15 @@ impl Machine {
     fn new() -> Option<Self> {
         let skipped = |why: &dyn std::fmt::Display| eprintln!("skipped: {why}");
         let ring = io_uring::IoUring::new(8).map_err(|why| skipped(&why)).ok()?;
-        let monitor = Userfaultfd::new().map_err(|why| skipped(&why)).ok()?;
+        let limit = Limits::read().enforced().bytes();
+        // Tests run beside each other, and the kernel counts a user's rings together.
+        if let Some(bytes) = limit.filter(|&bytes| bytes < 4 * TOTAL as u64) {
+            skipped(&format_args!("no more than {bytes} bytes may be pinned"));
+            return None;
+        }
+        // One for all tests: the kernel joins neighbouring mappings, also those of two tests, and
+        // what one monitor watches another cannot.
+        let monitor = Userfaultfd::shared().map_err(|why| skipped(&why)).ok()?;
         let registrar = Arc::new(IoUring::new(&ring, 256).unwrap());
         let budget = budget(TOTAL);
         let (device, config) = (Arc::clone(&registrar), Config::default());
@@ -343,6 +472,21 @@ impl Machine {
         Ok(())
     }
 
+    /// Leases all of it until so many bytes are kept: what the program beside it does can have a
+    /// registration given back with its lease (see `Monitor::in_flux`), and is over soon.
+    fn lease_until_kept(&self, memory: &mut [Memory], byte: u8, pinned: usize) {
+        let began = Instant::now();
+        loop {
+            memory.iter_mut().for_each(|memory| self.lease(memory, byte).unwrap());
+            let kept = self.cache.statistics().pinned_bytes;
+            if kept == pinned as u64 {
+                return;
+            }
+            let statistics = self.cache.statistics();
+            assert!(began.elapsed() < Duration::from_secs(30), "{kept} bytes: {statistics:#?}");
+        }
+    }
+
     fn take(&self, length: usize, byte: u8) -> Result<PoolBuffer<'_, Arc<IoUring>>, AllocateError> {
         let mut buffer = self.pool.get(length)?;
         buffer.fill(byte);
@@ -367,18 +511,38 @@ fn a_cache_and_a_pool_get_what_the_other_leaves_idle() {
     assert!(matches!(refused, GetError::Exhausted(_)), "all of the pool is in use: {refused}");
     drop(buffers);
     // What is due to the cache is its own now.
-    memory[..4].iter_mut().for_each(|memory| machine.lease(memory, 3).unwrap());
+    machine.lease_until_kept(&mut memory[..4], 3, 4 * MIB);
     assert_eq!(machine.pool.statistics().registered_bytes, 4 * MIB);
-    assert_eq!(machine.cache.statistics().pinned_bytes, 4 << 20);
     // What the pool leaves to everybody the cache may borrow, and gives back.
     machine.pool.trim(0);
-    memory.iter_mut().for_each(|memory| machine.lease(memory, 4).unwrap());
-    assert_eq!(machine.cache.statistics().pinned_bytes, TOTAL as u64);
+    machine.lease_until_kept(&mut memory, 4, TOTAL);
     let buffers: Vec<_> = (0..4).map(|_| machine.take(MIB, 5).unwrap()).collect();
     assert!(machine.cache.statistics().pinned_bytes <= 4 << 20);
     assert!(machine.budget.held().bytes <= TOTAL);
     drop(buffers);
     machine.end();
+}
+
+/// A budget's listener may use the cache beside the pool that is giving back.
+#[test]
+fn a_listener_may_ask_for_what_a_pool_gives_back() {
+    let Some(machine) = Machine::new() else { return };
+    drop(std::iter::from_fn(|| machine.take(MIB, 1).ok()).collect::<Vec<_>>());
+    assert_eq!(machine.budget.held().bytes, TOTAL);
+    let (memory, leased) = (Memory::new(2 * MIB), Arc::new(AtomicUsize::new(0)));
+    let (machine, range) = (Arc::new(machine), memory.range());
+    let (seen, counted) = (Arc::downgrade(&machine), Arc::clone(&leased));
+    let watch = machine.budget.watch(Watermark::Percent(90), move |told| {
+        let Some(machine) = seen.upgrade().filter(|_| told.held.bytes < TOTAL) else { return };
+        let start = std::ptr::with_exposed_provenance(range.start());
+        // SAFETY: the test's own memory, which nobody touches before the lease ends.
+        let lease = unsafe { machine.cache.get(start, range.len(), Access::READ) };
+        counted.fetch_add(usize::from(lease.is_ok()), SeqCst);
+    });
+    machine.pool.trim(0);
+    assert!(leased.load(SeqCst) > 0, "what was given back is there for others");
+    drop(watch);
+    Arc::into_inner(machine).unwrap().end();
 }
 
 /// Nobody asks for more than is due, so nobody is refused, whatever the others do, and nobody waits

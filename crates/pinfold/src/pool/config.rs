@@ -35,8 +35,10 @@ pub struct PoolConfig {
 /// What a request does when nothing that is registered is free.
 ///
 /// Who waits is served in the order of coming. What is put back meanwhile is theirs, so to everybody
-/// else it is not free; who registers a slab takes what was asked for from that. Who waits for a long
-/// buffer holds up those behind it, until it is free or the time is up.
+/// else it is not free; who registers a slab takes what is left of it for what was asked, and
+/// registers another if others were quicker. Who waits for a long buffer holds up those behind it,
+/// until it is free or the time is up: but only while some slab is long enough for it. Until there
+/// is one, those who wait for it hold nobody up, and have no order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenExhausted {
     /// It fails. Never registers memory: for threads that must not be held up.

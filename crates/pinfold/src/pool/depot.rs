@@ -17,7 +17,7 @@ use super::devices::{Devices, Handles};
 use super::error::{AllocateError, Exhausted, OpenError};
 use super::map;
 use super::memory::Memory;
-use super::queue::Queue;
+use super::queue::{Queue, Seat};
 use super::slab::{Kind, Slab};
 use super::space::{Put, Space};
 use super::statistics::PoolStatistics;
@@ -28,6 +28,7 @@ use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
 use pinfold_core::{Amount, Barriers, Lender};
 use std::cell::Cell;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -96,7 +97,8 @@ pub(super) struct Depot {
     allowance: Arc<dyn Allowance>,
     /// Rank 1, alone: nothing else is locked and no device called under it.
     state: Mutex<State>,
-    /// A slab came or did not, or one is gone. Who waits for a buffer sleeps in the [`Queue`].
+    /// A slab came or did not, or one is gone or may go. Who waits for a buffer that some slab can
+    /// hold sleeps in the [`Queue`].
     changed: Condvar,
     lost_bytes: AtomicUsize,
     me: Weak<Depot>,
@@ -111,8 +113,15 @@ struct State {
     leaving: usize,
     /// Whether a thread is making a slab; others that want one wait for it.
     growing: bool,
-    /// Who waits for a buffer. As long as anybody does, the gate is closed.
+    /// Who waits for a buffer that some slab can hold. As long as anybody does, the gate is closed.
     queue: Queue,
+    /// Who waits until there is a slab that can hold the buffer; they hold nobody up.
+    apart: usize,
+    /// Those of them who would make it. As long as there are any, the gate is closed: what is put
+    /// back may make room for it.
+    makers: usize,
+    /// How often there has been more room for a slab than before.
+    room_made: u64,
     /// Whether the pool's handle is gone.
     closed: bool,
     /// The magazines of all threads, and those that no thread owns.
@@ -212,7 +221,7 @@ impl Depot {
     /// The gate stays closed if somebody waits.
     fn raid(&self, state: &mut State) -> usize {
         let worth_it = state.hands.iter().any(|hand| hand_bytes(hand) > 0);
-        if !worth_it && state.queue.is_empty() {
+        if !worth_it && !state.anybody_waits() {
             return 0;
         }
         let closed = self.gate().close();
@@ -223,12 +232,25 @@ impl Depot {
             state.empty_hand(hand);
         }
         state.counts.raids += u64::from(closed);
-        if state.queue.is_empty() {
-            self.gate().open();
-        } else if moved > 0 {
-            state.queue.wake_first();
+        self.open_unless_awaited(state);
+        if moved > 0 {
+            self.wake(state);
         }
         moved
+    }
+
+    fn open_unless_awaited(&self, state: &State) {
+        if !state.anybody_waits() {
+            self.gate().open();
+        }
+    }
+
+    /// Has those look again for whom it may be that something has come back.
+    fn wake(&self, state: &State) {
+        state.queue.wake_first();
+        if state.makers > 0 {
+            self.changed.notify_all();
+        }
     }
 
     // --- taking ----------------------------------------------------------------------------------
@@ -277,7 +299,7 @@ impl Depot {
         let mut refused = None;
         while when.grows() && refused.is_none() {
             let theirs = state.growing;
-            let (again, grown) = self.grow_or_watch(state, want);
+            let (again, grown) = self.grow_or_watch(state, want, None);
             state = again;
             // Who has brought a slab takes from it; what others brought is theirs who wait.
             let block = if theirs { state.take_if_nobody_waits(want) } else { state.take(want) };
@@ -291,7 +313,7 @@ impl Depot {
         }
         match (state.take_if_nobody_waits(want), when.patience()) {
             (Some(block), _) => (state, Ok(block)),
-            (None, Some(patience)) => self.wait(state, want, patience),
+            (None, Some(patience)) => self.wait(state, Waiter::new(want, when.grows()), patience),
             (None, None) => {
                 let error =
                     refused.unwrap_or(AllocateError::Exhausted(self.standing(&state, want)));
@@ -304,36 +326,77 @@ impl Depot {
     fn wait<'d>(
         &'d self,
         mut state: Guard<'d>,
-        want: Want,
+        mut waiter: Waiter,
         patience: Duration,
     ) -> (Guard<'d>, Result<NonNull<u8>, AllocateError>) {
         let began = Instant::now();
-        let seat = state.queue.join();
         let block = loop {
-            if state.queue.is_first(&seat) {
-                // The gate stays closed from here on: what is put, is put where it is found.
-                self.raid(&mut state);
-                if let Some(block) = state.take(want) {
-                    break Some(block);
-                }
-            }
             let left = patience.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                break None;
+            waiter.take_a_place(&mut state);
+            self.open_unless_awaited(&state);
+            let (again, looked) = self.look(state, &mut waiter, left.is_zero());
+            state = again;
+            match looked {
+                Looked::Found(block) => break Some(block),
+                _ if left.is_zero() => break None,
+                Looked::Again => {}
+                Looked::Nothing => state = self.sleep(state, &waiter, left),
             }
-            let woken = seat.wait_timeout(state, left);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
         };
-        state.queue.leave(&seat);
-        if state.queue.is_empty() {
-            self.gate().open();
-        } else {
-            // There may be something for the next one too.
-            state.queue.wake_first();
-        }
-        let pool = self.standing(&state, want);
+        waiter.go(&mut state);
+        state = self.after_wait(state);
+        let pool = self.standing(&state, waiter.want);
         let waited = began.elapsed();
         (state, block.ok_or(AllocateError::TimedOut { waited, pool }))
+    }
+
+    /// What there is for somebody who waits; the lock is let go only to make a slab.
+    fn look<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        waiter: &mut Waiter,
+        is_last: bool,
+    ) -> (Guard<'d>, Looked) {
+        if !waiter.is_next(&state) {
+            return (state, Looked::Nothing);
+        }
+        // The gate stays closed from here on: what is put, is put where it is found.
+        self.raid(&mut state);
+        if waiter.seat.is_some()
+            && let Some(block) = state.take(waiter.want)
+        {
+            return (state, Looked::Found(block));
+        }
+        let worth_it = is_last || waiter.seen != Some(state.room_made);
+        if !waiter.grows || !worth_it || state.growing || !self.could_grow(&state, waiter.want) {
+            return (state, Looked::Nothing);
+        }
+        waiter.seen = Some(state.room_made);
+        let (mut state, grown) = self.grow_or_watch(state, waiter.want, waiter.seat.as_ref());
+        let block = grown.ok().and_then(|()| state.take(waiter.want));
+        (state, block.map_or(Looked::Again, Looked::Found))
+    }
+
+    fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter, left: Duration) -> Guard<'d> {
+        let woken = match &waiter.seat {
+            Some(seat) => seat.wait_timeout(state, left),
+            None => self.changed.wait_timeout(state, left),
+        };
+        woken.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Somebody waits no more: there may be something for the next one, or nobody for whom to keep
+    /// what is empty.
+    fn after_wait<'d>(&'d self, mut state: Guard<'d>) -> Guard<'d> {
+        self.open_unless_awaited(&state);
+        self.wake(&state);
+        let surplus = self.surplus(&mut state);
+        if surplus.is_empty() {
+            return state;
+        }
+        drop(state);
+        self.give_back(surplus);
+        self.lock()
     }
 
     fn standing(&self, state: &State, want: Want) -> Exhausted {
@@ -345,7 +408,7 @@ impl Depot {
     /// Fills half of what a thread may have at hand of a size, and allows it more from visit to
     /// visit. While somebody waits nobody hoards.
     fn fill_hand(&self, state: &mut State, class: Class, hand: &Hand) {
-        if !state.queue.is_empty() {
+        if state.anybody_waits() {
             return;
         }
         self.allow_more(state, class, hand);
@@ -394,7 +457,7 @@ impl Depot {
         let mut state = self.lock();
         state.counts.visits += 1;
         let emptied = match (kind.class(), hand) {
-            (Some(class), Some(hand)) if state.queue.is_empty() && !state.closed => {
+            (Some(class), Some(hand)) if !state.anybody_waits() && !state.closed => {
                 self.put_at_hand(&mut state, block, class, hand)
             }
             _ => state.put(block),
@@ -423,13 +486,17 @@ impl Depot {
 
     /// Wakes who waits first, and gives back empty slabs that are too many.
     fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
-        state.queue.wake_first();
-        let keep = if state.closed { 0 } else { self.bounds.config.idle_bytes };
-        // A slab that is empty may be what the first has been waiting for.
-        let too_many = emptied && state.queue.is_empty();
-        let surplus = if too_many { state.remove_empty(keep, 0) } else { Vec::new() };
+        self.wake(&state);
+        let surplus = if emptied { self.surplus(&mut state) } else { Vec::new() };
         drop(state);
         self.give_back(surplus);
+    }
+
+    /// Takes empty slabs that are too many out of all lists, unless one may be what somebody waits
+    /// for.
+    fn surplus(&self, state: &mut State) -> Vec<Arc<Slab>> {
+        let keep = if state.closed { 0 } else { self.bounds.config.idle_bytes };
+        if state.queue.is_empty() { state.remove_empty(keep, 0) } else { Vec::new() }
     }
 
     // --- growing and trimming --------------------------------------------------------------------
@@ -442,6 +509,7 @@ impl Depot {
         &'d self,
         mut state: Guard<'d>,
         want: Want,
+        seat: Option<&Seat>,
     ) -> (Guard<'d>, Result<(), AllocateError>) {
         if state.growing && MAKING.get() > 0 {
             let error = AllocateError::Exhausted(self.standing(&state, want));
@@ -454,33 +522,35 @@ impl Depot {
         state.growing = true;
         drop(state);
         let growth = Growth::begin(self);
-        let grown = self.grow(want);
+        let grown = self.grow(want, seat);
         drop(growth);
         (self.lock(), grown)
     }
 
     /// Makes the slab that suits, or else the largest that can be had and holds what is wanted.
-    fn grow(&self, want: Want) -> Result<(), AllocateError> {
-        let mut bytes = self.reserve(want)?;
+    fn grow(&self, want: Want, seat: Option<&Seat>) -> Result<(), AllocateError> {
+        let mut reserved = self.reserve(want, seat)?;
         loop {
-            let error = match self.make_slab(bytes) {
-                Ok(()) => return Ok(()),
+            let error = match self.make_slab(reserved.bytes) {
+                Ok(()) => {
+                    reserved.keep();
+                    return Ok(());
+                }
                 Err(error) => error,
             };
-            let mut state = self.lock();
-            state.registered -= bytes;
-            state.counts.refused += 1;
-            let smaller = self.bounds.smaller(bytes, want.slab_bytes());
-            bytes = smaller.filter(|_| error.is_about_room()).ok_or(error)?;
-            state.registered += bytes;
+            self.lock().counts.refused += 1;
+            let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
+            reserved.shrink(smaller.filter(|_| error.is_about_room()).ok_or(error)?);
         }
     }
 
     /// Reserves the bytes of the next slab within the pool's own budget; where they lack, empty
-    /// slabs, none of which is long enough, go first, and what threads have at hand of them.
-    fn reserve(&self, want: Want) -> Result<usize, AllocateError> {
+    /// slabs, none of which is long enough, go first, and what threads have at hand of them: unless
+    /// somebody else waits, who may have been woken for one.
+    fn reserve(&self, want: Want, seat: Option<&Seat>) -> Result<Reserved<'_>, AllocateError> {
         let mut state = self.lock();
-        if self.next_slab(&state, want).is_none() {
+        let nobody_else = state.is_nobodys_turn_but(seat);
+        if nobody_else && self.next_slab(&state, want).is_none() {
             self.raid(&mut state);
             let empty = state.remove_empty(0, 0);
             drop(state);
@@ -490,12 +560,22 @@ impl Depot {
         let next = self.next_slab(&state, want);
         let bytes = next.ok_or_else(|| AllocateError::Exhausted(self.standing(&state, want)))?;
         state.registered += bytes;
-        Ok(bytes)
+        Ok(Reserved { depot: self, bytes })
     }
 
     fn next_slab(&self, state: &State, want: Want) -> Option<usize> {
-        let room = self.bounds.config.max_bytes.saturating_sub(state.registered);
-        self.bounds.next_slab(want.slab_bytes(), state.registered, room)
+        self.next_slab_beside(state.registered, want)
+    }
+
+    fn next_slab_beside(&self, registered: usize, want: Want) -> Option<usize> {
+        let room = self.bounds.config.max_bytes.saturating_sub(registered);
+        self.bounds.next_slab(want.slab_bytes(), registered, room)
+    }
+
+    /// Whether the pool's own budget allows a slab once those that are empty have gone.
+    fn could_grow(&self, state: &State, want: Want) -> bool {
+        let remaining = state.registered - state.idle_bytes();
+        self.next_slab_beside(remaining, want).is_some()
     }
 
     /// Maps and registers a slab of reserved bytes. Nothing is left behind when that fails.
@@ -533,14 +613,15 @@ impl Depot {
     }
 
     /// Empties all magazines, then gives empty slabs back while more than `down_to` bytes are
-    /// registered. How many bytes that were.
+    /// registered, and nobody waits for what is in them. How many bytes that were.
     pub(super) fn trim(&self, down_to: usize) -> usize {
         if self.gate().is_wiped() {
             return 0;
         }
         let mut state = self.lock();
         self.raid(&mut state);
-        let empty = state.remove_empty(0, down_to);
+        let nobody_waits = state.queue.is_empty();
+        let empty = if nobody_waits { state.remove_empty(0, down_to) } else { Vec::new() };
         drop(state);
         let bytes = empty.iter().map(|slab| slab.bytes()).sum();
         self.give_back(empty);
@@ -549,14 +630,25 @@ impl Depot {
 
     /// Gives slabs back that are in no list any more, without the lock.
     ///
-    /// Others may wait for a slab to be gone, so until it is, nobody is called but its device.
+    /// Others may wait for a slab to be gone, so until all are, nobody is called but their devices:
+    /// who is told then may ask this pool for something, and must not wait for its own thread. If
+    /// a device panics, the other slabs go nevertheless.
     fn give_back(&self, slabs: Vec<Arc<Slab>>) {
-        for slab in slabs {
-            let leave = Leave::begin(self, slab.bytes());
-            let failed = slab.deregister(&*self.devices).is_err();
+        if slabs.is_empty() {
+            return;
+        }
+        let begin = |slab: Arc<Slab>| (Leave::begin(self, slab.bytes()), slab);
+        let leaving: Vec<(Leave<'_>, Arc<Slab>)> = slabs.into_iter().map(begin).collect();
+        let mut panicked = None;
+        for (leave, slab) in leaving {
+            let deregistered = catch_unwind(AssertUnwindSafe(|| slab.deregister(&*self.devices)));
             drop(slab);
-            leave.end(failed);
-            self.allowance.settle();
+            leave.end(!matches!(deregistered, Ok(Ok(()))));
+            panicked = panicked.or(deregistered.err());
+        }
+        self.allowance.settle();
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
         }
     }
 
@@ -652,6 +744,72 @@ impl fmt::Debug for Depot {
     }
 }
 
+/// A thread that waits for a buffer: in the queue as long as a slab can hold that, apart else.
+struct Waiter {
+    want: Want,
+    /// Whether it would make a slab.
+    grows: bool,
+    seat: Option<Seat>,
+    /// Whether it is counted among those apart.
+    is_apart: bool,
+    /// How often room had been made when it last tried to make a slab: without more there is no
+    /// point in trying again, and two who try would wake each other for ever.
+    seen: Option<u64>,
+}
+
+/// What somebody found who waits.
+enum Looked {
+    Found(NonNull<u8>),
+    /// The lock was let go meanwhile.
+    Again,
+    /// Nothing, and so it will be until it is woken.
+    Nothing,
+}
+
+impl Waiter {
+    const fn new(want: Want, grows: bool) -> Self {
+        Self { want, grows, seat: None, is_apart: false, seen: None }
+    }
+
+    /// Goes where it belongs as the slabs are now.
+    fn take_a_place(&mut self, state: &mut State) {
+        match (state.can_hold(self.want), self.seat.is_some()) {
+            (true, true) => {}
+            (false, false) if self.is_apart => {}
+            (true, false) => {
+                self.go(state);
+                self.seat = Some(state.queue.join());
+            }
+            (false, _) => {
+                self.go(state);
+                state.queue.wake_first();
+                self.is_apart = true;
+                state.apart += 1;
+                state.makers += usize::from(self.grows);
+            }
+        }
+    }
+
+    /// Leaves its place.
+    fn go(&mut self, state: &mut State) {
+        if let Some(seat) = self.seat.take() {
+            state.queue.leave(&seat);
+        }
+        if std::mem::take(&mut self.is_apart) {
+            state.apart -= 1;
+            state.makers -= usize::from(self.grows);
+        }
+    }
+
+    /// Whether nobody in the queue comes first. Who is apart looks only whether it can make a slab.
+    fn is_next(&self, state: &State) -> bool {
+        match &self.seat {
+            Some(seat) => state.queue.is_first(seat),
+            None => self.grows,
+        }
+    }
+}
+
 /// A thread is making a slab; dropped when it is done, however that ends.
 struct Growth<'d>(&'d Depot);
 
@@ -706,8 +864,34 @@ impl Drop for Leave<'_> {
         state.registered -= self.bytes;
         state.leaving -= 1;
         state.counts.trimmed += 1;
+        state.room_made += 1;
+        state.queue.wake_first();
         state.counts.failed_deregistrations += u64::from(self.failed);
         self.depot.changed.notify_all();
+    }
+}
+
+/// Bytes that count as registered while a slab of them is made; no longer, unless they are kept.
+struct Reserved<'d> {
+    depot: &'d Depot,
+    bytes: usize,
+}
+
+impl Reserved<'_> {
+    /// To fewer bytes than before.
+    fn shrink(&mut self, bytes: usize) {
+        self.depot.lock().registered -= self.bytes - bytes;
+        self.bytes = bytes;
+    }
+
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.depot.lock().registered -= self.bytes;
     }
 }
 
@@ -746,6 +930,9 @@ impl State {
             leaving: 0,
             growing: false,
             queue: Queue::new(),
+            apart: 0,
+            makers: 0,
+            room_made: 0,
             closed: false,
             hands: Vec::new(),
             unowned: Vec::new(),
@@ -761,6 +948,23 @@ impl State {
         self.slabs.get(place.slab as usize)?.as_ref()?.hand_out(place, want.kind())
     }
 
+    fn anybody_waits(&self) -> bool {
+        !self.queue.is_empty() || self.makers > 0
+    }
+
+    fn is_nobodys_turn_but(&self, seat: Option<&Seat>) -> bool {
+        self.queue.is_empty() || seat.is_some_and(|seat| self.queue.is_first(seat))
+    }
+
+    /// Whether a slab is long enough, used or not.
+    fn can_hold(&self, want: Want) -> bool {
+        self.slabs.iter().flatten().any(|slab| slab.bytes() >= want.slab_bytes())
+    }
+
+    fn idle_bytes(&self) -> usize {
+        self.space.empty_slabs().map(|number| self.slab_bytes(number)).sum()
+    }
+
     /// What is free is theirs who wait, the first of them first.
     fn take_if_nobody_waits(&mut self, want: Want) -> Option<NonNull<u8>> {
         if self.queue.is_empty() { self.take(want) } else { None }
@@ -774,6 +978,9 @@ impl State {
         let slab = map::find(address).map(|slab| unsafe { slab.as_ref() });
         let put = slab.and_then(|slab| slab.place_of(address)).map(|place| self.space.put(place));
         self.counts.refused_puts += u64::from(put.is_none_or(|put| put == Put::NotInUse));
+        if put == Some(Put::SlabEmpty) {
+            self.room_made += 1;
+        }
         put == Some(Put::SlabEmpty)
     }
 
@@ -801,8 +1008,7 @@ impl State {
     /// `down_to` bytes are registered.
     fn remove_empty(&mut self, keep: usize, down_to: usize) -> Vec<Arc<Slab>> {
         let numbers: Vec<u32> = self.space.empty_slabs().collect();
-        let bytes_of = |number: &u32| self.slab_bytes(*number);
-        let mut idle: usize = numbers.iter().map(bytes_of).sum();
+        let mut idle = self.idle_bytes();
         let mut registered = self.registered;
         let mut removed = Vec::new();
         for number in numbers {
@@ -862,7 +1068,7 @@ impl State {
         let Counts { grown, trimmed, refused, visits, raids, .. } = self.counts;
         let Counts { failed_deregistrations, refused_puts, .. } = self.counts;
         let mut statistics = PoolStatistics {
-            waiting: self.queue.len(),
+            waiting: self.queue.len() + self.apart,
             in_use_bytes: (out + self.space.long_bytes()).saturating_sub(cached_bytes),
             cached_bytes,
             cached_by_thread,

@@ -3,7 +3,8 @@
 //! Only the first takes what comes back, and nobody passes it by: neither those behind it nor those
 //! who come and would not wait. So a long buffer is got in the end although short ones come and go
 //! all the time, at the price that who waits for one holds up everybody behind it until it is there
-//! or the patience is spent. One thread is woken for what came back, not all of them.
+//! or the patience is spent. Nobody joins whom no slab could serve: that one waits apart (see `depot`).
+//! One thread is woken for what came back, not all of them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar};
