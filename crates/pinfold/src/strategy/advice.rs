@@ -139,7 +139,9 @@ impl Costs {
     pub fn advise(&self, question: Question) -> Advice {
         let considered = question.ways().map(|strategy| Considered {
             strategy,
-            ns: self.of(strategy).map(|way| way.of_each(question.bytes, question.uses)),
+            ns: self
+                .of(strategy)
+                .map(|way| way.of_each(question.bytes, question.uses_by(strategy))),
             excluded: question.excludes(strategy),
         });
         let open = considered.iter().filter(|each| each.excluded.is_none());
@@ -166,6 +168,15 @@ impl Question {
         };
         let exchange = Strategy::Landing(Method::Exchange);
         [self.keeping(), copy, Strategy::PerUse, Strategy::Pieces, exchange]
+    }
+
+    /// How often the memory is used before a transfer by `strategy` costs as much as the first one did.
+    fn uses_by(&self, strategy: Strategy) -> Uses {
+        match (strategy, self.coverage) {
+            // Nothing is found again: each transfer registers every piece.
+            (Strategy::Pieces, Coverage::Uncovered(_)) => Uses::ONCE,
+            _ => self.uses,
+        }
     }
 
     fn excludes(&self, strategy: Strategy) -> Option<Excluded> {
@@ -321,7 +332,11 @@ mod tests {
         open
     }
 
-    fn naive_cost(way: Way, question: &Question) -> f64 {
+    fn naive_cost(strategy: Strategy, way: Way, question: &Question) -> f64 {
+        let forgotten = matches!(question.coverage, Coverage::Uncovered(_));
+        if forgotten && strategy == Strategy::Pieces {
+            return way.first.at(question.bytes);
+        }
         match question.uses {
             Uses::Often => way.again.at(question.bytes),
             Uses::Times(n) => {
@@ -343,7 +358,7 @@ mod tests {
             let open = open(&question);
             let measured: Vec<_> = open
                 .iter()
-                .filter_map(|(each, way)| Some((*each, naive_cost(way(&costs)?, &question))))
+                .filter_map(|(each, way)| Some((*each, naive_cost(*each, way(&costs)?, &question))))
                 .collect();
             prop_assert!(open.iter().any(|(each, _)| *each == advice.strategy), "{advice}");
             match advice.expected_ns() {
@@ -403,6 +418,20 @@ mod tests {
         let costs = Costs { copy: flat(0.5), ..costs };
         let advice = costs.advise(question(4096, Coverage::Uncovered(WHY)));
         assert_eq!((advice.strategy, advice.handicap()), (Strategy::Copy, None));
+    }
+
+    /// Pieces are kept like anything else: where that cannot be, the price of finding them is no price.
+    #[test]
+    fn pieces_that_cannot_be_kept_cost_what_the_first_ones_did() {
+        let pieces = Curve::through(&[900.0]).zip(Curve::through(&[1.0]));
+        let pieces = pieces.map(|(first, again)| Way { first, again });
+        let costs = Costs { pieces, cached: flat(2.0), per_use: flat(50.0), ..Costs::UNMEASURED };
+        let means = Means { overlap: true, ..Means::default() };
+        let advise = |coverage| costs.advise(Question { means, ..question(1 << 24, coverage) });
+        assert_eq!(advise(Coverage::Covered).strategy, Strategy::Pieces);
+        let advice = advise(Coverage::Uncovered(WHY));
+        assert_eq!((advice.strategy, advice.expected_ns()), (Strategy::PerUse, Some(50.0)));
+        assert_eq!(advice.handicap(), Some(Handicap::Uncovered(WHY)));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use super::tally::Slow;
 use super::{Direction, Strategy};
-use crate::pool::{InFlight, Pool, PoolBuffer};
+use crate::pool::{InFlight, Pool, PoolBuffer, WhenExhausted};
 use crate::{AddressRange, Lease, Monitor, Registrar};
 use std::fmt;
 use std::ptr;
@@ -69,6 +69,11 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
         self.slow
     }
 
+    /// The same, slow for another reason.
+    pub(super) fn slowed_by(self, slow: Slow) -> Self {
+        Self { slow: Some(slow), ..self }
+    }
+
     /// What keeps it.
     pub fn guard(&self) -> &Guard<'d, R, M> {
         &self.guard
@@ -77,6 +82,16 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
     /// What to hand to the device: together as long as the transfer, in its order.
     pub fn parts(&self) -> impl Iterator<Item = Part<R::Handle>> + '_ {
         (0..).map_while(|number| self.part(number))
+    }
+
+    /// The part of this number; all of them if there is none.
+    pub(super) fn range_of(&self, number: usize) -> Option<AddressRange> {
+        let whole = || {
+            let mut ranges = self.parts().map(|part| part.range);
+            let first = ranges.next()?;
+            AddressRange::between(first.start(), ranges.last().unwrap_or(first).end())
+        };
+        self.part(number).map(|part| part.range).or_else(whole)
     }
 
     fn part(&self, number: usize) -> Option<Part<R::Handle>> {
@@ -136,7 +151,9 @@ impl<'d, R: Registrar> Copied<'d, R> {
         range: AddressRange,
         direction: Direction,
     ) -> Result<Self, crate::pool::AllocateError> {
-        let mut buffer = pool.get(range.len())?;
+        // What is not at hand is not waited for: there are other ways.
+        let request = pool.request(range.len()).when_exhausted(WhenExhausted::Grow);
+        let mut buffer = request.get()?;
         if direction == Direction::Leaving {
             let from = ptr::with_exposed_provenance::<u8>(range.start());
             // SAFETY: the caller's promise; the buffer is as long, and another mapping.
