@@ -563,6 +563,48 @@ fn a_place_that_is_abandoned_delivers_nothing() {
     assert_eq!(rig.pool.statistics().in_use_bytes, 0);
 }
 
+/// What a buffer's last user left in it is nobody else's to see.
+#[test]
+fn a_short_arrival_delivers_what_arrived() {
+    let Some(rig) = rig() else { return };
+    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    for arrived in [0, 1, 100, PAGE, usize::MAX] {
+        memory.fill(1);
+        // The next buffer of this length is the same one.
+        rig.pool.get(PAGE).unwrap().fill(0xee);
+        // SAFETY: the test's own memory.
+        let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+        assert_eq!(place.strategy(), Strategy::Landing(Method::Copy));
+        // SAFETY: there is no transfer; so the leftovers stand for what would have arrived.
+        unsafe { place.complete_with(arrived) };
+        let bytes = memory.bytes();
+        let (came, rest) = bytes.split_at(arrived.min(PAGE));
+        assert!(came.iter().all(|&byte| byte == 0xee), "{arrived}");
+        assert!(rest.iter().all(|&byte| byte == 1), "{arrived}");
+        assert_eq!(rig.pool.statistics().in_use_bytes, 0);
+    }
+}
+
+/// The buffer is the parent's: its child finds zeros there, and must not take them for data.
+#[test]
+fn a_forked_child_is_delivered_nothing() {
+    let Some(rig) = rig() else { return };
+    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    memory.fill(1);
+    // SAFETY: the test's own memory.
+    let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+    let mut place = Some(place);
+    assert!(in_forked_child(|| {
+        let Some(place) = place.take() else { return false };
+        // SAFETY: there is no transfer.
+        unsafe { place.complete() };
+        memory.bytes().iter().all(|&byte| byte == 1)
+    }));
+    // SAFETY: as above; this process has its own copy of the place.
+    unsafe { place.unwrap().abandon() };
+    assert_eq!(rig.pool.statistics().in_use_bytes, 0);
+}
+
 /// Fails at one of its requests.
 struct Failing<'r> {
     inner: RingMover<'r>,

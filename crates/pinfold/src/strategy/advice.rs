@@ -112,6 +112,11 @@ pub enum Handicap {
     /// Keeping the registration would be faster, but changes of this memory cannot be seen; see
     /// [`Coverage::Uncovered`].
     Uncovered(Option<Uncovered>),
+    /// Copying would be faster, but there is no pool, or no buffer of it is that long.
+    TooLongToCopy {
+        /// The longest, in bytes.
+        longest: usize,
+    },
     /// Nothing was measured, so nothing was compared.
     Unmeasured,
 }
@@ -123,6 +128,11 @@ impl fmt::Display for Handicap {
                 f.write_str("slower than it could be: ")?;
                 because(*why, f)
             }
+            Self::TooLongToCopy { longest } => write!(
+                f,
+                "slower than it could be, by copying: {}",
+                Excluded::TooLongToCopy { longest: *longest }
+            ),
             Self::Unmeasured => f.write_str(
                 "nothing was measured here, so nothing was compared: measure \
                  (`strategy::measure`, `pinfold bench strategies`)",
@@ -217,10 +227,16 @@ impl Advice {
     /// Why the way is slower than the best for a transfer like this; `None` if it is not.
     pub fn handicap(&self) -> Option<Handicap> {
         let Some(expected) = self.expected_ns() else { return Some(Handicap::Unmeasured) };
-        let kept = self.considered[0];
-        match kept.excluded {
-            Some(Excluded::Uncovered(why)) if kept.ns.is_none_or(|ns| ns < expected) => {
+        let [kept, copy, ..] = self.considered;
+        match (kept.excluded, copy.excluded) {
+            (Some(Excluded::Uncovered(why)), _) if kept.ns.is_none_or(|ns| ns < expected) => {
                 Some(Handicap::Uncovered(why))
+            }
+            // A way that was not measured may be no better.
+            (_, Some(Excluded::TooLongToCopy { longest }))
+                if copy.ns.is_some_and(|ns| ns < expected) =>
+            {
+                Some(Handicap::TooLongToCopy { longest })
             }
             _ => None,
         }
@@ -418,6 +434,24 @@ mod tests {
         let costs = Costs { copy: flat(0.5), ..costs };
         let advice = costs.advise(question(4096, Coverage::Uncovered(WHY)));
         assert_eq!((advice.strategy, advice.handicap()), (Strategy::Copy, None));
+    }
+
+    #[test]
+    fn a_pool_that_is_missed_is_said() {
+        let costs = Costs { copy: flat(1.0), cached: flat(7.0), ..Costs::UNMEASURED };
+        let advise = |costs: Costs, copy_bytes| {
+            let means = Means { copy_bytes, ..Means::default() };
+            costs.advise(Question { means, ..question(4096, Coverage::Covered) })
+        };
+        for longest in [0, 4095] {
+            let advice = advise(costs, longest);
+            assert_eq!(advice.strategy, Strategy::Cached);
+            assert_eq!(advice.handicap(), Some(Handicap::TooLongToCopy { longest }));
+        }
+        assert_eq!(advise(costs, 4096).handicap(), None);
+        // Where copying is slower, or unknown, nothing is missed.
+        assert_eq!(advise(Costs { copy: flat(8.0), ..costs }, 0).handicap(), None);
+        assert_eq!(advise(Costs { copy: None, ..costs }, 0).handicap(), None);
     }
 
     /// Pieces are kept like anything else: where that cannot be, the price of finding them is no price.

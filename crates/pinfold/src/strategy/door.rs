@@ -159,7 +159,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 
     /// A place for `length` bytes that arrive and belong at `start`. They are there when the place has been
-    /// [completed](Place::complete).
+    /// [completed](Place::complete); if fewer arrived than there is room for, with
+    /// [how many](Place::complete_with). A place that is completed in a forked child delivers nothing.
     ///
     /// # Errors
     ///
