@@ -19,6 +19,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
+/// The longest message of `strategies` unless another is asked for, in bytes.
+const LONGEST: usize = 256 << 20;
+
 /// Options of `pinfold bench`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
@@ -30,10 +33,10 @@ pub(crate) struct Arguments {
     /// Draw what `strategies` finds out into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// How long the longest message of `strategies` is, in bytes; what is measured with less than
-    /// 64 MiB is not written down
-    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
-    longest: usize,
+    /// How long the longest message of `strategies` is, in bytes, 4096 at least; what is measured with
+    /// less than 64 MiB is not written down [default: 268435456]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(4096..))]
+    longest: Option<u64>,
     /// Be the program whose demand is measured by `allocator`, and print what it came to
     #[arg(long, hide = true)]
     demand: Option<allocator::Policy>,
@@ -97,6 +100,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     if arguments.svg.is_some() {
         return Err(Failure::usage("--svg draws `strategies` only"));
     }
+    if arguments.longest.is_some() {
+        return Err(Failure::usage("--longest is for `strategies` only"));
+    }
     let wanted = |what| arguments.what.is_none_or(|only| only == what);
     let rounds = arguments.rounds;
     let mut benches = Vec::new();
@@ -143,8 +149,11 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
 
 fn compare_strategies(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     let Arguments { rounds, longest, .. } = *arguments;
-    let progress = output.progress(strategies::steps(rounds, longest), "strategies");
-    let outcomes = strategies::measure_all(rounds, longest, output, &|| progress.advance(1))?;
+    let longest = longest.map_or(LONGEST, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    let lengths = strategies::lengths(longest, output);
+    let progress = output.progress(strategies::steps(rounds, &lengths), "strategies");
+    let advance = || progress.advance(1);
+    let outcomes = strategies::measure_all(rounds, longest, &lengths, output, &advance)?;
     drop(progress);
     if let Some(file) = &arguments.svg {
         strategies::plot(&outcomes).write(file)?;

@@ -233,6 +233,11 @@ impl<M: Monitor> Port<M> {
         self.cache.reclaim();
     }
 
+    /// Gives back what no lease needs any more.
+    pub(crate) fn evict_idle(&self) {
+        self.cache.evict_idle();
+    }
+
     /// Sends `part`, which `lease` contains, and tells what arrived.
     pub(crate) fn send_leased(
         &self,

@@ -47,8 +47,8 @@
 //! # Never silently slow
 //!
 //! Whatever keeps a transfer from its fastest way is said by the place ([`Place::slow`]) and counted
-//! ([`DoorStatistics`]): memory that no monitor sees, a pool or a budget that is exhausted, a registration
-//! that was refused, nothing measured.
+//! ([`DoorStatistics`]): memory that no monitor sees, a pool that is missing, too short or exhausted, a
+//! budget that is spent, a registration that was refused, nothing measured.
 //!
 //! # Layers
 //!

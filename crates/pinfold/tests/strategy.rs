@@ -305,25 +305,161 @@ fn without_a_monitor_nothing_is_kept() {
     assert_eq!(rig.cache.statistics().pinned_bytes, 0);
 }
 
+/// Pieces are not found again where nothing is kept: that is noticed, said, and remembered.
+#[test]
+fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
+    use Strategy::{PerUse, Pieces};
+    let config = Config { piece_bytes: PIECE, ..Config::default() };
+    let monitor = NoMonitor::new().unwrap();
+    let Some(rig) = rig_with(monitor, config, PoolConfig::default()) else { return };
+    let costs = Costs { pieces: way(7.0, 1.0), per_use: way(5.0, 5.0), ..Costs::UNMEASURED };
+    let ways = |cached, reuse, rounds: u8| {
+        let (door, mut memory) = (rig.door(Costs { cached, ..costs }), Memory::new(3 * PIECE));
+        let sent = (1..=rounds).map(|round| {
+            memory.fill(round);
+            let (by, sent) = rig.sent(&door, &memory, reuse);
+            assert_eq!(sent, vec![round; 3 * PIECE]);
+            by
+        });
+        (sent.collect::<Vec<_>>(), door.statistics().slow_uncovered)
+    };
+    let often = ways(way(1e9, 2.0), Reuse::Often, 4);
+    assert_eq!(often, (vec![Pieces, PerUse, PerUse, PerUse], 4));
+    // Four rents come to the price; each time what was bought turns out to be gone.
+    let unknown = ways(way(10.0, 2.0), Reuse::Unknown, 10);
+    let rents = [PerUse, PerUse, PerUse, PerUse, Pieces];
+    assert_eq!(unknown, ([rents, rents].concat(), 2));
+    assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+}
+
 /// Who knows nothing copies until a registration would have paid, and again when the memory is new.
 #[test]
 fn renting_ends_when_it_has_cost_as_much_as_buying() {
     let Some(rig) = rig() else { return };
     let costs = Costs { cached: way(1000.0, 10.0), copy: way(110.0, 110.0), ..Costs::UNMEASURED };
-    let (door, mut memory) = (rig.door(costs), Memory::new(PAGE));
-    let ways = |memory: &Memory| -> Vec<Strategy> {
-        (0..15).map(|_| rig.sent(&door, memory, Reuse::Unknown).0).collect()
-    };
     let mut expected = vec![Strategy::Copy; 10];
     expected.resize(15, Strategy::Cached);
-    memory.fill(1);
-    assert_eq!(ways(&memory), expected);
-    assert_eq!(ways(&memory), [Strategy::Cached; 15]);
-    assert_eq!(rig.cache.statistics().registrations, 1);
-    memory.replace();
-    memory.fill(2);
-    assert_eq!(ways(&memory), expected);
-    assert_eq!(rig.cache.statistics().registrations, 2);
+    // Of one piece, and of several.
+    for length in [PAGE, 3 * PIECE] {
+        let (door, mut memory) = (rig.door(costs), Memory::new(length));
+        let ways = |memory: &Memory| -> Vec<Strategy> {
+            (0..15).map(|_| rig.sent(&door, memory, Reuse::Unknown).0).collect()
+        };
+        let before = rig.cache.statistics().registrations;
+        let pieces = memory.range().pieces(PIECE).count() as u64;
+        memory.fill(1);
+        assert_eq!(ways(&memory), expected);
+        assert_eq!(ways(&memory), [Strategy::Cached; 15]);
+        assert_eq!(rig.cache.statistics().registrations - before, pieces);
+        memory.replace();
+        memory.fill(2);
+        assert_eq!(ways(&memory), expected);
+        assert_eq!(rig.cache.statistics().registrations - before, 2 * pieces);
+    }
+}
+
+#[test]
+fn pieces_of_memory_that_is_new_are_rented_again() {
+    let Some(rig) = rig() else { return };
+    let costs = Costs {
+        cached: way(1000.0, 20.0),
+        copy: way(120.0, 120.0),
+        pieces: way(1000.0, 10.0),
+        ..Costs::UNMEASURED
+    };
+    let (door, mut memory) = (rig.door(costs), Memory::new(3 * PIECE));
+    let mut expected = vec![Strategy::Copy; 10];
+    expected.resize(15, Strategy::Pieces);
+    for _ in 0..3 {
+        let ways = (0..15).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+        assert_eq!(ways.collect::<Vec<_>>(), expected);
+        memory.replace();
+    }
+}
+
+/// What a registration costs may be more than a rent can count.
+#[test]
+fn a_price_of_seconds_is_paid_some_day() {
+    let Some(rig) = rig() else { return };
+    let costs = Costs { cached: way(1e10, 10.0), copy: way(6e8, 6e8), ..Costs::UNMEASURED };
+    let (door, memory) = (rig.door(costs), Memory::new(PAGE));
+    let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+    use Strategy::{Cached, Copy};
+    assert_eq!(ways.collect::<Vec<_>>(), [Copy, Copy, Cached, Cached]);
+}
+
+/// Rents that are paid while the pool is empty count, and what was not kept is not said to be.
+#[test]
+fn a_pool_that_stays_empty_leads_to_buying() {
+    let pool =
+        PoolConfig { max_bytes: 64 << 10, first_slab_bytes: 64 << 10, ..PoolConfig::default() };
+    let Some(rig) = watched(Config::default(), pool) else { return };
+    let costs = Costs {
+        cached: way(1000.0, 10.0),
+        copy: way(50.0, 50.0),
+        per_use: way(510.0, 510.0),
+        ..Costs::UNMEASURED
+    };
+    let (door, memory) = (rig.door(costs), Memory::new(16 << 10));
+    let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
+    let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+    use Strategy::{Cached, PerUse};
+    assert_eq!(ways.collect::<Vec<_>>(), [PerUse, PerUse, Cached, Cached]);
+    assert_eq!(door.statistics().slow_pool, 2);
+    drop(held);
+}
+
+#[test]
+fn a_pool_that_is_empty_does_not_hide_what_was_not_kept() {
+    let pool =
+        PoolConfig { max_bytes: 64 << 10, first_slab_bytes: 64 << 10, ..PoolConfig::default() };
+    let monitor = NoMonitor::new().unwrap();
+    let Some(rig) = rig_with(monitor, Config::default(), pool) else { return };
+    let costs = Costs { cached: way(9.0, 9.0), copy: way(1.0, 1.0), ..Costs::UNMEASURED };
+    let (door, memory) = (rig.door(costs), Memory::new(16 << 10));
+    let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
+    // SAFETY: the test's own memory.
+    let place = unsafe { door.send(memory.pointer(), 16 << 10, Reuse::Often) }.unwrap();
+    assert_eq!(place.strategy(), Strategy::PerUse);
+    assert!(matches!(place.slow(), Some(Slow::Pool(_))), "{place:?}");
+    // SAFETY: there is no transfer.
+    unsafe { place.complete() };
+    assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+    drop(held);
+}
+
+/// Says of every request that it failed, by a number that nobody gave.
+struct Mistaken<'r>(RingMover<'r>);
+
+impl Mover<BufferIndex> for Mistaken<'_> {
+    type Error = io::Error;
+
+    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+        self.0.begin(request)
+    }
+
+    fn complete(&mut self) -> io::Result<Completion<io::Error>> {
+        self.0.complete()?;
+        Ok(Completion { number: usize::MAX, outcome: Err(io::ErrorKind::Other.into()) })
+    }
+}
+
+#[test]
+fn a_failure_with_a_wrong_number_is_a_failure() {
+    let Some(rig) = rig() else { return };
+    let memory = Memory::new(3 * PIECE);
+    for strategy in [Strategy::Cached, Strategy::Copy, Strategy::PerUse] {
+        let door = rig.door(only(strategy));
+        let mut mover = Mistaken(rig.mover(false));
+        let (start, length) = (memory.pointer(), memory.range().len());
+        // SAFETY: the test's own memory.
+        let failed =
+            unsafe { door.transfer(Direction::Leaving, start, length, Reuse::Often, &mut mover) };
+        match failed.unwrap_err().reason {
+            Reason::Move { range, .. } => assert_eq!(range.len(), length),
+            other => panic!("{strategy}: {other:?}"),
+        }
+    }
 }
 
 #[test]
@@ -424,6 +560,48 @@ fn a_place_that_is_abandoned_delivers_nothing() {
     // SAFETY: the transfer has ended.
     unsafe { place.abandon() };
     assert!(memory.bytes().iter().all(|&byte| byte == 1));
+    assert_eq!(rig.pool.statistics().in_use_bytes, 0);
+}
+
+/// What a buffer's last user left in it is nobody else's to see.
+#[test]
+fn a_short_arrival_delivers_what_arrived() {
+    let Some(rig) = rig() else { return };
+    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    for arrived in [0, 1, 100, PAGE, usize::MAX] {
+        memory.fill(1);
+        // The next buffer of this length is the same one.
+        rig.pool.get(PAGE).unwrap().fill(0xee);
+        // SAFETY: the test's own memory.
+        let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+        assert_eq!(place.strategy(), Strategy::Landing(Method::Copy));
+        // SAFETY: there is no transfer; so the leftovers stand for what would have arrived.
+        unsafe { place.complete_with(arrived) };
+        let bytes = memory.bytes();
+        let (came, rest) = bytes.split_at(arrived.min(PAGE));
+        assert!(came.iter().all(|&byte| byte == 0xee), "{arrived}");
+        assert!(rest.iter().all(|&byte| byte == 1), "{arrived}");
+        assert_eq!(rig.pool.statistics().in_use_bytes, 0);
+    }
+}
+
+/// The buffer is the parent's: its child finds zeros there, and must not take them for data.
+#[test]
+fn a_forked_child_is_delivered_nothing() {
+    let Some(rig) = rig() else { return };
+    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    memory.fill(1);
+    // SAFETY: the test's own memory.
+    let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+    let mut place = Some(place);
+    assert!(in_forked_child(|| {
+        let Some(place) = place.take() else { return false };
+        // SAFETY: there is no transfer.
+        unsafe { place.complete() };
+        memory.bytes().iter().all(|&byte| byte == 1)
+    }));
+    // SAFETY: as above; this process has its own copy of the place.
+    unsafe { place.unwrap().abandon() };
     assert_eq!(rig.pool.statistics().in_use_bytes, 0);
 }
 

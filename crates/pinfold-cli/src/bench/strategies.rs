@@ -2,7 +2,8 @@
 //!
 //! Three situations. *Hot*: one buffer is sent over and over. *Cold*: each buffer is sent once; its pages are
 //! there and the process has mapped it, but nobody has ever registered it, and giving the registrations
-//! back is part of the turn, because nobody will use them again. *Untouched*: as cold, and the pages are not
+//! back is part of the turn, because nobody will use them again, and so is unmapping, in which a monitor has a
+//! hand. *Untouched*: as cold, and the pages are not
 //! there either. Cold buffers of a turn lie side by side in one new mapping.
 
 use super::Bench;
@@ -17,7 +18,7 @@ use pinfold::pieces::{self, Completion, Mover, Request};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::strategy::{Advice, Coverage, Excluded, Means};
 use pinfold::strategy::{Costs, Direction, Door, Question, Reuse, Strategy, Uses, measure};
-use pinfold::{Cache, Config, Monitor};
+use pinfold::{Cache, Config, Monitor, Uncovered};
 use serde::Serialize;
 use serde_json::json;
 use std::io;
@@ -235,10 +236,29 @@ pub(super) struct Outcome {
     speeds: Vec<Speed>,
 }
 
+/// The lengths to measure, up to `longest` and to what this process may pin; says which were left out.
+pub(super) fn lengths(longest: usize, output: &Output) -> Vec<usize> {
+    let room = Limits::read().enforced().bytes().unwrap_or(u64::MAX);
+    let wanted = LENGTHS.into_iter().filter(|&bytes| bytes <= longest);
+    let (fit, left_out): (Vec<_>, Vec<_>) = wanted.partition(|&bytes| fits(bytes, room));
+    for bytes in left_out {
+        output.note(format_args!(
+            "messages of {} are left out: {PINNED} contenders pin one each, and {room} bytes may be \
+             pinned (RLIMIT_MEMLOCK)",
+            size(bytes)
+        ));
+    }
+    fit
+}
+
+const fn fits(bytes: usize, room: u64) -> bool {
+    (bytes * PINNED) as u64 <= room
+}
+
 /// How often [`measure_all`] calls `advance`.
-pub(super) fn steps(rounds: u32, longest: usize) -> u64 {
-    let lengths = LENGTHS.into_iter().filter(|&bytes| bytes <= longest);
-    lengths.map(|bytes| u64::from(rounds_of(bytes, rounds))).sum::<u64>() * 3
+pub(super) fn steps(rounds: u32, lengths: &[usize]) -> u64 {
+    let each = lengths.iter().map(|&bytes| u64::from(rounds_of(bytes, rounds)));
+    each.sum::<u64>() * Situation::ALL.len() as u64
 }
 
 /// Long messages take long, and vary little.
@@ -251,14 +271,13 @@ fn rounds_of(bytes: usize, rounds: u32) -> u32 {
 pub(super) fn measure_all(
     rounds: u32,
     longest: usize,
+    lengths: &[usize],
     output: &Output,
     advance: &dyn Fn(),
 ) -> Result<Vec<Outcome>, Failure> {
     let costs = measure_costs(longest.min(MEASURED), output)?;
-    let room = Limits::read().enforced().bytes().unwrap_or(u64::MAX);
     let mut outcomes = Vec::new();
-    let fits = |bytes: &usize| *bytes <= longest && (bytes * PINNED) as u64 <= room;
-    for bytes in LENGTHS.into_iter().filter(fits) {
+    for &bytes in lengths {
         for situation in Situation::ALL {
             let rounds = rounds_of(bytes, rounds);
             outcomes.push(Case { situation, bytes }.measure(&costs, rounds, advance)?);
@@ -326,9 +345,9 @@ impl Case {
             Runner::new(CHOSEN, Chosen::new(&stations[0], *costs, self.situation.reuse())),
             Runner::new(UNTOLD, Chosen::new(&stations[1], *costs, Reuse::Unknown)),
         ];
-        let hot = self.warm(&mut runners)?;
+        let (hot, count) = (self.warm(&mut runners)?, runners.len());
         for round in 0..rounds as usize {
-            let (late, early) = runners.split_at_mut(round % WAYS.len());
+            let (late, early) = runners.split_at_mut(round % count);
             for runner in early.iter_mut().chain(late) {
                 let seconds = self.turn(hot.as_ref(), &mut *runner.contender)?;
                 runner.seconds.push(seconds);
@@ -366,12 +385,13 @@ impl Case {
             }
             return Ok(began.elapsed().as_secs_f64());
         }
-        let block = &block(length * count, self.situation == Situation::Cold)?;
+        let block = block(length * count, self.situation == Situation::Cold)?;
         let began = Instant::now();
         for number in 0..count {
-            contender.send(Message { block, offset: number * length, length })?;
+            contender.send(Message { block: &block, offset: number * length, length })?;
         }
         contender.give_back();
+        drop(block);
         Ok(began.elapsed().as_secs_f64())
     }
 
@@ -533,7 +553,7 @@ pub(crate) struct Known {
 }
 
 /// The advice for io_uring beside `monitor`, by what was written down here, for data that leaves memory which
-/// the monitor covers.
+/// the monitor covers; without a monitor there is none.
 pub(crate) fn known(monitor: &str) -> Vec<Known> {
     let costs = Costs::stored(&stored_name(monitor));
     let uses = [(Situation::Hot, Uses::Often), (Situation::Cold, Uses::ONCE)];
@@ -542,7 +562,7 @@ pub(crate) fn known(monitor: &str) -> Vec<Known> {
         .map(|(bytes, (situation, uses))| {
             let overlap = bytes > Config::default().piece_bytes;
             let means = Means { copy_bytes: POOL, overlap, exchange: false };
-            let (direction, coverage) = (Direction::Leaving, Coverage::Covered);
+            let (direction, coverage) = (Direction::Leaving, coverage_by(monitor));
             let advice = costs.advise(Question { bytes, direction, uses, coverage, means });
             Known {
                 bytes,
@@ -553,6 +573,13 @@ pub(crate) fn known(monitor: &str) -> Vec<Known> {
             }
         })
         .collect()
+}
+
+fn coverage_by(monitor: &str) -> Coverage {
+    match monitor {
+        "none" => Coverage::Uncovered(Some(Uncovered::NoMonitor)),
+        _ => Coverage::Covered,
+    }
 }
 
 /// Every way that data which leaves can take.
@@ -577,4 +604,25 @@ pub(crate) fn known_for_people(known: &[Known]) -> String {
         table.add_row(vec![size(each.bytes), used.into(), each.strategy.clone(), us, why]);
     }
     format!("strategies for data that leaves by io_uring:\n{table}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_watched_is_not_said_to_be_kept() {
+        let strategies = |monitor| known(monitor).into_iter().map(|each| each.strategy);
+        assert!(strategies("none").all(|strategy| strategy != Strategy::Cached.to_string()));
+        let reasons: Vec<_> = known("none").into_iter().flat_map(|each| each.reasons).collect();
+        assert!(reasons.iter().any(|why| why.contains(&Uncovered::NoMonitor.to_string())));
+        assert_eq!(coverage_by("userfaultfd"), Coverage::Covered);
+    }
+
+    #[test]
+    fn each_round_of_each_length_is_a_step() {
+        assert_eq!(steps(41, &[4096, 16 << 20]), 3 * (41 + 11));
+        assert_eq!(steps(41, &[]), 0);
+        assert!(fits(4096, 6 * 4096) && !fits(4096, 6 * 4096 - 1));
+    }
 }

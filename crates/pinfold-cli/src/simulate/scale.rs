@@ -16,6 +16,8 @@ use std::path::PathBuf;
 const MOST_PEERS: i64 = 10_000;
 /// The most messages of one run.
 const MOST_TRANSFERS: i64 = 10_000_000;
+/// The most pages of all buffers together: a page is simulated by some hundred bytes.
+const MOST_PAGES: usize = 1 << 22;
 /// How many suspensions each row is made of.
 const SUSPENSIONS: usize = 5;
 
@@ -175,10 +177,19 @@ fn scenario(arguments: &ScaleArguments, seed: u64) -> Result<Scenario, Failure> 
     if budget < bytes {
         return Err(Failure::usage("--budget-mib: it holds no message"));
     }
+    let (pages, buffers) = (bytes / PAGE_BYTES, small(arguments.buffers));
+    let peers = arguments.peers.iter().copied().map(small).max().unwrap_or(0);
+    if peers * buffers * pages > MOST_PAGES {
+        return Err(Failure::usage(format_args!(
+            "{peers} peers with {buffers} buffers of {pages} pages are {} pages, and at most \
+             {MOST_PAGES} are simulated: fewer --peers or --buffers, or a smaller --message-kib",
+            peers * buffers * pages
+        )));
+    }
     Ok(Scenario {
         peers: 0,
-        pages: bytes / PAGE_BYTES,
-        buffers: small(arguments.buffers),
+        pages,
+        buffers,
         budget,
         window,
         hot: small(arguments.hot),
@@ -239,7 +250,8 @@ fn micros(nanoseconds: u64) -> f64 {
 #[expect(clippy::cast_precision_loss)] // for people
 fn entry(scenario: &Scenario, policy: Policy, row: Row) -> Entry {
     let transfers = scenario.transfers as f64;
-    let seconds = micros(row.total) / 1e6;
+    // Where every cost is 0 nothing takes any time, and a rate has to be a number all the same.
+    let seconds = micros(row.total.max(1)) / 1e6;
     let bytes = transfers * (scenario.pages * PAGE_BYTES) as f64;
     Entry {
         peers: scenario.peers,
@@ -389,5 +401,32 @@ mod tests {
         for wrong in ["register", "register=", "register=-1", "register=nan", "rent=1"] {
             assert!(parse_cost(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        simulate: super::super::Arguments,
+    }
+
+    fn read(words: &[&str]) -> Result<Scenario, Failure> {
+        let line = ["simulate", "--scale"].iter().chain(words);
+        let line = <Line as clap::Parser>::try_parse_from(line).unwrap();
+        scenario(&line.simulate.scale, 1)
+    }
+
+    #[test]
+    fn what_has_no_room_is_not_begun() {
+        assert!(read(&[]).is_ok());
+        assert!(read(&["--message-kib", "2048", "--peers", "10"]).is_ok());
+        let large = read(&["--message-kib", "2048", "--buffers", "16"]);
+        assert!(matches!(large, Err(Failure::Usage(_))));
+    }
+
+    #[test]
+    fn what_costs_nothing_has_rates_that_are_numbers() {
+        let scenario = Scenario { peers: 2, ..read(&[]).unwrap() };
+        let entry = entry(&scenario, Policy::ALL[0], Row::default());
+        assert!(entry.gib_per_s.is_finite() && entry.registrations_per_s.is_finite());
     }
 }

@@ -116,6 +116,11 @@ impl<R: Registrar> Pool<R> {
         &self.depot.bounds().config
     }
 
+    /// Whether this process is a forked child of the one that made the pool.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.depot.gate().is_wiped()
+    }
+
     pub(super) fn depot(&self) -> &Depot {
         &self.depot
     }

@@ -112,6 +112,11 @@ pub enum Handicap {
     /// Keeping the registration would be faster, but changes of this memory cannot be seen; see
     /// [`Coverage::Uncovered`].
     Uncovered(Option<Uncovered>),
+    /// Copying would be faster, but there is no pool, or no buffer of it is that long.
+    TooLongToCopy {
+        /// The longest, in bytes.
+        longest: usize,
+    },
     /// Nothing was measured, so nothing was compared.
     Unmeasured,
 }
@@ -123,6 +128,11 @@ impl fmt::Display for Handicap {
                 f.write_str("slower than it could be: ")?;
                 because(*why, f)
             }
+            Self::TooLongToCopy { longest } => write!(
+                f,
+                "slower than it could be, by copying: {}",
+                Excluded::TooLongToCopy { longest: *longest }
+            ),
             Self::Unmeasured => f.write_str(
                 "nothing was measured here, so nothing was compared: measure \
                  (`strategy::measure`, `pinfold bench strategies`)",
@@ -139,7 +149,9 @@ impl Costs {
     pub fn advise(&self, question: Question) -> Advice {
         let considered = question.ways().map(|strategy| Considered {
             strategy,
-            ns: self.of(strategy).map(|way| way.of_each(question.bytes, question.uses)),
+            ns: self
+                .of(strategy)
+                .map(|way| way.of_each(question.bytes, question.uses_by(strategy))),
             excluded: question.excludes(strategy),
         });
         let open = considered.iter().filter(|each| each.excluded.is_none());
@@ -166,6 +178,15 @@ impl Question {
         };
         let exchange = Strategy::Landing(Method::Exchange);
         [self.keeping(), copy, Strategy::PerUse, Strategy::Pieces, exchange]
+    }
+
+    /// How often the memory is used before a transfer by `strategy` costs as much as the first one did.
+    fn uses_by(&self, strategy: Strategy) -> Uses {
+        match (strategy, self.coverage) {
+            // Nothing is found again: each transfer registers every piece.
+            (Strategy::Pieces, Coverage::Uncovered(_)) => Uses::ONCE,
+            _ => self.uses,
+        }
     }
 
     fn excludes(&self, strategy: Strategy) -> Option<Excluded> {
@@ -206,10 +227,16 @@ impl Advice {
     /// Why the way is slower than the best for a transfer like this; `None` if it is not.
     pub fn handicap(&self) -> Option<Handicap> {
         let Some(expected) = self.expected_ns() else { return Some(Handicap::Unmeasured) };
-        let kept = self.considered[0];
-        match kept.excluded {
-            Some(Excluded::Uncovered(why)) if kept.ns.is_none_or(|ns| ns < expected) => {
+        let [kept, copy, ..] = self.considered;
+        match (kept.excluded, copy.excluded) {
+            (Some(Excluded::Uncovered(why)), _) if kept.ns.is_none_or(|ns| ns < expected) => {
                 Some(Handicap::Uncovered(why))
+            }
+            // A way that was not measured may be no better.
+            (_, Some(Excluded::TooLongToCopy { longest }))
+                if copy.ns.is_some_and(|ns| ns < expected) =>
+            {
+                Some(Handicap::TooLongToCopy { longest })
             }
             _ => None,
         }
@@ -321,7 +348,11 @@ mod tests {
         open
     }
 
-    fn naive_cost(way: Way, question: &Question) -> f64 {
+    fn naive_cost(strategy: Strategy, way: Way, question: &Question) -> f64 {
+        let forgotten = matches!(question.coverage, Coverage::Uncovered(_));
+        if forgotten && strategy == Strategy::Pieces {
+            return way.first.at(question.bytes);
+        }
         match question.uses {
             Uses::Often => way.again.at(question.bytes),
             Uses::Times(n) => {
@@ -343,7 +374,7 @@ mod tests {
             let open = open(&question);
             let measured: Vec<_> = open
                 .iter()
-                .filter_map(|(each, way)| Some((*each, naive_cost(way(&costs)?, &question))))
+                .filter_map(|(each, way)| Some((*each, naive_cost(*each, way(&costs)?, &question))))
                 .collect();
             prop_assert!(open.iter().any(|(each, _)| *each == advice.strategy), "{advice}");
             match advice.expected_ns() {
@@ -403,6 +434,38 @@ mod tests {
         let costs = Costs { copy: flat(0.5), ..costs };
         let advice = costs.advise(question(4096, Coverage::Uncovered(WHY)));
         assert_eq!((advice.strategy, advice.handicap()), (Strategy::Copy, None));
+    }
+
+    #[test]
+    fn a_pool_that_is_missed_is_said() {
+        let costs = Costs { copy: flat(1.0), cached: flat(7.0), ..Costs::UNMEASURED };
+        let advise = |costs: Costs, copy_bytes| {
+            let means = Means { copy_bytes, ..Means::default() };
+            costs.advise(Question { means, ..question(4096, Coverage::Covered) })
+        };
+        for longest in [0, 4095] {
+            let advice = advise(costs, longest);
+            assert_eq!(advice.strategy, Strategy::Cached);
+            assert_eq!(advice.handicap(), Some(Handicap::TooLongToCopy { longest }));
+        }
+        assert_eq!(advise(costs, 4096).handicap(), None);
+        // Where copying is slower, or unknown, nothing is missed.
+        assert_eq!(advise(Costs { copy: flat(8.0), ..costs }, 0).handicap(), None);
+        assert_eq!(advise(Costs { copy: None, ..costs }, 0).handicap(), None);
+    }
+
+    /// Pieces are kept like anything else: where that cannot be, the price of finding them is no price.
+    #[test]
+    fn pieces_that_cannot_be_kept_cost_what_the_first_ones_did() {
+        let pieces = Curve::through(&[900.0]).zip(Curve::through(&[1.0]));
+        let pieces = pieces.map(|(first, again)| Way { first, again });
+        let costs = Costs { pieces, cached: flat(2.0), per_use: flat(50.0), ..Costs::UNMEASURED };
+        let means = Means { overlap: true, ..Means::default() };
+        let advise = |coverage| costs.advise(Question { means, ..question(1 << 24, coverage) });
+        assert_eq!(advise(Coverage::Covered).strategy, Strategy::Pieces);
+        let advice = advise(Coverage::Uncovered(WHY));
+        assert_eq!((advice.strategy, advice.expected_ns()), (Strategy::PerUse, Some(50.0)));
+        assert_eq!(advice.handicap(), Some(Handicap::Uncovered(WHY)));
     }
 
     #[test]

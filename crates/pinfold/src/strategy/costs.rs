@@ -80,7 +80,10 @@ impl std::error::Error for CostsError {
 }
 
 /// The first word of a file.
-const FORMAT: &str = "pinfold-strategy-1";
+const FORMAT: &str = "pinfold-strategy-2";
+
+/// The last line: a file that lacks it was cut off.
+const END: &str = "end";
 
 impl Costs {
     /// Nothing is known, so nothing is compared.
@@ -180,13 +183,14 @@ impl Costs {
                 text += &format!("{name} {when}{points}\n");
             }
         }
-        text
+        text + END + "\n"
     }
 
     fn parse(text: &str, machine: &str) -> Option<Self> {
         let mut lines = text.lines();
         let known = lines.next() == Some(FORMAT) && lines.next() == Some(machine);
         let lines: Vec<&str> = lines.collect();
+        let whole = lines.last() == Some(&END) && text.ends_with('\n');
         let curve = |name: &str, when: &str| {
             let words = lines.iter().map(|line| line.split(' '));
             let mut line = words
@@ -200,7 +204,7 @@ impl Costs {
                 .zip(curve(name, "again"))
                 .map(|(first, again)| Way { first, again });
         }
-        (known && costs != Self::UNMEASURED).then_some(costs)
+        (known && whole && costs != Self::UNMEASURED).then_some(costs)
     }
 }
 
@@ -228,6 +232,9 @@ mod tests {
         assert_eq!(Costs::parse(&text, "6.18 a processor"), Some(some()));
         assert_eq!(Costs::parse(&text, "6.19 a processor"), None);
         assert_eq!(Costs::parse("", ""), None);
+        for cut in 0..text.len() {
+            assert_eq!(Costs::parse(&text[..cut], "6.18 a processor"), None, "{cut}");
+        }
         let bad = text.replace("900.0", "x").replace("80.0", "-1");
         assert_eq!(Costs::parse(&bad, "6.18 a processor"), None);
     }

@@ -16,11 +16,11 @@ use super::tally::{DoorStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
 use crate::landing::Method;
 use crate::monitor::Unneeded;
-use crate::pieces::{self, Mover, Progress, Reason, Request, TransferError};
+use crate::pieces::{self, Moved, Mover, Progress, Reason, Request, TransferError};
 use crate::pool::{AllocateError, Pool};
 use crate::{
     Access, AddressRange, BadAddress, Cache, GetError, Lease, Monitor, PerUse, RangeError,
-    RegisterError, Registrar, Watch,
+    RegisterError, Registrar, Uncovered, Watch,
 };
 use std::any::TypeId;
 use std::fmt;
@@ -159,7 +159,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 
     /// A place for `length` bytes that arrive and belong at `start`. They are there when the place has been
-    /// [completed](Place::complete).
+    /// [completed](Place::complete); if fewer arrived than there is room for, with
+    /// [how many](Place::complete_with). A place that is completed in a forked child delivers nothing.
     ///
     /// # Errors
     ///
@@ -222,7 +223,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         let wish = Wish { range, direction, reuse, overlap: true };
         if strategy == Strategy::Pieces {
             // SAFETY: the caller's promise.
-            return unsafe { self.in_pieces(&wish, mover) };
+            return unsafe { self.in_pieces(&wish, mover) }.map(drop);
         }
         // SAFETY: the caller's promise.
         let guard = unsafe { self.guard(strategy, &wish) }.map_err(|failed| match failed {
@@ -247,12 +248,26 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         advice: &Advice,
         mover: &mut V,
     ) -> Result<Strategy, TransferError<V::Error>> {
+        let rented;
+        let gone = advice.strategy == Strategy::Pieces
+            && self.is_bought(wish)
+            && self.piece_if_cached(first_byte(wish.range), wish.access()).is_none();
+        let advice = if gone {
+            self.begin_again(wish);
+            rented = self.decide(wish);
+            &rented
+        } else {
+            advice
+        };
         if advice.strategy == Strategy::Pieces {
-            self.tally.count(Strategy::Pieces, advice.handicap().map(Slow::from));
-            self.settle(wish, advice);
             // SAFETY: the caller's promise.
-            unsafe { self.in_pieces(wish, mover) }?;
-            return Ok(Strategy::Pieces);
+            let moved = unsafe { self.in_pieces(wish, mover) };
+            let slow = match &moved {
+                Ok(moved) => self.settle_pieces(wish, advice, moved),
+                Err(_) => advice.handicap().map(Slow::from),
+            };
+            self.tally.count(Strategy::Pieces, slow);
+            return moved.map(|_| Strategy::Pieces);
         }
         // SAFETY: the caller's promise.
         let place = unsafe { self.place_by(wish, advice) }
@@ -270,13 +285,36 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         &self,
         wish: &Wish,
         mover: &mut V,
-    ) -> Result<(), TransferError<V::Error>> {
+    ) -> Result<Moved, TransferError<V::Error>> {
         let (options, progress) = (&self.options, Progress::new());
         let start = std::ptr::with_exposed_provenance(wish.range.start());
         let (length, access) = (wish.range.len(), wish.access());
         // SAFETY: the caller's promise.
         unsafe { pieces::transfer(self.cache, start, length, access, options, &progress, mover) }
-            .map(drop)
+    }
+
+    /// Notes what pieces have cost; says so if they were to be found, and cannot be kept.
+    fn settle_pieces(&self, wish: &Wish, advice: &Advice, moved: &Moved) -> Option<Slow> {
+        let Question { uses, coverage, .. } = advice.question;
+        let to_be_kept = uses != Uses::ONCE && !matches!(coverage, Coverage::Uncovered(_));
+        if to_be_kept
+            && moved.found_at_once == 0
+            && let Some(why) = self.uncovered(wish.range)
+        {
+            let account = Account { refused: true, ..Account::default() };
+            self.ledger.set(wish.range.start(), account);
+            return Some(Slow::Uncovered(Some(why)));
+        }
+        self.settle(wish, advice);
+        advice.handicap().map(Slow::from)
+    }
+
+    /// Why registrations of the range cannot be kept. Some microseconds.
+    fn uncovered(&self, range: AddressRange) -> Option<Uncovered> {
+        match self.cache.monitor().watch(range) {
+            Watch::Uncovered(why) => Some(why),
+            Watch::Covered => None,
+        }
     }
 
     /// # Safety
@@ -293,12 +331,12 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// As [`place`](Self::place).
     unsafe fn place_by(&self, wish: &Wish, advice: &Advice) -> Result<Place<'d, R, M>, GetError> {
         let rented;
-        let advice = if self.is_bought(wish, advice) {
+        let kept = matches!(advice.strategy, Strategy::Cached | Strategy::OnDemand);
+        let advice = if kept && self.is_bought(wish) {
             if let Some(place) = self.hit(wish, advice.strategy) {
                 return Ok(place);
             }
-            // The memory has changed, or was given up for room: renting begins again.
-            self.ledger.set(wish.range.start(), Account::default());
+            self.begin_again(wish);
             rented = self.decide(wish);
             &rented
         } else {
@@ -317,19 +355,34 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 
     /// Whether a registration was kept before, for a caller who knows nothing of reuse.
-    fn is_bought(&self, wish: &Wish, advice: &Advice) -> bool {
-        let kept = matches!(advice.strategy, Strategy::Cached | Strategy::OnDemand);
-        let short = wish.range.len() <= self.cache.config().piece_bytes;
-        let unknown = wish.reuse == Reuse::Unknown;
-        kept && short && unknown && self.ledger.look(wish.range.start()).bought
+    fn is_bought(&self, wish: &Wish) -> bool {
+        wish.reuse == Reuse::Unknown && self.ledger.look(wish.range.start()).bought
     }
 
-    /// That registration, if it is still there.
+    /// That memory has changed, or was given up for room, or could never be kept: what was bought is gone.
+    fn begin_again(&self, wish: &Wish) {
+        let refused = self.uncovered(wish.range).is_some();
+        self.ledger.set(wish.range.start(), Account { refused, ..Account::default() });
+    }
+
+    /// That registration, or those of every piece, if they are still there.
     fn hit(&self, wish: &Wish, strategy: Strategy) -> Option<Place<'d, R, M>> {
-        let start = std::ptr::with_exposed_provenance(wish.range.start());
+        let (range, access) = (wish.range, wish.access());
+        let piece_bytes = self.cache.config().piece_bytes;
+        let guard = if range.len() <= piece_bytes {
+            Guard::Lease(self.piece_if_cached(range, access)?)
+        } else {
+            let pieces = range.pieces(piece_bytes);
+            let leases = pieces.map(|piece| self.piece_if_cached(piece, access));
+            Guard::Leases(leases.collect::<Option<_>>()?)
+        };
+        Some(Place::new(guard, strategy, None))
+    }
+
+    fn piece_if_cached(&self, range: AddressRange, access: Access) -> Option<Lease<'d, R, M>> {
+        let (cache, start) = (self.cache, std::ptr::with_exposed_provenance(range.start()));
         // SAFETY: the contract of whoever wished for it.
-        let lease = unsafe { self.cache.get_if_cached(start, wish.range.len(), wish.access()) };
-        lease.map(|lease| Place::new(Guard::Lease(lease), strategy, None))
+        unsafe { cache.get_if_cached(start, range.len(), access) }
     }
 
     /// The place, said to be slow where it is.
@@ -362,7 +415,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         let advice = self.costs.advise(Question { means, ..advice.question });
         // SAFETY: the caller's promise.
         match unsafe { self.guard(advice.strategy, wish) } {
-            Ok(guard) => Ok(Place::new(guard, advice.strategy, Some(Slow::Pool(error)))),
+            Ok(guard) => Ok(self.placed(wish, &advice, guard).slowed_by(Slow::Pool(error))),
             Err(Failed::Get(error)) => Err(error),
             // No advice without a pool is to copy.
             Err(Failed::Pool(_)) => Err(GetError::NoAccess),
@@ -478,8 +531,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
 
     /// Whether renting has cost as much by now as buying.
     fn is_spent(&self, account: Account, bytes: usize) -> bool {
-        let price = self.costs.cached.map_or(f64::INFINITY, |way| way.first.at(bytes));
-        f64::from(account.spent) >= price
+        let Some(cached) = self.costs.cached else { return false };
+        account.is_full() || f64::from(account.spent) >= cached.first.at(bytes)
     }
 
     /// Notes what this transfer has rented, or bought.
@@ -487,7 +540,9 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         let start = wish.range.start();
         let account = self.ledger.look(start);
         let rented = match advice.strategy {
-            Strategy::Cached | Strategy::OnDemand | Strategy::Pieces => None,
+            Strategy::Cached | Strategy::OnDemand => None,
+            // Pieces that cannot be kept are rented like anything else.
+            Strategy::Pieces if !matches!(advice.question.coverage, Coverage::Uncovered(_)) => None,
             _ => advice.expected_ns().zip(self.costs.cached),
         };
         if let Some((ns, cached)) = rented
@@ -555,10 +610,10 @@ fn await_one<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     outcome: &mut Result<(), Reason<V::Error>>,
 ) -> Result<(), Reason<V::Error>> {
     let done = mover.complete().map_err(Reason::DeviceGone)?;
-    if let (Err(error), Some(part), Ok(())) =
-        (done.outcome, place.parts().nth(done.number), &*outcome)
+    if let (Err(error), Some(range), Ok(())) =
+        (done.outcome, place.range_of(done.number), &*outcome)
     {
-        *outcome = Err(Reason::Move { range: part.range, error });
+        *outcome = Err(Reason::Move { range, error });
     }
     Ok(())
 }
@@ -589,6 +644,11 @@ fn copying_helps(error: &GetError, direction: Direction) -> bool {
         GetError::Register(error) => error.is_about_room(),
         _ => false,
     }
+}
+
+/// Enough to see whether anything of a range is registered.
+fn first_byte(range: AddressRange) -> AddressRange {
+    AddressRange::new(range.start(), 1).unwrap_or(range)
 }
 
 /// Whether the monitor is that of a device which needs none.

@@ -78,6 +78,11 @@ impl Ledger {
 }
 
 impl Account {
+    /// Whether nothing can be added: about a second. Then the price, whatever it is, counts as paid.
+    pub(super) fn is_full(self) -> bool {
+        u64::from(self.spent) >= SPENT
+    }
+
     /// With `ns` nanoseconds more spent.
     #[must_use]
     pub(super) fn after(self, ns: f64) -> Self {
@@ -123,6 +128,7 @@ mod tests {
         assert_eq!(rich.after(-5.0).spent, u32::MAX);
         ledger.set(1, rich);
         assert_eq!(u64::from(ledger.look(1).spent), SPENT);
+        assert!(ledger.look(1).is_full() && !Account::default().is_full());
         assert!(!ledger.look(1).bought && !ledger.look(1).refused);
     }
 }

@@ -9,7 +9,7 @@
 
 use super::tally::Slow;
 use super::{Direction, Strategy};
-use crate::pool::{InFlight, Pool, PoolBuffer};
+use crate::pool::{InFlight, Pool, PoolBuffer, WhenExhausted};
 use crate::{AddressRange, Lease, Monitor, Registrar};
 use std::fmt;
 use std::ptr;
@@ -39,6 +39,7 @@ pub enum Guard<'d, R: Registrar, M: Monitor> {
 
 /// A pool's buffer that stands for memory of the program.
 pub struct Copied<'d, R: Registrar> {
+    pool: &'d Pool<R>,
     flight: InFlight<'d, R>,
     /// The program's memory.
     target: AddressRange,
@@ -69,6 +70,11 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
         self.slow
     }
 
+    /// The same, slow for another reason.
+    pub(super) fn slowed_by(self, slow: Slow) -> Self {
+        Self { slow: Some(slow), ..self }
+    }
+
     /// What keeps it.
     pub fn guard(&self) -> &Guard<'d, R, M> {
         &self.guard
@@ -77,6 +83,16 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
     /// What to hand to the device: together as long as the transfer, in its order.
     pub fn parts(&self) -> impl Iterator<Item = Part<R::Handle>> + '_ {
         (0..).map_while(|number| self.part(number))
+    }
+
+    /// The part of this number; all of them if there is none.
+    pub(super) fn range_of(&self, number: usize) -> Option<AddressRange> {
+        let whole = || {
+            let mut ranges = self.parts().map(|part| part.range);
+            let first = ranges.next()?;
+            AddressRange::between(first.start(), ranges.last().unwrap_or(first).end())
+        };
+        self.part(number).map(|part| part.range).or_else(whole)
     }
 
     fn part(&self, number: usize) -> Option<Part<R::Handle>> {
@@ -91,13 +107,28 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
     /// Ends the use: data that arrived in a pool's buffer is copied to its target, the buffer goes
     /// back, leases end.
     ///
+    /// All of the place was filled: if less arrived, say how much to
+    /// [`complete_with`](Self::complete_with). In a forked child nothing is copied: the buffer is its
+    /// parent's, and so is what arrived there.
+    ///
     /// # Safety
     ///
     /// The transfer has ended. If data arrived, its target is mapped, may be written, and nobody borrows
     /// it.
     pub unsafe fn complete(self) {
         // SAFETY: the caller's promise.
-        unsafe { self.end(true) }
+        unsafe { self.end(usize::MAX) }
+    }
+
+    /// As [`complete`](Self::complete) for a transfer that brought the first `arrived` bytes alone: a
+    /// pool's buffer holds behind them whatever its last user left there, and none of that is copied.
+    ///
+    /// # Safety
+    ///
+    /// As for [`complete`](Self::complete).
+    pub unsafe fn complete_with(self, arrived: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.end(arrived) }
     }
 
     /// As [`complete`](Self::complete) for a transfer that failed: nothing is copied to the target.
@@ -107,19 +138,20 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
     /// The transfer has ended.
     pub unsafe fn abandon(self) {
         // SAFETY: the caller's promise.
-        unsafe { self.end(false) }
+        unsafe { self.end(0) }
     }
 
     /// # Safety
     ///
-    /// As for [`complete`](Self::complete); the target matters if the data is to be delivered.
-    unsafe fn end(self, deliver: bool) {
-        if let Guard::Copy(Copied { flight, target, direction }) = self.guard {
+    /// As for [`complete`](Self::complete); the target matters if any byte is to be delivered.
+    unsafe fn end(self, arrived: usize) {
+        if let Guard::Copy(Copied { pool, flight, target, direction }) = self.guard {
             // SAFETY: the caller's promise.
             let buffer = unsafe { flight.complete() };
-            if deliver && direction == Direction::Arriving {
+            // A forked child finds zeros in the buffer, or no memory at all.
+            if arrived > 0 && direction == Direction::Arriving && !pool.is_forked() {
                 // SAFETY: the caller's promise about the target, and the buffer is another mapping.
-                unsafe { copy_out(&buffer, target) };
+                unsafe { copy_out(&buffer, target, arrived) };
             }
         }
     }
@@ -136,13 +168,15 @@ impl<'d, R: Registrar> Copied<'d, R> {
         range: AddressRange,
         direction: Direction,
     ) -> Result<Self, crate::pool::AllocateError> {
-        let mut buffer = pool.get(range.len())?;
+        // What is not at hand is not waited for: there are other ways.
+        let request = pool.request(range.len()).when_exhausted(WhenExhausted::Grow);
+        let mut buffer = request.get()?;
         if direction == Direction::Leaving {
             let from = ptr::with_exposed_provenance::<u8>(range.start());
             // SAFETY: the caller's promise; the buffer is as long, and another mapping.
             unsafe { ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), range.len()) };
         }
-        Ok(Self { flight: buffer.in_flight(), target: range, direction })
+        Ok(Self { pool, flight: buffer.in_flight(), target: range, direction })
     }
 
     fn part(&self) -> Option<Part<R::Handle>> {
@@ -159,10 +193,11 @@ impl<'d, R: Registrar> Copied<'d, R> {
 /// # Safety
 ///
 /// `target` may be written, nobody borrows it, and it is not longer than the buffer.
-unsafe fn copy_out<R: Registrar>(buffer: &PoolBuffer<'_, R>, target: AddressRange) {
+unsafe fn copy_out<R: Registrar>(buffer: &PoolBuffer<'_, R>, target: AddressRange, arrived: usize) {
+    let length = arrived.min(target.len()).min(buffer.len());
     let to = ptr::with_exposed_provenance_mut::<u8>(target.start());
     // SAFETY: the caller's promise.
-    unsafe { ptr::copy_nonoverlapping(buffer.as_ptr(), to, target.len().min(buffer.len())) };
+    unsafe { ptr::copy_nonoverlapping(buffer.as_ptr(), to, length) };
 }
 
 impl<R: Registrar, M: Monitor> fmt::Debug for Place<'_, R, M> {

@@ -14,6 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum Slow {
     /// Changes of this memory cannot be seen; `None` if the door remembers that it was so, not why.
     Uncovered(Option<Uncovered>),
+    /// Copying would be faster, but there is no pool, or no buffer of it is that long.
+    TooLongToCopy {
+        /// The longest, in bytes.
+        longest: usize,
+    },
     /// The registration was to be kept, and was not.
     NotKept(PerUse),
     /// The pool had no buffer.
@@ -28,6 +33,7 @@ impl fmt::Display for Slow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uncovered(why) => Handicap::Uncovered(*why).fmt(f),
+            Self::TooLongToCopy { longest } => Handicap::TooLongToCopy { longest: *longest }.fmt(f),
             Self::NotKept(why) => write!(f, "registered for this use alone: {why}"),
             Self::Pool(error) => write!(f, "not copied: {error}"),
             Self::Refused(error) => write!(f, "copied, because it was not registered: {error}"),
@@ -40,6 +46,7 @@ impl From<Handicap> for Slow {
     fn from(handicap: Handicap) -> Self {
         match handicap {
             Handicap::Uncovered(why) => Self::Uncovered(why),
+            Handicap::TooLongToCopy { longest } => Self::TooLongToCopy { longest },
             Handicap::Unmeasured => Self::Unmeasured,
         }
     }
@@ -59,6 +66,8 @@ pub struct DoorStatistics {
     pub slow_uncovered: u64,
     /// Slow because the pool had no buffer ([`Slow::Pool`]).
     pub slow_pool: u64,
+    /// Slow because there is no pool, or none with buffers that long ([`Slow::TooLongToCopy`]).
+    pub slow_too_long: u64,
     /// Slow because the memory could not be registered ([`Slow::Refused`]).
     pub slow_refused: u64,
     /// Perhaps slow, because nothing was measured ([`Slow::Unmeasured`]).
@@ -68,7 +77,8 @@ pub struct DoorStatistics {
 impl DoorStatistics {
     /// Transfers that did not get their fastest way, or may not have.
     pub fn slow(&self) -> u64 {
-        self.slow_uncovered + self.slow_pool + self.slow_refused + self.slow_unmeasured
+        let of_pools = self.slow_pool + self.slow_too_long;
+        self.slow_uncovered + of_pools + self.slow_refused + self.slow_unmeasured
     }
 }
 
@@ -80,6 +90,7 @@ pub(super) struct Tally {
     in_pieces: AtomicU64,
     slow_uncovered: AtomicU64,
     slow_pool: AtomicU64,
+    slow_too_long: AtomicU64,
     slow_refused: AtomicU64,
     slow_unmeasured: AtomicU64,
 }
@@ -97,6 +108,7 @@ impl Tally {
         let slow = slow.map(|slow| match slow {
             Slow::Uncovered(_) | Slow::NotKept(_) => &self.slow_uncovered,
             Slow::Pool(_) => &self.slow_pool,
+            Slow::TooLongToCopy { .. } => &self.slow_too_long,
             Slow::Refused(_) => &self.slow_refused,
             Slow::Unmeasured => &self.slow_unmeasured,
         });
@@ -115,6 +127,7 @@ impl Tally {
             in_pieces: read(&self.in_pieces),
             slow_uncovered: read(&self.slow_uncovered),
             slow_pool: read(&self.slow_pool),
+            slow_too_long: read(&self.slow_too_long),
             slow_refused: read(&self.slow_refused),
             slow_unmeasured: read(&self.slow_unmeasured),
         }
