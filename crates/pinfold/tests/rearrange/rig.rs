@@ -37,16 +37,26 @@ pub(crate) fn cache<R: Registrar>(registrar: R) -> Option<Cache<R, Userfaultfd>>
     Some(pinfold::cache(registrar, monitor, config).unwrap())
 }
 
-/// Memory with room for `bytes` at a multiple of a huge page, in small pages where the machine does
-/// not make every page huge, each filled.
+/// Memory with room for `bytes` at a multiple of a huge page, each page small and filled, also where the
+/// machine makes every page huge.
 pub(crate) fn memory(bytes: usize) -> (Memory, AddressRange) {
     let memory = Memory::with_protection(bytes + HUGE, libc::PROT_READ | libc::PROT_WRITE);
     let start = memory.range().start();
     let range = memory.part(start.next_multiple_of(HUGE) - start, bytes);
+    advise(memory.range(), libc::MADV_NOHUGEPAGE);
     for at in (range.start()..range.end()).step_by(8) {
         write(at, word(at));
     }
+    advise(memory.range(), libc::MADV_HUGEPAGE);
     (memory, range)
+}
+
+/// Only for advice that keeps what the memory holds; a kernel without huge pages refuses it, and then pages
+/// are small.
+fn advise(range: AddressRange, advice: libc::c_int) {
+    let start = std::ptr::with_exposed_provenance_mut::<u8>(range.start());
+    // SAFETY: the tests' own memory.
+    unsafe { libc::madvise(start.cast(), range.len(), advice) };
 }
 
 /// What stands at an address that nobody has written to since.
