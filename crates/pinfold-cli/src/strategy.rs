@@ -134,14 +134,14 @@ impl Wire {
         Self::with(Device::beside(kind, other)?)
     }
 
+    /// A new device whose channel keeps nothing.
+    pub(crate) fn discarding() -> Result<Self, Failure> {
+        Self::with(Device::discarding()?)
+    }
+
     fn with(device: Device) -> Result<Self, Failure> {
         let registrar = device.registrar(SLOTS)?;
         Ok(Self { device, registrar, registrations: 0, transfers: Vec::new() })
-    }
-
-    /// Where everything sent arrives.
-    pub(crate) fn channel(&self) -> &File {
-        self.device.channel()
     }
 
     /// The device and the registrar, for one who brings them together otherwise.

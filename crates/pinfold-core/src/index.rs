@@ -28,8 +28,15 @@ use crate::sync::{AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
-/// Children of a directory: 512, as in a page table; few in a model, where each costs time.
-const FANOUT: usize = if cfg!(loom) { 2 } else { 512 };
+/// Children of a directory: 512, as in a page table; fewer in a model or an interpreter, where each costs
+/// time.
+const FANOUT: usize = if cfg!(loom) {
+    2
+} else if cfg!(miri) {
+    64
+} else {
+    512
+};
 /// An entry's granule.
 const PAGE_LOG2: u32 = 12;
 /// The granule of lists: 2 MiB.
@@ -274,7 +281,13 @@ pub(crate) fn can_hold(range: AddressRange) -> bool {
 
 impl<T> Index<T> {
     pub(crate) fn new() -> Self {
-        let places = Arena::new(if cfg!(loom) { 1 } else { 6 });
+        let places = Arena::new(if cfg!(loom) {
+            1
+        } else if cfg!(miri) {
+            3
+        } else {
+            6
+        });
         Self {
             places,
             root: new_directory(),

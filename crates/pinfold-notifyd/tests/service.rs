@@ -115,7 +115,10 @@ fn a_process_that_is_not_dumpable_gets_nothing() {
     }
     let served = Served::new(Limits::default());
     let secret = served.path.with_file_name("secret");
-    std::fs::copy(std::env::current_exe().unwrap(), &secret).unwrap();
+    // Not by this process: a child forked meanwhile would hold the copy open for writing, and it could
+    // not be executed.
+    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&secret).status();
+    assert!(copied.unwrap().success());
     let answers = [0o711, 0o755].map(|mode| {
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(mode)).unwrap();
         let usual = support::other("in_another_process", "refused", Some(1203));

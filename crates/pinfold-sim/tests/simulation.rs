@@ -44,12 +44,16 @@ fn steps(debug: u64) -> u64 {
 fn nothing_is_wrong_under_all_faults() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
     eprintln!("seed {now}");
-    let happened = assert_held(&Plan::new(now, steps(200_000))).happened;
-    eprintln!("{happened:?}");
+    assert_held(&Plan::new(now, steps(120_000)));
+}
+
+/// One seed, because what is rare is missing from some runs.
+#[test]
+fn there_is_a_run_in_which_everything_happens_and_nothing_is_wrong() {
+    let happened = assert_held(&Plan::new(20_261_126, steps(120_000))).happened;
     if cfg!(miri) {
         return;
     }
-    // Nothing was wrong in a run in which everything happened.
     let counts = [
         happened.sends,
         happened.receives,

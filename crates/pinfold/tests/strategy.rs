@@ -21,7 +21,7 @@ use pinfold::strategy::{
     Costs, Curve, Direction, Door, Place, Reuse, Slow, Strategy, Unmoved, Way, measure,
 };
 use pinfold::{Cache, Config, GetError, Monitor, PerUse, RangeError, Uncovered};
-use registrar_support::{Memory, PAGE, in_forked_child};
+use registrar_support::{Memory, PAGE, alone, in_forked_child};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -232,60 +232,67 @@ fn the_bytes_of_the_moment_arrive_whatever_the_way() {
     }
 }
 
+// What tells which registrations are kept runs in a process of its own: memory may lie where another test
+// has just discarded some, and as long as that may be under way nothing there is kept.
+
 #[test]
 fn a_kept_registration_is_found_again() {
-    let Some(rig) = rig() else { return };
-    let (door, mut memory) = (rig.door(only(Strategy::Cached)), Memory::new(2 * PAGE));
-    memory.fill(3);
-    for _ in 0..10 {
-        let start = memory.pointer();
-        // SAFETY: the test's own memory.
-        let place = unsafe { door.send(start, 2 * PAGE, Reuse::Often) }.unwrap();
-        assert_eq!((place.strategy(), place.slow()), (Strategy::Cached, None));
-        // SAFETY: there is no transfer.
-        unsafe { place.complete() };
-    }
-    assert_eq!((rig.cache.statistics().registrations, rig.cache.statistics().hits), (1, 9));
+    alone("a_kept_registration_is_found_again", || {
+        let Some(rig) = rig() else { return };
+        let (door, mut memory) = (rig.door(only(Strategy::Cached)), Memory::new(2 * PAGE));
+        memory.fill(3);
+        for _ in 0..10 {
+            let start = memory.pointer();
+            // SAFETY: the test's own memory.
+            let place = unsafe { door.send(start, 2 * PAGE, Reuse::Often) }.unwrap();
+            assert_eq!((place.strategy(), place.slow()), (Strategy::Cached, None));
+            // SAFETY: there is no transfer.
+            unsafe { place.complete() };
+        }
+        assert_eq!((rig.cache.statistics().registrations, rig.cache.statistics().hits), (1, 9));
+    });
 }
 
 /// A mapping whose changes no userfaultfd can see is never kept: neither believed to be, nor silently.
 #[test]
 fn memory_that_nobody_watches_is_registered_for_each_use_and_counted() {
-    let Some(rig) = rig() else { return };
-    let shared = memory_file();
-    shared.set_len(PAGE as u64).unwrap();
-    let memory = Memory::shared_file(shared.as_raw_fd(), PAGE);
-    let costs = Costs {
-        copy: None,
-        per_use: way(100.0, 100.0),
-        cached: way(1e6, 1.0),
-        ..Costs::UNMEASURED
-    };
-    let door = rig.door(costs);
-    for round in 1..=5_u8 {
-        // New pages, of which only the file knows.
-        shared.set_len(0).unwrap();
+    alone("memory_that_nobody_watches_is_registered_for_each_use_and_counted", || {
+        let Some(rig) = rig() else { return };
+        let shared = memory_file();
         shared.set_len(PAGE as u64).unwrap();
-        shared.write_all_at(&[round; PAGE], 0).unwrap();
-        // SAFETY: the test's own memory.
-        let place = unsafe { door.send(memory.pointer(), PAGE, Reuse::Often) }.unwrap();
-        assert_eq!(place.strategy(), Strategy::PerUse);
-        match (round, place.slow()) {
-            // Asked for, and found to be impossible; from then on remembered.
-            (1, Some(Slow::NotKept(PerUse::Uncovered(Uncovered::Mapping(_))))) => {}
-            (2.., Some(Slow::Uncovered(None))) => {}
-            (_, slow) => panic!("{round}: {slow:?}"),
+        let memory = Memory::shared_file(shared.as_raw_fd(), PAGE);
+        let costs = Costs {
+            copy: None,
+            per_use: way(100.0, 100.0),
+            cached: way(1e6, 1.0),
+            ..Costs::UNMEASURED
+        };
+        let door = rig.door(costs);
+        for round in 1..=5_u8 {
+            // New pages, of which only the file knows.
+            shared.set_len(0).unwrap();
+            shared.set_len(PAGE as u64).unwrap();
+            shared.write_all_at(&[round; PAGE], 0).unwrap();
+            // SAFETY: the test's own memory.
+            let place = unsafe { door.send(memory.pointer(), PAGE, Reuse::Often) }.unwrap();
+            assert_eq!(place.strategy(), Strategy::PerUse);
+            match (round, place.slow()) {
+                // Asked for, and found to be impossible; from then on remembered.
+                (1, Some(Slow::NotKept(PerUse::Uncovered(Uncovered::Mapping(_))))) => {}
+                (2.., Some(Slow::Uncovered(None))) => {}
+                (_, slow) => panic!("{round}: {slow:?}"),
+            }
+            rig.run(&place, false);
+            // SAFETY: the transfer has ended.
+            unsafe { place.complete() };
+            assert_eq!(rig.arrived(PAGE), [round; PAGE]);
+            assert_eq!(door.statistics().slow_uncovered, round.into());
+            assert_eq!(rig.cache.statistics().pinned_bytes, 0);
         }
-        rig.run(&place, false);
-        // SAFETY: the transfer has ended.
-        unsafe { place.complete() };
-        assert_eq!(rig.arrived(PAGE), [round; PAGE]);
-        assert_eq!(door.statistics().slow_uncovered, round.into());
-        assert_eq!(rig.cache.statistics().pinned_bytes, 0);
-    }
-    let why = door.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Often).unwrap();
-    assert!(why.to_string().contains("slower than it could be"), "{why}");
-    assert!(why.to_string().contains("memfd"), "{why}");
+        let why = door.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Often).unwrap();
+        assert!(why.to_string().contains("slower than it could be"), "{why}");
+        assert!(why.to_string().contains("memfd"), "{why}");
+    });
 }
 
 #[test]
@@ -335,78 +342,87 @@ fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
 /// Who knows nothing copies until a registration would have paid, and again when the memory is new.
 #[test]
 fn renting_ends_when_it_has_cost_as_much_as_buying() {
-    let Some(rig) = rig() else { return };
-    let costs = Costs { cached: way(1000.0, 10.0), copy: way(110.0, 110.0), ..Costs::UNMEASURED };
-    let mut expected = vec![Strategy::Copy; 10];
-    expected.resize(15, Strategy::Cached);
-    // Of one piece, and of several.
-    for length in [PAGE, 3 * PIECE] {
-        let (door, mut memory) = (rig.door(costs), Memory::new(length));
-        let ways = |memory: &Memory| -> Vec<Strategy> {
-            (0..15).map(|_| rig.sent(&door, memory, Reuse::Unknown).0).collect()
-        };
-        let before = rig.cache.statistics().registrations;
-        let pieces = memory.range().pieces(PIECE).count() as u64;
-        memory.fill(1);
-        assert_eq!(ways(&memory), expected);
-        assert_eq!(ways(&memory), [Strategy::Cached; 15]);
-        assert_eq!(rig.cache.statistics().registrations - before, pieces);
-        memory.replace();
-        memory.fill(2);
-        assert_eq!(ways(&memory), expected);
-        assert_eq!(rig.cache.statistics().registrations - before, 2 * pieces);
-    }
+    alone("renting_ends_when_it_has_cost_as_much_as_buying", || {
+        let Some(rig) = rig() else { return };
+        let costs =
+            Costs { cached: way(1000.0, 10.0), copy: way(110.0, 110.0), ..Costs::UNMEASURED };
+        let mut expected = vec![Strategy::Copy; 10];
+        expected.resize(15, Strategy::Cached);
+        // Of one piece, and of several.
+        for length in [PAGE, 3 * PIECE] {
+            let (door, mut memory) = (rig.door(costs), Memory::new(length));
+            let ways = |memory: &Memory| -> Vec<Strategy> {
+                (0..15).map(|_| rig.sent(&door, memory, Reuse::Unknown).0).collect()
+            };
+            let before = rig.cache.statistics().registrations;
+            let pieces = memory.range().pieces(PIECE).count() as u64;
+            memory.fill(1);
+            assert_eq!(ways(&memory), expected);
+            assert_eq!(ways(&memory), [Strategy::Cached; 15]);
+            assert_eq!(rig.cache.statistics().registrations - before, pieces);
+            memory.replace();
+            memory.fill(2);
+            assert_eq!(ways(&memory), expected);
+            assert_eq!(rig.cache.statistics().registrations - before, 2 * pieces);
+        }
+    });
 }
 
 #[test]
 fn pieces_of_memory_that_is_new_are_rented_again() {
-    let Some(rig) = rig() else { return };
-    let costs = Costs {
-        cached: way(1000.0, 20.0),
-        copy: way(120.0, 120.0),
-        pieces: way(1000.0, 10.0),
-        ..Costs::UNMEASURED
-    };
-    let (door, mut memory) = (rig.door(costs), Memory::new(3 * PIECE));
-    let mut expected = vec![Strategy::Copy; 10];
-    expected.resize(15, Strategy::Pieces);
-    for _ in 0..3 {
-        let ways = (0..15).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
-        assert_eq!(ways.collect::<Vec<_>>(), expected);
-        memory.replace();
-    }
+    alone("pieces_of_memory_that_is_new_are_rented_again", || {
+        let Some(rig) = rig() else { return };
+        let costs = Costs {
+            cached: way(1000.0, 20.0),
+            copy: way(120.0, 120.0),
+            pieces: way(1000.0, 10.0),
+            ..Costs::UNMEASURED
+        };
+        let (door, mut memory) = (rig.door(costs), Memory::new(3 * PIECE));
+        let mut expected = vec![Strategy::Copy; 10];
+        expected.resize(15, Strategy::Pieces);
+        for _ in 0..3 {
+            let ways = (0..15).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+            assert_eq!(ways.collect::<Vec<_>>(), expected);
+            memory.replace();
+        }
+    });
 }
 
 /// What a registration costs may be more than a rent can count.
 #[test]
 fn a_price_of_seconds_is_paid_some_day() {
-    let Some(rig) = rig() else { return };
-    let costs = Costs { cached: way(1e10, 10.0), copy: way(6e8, 6e8), ..Costs::UNMEASURED };
-    let (door, memory) = (rig.door(costs), Memory::new(PAGE));
-    let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
-    use Strategy::{Cached, Copy};
-    assert_eq!(ways.collect::<Vec<_>>(), [Copy, Copy, Cached, Cached]);
+    alone("a_price_of_seconds_is_paid_some_day", || {
+        let Some(rig) = rig() else { return };
+        let costs = Costs { cached: way(1e10, 10.0), copy: way(6e8, 6e8), ..Costs::UNMEASURED };
+        let (door, memory) = (rig.door(costs), Memory::new(PAGE));
+        let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+        use Strategy::{Cached, Copy};
+        assert_eq!(ways.collect::<Vec<_>>(), [Copy, Copy, Cached, Cached]);
+    });
 }
 
 /// Rents that are paid while the pool is empty count, and what was not kept is not said to be.
 #[test]
 fn a_pool_that_stays_empty_leads_to_buying() {
-    let pool =
-        PoolConfig { max_bytes: 64 << 10, first_slab_bytes: 64 << 10, ..PoolConfig::default() };
-    let Some(rig) = watched(Config::default(), pool) else { return };
-    let costs = Costs {
-        cached: way(1000.0, 10.0),
-        copy: way(50.0, 50.0),
-        per_use: way(510.0, 510.0),
-        ..Costs::UNMEASURED
-    };
-    let (door, memory) = (rig.door(costs), Memory::new(16 << 10));
-    let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
-    let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
-    use Strategy::{Cached, PerUse};
-    assert_eq!(ways.collect::<Vec<_>>(), [PerUse, PerUse, Cached, Cached]);
-    assert_eq!(door.statistics().slow_pool, 2);
-    drop(held);
+    alone("a_pool_that_stays_empty_leads_to_buying", || {
+        let pool =
+            PoolConfig { max_bytes: 64 << 10, first_slab_bytes: 64 << 10, ..PoolConfig::default() };
+        let Some(rig) = watched(Config::default(), pool) else { return };
+        let costs = Costs {
+            cached: way(1000.0, 10.0),
+            copy: way(50.0, 50.0),
+            per_use: way(510.0, 510.0),
+            ..Costs::UNMEASURED
+        };
+        let (door, memory) = (rig.door(costs), Memory::new(16 << 10));
+        let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
+        let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+        use Strategy::{Cached, PerUse};
+        assert_eq!(ways.collect::<Vec<_>>(), [PerUse, PerUse, Cached, Cached]);
+        assert_eq!(door.statistics().slow_pool, 2);
+        drop(held);
+    });
 }
 
 #[test]
