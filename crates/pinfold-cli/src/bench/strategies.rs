@@ -189,6 +189,7 @@ impl Contender for InPieces {
 struct Chosen<'s> {
     station: &'s Station,
     door: Door<'s, Arc<AnyRegistrar>, AnyMonitor>,
+    mover: Sender<'s>,
     reuse: Reuse,
     way: Option<Strategy>,
 }
@@ -196,14 +197,13 @@ struct Chosen<'s> {
 impl<'s> Chosen<'s> {
     fn new(station: &'s Station, costs: Costs, reuse: Reuse) -> Self {
         let door = Door::new(&station.cache, costs).with_pool(&station.pool);
-        Self { station, door, reuse, way: None }
+        Self { station, door, mover: station.mover(), reuse, way: None }
     }
 }
 
 impl Contender for Chosen<'_> {
     fn send(&mut self, message: Message<'_>) -> Result<(), Failure> {
-        let mut mover = self.station.mover();
-        let way = message.through(&self.door, self.reuse, &mut mover);
+        let way = message.through(&self.door, self.reuse, &mut self.mover);
         self.way = Some(way.map_err(Failure::unavailable)?);
         Ok(())
     }

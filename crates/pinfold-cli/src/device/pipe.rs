@@ -45,8 +45,7 @@ impl Pipe {
 
     fn widen(&self) -> io::Result<()> {
         // SAFETY: a request to the pipe, without memory.
-        let room =
-            unsafe { libc::fcntl(self.end.as_raw_fd(), libc::F_SETPIPE_SZ, ROOM as libc::c_int) };
+        let room = unsafe { libc::fcntl(self.end.as_raw_fd(), libc::F_SETPIPE_SZ, ROOM) };
         if room < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 

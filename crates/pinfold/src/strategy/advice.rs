@@ -141,6 +141,17 @@ impl fmt::Display for Handicap {
     }
 }
 
+/// What an advice comes to, without the reasons for and against each way: what a transfer needs of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Decision {
+    pub(super) question: Question,
+    pub(super) strategy: Strategy,
+    /// As [`Advice::expected_ns`].
+    pub(super) expected_ns: Option<f64>,
+    /// As [`Advice::handicap`].
+    pub(super) handicap: Option<Handicap>,
+}
+
 impl Costs {
     /// Of the ways that are open to `question`, the cheapest; the first of equals.
     ///
@@ -149,20 +160,53 @@ impl Costs {
     pub fn advise(&self, question: Question) -> Advice {
         let considered = question.ways().map(|strategy| Considered {
             strategy,
-            ns: self
-                .of(strategy)
-                .map(|way| way.of_each(question.bytes, question.uses_by(strategy))),
+            ns: self.expected(&question, strategy),
             excluded: question.excludes(strategy),
         });
-        let open = considered.iter().filter(|each| each.excluded.is_none());
+        let strategy = self.decide(question).strategy;
+        Advice { question, strategy, considered }
+    }
+
+    /// The same without reasons: ways that are not open are not looked at, as long as all is well.
+    pub(super) fn decide(&self, question: Question) -> Decision {
         let mut best: Option<(f64, Strategy)> = None;
-        for (ns, strategy) in open.filter_map(|each| Some((each.ns?, each.strategy))) {
-            if best.is_none_or(|(least, _)| ns < least) {
+        for strategy in question.ways() {
+            if question.excludes(strategy).is_none()
+                && let Some(ns) = self.expected(&question, strategy)
+                && best.is_none_or(|(least, _)| ns < least)
+            {
                 best = Some((ns, strategy));
             }
         }
         let strategy = best.map_or(question.unmeasured(), |(_, strategy)| strategy);
-        Advice { question, strategy, considered }
+        let expected_ns = best.map(|(ns, _)| ns);
+        let handicap = self.handicap(&question, expected_ns);
+        Decision { question, strategy, expected_ns, handicap }
+    }
+
+    /// What each use costs, if it was measured.
+    fn expected(&self, question: &Question, strategy: Strategy) -> Option<f64> {
+        Some(self.of(strategy)?.of_each(question.bytes, question.uses_by(strategy)))
+    }
+
+    /// Why what is expected is slower than the best for such a transfer.
+    fn handicap(&self, question: &Question, expected_ns: Option<f64>) -> Option<Handicap> {
+        let Some(expected) = expected_ns else { return Some(Handicap::Unmeasured) };
+        let [kept, copy, ..] = question.ways();
+        if let Some(Excluded::Uncovered(why)) = question.excludes(kept)
+            && self.expected(question, kept).is_none_or(|ns| ns < expected)
+        {
+            return Some(Handicap::Uncovered(why));
+        }
+        // A way that was not measured may be no better.
+        match question.excludes(copy) {
+            Some(Excluded::TooLongToCopy { longest })
+                if self.expected(question, copy).is_some_and(|ns| ns < expected) =>
+            {
+                Some(Handicap::TooLongToCopy { longest })
+            }
+            _ => None,
+        }
     }
 }
 
@@ -371,6 +415,10 @@ mod tests {
         #[test]
         fn the_cheapest_open_way_is_advised(costs in costs(), question in questions()) {
             let advice = costs.advise(question);
+            let decision = costs.decide(question);
+            prop_assert_eq!(decision.strategy, advice.strategy);
+            prop_assert_eq!(decision.expected_ns, advice.expected_ns());
+            prop_assert_eq!(decision.handicap, advice.handicap());
             let open = open(&question);
             let measured: Vec<_> = open
                 .iter()

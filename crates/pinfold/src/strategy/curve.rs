@@ -11,6 +11,18 @@ pub(super) const LENGTHS: [usize; 11] = {
     lengths
 };
 
+/// One divided by the distance of each length to the next, which is three times the length itself.
+#[allow(clippy::cast_precision_loss)] // small powers of two
+const OVER_DISTANCE: [f64; LENGTHS.len()] = {
+    let mut inverse = [0.0; LENGTHS.len()];
+    let mut at = 0;
+    while at < inverse.len() {
+        inverse[at] = 1.0 / (3 * LENGTHS[at]) as f64;
+        at += 1;
+    }
+    inverse
+};
+
 /// What something costs for a transfer of a length, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Curve {
@@ -35,14 +47,13 @@ impl Curve {
     #[allow(clippy::cast_precision_loss)] // lengths below 2^53
     pub fn at(&self, bytes: usize) -> f64 {
         let (low, high) = self.around(bytes);
-        let (from, to) = (LENGTHS[low] as f64, LENGTHS[high] as f64);
         if bytes <= LENGTHS[0] || low == high {
             return self.ns[low];
         }
-        let slope = (self.ns[high] - self.ns[low]) / (to - from);
+        let rise = self.ns[high] - self.ns[low];
         // A last segment that falls, by noise, does not make longer transfers free.
-        let slope = if bytes > LENGTHS[high] { slope.max(0.0) } else { slope };
-        self.ns[low] + slope * (bytes as f64 - from)
+        let rise = if bytes > LENGTHS[high] { rise.max(0.0) } else { rise };
+        self.ns[low] + rise * ((bytes - LENGTHS[low]) as f64 * OVER_DISTANCE[low])
     }
 
     /// The numbers of the points between which, or behind which, `bytes` lies.

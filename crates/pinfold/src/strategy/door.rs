@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use super::advice::{Advice, Coverage, Means, Question};
+use super::advice::{Advice, Coverage, Decision, Means, Question};
 use super::costs::Costs;
 use super::ledger::{Account, Ledger};
 use super::place::{Copied, Guard, Place};
@@ -203,9 +203,9 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         let whole = Wish::new(start, length, direction, reuse)
             .map_err(|error| TransferError { reason: Reason::Range(error), moved_bytes: 0 })?;
         let wish = Wish { overlap: true, ..whole };
-        let advice = self.decide(&wish);
+        let decision = self.decide(&wish);
         // SAFETY: the caller's promise.
-        unsafe { self.transfer_by(&wish, &advice, mover) }
+        unsafe { self.transfer_by(&wish, &decision, mover) }
     }
 
     /// By one way and no other, for those who measure.
@@ -245,32 +245,32 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     unsafe fn transfer_by<V: Mover<R::Handle>>(
         &self,
         wish: &Wish,
-        advice: &Advice,
+        decision: &Decision,
         mover: &mut V,
     ) -> Result<Strategy, TransferError<V::Error>> {
         let rented;
-        let gone = advice.strategy == Strategy::Pieces
+        let gone = decision.strategy == Strategy::Pieces
             && self.is_bought(wish)
             && self.piece_if_cached(first_byte(wish.range), wish.access()).is_none();
-        let advice = if gone {
+        let decision = if gone {
             self.begin_again(wish);
             rented = self.decide(wish);
             &rented
         } else {
-            advice
+            decision
         };
-        if advice.strategy == Strategy::Pieces {
+        if decision.strategy == Strategy::Pieces {
             // SAFETY: the caller's promise.
             let moved = unsafe { self.in_pieces(wish, mover) };
             let slow = match &moved {
-                Ok(moved) => self.settle_pieces(wish, advice, moved),
-                Err(_) => advice.handicap().map(Slow::from),
+                Ok(moved) => self.settle_pieces(wish, decision, moved),
+                Err(_) => decision.handicap.map(Slow::from),
             };
             self.tally.count(Strategy::Pieces, slow);
             return moved.map(|_| Strategy::Pieces);
         }
         // SAFETY: the caller's promise.
-        let place = unsafe { self.place_by(wish, advice) }
+        let place = unsafe { self.place_by(wish, decision) }
             .map_err(|error| not_registered(wish.range, error))?;
         let strategy = place.strategy();
         // SAFETY: the caller's promise.
@@ -294,8 +294,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 
     /// Notes what pieces have cost; says so if they were to be found, and cannot be kept.
-    fn settle_pieces(&self, wish: &Wish, advice: &Advice, moved: &Moved) -> Option<Slow> {
-        let Question { uses, coverage, .. } = advice.question;
+    fn settle_pieces(&self, wish: &Wish, decision: &Decision, moved: &Moved) -> Option<Slow> {
+        let Question { uses, coverage, .. } = decision.question;
         let to_be_kept = uses != Uses::ONCE && !matches!(coverage, Coverage::Uncovered(_));
         if to_be_kept
             && moved.found_at_once == 0
@@ -305,8 +305,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             self.ledger.set(wish.range.start(), account);
             return Some(Slow::Uncovered(Some(why)));
         }
-        self.settle(wish, advice);
-        advice.handicap().map(Slow::from)
+        self.settle(wish, decision);
+        decision.handicap.map(Slow::from)
     }
 
     /// Why registrations of the range cannot be kept. Some microseconds.
@@ -321,32 +321,36 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     ///
     /// As [`send`](Self::send) or [`receive`](Self::receive).
     unsafe fn place(&self, wish: &Wish) -> Result<Place<'d, R, M>, GetError> {
-        let advice = self.decide(wish);
+        let decision = self.decide(wish);
         // SAFETY: the caller's promise.
-        unsafe { self.place_by(wish, &advice) }
+        unsafe { self.place_by(wish, &decision) }
     }
 
     /// # Safety
     ///
     /// As [`place`](Self::place).
-    unsafe fn place_by(&self, wish: &Wish, advice: &Advice) -> Result<Place<'d, R, M>, GetError> {
+    unsafe fn place_by(
+        &self,
+        wish: &Wish,
+        decision: &Decision,
+    ) -> Result<Place<'d, R, M>, GetError> {
         let rented;
-        let kept = matches!(advice.strategy, Strategy::Cached | Strategy::OnDemand);
-        let advice = if kept && self.is_bought(wish) {
-            if let Some(place) = self.hit(wish, advice.strategy) {
+        let kept = matches!(decision.strategy, Strategy::Cached | Strategy::OnDemand);
+        let decision = if kept && self.is_bought(wish) {
+            if let Some(place) = self.hit(wish, decision.strategy) {
                 return Ok(place);
             }
             self.begin_again(wish);
             rented = self.decide(wish);
             &rented
         } else {
-            advice
+            decision
         };
         // SAFETY: the caller's promise.
-        let place = match unsafe { self.guard(advice.strategy, wish) } {
-            Ok(guard) => self.placed(wish, advice, guard),
+        let place = match unsafe { self.guard(decision.strategy, wish) } {
+            Ok(guard) => self.placed(wish, decision, guard),
             // SAFETY: the caller's promise.
-            Err(Failed::Pool(error)) => unsafe { self.without_pool(wish, advice, error) }?,
+            Err(Failed::Pool(error)) => unsafe { self.without_pool(wish, decision, error) }?,
             // SAFETY: the caller's promise.
             Err(Failed::Get(error)) => unsafe { self.without_registration(wish, error) }?,
         };
@@ -386,12 +390,12 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 
     /// The place, said to be slow where it is.
-    fn placed(&self, wish: &Wish, advice: &Advice, guard: Guard<'d, R, M>) -> Place<'d, R, M> {
-        let kept = matches!(advice.strategy, Strategy::Cached | Strategy::OnDemand);
+    fn placed(&self, wish: &Wish, decision: &Decision, guard: Guard<'d, R, M>) -> Place<'d, R, M> {
+        let kept = matches!(decision.strategy, Strategy::Cached | Strategy::OnDemand);
         let not_kept = if kept { why_not_kept(&guard) } else { None };
         let Some(why) = not_kept else {
-            self.settle(wish, advice);
-            return Place::new(guard, advice.strategy, advice.handicap().map(Slow::from));
+            self.settle(wish, decision);
+            return Place::new(guard, decision.strategy, decision.handicap.map(Slow::from));
         };
         if matches!(why, PerUse::Uncovered(_)) {
             let account = Account { refused: true, ..Account::default() };
@@ -408,16 +412,16 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     unsafe fn without_pool(
         &self,
         wish: &Wish,
-        advice: &Advice,
+        decision: &Decision,
         error: AllocateError,
     ) -> Result<Place<'d, R, M>, GetError> {
         let means = Means { copy_bytes: 0, overlap: false, exchange: false };
-        let advice = self.costs.advise(Question { means, ..advice.question });
+        let decision = self.costs.decide(Question { means, ..decision.question });
         // SAFETY: the caller's promise.
-        match unsafe { self.guard(advice.strategy, wish) } {
-            Ok(guard) => Ok(self.placed(wish, &advice, guard).slowed_by(Slow::Pool(error))),
+        match unsafe { self.guard(decision.strategy, wish) } {
+            Ok(guard) => Ok(self.placed(wish, &decision, guard).slowed_by(Slow::Pool(error))),
             Err(Failed::Get(error)) => Err(error),
-            // No advice without a pool is to copy.
+            // No decision without a pool is to copy.
             Err(Failed::Pool(_)) => Err(GetError::NoAccess),
         }
     }
@@ -501,17 +505,30 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         }
     }
 
-    /// The advice for memory of which the door knows what the ledger has.
-    fn decide(&self, wish: &Wish) -> Advice {
-        let account = self.ledger.look(wish.range.start());
-        let coverage = if follows_page_table::<M>() {
-            Coverage::OnDemand
-        } else if account.refused && !self.is_spent(account, wish.range.len()) {
-            Coverage::Uncovered(None)
-        } else {
-            Coverage::Covered
+    /// What to do with memory of which the door knows what the ledger has. Not looked up where it changes
+    /// nothing: for one who knows the reuse, and is better off without keeping a registration anyway.
+    fn decide(&self, wish: &Wish) -> Decision {
+        let coverage = match follows_page_table::<M>() {
+            true => Coverage::OnDemand,
+            false => Coverage::Covered,
         };
-        self.costs.advise(self.question(wish, account, coverage))
+        let with = |account, coverage| self.costs.decide(self.question(wish, account, coverage));
+        if wish.reuse == Reuse::Unknown {
+            let account = self.ledger.look(wish.range.start());
+            return with(account, self.coverage_by(account, wish).unwrap_or(coverage));
+        }
+        let decision = with(Account::default(), coverage);
+        if !matches!(decision.strategy, Strategy::Cached | Strategy::Pieces) {
+            return decision;
+        }
+        let account = self.ledger.look(wish.range.start());
+        self.coverage_by(account, wish).map_or(decision, |coverage| with(account, coverage))
+    }
+
+    /// What the door remembers of the memory, if that says that nothing can be kept.
+    fn coverage_by(&self, account: Account, wish: &Wish) -> Option<Coverage> {
+        let refused = account.refused && !self.is_spent(account, wish.range.len());
+        (refused && !follows_page_table::<M>()).then_some(Coverage::Uncovered(None))
     }
 
     fn question(&self, wish: &Wish, account: Account, coverage: Coverage) -> Question {
@@ -531,25 +548,27 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
 
     /// Whether renting has cost as much by now as buying.
     fn is_spent(&self, account: Account, bytes: usize) -> bool {
-        let Some(cached) = self.costs.cached else { return false };
+        let Some(cached) = &self.costs.cached else { return false };
         account.is_full() || f64::from(account.spent) >= cached.first.at(bytes)
     }
 
     /// Notes what this transfer has rented, or bought.
-    fn settle(&self, wish: &Wish, advice: &Advice) {
+    fn settle(&self, wish: &Wish, decision: &Decision) {
+        let refused = matches!(decision.question.coverage, Coverage::Uncovered(_));
+        if wish.reuse != Reuse::Unknown && !refused {
+            return;
+        }
         let start = wish.range.start();
-        let account = self.ledger.look(start);
-        let rented = match advice.strategy {
+        let rented = match decision.strategy {
             Strategy::Cached | Strategy::OnDemand => None,
             // Pieces that cannot be kept are rented like anything else.
-            Strategy::Pieces if !matches!(advice.question.coverage, Coverage::Uncovered(_)) => None,
-            _ => advice.expected_ns().zip(self.costs.cached),
+            Strategy::Pieces if !refused => None,
+            _ => decision.expected_ns.zip(self.costs.cached.as_ref()),
         };
-        if let Some((ns, cached)) = rented
-            && (wish.reuse == Reuse::Unknown || account.refused)
-        {
-            self.ledger.set(start, account.after(ns - cached.again.at(wish.range.len())));
-        } else if rented.is_none() && wish.reuse == Reuse::Unknown {
+        if let Some((ns, cached)) = rented {
+            let more = ns - cached.again.at(wish.range.len());
+            self.ledger.set(start, self.ledger.look(start).after(more));
+        } else if wish.reuse == Reuse::Unknown {
             self.ledger.set(start, Account { bought: true, ..Account::default() });
         }
     }
@@ -610,8 +629,8 @@ fn await_one<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     outcome: &mut Result<(), Reason<V::Error>>,
 ) -> Result<(), Reason<V::Error>> {
     let done = mover.complete().map_err(Reason::DeviceGone)?;
-    if let (Err(error), Some(range), Ok(())) =
-        (done.outcome, place.range_of(done.number), &*outcome)
+    if let (Err(error), Ok(())) = (done.outcome, &*outcome)
+        && let Some(range) = place.range_of(done.number)
     {
         *outcome = Err(Reason::Move { range, error });
     }
