@@ -262,6 +262,14 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         self.shared.evict_idle()
     }
 
+    /// Gives up the registrations that touch `range` and are not leased, for one who is about to have its
+    /// pages moved or given up. Says how many this call gave back; others may be about to be.
+    ///
+    /// A hint: a get right behind it may register the range again.
+    pub fn evict_idle_in(&self, range: AddressRange) -> usize {
+        self.shared.evict_idle_in(range)
+    }
+
     /// What the cache has done and what it holds; zeros in a forked child.
     pub fn statistics(&self) -> Statistics {
         self.shared.statistics()

@@ -281,13 +281,14 @@ impl InUse {
         self.0.is_some()
     }
 
-    pub(crate) fn contains<T>(&self, place: &T) -> bool {
+    /// Whether `place` is leased. `'static`, so that a reference to it is not taken for it.
+    pub(crate) fn contains<T: 'static>(&self, place: &T) -> bool {
         let place = std::ptr::from_ref(place).addr();
         self.0.as_ref().is_none_or(|places| places.binary_search(&place).is_ok())
     }
 
     /// How often `place` is leased, if that is known.
-    pub(crate) fn count<T>(&self, place: &T) -> Option<usize> {
+    pub(crate) fn count<T: 'static>(&self, place: &T) -> Option<usize> {
         let place = std::ptr::from_ref(place).addr();
         let places = self.0.as_ref()?;
         let first = places.partition_point(|&other| other < place);

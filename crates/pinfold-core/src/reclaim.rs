@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::AddressRange;
 use crate::budget::{Amount, Lender};
 use crate::hazard::InUse;
 use crate::monitor::Monitor;
@@ -159,6 +160,31 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             self.reclaim() + self.give_back(|writer| self.evict(writer, Amount::EVERYTHING));
         while self.wait_for_departure() {}
         count
+    }
+
+    /// Gives up what is idle and touches `range`. Says how many were given back here.
+    pub(crate) fn evict_idle_in(&self, range: AddressRange) -> usize {
+        self.give_back(|writer| self.evict_in(writer, range))
+    }
+
+    /// Takes those regions out of the index. As for room, what is to go is made unfindable before anybody
+    /// can tell whether it is idle.
+    fn evict_in(&self, writer: &mut Writer, range: AddressRange) -> Leaving<'_, R::Handle> {
+        let mut numbers = Vec::new();
+        self.findable_in(range, &mut numbers);
+        let regions = numbers.into_iter().filter_map(|number| self.region(number));
+        let regions: Vec<_> = regions.filter(|region| region.findable().is_some()).collect();
+        regions.iter().for_each(|region| region.set(Status::Standby));
+        let in_use = self.in_use(writer);
+        let (busy, idle): (Vec<_>, Vec<_>) =
+            regions.into_iter().partition(|&region| in_use.contains(region));
+        // None of those stands by for room: what does is leased under the lock alone, and stands by no
+        // longer then.
+        busy.into_iter().for_each(|region| writer.set_findable(region));
+        let mut made = Amount::EVERYTHING;
+        idle.iter().for_each(|region| self.give_up(writer, region, &mut made));
+        writer.counts.evictions += idle.len() as u64;
+        Leaving(idle)
     }
 
     /// Takes idle regions out of the index until they make up for `shortage`.
@@ -339,7 +365,7 @@ impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
 }
 
 /// Moves a dead region on: among those leased (false), or on its way out.
-fn part<H: Copy>(writer: &mut Writer, region: &Region<H>, in_use: &InUse) -> bool {
+fn part<H: Copy + 'static>(writer: &mut Writer, region: &Region<H>, in_use: &InUse) -> bool {
     let leased = in_use.contains(region);
     let queue = match region.status() {
         _ if !leased => Queue::Leaving,

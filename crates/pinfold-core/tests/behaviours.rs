@@ -535,6 +535,43 @@ mod limits {
         assert_eq!((rig.statistics().regions, rig.statistics().evictions), (0, 20));
     }
 
+    /// For one who is about to move part of the memory.
+    #[test]
+    fn what_is_idle_in_a_range_can_be_given_up() {
+        let rig = Rig::new();
+        let leased = rig.lease(pages(4, 2));
+        let idle = [pages(3, 1), pages(8, 2)].map(|range| rig.touch(range));
+        let elsewhere = [pages(0, 2), pages(10, 1)].map(|range| rig.touch(range));
+        assert_eq!(rig.cache().evict_idle_in(pages(2, 7)), 2);
+        assert!(idle.into_iter().all(|handle| !rig.is_registered(handle)));
+        assert!(elsewhere.into_iter().all(|handle| rig.is_registered(handle)));
+        rig.assert_fresh(&leased);
+        assert_eq!(rig.touch(pages(4, 2)), leased.handle(), "what is leased is still found");
+        drop(leased);
+        assert_eq!(rig.cache().evict_idle_in(pages(5, 1)), 1);
+        assert_eq!((rig.statistics().regions, rig.statistics().evictions), (2, 3));
+        assert_eq!(rig.cache().evict_idle_in(pages(2, 7)), 0);
+    }
+
+    /// What stands by for room goes as well, and counts once.
+    #[test]
+    fn what_stands_by_is_idle_in_its_range() {
+        let rig = Setup::regions(64).rig();
+        for page in 0..64 {
+            rig.touch(pages(page, 1));
+        }
+        // Makes some stand by, and gives one of them up.
+        rig.space.map(pages(100, 1), Protection::ReadWrite);
+        rig.touch(pages(100, 1));
+        assert_eq!(rig.statistics().regions, 64);
+        assert_eq!(rig.cache().evict_idle_in(pages(0, 64)), 63);
+        assert_eq!((rig.statistics().regions, rig.statistics().evictions), (1, 64));
+        for page in 0..64 {
+            rig.touch(pages(page, 1));
+        }
+        assert_eq!(rig.statistics().regions, 64);
+    }
+
     #[test]
     fn at_capacity_a_cached_region_is_a_hit() {
         let rig = Setup::regions(2).rig();

@@ -4,18 +4,21 @@
 //!
 //! Pages that a device has pinned cannot be made huge nor moved. So the region is
 //! [suspended](crate::suspend) first: whoever asks for it waits, and what is registered of it is
-//! registered anew. Of 16 MiB in small pages, on a virtual machine of two processors with others
-//! busy beside it, in times of registering it (0.3 ms):
+//! registered anew. Of 16 MiB in small pages, on a virtual machine of two processors, in times of
+//! registering it (0.3-0.4 ms), medians of 41 rounds:
 //!
 //! | | the longest pause of a stream over it |
 //! |---|---|
-//! | [`defragment`] under one suspension | 24 and more |
-//! | [`defragment_in_steps`] in place | 5 and more: collapsing 2 MiB alone takes 2 |
-//! | the same by copying beside ([`Way::by_copy`]) | 3.5 and more |
-//! | the same, beside a lease of the whole that was handed over | 2.4-3.1 |
-//! | nothing happens | 0.7-3.7 |
+//! | [`defragment`] under one suspension | 23 in place, 33 by copying |
+//! | [`defragment_in_steps`] in place | 2.7: collapsing 2 MiB alone takes two |
+//! | the same by copying beside ([`Way::by_copy`]) | 1.1 |
+//! | the same two, beside a lease of the whole that was handed over | 3.7, 2.7: each step registers all of it |
+//! | nothing happens | 0.4 |
 //!
-//! Afterwards registering and deregistering it takes a thirtieth. `pinfold bench suspend` measures all
+//! In the worst of the rounds it was ten times as much: somebody else had the processor, or the lock of the
+//! process's mappings.
+//!
+//! Afterwards registering and deregistering it takes a twenty-fifth. `pinfold bench suspend` measures all
 //! of it where it runs.
 //!
 //! # Which one

@@ -2,9 +2,12 @@
 //!
 //! Three situations. *Hot*: one buffer is sent over and over. *Cold*: each buffer is sent once; its pages are
 //! there and the process has mapped it, but nobody has ever registered it, and giving the registrations
-//! back is part of the turn, because nobody will use them again, and so is unmapping, in which a monitor has a
-//! hand. *Untouched*: as cold, and the pages are not
-//! there either. Cold buffers of a turn lie side by side in one new mapping.
+//! back is part of the turn, because nobody will use them again, and so is unmapping, in which a monitor
+//! has a hand. *Untouched*: as cold, and the pages are not there either, which no advice asks about. Cold
+//! buffers of a turn lie side by side in one new mapping.
+//!
+//! The device is a ring that writes into a pipe: what it adds to a short transfer is as little as can be, so
+//! that what the ways differ in shows.
 
 use super::Bench;
 use crate::block::{Block, Origin};

@@ -30,7 +30,6 @@ use pinfold::suspend::SuspensionTerms;
 use pinfold::{Access, AddressRange, Config, Registrar};
 use region::Region;
 use serde_json::{Value, json};
-use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stream::{MESSAGE, Outcome, Rings, Signals, Stream};
@@ -198,7 +197,7 @@ fn under_a_stream(course: Course, pages: Pages) -> Result<Round, Failure> {
         ring,
         cache: &cache,
         range: region.range(),
-        channel: channel()?,
+        channel: std::io::pipe().map_err(Failure::unavailable)?,
         expected: region.bytes(),
         signals: &signals,
         outcome: Outcome::default(),
@@ -222,13 +221,6 @@ fn under_a_stream(course: Course, pages: Pages) -> Result<Round, Failure> {
     }
     drop(cache);
     Ok(Round { before, after: price(region.range())?, done, suspended, outcome })
-}
-
-/// Where messages go to and come from.
-fn channel() -> Result<File, Failure> {
-    let channel = crate::device::memory_file().map_err(Failure::unavailable)?;
-    channel.set_len(2 * MESSAGE as u64).map_err(Failure::unavailable)?;
-    Ok(channel)
 }
 
 fn make_huge(

@@ -499,10 +499,18 @@ impl<'c, 'o> Program<'c, 'o> {
     }
 
     fn maintain_cache(&mut self) {
-        if self.random.chance(20) {
-            self.cache.evict_idle();
-        } else {
-            self.cache.reclaim();
+        match self.random.below(10) {
+            0 | 1 => {
+                self.cache.evict_idle();
+            }
+            2 => {
+                let buffer = self.random.below(BUFFERS);
+                let range = self.buffers[buffer].some_pages(&mut self.random);
+                self.cache.evict_idle_in(range);
+            }
+            _ => {
+                self.cache.reclaim();
+            }
         }
         if self.has(FaultKind::Carelessness) && self.random.chance(50) {
             self.expire_suspensions();

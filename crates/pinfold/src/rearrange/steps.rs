@@ -62,10 +62,14 @@ pub enum StoppedBy<C> {
 /// Puts `range` into huge pages while it is in use, as far as it goes.
 ///
 /// One block of a huge page's size is suspended at a time, with `terms` each: gets that touch it
-/// wait, the others go on. `connections` are all that can touch the range; `leases` those that do
-/// not end by themselves, and are to come back. A registration that reaches beyond the block and
-/// that no lease handed over keeps is given up, so that gets of other blocks register what
-/// they need; get the whole range once when this is done, and it is registered as one again.
+/// wait, the others go on. Behind each block it rests for as long as that took: the kernel's lock of the
+/// process's mappings, which moving pages takes and registering takes too, is not fair, and whoever
+/// took it over and over would keep others waiting for milliseconds.
+///
+/// `connections` are all that can touch the range; `leases` those that do not end by themselves, and are to
+/// come back. A registration that reaches beyond the block and that no lease handed over keeps is
+/// given up, so that gets of other blocks register what they need; get the whole range once when
+/// this is done, and it is registered as one again.
 ///
 /// # Errors
 ///
@@ -121,18 +125,25 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
     fn run(&mut self, range: AddressRange, way: Way) -> Result<(), Stop<R>> {
         let (mut plan, report) = Plan::new(range, way).map_err(StoppedBy::Rearrange)?;
         self.done.defragmented = report;
-        for block in std::mem::take(&mut plan.blocks) {
+        let blocks = std::mem::take(&mut plan.blocks);
+        for (place, &block) in blocks.iter().enumerate() {
+            let begun = Instant::now();
             let outcome = match plan.tool.prepare(block) {
                 Ok(()) => self.step(block, &mut plan)?,
                 refused => refused,
             };
             self.done.defragmented.note(block, outcome);
+            if place + 1 < blocks.len() {
+                std::thread::sleep(begun.elapsed());
+            }
         }
         Ok(())
     }
 
     /// One suspension.
     fn step(&mut self, block: AddressRange, plan: &mut Plan) -> Result<Result<(), Left>, Stop<R>> {
+        // Before anybody has to wait: most of what is registered there is idle.
+        self.cache.evict_idle_in(block);
         let (places, leases) = self.take_leases(block);
         let suspended = match self.suspend(block, leases) {
             Ok(suspended) => suspended,

@@ -22,6 +22,7 @@ impl Way {
     /// What one of `uses` transfers of `bytes` bytes costs on average, in nanoseconds.
     pub fn of_each(&self, bytes: usize, uses: Uses) -> f64 {
         match uses {
+            Uses::ONCE => self.first.at(bytes),
             Uses::Times(times) => {
                 let (first, times) = (self.first.at(bytes), f64::from(times.get()));
                 (first + (times - 1.0) * self.again.at(bytes)) / times

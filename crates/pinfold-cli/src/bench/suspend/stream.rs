@@ -11,10 +11,8 @@
 use io_uring::{IoUring, opcode, squeue, types};
 use pinfold::monitor::Userfaultfd;
 use pinfold::{Access, AddressRange, Cache, registrar};
-use std::fs::File;
-use std::io;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -55,8 +53,10 @@ pub(super) struct Stream<'a> {
     pub(super) ring: IoUring,
     pub(super) cache: &'a Rings,
     pub(super) range: AddressRange,
-    /// Sent messages at the beginning, received ones behind.
-    pub(super) channel: File,
+    /// Both ways, one message at a time: what goes into a pipe with room, or comes out of one that holds
+    /// it, is moved by the call that asks for it, and not by some thread of the kernel's, whose turns
+    /// would be counted as pauses.
+    pub(super) channel: (PipeReader, PipeWriter),
     /// What the region should hold.
     pub(super) expected: Vec<u8>,
     pub(super) signals: &'a Signals,
@@ -65,12 +65,12 @@ pub(super) struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Goes on until it is told to stop.
+    /// Goes on until it is told to stop, or a transfer has failed: then nobody knows what the channel holds.
     pub(super) fn run(&mut self) {
         let mut buffer = vec![0; MESSAGE];
         for offset in (0..self.range.len()).step_by(MESSAGE).cycle() {
             // Relaxed: a flag that publishes nothing; a transfer more or less is all the same.
-            if self.signals.stop.load(Ordering::Relaxed) {
+            if self.signals.stop.load(Ordering::Relaxed) || self.outcome.failed > 0 {
                 return;
             }
             self.visit(offset, &mut buffer);
@@ -101,18 +101,19 @@ impl Stream<'_> {
         let lease = unsafe { cache.get(at, MESSAGE, Access::READ_WRITE) };
         let lease = lease.map_err(io::Error::other)?;
         let index = lease.handle().get();
-        let (channel, length) = (types::Fd(self.channel.as_raw_fd()), 64 << 10);
-        self.transfer(&opcode::WriteFixed::new(channel, at, length, index).build())?;
-        self.channel.read_exact_at(buffer, 0)?;
+        let (out, into) = &self.channel;
+        let (out, into) = (types::Fd(out.as_raw_fd()), types::Fd(into.as_raw_fd()));
+        let length = 64 << 10;
+        self.transfer(&opcode::WriteFixed::new(into, at, length, index).build())?;
+        self.channel.0.read_exact(buffer)?;
         let message = &mut self.expected[offset..offset + MESSAGE];
         if *message != *buffer {
             self.outcome.wrong += 1;
         }
         // Another message for each visit, no byte of which is as before.
         message.iter_mut().for_each(|byte| *byte = byte.wrapping_add(0x3d));
-        self.channel.write_all_at(message, MESSAGE as u64)?;
-        let receive = opcode::ReadFixed::new(channel, at, length, index).offset(MESSAGE as u64);
-        self.transfer(&receive.build())
+        self.channel.1.write_all(message)?;
+        self.transfer(&opcode::ReadFixed::new(out, at, length, index).build())
     }
 
     fn transfer(&mut self, entry: &squeue::Entry) -> io::Result<()> {
