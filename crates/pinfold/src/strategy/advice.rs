@@ -1,6 +1,7 @@
 //! The decision: of the ways that are open, the one that costs least by what was measured.
 
-use super::costs::Costs;
+use super::costs::{Costs, Way};
+use super::curve::Spot;
 use super::{Direction, Strategy, Uses};
 use crate::Uncovered;
 use crate::landing::Method;
@@ -167,19 +168,37 @@ impl Costs {
         Advice { question, strategy, considered }
     }
 
-    /// The same without reasons: ways that are not open are not looked at, as long as all is well.
+    /// The same without reasons, for the path of every transfer.
+    #[inline]
     pub(super) fn decide(&self, question: Question) -> Decision {
-        let mut best: Option<(f64, Strategy)> = None;
-        for strategy in question.ways() {
-            if question.excludes(strategy).is_none()
-                && let Some(ns) = self.expected(&question, strategy)
-                && best.is_none_or(|(least, _)| ns < least)
-            {
-                best = Some((ns, strategy));
+        let (spot, uses) = (Spot::of(question.bytes), question.uses);
+        let (mut least, mut best) = (f64::INFINITY, None);
+        let mut consider = |strategy, way: &Option<Way>, uses| {
+            if let Some(way) = way {
+                let ns = way.of_each_at(&spot, uses);
+                if ns < least {
+                    (least, best) = (ns, Some(strategy));
+                }
             }
+        };
+        // In the order of `ways`, and open as `excludes` has it.
+        let Means { copy_bytes, overlap, exchange } = question.means;
+        let arriving = question.direction == Direction::Arriving;
+        if !matches!(question.coverage, Coverage::Uncovered(_)) {
+            consider(question.keeping(), &self.cached, uses);
         }
-        let strategy = best.map_or(question.unmeasured(), |(_, strategy)| strategy);
-        let expected_ns = best.map(|(ns, _)| ns);
+        if question.bytes <= copy_bytes {
+            consider(question.copying(), &self.copy, uses);
+        }
+        consider(Strategy::PerUse, &self.per_use, uses);
+        if overlap {
+            consider(Strategy::Pieces, &self.pieces, question.uses_by(Strategy::Pieces));
+        }
+        if exchange && arriving {
+            consider(Strategy::Landing(Method::Exchange), &self.exchange, uses);
+        }
+        let expected_ns = best.map(|_| least);
+        let strategy = best.unwrap_or_else(|| question.unmeasured());
         let handicap = self.handicap(&question, expected_ns);
         Decision { question, strategy, expected_ns, handicap }
     }
@@ -192,6 +211,10 @@ impl Costs {
     /// Why what is expected is slower than the best for such a transfer.
     fn handicap(&self, question: &Question, expected_ns: Option<f64>) -> Option<Handicap> {
         let Some(expected) = expected_ns else { return Some(Handicap::Unmeasured) };
+        let uncovered = matches!(question.coverage, Coverage::Uncovered(_));
+        if !uncovered && question.bytes <= question.means.copy_bytes {
+            return None;
+        }
         let [kept, copy, ..] = question.ways();
         if let Some(Excluded::Uncovered(why)) = question.excludes(kept)
             && self.expected(question, kept).is_none_or(|ns| ns < expected)
@@ -216,12 +239,15 @@ impl Question {
     }
 
     fn ways(&self) -> [Strategy; 5] {
-        let copy = match self.direction {
+        let exchange = Strategy::Landing(Method::Exchange);
+        [self.keeping(), self.copying(), Strategy::PerUse, Strategy::Pieces, exchange]
+    }
+
+    fn copying(&self) -> Strategy {
+        match self.direction {
             Direction::Leaving => Strategy::Copy,
             Direction::Arriving => Strategy::Landing(Method::Copy),
-        };
-        let exchange = Strategy::Landing(Method::Exchange);
-        [self.keeping(), copy, Strategy::PerUse, Strategy::Pieces, exchange]
+        }
     }
 
     /// How often the memory is used before a transfer by `strategy` costs as much as the first one did.

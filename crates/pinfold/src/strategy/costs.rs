@@ -1,6 +1,6 @@
 //! What each way costs on this machine: curves, kept in a file.
 
-use super::curve::Curve;
+use super::curve::{Curve, Spot};
 use super::{Strategy, Uses};
 use crate::landing::{Measured, Method};
 use crate::stored;
@@ -21,13 +21,18 @@ pub struct Way {
 impl Way {
     /// What one of `uses` transfers of `bytes` bytes costs on average, in nanoseconds.
     pub fn of_each(&self, bytes: usize, uses: Uses) -> f64 {
+        self.of_each_at(&Spot::of(bytes), uses)
+    }
+
+    #[inline(always)]
+    pub(super) fn of_each_at(&self, spot: &Spot, uses: Uses) -> f64 {
         match uses {
-            Uses::ONCE => self.first.at(bytes),
+            Uses::ONCE => self.first.at_spot(spot),
             Uses::Times(times) => {
-                let (first, times) = (self.first.at(bytes), f64::from(times.get()));
-                (first + (times - 1.0) * self.again.at(bytes)) / times
+                let (first, times) = (self.first.at_spot(spot), f64::from(times.get()));
+                (first + (times - 1.0) * self.again.at_spot(spot)) / times
             }
-            Uses::Often => self.again.at(bytes),
+            Uses::Often => self.again.at_spot(spot),
         }
     }
 }

@@ -44,30 +44,64 @@ impl Curve {
 
     /// The time for `bytes` bytes, in nanoseconds: a straight line between the two points around it.
     /// Below the first point it is that point's, beyond the last it goes on as between the last two.
-    #[allow(clippy::cast_precision_loss)] // lengths below 2^53
     pub fn at(&self, bytes: usize) -> f64 {
-        let (low, high) = self.around(bytes);
-        if bytes <= LENGTHS[0] || low == high {
-            return self.ns[low];
-        }
-        let rise = self.ns[high] - self.ns[low];
-        // A last segment that falls, by noise, does not make longer transfers free.
-        let rise = if bytes > LENGTHS[high] { rise.max(0.0) } else { rise };
-        self.ns[low] + rise * ((bytes - LENGTHS[low]) as f64 * OVER_DISTANCE[low])
+        self.at_spot(&Spot::of(bytes))
     }
 
-    /// The numbers of the points between which, or behind which, `bytes` lies.
-    fn around(&self, bytes: usize) -> (usize, usize) {
-        // Four times as long is two more bits; the first point has 8.
-        let place = (bytes.max(1).ilog2() as usize / 2).saturating_sub(4);
-        let low = place.min(self.known.saturating_sub(2));
-        (low, (low + 1).min(self.known - 1))
+    /// The same, for one who asks several curves about one length.
+    #[inline(always)]
+    pub(super) fn at_spot(&self, spot: &Spot) -> f64 {
+        let next = spot.low + 1;
+        if next >= self.known {
+            return self.beyond(spot.bytes);
+        }
+        self.ns[spot.low] + (self.ns[next] - self.ns[spot.low]) * spot.fraction
+    }
+
+    /// As [`at`](Self::at), from the last point on.
+    #[cold]
+    fn beyond(&self, bytes: usize) -> f64 {
+        let last = self.known - 1;
+        if last == 0 || bytes <= LENGTHS[last] {
+            return self.ns[last];
+        }
+        let before = last - 1;
+        // A last segment that falls, by noise, does not make longer transfers free.
+        let rise = (self.ns[last] - self.ns[before]).max(0.0);
+        self.ns[before] + rise * fraction(bytes, before)
     }
 
     /// The points.
     pub(super) fn points(&self) -> &[f64] {
         &self.ns[..self.known]
     }
+}
+
+/// Where a length lies among [`LENGTHS`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    bytes: usize,
+    /// The number of the point below.
+    low: usize,
+    /// How far it is from there to the next point: 0 there, 1 at the next.
+    fraction: f64,
+}
+
+impl Spot {
+    #[inline]
+    pub(super) fn of(bytes: usize) -> Self {
+        let bytes = bytes.max(LENGTHS[0]);
+        // Four times as long is two more bits; the first point has 8.
+        let low = (bytes.ilog2() as usize / 2 - 4).min(LENGTHS.len() - 1);
+        Self { bytes, low, fraction: fraction(bytes, low) }
+    }
+}
+
+/// How far `bytes` is from the length of number `low`, in distances to the next.
+#[inline]
+#[allow(clippy::cast_precision_loss)] // lengths below 2^53
+fn fraction(bytes: usize, low: usize) -> f64 {
+    (bytes - LENGTHS[low]) as f64 * OVER_DISTANCE[low]
 }
 
 #[cfg(test)]

@@ -518,11 +518,13 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             return with(account, self.coverage_by(account, wish).unwrap_or(coverage));
         }
         let decision = with(Account::default(), coverage);
-        if !matches!(decision.strategy, Strategy::Cached | Strategy::Pieces) {
-            return decision;
+        if matches!(decision.strategy, Strategy::Cached | Strategy::Pieces) {
+            let account = self.ledger.look(wish.range.start());
+            if let Some(coverage) = self.coverage_by(account, wish) {
+                return with(account, coverage);
+            }
         }
-        let account = self.ledger.look(wish.range.start());
-        self.coverage_by(account, wish).map_or(decision, |coverage| with(account, coverage))
+        decision
     }
 
     /// What the door remembers of the memory, if that says that nothing can be kept.
