@@ -63,6 +63,7 @@ pub mod limits;
 pub mod mappings;
 mod membarrier;
 pub mod monitor;
+mod pagemap;
 pub mod pieces;
 pub mod pool;
 mod quiet_thread;

@@ -14,6 +14,7 @@ mod registrar_support;
 
 use pinfold::handshake::{Answer, Heard, Idle, KeyChange, Owner, Stopped};
 use pinfold::monitor::Userfaultfd;
+use pinfold::rearrange::{Way, defragment_in_steps};
 use pinfold::registrar::verbs::ffi::{self, ibv_qp, ibv_send_wr, ibv_wc};
 use pinfold::registrar::verbs::{
     Connection, Device, Direction, Domain, Loopback, LoopbackError, MemoryRegion, OpenError,
@@ -26,7 +27,7 @@ use pinfold_core::{
 };
 use registrar_support::{Memory, PAGE, alone, in_forked_child};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ScopedJoinHandle};
@@ -169,11 +170,14 @@ struct Stream<'t> {
     memory: AddressRange,
     version: &'t AtomicUsize,
     done: &'t AtomicUsize,
+    /// The longest time between two transfers' ends, in microseconds.
+    longest: &'t AtomicU64,
     over: &'t AtomicBool,
 }
 
 impl Stream<'_> {
     fn run(&self, far: &Far, mut chunk: usize) {
+        let mut last = Instant::now();
         // SeqCst, here and where they are changed: so that nobody needs to think about it.
         while !self.over.load(Ordering::SeqCst) {
             chunk = (chunk * 5 + 3) % (REGION / CHUNK);
@@ -188,6 +192,9 @@ impl Stream<'_> {
                 bytes.iter().all(|&byte| byte == stamp(version, first + page))
             };
             assert!(bytes.chunks(PAGE).enumerate().all(right), "wrong bytes in version {version}");
+            let pause = u64::try_from(last.elapsed().as_micros()).unwrap();
+            last = Instant::now();
+            self.longest.fetch_max(pause, Ordering::SeqCst);
             self.done.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -253,12 +260,13 @@ fn memory_moves_under_a_stream_of_transfers() {
         let (cache, memory) = (cache(&domain), Memory::new(REGION));
         let fars = [Far::new(&domain, CHUNK), Far::new(&domain, CHUNK)];
         let connections: Vec<_> = fars.iter().map(Far::connection).collect();
-        let (version, done, over) = Default::default();
+        let (version, done, longest, over) = Default::default();
         let stream = Stream {
             cache: &cache,
             memory: memory.range(),
             version: &version,
             done: &done,
+            longest: &longest,
             over: &over,
         };
         fill(&memory, 0);
@@ -309,6 +317,62 @@ fn memory_moves_under_a_stream_of_transfers() {
         });
         assert_eq!(cache.suspension_statistics().resumed, 3);
         eprintln!("{} transfers, every byte right", done.into_inner());
+    });
+}
+
+/// The same for a library call's sake: a huge page's worth at a time, and each time both queue pairs stop.
+#[test]
+fn a_region_is_made_huge_under_a_stream_of_transfers() {
+    alone("a_region_is_made_huge_under_a_stream_of_transfers", || {
+        let Some(domain) = stopping_domain() else { return };
+        let (cache, memory) = (cache(&domain), Memory::new(REGION));
+        let fars = [Far::new(&domain, CHUNK), Far::new(&domain, CHUNK)];
+        let connections: Vec<_> = fars.iter().map(Far::connection).collect();
+        let (version, done, longest, over) = Default::default();
+        let stream = Stream {
+            cache: &cache,
+            memory: memory.range(),
+            version: &version,
+            done: &done,
+            longest: &longest,
+            over: &over,
+        };
+        fill(&memory, 0);
+        let price = register_cost(&domain, memory.range());
+        let stepped = thread::scope(|scope| {
+            let _over = Over(&over);
+            let stream = &stream;
+            let threads = fars.iter().enumerate();
+            let threads = threads.map(|(seed, far)| scope.spawn(move || stream.run(far, seed)));
+            let threads: Vec<_> = threads.collect();
+            stream.until_more(&threads);
+            let calm = longest.swap(0, Ordering::SeqCst);
+            // SAFETY: advice on the test's own memory.
+            unsafe { libc::madvise(memory.pointer().cast(), REGION, libc::MADV_HUGEPAGE) };
+            let way = Way::IN_PLACE;
+            let stepped =
+                defragment_in_steps(&cache, memory.range(), &connections, Vec::new(), TERMS, way);
+            stream.until_more(&threads);
+            eprintln!(
+                "16 MiB made huge: a stream paused for {} us at most, {calm} before; registering and \
+                 giving back took {price:?}",
+                longest.load(Ordering::SeqCst),
+            );
+            stepped.unwrap_or_else(|stopped| panic!("{stopped}"))
+        });
+        assert!(stepped.lost.is_empty(), "{:?}", stepped.lost);
+        let (suspensions, defragmented) = (stepped.suspensions, stepped.defragmented);
+        assert_eq!(cache.suspension_statistics().resumed, suspensions as u64);
+        eprintln!(
+            "{suspensions} suspensions, the longest {:?}; {} bytes made huge, left: {:?}; {} transfers, \
+             every byte right",
+            stepped.longest,
+            defragmented.made,
+            defragmented.left,
+            done.into_inner()
+        );
+        let left: usize = defragmented.left.iter().map(|(part, _)| part.len()).sum();
+        assert_eq!(defragmented.made + defragmented.already + left, REGION);
     });
 }
 

@@ -8,7 +8,8 @@
 #![allow(unsafe_code)]
 
 pub(super) use crate::sys::Errno;
-use crate::sys::{close, last_errno, open, request};
+use crate::sys::last_errno;
+use crate::{AddressRange, pagemap};
 use std::ptr::{self, NonNull};
 
 /// Memory that is mapped, readable and writable, until this is dropped.
@@ -123,10 +124,8 @@ impl Mapping {
 
     /// How many of its bytes lie in huge pages. `ENOTTY` before Linux 6.7.
     pub(super) fn huge_bytes(&self) -> Result<usize, Errno> {
-        let pagemap = open(c"/proc/self/pagemap", 0)?;
-        let counted = huge_bytes(pagemap, self.start.addr().get(), self.bytes);
-        close(pagemap);
-        counted
+        let range = AddressRange::new(self.start.addr().get(), self.bytes);
+        Ok(pagemap::present(range.map_err(|_| Errno(libc::EINVAL))?)?.huge)
     }
 }
 
@@ -139,79 +138,9 @@ impl Drop for Mapping {
     }
 }
 
-/// `struct pm_scan_arg` of `linux/fs.h` (Linux 6.7).
-#[repr(C)]
-#[derive(Default)]
-struct Scan {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    regions: u64,
-    regions_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Region {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: libc::c_ulong = request(b'f', 16, size_of::<Scan>());
-const PAGE_IS_HUGE: u64 = 1 << 6;
-
-fn huge_bytes(pagemap: libc::c_int, start: usize, bytes: usize) -> Result<usize, Errno> {
-    let (mut next, end) = (start as u64, (start + bytes) as u64);
-    let mut huge = 0;
-    while next < end {
-        let (walked, found) = scan(pagemap, next, end)?;
-        huge += found;
-        // Progress even if the kernel says nothing.
-        next = walked.max(next + 1);
-    }
-    Ok(usize::try_from(huge).unwrap_or(usize::MAX))
-}
-
-/// Where one look ended, and how many bytes before that are in huge pages.
-fn scan(pagemap: libc::c_int, start: u64, end: u64) -> Result<(u64, u64), Errno> {
-    let mut regions = [Region::default(); 32];
-    let mut scan = Scan {
-        size: size_of::<Scan>() as u64,
-        start,
-        end,
-        regions: regions.as_mut_ptr().addr() as u64,
-        regions_len: regions.len() as u64,
-        category_mask: PAGE_IS_HUGE,
-        return_mask: PAGE_IS_HUGE,
-        ..Scan::default()
-    };
-    // SAFETY: the kernel reads and writes `scan`, whose size it is told, and writes as many
-    // regions as there is room for.
-    let found = unsafe { libc::ioctl(pagemap, PAGEMAP_SCAN as _, &raw mut scan) };
-    let found = usize::try_from(found).map_err(|_| last_errno())?;
-    let bytes = regions.iter().take(found).map(|region| region.end - region.start).sum();
-    Ok((scan.walk_end, bytes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn structures_have_the_kernels_sizes() {
-        assert_eq!((size_of::<Scan>(), size_of::<Region>()), (96, 24));
-        assert_eq!(PAGEMAP_SCAN, 0xc060_6610);
-    }
 
     #[test]
     fn a_mapping_is_where_and_as_long_as_asked() {

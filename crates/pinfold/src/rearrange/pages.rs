@@ -1,8 +1,8 @@
 //! What a range is made of: how much of it is in memory, and how much of that in huge pages.
 
-use super::sys::{self, Stretch};
 use crate::AddressRange;
-use crate::sys::{Errno, close, open};
+use crate::pagemap::{self, Present};
+use crate::sys::Errno;
 use std::fs;
 
 /// What a range is made of, in bytes.
@@ -24,27 +24,8 @@ impl Pages {
     }
 
     fn scanned(range: AddressRange) -> Result<Self, Errno> {
-        let pagemap = open(c"/proc/self/pagemap", 0)?;
-        let pages = Self::scanned_from(pagemap, range);
-        close(pagemap);
-        pages
-    }
-
-    fn scanned_from(pagemap: i32, range: AddressRange) -> Result<Self, Errno> {
-        let mut stretches = [Stretch::default(); 64];
-        let (mut pages, mut next) = (Self::default(), range.start());
-        while next < range.end() {
-            let (found, seen_up_to) = sys::scan(pagemap, next, range.end(), &mut stretches)?;
-            for stretch in &stretches[..found.min(64)] {
-                pages.resident += stretch.bytes();
-                pages.huge += if stretch.is_huge() { stretch.bytes() } else { 0 };
-            }
-            if seen_up_to <= next {
-                return Err(Errno(libc::EINVAL));
-            }
-            next = seen_up_to;
-        }
-        Ok(pages)
+        let Present { bytes: resident, huge } = pagemap::present(range)?;
+        Ok(Self { resident, huge })
     }
 
     fn summed(range: AddressRange) -> Result<Self, Errno> {
@@ -152,6 +133,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rearrange::sys;
 
     const TEXT: &str = "\
 10000-20000 rw-p 00000000 00:00 0 

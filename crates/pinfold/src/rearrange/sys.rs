@@ -1,4 +1,4 @@
-//! The seam to the kernel: what a range is made of, and other pages for it.
+//! The seam to the kernel: other pages for a range, and where they are.
 //!
 //! # Safety
 //!
@@ -9,8 +9,7 @@
 #![allow(unsafe_code)]
 
 use crate::AddressRange;
-use crate::sys::{Descriptor, Errno, last_errno, request};
-use std::mem::size_of;
+use crate::sys::{Errno, last_errno};
 use std::ptr;
 
 /// `MADV_COLLAPSE` of `linux/mman.h` (Linux 6.1).
@@ -146,76 +145,6 @@ pub(super) unsafe fn exchange(from: AddressRange, to: AddressRange) -> Result<()
     if moved == -1 { Err(last_errno()) } else { Ok(()) }
 }
 
-// --- what a range is made of -------------------------------------------------------------------
-
-/// `struct pm_scan_arg` of `linux/fs.h` (Linux 6.7).
-#[repr(C)]
-#[derive(Default)]
-struct Scan {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    regions: u64,
-    regions_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region`: neighbours of one kind.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(super) struct Stretch {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-impl Stretch {
-    pub(super) fn bytes(&self) -> usize {
-        usize::try_from(self.end.saturating_sub(self.start)).unwrap_or(usize::MAX)
-    }
-
-    pub(super) fn is_huge(&self) -> bool {
-        self.categories & HUGE != 0
-    }
-}
-
-const PRESENT: u64 = 1 << 3;
-const HUGE: u64 = 1 << 6;
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: libc::c_ulong = request(b'f', 16, size_of::<Scan>());
-
-/// Asks an open `/proc/self/pagemap` for the pages that are there from `start` up to `end`; says
-/// how many stretches it found, and how far it looked. `ENOTTY` before Linux 6.7.
-pub(super) fn scan(
-    pagemap: Descriptor,
-    start: usize,
-    end: usize,
-    stretches: &mut [Stretch],
-) -> Result<(usize, usize), Errno> {
-    let mut scan = Scan {
-        size: size_of::<Scan>() as u64,
-        start: start as u64,
-        end: end as u64,
-        regions: stretches.as_mut_ptr().expose_provenance() as u64,
-        regions_len: stretches.len() as u64,
-        category_mask: PRESENT,
-        return_mask: PRESENT | HUGE,
-        ..Scan::default()
-    };
-    // SAFETY: the kernel reads and writes `scan`, and writes at most `regions_len` stretches.
-    let found = unsafe { libc::ioctl(pagemap, PAGEMAP_SCAN as _, &raw mut scan) };
-    match usize::try_from(found) {
-        Ok(found) => Ok((found, usize::try_from(scan.walk_end).unwrap_or(usize::MAX))),
-        Err(_) => Err(last_errno()),
-    }
-}
-
 // --- memory nodes ------------------------------------------------------------------------------
 
 /// Whether the mapping at `address` has a memory policy of its own (`mbind`), or may have.
@@ -282,15 +211,4 @@ fn ask_about_pages(
         )
     };
     if left < 0 { Err(last_errno()) } else { Ok(left) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_have_the_sizes_and_numbers_that_the_kernel_knows() {
-        assert_eq!((size_of::<Scan>(), size_of::<Stretch>()), (96, 24));
-        assert_eq!(PAGEMAP_SCAN, 0xc060_6610);
-    }
 }
