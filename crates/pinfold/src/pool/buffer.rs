@@ -72,12 +72,10 @@ impl<R: Registrar> Pool<R> {
     /// [`AllocateError`].
     #[inline]
     pub fn get(&self, length: usize) -> Result<PoolBuffer<'_, R>, AllocateError> {
-        let class = Class::holding(length);
-        let at_hand = class.and_then(|class| Some((threads::take(&self.depot, class)?, class)));
         // The slow way returns parts: a buffer of which one way writes memory stands in memory on
         // both ways, and is written and read there in pieces of different lengths.
-        let (block, kind) = match at_hand {
-            Some((block, class)) => (block, Kind::block(class)),
+        let (block, kind) = match at_hand(&self.depot, length) {
+            Some(found) => found,
             None => self.take_slowly(length)?,
         };
         Ok(PoolBuffer::new(&self.depot, block, length, kind))
@@ -173,8 +171,13 @@ impl<'p, R: Registrar> Request<'p, R> {
     /// # Errors
     ///
     /// [`AllocateError`].
+    #[inline]
     pub fn get(self) -> Result<PoolBuffer<'p, R>, AllocateError> {
-        let (block, kind) = self.take()?;
+        let at_hand = if self.align == LINE { at_hand(&self.pool.depot, self.length) } else { None };
+        let (block, kind) = match at_hand {
+            Some(found) => found,
+            None => self.take()?,
+        };
         let mut buffer = PoolBuffer::new(&self.pool.depot, block, self.length, kind);
         if self.zeroed {
             buffer.fill(0);
@@ -216,6 +219,13 @@ impl<'p, R: Registrar> Request<'p, R> {
                 .ok_or(AllocateError::TooLong { bytes: length, max_bytes: longest }),
         }
     }
+}
+
+/// A block that the calling thread has at hand.
+#[inline(always)]
+fn at_hand(depot: &Depot, length: usize) -> Option<(NonNull<u8>, Kind)> {
+    let class = Class::holding(length)?;
+    Some((threads::take(depot, class)?, Kind::block(class)))
 }
 
 /// A run of units.
