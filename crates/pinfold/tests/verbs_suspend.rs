@@ -208,6 +208,58 @@ impl Stream<'_> {
     }
 }
 
+/// A region of version 0, and two queue pairs over which it is streamed as long as a test runs.
+struct Rig {
+    domain: Arc<Domain>,
+    cache: VerbsCache,
+    memory: Memory,
+    fars: [Far; 2],
+    version: AtomicUsize,
+    done: AtomicUsize,
+    longest: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Rig {
+    fn new(domain: &Arc<Domain>) -> Self {
+        let memory = Memory::new(REGION);
+        fill(&memory, 0);
+        Self {
+            domain: Arc::clone(domain),
+            cache: cache(domain),
+            memory,
+            fars: [Far::new(domain, CHUNK), Far::new(domain, CHUNK)],
+            version: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+            longest: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.fars.iter().map(Far::connection).collect()
+    }
+
+    /// Runs `body` beside the streams; what it is passed waits until they have gone on for a while.
+    fn beside_streams<T>(&self, body: impl FnOnce(&dyn Fn()) -> T) -> T {
+        let stream = &Stream {
+            cache: &self.cache,
+            memory: self.memory.range(),
+            version: &self.version,
+            done: &self.done,
+            longest: &self.longest,
+            over: &self.over,
+        };
+        thread::scope(|scope| {
+            let _over = Over(&self.over);
+            let threads = self.fars.iter().enumerate();
+            let threads = threads.map(|(seed, far)| scope.spawn(move || stream.run(far, seed)));
+            let threads: Vec<_> = threads.collect();
+            body(&|| stream.until_more(&threads))
+        })
+    }
+}
+
 /// Ends a stream when its test ends, also by a panic.
 struct Over<'t>(&'t AtomicBool);
 
@@ -257,40 +309,24 @@ fn register_cost(domain: &Arc<Domain>, range: AddressRange) -> Duration {
 fn memory_moves_under_a_stream_of_transfers() {
     alone("memory_moves_under_a_stream_of_transfers", || {
         let Some(domain) = stopping_domain() else { return };
-        let (cache, memory) = (cache(&domain), Memory::new(REGION));
-        let fars = [Far::new(&domain, CHUNK), Far::new(&domain, CHUNK)];
-        let connections: Vec<_> = fars.iter().map(Far::connection).collect();
-        let (version, done, longest, over) = Default::default();
-        let stream = Stream {
-            cache: &cache,
-            memory: memory.range(),
-            version: &version,
-            done: &done,
-            longest: &longest,
-            over: &over,
-        };
-        fill(&memory, 0);
-        let mut lease = get(&cache, memory.range(), Access::READ);
-        thread::scope(|scope| {
-            let _over = Over(&over);
-            let stream = &stream;
-            let threads = fars.iter().enumerate();
-            let threads = threads.map(|(seed, far)| scope.spawn(move || stream.run(far, seed)));
-            let threads: Vec<_> = threads.collect();
+        let rig = Rig::new(&domain);
+        let Rig { cache, memory, version, .. } = &rig;
+        let mut lease = get(cache, memory.range(), Access::READ);
+        rig.beside_streams(|until_more| {
             type Move = (&'static str, fn(&Memory) -> bool);
             let moves: [Move; 3] =
                 [("mremap", remap), ("MADV_COLLAPSE", collapse), ("MADV_DONTNEED", discard)];
             for (round, (name, rearrange)) in moves.into_iter().enumerate() {
-                stream.until_more(&threads);
-                let before = register_cost(&domain, memory.range());
+                until_more();
+                let before = register_cost(&rig.domain, memory.range());
                 let old = lease.handle();
                 let began = Instant::now();
                 let suspended =
-                    cache.suspend(memory.range(), connections.clone(), vec![lease], TERMS).unwrap();
+                    cache.suspend(memory.range(), rig.connections(), vec![lease], TERMS).unwrap();
                 let stopping = began.elapsed();
-                let moved = rearrange(&memory);
+                let moved = rearrange(memory);
                 assert!(moved || name == "MADV_COLLAPSE", "{name}");
-                fill(&memory, round + 1);
+                fill(memory, round + 1);
                 version.store(round + 1, Ordering::SeqCst);
                 let began = Instant::now();
                 let mut resumed = suspended.resume().unwrap();
@@ -300,12 +336,12 @@ fn memory_moves_under_a_stream_of_transfers() {
                 lease = resumed.leases.pop().unwrap().unwrap();
                 assert_ne!(lease.handle(), old);
                 let part = get(
-                    &cache,
+                    cache,
                     AddressRange::new(memory.range().start(), 9).unwrap(),
                     Access::READ,
                 );
                 assert_eq!(part.handle(), lease.handle(), "the new registration serves hits");
-                let after = register_cost(&domain, memory.range());
+                let after = register_cost(&rig.domain, memory.range());
                 eprintln!(
                     "16 MiB, {name}{}: suspending took {stopping:?}, resuming {resuming:?}, of a pause \
                      of {:?}; registering and giving back {before:?} before, {after:?} after",
@@ -313,10 +349,10 @@ fn memory_moves_under_a_stream_of_transfers() {
                     resumed.paused,
                 );
             }
-            stream.until_more(&threads);
+            until_more();
         });
         assert_eq!(cache.suspension_statistics().resumed, 3);
-        eprintln!("{} transfers, every byte right", done.into_inner());
+        eprintln!("{} transfers, every byte right", rig.done.into_inner());
     });
 }
 
@@ -325,51 +361,36 @@ fn memory_moves_under_a_stream_of_transfers() {
 fn a_region_is_made_huge_under_a_stream_of_transfers() {
     alone("a_region_is_made_huge_under_a_stream_of_transfers", || {
         let Some(domain) = stopping_domain() else { return };
-        let (cache, memory) = (cache(&domain), Memory::new(REGION));
-        let fars = [Far::new(&domain, CHUNK), Far::new(&domain, CHUNK)];
-        let connections: Vec<_> = fars.iter().map(Far::connection).collect();
-        let (version, done, longest, over) = Default::default();
-        let stream = Stream {
-            cache: &cache,
-            memory: memory.range(),
-            version: &version,
-            done: &done,
-            longest: &longest,
-            over: &over,
-        };
-        fill(&memory, 0);
-        let price = register_cost(&domain, memory.range());
-        let stepped = thread::scope(|scope| {
-            let _over = Over(&over);
-            let stream = &stream;
-            let threads = fars.iter().enumerate();
-            let threads = threads.map(|(seed, far)| scope.spawn(move || stream.run(far, seed)));
-            let threads: Vec<_> = threads.collect();
-            stream.until_more(&threads);
-            let calm = longest.swap(0, Ordering::SeqCst);
+        let rig = Rig::new(&domain);
+        let (range, connections) = (rig.memory.range(), rig.connections());
+        let price = register_cost(&rig.domain, range);
+        let stepped = rig.beside_streams(|until_more| {
+            until_more();
+            let calm = rig.longest.swap(0, Ordering::SeqCst);
+            // Not before: the kernel would make it huge by itself.
             // SAFETY: advice on the test's own memory.
-            unsafe { libc::madvise(memory.pointer().cast(), REGION, libc::MADV_HUGEPAGE) };
+            unsafe { libc::madvise(rig.memory.pointer().cast(), REGION, libc::MADV_HUGEPAGE) };
             let way = Way::IN_PLACE;
             let stepped =
-                defragment_in_steps(&cache, memory.range(), &connections, Vec::new(), TERMS, way);
-            stream.until_more(&threads);
+                defragment_in_steps(&rig.cache, range, &connections, Vec::new(), TERMS, way);
+            until_more();
             eprintln!(
                 "16 MiB made huge: a stream paused for {} us at most, {calm} before; registering and \
                  giving back took {price:?}",
-                longest.load(Ordering::SeqCst),
+                rig.longest.load(Ordering::SeqCst),
             );
             stepped.unwrap_or_else(|stopped| panic!("{stopped}"))
         });
         assert!(stepped.lost.is_empty(), "{:?}", stepped.lost);
         let (suspensions, defragmented) = (stepped.suspensions, stepped.defragmented);
-        assert_eq!(cache.suspension_statistics().resumed, suspensions as u64);
+        assert_eq!(rig.cache.suspension_statistics().resumed, suspensions as u64);
         eprintln!(
             "{suspensions} suspensions, the longest {:?}; {} bytes made huge, left: {:?}; {} transfers, \
              every byte right",
             stepped.longest,
             defragmented.made,
             defragmented.left,
-            done.into_inner()
+            rig.done.load(Ordering::SeqCst)
         );
         let left: usize = defragmented.left.iter().map(|(part, _)| part.len()).sum();
         assert_eq!(defragmented.made + defragmented.already + left, REGION);

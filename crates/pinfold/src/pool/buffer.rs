@@ -173,7 +173,8 @@ impl<'p, R: Registrar> Request<'p, R> {
     /// [`AllocateError`].
     #[inline]
     pub fn get(self) -> Result<PoolBuffer<'p, R>, AllocateError> {
-        let at_hand = if self.align == LINE { at_hand(&self.pool.depot, self.length) } else { None };
+        let at_hand =
+            if self.align == LINE { at_hand(&self.pool.depot, self.length) } else { None };
         let (block, kind) = match at_hand {
             Some(found) => found,
             None => self.take()?,
