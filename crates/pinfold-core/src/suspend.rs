@@ -56,10 +56,14 @@
 //!
 //! **Never silently.** There is no path on which a connection that died comes back
 //! ([`Suspend::restart`] may not re-establish one), and every way out of the machine either gives
-//! the connections back or fails them and counts it ([`SuspensionStatistics`]). Only a suspension
-//! that is leaked (`mem::forget`) stays until [`Cache::expire_suspensions`] finds it overdue.
+//! the connections back or fails them and counts it ([`SuspensionStatistics`]). Only a [`Suspended`]
+//! that is leaked (`mem::forget`) stays until [`Cache::expire_suspensions`] finds it overdue; a
+//! [`Suspending`] that is leaked stays with its connections, and gets of its range are refused once
+//! its deadline has passed.
 //!
 //! [`Cache::expire_suspensions`]: crate::Cache::expire_suspensions
+//! [`Suspended`]: crate::Suspended
+//! [`Suspending`]: crate::Suspending
 //!
 //! Where to look next: `device` (what a device must offer), `report` (the words of the answers),
 //! `bars` (what holds gets back), `ward` (what a suspension owns and must give back), `machine` (the
