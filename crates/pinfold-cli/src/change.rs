@@ -10,7 +10,7 @@ mod calls;
 mod specimen;
 
 pub(crate) use calls::{
-    Call, NoDescriptors, Obstacle, in_child, lag_behind, stay_on, this_processor,
+    Call, NoDescriptors, Obstacle, in_child, in_child_guarded, lag_behind, stay_on, this_processor,
 };
 pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 

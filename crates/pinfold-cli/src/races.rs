@@ -327,6 +327,7 @@ fn change_and_send<M: Monitor>(
 ) -> Result<Option<FirstWrong>, Stop> {
     for change in 0..CHANGES {
         specimen.apply(race.mutation)?;
+        specimen.populate()?;
         specimen.fill(part, race.keys[1] ^ (change << 32));
         let wrong = send_wrong(port, specimen, specimen.body(), race.lane)?;
         if wrong.is_some() {

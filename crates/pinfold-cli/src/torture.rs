@@ -25,7 +25,8 @@ use pinfold::{Config, Monitor, WhenFull};
 use program::{PORTS, Program};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 use tally::{Count, Tally, Wrong};
@@ -113,11 +114,20 @@ struct Shared<M: Monitor> {
     make_monitor: MakeMonitor<M>,
     /// Held by the one thread that has lowered the limit on descriptors.
     starving: Mutex<()>,
+    /// Held by whoever has threads begin or end; for writing while a fork is made. The standard library
+    /// keeps a table of threads behind a lock, and a child that was forked while somebody held it could
+    /// begin none: its own would wait for ever.
+    births: RwLock<()>,
+}
+
+/// Beside others who have threads begin or end.
+fn beside(births: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
+    births.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<M: Monitor> Shared<M> {
     fn new(monitor: M, make_monitor: MakeMonitor<M>) -> Self {
-        Self { monitor, make_monitor, starving: Mutex::new(()) }
+        Self { monitor, make_monitor, starving: Mutex::new(()), births: RwLock::new(()) }
     }
 }
 
@@ -324,17 +334,38 @@ fn run_threads<M: Monitor + Clone>(
     let progress = output.progress(until.ticks(), "torture");
     let progress = &progress;
     let (mut sum, mut panics) = (Tally::default(), 0);
+    let (begun, begin) = mpsc::channel();
+    let (over, end) = mpsc::channel();
+    let leaving = &Mutex::new(());
     thread::scope(|scope| {
+        // No worker forks while others begin, nor ends while others may still fork.
+        let stay = leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        let births = beside(&grounds.shared.births);
         let start = |thread| {
             let worker = Worker::new(grounds, thread);
             let bar = (thread == 0).then_some(progress);
-            scope.spawn(move || run_program(worker, Program::new(seed, thread), until, bar))
+            let (begun, over) = (begun.clone(), over.clone());
+            scope.spawn(move || {
+                // Nobody may listen any more.
+                let _ = begun.send(());
+                let program = Program::new(seed, thread);
+                let run = AssertUnwindSafe(|| run_program(worker, program, until, bar));
+                let tally = catch_unwind(run);
+                let _ = over.send(());
+                drop(leaving.lock().unwrap_or_else(PoisonError::into_inner));
+                tally
+            })
         };
         let threads: Vec<_> = (0..usize::from(arguments.threads)).map(start).collect();
+        let told_by_all = |news: &mpsc::Receiver<()>| threads.iter().all(|_| news.recv().is_ok());
+        told_by_all(&begin);
+        drop(births);
+        told_by_all(&end);
+        drop(stay);
         for thread in threads {
             match thread.join() {
-                Ok(tally) => sum.add(tally),
-                Err(_) => panics += 1,
+                Ok(Ok(tally)) => sum.add(tally),
+                _ => panics += 1,
             }
         }
     });

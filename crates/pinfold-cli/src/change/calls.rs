@@ -349,9 +349,15 @@ pub(super) fn wait_for(child: libc::pid_t) -> c_int {
 /// The child is a copy of the calling thread alone. It may allocate (libc mends its allocator
 /// after a fork), and must not wait for a lock that another thread may have held.
 pub(crate) fn in_child(work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
+    in_child_guarded((), work)
+}
+
+/// The same; `guard` is held until the fork has been made, and let go of on both sides.
+pub(crate) fn in_child_guarded<T>(guard: T, work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
     // SAFETY: see above; the child ends without running anything of the parent's.
     let child = unsafe {
         let child = libc::fork();
+        drop(guard);
         if child == 0 {
             libc::alarm(30);
             let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));

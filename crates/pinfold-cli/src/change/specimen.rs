@@ -88,6 +88,20 @@ impl Specimen {
         unsafe { calls::store(part.start(), &Self::pattern(part, key)) };
     }
 
+    /// Makes missing pages of memory where writing could end the process. A huge page that was set aside for
+    /// this memory, and discarded while somebody had it pinned, comes back only if another one is free;
+    /// writing without would raise `SIGBUS`.
+    pub(crate) fn populate(&self) -> Outcome {
+        assert!(self.hole.is_none());
+        match self.backing {
+            // SAFETY: the body is this specimen's, and pages that are there stay.
+            Backing::Hugetlb => unsafe {
+                calls::advise(self.body, Advice::PopulateWrite, Call::Library)
+            },
+            _ => Ok(()),
+        }
+    }
+
     /// What `part` holds at the moment.
     pub(crate) fn bytes(&self, part: AddressRange) -> Vec<u8> {
         assert!(self.body.contains(&part) && self.hole.is_none());

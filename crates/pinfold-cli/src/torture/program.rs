@@ -69,6 +69,15 @@ pub(super) enum Operation {
 }
 
 impl Operation {
+    /// Whether a thread of its own begins and ends with it.
+    pub(super) const fn begins_threads(&self) -> bool {
+        match self {
+            Self::TakeOver { .. } | Self::Register { .. } | Self::Beside { .. } => true,
+            Self::Arrive { arrival, .. } => arrival.beside,
+            _ => false,
+        }
+    }
+
     /// What a count of such operations is called.
     pub(super) const fn kind(&self) -> &'static str {
         match self {

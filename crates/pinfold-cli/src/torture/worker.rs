@@ -6,9 +6,10 @@
 use super::buffers::Filled;
 use super::program::{Operation, PLACES, PORTS, Program, SLOTS, Window};
 use super::tally::{Tally, WrongBytes};
-use super::{Grounds, Owned, Shared};
+use super::{Grounds, Owned, Shared, beside};
 use crate::change::{
-    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Route, Specimen, in_child,
+    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Route, Specimen,
+    in_child_guarded,
 };
 use crate::port::{Port, PortLease, Refusal};
 use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
@@ -55,6 +56,8 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
 
     /// Carries out one operation and counts it.
     pub(super) fn step(&mut self, step: u64, operation: &Operation) {
+        let births = &self.grounds.shared.births;
+        let _births = operation.begins_threads().then(|| beside(births));
         match self.carry_out(operation) {
             Ok(wrong) => self.tally.done(self.thread, step, operation, wrong),
             Err(why) => self.tally.refused(operation, &why),
@@ -172,6 +175,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         if self.is_blind_to(specimen.backing(), mutation) {
             self.grounds.ports.iter().for_each(|port| port.forget(specimen.body()));
         }
+        specimen.populate()?;
         specimen.fill(specimen.body(), key);
         Ok(())
     }
@@ -295,7 +299,8 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         let body = specimen.body();
         specimen.fill(body, key);
         send_wrong(self.port(0), &specimen, body, self.lane())?;
-        match in_child(|| self.in_the_child(&specimen, key, flood))? {
+        let births = self.grounds.shared.births.write().unwrap_or_else(PoisonError::into_inner);
+        match in_child_guarded(births, || self.in_the_child(&specimen, key, flood))? {
             Some(child::RIGHT) => {}
             Some(child::REFUSED) => return Err(Stop::Child),
             answer => {
