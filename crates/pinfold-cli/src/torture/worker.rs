@@ -395,9 +395,29 @@ mod child {
     }
 }
 
-/// Memory of the kind asked for, or of the plainest kind where the machine has none of it.
+/// How many huge pages are free beside those that are promised, before a program takes some: as many as all
+/// threads' races may have discarded while the device had them pinned.
+const SPARE_HUGE_PAGES: u64 = 16;
+
+/// New memory; small pages, where there are none of the wanted kind, or too few: a program that writes to a
+/// huge page which it discarded, and which cannot be had again, is ended.
 fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
+    let backing = match backing {
+        Backing::Hugetlb if free_huge_pages() < SPARE_HUGE_PAGES => Backing::Anonymous,
+        backing => backing,
+    };
     Specimen::new(backing, grains).or_else(|_| Specimen::new(Backing::Anonymous, grains))
+}
+
+/// Of those that are set aside, those that nobody has or was promised.
+fn free_huge_pages() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let count = |key| {
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
+        value.unwrap_or(0)
+    };
+    count("HugePages_Free:").saturating_sub(count("HugePages_Rsvd:"))
 }
 
 /// The bytes of `specimen` that `window` means, at least one.
