@@ -269,7 +269,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         if self.is_blind_to(backing, mutation) {
             return Ok(None);
         }
-        let mut specimen = Specimen::new(backing, grains)?;
+        let mut specimen = new_specimen(backing, grains)?;
         let keys = [self.next_key(), self.next_key()];
         let race = Race { mutation, pace, keys, lane: self.lane() };
         let wrong = run(self.port(port), &mut specimen, race)?;
