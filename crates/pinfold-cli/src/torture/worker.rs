@@ -266,10 +266,11 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         port: usize,
         run: RunRace<M>,
     ) -> Judged {
-        if self.is_blind_to(backing, mutation) {
+        let mut specimen = new_specimen(backing, grains)?;
+        // Not of the wanted kind, perhaps.
+        if self.is_blind_to(specimen.backing(), mutation) {
             return Ok(None);
         }
-        let mut specimen = new_specimen(backing, grains)?;
         let keys = [self.next_key(), self.next_key()];
         let race = Race { mutation, pace, keys, lane: self.lane() };
         let wrong = run(self.port(port), &mut specimen, race)?;
