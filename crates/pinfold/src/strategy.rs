@@ -119,6 +119,16 @@ pub enum Direction {
     Arriving,
 }
 
+impl Direction {
+    /// The way by a copy.
+    const fn copying(self) -> Strategy {
+        match self {
+            Self::Leaving => Strategy::Copy,
+            Self::Arriving => Strategy::Landing(Method::Copy),
+        }
+    }
+}
+
 impl fmt::Display for Direction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

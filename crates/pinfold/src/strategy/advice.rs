@@ -159,11 +159,7 @@ impl Costs {
     /// Ways that were not measured lose to those that were. If none was, the registration is kept where it
     /// can be, and else ends with its use. Costs some ten nanoseconds.
     pub fn advise(&self, question: Question) -> Advice {
-        let considered = question.ways().map(|strategy| Considered {
-            strategy,
-            ns: self.expected(&question, strategy),
-            excluded: question.excludes(strategy),
-        });
+        let considered = question.ways().map(|strategy| self.consider(&question, strategy));
         let strategy = self.decide(question).strategy;
         Advice { question, strategy, considered }
     }
@@ -188,7 +184,7 @@ impl Costs {
             consider(question.keeping(), &self.cached, uses);
         }
         if question.bytes <= copy_bytes {
-            consider(question.copying(), &self.copy, uses);
+            consider(question.direction.copying(), &self.copy, uses);
         }
         consider(Strategy::PerUse, &self.per_use, uses);
         if overlap {
@@ -203,33 +199,38 @@ impl Costs {
         Decision { question, strategy, expected_ns, handicap }
     }
 
-    /// What each use costs, if it was measured.
-    fn expected(&self, question: &Question, strategy: Strategy) -> Option<f64> {
-        Some(self.of(strategy)?.of_each(question.bytes, question.uses_by(strategy)))
+    fn consider(&self, question: &Question, strategy: Strategy) -> Considered {
+        let uses = question.uses_by(strategy);
+        let ns = self.of(strategy).map(|way| way.of_each(question.bytes, uses));
+        Considered { strategy, ns, excluded: question.excludes(strategy) }
     }
 
     /// Why what is expected is slower than the best for such a transfer.
     fn handicap(&self, question: &Question, expected_ns: Option<f64>) -> Option<Handicap> {
-        let Some(expected) = expected_ns else { return Some(Handicap::Unmeasured) };
         let uncovered = matches!(question.coverage, Coverage::Uncovered(_));
-        if !uncovered && question.bytes <= question.means.copy_bytes {
+        let all_open = !uncovered && question.bytes <= question.means.copy_bytes;
+        if all_open && expected_ns.is_some() {
             return None;
         }
-        let [kept, copy, ..] = question.ways();
-        if let Some(Excluded::Uncovered(why)) = question.excludes(kept)
-            && self.expected(question, kept).is_none_or(|ns| ns < expected)
-        {
-            return Some(Handicap::Uncovered(why));
+        let [kept, copy, ..] = question.ways().map(|strategy| self.consider(question, strategy));
+        handicap(expected_ns, &kept, &copy)
+    }
+}
+
+/// Why what is expected is slower than keeping the registration, or copying, would be.
+fn handicap(expected_ns: Option<f64>, kept: &Considered, copy: &Considered) -> Option<Handicap> {
+    let Some(expected) = expected_ns else { return Some(Handicap::Unmeasured) };
+    match (kept.excluded, copy.excluded) {
+        (Some(Excluded::Uncovered(why)), _) if kept.ns.is_none_or(|ns| ns < expected) => {
+            Some(Handicap::Uncovered(why))
         }
         // A way that was not measured may be no better.
-        match question.excludes(copy) {
-            Some(Excluded::TooLongToCopy { longest })
-                if self.expected(question, copy).is_some_and(|ns| ns < expected) =>
-            {
-                Some(Handicap::TooLongToCopy { longest })
-            }
-            _ => None,
+        (_, Some(Excluded::TooLongToCopy { longest }))
+            if copy.ns.is_some_and(|ns| ns < expected) =>
+        {
+            Some(Handicap::TooLongToCopy { longest })
         }
+        _ => None,
     }
 }
 
@@ -240,14 +241,7 @@ impl Question {
 
     fn ways(&self) -> [Strategy; 5] {
         let exchange = Strategy::Landing(Method::Exchange);
-        [self.keeping(), self.copying(), Strategy::PerUse, Strategy::Pieces, exchange]
-    }
-
-    fn copying(&self) -> Strategy {
-        match self.direction {
-            Direction::Leaving => Strategy::Copy,
-            Direction::Arriving => Strategy::Landing(Method::Copy),
-        }
+        [self.keeping(), self.direction.copying(), Strategy::PerUse, Strategy::Pieces, exchange]
     }
 
     /// How often the memory is used before a transfer by `strategy` costs as much as the first one did.
@@ -296,20 +290,8 @@ impl Advice {
 
     /// Why the way is slower than the best for a transfer like this; `None` if it is not.
     pub fn handicap(&self) -> Option<Handicap> {
-        let Some(expected) = self.expected_ns() else { return Some(Handicap::Unmeasured) };
-        let [kept, copy, ..] = self.considered;
-        match (kept.excluded, copy.excluded) {
-            (Some(Excluded::Uncovered(why)), _) if kept.ns.is_none_or(|ns| ns < expected) => {
-                Some(Handicap::Uncovered(why))
-            }
-            // A way that was not measured may be no better.
-            (_, Some(Excluded::TooLongToCopy { longest }))
-                if copy.ns.is_some_and(|ns| ns < expected) =>
-            {
-                Some(Handicap::TooLongToCopy { longest })
-            }
-            _ => None,
-        }
+        let [kept, copy, ..] = &self.considered;
+        handicap(self.expected_ns(), kept, copy)
     }
 }
 

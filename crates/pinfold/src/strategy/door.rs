@@ -14,7 +14,6 @@ use super::ledger::{Account, Ledger};
 use super::place::{Copied, Guard, Place};
 use super::tally::{DoorStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
-use crate::landing::Method;
 use crate::monitor::Unneeded;
 use crate::pieces::{self, Moved, Mover, Progress, Reason, Request, TransferError};
 use crate::pool::{AllocateError, Pool};
@@ -70,13 +69,6 @@ impl Wish {
         // The address is made a pointer again where it is copied.
         let range = AddressRange::new(start.expose_provenance(), length)?;
         Ok(Self { range, direction, reuse, overlap: false })
-    }
-
-    fn copying(&self) -> Strategy {
-        match self.direction {
-            Direction::Leaving => Strategy::Copy,
-            Direction::Arriving => Strategy::Landing(Method::Copy),
-        }
     }
 
     fn access(&self) -> Access {
@@ -440,8 +432,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             return Err(error);
         }
         // SAFETY: the caller's promise.
-        let guard = unsafe { self.guard(wish.copying(), wish) }.map_err(|_| error)?;
-        Ok(Place::new(guard, wish.copying(), Some(Slow::Refused(error))))
+        let guard = unsafe { self.guard(wish.direction.copying(), wish) }.map_err(|_| error)?;
+        Ok(Place::new(guard, wish.direction.copying(), Some(Slow::Refused(error))))
     }
 
     /// A place by one way.
