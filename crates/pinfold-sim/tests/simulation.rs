@@ -44,7 +44,7 @@ fn steps(debug: u64) -> u64 {
 fn nothing_is_wrong_under_all_faults() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
     eprintln!("seed {now}");
-    assert_held(&Plan::new(now, steps(120_000)));
+    assert_held(&Plan::new(now, steps(200_000)));
 }
 
 /// One seed, because what is rare is missing from some runs.

@@ -13,6 +13,7 @@ use crate::change::{
 };
 use crate::port::{Port, PortLease, Refusal};
 use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
+use pinfold::budget::Discovery;
 use pinfold::{Access, AddressRange, Cover, GetError, Monitor};
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -410,15 +411,12 @@ fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
     Specimen::new(backing, grains).or_else(|_| Specimen::new(Backing::Anonymous, grains))
 }
 
-/// Of those that are set aside, those that nobody has or was promised.
+/// Of those of 2 MiB that are set aside, those that nobody has or was promised.
 fn free_huge_pages() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let count = |key| {
-        let mut lines = text.lines();
-        let value = lines.find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
-        value.unwrap_or(0)
-    };
-    count("HugePages_Free:").saturating_sub(count("HugePages_Rsvd:"))
+    let pools = Discovery::read().huge_pages;
+    let pool = pools.iter().find(|pool| pool.page_bytes == 2 << 20);
+    let free = pool.and_then(|pool| pool.free.get()?.checked_sub(pool.reserved.get()?));
+    free.unwrap_or(0)
 }
 
 /// The bytes of `specimen` that `window` means, at least one.
