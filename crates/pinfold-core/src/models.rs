@@ -498,3 +498,33 @@ fn lease_beside_eviction(page: usize) {
     let pinned = lock(&world.pinned).iter().flatten().count();
     assert!(pinned <= 2, "{pinned} pinned of 2");
 }
+
+/// A region that stands by for room, looked up without a lock while what is idle in its range is
+/// given up: a lookup that does not become a lease is none, and a lease keeps its registration.
+#[test]
+fn loom_a_passing_lookup_makes_nothing_leasable_that_stands_by() {
+    explore(2, || {
+        let world = World::new();
+        let cache = cache_of(&world, 2);
+        // Both stand by when room is needed for the third; the first goes.
+        (0..3).for_each(|page| drop(get_page(&cache, page).unwrap()));
+        let other = {
+            let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
+            thread::spawn(move || {
+                // SAFETY: the model's device touches no memory.
+                let lease =
+                    unsafe { cache.get_if_cached((START + PAGE) as *const u8, PAGE, Access::READ) };
+                if let Some(lease) = lease {
+                    let handle = lease.handle();
+                    assert!(world.is_pinned(handle));
+                    thread::yield_now();
+                    assert_eq!(lease.handle(), handle);
+                    assert!(world.is_pinned(handle));
+                }
+            })
+        };
+        cache.evict_idle_in(AddressRange::new(START + PAGE, PAGE).unwrap());
+        drop(get_page(&cache, 3).unwrap());
+        other.join().unwrap();
+    });
+}

@@ -167,20 +167,27 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.give_back(|writer| self.evict_in(writer, range))
     }
 
-    /// Takes those regions out of the index. As for room, what is to go is made unfindable before anybody
-    /// can tell whether it is idle.
+    /// Takes those regions out of the index.
+    ///
+    /// What stands by for room was found idle when it began to stand by, and leaves that queue with
+    /// its next lease; so it is idle, and the hazards are not asked again: a lookup that does not
+    /// become a lease would look like one. All others are made unfindable before the look.
     fn evict_in(&self, writer: &mut Writer, range: AddressRange) -> Leaving<'_, R::Handle> {
         let mut numbers = Vec::new();
         self.findable_in(range, &mut numbers);
         let regions = numbers.into_iter().filter_map(|number| self.region(number));
-        let regions: Vec<_> = regions.filter(|region| region.findable().is_some()).collect();
-        regions.iter().for_each(|region| region.set(Status::Standby));
+        let (mut idle, others): (Vec<_>, Vec<_>) = regions
+            .filter(|region| region.findable().is_some())
+            .partition(|region| writer.queues.queue_of(region.number) == Some(Queue::Standby));
+        others.iter().for_each(|region| region.set(Status::Standby));
         let in_use = self.in_use(writer);
-        let (busy, idle): (Vec<_>, Vec<_>) =
-            regions.into_iter().partition(|&region| in_use.contains(region));
-        // None of those stands by for room: what does is leased under the lock alone, and stands by no
-        // longer then.
-        busy.into_iter().for_each(|region| writer.set_findable(region));
+        for region in others {
+            if in_use.contains(region) {
+                writer.set_findable(region);
+            } else {
+                idle.push(region);
+            }
+        }
         let mut made = Amount::EVERYTHING;
         idle.iter().for_each(|region| self.give_up(writer, region, &mut made));
         writer.counts.evictions += idle.len() as u64;
@@ -475,5 +482,138 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
 impl<R: Registrar, M: Monitor> std::fmt::Debug for Reclaimer<R, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reclaimer").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use crate::barrier::Barriers;
+    use crate::coverage::{Change, Cover, MappingKind};
+    use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
+    use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+    use crate::{Access, AddressRange, Cache, Config, Lease};
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
+    /// A device that numbers its registrations and remembers which it gave back.
+    #[derive(Default)]
+    struct Device {
+        next: AtomicU32,
+        gone: Mutex<Vec<u32>>,
+    }
+
+    impl Registrar for Device {
+        type Handle = u32;
+
+        fn limits(&self) -> RegistrarLimits {
+            RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 30, max_regions: 1 << 20 }
+        }
+
+        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+            Ok(self.next.fetch_add(1, SeqCst))
+        }
+
+        fn deregister(&self, handle: u32, _: AddressRange) -> Result<(), DeregisterError> {
+            self.gone.lock().unwrap().push(handle);
+            Ok(())
+        }
+    }
+
+    /// Nothing ever changes.
+    struct Calm;
+
+    // SAFETY: the simulated memory does not change.
+    unsafe impl Monitor for Calm {
+        fn name(&self) -> &'static str {
+            "calm"
+        }
+
+        fn check(&self) -> Result<Sequence, Lost> {
+            Ok(Sequence(2))
+        }
+
+        fn watch(&self, _: AddressRange) -> Watch {
+            Watch::Covered
+        }
+
+        fn in_flux(&self, _: AddressRange) -> bool {
+            false
+        }
+
+        fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+            Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true }
+        }
+
+        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+            Cover::Seen
+        }
+
+        fn forked(&self) -> bool {
+            false
+        }
+
+        fn bell(&self) -> u32 {
+            0
+        }
+
+        fn ring(&self) {}
+
+        fn wait(&self, _: u32) {}
+    }
+
+    fn page(number: usize) -> AddressRange {
+        AddressRange::new(0x7000_0000 + number * 4096, 4096).unwrap()
+    }
+
+    fn get(cache: &Cache<Device, Calm>, number: usize) -> Lease<'_, Device, Calm> {
+        let start = std::ptr::without_provenance(page(number).start());
+        // SAFETY: the device touches no memory.
+        unsafe { cache.get(start, 4096, Access::READ) }.unwrap()
+    }
+
+    /// A full cache in which page 0 was evicted and page 1 is the next to go.
+    fn full_cache(barriers: Barriers) -> Cache<Device, Calm> {
+        let config = Config { max_regions: 128, barriers, ..Config::default() };
+        let cache = Cache::new(Device::default(), Calm, config).unwrap();
+        (0..129).for_each(|number| drop(get(&cache, number)));
+        assert_eq!(*cache.registrar().gone.lock().unwrap(), [0]);
+        cache
+    }
+
+    /// Page 1 is leased, then room is needed: its registration must not go.
+    fn assert_a_lease_keeps(cache: &Cache<Device, Calm>) {
+        let lease = get(cache, 1);
+        let before = lease.handle();
+        (500..600).for_each(|number| drop(get(cache, number)));
+        assert_eq!(lease.handle(), before, "the place holds another region");
+        assert!(!cache.registrar().gone.lock().unwrap().contains(&before), "given back");
+    }
+
+    /// A lookup that passes by, at the moment at which what is idle in a range is given up, keeps
+    /// nothing in the eviction list that can be leased.
+    #[test]
+    fn a_transient_hazard_does_not_make_an_idle_region_leasable_in_the_eviction_list() {
+        let cache = full_cache(Barriers::SYMMETRIC);
+        let mut numbers = Vec::new();
+        cache.shared.findable_in(page(1), &mut numbers);
+        let region = cache.shared.region(numbers[0]).unwrap();
+        let hazard = cache.shared.hazards.slot().unwrap().protect(region);
+        cache.evict_idle_in(page(1));
+        hazard.clear();
+        assert_a_lease_keeps(&cache);
+    }
+
+    /// The same where the system refuses the barrier from some moment on.
+    #[test]
+    fn a_refused_barrier_does_not_make_an_idle_region_leasable_in_the_eviction_list() {
+        static OFFERED: AtomicBool = AtomicBool::new(true);
+        // SAFETY: one thread alone uses this cache, which is in order with itself.
+        let barriers = unsafe { Barriers::asymmetric(|| OFFERED.load(SeqCst)) };
+        let cache = full_cache(barriers);
+        OFFERED.store(false, SeqCst);
+        cache.evict_idle_in(page(1));
+        OFFERED.store(true, SeqCst);
+        assert_a_lease_keeps(&cache);
     }
 }

@@ -13,7 +13,7 @@
 
 mod common;
 
-use common::{BASE, Rig, Setup, SimLease, bytes, pages};
+use common::{BASE, Rig, Setup, SimLease, bytes, get_if_cached, pages};
 use pinfold_core::{
     Access, AddressRange, BadAddress, Config, GetError, Monitor, RegisterError, WhenFull,
 };
@@ -344,6 +344,44 @@ fn what_is_next_to_be_evicted_is_leased_again() {
     });
     assert!(rig.device.counts().peak_live <= capacity);
     assert!(rig.statistics().evictions > 0);
+}
+
+/// The same with lookups that register nothing, while what is idle in a range is given up: a lookup
+/// that does not become a lease is not taken for one.
+#[test]
+fn what_is_looked_up_while_its_range_is_given_up_stays_right() {
+    let (seed, capacity) = (seed(), 128);
+    let rig = Setup::regions(capacity).rig();
+    rig.space.map(pages(0, 2 * capacity), Protection::ReadWrite);
+    let mut random = Random::new(seed);
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            let (rig, mut random) = (&rig, random.split());
+            scope.spawn(move || {
+                for step in 0..4 * STEPS {
+                    let page = pages(random.below(2 * capacity), 1);
+                    let lease = if step % 4 == 0 {
+                        Some(rig.get(page, Access::READ).unwrap())
+                    } else {
+                        get_if_cached(rig.cache(), page)
+                    };
+                    let Some(lease) = lease else { continue };
+                    let handle = lease.handle();
+                    assert!(rig.device.translate(handle, page).is_some());
+                    thread::yield_now();
+                    assert_eq!(lease.handle(), handle);
+                    assert!(rig.device.translate(handle, page).is_some());
+                }
+            });
+        }
+        let (rig, mut random) = (&rig, random.split());
+        scope.spawn(move || {
+            for _ in 0..4 * STEPS {
+                rig.cache().evict_idle_in(pages(random.below(2 * capacity), 8));
+            }
+        });
+    });
+    assert!(rig.device.counts().peak_live <= capacity);
 }
 
 /// Threads come and go, each leaving leases behind that others end.

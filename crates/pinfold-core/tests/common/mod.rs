@@ -62,6 +62,12 @@ pub(crate) fn get_once(cache: &SimCache, range: AddressRange) -> Result<SimLease
     unsafe { cache.get_once(address(range), range.len(), Access::READ) }
 }
 
+/// A lease for reading, if a registration that serves it is there.
+pub(crate) fn get_if_cached(cache: &SimCache, range: AddressRange) -> Option<SimLease<'_>> {
+    // SAFETY: there is no memory behind a simulated address.
+    unsafe { cache.get_if_cached(address(range), range.len(), Access::READ) }
+}
+
 /// A `get` of anything at all.
 pub(crate) fn get_raw(
     cache: &SimCache,
