@@ -36,7 +36,9 @@ pub use plan::{DoesNotFit, Plan};
 pub use prefault::{PrefaultError, prefault};
 pub use progress::Progress;
 pub use register::{Incomplete, PieceError, RegisterAllError, Registered, register_all};
-pub use transfer::{Completion, Moved, Mover, Reason, Request, TransferError, transfer};
+pub use transfer::{Moved, TransferError, transfer};
+
+pub use crate::in_flight::{Completion, Mover, Reason, Request};
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -48,9 +50,10 @@ pub struct Options {
     /// moves: so many where pages have to be made, else one. In [`register_all`] it is one of them.
     pub threads: NonZeroUsize,
     /// How many pieces [`transfer`]'s helpers may be ahead of the one that is moved next, at least
-    /// 1. They are pinned, each leased.
+    /// 1. They are pinned, each leased. `usize::MAX` bounds nothing.
     pub ahead: usize,
-    /// How many requests [`transfer`] keeps under way at once, at least 1.
+    /// How many requests [`transfer`] keeps under way at once, at least 1. `usize::MAX` bounds
+    /// nothing.
     pub in_flight: usize,
     /// Whether pages that are not there are made in advance, outside of the device's locks.
     pub prefault: bool,

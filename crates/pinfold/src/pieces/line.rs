@@ -52,7 +52,8 @@ pub(super) struct Claim<'l, T> {
 impl<T> Line<T> {
     /// A line for the numbers from `first` up to, not including, `end`.
     pub(super) fn new(first: usize, end: usize, ahead: usize) -> Self {
-        let places = Places { front: first, end, claimed: VecDeque::with_capacity(ahead) };
+        // Grows with what is really claimed: `ahead` may be as good as no bound.
+        let places = Places { front: first, end, claimed: VecDeque::new() };
         let places = Mutex::new(places);
         Self { places, room: Condvar::new(), filled: Condvar::new(), ahead: ahead.max(1) }
     }

@@ -6,59 +6,19 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for a door that takes an address and a length; the contract is
-//! the cache's own.
+//! the cache's own. However the call ends, by a panic too, it waits for what is under way
+//! ([`Window`]): the memory is the caller's again then.
 
 #![allow(unsafe_code)]
 
 use super::line::{Front, Line};
 use super::serve::{Parts, Server, is_about_room};
 use super::{Options, Plan, Progress, prefault};
+use crate::in_flight::{Mover, Reason, Window};
 use crate::quiet_thread;
-use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, RangeError, Registrar};
+use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
 use std::fmt;
 use std::thread::{self, Scope};
-
-/// What moves registered memory: a ring, a queue pair, a socket.
-pub trait Mover<H> {
-    /// Why a request failed.
-    type Error;
-
-    /// Begins to move one part of the range, in order of address; it may go on in the background.
-    /// The registration is kept until [`complete`](Self::complete) says that it is done.
-    ///
-    /// # Errors
-    ///
-    /// Whatever the device says; then nothing is under way for this request.
-    fn begin(&mut self, request: Request<H>) -> Result<(), Self::Error>;
-
-    /// Waits until one of the requests under way is done, in any order. Called only when there are
-    /// some.
-    ///
-    /// # Errors
-    ///
-    /// The device is gone: no request is under way any more.
-    fn complete(&mut self) -> Result<Completion<Self::Error>, Self::Error>;
-}
-
-/// One part of the range, to be moved.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request<H> {
-    /// Its number, counted from 0 without gaps.
-    pub number: usize,
-    /// The registration that holds it.
-    pub handle: H,
-    /// Its bytes.
-    pub range: AddressRange,
-}
-
-/// A request that is done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Completion<E> {
-    /// Its number. One that is not under way is ignored.
-    pub number: usize,
-    /// How it ended.
-    pub outcome: Result<(), E>,
-}
 
 /// What a transfer took.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -83,32 +43,6 @@ pub struct TransferError<E> {
     pub reason: Reason<E>,
     /// How many bytes from the start were all moved. Some behind them may have been, too.
     pub moved_bytes: usize,
-}
-
-/// What stopped a transfer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Reason<E> {
-    /// The arguments make no range; nothing was tried.
-    Range(RangeError),
-    /// A piece could not be registered.
-    Register {
-        /// Its bytes.
-        range: AddressRange,
-        /// Why.
-        error: GetError,
-    },
-    /// A request failed.
-    Move {
-        /// Its bytes.
-        range: AddressRange,
-        /// What the mover said.
-        error: E,
-    },
-    /// The device is gone.
-    DeviceGone(E),
-    /// [`Progress::cancel`] was called.
-    Cancelled,
 }
 
 impl<E: fmt::Display> fmt::Display for TransferError<E> {
@@ -138,7 +72,8 @@ impl<E: fmt::Debug + fmt::Display> std::error::Error for TransferError<E> {}
 /// is registered when it is its turn, as soon as requests under way have ended. Cached pieces move at
 /// once, without any thread being started.
 ///
-/// Blocks until everything is moved.
+/// Blocks until everything is moved. However it ends, no request is under way any more: a panic of
+/// the registrar, of a helper's or of the mover goes on when every request has completed.
 ///
 /// # Errors
 ///
@@ -163,9 +98,11 @@ pub unsafe fn transfer<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     // SAFETY: the caller's promise.
     let server = unsafe { Server::new(cache, access, options.prefault, progress) };
     let supply = Supply { plan, server, progress };
-    let mut window = Window::new(mover, options.in_flight, progress);
-    let moved = supply.move_all(options, &mut window);
-    window.conclude(plan, moved)
+    // SAFETY: leases are all that is handed to it, and they have no target.
+    let window = unsafe { Window::new(mover, options.in_flight) };
+    let mut flow = Flow { window, progress };
+    let moved = supply.move_all(options, &mut flow);
+    flow.conclude(plan, moved)
 }
 
 /// Where pieces come from.
@@ -181,9 +118,9 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     fn move_all<V: Mover<R::Handle>>(
         &self,
         options: &Options,
-        window: &mut Window<'_, 'c, R, M, V>,
+        flow: &mut Flow<'_, 'c, R, M, V>,
     ) -> Result<Moved, Reason<V::Error>> {
-        let found = self.move_cached(window)?;
+        let found = self.move_cached(flow)?;
         let mut moved = Moved { found_at_once: found, ..Moved::default() };
         self.stop_if_cancelled()?;
         if found < self.plan.pieces() {
@@ -192,7 +129,7 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
                 // However this ends, the helpers go home.
                 let _homeward = Homeward(&line);
                 moved.helpers = self.start_helpers(scope, &line, found, options);
-                moved.short_of_room = self.move_line(&line, found, window)?;
+                moved.short_of_room = self.move_line(&line, found, flow)?;
                 Ok(())
             })?;
         }
@@ -202,13 +139,13 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     /// Moves the pieces from the first on that are cached; how many those were.
     fn move_cached<V: Mover<R::Handle>>(
         &self,
-        window: &mut Window<'_, 'c, R, M, V>,
+        flow: &mut Flow<'_, 'c, R, M, V>,
     ) -> Result<usize, Reason<V::Error>> {
         let pieces = (0..).map_while(|number| self.plan.piece(number));
         let mut found = 0;
         for parts in pieces.map_while(|piece| self.server.find(piece)) {
             self.stop_if_cancelled()?;
-            window.move_parts(parts)?;
+            flow.move_parts(parts)?;
             found += 1;
         }
         Ok(found)
@@ -229,7 +166,8 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     ) -> usize {
         // One keeps up with any transfer where pages are there; more would wait for each other.
         let bare = self.plan.piece(first).is_some_and(prefault::lacks_pages);
-        let helpers = if bare { options.threads.get() } else { 1 };
+        let useful = (self.plan.pieces() - first).min(options.ahead.max(1));
+        let helpers = if bare { options.threads.get().min(useful) } else { 1 };
         (0..helpers)
             .map_while(|_| {
                 quiet_thread::spawn_scoped(scope, "pinfold-pieces", || self.register(line)).ok()
@@ -250,24 +188,24 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
         &self,
         line: &Line<Served<'c, R, M>>,
         first: usize,
-        window: &mut Window<'_, 'c, R, M, V>,
+        flow: &mut Flow<'_, 'c, R, M, V>,
     ) -> Result<bool, Reason<V::Error>> {
         let mut short_of_room = false;
         for number in first.. {
             let Some(piece) = self.plan.piece(number) else { break };
             self.stop_if_cancelled()?;
-            let served = match window.next_of(line)? {
+            let served = match flow.next_of(line)? {
                 Front::Ready(served) => served,
                 Front::Yours | Front::NotYet => self.server.serve(piece),
             };
             let parts = match served {
                 Err(error) if is_about_room(&error) => {
                     short_of_room = true;
-                    self.make_room(line, piece, window)?
+                    self.make_room(line, piece, flow)?
                 }
                 served => served.map_err(|error| Reason::Register { range: piece, error })?,
             };
-            window.move_parts(parts)?;
+            flow.move_parts(parts)?;
         }
         Ok(short_of_room)
     }
@@ -278,13 +216,15 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
         &self,
         line: &Line<Served<'c, R, M>>,
         piece: AddressRange,
-        window: &mut Window<'_, 'c, R, M, V>,
+        flow: &mut Flow<'_, 'c, R, M, V>,
     ) -> Result<Parts<'c, R, M>, Reason<V::Error>> {
         drop(line.close_and_empty());
         loop {
             match self.server.serve(piece) {
                 Ok(parts) => return Ok(parts),
-                Err(error) if is_about_room(&error) && !window.is_empty() => window.complete()?,
+                Err(error) if is_about_room(&error) && !flow.window.is_empty() => {
+                    flow.complete()?;
+                }
                 Err(error) => return Err(Reason::Register { range: piece, error }),
             }
         }
@@ -300,35 +240,17 @@ impl<T> Drop for Homeward<'_, T> {
     }
 }
 
-/// The requests under way.
-struct Window<'m, 'c, R: Registrar, M: Monitor, V> {
-    mover: &'m mut V,
-    under_way: Vec<(usize, Lease<'c, R, M>)>,
-    most: usize,
-    requests: usize,
-    /// The lowest address that a failed request was to move.
-    lowest_failed: usize,
-    /// Where the next request begins, if all went well.
-    begun_to: usize,
+/// The requests under way, and what is said of them.
+struct Flow<'m, 'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> {
+    window: Window<'m, V, R::Handle, Lease<'c, R, M>>,
     progress: &'m Progress,
 }
 
-impl<'m, 'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Window<'m, 'c, R, M, V> {
-    fn new(mover: &'m mut V, most: usize, progress: &'m Progress) -> Self {
-        let most = most.max(1);
-        let under_way = Vec::with_capacity(most);
-        let (lowest_failed, begun_to) = (usize::MAX, 0);
-        Self { mover, under_way, most, requests: 0, lowest_failed, begun_to, progress }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.under_way.is_empty()
-    }
-
+impl<'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Flow<'_, 'c, R, M, V> {
     /// What stands at the front of the line. Waits for requests as long as there are some, for the
     /// helpers only when there is nothing else to wait for.
     fn next_of<T>(&mut self, line: &Line<T>) -> Result<Front<T>, Reason<V::Error>> {
-        while !self.is_empty() {
+        while !self.window.is_empty() {
             match line.try_take() {
                 Front::NotYet => self.complete()?,
                 front => return Ok(front),
@@ -339,46 +261,19 @@ impl<'m, 'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Window<'m, 'c, R, M,
 
     fn move_parts(&mut self, parts: Parts<'c, R, M>) -> Result<(), Reason<V::Error>> {
         parts.into_iter().try_for_each(|lease| {
-            while self.under_way.len() >= self.most {
+            while self.window.is_full() {
                 self.complete()?;
             }
-            self.begin(lease)
+            self.window.begin(lease.handle(), lease.range(), lease)
         })
-    }
-
-    fn begin(&mut self, lease: Lease<'c, R, M>) -> Result<(), Reason<V::Error>> {
-        let (number, range) = (self.requests, lease.range());
-        self.begun_to = range.start();
-        let request = Request { number, handle: lease.handle(), range };
-        self.mover.begin(request).map_err(|error| Reason::Move { range, error })?;
-        self.requests += 1;
-        self.begun_to = range.end();
-        self.under_way.push((number, lease));
-        Ok(())
     }
 
     /// Waits for one request and ends its lease.
     fn complete(&mut self) -> Result<(), Reason<V::Error>> {
-        let done = self.mover.complete().map_err(|error| self.lose_all(error))?;
-        let Some(place) = self.under_way.iter().position(|(number, _)| *number == done.number)
-        else {
-            return Ok(());
-        };
-        let (_, lease) = self.under_way.swap_remove(place);
-        let range = lease.range();
-        done.outcome.map_err(|error| {
-            self.lowest_failed = self.lowest_failed.min(range.start());
-            Reason::Move { range, error }
-        })?;
-        self.progress.add_moved(range.len());
+        if let Some(range) = self.window.complete()? {
+            self.progress.add_moved(range.len());
+        }
         Ok(())
-    }
-
-    /// The device is gone, and every request with it.
-    fn lose_all(&mut self, error: V::Error) -> Reason<V::Error> {
-        let lost = self.under_way.drain(..).map(|(_, lease)| lease.range().start());
-        self.lowest_failed = lost.fold(self.lowest_failed, usize::min);
-        Reason::DeviceGone(error)
     }
 
     /// Waits for everything under way and judges.
@@ -387,16 +282,13 @@ impl<'m, 'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Window<'m, 'c, R, M,
         plan: Plan,
         moved: Result<Moved, Reason<V::Error>>,
     ) -> Result<Moved, TransferError<V::Error>> {
-        let mut outcome = moved;
-        while !self.is_empty() {
-            let completed = self.complete();
-            // The first error is the one that is told.
-            outcome = outcome.and_then(|moved| completed.map(|()| moved));
-        }
-        let up_to = self.lowest_failed.min(self.begun_to);
-        let moved_bytes = up_to.saturating_sub(plan.range().start());
+        let progress = self.progress;
+        let completed = self.window.complete_all(|range| progress.add_moved(range.len()));
+        // The first error is the one that is told.
+        let outcome = moved.and_then(|moved| completed.map(|()| moved));
+        let moved_bytes = self.window.moved_to().saturating_sub(plan.range().start());
         outcome
-            .map(|moved| Moved { requests: self.requests, ..moved })
+            .map(|moved| Moved { requests: self.window.requests(), ..moved })
             .map_err(|reason| TransferError { reason, moved_bytes })
     }
 }

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::buffer::{Pool, PoolBuffer};
+use crate::in_flight::{InUse, Kept};
 use pinfold_core::Registrar;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -20,13 +21,21 @@ use std::ptr::{self, NonNull};
 /// [lost](super::PoolStatistics::lost_bytes), and is handed to nobody.
 #[must_use = "a buffer in flight that is dropped is lost"]
 pub struct InFlight<'p, R: Registrar> {
-    buffer: ManuallyDrop<PoolBuffer<'p, R>>,
+    buffer: InUse<PoolBuffer<'p, R>>,
+}
+
+/// A lost buffer is counted, and never put back.
+impl<R: Registrar> Kept for PoolBuffer<'_, R> {
+    fn abandon(self) {
+        let buffer = ManuallyDrop::new(self);
+        buffer.depot().lose(buffer.kind());
+    }
 }
 
 impl<'p, R: Registrar> PoolBuffer<'p, R> {
     /// Hands the buffer to a device: call it before the request is submitted.
     pub fn in_flight(self) -> InFlight<'p, R> {
-        InFlight { buffer: ManuallyDrop::new(self) }
+        InFlight { buffer: InUse::new(self) }
     }
 }
 
@@ -58,9 +67,8 @@ impl<'p, R: Registrar> InFlight<'p, R> {
     /// No device touches the buffer any more for the sake of what was submitted with it: the
     /// request has completed or was never submitted.
     pub unsafe fn complete(self) -> PoolBuffer<'p, R> {
-        let mut flight = ManuallyDrop::new(self);
-        // SAFETY: `flight` is not dropped, and not used again.
-        unsafe { ManuallyDrop::take(&mut flight.buffer) }
+        // SAFETY: the caller's promise.
+        unsafe { self.buffer.end() }
     }
 
     /// As one word, for the device to give back with the completion (`user_data`, `wr_id`);
@@ -86,12 +94,6 @@ impl<R: Registrar> Pool<R> {
         let block = NonNull::new(ptr::with_exposed_provenance_mut(user_data as usize))?;
         // SAFETY: the caller's promise.
         unsafe { self.from_raw(block) }
-    }
-}
-
-impl<R: Registrar> Drop for InFlight<'_, R> {
-    fn drop(&mut self) {
-        self.buffer.depot().lose(self.buffer.kind());
     }
 }
 

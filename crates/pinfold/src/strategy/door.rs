@@ -14,8 +14,9 @@ use super::ledger::{Account, Ledger};
 use super::place::{Copied, Guard, Place};
 use super::tally::{DoorStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
+use crate::in_flight::Window;
 use crate::monitor::Unneeded;
-use crate::pieces::{self, Moved, Mover, Progress, Reason, Request, TransferError};
+use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError};
 use crate::pool::{AllocateError, Pool};
 use crate::{
     Access, AddressRange, BadAddress, Cache, GetError, Lease, Monitor, PerUse, RangeError,
@@ -568,7 +569,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 }
 
-/// Moves a place's parts, some at a time, and ends it.
+/// Moves a place's parts, some at a time, and ends the use of each when it has been moved. When it
+/// returns or unwinds, nothing is under way.
 ///
 /// # Safety
 ///
@@ -578,57 +580,18 @@ unsafe fn move_all<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     in_flight: usize,
     mover: &mut V,
 ) -> Result<(), TransferError<V::Error>> {
-    let outcome = move_parts(&place, in_flight, mover);
-    // SAFETY: nothing is under way any more; the caller's promise about the target.
-    unsafe {
-        match outcome {
-            Ok(()) => place.complete(),
-            Err(_) => place.abandon(),
+    // SAFETY: the place has not been handed to anything yet.
+    let guard = unsafe { place.into_guard() };
+    // SAFETY: the caller's promise about the target.
+    let mut window = unsafe { Window::new(mover, in_flight) };
+    let begun = guard.into_requests().try_for_each(|(part, kept)| {
+        while window.is_full() {
+            window.complete()?;
         }
-    }
-    outcome.map_err(|reason| TransferError { reason, moved_bytes: 0 })
-}
-
-/// When it returns, nothing is under way.
-fn move_parts<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
-    place: &Place<'_, R, M>,
-    in_flight: usize,
-    mover: &mut V,
-) -> Result<(), Reason<V::Error>> {
-    let (mut under_way, mut outcome) = (0, Ok(()));
-    for (number, part) in place.parts().enumerate() {
-        let range = part.range;
-        let begun = mover.begin(Request { number, handle: part.handle, range });
-        if let Err(error) = begun {
-            outcome = Err(Reason::Move { range, error });
-            break;
-        }
-        under_way += 1;
-        if under_way == in_flight {
-            await_one(place, mover, &mut outcome)?;
-            under_way -= 1;
-        }
-        if outcome.is_err() {
-            break;
-        }
-    }
-    (0..under_way).try_for_each(|_| await_one(place, mover, &mut outcome))?;
-    outcome
-}
-
-/// Waits for one request. An error means that none is under way any more.
-fn await_one<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
-    place: &Place<'_, R, M>,
-    mover: &mut V,
-    outcome: &mut Result<(), Reason<V::Error>>,
-) -> Result<(), Reason<V::Error>> {
-    let done = mover.complete().map_err(Reason::DeviceGone)?;
-    if let (Err(error), Ok(())) = (done.outcome, &*outcome)
-        && let Some(range) = place.range_of(done.number)
-    {
-        *outcome = Err(Reason::Move { range, error });
-    }
-    Ok(())
+        window.begin(part.handle, part.range, kept)
+    });
+    let completed = window.complete_all(|_| ());
+    begun.and(completed).map_err(|reason| TransferError { reason, moved_bytes: 0 })
 }
 
 fn not_registered<E>(range: AddressRange, error: GetError) -> TransferError<E> {

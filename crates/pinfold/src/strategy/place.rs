@@ -9,6 +9,7 @@
 
 use super::tally::Slow;
 use super::{Direction, Strategy};
+use crate::in_flight::{InUse, Kept};
 use crate::pool::{InFlight, Pool, PoolBuffer, WhenExhausted};
 use crate::{AddressRange, Lease, Monitor, Registrar};
 use std::fmt;
@@ -17,11 +18,12 @@ use std::ptr;
 /// A place for one transfer: hand its [`parts`](Self::parts) to the device, then
 /// [`complete`](Self::complete) it.
 ///
-/// Dropped instead, it ends its leases as a [`Lease`] does; a pool's buffer is lost, because the device
-/// may still use it.
+/// Dropped instead, also by a panic, it leaves what it holds to the device for good: leases are leaked,
+/// a pool's buffer is lost. A place that was not used after all is
+/// [abandoned](Self::abandon).
 #[must_use = "the transfer needs the place until it has ended"]
 pub struct Place<'d, R: Registrar, M: Monitor> {
-    guard: Guard<'d, R, M>,
+    guard: InUse<Guard<'d, R, M>>,
     strategy: Strategy,
     slow: Option<Slow>,
 }
@@ -57,7 +59,17 @@ pub struct Part<H> {
 
 impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
     pub(super) fn new(guard: Guard<'d, R, M>, strategy: Strategy, slow: Option<Slow>) -> Self {
-        Self { guard, strategy, slow }
+        Self { guard: InUse::new(guard), strategy, slow }
+    }
+
+    /// What keeps it, which no device uses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`InUse::end`].
+    pub(super) unsafe fn into_guard(self) -> Guard<'d, R, M> {
+        // SAFETY: the caller's promise.
+        unsafe { self.guard.end() }
     }
 
     /// How the place was come by.
@@ -85,21 +97,10 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
         (0..).map_while(|number| self.part(number))
     }
 
-    /// The part of this number; all of them if there is none.
-    pub(super) fn range_of(&self, number: usize) -> Option<AddressRange> {
-        let whole = || {
-            let mut ranges = self.parts().map(|part| part.range);
-            let first = ranges.next()?;
-            AddressRange::between(first.start(), ranges.last().unwrap_or(first).end())
-        };
-        self.part(number).map(|part| part.range).or_else(whole)
-    }
-
     fn part(&self, number: usize) -> Option<Part<R::Handle>> {
-        let of = |lease: &Lease<'_, R, M>| Part { handle: lease.handle(), range: lease.range() };
-        match &self.guard {
-            Guard::Lease(lease) => (number == 0).then(|| of(lease)),
-            Guard::Leases(leases) => leases.get(number).map(of),
+        match &*self.guard {
+            Guard::Lease(lease) => (number == 0).then(|| part_of(lease)),
+            Guard::Leases(leases) => leases.get(number).map(part_of),
             Guard::Copy(copied) => (number == 0).then(|| copied.part()).flatten(),
         }
     }
@@ -145,14 +146,52 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
     ///
     /// As for [`complete`](Self::complete); the target matters if any byte is to be delivered.
     unsafe fn end(self, arrived: usize) {
-        if let Guard::Copy(Copied { pool, flight, target, direction }) = self.guard {
+        // SAFETY: the caller's promise.
+        if let Guard::Copy(copied) = unsafe { self.into_guard() } {
             // SAFETY: the caller's promise.
-            let buffer = unsafe { flight.complete() };
-            // A forked child finds zeros in the buffer, or no memory at all.
-            if arrived > 0 && direction == Direction::Arriving && !pool.is_forked() {
-                // SAFETY: the caller's promise about the target, and the buffer is another mapping.
-                unsafe { copy_out(&buffer, target, arrived) };
-            }
+            unsafe { copied.deliver(arrived) };
+        }
+    }
+}
+
+fn part_of<R: Registrar, M: Monitor>(lease: &Lease<'_, R, M>) -> Part<R::Handle> {
+    Part { handle: lease.handle(), range: lease.range() }
+}
+
+impl<'d, R: Registrar, M: Monitor> Guard<'d, R, M> {
+    /// One request for each part, with what keeps its memory.
+    pub(super) fn into_requests(self) -> impl Iterator<Item = (Part<R::Handle>, Self)> {
+        let (one, several) = match self {
+            Self::Leases(leases) => (None, leases),
+            one => (Some(one), Vec::new()),
+        };
+        let several = several.into_iter().map(Self::Lease);
+        one.into_iter().chain(several).filter_map(|kept| Some((kept.only_part()?, kept)))
+    }
+
+    fn only_part(&self) -> Option<Part<R::Handle>> {
+        match self {
+            Self::Lease(lease) => Some(part_of(lease)),
+            Self::Leases(_) => None,
+            Self::Copy(copied) => copied.part(),
+        }
+    }
+}
+
+impl<R: Registrar, M: Monitor> Kept for Guard<'_, R, M> {
+    fn abandon(self) {
+        match self {
+            Self::Lease(lease) => lease.abandon(),
+            Self::Leases(leases) => leases.into_iter().for_each(Kept::abandon),
+            // Its flight abandons the buffer.
+            Self::Copy(copied) => drop(copied),
+        }
+    }
+
+    unsafe fn finish(self, moved: bool) {
+        if let Self::Copy(copied) = self {
+            // SAFETY: the caller's promise.
+            unsafe { copied.deliver(if moved { usize::MAX } else { 0 }) };
         }
     }
 }
@@ -177,6 +216,22 @@ impl<'d, R: Registrar> Copied<'d, R> {
             unsafe { ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), range.len()) };
         }
         Ok(Self { pool, flight: buffer.in_flight(), target: range, direction })
+    }
+
+    /// Puts the buffer back, its first `arrived` bytes copied to their target.
+    ///
+    /// # Safety
+    ///
+    /// The device is done with the buffer; if any byte arrived, the target is mapped, may be written,
+    /// and nobody borrows it.
+    unsafe fn deliver(self, arrived: usize) {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { self.flight.complete() };
+        // A forked child finds zeros in the buffer, or no memory at all.
+        if arrived > 0 && self.direction == Direction::Arriving && !self.pool.is_forked() {
+            // SAFETY: the caller's promise about the target, and the buffer is another mapping.
+            unsafe { copy_out(&buffer, self.target, arrived) };
+        }
     }
 
     fn part(&self) -> Option<Part<R::Handle>> {

@@ -1,0 +1,263 @@
+//! A device without a kernel, a monitor without one, and a mover between them.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement the traits on whose promise memory depends, and to write
+//! into memory as a device does: only where a registration is live and a request is under way.
+
+#![allow(unsafe_code)]
+
+use pinfold::pieces::{Completion, Mover, Request};
+use pinfold::{
+    Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, Lost, MappingKind,
+    Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
+};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+pub(crate) const PAGE: usize = 4096;
+pub(crate) type TheCache = Cache<Device, Silent>;
+
+/// The registrar; what it did is seen through [`Records`], also when it is gone.
+pub(crate) struct Device(Arc<Records>);
+
+#[derive(Default)]
+pub(crate) struct Records {
+    live: Mutex<BTreeMap<u32, AddressRange>>,
+    next: AtomicU32,
+    calls: AtomicUsize,
+    panic_at: AtomicUsize,
+    /// How many registrations a panicking `deregister` has left.
+    left_by_panics: AtomicUsize,
+    gone: AtomicBool,
+}
+
+pub(crate) fn device() -> (Device, Arc<Records>) {
+    let records = Arc::new(Records::default());
+    (Device(Arc::clone(&records)), records)
+}
+
+/// The device that panics at its `n`th call from now on, counted from 1; 0 for never.
+pub(crate) fn panics_at(records: &Records, n: usize) {
+    records.calls.store(0, SeqCst);
+    records.panic_at.store(n, SeqCst);
+}
+
+impl Records {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<u32, AddressRange>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.table().len()
+    }
+
+    /// Registrations that are there although no panic explains it.
+    pub(crate) fn leaked(&self) -> usize {
+        self.live() - self.left_by_panics.load(SeqCst)
+    }
+
+    pub(crate) fn has(&self, handle: u32, range: AddressRange) -> bool {
+        self.table().get(&handle).is_some_and(|registered| registered.contains(&range))
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(SeqCst)
+    }
+
+    /// Whether the call that was to panic has been made.
+    pub(crate) fn has_panicked(&self) -> bool {
+        let at = self.panic_at.load(SeqCst);
+        at > 0 && self.calls.load(SeqCst) >= at
+    }
+
+    fn is_to_panic(&self) -> bool {
+        self.calls.fetch_add(1, SeqCst) + 1 == self.panic_at.load(SeqCst)
+    }
+}
+
+impl Registrar for Device {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 30, max_regions: 1 << 10 }
+    }
+
+    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<u32, RegisterError> {
+        assert!(!self.0.is_to_panic(), "register");
+        let handle = self.0.next.fetch_add(1, SeqCst);
+        self.0.table().insert(handle, range);
+        Ok(handle)
+    }
+
+    fn deregister(&self, handle: u32, range: AddressRange) -> Result<(), DeregisterError> {
+        if self.0.is_to_panic() {
+            self.0.left_by_panics.fetch_add(1, SeqCst);
+            panic!("deregister");
+        }
+        let was = self.0.table().remove(&handle);
+        assert_eq!(was, Some(range), "what was registered is deregistered once");
+        Ok(())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.0.gone.store(true, SeqCst);
+    }
+}
+
+/// Sees what it is told, by [`change`](Self::change).
+#[derive(Default)]
+pub(crate) struct Silent {
+    changes: Mutex<Vec<AddressRange>>,
+    rung: Mutex<u32>,
+    bell: Condvar,
+}
+
+// SAFETY: nothing here changes a mapping that is registered without saying so.
+unsafe impl Monitor for Silent {
+    fn name(&self) -> &'static str {
+        "silent"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        Ok(Sequence(self.changes.lock().unwrap().len() as u64))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let changes = self.changes.lock().unwrap().clone();
+        let end = changes.len() as u64;
+        let complete = from != Position::NOWHERE;
+        let seen = if complete { usize::try_from(from.0).unwrap() } else { changes.len() };
+        changes.into_iter().skip(seen).for_each(visit);
+        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        *self.rung.lock().unwrap()
+    }
+
+    fn ring(&self) {
+        *self.rung.lock().unwrap() += 1;
+        self.bell.notify_all();
+    }
+
+    fn wait(&self, seen: u32) {
+        let rung = self.rung.lock().unwrap();
+        drop(self.bell.wait_while(rung, |rung| *rung == seen).unwrap());
+    }
+}
+
+pub(crate) fn cache(config: Config) -> (TheCache, Arc<Records>) {
+    let (device, records) = device();
+    (pinfold::cache(device, Silent::default(), config).unwrap(), records)
+}
+
+/// What the device writes.
+pub(crate) const WRITTEN: u8 = 0xEE;
+
+/// Writes into what it was told to when it is asked to complete, the latest first.
+pub(crate) struct Dma {
+    /// The registrars by whose handles it writes.
+    pub(crate) records: Vec<Arc<Records>>,
+    pub(crate) under_way: Vec<Request<u32>>,
+    pub(crate) calls: usize,
+    pub(crate) panic_at: usize,
+    /// Whether it goes on to panic from there on.
+    pub(crate) for_good: bool,
+    /// Whether the next completion is another's.
+    pub(crate) foreign: bool,
+    pub(crate) gone_at: usize,
+}
+
+impl Dma {
+    pub(crate) fn new(records: &Arc<Records>) -> Self {
+        let (records, under_way) = (vec![Arc::clone(records)], Vec::new());
+        let (calls, panic_at, for_good) = (0, 0, false);
+        Self { records, under_way, calls, panic_at, for_good, foreign: false, gone_at: 0 }
+    }
+
+    /// The same, by another registrar's handles as well.
+    pub(crate) fn and(mut self, other: &Arc<Records>) -> Self {
+        self.records.push(Arc::clone(other));
+        self
+    }
+
+    fn count(&mut self, what: &str) {
+        self.calls += 1;
+        let late = self.for_good && self.panic_at > 0 && self.calls > self.panic_at;
+        assert!(self.calls != self.panic_at && !late, "mover: {what}");
+    }
+
+    fn write(&self, request: &Request<u32>) {
+        let Request { handle, range, .. } = *request;
+        let is_live = self.records.iter().any(|records| records.has(handle, range));
+        assert!(is_live, "the device writes by a live registration");
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(range.start());
+        // SAFETY: the request is under way, so its memory is kept: that is what the tests are about.
+        unsafe { start.write_bytes(WRITTEN, range.len()) };
+    }
+}
+
+// SAFETY: a request is reported when its bytes have been written; one that panics was not begun, or
+// not completed.
+unsafe impl Mover<u32> for Dma {
+    type Error = &'static str;
+
+    fn begin(&mut self, request: Request<u32>) -> Result<(), &'static str> {
+        self.count("begin");
+        self.under_way.push(request);
+        Ok(())
+    }
+
+    fn complete(&mut self) -> Result<Completion<&'static str>, &'static str> {
+        self.count("complete");
+        if self.gone_at > 0 && self.calls >= self.gone_at {
+            self.under_way.clear();
+            return Err("gone");
+        }
+        if std::mem::take(&mut self.foreign) {
+            return Ok(Completion { number: 7777, outcome: Err("another's") });
+        }
+        let request = self.under_way.pop().expect("called only when something is under way");
+        self.write(&request);
+        Ok(Completion { number: request.number, outcome: Ok(()) })
+    }
+}
+
+/// Runs `work`, whose panics are expected; whether it panicked.
+pub(crate) fn panics(work: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_err()
+}
+
+/// Runs `work` in a process of its own, the test `name` over again; how that ended.
+pub(crate) fn in_a_process_of_its_own(name: &str, work: impl FnOnce()) -> ExitStatus {
+    const CHILD: &str = "PINFOLD_ENDINGS_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        work();
+        std::process::exit(0);
+    }
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    let run = again.args(["--exact", name]).env(CHILD, "1");
+    run.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
+}

@@ -1,0 +1,179 @@
+//! Transfers of the caller's memory: however the call ends, nothing is under way behind it.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to have memory of its own transferred, which is freed as soon as the
+//! call has ended, by a panic too: under the address sanitizer a late write is found.
+
+#![allow(unsafe_code)]
+
+use crate::device::{
+    Dma, PAGE, Records, TheCache, WRITTEN, cache, in_a_process_of_its_own, panics, panics_at,
+};
+use pinfold::pieces::{Options, Progress, Reason, transfer};
+use pinfold::pool::{Pool, PoolConfig};
+use pinfold::strategy::{Costs, Curve, Direction, Door, Reuse, Way};
+use pinfold::{Access, Config};
+use std::num::NonZeroUsize;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+
+const PIECES: usize = 12;
+const BYTES: usize = PIECES * PAGE;
+
+fn in_pieces() -> (TheCache, Arc<Records>) {
+    cache(Config { piece_bytes: PAGE, ..Config::default() })
+}
+
+fn options(threads: usize) -> Options {
+    let threads = NonZeroUsize::new(threads).unwrap();
+    Options { threads, ahead: 3, in_flight: 4, prefault: false }
+}
+
+/// Receives into a buffer that is freed when this ends, however it does; how many requests it took, which
+/// is one more where the buffer does not begin with a page.
+fn receive(cache: &TheCache, options: &Options, mover: &mut Dma) -> Result<usize, String> {
+    let mut buffer = vec![0_u8; BYTES];
+    let (start, progress) = (buffer.as_mut_ptr(), Progress::new());
+    // SAFETY: the buffer is this function's own until the call has ended.
+    let moved = unsafe { transfer(cache, start, BYTES, Access::WRITE, options, &progress, mover) };
+    let moved = moved.map_err(|error| error.to_string())?;
+    assert!(buffer.iter().all(|&byte| byte == WRITTEN));
+    Ok(moved.requests)
+}
+
+#[test]
+fn a_registrar_that_panics_at_any_call_leaves_no_request_under_way() {
+    for threads in [1, 3] {
+        for n in 1.. {
+            let (cache, records) = in_pieces();
+            panics_at(&records, n);
+            let mut mover = Dma::new(&records);
+            let panicked = panics(|| drop(receive(&cache, &options(threads), &mut mover)));
+            assert!(mover.under_way.is_empty(), "panicked at call {n}");
+            let has_panicked = records.has_panicked();
+            panics_at(&records, 0);
+            if !has_panicked {
+                assert!(!panicked && n > PIECES);
+                break;
+            }
+            // The cache goes on.
+            assert!(receive(&cache, &options(threads), &mut mover).is_ok(), "after call {n}");
+            drop(cache);
+            assert!(records.is_gone());
+            assert_eq!(records.leaked(), 0, "panicked at call {n}");
+        }
+    }
+}
+
+#[test]
+fn a_mover_that_panics_at_any_call_is_waited_for() {
+    for n in 1.. {
+        let (cache, records) = in_pieces();
+        let mut mover = Dma { panic_at: n, ..Dma::new(&records) };
+        let panicked = panics(|| drop(receive(&cache, &options(1), &mut mover)));
+        assert!(mover.under_way.is_empty(), "panicked at call {n}");
+        cache.evict_idle();
+        assert_eq!(records.leaked(), 0, "panicked at call {n}: no lease is left");
+        if !panicked {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_gone_is_not_waited_for() {
+    for n in 2..20 {
+        let (cache, records) = in_pieces();
+        let mut mover = Dma { gone_at: n, ..Dma::new(&records) };
+        let _outcome = receive(&cache, &options(1), &mut mover);
+        assert!(mover.under_way.is_empty());
+        cache.evict_idle();
+        assert_eq!(records.leaked(), 0, "gone at call {n}");
+    }
+}
+
+/// What cannot be waited for is memory of the caller's that the device writes: the process ends.
+#[test]
+fn a_mover_that_panics_again_when_it_is_waited_for_ends_the_process() {
+    let status = in_a_process_of_its_own(
+        "transfers::a_mover_that_panics_again_when_it_is_waited_for_ends_the_process",
+        || {
+            let (cache, records) = in_pieces();
+            let mut mover = Dma { panic_at: 4, for_good: true, ..Dma::new(&records) };
+            let _panicked = panics(|| drop(receive(&cache, &options(1), &mut mover)));
+        },
+    );
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+}
+
+#[test]
+fn bounds_that_bound_nothing_are_bounds() {
+    for most in [usize::MAX, 1 << 48] {
+        let (cache, records) = in_pieces();
+        let all = Options { ahead: most, in_flight: most, ..options(1) };
+        assert!(receive(&cache, &all, &mut Dma::new(&records)).unwrap() >= PIECES);
+    }
+    let (cache, records) = in_pieces();
+    let threads = Options { ahead: usize::MAX, prefault: true, ..options(usize::MAX) };
+    assert!(receive(&cache, &threads, &mut Dma::new(&records)).unwrap() >= PIECES);
+}
+
+#[test]
+fn a_foreign_completion_ends_no_request_of_pieces() {
+    let (cache, records) = in_pieces();
+    let mut mover = Dma { foreign: true, ..Dma::new(&records) };
+    assert!(receive(&cache, &options(1), &mut mover).unwrap() >= PIECES);
+    assert!(mover.under_way.is_empty());
+}
+
+fn way() -> Option<Way> {
+    Some(Way { first: Curve::through(&[1.0])?, again: Curve::through(&[1.0])? })
+}
+
+/// Each way of the planner alone: kept, copied, for one use.
+fn only() -> [Costs; 3] {
+    let none = Costs::UNMEASURED;
+    [
+        Costs { cached: way(), ..none },
+        Costs { copy: way(), ..none },
+        Costs { per_use: way(), ..none },
+    ]
+}
+
+/// Receives by the planner into a buffer that is freed when this ends, however it does.
+fn receive_by(door: &Door<'_, crate::device::Device, crate::device::Silent>, mover: &mut Dma) {
+    let mut buffer = vec![0_u8; BYTES];
+    let start = buffer.as_mut_ptr();
+    // SAFETY: the buffer is this function's own until the call has ended.
+    let moved = unsafe { door.transfer(Direction::Arriving, start, BYTES, Reuse::Often, mover) };
+    match moved {
+        Ok(_) => assert!(buffer.iter().all(|&byte| byte == WRITTEN)),
+        Err(error) => assert!(!matches!(error.reason, Reason::Range(_))),
+    }
+}
+
+#[test]
+fn the_planner_leaves_no_request_under_way_whoever_panics() {
+    for (costs, n) in only().into_iter().flat_map(|costs| (0..40).map(move |n| (costs, n))) {
+        let (cache, records) = in_pieces();
+        let (device, pinned) = crate::device::device();
+        let pool = Pool::new(device, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() });
+        let pool = pool.unwrap();
+        let door = Door::new(&cache, costs).with_pool(&pool);
+        // By either registrar, or by the mover.
+        for (first, second, third) in [(n, 0, 0), (0, n, 0), (0, 0, n)] {
+            panics_at(&records, first);
+            panics_at(&pinned, second);
+            let mover = Dma::new(&records).and(&pinned);
+            let mut mover = Dma { panic_at: third, foreign: true, ..mover };
+            let _panicked = panics(|| receive_by(&door, &mut mover));
+            assert!(mover.under_way.is_empty(), "{first} {second} {third}");
+        }
+        panics_at(&records, 0);
+        panics_at(&pinned, 0);
+        assert_eq!(pool.statistics().in_use_bytes, 0, "no buffer is lost");
+        cache.evict_idle();
+        assert_eq!(records.leaked(), 0, "no lease is lost");
+    }
+}
