@@ -24,11 +24,11 @@ use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared};
 use crate::statistics::Statistics;
+use crate::sync::{JoinHandle, thread};
 use crate::{Access, AddressRange};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 /// A registration cache over one device and one monitor.
 ///
@@ -439,7 +439,7 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
             return;
         }
         self.shared.close();
-        let other = |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
+        let other = |handle: &JoinHandle<()>| handle.thread().id() != thread::current().id();
         // A callback that the reclaimer runs may hold the last reference to the cache.
         if let Some(reclaimer) = self.reclaimer.take().filter(other) {
             // A reclaimer that panicked in the monitor has nothing to add.

@@ -79,15 +79,15 @@ enum Found {
 
 impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
     /// An empty log, also in a `static`.
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     pub const fn new() -> Self {
         let slots = [const { Slot::new() }; ENTRIES];
         let [word, reserved, lost] = [const { AtomicU64::new(0) }; 3];
         Self { word, reserved, lost, slots }
     }
 
-    /// loom's atomics cannot be made at compile time.
-    #[cfg(loom)]
+    /// The atomics of a model cannot be made at compile time.
+    #[cfg(any(loom, shuttle))]
     pub fn new() -> Self {
         let slots = std::array::from_fn(|_| Slot::new());
         let [word, reserved, lost] = std::array::from_fn(|_| AtomicU64::new(0));
@@ -158,13 +158,13 @@ impl<const ENTRIES: usize> Default for ChangeLog<ENTRIES> {
 }
 
 impl Slot {
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     const fn new() -> Self {
         let [start, end] = [const { AtomicUsize::new(0) }; 2];
         Self { stamp: AtomicU64::new(0), start, end }
     }
 
-    #[cfg(loom)]
+    #[cfg(any(loom, shuttle))]
     fn new() -> Self {
         let [start, end] = std::array::from_fn(|_| AtomicUsize::new(0));
         Self { stamp: AtomicU64::new(0), start, end }

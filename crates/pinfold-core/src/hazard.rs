@@ -18,13 +18,13 @@
 
 use crate::arena::Arena;
 use crate::barrier::Barriers;
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
+use crate::sync::{self, AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 /// Slots in a record. More leases than that on one thread take a further record.
-const SLOTS: usize = if cfg!(loom) { 2 } else { 60 };
+const SLOTS: usize = if sync::EXPLORED { 2 } else { 60 };
 
 /// How many caches a thread can use in turn before it has to look for its record.
 const HANDS: usize = 4;

@@ -24,13 +24,13 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
-use crate::sync::{AtomicU64, Mutex, OnceLock, Ordering, lock};
+use crate::sync::{self, AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
 /// Children of a directory: 512, as in a page table; fewer in a model or an interpreter, where each costs
 /// time. The index's own tests use high addresses.
-const FANOUT: usize = if cfg!(loom) {
+const FANOUT: usize = if sync::EXPLORED {
     2
 } else if cfg!(all(miri, not(test))) {
     64
@@ -281,7 +281,7 @@ pub(crate) fn can_hold(range: AddressRange) -> bool {
 
 impl<T> Index<T> {
     pub(crate) fn new() -> Self {
-        let places = Arena::new(if cfg!(loom) {
+        let places = Arena::new(if sync::EXPLORED {
             1
         } else if cfg!(miri) {
             3

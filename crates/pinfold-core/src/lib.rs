@@ -61,6 +61,8 @@ pub mod range;
 pub mod reclaim;
 mod region;
 pub mod registrar;
+#[cfg(shuttle)]
+pub mod schedule;
 mod several;
 mod shared;
 pub mod stable;

@@ -53,7 +53,7 @@ impl Queue {
 /// No place: one more than the highest number that a place can have.
 const NOBODY: u32 = u32::MAX;
 /// Links made at once.
-const CHUNK: usize = if cfg!(any(loom, miri)) { 8 } else { 256 };
+const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 8 } else { 256 };
 /// How much of a tick a link keeps.
 const MARK_BITS: u32 = 28;
 

@@ -16,7 +16,7 @@ use crate::queues::Queue;
 use crate::region::{Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Shared, Writer};
-use crate::sync::Ordering;
+use crate::sync::{self, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ const GATHER: Duration = Duration::from_micros(200);
 /// At most so many regions stand by at once...
 const MOST_STANDBY: usize = 64;
 /// ...and at most one in so many.
-const STANDBY_SHARE: usize = if cfg!(loom) { 1 } else { 64 };
+const STANDBY_SHARE: usize = if sync::EXPLORED { 1 } else { 64 };
 
 /// Regions whose deregistration is the holder's duty: no lease is left, nobody can find them,
 /// and nobody else holds this duty.
@@ -473,7 +473,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
 
     fn work(&self) {
         if self.shared.finds_dead() {
-            std::thread::sleep(GATHER);
+            sync::thread::sleep(GATHER);
             self.shared.reclaim();
         }
     }

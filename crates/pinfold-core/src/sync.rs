@@ -1,16 +1,32 @@
-//! The one switch between the real primitives and loom's, which try every interleaving.
+//! The one switch between the real primitives, loom's, which try every interleaving, and those of
+//! `schedule`, which try random ones of the whole cache.
 
 #[cfg(loom)]
 pub(crate) use self::model::*;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use self::real::*;
+#[cfg(shuttle)]
+pub(crate) use crate::schedule::*;
 
-#[cfg(not(loom))]
+/// Whether this build explores interleavings: tables are small then, so that their ends are reached.
+pub(crate) const EXPLORED: bool = cfg!(any(loom, shuttle));
+
+/// The lock and the condition of a wait that ends at a deadline. Not loom's, which knows no time; no
+/// model of loom's waits here.
+pub(crate) mod timed {
+    #[cfg(shuttle)]
+    pub(crate) use crate::schedule::{Condvar, Mutex};
+    #[cfg(not(shuttle))]
+    pub(crate) use std::sync::{Condvar, Mutex};
+}
+
+#[cfg(not(any(loom, shuttle)))]
 mod real {
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
     };
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+    pub(crate) use std::thread::{self, JoinHandle};
     pub(crate) use std::thread_local;
 
     /// `std`'s cell behind the closures that loom's cell asks for.
@@ -40,6 +56,8 @@ mod model {
     };
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use loom::thread_local;
+    // No model of loom's has a reclaimer's thread.
+    pub(crate) use std::thread::{self, JoinHandle};
 
     /// loom has no `OnceLock`, and does not know what `std`'s orders. This one says so in loom's
     /// terms; whoever initialises holds a lock, as everybody here does.

@@ -50,13 +50,13 @@ pub struct Ticket(Option<usize>);
 
 impl<const RECORDS: usize> UnderWay<RECORDS> {
     /// Nothing is under way; also in a `static`.
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     pub const fn new() -> Self {
         Self { unrecorded: AtomicU64::new(0), records: [const { Record::new() }; RECORDS] }
     }
 
-    /// loom's atomics cannot be made at compile time.
-    #[cfg(loom)]
+    /// The atomics of a model cannot be made at compile time.
+    #[cfg(any(loom, shuttle))]
     pub fn new() -> Self {
         let records = std::array::from_fn(|_| Record::new());
         Self { unrecorded: AtomicU64::new(0), records }
@@ -113,13 +113,13 @@ impl<const RECORDS: usize> Default for UnderWay<RECORDS> {
 }
 
 impl Record {
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     const fn new() -> Self {
         let [start, end] = [const { AtomicUsize::new(0) }; 2];
         Self { state: AtomicU64::new(0), start, end }
     }
 
-    #[cfg(loom)]
+    #[cfg(any(loom, shuttle))]
     fn new() -> Self {
         let [start, end] = std::array::from_fn(|_| AtomicUsize::new(0));
         Self { state: AtomicU64::new(0), start, end }

@@ -2,10 +2,10 @@
 
 use super::report::Gets;
 use crate::AddressRange;
+use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
 use std::fmt;
-// Not loom's: no model suspends, and loom knows no time.
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// All suspensions of a cache. Belongs to the holder of the writer's lock.
