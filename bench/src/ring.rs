@@ -15,7 +15,7 @@ use pinfold::pieces::{Completion, Mover, Request};
 use pinfold::registrar::BufferIndex;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 
 /// Which way a ring moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,11 +50,12 @@ impl Ring {
     pub(crate) fn aim(&mut self, direction: Direction, base: usize) {
         (self.direction, self.base) = (direction, base);
     }
+}
 
+impl AsRawFd for Ring {
     /// For the registrar.
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring closes its descriptor when it is dropped.
-        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    fn as_raw_fd(&self) -> RawFd {
+        self.ring.as_raw_fd()
     }
 }
 

@@ -64,7 +64,7 @@ struct Rig {
 impl Rig {
     fn open(bytes: usize) -> Result<Self, String> {
         let ring = Ring::open(bytes)?;
-        let registrar = IoUring::new(ring.as_fd(), SLOTS).map_err(|error| error.to_string())?;
+        let registrar = IoUring::new(&ring, SLOTS).map_err(|error| error.to_string())?;
         let monitor = Userfaultfd::shared().map_err(|error| error.to_string())?;
         let cache = pinfold::cache(registrar, monitor, Config::default());
         Ok(Self { cache: cache.map_err(|error| error.to_string())?, ring, bytes })

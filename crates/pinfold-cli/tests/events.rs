@@ -15,7 +15,7 @@ fn rows<'r>(report: &'r Value, verdict: &str) -> Vec<(&'r str, &'r str)> {
     those.map(|event| (text(event, "event"), text(event, "mapping"))).collect()
 }
 
-/// What the kernel reports to nobody, as README.md says beside the promise.
+/// What the kernel does not report to a userfaultfd: docs/src/monitors.md lists it.
 fn is_unreported(event: &str) -> bool {
     event.contains("MADV_GUARD_INSTALL") || event.contains("shmat(SHM_REMAP)")
 }

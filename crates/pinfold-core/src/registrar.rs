@@ -138,6 +138,14 @@ pub struct RegistrarLimits {
     pub max_regions: usize,
 }
 
+impl RegistrarLimits {
+    /// A device with this granule of translation and longest range, both in bytes, and this many
+    /// registrations at once.
+    pub const fn new(page_bytes: usize, max_region_bytes: usize, max_regions: usize) -> Self {
+        Self { page_bytes, max_region_bytes, max_regions }
+    }
+}
+
 /// Why a range cannot be used by a device, as found in the table of mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]

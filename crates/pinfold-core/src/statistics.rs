@@ -1,5 +1,7 @@
 //! What a cache has done, counted exactly.
 
+use std::fmt;
+
 /// Counters since the cache was made, and what it holds now.
 ///
 /// Every counter is exact: one that concerns a `get` is final when that `get` returns. Counters
@@ -42,4 +44,55 @@ pub struct Statistics {
     pub regions: u64,
     /// Bytes registered now, in whole pages.
     pub pinned_bytes: u64,
+}
+
+impl Statistics {
+    /// The share of gets that found a registration, from 0 to 1; 0 before the first get.
+    #[allow(clippy::cast_precision_loss)] // a share of at most 2^53 gets is exact enough
+    pub fn hit_rate(&self) -> f64 {
+        if self.gets == 0 { 0.0 } else { self.hits as f64 / self.gets as f64 }
+    }
+}
+
+/// One line; what has not happened is left out.
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gets, hits, registrations, regions, pinned_bytes, .. } = self;
+        let rate = self.hit_rate() * 100.0;
+        write!(
+            f,
+            "{gets} gets, {hits} hits ({rate:.1} %), {registrations} registrations, {regions} \
+             registered now ({pinned_bytes} bytes)"
+        )?;
+        let seldom = [
+            (self.per_use, "registered for one use"),
+            (self.registration_failures, "registrations failed"),
+            (self.evictions, "evicted"),
+            (self.invalidations, "invalidated"),
+            (self.overflows, "log overflows"),
+            (self.deregistration_failures, "deregistrations failed"),
+        ];
+        for (count, what) in seldom.into_iter().filter(|&(count, _)| count > 0) {
+            write!(f, ", {count} {what}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_hit_rate_and_leaves_out_what_has_not_happened() {
+        assert_eq!(Statistics::default().hit_rate(), 0.0);
+        let some = Statistics { gets: 4, hits: 3, registrations: 1, ..Statistics::default() };
+        assert_eq!(
+            some.to_string(),
+            "4 gets, 3 hits (75.0 %), 1 registrations, 0 registered now (0 bytes)"
+        );
+        let evicted = Statistics { evictions: 2, per_use: 1, ..some };
+        assert!(evicted.to_string().ends_with(", 1 registered for one use, 2 evicted"));
+    }
 }

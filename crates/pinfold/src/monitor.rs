@@ -27,7 +27,7 @@
 //!   reported as stopped only when it has been continued.
 //! - Checkpoints (CRIU, DMTCP), and unloading a library that contains Pinfold, are not supported.
 //!
-//! `ARCHITECTURE.md` has the whole table.
+//! `docs/src/process-life.md` has the whole table.
 //!
 //! The order of layers, each using only what stands above it: `bell`, `ring`,
 //! `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,

@@ -529,7 +529,7 @@ fn impossible_tables_and_descriptors_are_refused() {
     let empty = IoUring::adopt(&ring, 3..3).unwrap_err();
     assert_eq!(empty, OpenError::TableSize { asked: 3 });
     let errno = libc::EOPNOTSUPP;
-    assert_eq!(IoUring::new(memfd(), 4).unwrap_err(), OpenError::NotARing { errno });
+    assert_eq!(IoUring::new(&memfd(), 4).unwrap_err(), OpenError::NotARing { errno });
     let largest = IoUring::new(&ring, MAX_SLOTS).unwrap();
     assert_eq!(largest.limits().max_regions, 16384);
 }

@@ -22,7 +22,7 @@ use io_uring::{IoUring, opcode, types};
 use pinfold::AddressRange;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many transfers may be under way at once; longer lists go in several rounds.
@@ -97,13 +97,6 @@ impl AsRawFd for Ring {
     /// The ring's descriptor, for the registrar.
     fn as_raw_fd(&self) -> RawFd {
         self.ring_fd
-    }
-}
-
-impl AsFd for Ring {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring lives as long as `self` and closes its descriptor only when dropped.
-        unsafe { BorrowedFd::borrow_raw(self.ring_fd) }
     }
 }
 

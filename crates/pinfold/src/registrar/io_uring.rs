@@ -70,7 +70,7 @@ use pinfold_core::{
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -140,6 +140,9 @@ impl IoUring {
 
     /// Gives `ring` a table of `slots` empty slots, and registers with it. Linux 5.19.
     ///
+    /// `ring` is anything with a ring's descriptor: the `io-uring` crate's ring (its feature
+    /// `io_safety` is not needed), an [`OwnedFd`], a `BorrowedFd`. The descriptor is duplicated.
+    ///
     /// `slots` is from 1 to [`MAX_SLOTS`] and bounds how many registrations there may be at once;
     /// it costs 8 bytes of kernel memory each. The table stays with the ring when the registrar is
     /// dropped, emptied: removing it would wait, on kernels before 6.13, for requests of others.
@@ -150,7 +153,7 @@ impl IoUring {
     /// # Errors
     ///
     /// [`OpenError`]; the ring is as it was.
-    pub fn new(ring: impl AsFd, slots: u32) -> Result<Self, OpenError> {
+    pub fn new(ring: &impl AsRawFd, slots: u32) -> Result<Self, OpenError> {
         if !(1..=MAX_SLOTS).contains(&slots) {
             return Err(OpenError::TableSize { asked: slots });
         }
@@ -167,7 +170,7 @@ impl IoUring {
     /// # Errors
     ///
     /// [`OpenError`]; some of the slots may have been emptied.
-    pub fn adopt(ring: impl AsFd, slots: Range<u32>) -> Result<Self, OpenError> {
+    pub fn adopt(ring: &impl AsRawFd, slots: Range<u32>) -> Result<Self, OpenError> {
         if slots.is_empty() || slots.end > MAX_SLOTS {
             return Err(OpenError::TableSize { asked: slots.end });
         }
@@ -240,7 +243,7 @@ impl IoUring {
     }
 
     fn open(
-        ring: impl AsFd,
+        ring: &impl AsRawFd,
         slots: Range<u32>,
         prepare: impl FnOnce(&Ring) -> Result<(), OpenError> + Send,
     ) -> Result<Self, OpenError> {
@@ -419,8 +422,9 @@ struct Ring {
 impl Ring {
     /// A descriptor of our own: the program may close its own, and its number may come to mean
     /// another ring, without harm.
-    fn duplicate(ring: impl AsFd) -> Result<Self, OpenError> {
-        let fd = sys::duplicate(ring.as_fd()).map_err(|e| OpenError::os("fcntl(F_DUPFD)", e))?;
+    fn duplicate(ring: &impl AsRawFd) -> Result<Self, OpenError> {
+        let fd =
+            sys::duplicate(ring.as_raw_fd()).map_err(|e| OpenError::os("fcntl(F_DUPFD)", e))?;
         let inode = sys::inode(fd.as_fd()).map_err(|e| OpenError::os("fstat", e))?;
         let fd = ManuallyDrop::new(fd);
         Ok(Self { fd, inode, maker: Maker::this(), lost: AtomicBool::new(false) })

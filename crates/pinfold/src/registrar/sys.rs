@@ -13,7 +13,7 @@ pub(super) use crate::sys::Errno;
 use crate::sys::last_errno;
 use pinfold_core::AddressRange;
 use std::mem::{self, MaybeUninit};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
@@ -21,9 +21,11 @@ fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
 }
 
 /// A second descriptor of the same open file, closed on `exec`.
-pub(super) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+///
+/// A number that stands for no open file is refused by the kernel (`EBADF`).
+pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd, Errno> {
     // SAFETY: F_DUPFD_CLOEXEC takes no pointer.
-    let new = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) })?;
+    let new = check(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })?;
     // SAFETY: the kernel just made `new` for this caller; nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }

@@ -1,5 +1,5 @@
 //! What becomes of caches when processes and threads fork, end, execute something else, lose their
-//! descriptors or their rights: each line of the table in `ARCHITECTURE.md`, on the real kernel.
+//! descriptors or their rights: each line of the table in `docs/src/process-life.md`, on the real kernel.
 //!
 //! `PINFOLD_TEST_MONITOR` names the monitor that all of it runs with: `userfaultfd` (alone, as unless
 //! it is set), `best`, `ebpf`. Each test runs in a process of its own.
