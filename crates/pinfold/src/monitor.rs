@@ -30,7 +30,7 @@
 //! `docs/src/process-life.md` has the whole table.
 //!
 //! The order of layers, each using only what stands above it: `bell`, `ring`,
-//! `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
+//! `range_set`, `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
 //! `best`, `follower`; `hooks` stands apart.
 
 mod bell;
@@ -44,6 +44,7 @@ mod log;
 mod none;
 pub mod notify;
 mod process_feed;
+mod range_set;
 mod reader;
 mod ring;
 mod self_test;

@@ -273,6 +273,37 @@ fn a_discard_settles() {
     });
 }
 
+/// A thread that never sleeps keeps what was discarded in flux, and nothing else, however many
+/// discards there were.
+#[test]
+fn discards_beside_a_thread_that_never_sleeps_leave_other_memory_alone() {
+    const PAGES: usize = 2000;
+    let monitor = Userfaultfd::new().unwrap();
+    let (discarded, other) = (map(PAGES), map(16));
+    for (at, pages) in [(discarded, PAGES), (other, 16)] {
+        assert_eq!(monitor.watch(range(at, pages * PAGE)), Watch::Covered);
+    }
+    let (spins, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            spins.store(true, Ordering::Release);
+            while !over.load(Ordering::Acquire) {}
+        });
+        while !spins.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        for page in 0..PAGES {
+            assert!(madvise(discarded + page * PAGE, PAGE, libc::MADV_DONTNEED));
+            monitor.check().unwrap();
+            assert!(!monitor.in_flux(range(other, 16 * PAGE)), "after {page} discards");
+        }
+        let still = monitor.in_flux(range(discarded, PAGE));
+        over.store(true, Ordering::Release);
+        assert!(still, "the thread that spins may have made the first discard");
+    });
+    until_settled(&monitor, range(discarded, PAGES * PAGE));
+}
+
 #[test]
 fn a_cache_left_behind_is_told_to_drop_everything() {
     const PAGES: usize = 5000;

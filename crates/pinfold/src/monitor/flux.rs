@@ -45,11 +45,21 @@
 //!
 //! # What it costs
 //!
-//! Nothing while no record overlaps. Otherwise three system calls per suspected thread, at most
+//! Nothing while no record overlaps, but a search among those that stand. Otherwise three system calls per suspected thread, at most
 //! [`SUSPECTS_PER_CALL`] of them at a time, on a miss only. A thread that computes for ever,
-//! sleeps never and calls us never keeps the discarded range uncached: slower, never wrong.
+//! sleeps never and calls us never keeps what was discarded uncached: slower, never wrong.
+//!
+//! # Why the records need no more memory with each discard
+//!
+//! They are kept as a set of ranges ([`RangeSet`]). Discards of the same memory, or of neighbours,
+//! are one range there, which is settled when the last of them is; if there are more than
+//! [`RECORDS`] ranges, the smallest gaps between them count as discarded too. So the set covers
+//! every unsettled record, which is all that soundness asks, and a thread that never sleeps costs
+//! what was discarded and the smallest gaps in it, never other memory. A range leaves the set only
+//! when a record is made, and only if every record in it is settled: the reader's look at `settled`
+//! acquires the proof, and the set's version hands it on to whoever finds the range gone.
 
-use super::ring::Ring;
+use super::range_set::RangeSet;
 use super::threads::{is_at_rest, list_threads, numbers_agree};
 use crate::AddressRange;
 use crate::sys;
@@ -57,8 +67,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, TryLockError};
 
-/// How many discards can be told apart; with more unsettled ones everything is in flux.
-const RECORDS: usize = 256;
+/// How many discarded ranges can be told apart; with more, gaps between them are in flux too.
+const RECORDS: usize = 1024;
 /// How many threads there can be; with more, nothing is settled.
 const MOST_THREADS: usize = 8192;
 /// How many threads one call looks at: about 0.2 ms.
@@ -69,7 +79,7 @@ const MARKS: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Flux {
-    records: Ring,
+    records: RangeSet,
     /// How many records were ever made.
     born: AtomicU64,
     /// Records with a lower number are settled.
@@ -110,7 +120,7 @@ impl Flux {
         static INSTANCES: AtomicU64 = AtomicU64::new(1);
         let suspects = Vec::with_capacity(MOST_THREADS);
         Self {
-            records: Ring::new(RECORDS),
+            records: RangeSet::new(RECORDS),
             born: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             marks: (0..MARKS).map(|_| Mark::default()).collect(),
@@ -133,7 +143,9 @@ impl Flux {
     pub(super) fn record(&self, range: AddressRange) {
         // Relaxed: nobody else writes it.
         let number = self.born.load(Ordering::Relaxed);
-        self.records.write(number, range);
+        // Acquire: what is over is dropped, so the proof that it is goes with it.
+        let settled = self.settled.load(Ordering::Acquire);
+        self.records.insert(range, number, settled);
         // Release: whoever counts the record can read it.
         self.born.store(number + 1, Ordering::Release);
     }
@@ -173,12 +185,7 @@ impl Flux {
         // carry what their writers saw.
         let settled = self.settled.load(Ordering::Acquire);
         let born = self.born.load(Ordering::Acquire);
-        if born - settled > self.records.capacity() {
-            return true;
-        }
-        let touches =
-            |number| self.records.read(number).is_none_or(|record| record.overlaps(&range));
-        (settled..born).any(touches)
+        settled != born && self.records.overlaps(range, settled)
     }
 
     /// Gathers evidence. If somebody else is at it, leaves it to him.
@@ -284,15 +291,22 @@ mod tests {
         assert!(!flux.overlaps(range(0x1000)) && !flux.overlaps(range(0x3000)));
     }
 
+    /// However many discards there were, only what was discarded is in flux, and it settles.
     #[test]
-    fn too_many_records_put_everything_in_flux_until_they_settle() {
+    fn many_records_leave_other_memory_alone() {
         let flux = Flux::new();
-        for _ in 0..=RECORDS {
-            flux.record(range(0x2000));
+        let discards = 4 * RECORDS as u64;
+        for number in 0..discards {
+            // Half of them neighbours, half of them scattered.
+            let place = usize::try_from(number / 2 + 1).unwrap();
+            let start = if number % 2 == 0 { place << 12 } else { (1 << 32) + (place << 16) };
+            flux.record(range(start));
         }
-        assert!(flux.overlaps(range(0x10_0000)));
-        settles(&flux, range(0x10_0000));
-        assert_eq!(flux.settled.load(Ordering::Acquire), RECORDS as u64 + 1);
+        assert!(flux.overlaps(range(0x1000)) && flux.overlaps(range(RECORDS << 12)));
+        assert!(flux.overlaps(range((1 << 32) + (RECORDS << 16))));
+        assert!(!flux.overlaps(range(1 << 31)) && !flux.overlaps(range(1 << 40)));
+        settles(&flux, AddressRange::EVERYTHING);
+        assert_eq!(flux.settled.load(Ordering::Acquire), discards);
     }
 
     /// A thread that never sleeps keeps the record alive for as long as it does not call us, and
