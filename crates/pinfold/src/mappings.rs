@@ -107,6 +107,12 @@ impl OpenMaps {
         KnownDescriptor::new(open_table()?).map(Self)
     }
 
+    /// Whether the kernel tells of single mappings, at a price that does not depend on how many there
+    /// are.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.0.is_ours() && !is_unknown(&Table(self.0.number()).query_one(0))
+    }
+
     /// As [`mappings_in`].
     pub(crate) fn overlapping(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         if self.0.is_ours() { Table(self.0.number()).overlapping(range) } else { ask_once(range) }
@@ -124,6 +130,11 @@ fn ask_once(range: AddressRange) -> Result<Vec<Mapping>, Errno> {
     answer
 }
 
+/// Whether the kernel does not know the request.
+fn is_unknown<T>(answer: &Result<T, Errno>) -> bool {
+    matches!(answer, Err(Errno(libc::ENOTTY | libc::EINVAL | libc::ENOSYS)))
+}
+
 /// An open `/proc/PID/maps`.
 #[derive(Clone, Copy)]
 struct Table(Descriptor);
@@ -131,7 +142,7 @@ struct Table(Descriptor);
 impl Table {
     fn overlapping(self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         match self.query(range) {
-            Err(Errno(libc::ENOTTY | libc::EINVAL | libc::ENOSYS)) => self.parse(range),
+            answer if is_unknown(&answer) => self.parse(range),
             answer => answer,
         }
     }

@@ -393,6 +393,21 @@ pub(crate) fn uffd_changing(uffd: Descriptor) -> Result<bool, Errno> {
     }
 }
 
+/// Whether the page at `start` belongs to a mapping that some userfaultfd watches for
+/// write-protection. `EAGAIN` while a change that `uffd` reports is under way.
+///
+/// Takes write-protection from a page that never had any.
+pub(crate) fn uffd_watches(uffd: Descriptor, start: usize) -> Result<bool, Errno> {
+    let request = UffdioWriteprotect { start: start as u64, len: page_bytes() as u64, mode: 0 };
+    // SAFETY: the kernel reads `request`. Nothing is ever write-protected, so nothing changes.
+    let done = unsafe { libc::ioctl(uffd, UFFDIO_WRITEPROTECT as _, &raw const request) };
+    match checked(done.into()) {
+        Ok(_) => Ok(true),
+        Err(Errno(libc::ENOENT)) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Reads as many events as there are and fit; the threads that caused them go on.
 pub(crate) fn uffd_read(uffd: Descriptor, messages: &mut [Message]) -> Result<usize, Errno> {
     // SAFETY: the kernel writes whole messages, at most the slice's length in bytes, and every
@@ -521,6 +536,31 @@ pub(crate) fn read_directory(directory: Descriptor, buffer: &mut [u8]) -> Result
     checked(unsafe {
         libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), buffer.len())
     })
+}
+
+/// Has the calling thread run before all threads that the process may start: in real time, with the
+/// highest priority that it may ask for. False if it may ask for none.
+///
+/// Threads and processes that this one starts do not inherit it.
+pub(crate) fn run_before_all() -> bool {
+    // SAFETY: the call takes and gives numbers.
+    let highest = unsafe { libc::sched_get_priority_max(libc::SCHED_FIFO) };
+    run_in_real_time(highest) || most_real_time_priority().is_some_and(run_in_real_time)
+}
+
+fn run_in_real_time(priority: libc::c_int) -> bool {
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: the kernel reads the parameters.
+    priority > 0 && unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+}
+
+/// What `RLIMIT_RTPRIO` leaves to a process without privilege.
+fn most_real_time_priority() -> Option<libc::c_int> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills the structure.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_RTPRIO, &raw mut limit) } == 0;
+    libc::c_int::try_from(limit.rlim_cur).ok().filter(|_| asked)
 }
 
 /// Lets another thread run.

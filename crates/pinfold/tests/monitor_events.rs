@@ -287,7 +287,9 @@ fn discards_beside_a_thread_that_never_sleeps_leave_other_memory_alone() {
     thread::scope(|scope| {
         scope.spawn(|| {
             spins.store(true, Ordering::Release);
-            while !over.load(Ordering::Acquire) {}
+            while !over.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
         });
         while !spins.load(Ordering::Acquire) {
             thread::yield_now();
@@ -467,6 +469,65 @@ fn one_mapping_has_one_monitor_at_a_time() {
     let before = mark(&second);
     assert!(munmap(mine.start(), mine.len()));
     assert!(touch(&changes_since(&second, before), mine));
+}
+
+/// What grew out of a watched mapping is watched, though nobody asked for it. When the monitor is
+/// gone nobody reads its events, and whoever unmapped what is still watched would wait for ever.
+#[test]
+fn what_grew_out_of_watched_memory_is_free_when_the_monitor_is_gone() {
+    let how_it_is_cut_off: [fn(usize); 4] = [
+        |at| assert!(munmap(at, LENGTH)),
+        |at| {
+            assert!(mprotect(at + LENGTH + PAGE, PAGE, libc::PROT_READ));
+            assert!(munmap(at, LENGTH) && munmap(at + LENGTH, PAGE));
+        },
+        |at| {
+            let to = map(4);
+            let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            assert_eq!(mremap(at, LENGTH, LENGTH, fixed, to), Some(to));
+        },
+        |at| {
+            let to = map(16);
+            let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            assert_eq!(mremap(at + PAGE, LENGTH, 2 * LENGTH, fixed, to), Some(to));
+            assert!(munmap(to, LENGTH + PAGE));
+        },
+    ];
+    for cut_off in how_it_is_cut_off {
+        let monitor = Userfaultfd::new().unwrap();
+        let at = map(16);
+        assert!(munmap(at + LENGTH, 12 * PAGE));
+        assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
+        assert_eq!(mremap(at, LENGTH, 2 * LENGTH, 0, 0), Some(at), "it grows where it is");
+        cut_off(at);
+        drop(monitor);
+        // Everything that may be left, wherever it went.
+        let again = Userfaultfd::new().unwrap();
+        for mapping in mappings_in(range(at, 2 * LENGTH)).unwrap() {
+            let watch = again.watch(mapping.range);
+            assert_ne!(watch, Watch::Uncovered(Uncovered::WatchedByAnother), "{mapping:?}");
+        }
+    }
+}
+
+/// A thread in real time that unmaps something waits for the reader, which must not wait for one
+/// with a lower priority.
+#[test]
+fn the_reader_has_the_highest_priority_that_the_process_may_have() {
+    let _monitor = Userfaultfd::new().unwrap();
+    let highest = highest_real_time_priority();
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let numbers = tasks.filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+    let readers = numbers.filter(|number| {
+        let name = std::fs::read_to_string(format!("/proc/self/task/{number}/comm"));
+        name.is_ok_and(|name| name.trim_end() == "pinfold-events")
+    });
+    let priorities: Vec<i32> = readers.map(real_time_priority).collect();
+    if highest == 0 {
+        eprintln!("skipped: this process may have no real-time priority");
+        return;
+    }
+    assert!(priorities.contains(&highest), "{priorities:?}, and {highest} is allowed");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A bounded set of numbered ranges: one writer, any number of readers, no lock, no allocation
+//! A bounded set of numbered ranges: one writer at a time, any number of readers, no lock, no allocation
 //! after its making.
 //!
 //! Ranges that touch or overlap become one, which has the highest of their numbers. A full set
@@ -15,6 +15,7 @@
 //! repeated, and after some tries answers yes, so it never believes a mixture of two states.
 
 use crate::AddressRange;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 #[derive(Debug)]
@@ -47,10 +48,6 @@ struct Entry {
 const TRIES: usize = 16;
 
 impl Entry {
-    const fn touches(self, other: Self) -> bool {
-        self.start <= other.end && other.start <= self.end
-    }
-
     fn hull(self, other: Self) -> Self {
         Self {
             start: self.start.min(other.start),
@@ -77,7 +74,7 @@ impl RangeSet {
     /// Puts `range` in, with a `number` that no earlier insertion exceeded. Numbers below `over` are
     /// over: what has none but those may be dropped.
     ///
-    /// One thread does this. Some ten nanoseconds, and one for each place that is filled.
+    /// One thread at a time does this. Some ten nanoseconds, and one for each place behind it.
     pub(super) fn insert(&self, range: AddressRange, number: u64, over: u64) {
         // Relaxed, here and for all that the writer reads: nobody else writes it.
         let version = self.version.load(Ordering::Relaxed);
@@ -85,46 +82,56 @@ impl RangeSet {
         // Release fence: whoever reads one of the words below, and then passes the acquire fence
         // in `look`, sees the odd version.
         fence(Ordering::Release);
-        let fresh = Entry { start: range.start(), end: range.end(), number };
-        let merged = self.take_out(fresh, over);
-        self.put_in(merged);
+        let mut entry = Entry { start: range.start(), end: range.end(), number };
+        let crowded = |entry| self.touching(entry).is_empty() && self.is_full();
+        if crowded(entry) {
+            self.drop_what_is_over(over);
+        }
+        if crowded(entry) {
+            entry = self.close_smallest_gap(entry);
+        }
+        let touching = self.touching(entry);
+        let alive =
+            touching.clone().map(|place| self.entry(place)).filter(|each| each.number >= over);
+        // No two places touch, so what touches the hull touches the entry.
+        self.replace(touching, alive.fold(entry, Entry::hull));
         // Release: whoever reads this version reads the places as they are now.
         self.version.store(version + 2, Ordering::Release);
     }
 
-    /// Removes what is over and what touches `fresh`; gives the hull of the latter and `fresh`.
-    fn take_out(&self, fresh: Entry, over: u64) -> Entry {
-        let mut merged = fresh;
-        let mut kept = 0;
-        for index in 0..self.filled.load(Ordering::Relaxed) {
-            let entry = self.entry(index);
-            if entry.number < over {
-                continue;
-            }
-            // No two places touch, so what touches the hull touches `fresh`.
-            if entry.touches(fresh) {
-                merged = merged.hull(entry);
-                continue;
-            }
-            self.set(kept, entry);
-            kept += 1;
-        }
-        self.filled.store(kept, Ordering::Relaxed);
-        merged
+    fn is_full(&self) -> bool {
+        self.filled.load(Ordering::Relaxed) == self.places.len()
     }
 
-    /// Puts an entry in that touches no place.
-    fn put_in(&self, mut entry: Entry) {
-        if self.filled.load(Ordering::Relaxed) == self.places.len() {
-            entry = self.close_smallest_gap(entry);
-        }
+    /// The places that overlap or touch `entry`.
+    fn touching(&self, entry: Entry) -> Range<usize> {
+        self.partition(|each| each.end < entry.start)
+            ..self.partition(|each| each.start <= entry.end)
+    }
+
+    /// Puts `entry` in the place of `gone`.
+    fn replace(&self, gone: Range<usize>, entry: Entry) {
         let filled = self.filled.load(Ordering::Relaxed);
-        let place = self.first_behind(entry.start);
-        for index in (place..filled).rev() {
-            self.set(index + 1, self.entry(index));
+        if gone.is_empty() {
+            (gone.start..filled).rev().for_each(|place| self.set(place + 1, self.entry(place)));
+        } else {
+            let closed = gone.len() - 1;
+            (gone.end..filled).for_each(|place| self.set(place - closed, self.entry(place)));
         }
-        self.set(place, entry);
-        self.filled.store(filled + 1, Ordering::Relaxed);
+        self.set(gone.start, entry);
+        self.filled.store(filled + 1 - gone.len(), Ordering::Relaxed);
+    }
+
+    fn drop_what_is_over(&self, over: u64) {
+        let mut kept = 0;
+        for place in 0..self.filled.load(Ordering::Relaxed) {
+            let entry = self.entry(place);
+            if entry.number >= over {
+                self.set(kept, entry);
+                kept += 1;
+            }
+        }
+        self.filled.store(kept, Ordering::Relaxed);
     }
 
     /// Makes room for `entry`: of two neighbours, `entry` included, the nearest become one. Gives
@@ -179,7 +186,12 @@ impl RangeSet {
         self.undisturbed(look).unwrap_or(true)
     }
 
-    #[cfg(test)]
+    /// Whether one place covers all of `range`; for the writer.
+    pub(super) fn covers(&self, range: AddressRange) -> bool {
+        let entry = self.entry(self.first_ending_behind(range.start()));
+        entry.start <= range.start() && range.end() <= entry.end
+    }
+
     /// The ranges, in order of address; `None` if the writer was in the way all the time.
     pub(super) fn ranges(&self) -> Option<Vec<AddressRange>> {
         self.undisturbed(|| {
@@ -376,8 +388,11 @@ mod tests {
         set.insert(pages(0, 1), 0, 0);
         set.insert(pages(10, 1), 1, 0);
         assert!(!set.overlaps(pages(0, 1), 1), "over for whoever says so");
+        assert!(set.covers(pages(0, 1)) && !set.covers(pages(0, 2)) && !set.covers(pages(30, 1)));
         set.insert(pages(20, 1), 2, 1);
         assert_eq!(set.ranges().unwrap(), [pages(10, 1), pages(20, 1)]);
+        set.insert(pages(21, 1), 3, 3);
+        assert_eq!(set.ranges().unwrap(), [pages(10, 1), pages(21, 1)], "the neighbour was over");
     }
 
     /// The reader asks for a range whose insertion it knows of.

@@ -7,16 +7,26 @@
 //! It has a table of descriptors of its own, so a program that closes every descriptor it does
 //! not know (as daemons do) takes the userfaultfd away from our callers, who notice, but not from
 //! the reader: no thread is left hanging in `munmap`.
+//!
+//! It runs with the highest real-time priority that the process may ask for (`CAP_SYS_NICE` or
+//! `RLIMIT_RTPRIO`), because a thread with such a priority may be the one that waits for it, and a
+//! thread with a lower one, which never sleeps, must not stand between them. A process that may ask
+//! for none has no such threads, unless it gave the right away. The reader sleeps but for a
+//! microsecond or two for each event.
 
 use super::bell::Bell;
 use super::flux::Flux;
 use super::log::{Log, Writer};
+use super::range_set::RangeSet;
 use crate::AddressRange;
 use crate::sys::{self, Descriptor, Errno, Event, Message};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 /// How many changes back a cache may be before it has to drop everything.
 const LOG_ENTRIES: usize = 4096;
+/// How many places that watched memory may have moved to are told apart; with more, the memory
+/// between some of them is looked at as well when the monitor ends.
+const MOVED_PLACES: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct Core {
@@ -33,9 +43,11 @@ pub(super) struct Core {
     /// The doorbell page: discarding it wakes the reader and means nothing else, unmapping it is
     /// the last event there is.
     doorbell: AddressRange,
-    /// The lowest and highest address ever watched, moved mappings included.
-    lowest: AtomicUsize,
-    highest: AtomicUsize,
+    /// Where watched memory may be that no call of `watch` named: where it was moved to, and next to
+    /// what was unmapped. Written by the reader alone.
+    moved: RangeSet,
+    /// How many events there were after which watched memory may be at another place.
+    moves: AtomicU64,
 }
 
 impl Core {
@@ -49,8 +61,8 @@ impl Core {
             floods_wanted: AtomicU64::new(0),
             floods_done: AtomicU64::new(0),
             doorbell,
-            lowest: AtomicUsize::new(usize::MAX),
-            highest: AtomicUsize::new(0),
+            moved: RangeSet::new(MOVED_PLACES),
+            moves: AtomicU64::new(0),
         })
     }
 
@@ -85,19 +97,25 @@ impl Core {
         self.floods_done.load(Ordering::Acquire) >= number
     }
 
-    /// Remembers that mappings in `range` are, or were, watched.
-    pub(super) fn note_watched(&self, range: AddressRange) {
-        // Relaxed: read after every writer is gone or knows of no more to write.
-        self.lowest.fetch_min(range.start(), Ordering::Relaxed);
-        self.highest.fetch_max(range.end(), Ordering::Relaxed);
+    /// Remembers that watched memory may be in `range`. Called by the reader alone.
+    fn note_moved(&self, range: AddressRange) {
+        if !self.moved.covers(range) {
+            self.moved.insert(range, 0, 0);
+        }
+        // Release: whoever counts this finds the range. It is counted, too, if the range was known:
+        // who looked there has looked too early.
+        self.moves.fetch_add(1, Ordering::Release);
     }
 
-    /// Everything that may be watched lies in here.
-    pub(super) fn watched(&self) -> Option<AddressRange> {
-        // Relaxed: as above.
-        let (low, high) =
-            (self.lowest.load(Ordering::Relaxed), self.highest.load(Ordering::Relaxed));
-        AddressRange::between(low, high)
+    /// How often watched memory may have come to another place.
+    pub(super) fn moves(&self) -> u64 {
+        // Acquire: pairs with `note_moved`.
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Where it may have come to; `None` if the reader was in the way all the time.
+    pub(super) fn moved(&self) -> Option<Vec<AddressRange>> {
+        self.moved.ranges()
     }
 }
 
@@ -105,6 +123,8 @@ impl Core {
 pub(super) fn run(core: &Core, uffd: Descriptor) {
     let own_table = sys::keep_only_for_this_thread(uffd).is_ok();
     core.flux.reader_is_me();
+    // Without the right to it, nobody else of the process has it either.
+    let _ = sys::run_before_all();
     let mut reader = Reader { core, uffd, log: Writer::new(&core.log), doorbell_gone: false };
     while reader.wait() {
         reader.drain();
@@ -165,9 +185,11 @@ impl Reader<'_> {
         match event {
             Event::Unmap { start, end } => self.note_unmap(AddressRange::between(start, end)),
             Event::Remap { from, to, length } => {
-                self.append(AddressRange::new(from, length).ok());
-                let arrived = AddressRange::new(to, length).ok();
-                arrived.iter().for_each(|range| self.core.note_watched(*range));
+                let (left, arrived) =
+                    (AddressRange::new(from, length).ok(), AddressRange::new(to, length).ok());
+                left.into_iter().for_each(|range| self.note_neighbours(range));
+                arrived.into_iter().for_each(|range| self.core.note_moved(range));
+                self.append(left);
                 self.append(arrived);
             }
             Event::Remove { start, end } => self.note_remove(AddressRange::between(start, end)),
@@ -177,7 +199,18 @@ impl Reader<'_> {
 
     fn note_unmap(&mut self, range: Option<AddressRange>) {
         self.doorbell_gone |= range.is_some_and(|range| range.overlaps(&self.core.doorbell));
+        range.into_iter().for_each(|range| self.note_neighbours(range));
         self.append(range);
+    }
+
+    /// What was cut off from watched memory by a change of `range` touches it.
+    fn note_neighbours(&self, range: AddressRange) {
+        let (start, end) = (range.start().saturating_sub(1), range.end().saturating_add(1));
+        if let Some(wider) = AddressRange::between(start.max(1), end)
+            && !self.core.moved.covers(wider)
+        {
+            self.core.note_moved(wider);
+        }
     }
 
     /// The record comes first: who reads the log entry must find the range in flux.

@@ -4,7 +4,8 @@
 //! # The price
 //!
 //! One system call per [`check`](Monitor::check) (two to three times an empty one), a changing
-//! thread that waits some microseconds until the reader has its event, and one thread asleep.
+//! thread that waits some microseconds until the reader has its event, and one thread asleep, with the
+//! highest real-time priority that the process may ask for.
 //! `munmap` of memory that was never watched costs what it did before. A `check` that runs into a
 //! change of watched memory waits until that change has returned; after some 10 ms of that it
 //! gives up and declares everything changed.
@@ -33,6 +34,7 @@
 
 use super::bell::Bell;
 use super::log::Log;
+use super::range_set::RangeSet;
 use super::reader::{self, Core};
 use super::self_test;
 use super::start::StartError;
@@ -44,8 +46,8 @@ use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
 };
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -61,7 +63,14 @@ pub struct Userfaultfd {
     /// Watched; a change of it wakes the reader. `None` once dropped.
     doorbell: Option<Page>,
     reader: Option<JoinHandle<()>>,
+    /// What was ever watched, by whole mappings. The lock guards the writer's place; it is taken by
+    /// `watch`, around some ten nanoseconds, and when the monitor ends.
+    watched: Mutex<RangeSet>,
 }
+
+/// How many ranges of watched mappings are told apart; with more, the mappings between some of them
+/// are looked at as well when the monitor ends.
+const WATCHED_RANGES: usize = 4096;
 
 impl Userfaultfd {
     /// Opens a monitor of its own and tests that it sees what it claims to see.
@@ -83,7 +92,9 @@ impl Userfaultfd {
         let core = Arc::new(Core::new(page).map_err(StartError::memory)?);
         let reader = spawn_reader(&core, uffd.number())?;
         unread.stay();
-        let monitor = Self { core, uffd, maps, doorbell: Some(doorbell), reader: Some(reader) };
+        let (doorbell, reader) = (Some(doorbell), Some(reader));
+        let watched = Mutex::new(RangeSet::new(WATCHED_RANGES));
+        let monitor = Self { core, uffd, maps, doorbell, reader, watched };
         self_test::of_the_events(&monitor)?;
         Ok(monitor)
     }
@@ -166,7 +177,7 @@ impl Userfaultfd {
     /// Watches the mappings that `range` lies in.
     fn watch_mappings(&self, range: AddressRange) -> Result<(), Uncovered> {
         let whole = extent(range, &coverable(&self.maps, range)?);
-        self.core.note_watched(whole);
+        self.note_watched(whole);
         self.register(whole).map_err(refusal)?;
         // What was asked above may have been replaced before it was registered, even by memory
         // of another kind, and nobody would have told. From here on everybody is told.
@@ -174,7 +185,7 @@ impl Userfaultfd {
     }
 
     /// Another monitor of this process that is being dropped holds every mapping for a moment
-    /// (see [`unwatch_once`](Self::unwatch_once)), so a refusal is tried again.
+    /// (see [`unwatch`](Self::unwatch)), so a refusal is tried again.
     fn register(&self, whole: AddressRange) -> Result<(), Errno> {
         let try_once = || sys::uffd_register(self.uffd.number(), whole.start(), whole.end());
         for _ in 0..8 {
@@ -186,32 +197,98 @@ impl Userfaultfd {
         try_once()
     }
 
+    fn note_watched(&self, whole: AddressRange) {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if !watched.covers(whole) {
+            watched.insert(whole, 0, 0);
+        }
+    }
+
     /// Ends every watch. False if that cannot be done for certain.
     ///
     /// Closing the descriptor would do, were there not forked children with copies of it: as long
     /// as one lives, the kernel goes on waiting for somebody to read the events.
+    ///
+    /// **Why no watched mapping is missed.** Claim: a way through touching watched mappings leads from
+    /// each watched mapping to an address that is noted. It holds when `watch` has noted whole mappings
+    /// and registered them. A mapping that grows where it is, is split or merged touches what it
+    /// touched. One that moves is noted where it arrives. One that is unmapped in part or in whole, or
+    /// moved away, may break a way, and the first mapping behind the gap is noted, because it
+    /// touches what is gone. [`unwatch_around`](Self::unwatch_around) goes those ways. What happens
+    /// while it does is counted by the reader, and then everything is done once more; what is
+    /// unwatched already has no events, so that comes to an end.
     fn unwatch_all(&self) -> bool {
-        let Some(everything) = self.core.watched() else { return true };
         (0..16).any(|_| {
-            let before = self.check();
-            let done = self.uffd.is_ours() && self.unwatch_once(everything).is_ok();
-            // A mapping that moved meanwhile may have been missed.
-            done && before.is_ok() && self.check() == before
+            // By the time of the answer, everything that happened before is noted.
+            let settled = self.check().is_ok();
+            let moves = self.core.moves();
+            let done = self.uffd.is_ours() && self.unwatch_once().is_ok();
+            done && settled && self.check().is_ok() && self.core.moves() == moves
         })
     }
 
-    /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
-    /// kernels before 6.18 would let us unregister as well.
-    fn unwatch_once(&self, everything: AddressRange) -> Result<(), Errno> {
-        let mappings = self.maps.overlapping(everything)?;
-        for mapping in mappings.iter().filter(|mapping| kind_is_covered(mapping.kind)) {
-            let (start, end) = (mapping.range.start(), mapping.range.end());
-            if sys::uffd_register(self.uffd.number(), start, end).is_ok() {
-                // An error means that it is gone, and then its change is in the log.
-                let _ = sys::uffd_unregister(self.uffd.number(), start, end);
-            }
+    fn unwatch_once(&self) -> Result<(), Errno> {
+        for range in self.places_to_look_at().ok_or(Errno(libc::EAGAIN))? {
+            self.unwatch_around(range)?;
         }
         Ok(())
+    }
+
+    /// The ranges from which every watched mapping can be reached. Everything, where the kernel
+    /// gives the whole table of mappings only.
+    fn places_to_look_at(&self) -> Option<Vec<AddressRange>> {
+        if !self.maps.has_requests() {
+            return Some(vec![AddressRange::EVERYTHING]);
+        }
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = watched.ranges()?;
+        ranges.extend(self.core.moved()?);
+        Some(ranges)
+    }
+
+    /// Ends the watch of the mappings in `range` and of watched ones that touch them, and so on.
+    fn unwatch_around(&self, range: AddressRange) -> Result<(), Errno> {
+        let mappings = self.maps.overlapping(range)?;
+        mappings.iter().for_each(|mapping| _ = self.unwatch(mapping));
+        let (Some(first), Some(last)) = (mappings.first(), mappings.last()) else { return Ok(()) };
+        if range == AddressRange::EVERYTHING {
+            return Ok(());
+        }
+        let mut below = first.range.start();
+        while let Some(mapping) = self.mapping_at(below.saturating_sub(1))? {
+            if !self.unwatch(&mapping) {
+                break;
+            }
+            below = mapping.range.start();
+        }
+        let mut above = last.range.end();
+        while let Some(mapping) = self.mapping_at(above)? {
+            if !self.unwatch(&mapping) {
+                break;
+            }
+            above = mapping.range.end();
+        }
+        Ok(())
+    }
+
+    fn mapping_at(&self, address: usize) -> Result<Option<Mapping>, Errno> {
+        let Ok(byte) = AddressRange::new(address, 1) else { return Ok(None) };
+        Ok(self.maps.overlapping(byte)?.pop())
+    }
+
+    /// Ends the watch of one mapping, if there is one; false if there is none for certain.
+    ///
+    /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
+    /// kernels before 6.18 would let us unregister as well.
+    fn unwatch(&self, mapping: &Mapping) -> bool {
+        let (start, end) = (mapping.range.start(), mapping.range.end());
+        let watched = kind_is_covered(mapping.kind)
+            && sys::uffd_watches(self.uffd.number(), start) != Ok(false);
+        if watched && sys::uffd_register(self.uffd.number(), start, end).is_ok() {
+            // An error means that it is gone, and then its change is in the log.
+            let _ = sys::uffd_unregister(self.uffd.number(), start, end);
+        }
+        watched
     }
 
     /// Ends the reader after nobody waits for it any more.

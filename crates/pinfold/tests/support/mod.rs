@@ -300,3 +300,27 @@ pub fn until_settled(monitor: &impl Monitor, range: AddressRange) {
         std::thread::sleep(std::time::Duration::from_micros(20));
     }
 }
+
+/// The highest real-time priority that this process may give a thread; 0 if none.
+pub fn highest_real_time_priority() -> i32 {
+    std::thread::spawn(|| {
+        // SAFETY: numbers.
+        let most = unsafe { libc::sched_get_priority_max(libc::SCHED_FIFO) };
+        (1..=most).rev().find(|&priority| {
+            let parameters = libc::sched_param { sched_priority: priority };
+            // SAFETY: of this thread, which ends at once.
+            unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) == 0 }
+        })
+    })
+    .join()
+    .unwrap()
+    .unwrap_or(0)
+}
+
+/// The real-time priority of a thread; 0 if it has none, or is gone.
+pub fn real_time_priority(thread: i32) -> i32 {
+    let mut parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel fills the structure.
+    unsafe { libc::sched_getparam(thread, &raw mut parameters) };
+    parameters.sched_priority
+}
