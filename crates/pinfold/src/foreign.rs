@@ -27,6 +27,13 @@ impl Panicked {
     pub(crate) fn resume(mut self) -> ! {
         resume_unwind(self.0.take().unwrap_or_else(|| Box::new("a panic without payload")))
     }
+
+    /// The panic goes on, unless this thread is unwinding already: for destructors.
+    pub(crate) fn resume_unless_unwinding(self) {
+        if !std::thread::panicking() {
+            self.resume();
+        }
+    }
 }
 
 impl Drop for Panicked {

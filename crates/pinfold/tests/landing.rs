@@ -417,6 +417,52 @@ fn a_place_dropped_while_data_flies_does_not_spoil_the_next_message() {
     }
 }
 
+/// The target is its owner's again when the guard is gone, and the device writes on elsewhere.
+#[test]
+fn a_remapped_place_dropped_while_data_flies_leaves_its_target_to_the_owner() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let zone = rig.zone(64 << 10, 1);
+    for locked in [false, true] {
+        let (mut memory, length) = (Memory::new(8 * PAGE), 6 * PAGE);
+        memory.fill(1);
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(memory.pointer(), length) }.unwrap();
+        let late = Flight::begin(&rig, place.range(), place.handle());
+        let remapped = remap(place);
+        if locked {
+            // What is locked cannot be discarded.
+            // SAFETY: the test's own memory.
+            assert_eq!(unsafe { libc::mlock(memory.pointer().cast(), length) }, 0);
+        }
+        drop(remapped);
+        memory.fill(7);
+        let mut writer = &late.writer;
+        writer.write_all(&[0xee; PAGE]).unwrap();
+        assert_eq!(complete(&mut rig.ring.lock().unwrap()), PAGE);
+        assert!(memory.bytes().iter().all(|&byte| byte == 7), "locked: {locked}");
+    }
+}
+
+/// The next zone of the cache, at the same address or not, receives into its own pages.
+#[test]
+fn a_forgotten_place_spoils_no_message_of_the_next_zone() {
+    let Some(rig) = watched_rig(1 << 20) else { return };
+    let (memory, length) = (Memory::new(8 * PAGE), 6 * PAGE);
+    for _ in 0..4 {
+        let zone = rig.zone(64 << 10, 1);
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(memory.pointer(), length) }.unwrap();
+        let data = pattern(length, 6);
+        rig.receive(&data, place.range(), place.handle());
+        // SAFETY: the transfer is complete.
+        let arrived = unsafe { place.arrived() };
+        assert!(arrived.bytes() == data);
+        land(arrived, Method::Copy);
+        // SAFETY: as above.
+        std::mem::forget(unsafe { zone.ask(memory.pointer(), length) }.unwrap());
+    }
+}
+
 /// The target had been sent from before, so its old pages are registered; what is sent afterwards is
 /// what has landed.
 fn registrations_of_the_target_are_given_up<M: Monitor>(rig: &Rig<M>, vouched: bool) {

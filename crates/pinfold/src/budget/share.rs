@@ -491,26 +491,30 @@ impl Share {
         self.inner().read(|state| state.ledger.held_by(self.drawer)).unwrap_or_default()
     }
 
-    /// Takes `amount` until the result is dropped, as [`grow`](Self::grow) does.
+    /// Takes `amount` until the result is dropped; others give back what is due to this drawer, if it is
+    /// not there.
+    ///
+    /// For drawers that are no cache and no pool. No lock may be held that a release of others needs, or a
+    /// listener of this budget.
+    ///
+    /// What was drawn is given back by the value that says so, once:
+    ///
+    /// ```compile_fail
+    /// # let budget = pinfold::budget::Budget::new(pinfold::budget::Amount::one(4096)).unwrap();
+    /// let share = budget.share(pinfold::budget::Terms::default()).unwrap();
+    /// share.shrink(pinfold::budget::Amount::one(4096)); // was never grown
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`grow`](Self::grow).
+    /// [`Exhausted`] if it is not to be had: `allowed - held` is.
     pub fn draw(self: &Arc<Self>, amount: Amount) -> Result<Drawn, Exhausted> {
         self.grow(amount)?;
         Ok(Drawn { share: Arc::clone(self), amount })
     }
 
-    /// Takes `amount` until [`shrink`](Self::shrink) gives it back; others give back what is due to
-    /// this drawer, if it is not there.
-    ///
-    /// For drawers that are no cache: a pool before it registers a slab. No lock may be held
-    /// that a release of others needs, or a listener of this budget.
-    ///
-    /// # Errors
-    ///
-    /// [`Exhausted`] if it is not to be had: `allowed - held` is.
-    pub fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
+    /// Takes `amount` until it is [given](Account::give) back.
+    pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
         loop {
             let Refusal { exhausted, missing } = match self.take(amount) {
                 Ok(()) => {
@@ -523,12 +527,6 @@ impl Share {
                 return Err(exhausted);
             }
         }
-    }
-
-    /// Gives back what [`grow`](Self::grow) took, or a part of it.
-    pub fn shrink(&self, amount: Amount) {
-        self.give(amount);
-        self.settle();
     }
 
     fn inner(&self) -> &Inner {
@@ -616,7 +614,8 @@ impl Drawn {
 
 impl Drop for Drawn {
     fn drop(&mut self) {
-        self.share.shrink(self.amount);
+        self.share.give(self.amount);
+        self.share.settle();
     }
 }
 

@@ -9,7 +9,7 @@
 
 use pinfold_core::{Lease, Monitor, Registrar};
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// What can be handed to a device.
 pub(crate) trait Kept: Sized {
@@ -61,6 +61,12 @@ impl<T: Kept> Deref for InUse<T> {
 
     fn deref(&self) -> &T {
         &self.0
+    }
+}
+
+impl<T: Kept> DerefMut for InUse<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to write into targets, by the word that came with
-//! [`Zone::ask`](super::Zone::ask), to let arrived bytes be read, and for the caller's word that
-//! a device is done.
+//! This file reopens `unsafe_code` to write into targets and to take pages out of them, by the word that
+//! came with [`Zone::ask`](super::Zone::ask), to let arrived bytes be read, and for the caller's word
+//! that a device is done.
 
 #![allow(unsafe_code)]
 // A refusal gives the message back, which is as large as the message.
@@ -14,9 +14,11 @@ use super::slab::Pages;
 use super::split::{Split, same_part};
 use super::sys;
 use super::zone::Held;
+use crate::in_flight::{InUse, Kept};
 use crate::limits::page_bytes;
 use crate::{AddressRange, Monitor, Position, Registrar};
 use std::fmt;
+use std::process;
 
 /// How data gets from landing pages into its target.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -128,18 +130,49 @@ struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
 
 /// A place in registered pages, to be announced to whoever sends.
 ///
-/// Dropping it gives the pages up, in case data is still on its way: the next use of the slot
-/// makes new ones.
+/// Dropped, it gives its pages up for the device to finish with: the next use of the slot makes new
+/// ones. Forgotten (`mem::forget`), it keeps its slot, and the zone's pages are leaked.
 #[must_use = "a place that is dropped gives its pages up"]
-pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(Message<'z, 'c, R, M, P>);
+pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, 'c, R, M, P>>);
 
 /// A place whose whole pages the target has already, while the device still writes to them.
 ///
-/// Dropping it leaves those pages with the target and gives the ragged ends up.
+/// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
+/// them to the device; the ragged ends are given up. A target that has changed meanwhile is left alone:
+/// the pages are where the program has moved them. If the kernel takes pages out of a target by no
+/// means, the process is aborted: the target would be written behind its owner's back. Forgotten, it
+/// leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
-pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
+pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Exchanged<'z, 'c, R, M, P>>);
+
+/// A message whose target has the pages that the device writes to.
+struct Exchanged<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     message: Message<'z, 'c, R, M, P>,
     left: Left,
+    /// The part of the target that may have them.
+    given: Option<AddressRange>,
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Kept for Message<'_, '_, R, M, P> {
+    fn abandon(self) {
+        self.held.abandon();
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
+    fn abandon(self) {
+        let Self { message, given, .. } = self;
+        if let Some(given) = given
+            && !message.target_changed()
+        {
+            // SAFETY: the target is the message's, by the word that came with it, its content undefined
+            // since it was remapped, and it has not changed, or the caller prevents that.
+            if unsafe { message.held.zone.take_pages_out(given) }.is_err() {
+                process::abort();
+            }
+        }
+        message.abandon();
+    }
 }
 
 /// What is left to copy of a target whose pages were exchanged.
@@ -162,7 +195,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         target: AddressRange,
         watched: Option<Position>,
     ) -> Self {
-        Self(Message { held, handle, place, target, watched })
+        Self(InUse::new(Message { held, handle, place, target, watched }))
     }
 
     /// Where the device is to write: as long as the target.
@@ -199,9 +232,19 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     ///
     /// [`Refused`] with the place: what has arrived can still be copied. Nothing has changed.
     pub fn remap(self) -> Result<Remapped<'z, 'c, R, M, P>, Refused<Self>> {
-        match self.0.try_remap() {
-            Ok((watched, left)) => Ok(Remapped { message: Message { watched, ..self.0 }, left }),
-            Err(error) => Err(Refused { state: self, error }),
+        // SAFETY: it goes into another guard at once, which stands for more: a panic on the way finds
+        // pages in the target that the device writes to.
+        let message = unsafe { self.0.end() };
+        let given = Split::new(message.target, page_bytes()).pages;
+        let left = Left { parts: [None; 2], because: None };
+        let mut exchanged = InUse::new(Exchanged { message, left, given });
+        match exchanged.remap() {
+            Ok(()) => Ok(Remapped(exchanged)),
+            Err(error) => {
+                // SAFETY: it goes back into its guard at once.
+                let message = unsafe { exchanged.end() }.message;
+                Err(Refused { state: Self(InUse::new(message)), error })
+            }
         }
     }
 
@@ -210,8 +253,9 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     /// # Safety
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
-    pub unsafe fn vouch(self) -> Self {
-        Self(Message { watched: None, ..self.0 })
+    pub unsafe fn vouch(mut self) -> Self {
+        self.0.watched = None;
+        self
     }
 
     /// The data is there.
@@ -220,25 +264,26 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     ///
     /// No device writes to the place any more: the transfer is complete, or was never begun.
     pub unsafe fn arrived(self) -> Arrived<'z, 'c, R, M, P> {
-        Arrived(self.0)
+        // SAFETY: the caller's promise.
+        Arrived(unsafe { self.0.end() })
     }
 }
 
 impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     /// Where the device is to write, still.
     pub fn range(&self) -> AddressRange {
-        self.message.place
+        self.0.message.place
     }
 
     /// The registration that holds [`range`](Self::range), still.
     pub fn handle(&self) -> R::Handle {
-        self.message.handle
+        self.0.message.handle
     }
 
     /// Whether a change of the target from now on will be found out; if not, it is the caller's to
     /// prevent.
     pub fn is_watched(&self) -> bool {
-        self.message.watched.is_some()
+        self.0.message.watched.is_some()
     }
 
     /// Changes of the target are not looked for any more.
@@ -246,8 +291,9 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     /// # Safety
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
-    pub unsafe fn vouch(self) -> Self {
-        Self { message: Message { watched: None, ..self.message }, ..self }
+    pub unsafe fn vouch(mut self) -> Self {
+        self.0.message.watched = None;
+        self
     }
 
     /// The data is there: what is left to do is to copy the ragged ends.
@@ -261,10 +307,11 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     ///
     /// No device writes to the place any more: the transfer is complete, or was never begun.
     pub unsafe fn arrived(self) -> Result<Landed, Refused<Self>> {
-        if self.message.target_changed() {
+        if self.0.message.target_changed() {
             return Err(Refused { state: self, error: LandError::TargetChanged });
         }
-        let Self { message, left } = self;
+        // SAFETY: the caller's promise.
+        let Exchanged { message, left, .. } = unsafe { self.0.end() };
         let landed = message.copy_left(left);
         message.end_exchanged();
         Ok(landed)
@@ -315,16 +362,20 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     ///
     /// [`Refused`] with the data.
     pub fn land_by(self, method: Method) -> Result<Landed, Refused<Self>> {
-        match self.0.give_to_target(method) {
+        // A panic on the way leaves a slot of which nobody knows what pages it has.
+        let message = InUse::new(self.0);
+        let left = message.give_to_target(method);
+        // SAFETY: no device uses the place since it arrived.
+        let message = unsafe { message.end() };
+        match left {
             Ok(left) => {
-                let landed = self.0.copy_left(left);
-                match method {
-                    Method::Copy => self.0.held.give_back(),
-                    Method::Exchange | Method::Replace => self.0.end_exchanged(),
+                let landed = message.copy_left(left);
+                if method != Method::Copy {
+                    message.end_exchanged();
                 }
                 Ok(landed)
             }
-            Err(error) => Err(Refused { state: self, error }),
+            Err(error) => Err(Refused { state: Self(message), error }),
         }
     }
 }
@@ -336,14 +387,6 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
 
     fn target_changed(&self) -> bool {
         self.held.zone.has_changed(self.target, self.watched)
-    }
-
-    /// Exchanges while data flies; where changes of the target are told from now on, our own left
-    /// out, and what is left to copy.
-    fn try_remap(&self) -> Result<(Option<Position>, Left), LandError> {
-        let left = self.give_to_target(Method::Exchange)?;
-        let watched = self.watched.and_then(|_| self.held.zone.watch(self.target));
-        Ok((watched, left))
     }
 
     /// Moves the whole pages by `method`, and names the parts of the target that are left to copy.
@@ -385,7 +428,20 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
     /// The slot has other pages now.
     fn end_exchanged(mut self) {
         self.held.unregister();
-        self.held.give_back();
+    }
+}
+
+impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
+    /// Exchanges while data flies. From then on changes of the target are told, our own left out.
+    fn remap(&mut self) -> Result<(), LandError> {
+        let left = self.message.give_to_target(Method::Exchange)?;
+        let end = left.parts[1].map_or(self.message.target.end(), |rest| rest.start());
+        self.given =
+            self.given.and_then(|whole| AddressRange::between(whole.start(), end.min(whole.end())));
+        self.left = left;
+        let Message { held, target, watched, .. } = &mut self.message;
+        *watched = watched.and_then(|_| held.zone.watch(*target));
+        Ok(())
     }
 }
 
@@ -408,7 +464,7 @@ impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Place<'_, '_, R, M, P> {
 
 impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Remapped<'_, '_, R, M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe(f, "Remapped", &self.message)
+        describe(f, "Remapped", &self.0.message)
     }
 }
 

@@ -14,6 +14,7 @@ use super::split::{aligned_like, same_part};
 use super::sys;
 use crate::limits::page_bytes;
 use crate::mappings::{Mapping, mappings_in};
+use crate::monitor::follows_page_table;
 use crate::pool::is_near_a_slab;
 use crate::sys::Errno;
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     Registrar, Watch,
 };
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How a zone behaves.
@@ -51,7 +53,10 @@ pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
     cache: &'c Cache<R, M>,
     options: Options,
     granule: usize,
-    pages: P,
+    /// All slots, whoever has them.
+    ranges: Box<[AddressRange]>,
+    /// Leaked, if a place was forgotten: a device may still write to it.
+    pages: ManuallyDrop<P>,
 }
 
 /// What the zone's first lock guards, for a push or a pop. No other lock is taken under it.
@@ -78,6 +83,9 @@ pub enum ZoneError {
         /// [`Config::piece_bytes`](crate::Config::piece_bytes).
         piece_bytes: usize,
     },
+    /// The cache's device follows the page table: pages that are exchanged while it writes to them would be
+    /// lost to it. Zones are for registrations that hold on to their pages.
+    FollowsPageTable,
     /// A slot could not be registered.
     Register(GetError),
 }
@@ -106,6 +114,10 @@ impl fmt::Display for ZoneError {
                 f,
                 "landing slots of {slot_bytes} bytes exceed one registration of {piece_bytes}: raise \
                  Config::piece_bytes, or let messages land in pieces"
+            ),
+            Self::FollowsPageTable => f.write_str(
+                "a device that follows the page table does not hold on to landing pages: make the zone \
+                 over a cache of pinned registrations",
             ),
             Self::Register(error) => write!(f, "landing pages were not registered: {error}"),
         }
@@ -139,15 +151,19 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     ///
     /// [`ZoneError`].
     pub fn new(cache: &'c Cache<R, M>, pages: P, options: Options) -> Result<Self, ZoneError> {
+        if follows_page_table::<M>() {
+            return Err(ZoneError::FollowsPageTable);
+        }
         let piece_bytes = cache.config().piece_bytes;
-        let ranges = pages.slots();
+        let ranges = pages.slots().into_boxed_slice();
         if let Some(slot) = ranges.iter().find(|slot| slot.len() > piece_bytes) {
             return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), piece_bytes });
         }
-        let free = ranges.into_iter().map(|range| Slot { range, lease: None }).collect();
+        let free = ranges.iter().map(|&range| Slot { range, lease: None }).collect();
         let slots = Slots { free, seen: Position::NOWHERE };
         let (granule, aside) = (pages.granule(), Mutex::new(pages.aside()));
-        let zone = Self { slots: Mutex::new(slots), aside, cache, options, granule, pages };
+        let (slots, pages) = (Mutex::new(slots), ManuallyDrop::new(pages));
+        let zone = Self { slots, aside, cache, options, granule, ranges, pages };
         zone.refill().map_err(ZoneError::Register)?;
         Ok(zone)
     }
@@ -164,9 +180,11 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// # Safety
     ///
     /// The bytes of the target are the caller's, to be written and to be moved to other pages, until
-    /// the place has landed or is dropped: nobody borrows them, and no device is using them. A change
-    /// of their mapping that is complete before a method of the place is called is found out if
-    /// targets are watched and the monitor covers this one; others the caller prevents.
+    /// the place has landed or its destructor has returned: nobody borrows them, and no device is using
+    /// them. So they are never the caller's again if the place is forgotten. A change of their mapping
+    /// that is complete before a method of the place is called, its destructor included, is found out if
+    /// targets are watched and the monitor covers this one; others the caller prevents. Where a remapped
+    /// target has changed, what was its pages is the device's until the transfer has ended.
     pub unsafe fn ask(
         &self,
         target: *mut u8,
@@ -176,13 +194,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             AddressRange::new(target.expose_provenance(), length).map_err(AskError::Range)?;
         let (slot, place) = self.take_slot(target)?;
         let mut held = Held::new(self, slot);
-        let handle = match held.registered() {
-            Ok(handle) => handle,
-            Err(error) => {
-                held.give_back();
-                return Err(AskError::Register(error));
-            }
-        };
+        let handle = held.registered().map_err(AskError::Register)?;
         Ok(Place::new(held, handle, place, target, self.watch(target)))
     }
 
@@ -194,10 +206,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     pub fn refill(&self) -> Result<usize, GetError> {
         let mut count = 0;
         while let Some(slot) = self.take_unregistered() {
-            let mut held = Held::new(self, slot);
-            let registered = held.registered();
-            held.give_back();
-            registered?;
+            Held::new(self, slot).registered()?;
             count += 1;
         }
         Ok(count)
@@ -310,6 +319,20 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Ok(given)
     }
 
+    /// Takes the pages out of `given`, a part of a target, which reads as zeros from then on: a device may
+    /// go on writing to them.
+    ///
+    /// # Safety
+    ///
+    /// The range is whole pages of private anonymous memory that came with [`Zone::ask`]'s promise, and
+    /// its content is lost.
+    pub(super) unsafe fn take_pages_out(&self, given: AddressRange) -> Result<(), Errno> {
+        // SAFETY: the caller's word. Locked memory is not discarded, but can be replaced.
+        let taken = unsafe { sys::discard(given).or_else(|_| sys::renew(given)) };
+        self.cache.invalidate(given);
+        taken
+    }
+
     /// Makes `range`, which is the zone's, one mapping without pages.
     ///
     /// # Safety
@@ -415,27 +438,29 @@ fn parts_of(range: AddressRange) -> Result<Vec<AddressRange>, LandError> {
 }
 
 impl<R: Registrar, M: Monitor, P: Pages> Drop for Zone<'_, R, M, P> {
+    /// The caller vouched for this memory, which is about to go: no registration of it may be found any
+    /// more, that of a forgotten place included.
     fn drop(&mut self) {
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for slot in slots.free.drain(..) {
-            // The caller vouched for this memory, which is about to go.
-            self.cache.invalidate(slot.range);
+        self.ranges.iter().for_each(|&range| self.cache.invalidate(range));
+        if slots.free.len() == self.ranges.len() {
+            slots.free.clear();
+            // SAFETY: dropped once, in the destructor, when every slot is back: no device uses any.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
     }
 }
 
-/// A slot in somebody's hand. Dropped, it is given up as if a device were still writing to it.
+/// A slot in somebody's hand, to which no device writes; given back when it is dropped.
 pub(super) struct Held<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     pub(super) zone: &'z Zone<'c, R, M, P>,
     slot: AddressRange,
     lease: Option<Lease<'c, R, M>>,
-    /// Whether no device is writing to the slot any more.
-    quiet: bool,
 }
 
 impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     fn new(zone: &'z Zone<'c, R, M, P>, slot: Slot<'c, R, M>) -> Self {
-        Self { zone, slot: slot.range, lease: slot.lease, quiet: false }
+        Self { zone, slot: slot.range, lease: slot.lease }
     }
 
     /// The slot's handle; registers it if it has none.
@@ -464,25 +489,24 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
 
     /// Has the cache forget the slot, whose pages have changed.
     pub(super) fn unregister(&mut self) {
+        let _lease = self.lease.take();
         self.zone.cache.invalidate(self.slot);
-        self.lease = None;
     }
 
-    /// Gives the slot back, to which no device writes any more.
-    pub(super) fn give_back(mut self) {
-        self.quiet = true;
+    /// Gives the slot up, to which a device may still be writing: what is under way goes on into the pages
+    /// that were pinned, and nobody else has them. Where the kernel leaves them in the slot, that is
+    /// never used again, and the zone's pages are leaked.
+    pub(super) fn abandon(mut self) {
+        self.unregister();
+        // SAFETY: nobody relies on what a slot holds.
+        if unsafe { sys::discard(self.slot).or_else(|_| sys::renew(self.slot)) }.is_err() {
+            std::mem::forget(self);
+        }
     }
 }
 
 impl<R: Registrar, M: Monitor, P: Pages> Drop for Held<'_, '_, R, M, P> {
     fn drop(&mut self) {
-        if !self.quiet {
-            // What is under way goes on into the pages that were pinned, and nobody else has them.
-            self.unregister();
-            // SAFETY: nobody relies on what a slot holds. If the kernel will not, the old pages
-            // stay, unregistered; then a late write may show in the next message.
-            let _ = unsafe { sys::discard(self.slot) };
-        }
         let slot = Slot { range: self.slot, lease: self.lease.take() };
         self.zone.lock().free.push(slot);
     }

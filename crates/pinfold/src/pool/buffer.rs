@@ -27,10 +27,11 @@ use std::sync::Arc;
 
 /// Registered memory, handed out in buffers. See the [module](super) for what it costs.
 ///
-/// When a pool is dropped, everything goes back to the system, except slabs with buffers whose
-/// owners forgot them (`mem::forget`) or handed them to a device and never said that it is done:
-/// those stay mapped, because somebody may still use them. Their registrations end with the
-/// registrar.
+/// When a pool is dropped, everything goes back to the system, except slabs with buffers that are still
+/// out by their bare address ([`into_raw`](PoolBuffer::into_raw)): they stay mapped and registered until
+/// the last comes back ([`deallocate`](super::deallocate)), and then the registrar goes as well. Buffers
+/// that were forgotten (`mem::forget`), or handed to a device and never said to be done, never come back:
+/// their slab, its registration and the registrar are leaked, because the device may still use them.
 pub struct Pool<R: Registrar> {
     depot: Arc<Depot>,
     registrar: Arc<R>,
@@ -126,9 +127,11 @@ impl<R: Registrar> Pool<R> {
 
 impl<R: Registrar> Drop for Pool<R> {
     fn drop(&mut self) {
-        if !self.depot.close() {
-            // What is still out finds its way back by address.
+        if self.is_forked() {
+            // Another thread of the parent may have been in the midst of it: it is left as it is.
             std::mem::forget(Arc::clone(&self.depot));
+        } else {
+            self.depot.close();
         }
     }
 }
@@ -349,18 +352,24 @@ impl<R: Registrar> Drop for PoolBuffer<'_, R> {
 
 /// Puts a buffer back that is nobody's any more.
 #[inline(always)]
-pub(super) fn give_back(depot: &Depot, block: NonNull<u8>, kind: Kind) {
-    if let Some(class) = kind.class()
-        && threads::put(depot, class, block)
-    {
-        return;
+fn give_back(depot: &Depot, block: NonNull<u8>, kind: Kind) {
+    if !keep_at_hand(depot, block, kind) {
+        give_back_slowly(depot, block, kind);
     }
-    give_back_slowly(depot, block, kind);
 }
 
+/// Puts a buffer into the thread's magazine; false if that cannot be. When the block stands there the
+/// depot may go: nothing of it is touched any more.
+#[inline(always)]
+#[must_use = "a block that was not kept is still the caller's"]
+pub(super) fn keep_at_hand(depot: &Depot, block: NonNull<u8>, kind: Kind) -> bool {
+    kind.class().is_some_and(|class| threads::put(depot, class, block))
+}
+
+/// Puts a buffer back through the pool's lock.
 #[cold]
 #[inline(never)]
-fn give_back_slowly(depot: &Depot, block: NonNull<u8>, kind: Kind) {
+pub(super) fn give_back_slowly(depot: &Depot, block: NonNull<u8>, kind: Kind) {
     let hand = threads::hand(depot);
     match kind.class() {
         // The thread's magazines may only not have been at hand.

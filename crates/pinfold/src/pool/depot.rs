@@ -21,6 +21,7 @@ use super::queue::{Queue, Seat};
 use super::slab::{Kind, Slab};
 use super::space::{Put, Space};
 use super::statistics::PoolStatistics;
+use crate::foreign;
 use crate::fork_mark::ForkMark;
 use crate::membarrier;
 use crate::sys;
@@ -28,7 +29,6 @@ use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
 use pinfold_core::{Amount, Barriers, Lender};
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -460,6 +460,8 @@ impl Depot {
             (Some(class), Some(hand)) if !state.anybody_waits() && !state.closed => {
                 self.put_at_hand(&mut state, block, class, hand)
             }
+            // What the thread has at hand of a pool that is gone, and was in the midst of when it went.
+            (_, Some(hand)) if state.closed => state.empty_hand(hand) | state.put(block),
             _ => state.put(block),
         };
         self.after_puts(state, emptied);
@@ -580,22 +582,29 @@ impl Depot {
 
     /// Maps and registers a slab of reserved bytes. Nothing is left behind when that fails.
     fn make_slab(&self, bytes: usize) -> Result<(), AllocateError> {
+        // There is one: every depot is used through a reference that counts.
+        let me = self.me.upgrade().ok_or(AllocateError::Denied { bytes, available: 0 })?;
         let grant = Grant::of(&*self.allowance, bytes)?;
         let memory = Memory::new(bytes, self.bounds.config.pages).map_err(|error| {
             AllocateError::Memory { operation: error.operation, bytes, errno: error.errno }
         })?;
         let handles = self.devices.register(&memory, self.bounds.config.access);
-        self.install(memory, handles.map_err(AllocateError::Register)?)?;
+        self.install(me, memory, handles.map_err(AllocateError::Register)?)?;
         grant.keep();
         Ok(())
     }
 
-    fn install(&self, memory: Memory, handles: Handles) -> Result<(), AllocateError> {
+    fn install(
+        &self,
+        me: Arc<Self>,
+        memory: Memory,
+        handles: Handles,
+    ) -> Result<(), AllocateError> {
         let mut state = self.lock();
         let free = state.slabs.iter().position(Option::is_none);
         let index = free.unwrap_or(state.slabs.len());
         let number = u32::try_from(index).unwrap_or(u32::MAX);
-        let slab = Slab::new(number, memory, handles, NonNull::from(self));
+        let slab = Slab::new(number, memory, handles, me);
         if !slab.publish() {
             drop(state);
             // It was refused for its address; that the device refuses too changes nothing.
@@ -630,26 +639,44 @@ impl Depot {
 
     /// Gives slabs back that are in no list any more, without the lock.
     ///
-    /// Others may wait for a slab to be gone, so until all are, nobody is called but their devices:
-    /// who is told then may ask this pool for something, and must not wait for its own thread. If
-    /// a device panics, the other slabs go nevertheless.
+    /// Others may wait for a slab to be gone, so until all are, nobody is called but their devices, and
+    /// the budget, which calls nobody: who is told then may ask this pool for something, and must not
+    /// wait for its own thread. Whoever panics, all slabs go and the books are kept; then the panic goes
+    /// on.
+    ///
+    /// The caller holds the depot by a reference that counts: the last slab takes its own along.
     fn give_back(&self, slabs: Vec<Arc<Slab>>) {
         if slabs.is_empty() {
             return;
         }
-        let begin = |slab: Arc<Slab>| (Leave::begin(self, slab.bytes()), slab);
-        let leaving: Vec<(Leave<'_>, Arc<Slab>)> = slabs.into_iter().map(begin).collect();
+        LEAVING.set(LEAVING.get() + slabs.len());
         let mut panicked = None;
-        for (leave, slab) in leaving {
-            let deregistered = catch_unwind(AssertUnwindSafe(|| slab.deregister(&*self.devices)));
+        for slab in slabs {
+            let bytes = slab.bytes();
+            let deregistered = foreign::call(|| slab.deregister(&*self.devices));
             drop(slab);
-            leave.end(!matches!(deregistered, Ok(Ok(()))));
-            panicked = panicked.or(deregistered.err());
+            // Before anybody is told, so that who waited finds it granted back.
+            let granted_back = foreign::call(|| self.allowance.give_back(bytes));
+            self.has_left(bytes, !matches!(deregistered, Ok(Ok(()))));
+            panicked = panicked.or(deregistered.err()).or(granted_back.err());
         }
-        self.allowance.settle();
-        if let Some(panic) = panicked {
-            resume_unwind(panic);
+        let settled = foreign::call(|| self.allowance.settle());
+        if let Some(panicked) = panicked.or(settled.err()) {
+            panicked.resume_unless_unwinding();
         }
+    }
+
+    /// A slab is gone.
+    fn has_left(&self, bytes: usize, failed: bool) {
+        LEAVING.set(LEAVING.get() - 1);
+        let mut state = self.lock();
+        state.registered -= bytes;
+        state.leaving -= 1;
+        state.counts.trimmed += 1;
+        state.room_made += 1;
+        state.queue.wake_first();
+        state.counts.failed_deregistrations += u64::from(failed);
+        self.changed.notify_all();
     }
 
     /// Waits until a slab is gone that another thread is giving back; false if there is none.
@@ -663,26 +690,25 @@ impl Depot {
         true
     }
 
-    /// The pool's handle is gone: nobody takes any more, and every slab goes with its last buffer.
-    /// Whether all are gone already.
-    pub(super) fn close(&self) -> bool {
-        if self.gate().is_wiped() {
-            return false;
-        }
+    /// The pool's handle is gone: nobody takes any more, and each slab goes with its last buffer, the
+    /// depot, its registrar and its budget with the last slab.
+    pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        // Nobody uses the pool any more, so nobody is in its magazines: only pointers that were
-        // leaked may still come back, and those find the gate closed.
-        self.gate().close();
-        for hand in state.hands.clone() {
-            state.empty_hand(&hand);
+        // The gate stays closed. A buffer may be coming back by its bare address on another thread; what
+        // that has at hand, if it is in the midst of it now, is put back when it puts again or ends.
+        if self.gate().close() {
+            for hand in state.hands.clone().iter().filter(|hand| is_quiet(hand)) {
+                state.empty_hand(hand);
+            }
         }
         let empty = state.remove_empty(0, 0);
-        let all = state.slabs.iter().all(Option::is_none);
         drop(state);
-        self.give_back(empty);
+        let given_back = foreign::call(|| self.give_back(empty));
         while self.watch_one_leave(self.lock()) {}
-        all
+        if let Err(panicked) = given_back {
+            panicked.resume_unless_unwinding();
+        }
     }
 
     // --- figures ---------------------------------------------------------------------------------
@@ -817,7 +843,7 @@ thread_local! {
     /// How many slabs this thread is making, each asked for by what the one before has called.
     static MAKING: Cell<u32> = const { Cell::new(0) };
     /// How many slabs this thread is giving back, for which it cannot wait.
-    static LEAVING: Cell<u32> = const { Cell::new(0) };
+    static LEAVING: Cell<usize> = const { Cell::new(0) };
 }
 
 impl<'d> Growth<'d> {
@@ -834,40 +860,6 @@ impl Drop for Growth<'_> {
         state.growing = false;
         state.queue.wake_first();
         self.0.changed.notify_all();
-    }
-}
-
-/// A thread is giving a slab back; dropped when it is gone, however that ends.
-struct Leave<'d> {
-    depot: &'d Depot,
-    bytes: usize,
-    failed: bool,
-}
-
-impl<'d> Leave<'d> {
-    fn begin(depot: &'d Depot, bytes: usize) -> Self {
-        LEAVING.set(LEAVING.get() + 1);
-        Self { depot, bytes, failed: false }
-    }
-
-    fn end(mut self, failed: bool) {
-        self.failed = failed;
-    }
-}
-
-impl Drop for Leave<'_> {
-    fn drop(&mut self) {
-        LEAVING.set(LEAVING.get() - 1);
-        // Before anybody is told, so that who waited finds it granted back.
-        self.depot.allowance.give_back(self.bytes);
-        let mut state = self.depot.lock();
-        state.registered -= self.bytes;
-        state.leaving -= 1;
-        state.counts.trimmed += 1;
-        state.room_made += 1;
-        state.queue.wake_first();
-        state.counts.failed_deregistrations += u64::from(self.failed);
-        self.depot.changed.notify_all();
     }
 }
 
@@ -916,8 +908,11 @@ impl<'a> Grant<'a> {
 
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
-        self.allowance.give_back(self.bytes);
-        self.allowance.settle();
+        let granted_back = foreign::call(|| self.allowance.give_back(self.bytes));
+        let settled = foreign::call(|| self.allowance.settle());
+        if let Err(panicked) = granted_back.and(settled) {
+            panicked.resume_unless_unwinding();
+        }
     }
 }
 

@@ -13,12 +13,14 @@ use pinfold_core::{Access, AddressRange, DeregisterError, RegisterError, Registr
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// What the devices gave for a slab.
 pub(super) struct Handles {
-    /// A registrar's `Handle`.
-    value: Box<dyn Any + Send + Sync>,
-    /// Where it stands in its box, for whoever knows its type.
+    /// A registrar's `Handle`. Shared, because a box is its content's only pointer, and moving it would
+    /// end what `at` may do.
+    value: Arc<dyn Any + Send + Sync>,
+    /// Where it stands, for whoever knows its type.
     at: NonNull<()>,
 }
 
@@ -29,7 +31,7 @@ unsafe impl Sync for Handles {}
 
 impl Handles {
     fn new<H: Copy + Send + Sync + 'static>(handle: H) -> Self {
-        let value = Box::new(handle);
+        let value = Arc::new(handle);
         let at = NonNull::from(&*value).cast();
         Self { value, at }
     }
@@ -42,7 +44,7 @@ impl Handles {
     #[inline(always)]
     pub(super) unsafe fn get<H: Copy + Send + Sync + 'static>(&self) -> &H {
         debug_assert!(self.value.is::<H>());
-        // SAFETY: the box holds an `H` (the caller's promise), is never written, and lives as long
+        // SAFETY: it points to an `H` (the caller's promise), which is never written, and lives as long
         // as `self`.
         unsafe { self.at.cast().as_ref() }
     }

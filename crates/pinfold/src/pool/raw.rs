@@ -7,12 +7,13 @@
 
 #![allow(unsafe_code)]
 
-use super::buffer::{Pool, PoolBuffer, give_back};
+use super::buffer::{Pool, PoolBuffer, give_back_slowly, keep_at_hand};
 use super::map;
 use super::slab::{Kind, Slab};
 use pinfold_core::Registrar;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// An address that lies in no pool's slab, or not where a buffer begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +56,7 @@ impl<R: Registrar> Pool<R> {
     pub unsafe fn handle_of(&self, block: NonNull<u8>) -> Option<R::Handle> {
         // SAFETY: the caller's promise.
         let slab = unsafe { slab_of(block) }?;
-        let ours = std::ptr::eq(slab.depot().as_ptr(), self.depot());
+        let ours = std::ptr::eq(Arc::as_ptr(slab.depot()), self.depot());
         // SAFETY: the slab belongs to this pool, whose registrar is an `R`.
         ours.then(|| unsafe { *slab.handles().get::<R::Handle>() })
     }
@@ -70,7 +71,7 @@ impl<R: Registrar> Pool<R> {
     pub unsafe fn from_raw(&self, block: NonNull<u8>) -> Option<PoolBuffer<'_, R>> {
         // SAFETY: the caller's promise.
         let (slab, kind) = unsafe { buffer_at(block) }?;
-        let ours = std::ptr::eq(slab.depot().as_ptr(), self.depot());
+        let ours = std::ptr::eq(Arc::as_ptr(slab.depot()), self.depot());
         ours.then(|| PoolBuffer::new(self.depot(), block, kind.bytes(), kind))
     }
 }
@@ -91,8 +92,13 @@ pub unsafe fn deallocate(block: NonNull<u8>) -> Result<(), NotABuffer> {
     // SAFETY: the caller's promise.
     let found = unsafe { buffer_at(block) };
     let (slab, kind) = found.ok_or(NotABuffer { address: block.addr().get() })?;
-    // SAFETY: a pool lives as long as one of its slabs has a buffer out.
-    give_back(unsafe { slab.depot().as_ref() }, block, kind);
+    // The slab, and with it the depot, lives as long as the block is out: until it stands in a magazine of
+    // this thread's, which is the last thing that `keep_at_hand` touches, or until the slow way, which
+    // needs the depot for longer, has put it back.
+    if !keep_at_hand(slab.depot(), block, kind) {
+        let depot = Arc::clone(slab.depot());
+        give_back_slowly(&depot, block, kind);
+    }
     Ok(())
 }
 

@@ -1,11 +1,4 @@
 //! One slab: memory, what each device gave for it, and what each of its units is.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to say that a slab may go from thread to thread although it
-//! knows its pool by address; it follows that address nowhere.
-
-#![allow(unsafe_code)]
 
 use super::classes::{Class, UNIT};
 use super::depot::Depot;
@@ -24,19 +17,15 @@ pub(super) struct Slab {
     number: SlabNumber,
     memory: Memory,
     handles: Handles,
-    /// The pool's, alive as long as the slab can be found.
-    depot: NonNull<Depot>,
+    /// The pool's, which lives as long as one of its slabs: buffers that come back when the pool is
+    /// gone find it.
+    depot: Arc<Depot>,
     /// For each unit what begins in it: a class's blocks, or a long buffer.
     ///
     /// Written relaxed, before a buffer that begins there is handed out; whoever has the buffer
     /// got it from there by a stronger means.
     kinds: Box<[AtomicU32]>,
 }
-
-// SAFETY: `depot` is the one part that is not `Send` and `Sync` by itself, and a depot is both.
-unsafe impl Send for Slab {}
-// SAFETY: as above.
-unsafe impl Sync for Slab {}
 
 /// What a buffer is: how long, and where it goes back to. A class's index, or a number of units with
 /// the highest bit set.
@@ -83,7 +72,7 @@ impl Slab {
         number: SlabNumber,
         memory: Memory,
         handles: Handles,
-        depot: NonNull<Depot>,
+        depot: Arc<Depot>,
     ) -> Arc<Self> {
         let kinds = (0..memory.bytes().div_ceil(UNIT)).map(|_| AtomicU32::new(0)).collect();
         Arc::new(Self { number, memory, handles, depot, kinds })
@@ -101,7 +90,7 @@ impl Slab {
         let _ = map::set(self.start(), self.bytes(), None);
     }
 
-    /// Gives the registrations back; the memory goes when the slab is dropped.
+    /// Gives the registrations back, once; the memory goes when the slab is dropped.
     pub(super) fn deregister(&self, devices: &dyn Devices) -> Result<(), DeregisterError> {
         match self.range() {
             Some(range) => devices.deregister(&self.handles, range),
@@ -134,8 +123,8 @@ impl Slab {
         &self.handles
     }
 
-    pub(super) fn depot(&self) -> NonNull<Depot> {
-        self.depot
+    pub(super) fn depot(&self) -> &Arc<Depot> {
+        &self.depot
     }
 
     /// The address of a place, which from now on is a buffer of this kind.

@@ -51,8 +51,8 @@ impl AtHand {
         if self.pool.get() != depot.id() {
             return None;
         }
-        // SAFETY: `sit` got it from the pool of this name, which keeps the magazines of all its
-        // threads as long as it lives.
+        // SAFETY: `sit` got it from a seat of this thread's, which keeps the magazines as long as the
+        // pool of this name lives, and until the thread ends if that is later.
         Some(unsafe { self.hand.get().as_ref() })
     }
 }

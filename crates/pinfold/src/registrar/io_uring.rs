@@ -170,7 +170,19 @@ impl IoUring {
     /// # Errors
     ///
     /// [`OpenError`]; some of the slots may have been emptied.
-    pub fn adopt(ring: &impl AsRawFd, slots: Range<u32>) -> Result<Self, OpenError> {
+    ///
+    /// # Safety
+    ///
+    /// Nothing else fills, empties or names these slots from now on, in this process or another that has
+    /// the ring: above all, they are no other registrar's. Two owners of a slot would each have the device
+    /// write into the other's memory.
+    ///
+    /// ```compile_fail,E0133
+    /// # let ring = io_uring::IoUring::new(8).unwrap();
+    /// let first = pinfold::registrar::IoUring::new(&ring, 8).unwrap();
+    /// let second = pinfold::registrar::IoUring::adopt(&ring, 0..8).unwrap();
+    /// ```
+    pub unsafe fn adopt(ring: &impl AsRawFd, slots: Range<u32>) -> Result<Self, OpenError> {
         if slots.is_empty() || slots.end > MAX_SLOTS {
             return Err(OpenError::TableSize { asked: slots.end });
         }

@@ -15,16 +15,14 @@ use super::place::{Copied, Guard, Place};
 use super::tally::{DoorStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
 use crate::in_flight::Window;
-use crate::monitor::Unneeded;
+use crate::monitor::follows_page_table;
 use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError};
 use crate::pool::{AllocateError, Pool};
 use crate::{
     Access, AddressRange, BadAddress, Cache, GetError, Lease, Monitor, PerUse, RangeError,
     RegisterError, Registrar, Uncovered, Watch,
 };
-use std::any::TypeId;
 use std::fmt;
-use std::sync::Arc;
 
 /// What a library calls in front of every transfer: a cache, a pool if there is one, and what each way
 /// costs.
@@ -625,11 +623,6 @@ fn copying_helps(error: &GetError, direction: Direction) -> bool {
 /// Enough to see whether anything of a range is registered.
 fn first_byte(range: AddressRange) -> AddressRange {
     AddressRange::new(range.start(), 1).unwrap_or(range)
-}
-
-/// Whether the monitor is that of a device which needs none.
-fn follows_page_table<M: Monitor>() -> bool {
-    [TypeId::of::<Unneeded>(), TypeId::of::<Arc<Unneeded>>()].contains(&TypeId::of::<M>())
 }
 
 impl<R: Registrar, M: Monitor> fmt::Debug for Door<'_, R, M> {

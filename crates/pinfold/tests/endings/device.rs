@@ -118,6 +118,13 @@ pub(crate) struct Silent {
     bell: Condvar,
 }
 
+impl Silent {
+    pub(crate) fn change(&self, range: AddressRange) {
+        self.changes.lock().unwrap().push(range);
+        self.ring();
+    }
+}
+
 // SAFETY: nothing here changes a mapping that is registered without saying so.
 unsafe impl Monitor for Silent {
     fn name(&self) -> &'static str {

@@ -8,4 +8,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
 mod device;
+mod landings;
+mod pools;
 mod transfers;

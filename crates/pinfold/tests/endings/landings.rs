@@ -1,0 +1,187 @@
+//! Landing zones: what a place leaves behind, and panics of the registrar.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to ask for places for memory of its own, which nobody borrows until they
+//! have ended. The device writes nothing behind its word here; where it does, a ring is needed
+//! (`tests/landing.rs`).
+
+#![allow(unsafe_code)]
+
+use crate::device::{Device, PAGE, Records, Silent, TheCache, cache, panics, panics_at};
+use pinfold::landing::{Crossover, Method, Options, Place, Slab, Zone};
+use pinfold::{Access, AddressRange, Config};
+use std::sync::Arc;
+
+type TheZone<'c> = Zone<'c, Device, Silent, Slab>;
+type ThePlace<'z, 'c> = Place<'z, 'c, Device, Silent, Slab>;
+
+const BYTES: usize = 6 * PAGE;
+
+fn a_cache() -> (TheCache, Arc<Records>) {
+    cache(Config::default())
+}
+
+fn zone(cache: &TheCache) -> TheZone<'_> {
+    let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+    Zone::new(cache, Slab::new(BYTES, 2, false).unwrap(), options).unwrap()
+}
+
+/// Memory of whole pages, so that it can be exchanged.
+struct Target(*mut u8);
+
+impl Target {
+    fn new() -> Self {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory where the kernel likes; leaked, for the sake of what is tested.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, rights, kind, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        Self(start.cast())
+    }
+
+    fn ask<'z, 'c>(&self, zone: &'z TheZone<'c>) -> ThePlace<'z, 'c> {
+        // SAFETY: see the file's header.
+        unsafe { zone.ask(self.0, BYTES) }.unwrap()
+    }
+
+    fn fill(&self, byte: u8) {
+        // SAFETY: the test's own memory, mapped.
+        unsafe { self.0.write_bytes(byte, BYTES) };
+    }
+
+    fn is_all(&self, byte: u8) -> bool {
+        // SAFETY: as above, and initialised.
+        unsafe { std::slice::from_raw_parts(self.0, BYTES) }.iter().all(|&it| it == byte)
+    }
+}
+
+/// Writes as the device does.
+fn receive(range: AddressRange, byte: u8) {
+    let at = std::ptr::with_exposed_provenance_mut::<u8>(range.start());
+    // SAFETY: the place is held, and its pages are mapped as long as it is.
+    unsafe { at.write_bytes(byte, range.len()) };
+}
+
+/// Whether the next zone at this address would be given this registration.
+fn is_findable(cache: &TheCache, range: AddressRange, handle: u32) -> bool {
+    let start = std::ptr::with_exposed_provenance(range.start());
+    // SAFETY: no device is given the lease.
+    let lease = unsafe { cache.get_vouched(start, range.len(), Access::WRITE) };
+    lease.unwrap().handle() == handle
+}
+
+#[test]
+fn a_forgotten_place_is_not_findable_when_its_zone_is_gone_and_its_pages_stay() {
+    for remapped in [false, true] {
+        let (cache, records) = a_cache();
+        let (zone, target) = (zone(&cache), Target::new());
+        let place = target.ask(&zone);
+        let (range, handle) = (place.range(), place.handle());
+        if remapped {
+            std::mem::forget(place.remap().unwrap());
+        } else {
+            std::mem::forget(place);
+        }
+        assert!(is_findable(&cache, range, handle));
+        drop(zone);
+        assert!(!is_findable(&cache, range, handle));
+        // The device may go on: its registration and the pages are there.
+        assert!(records.has(handle, range));
+        receive(range, 3);
+        drop(cache);
+        assert_eq!(records.live(), 0);
+    }
+}
+
+#[test]
+fn a_place_that_is_dropped_gives_its_slot_back_empty_and_its_target_whole() {
+    let (cache, _records) = a_cache();
+    let (zone, target) = (zone(&cache), Target::new());
+    target.fill(7);
+    let place = target.ask(&zone);
+    let (range, handle) = (place.range(), place.handle());
+    receive(range, 3);
+    assert_eq!(zone.free_slots(), 1);
+    drop(place);
+    assert!(!is_findable(&cache, range, handle), "the device may go on with it");
+    assert_eq!(zone.free_slots(), 2);
+    assert!(target.is_all(7));
+    // Remapped, the target has had the pages: it is its owner's again, without them.
+    let place = target.ask(&zone);
+    receive(place.range(), 3);
+    let remapped = place.remap().unwrap();
+    assert!(target.is_all(3));
+    drop(remapped);
+    assert!(target.is_all(0));
+    assert_eq!(zone.free_slots(), 2);
+    // Arrived, it is thrown away, and its registration stays.
+    let place = target.ask(&zone);
+    let (range, handle) = (place.range(), place.handle());
+    // SAFETY: nothing was begun.
+    drop(unsafe { place.arrived() });
+    assert!(is_findable(&cache, range, handle));
+}
+
+#[test]
+fn a_remapped_place_takes_nothing_out_of_a_target_that_has_changed() {
+    let (cache, _records) = a_cache();
+    let (zone, target) = (zone(&cache), Target::new());
+    let place = target.ask(&zone);
+    let remapped = place.remap().unwrap();
+    target.fill(5);
+    cache.monitor().change(remapped_target(&target));
+    drop(remapped);
+    assert!(target.is_all(5), "somebody else's memory by now");
+}
+
+fn remapped_target(target: &Target) -> AddressRange {
+    AddressRange::new(target.0.addr(), BYTES).unwrap()
+}
+
+#[test]
+fn a_registrar_that_panics_at_any_call_spoils_no_message() {
+    for n in 1.. {
+        let (cache, records) = a_cache();
+        panics_at(&records, n);
+        let (target, next) = (Target::new(), Target::new());
+        let mut panicked = panics(|| {
+            let zone = zone(&cache);
+            for (round, method) in
+                [Method::Exchange, Method::Copy, Method::Replace].into_iter().enumerate()
+            {
+                let byte = u8::try_from(round + 1).unwrap();
+                let place = target.ask(&zone);
+                assert!(records.has(place.handle(), place.range()));
+                receive(place.range(), byte);
+                // SAFETY: the data is there.
+                unsafe { place.arrived() }.land_by(method).unwrap();
+                assert!(target.is_all(byte));
+            }
+            drop(target.ask(&zone));
+            let remapped = target.ask(&zone).remap().unwrap();
+            // SAFETY: as above.
+            unsafe { remapped.arrived() }.unwrap();
+            zone.refill().unwrap();
+        });
+        panicked |= panics(|| assert!(cache.reclaim() < usize::MAX));
+        let has_panicked = records.has_panicked();
+        panics_at(&records, 0);
+        // Another zone of the same cache works.
+        {
+            let zone = zone(&cache);
+            let place = next.ask(&zone);
+            assert!(records.has(place.handle(), place.range()), "after call {n}");
+            receive(place.range(), 9);
+            // SAFETY: the data is there.
+            unsafe { place.arrived() }.land().unwrap();
+            assert!(next.is_all(9), "after call {n}");
+        }
+        drop(cache);
+        assert_eq!(records.leaked(), 0, "after call {n}");
+        if !has_panicked {
+            assert!(!panicked && n > 3);
+            break;
+        }
+    }
+}
