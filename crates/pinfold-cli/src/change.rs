@@ -10,7 +10,9 @@ mod calls;
 mod specimen;
 
 pub(crate) use calls::{
-    Call, NoDescriptors, Obstacle, in_child, in_child_guarded, lag_behind, stay_on, this_processor,
+    Call, ChildEnd, HarmlessAdvice, NoDescriptors, Obstacle, advise_harmlessly, end_with_parent,
+    in_child, in_child_guarded, keep_freed_memory, lag_behind, migrate, stay_on, tasks,
+    this_processor, touch,
 };
 pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 

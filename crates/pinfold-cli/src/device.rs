@@ -8,10 +8,12 @@
 
 #![allow(unsafe_code)]
 
+mod loopback;
 mod pipe;
 mod rdma;
 mod ring;
 
+use loopback::Loopback;
 use pipe::Pipe;
 pub(crate) use rdma::Rdma;
 pub(crate) use ring::Ring;
@@ -23,6 +25,7 @@ use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, R
 use std::fs::File;
 use std::io;
 use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt;
 
 /// Which device, and how memory is registered with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
@@ -68,6 +71,12 @@ impl Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key(u32);
 
+impl Key {
+    pub(crate) const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// One use of a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Transfer {
@@ -101,6 +110,18 @@ trait Conveyor: Send + Sync {
     unsafe fn set_buffer(&self, slot: u32, range: Option<AddressRange>) -> io::Result<Key>;
 
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()>;
+
+    /// Sends, and takes what arrives; `into` is as long as the transfer.
+    fn deliver(&self, transfer: &Transfer, into: &mut [u8]) -> io::Result<()> {
+        self.run(Direction::Send, &[*transfer])?;
+        self.channel().read_exact_at(into, transfer.offset)
+    }
+
+    /// Has `from`, which is as long as the transfer, arrive in registered memory.
+    fn accept(&self, transfer: &Transfer, from: &[u8]) -> io::Result<()> {
+        self.channel().write_all_at(from, transfer.offset)?;
+        self.run(Direction::Receive, &[*transfer])
+    }
 }
 
 /// A device that sends registered memory into a channel and receives from it. Any thread may use
@@ -127,6 +148,15 @@ impl Device {
     /// the call that begins them.
     pub(crate) fn discarding() -> Result<Self, Failure> {
         Ok(Self { kind: Kind::IoUring, conveyor: Box::new(Pipe::new()?) })
+    }
+
+    /// A device for [`deliver`](Self::deliver) and [`accept`](Self::accept), which end within a call; the
+    /// channel of one that is not embedded has `channel_bytes` bytes.
+    pub(crate) fn looped(kind: Kind, channel_bytes: u64) -> Result<Self, Failure> {
+        match kind {
+            Kind::IoUring => Ok(Self { kind, conveyor: Box::new(Loopback::new()?) }),
+            _ => Self::open(kind, channel_bytes),
+        }
     }
 
     fn with(kind: Kind, channel: File) -> Result<Self, Failure> {
@@ -180,13 +210,22 @@ impl Device {
         self.conveyor.run(Direction::Send, transfers)
     }
 
-    /// Moves bytes of the channel into registered memory and waits until they are there.
+    /// Moves registered memory through the channel and takes what arrives: as many bytes as `into` has.
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send).
-    pub(crate) fn receive(&self, transfers: &[Transfer]) -> io::Result<()> {
-        self.conveyor.run(Direction::Receive, transfers)
+    /// The transfer's or the channel's error.
+    pub(crate) fn deliver(&self, transfer: &Transfer, into: &mut [u8]) -> io::Result<()> {
+        self.conveyor.deliver(transfer, into)
+    }
+
+    /// Moves `from` through the channel into registered memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`deliver`](Self::deliver).
+    pub(crate) fn accept(&self, transfer: &Transfer, from: &[u8]) -> io::Result<()> {
+        self.conveyor.accept(transfer, from)
     }
 }
 

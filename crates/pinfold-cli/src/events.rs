@@ -13,7 +13,7 @@ use crate::change::{Backing, Mutation, Route};
 use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Tone, Verdict};
-use crate::port::{self, MakeMonitor, Port, Strategy};
+use crate::port::{self, MakeMonitor, Port, Strategy, Wiring};
 use crate::races::Stop;
 use comfy_table::Cell;
 use pinfold::{Config, Cover, Monitor};
@@ -159,7 +159,8 @@ fn judge_all<M: Monitor + Clone>(
     output: &Output,
 ) -> Result<Report, Failure> {
     let monitor = make_monitor()?;
-    let port = Port::open(arguments.registrar, monitor.clone(), 1024, LANES, Config::default())?;
+    let wiring = Wiring { kind: arguments.registrar, slots: 1024, lanes: LANES, audit: false };
+    let port = Port::open(wiring, monitor.clone(), Config::default())?;
     let trials = trial::all();
     let progress = output.progress((trials.len() + special::COUNT) as u64, "events");
     let mut events = Vec::new();

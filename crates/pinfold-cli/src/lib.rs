@@ -81,7 +81,10 @@ pub fn main() -> ExitCode {
         Command::Demo(command) => command.show(json, demo::run),
         Command::Events(command) => command.show(json, events::run),
         Command::Probe(command) => command.show(json, probe::run),
-        Command::Torture(command) => command.show(json, torture::run),
+        Command::Torture(Reported { json: report_json, arguments }) => {
+            let output = Output::new(json || *report_json);
+            concluded(&output, torture::run(arguments, &output))
+        }
         Command::Simulate(command) => command.show(json, simulate::run),
         Command::Bench(command) => command.show(json, bench::run),
         Command::Run(arguments) => {

@@ -12,12 +12,14 @@
 
 #![allow(unsafe_code)]
 
+mod audit;
 mod deaf;
 
+pub(crate) use audit::{AuditReport, Audited, Ledger, Parted};
 pub(crate) use deaf::Deaf;
 
 use crate::choice::Wanted;
-use crate::device::{AnyRegistrar, Device, Handle, Kind, Transfer};
+use crate::device::{Device, Handle, Kind, Transfer};
 use crate::output::Failure;
 use pinfold::budget::Share;
 use pinfold::landing::{Options, Slab, Zone, ZoneError};
@@ -25,7 +27,6 @@ use pinfold::monitor::{Best, Choice, Unneeded, best};
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::fmt;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// The longest memory that one call moves, in bytes.
@@ -95,6 +96,17 @@ fn only(choice: Choice) -> Result<Arc<Best>, Failure> {
     Best::only(choice).map(Arc::new).map_err(Failure::unavailable)
 }
 
+/// How to make another monitor like `first`, without asking again what this machine has.
+pub(crate) fn same_as(first: &Best) -> MakeMonitor<Arc<Best>> {
+    match first.chosen() {
+        Choice::Ebpf => || only(Choice::Ebpf),
+        Choice::Userfaultfd => || only(Choice::Userfaultfd),
+        Choice::NoMonitor => || only(Choice::NoMonitor),
+        // One that this program does not know by name yet.
+        _ => monitor(Wanted::Best),
+    }
+}
+
 /// The monitor of a cache whose device follows the page table.
 pub(crate) fn unneeded() -> Result<Arc<Unneeded>, Failure> {
     // SAFETY: used over devices that page on demand only; were one not to, the harm would be wrong
@@ -111,48 +123,75 @@ pub(crate) fn deaf() -> Result<Arc<Deaf>, Failure> {
 pub(crate) type MakeMonitor<M> = fn() -> Result<M, Failure>;
 
 /// A lease of this port's cache.
-pub(crate) type PortLease<'p, M> = Lease<'p, AnyRegistrar, M>;
+pub(crate) type PortLease<'p, M> = Lease<'p, PortRegistrar, M>;
+
+/// The registrar of a port's cache.
+pub(crate) type PortRegistrar = Audited;
 
 /// A landing zone over a port's cache.
-pub(crate) type LandingZone<'p, M> = Zone<'p, AnyRegistrar, M, Slab>;
+pub(crate) type LandingZone<'p, M> = Zone<'p, PortRegistrar, M, Slab>;
 
 /// A cache with its device.
 pub(crate) struct Port<M: Monitor> {
-    cache: Cache<AnyRegistrar, M>,
+    cache: Cache<PortRegistrar, M>,
     device: Device,
+    ledger: Option<Arc<Ledger>>,
+}
+
+/// What a port's device is like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wiring {
+    pub(crate) kind: Kind,
+    /// How many registrations the device has room for.
+    pub(crate) slots: u32,
+    /// How many threads have a lane of the channel.
+    pub(crate) lanes: usize,
+    /// Whether the pages of registrations are kept in a [`Ledger`].
+    pub(crate) audit: bool,
+}
+
+impl Wiring {
+    fn wire(self) -> Result<(Device, PortRegistrar, Option<Arc<Ledger>>), Failure> {
+        let device = Device::looped(self.kind, (self.lanes * LANE_BYTES) as u64)?;
+        let ledger = self.audit.then(Ledger::open).transpose()?.map(Arc::new);
+        let registrar = Audited::new(device.registrar(self.slots)?, ledger.clone());
+        Ok((device, registrar, ledger))
+    }
 }
 
 impl<M: Monitor> Port<M> {
-    /// A device with `slots` registrations at most and room for `lanes` threads, and a cache over
-    /// it that believes `monitor`.
-    pub(crate) fn open(
-        kind: Kind,
-        monitor: M,
-        slots: u32,
-        lanes: usize,
-        config: Config,
-    ) -> Result<Self, Failure> {
-        let device = Device::open(kind, (lanes * LANE_BYTES) as u64)?;
-        let registrar = device.registrar(slots)?;
-        let config = in_pieces(config, slots);
+    /// A cache over a device of its own that believes `monitor`.
+    pub(crate) fn open(wiring: Wiring, monitor: M, config: Config) -> Result<Self, Failure> {
+        let (device, registrar, ledger) = wiring.wire()?;
+        let config = in_pieces(config, wiring.slots);
         let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
-        Ok(Self { cache, device })
+        Ok(Self { cache, device, ledger })
     }
 
     /// As [`open`](Self::open), with a cache that draws on a budget together with others.
     pub(crate) fn open_within(
         share: Arc<Share>,
-        kind: Kind,
+        wiring: Wiring,
         monitor: M,
-        slots: u32,
-        lanes: usize,
         config: Config,
     ) -> Result<Self, Failure> {
-        let device = Device::open(kind, (lanes * LANE_BYTES) as u64)?;
-        let registrar = device.registrar(slots)?;
-        let config = in_pieces(config, slots);
+        let (device, registrar, ledger) = wiring.wire()?;
+        let config = in_pieces(config, wiring.slots);
         let cache = pinfold::cache_within(share, registrar, monitor, config);
-        Ok(Self { cache: cache.map_err(Failure::unavailable)?, device })
+        Ok(Self { cache: cache.map_err(Failure::unavailable)?, device, ledger })
+    }
+
+    /// What an audit keeps of the registrations, if there is one.
+    pub(crate) fn ledger(&self) -> Option<&Ledger> {
+        self.ledger.as_deref()
+    }
+
+    /// Compares the pages behind `range`, which no other thread changes, with those that `lease` had
+    /// when it was registered, where there is an audit.
+    pub(crate) fn audit(&self, lease: &PortLease<'_, M>, range: AddressRange, lane: usize) {
+        if let Some(ledger) = &self.ledger {
+            ledger.compare(lease.handle().key(), range, lane);
+        }
     }
 
     /// A landing zone whose slots are this cache's registrations.
@@ -209,13 +248,15 @@ impl<M: Monitor> Port<M> {
         lane: usize,
         access: Access,
     ) -> Result<Sent, Refusal> {
-        let mut cached = true;
+        let (mut cached, mut bytes) = (true, vec![0; range.len()]);
         for piece in range.pieces(PIECE_BYTES) {
             let lease = self.lease(piece, access)?;
+            self.audit(&lease, piece, lane);
             cached &= lease.is_cached();
-            self.send_by(&lease, piece, at(lane, piece.start() - range.start()))?;
+            let begin = piece.start() - range.start();
+            self.deliver(&lease, piece, lane, &mut bytes[begin..begin + piece.len()])?;
         }
-        Ok(Sent { bytes: self.arrived(lane, range.len())?, cached })
+        Ok(Sent { bytes, cached })
     }
 
     /// The most bytes of one lease.
@@ -245,24 +286,20 @@ impl<M: Monitor> Port<M> {
         part: AddressRange,
         lane: usize,
     ) -> Result<Vec<u8>, Refusal> {
-        self.send_by(lease, part, at(lane, 0))?;
-        self.arrived(lane, part.len())
+        self.audit(lease, part, lane);
+        let mut bytes = vec![0; part.len()];
+        self.deliver(lease, part, lane, &mut bytes)?;
+        Ok(bytes)
     }
 
-    fn send_by(
+    fn deliver(
         &self,
         lease: &PortLease<'_, M>,
         part: AddressRange,
-        offset: u64,
+        lane: usize,
+        into: &mut [u8],
     ) -> Result<(), Refusal> {
-        self.device.send(&[transfer(lease, part, offset)]).map_err(Refusal::Device)
-    }
-
-    fn arrived(&self, lane: usize, length: usize) -> Result<Vec<u8>, Refusal> {
-        let mut bytes = vec![0; length];
-        let channel = self.device.channel();
-        channel.read_exact_at(&mut bytes, at(lane, 0)).map_err(Refusal::Device)?;
-        Ok(bytes)
+        self.device.deliver(&transfer(lease, part, at(lane, 0)), into).map_err(Refusal::Device)
     }
 
     /// Has the device write `bytes` into `range`, which is as long and in the registration of `handle`.
@@ -273,10 +310,9 @@ impl<M: Monitor> Port<M> {
         lane: usize,
         bytes: &[u8],
     ) -> Result<(), Refusal> {
-        self.device.channel().write_all_at(bytes, at(lane, 0)).map_err(Refusal::Device)?;
         let (address, length) = (range.start(), range.len());
         let transfer = Transfer { key: handle.key(), address, length, offset: at(lane, 0) };
-        self.device.receive(&[transfer]).map_err(Refusal::Device)
+        self.device.accept(&transfer, bytes).map_err(Refusal::Device)
     }
 
     /// Has the device write `bytes` into `range`, which is as long.
@@ -286,11 +322,13 @@ impl<M: Monitor> Port<M> {
         lane: usize,
         bytes: &[u8],
     ) -> Result<(), Refusal> {
-        self.device.channel().write_all_at(bytes, at(lane, 0)).map_err(Refusal::Device)?;
         for piece in range.pieces(PIECE_BYTES) {
             let lease = self.lease(piece, Access::WRITE)?;
-            let offset = at(lane, piece.start() - range.start());
-            self.device.receive(&[transfer(&lease, piece, offset)]).map_err(Refusal::Device)?;
+            self.audit(&lease, piece, lane);
+            let begin = piece.start() - range.start();
+            let (transfer, part) =
+                (transfer(&lease, piece, at(lane, 0)), begin..begin + piece.len());
+            self.device.accept(&transfer, &bytes[part]).map_err(Refusal::Device)?;
         }
         Ok(())
     }

@@ -105,7 +105,12 @@ pub(crate) type FirstWrong = usize;
 
 /// Where `got` differs from `wanted`, which is as long.
 pub(crate) fn difference(got: &[u8], wanted: &[u8]) -> Option<FirstWrong> {
-    got.iter().zip(wanted).position(|(a, b)| a != b)
+    // Whole blocks first: they are compared many bytes at a time.
+    const BLOCK: usize = 4096;
+    let blocks = got.chunks(BLOCK).zip(wanted.chunks(BLOCK));
+    let (number, (got, wanted)) = blocks.enumerate().find(|(_, (got, wanted))| got != wanted)?;
+    let within = got.iter().zip(wanted).position(|(got, wanted)| got != wanted);
+    Some(number * BLOCK + within.unwrap_or_else(|| got.len().min(wanted.len())))
 }
 
 /// Sends `range` of `specimen` and compares what arrives with what the memory holds.
@@ -140,6 +145,16 @@ pub(crate) enum Pace {
     /// Both on one processor, and the one that changes memory lags: after the kernel has told of
     /// a change, and before the change takes effect, the other one runs for a while.
     Lagging,
+}
+
+impl Pace {
+    /// Where more threads run than there are processors, the one that changes memory, or the
+    /// monitor's, may wait for this one's processor. A lagging race wants it to wait.
+    fn make_way(self) {
+        if self == Self::Free {
+            thread::yield_now();
+        }
+    }
 }
 
 /// What a race is about.
@@ -262,6 +277,7 @@ fn settle<M: Monitor>(
         if over {
             return Ok(None);
         }
+        thread::yield_now();
     }
 }
 
@@ -274,7 +290,7 @@ pub(crate) fn change_while_registering<M: Monitor>(
     let body = specimen.body();
     specimen.fill(body, race.keys[0]);
     let other = |signals: &Signals| {
-        register_over_and_over(port, signals, body);
+        register_over_and_over(port, signals, body, race.pace);
         None
     };
     run(race.pace, other, || change_and_send(port, specimen, race, body))
@@ -338,9 +354,15 @@ fn change_and_send<M: Monitor>(
 }
 
 /// The memory may be gone at any moment, and with it the answer: nothing here is judged.
-fn register_over_and_over<M: Monitor>(port: &Port<M>, signals: &Signals, body: AddressRange) {
+fn register_over_and_over<M: Monitor>(
+    port: &Port<M>,
+    signals: &Signals,
+    body: AddressRange,
+    pace: Pace,
+) {
     loop {
         register(port, body);
+        pace.make_way();
         signals.begin();
         if signals.is_over() {
             return;
@@ -365,7 +387,8 @@ pub(crate) fn change_beside<M: Monitor>(
         (specimen.body(), specimen.part(Part::Head), specimen.part(Part::Tail));
     specimen.fill(body, race.keys[0]);
     let wanted = specimen.bytes(head);
-    let other = |signals: &Signals| send_head(port, signals, body, head, &wanted, race.lane + 1);
+    let lane = race.lane + 1;
+    let other = |signals: &Signals| send_head(port, signals, body, head, &wanted, lane, race.pace);
     run(race.pace, other, || change_and_send(port, specimen, race, tail))
 }
 
@@ -378,11 +401,15 @@ fn send_head<M: Monitor>(
     head: AddressRange,
     wanted: &[u8],
     lane: usize,
+    pace: Pace,
 ) -> Option<FirstWrong> {
     /// A registration takes less time than a transfer; it is what the change should meet.
     const REGISTRATIONS: usize = 16;
     loop {
-        (0..REGISTRATIONS).for_each(|_| register(port, body));
+        (0..REGISTRATIONS).for_each(|_| {
+            register(port, body);
+            pace.make_way();
+        });
         let sent =
             port.lease(body, Access::READ).and_then(|lease| port.send_leased(&lease, head, lane));
         signals.begin();

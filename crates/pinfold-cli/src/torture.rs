@@ -6,30 +6,40 @@
 //! under one monitor: a roomy one, one with a table of eight registrations, and one with a budget
 //! that is soon spent. They also share a pool, which draws on that budget too, and a landing zone
 //! of the roomy cache, whose data arrives in memory that the caches have registered.
+//!
+//! A trial runs in a process of its own under a [supervisor], which reports a trial that died or hangs
+//! from the [journal] that the threads keep.
 
 mod arrival;
 mod buffers;
+mod journal;
 mod program;
+mod supervisor;
 mod tally;
+mod weather;
 mod worker;
 
+use crate::change::{end_with_parent, keep_freed_memory};
 use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
-use crate::port::{self, LandingZone, MakeMonitor, Port, Strategy};
+use crate::port::{self, AuditReport, LandingZone, Ledger, MakeMonitor, Port, Strategy, Wiring};
 use arrival::LandingTally;
 use buffers::{BUDGET_BYTES, Passed, Stock, StockReport};
 use comfy_table::Cell;
+use journal::{Journal, Row, Stage, Who};
 use pinfold::budget::{Amount, Budget, Terms};
 use pinfold::{Config, Monitor, WhenFull};
 use program::{PORTS, Program};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
-use tally::{Count, Tally, Wrong};
+use tally::{Children, Count, Tally, Wrong};
+use weather::WeatherReport;
 use worker::Worker;
 
 /// Options of `pinfold torture`.
@@ -53,6 +63,13 @@ pub(crate) struct Arguments {
     /// The monitor to torture
     #[arg(long, value_enum, default_value_t)]
     monitor: choice::Wanted,
+    /// Also compare the physical pages behind every lease with those at its registration; for root
+    #[arg(long)]
+    audit: bool,
+    /// Have the kernel reclaim, merge, compact and migrate pages all the while; it concerns the whole
+    /// machine, and takes some pages out of use for good
+    #[arg(long)]
+    weather: bool,
     /// Which cache to torture; `naive` proves that the check can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -108,9 +125,24 @@ fn tenths(time: Duration) -> u64 {
     u64::try_from(time.as_millis() / 100).unwrap_or(u64::MAX)
 }
 
-/// What all threads share beside the caches.
+/// What a process of a trial makes its caches of, and its forked children theirs.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    kind: Kind,
+    audit: bool,
+}
+
+impl Trial {
+    fn wiring(self, slots: u32, lanes: usize) -> Wiring {
+        Wiring { kind: self.kind, slots, lanes, audit: self.audit }
+    }
+}
+
+/// What all threads share besides the caches.
 struct Shared<M: Monitor> {
     monitor: M,
+    journal: Journal,
+    trial: Trial,
     make_monitor: MakeMonitor<M>,
     /// Held by the one thread that has lowered the limit on descriptors.
     starving: Mutex<()>,
@@ -126,8 +158,9 @@ fn beside(births: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
 }
 
 impl<M: Monitor> Shared<M> {
-    fn new(monitor: M, make_monitor: MakeMonitor<M>) -> Self {
-        Self { monitor, make_monitor, starving: Mutex::new(()), births: RwLock::new(()) }
+    fn new(monitor: M, make_monitor: MakeMonitor<M>, journal: Journal, trial: Trial) -> Self {
+        let (starving, births) = (Mutex::new(()), RwLock::new(()));
+        Self { monitor, journal, trial, make_monitor, starving, births }
     }
 }
 
@@ -147,7 +180,7 @@ struct Owned<M: Monitor> {
 }
 
 impl<M: Monitor + Clone> Owned<M> {
-    fn open(kind: Kind, monitor: &M, threads: usize) -> Result<Self, Failure> {
+    fn open(trial: Trial, monitor: &M, threads: usize) -> Result<Self, Failure> {
         let lanes = 2 * threads;
         let small_table = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
         let small_budget = Config { max_bytes: 1 << 20, ..Config::default() };
@@ -155,11 +188,11 @@ impl<M: Monitor + Clone> Owned<M> {
         let budget = Budget::new(both).map_err(Failure::unavailable)?;
         let share = || budget.share(Terms::default()).map_err(Failure::unavailable);
         let ports = [
-            Port::open(kind, monitor.clone(), 4096, lanes, Config::default())?,
-            Port::open(kind, monitor.clone(), 8, lanes, small_table)?,
-            Port::open_within(share()?, kind, monitor.clone(), 64, lanes, small_budget)?,
+            Port::open(trial.wiring(4096, lanes), monitor.clone(), Config::default())?,
+            Port::open(trial.wiring(8, lanes), monitor.clone(), small_table)?,
+            Port::open_within(share()?, trial.wiring(64, lanes), monitor.clone(), small_budget)?,
         ];
-        Ok(Self { ports, stock: Stock::open(kind, share()?, lanes)?, budget })
+        Ok(Self { ports, stock: Stock::open(trial.kind, share()?, lanes)?, budget })
     }
 }
 
@@ -181,6 +214,11 @@ impl<M: Monitor> Owned<M> {
             left()
         });
         looks.find(|&left| left == 0).unwrap_or_else(left)
+    }
+
+    fn audit(&self) -> Option<AuditReport> {
+        let ledgers = self.ports.iter().filter_map(Port::ledger);
+        ledgers.map(Ledger::report).reduce(AuditReport::add)
     }
 
     /// A device that follows the page table writes where the pages are, not where they were when
@@ -224,6 +262,11 @@ struct Report {
     caches: Vec<CacheReport>,
     pool: StockReport,
     landing: LandingTally,
+    children: Children,
+    /// What was compared with the page table, if that was asked for.
+    audit: Option<AuditReport>,
+    /// What the kernel was made to do meanwhile, if that was asked for.
+    weather: Option<WeatherReport>,
     /// What the budget says is held beyond what the cache of the small budget has registered, in
     /// bytes, when the pool had given everything back and the cache all that was idle.
     left_budget_bytes: usize,
@@ -252,40 +295,68 @@ struct CacheReport {
     left: u64,
 }
 
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
+/// Runs a trial under a supervisor, or is the trial; the exit status.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure> {
     arguments.monitor.prepare()?;
+    if arguments.audit && arguments.registrar.is_on_demand() {
+        return Err(Failure::usage(
+            "--audit: registrations of a device that pages on demand pin nothing",
+        ));
+    }
+    match supervisor::trial_seed() {
+        None => supervisor::supervise(arguments, output),
+        Some(seed) => {
+            end_with_parent();
+            keep_freed_memory();
+            run_trial(arguments, seed, output).map(Verdict::exit_status)
+        }
+    }
+}
+
+fn run_trial(arguments: &Arguments, seed: u64, output: &Output) -> Result<Verdict, Failure> {
+    let journal = Journal::inherited().map_err(Failure::unavailable)?;
+    let trial = Trial { kind: arguments.registrar, audit: arguments.audit };
+    output.note(format_args!("seed {seed}: --seed {seed} replays this program"));
     match arguments.cache {
-        Strategy::Naive => torture(arguments, output, port::deaf),
+        Strategy::Naive => {
+            let shared = Shared::new(port::deaf()?, port::deaf, journal, trial);
+            torture(arguments, seed, output, &shared)
+        }
         Strategy::Pinfold if arguments.registrar.is_on_demand() => {
-            torture(arguments, output, port::unneeded)
+            let shared = Shared::new(port::unneeded()?, port::unneeded, journal, trial);
+            torture(arguments, seed, output, &shared)
         }
         Strategy::Pinfold => {
-            let make_monitor = port::monitor(arguments.monitor);
-            choice::tell_refusals(&*make_monitor()?, output);
-            torture(arguments, output, make_monitor)
+            let monitor = port::monitor(arguments.monitor)()?;
+            choice::tell_refusals(&monitor, output);
+            // Children make the same monitor at once: what this machine has was found out here.
+            let another = port::same_as(&monitor);
+            torture(arguments, seed, output, &Shared::new(monitor, another, journal, trial))
         }
     }
 }
 
 fn torture<M: Monitor + Clone>(
     arguments: &Arguments,
+    seed: u64,
     output: &Output,
-    make_monitor: MakeMonitor<M>,
+    shared: &Shared<M>,
 ) -> Result<Verdict, Failure> {
-    let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
-    output.note(format_args!("seed {seed}: --seed {seed} replays this program"));
-    let shared = Shared::new(make_monitor()?, make_monitor);
     let threads = usize::from(arguments.threads);
-    let owned = Owned::open(arguments.registrar, &shared.monitor, threads)?;
+    let owned = Owned::open(shared.trial, &shared.monitor, threads)?;
     let until = Until::new(arguments);
-    let grounds = owned.grounds(&shared, threads);
+    let grounds = owned.grounds(shared, threads);
     if grounds.zone.is_none() {
         output.note(format_args!("there is no landing zone: arrivals are refused"));
     }
+    shared.journal.write(Who::Trial, Row { stage: Stage::Running, ..Row::default() });
     let (tally, panics) = run_threads(arguments, seed, &grounds, &until, output);
     drop(grounds);
-    let report = report(arguments, seed, &shared, &owned, &until, tally, panics);
+    let report = report(arguments, seed, shared, &owned, &until, tally, panics);
+    shared.journal.write(Who::Trial, Row { stage: Stage::Reporting, ..Row::default() });
     output.report(&report, || human(&report));
+    drop(owned);
+    shared.journal.write(Who::Trial, Row { stage: Stage::Over, ..Row::default() });
     Ok(Verdict::of(report.held()))
 }
 
@@ -318,6 +389,9 @@ fn report<M: Monitor>(
         caches: caches.map(|(name, port)| cache_report(name, port)).collect(),
         pool,
         landing: tally.landing,
+        children: tally.children,
+        audit: owned.audit(),
+        weather: tally.weather,
         left_budget_bytes: owned.left_budget_bytes(),
         wrong_transfers: tally.described,
     }
@@ -337,6 +411,7 @@ fn run_threads<M: Monitor + Clone>(
     let (begun, begin) = mpsc::channel();
     let (over, end) = mpsc::channel();
     let leaving = &Mutex::new(());
+    let calm = AtomicBool::new(false);
     thread::scope(|scope| {
         // No worker forks while others begin, nor ends while others may still fork.
         let stay = leaving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -357,10 +432,14 @@ fn run_threads<M: Monitor + Clone>(
             })
         };
         let threads: Vec<_> = (0..usize::from(arguments.threads)).map(start).collect();
+        let weather = arguments.weather.then(|| scope.spawn(|| weather::blow(seed, &calm)));
         let told_by_all = |news: &mpsc::Receiver<()>| threads.iter().all(|_| news.recv().is_ok());
         told_by_all(&begin);
         drop(births);
         told_by_all(&end);
+        // Relaxed: a flag that guards no data.
+        calm.store(true, Ordering::Relaxed);
+        sum.weather = weather.and_then(|thread| thread.join().ok());
         drop(stay);
         for thread in threads {
             match thread.join() {
@@ -390,6 +469,7 @@ fn run_program<M: Monitor + Clone>(
             shown = tick;
         }
     }
+    worker.enter(Stage::Over, worker.tally.operations);
     std::mem::take(&mut worker.tally)
 }
 

@@ -79,3 +79,51 @@ fn a_naive_cache_is_found_out() {
         assert!(!first[key].is_null(), "{key} is needed to run it again: {first:#}");
     }
 }
+
+/// Bytes that happen to be right hide nothing from who looks at the pages.
+#[test]
+fn an_audit_finds_pages_that_left_and_none_where_none_did() {
+    let arguments = ["torture", "--operations", "400", "--audit", "--seed", "5", "--json"];
+    let Some(outcome) = run(&arguments) else { return };
+    let report = &outcome.report;
+    assert!(outcome.held && report["wrong"] == 0, "{report:#}");
+    assert!(report["audit"]["pages"].as_u64() > Some(0), "{report:#}");
+    let Some(outcome) = run(&[&arguments[..], &["--cache", "naive"]].concat()) else { return };
+    let wrong = outcome.report["wrong_transfers"].as_array().unwrap();
+    let parted = |wrong: &Value| wrong["note"].as_str().unwrap().contains("another page");
+    assert!(!outcome.held && wrong.iter().any(parted), "{:#}", outcome.report);
+}
+
+#[test]
+fn a_trial_that_dies_is_reported() {
+    use std::process::{Command, Stdio};
+    let command = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(["torture", "--seconds", "600", "--threads", "3", "--seed", "7", "--json"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let supervisor = command.unwrap();
+    let id = supervisor.id();
+    let children = format!("/proc/{id}/task/{id}/children");
+    let trial = loop {
+        let Ok(children) = std::fs::read_to_string(&children) else {
+            return skipped("the kernel does not list children");
+        };
+        match children.split_whitespace().next() {
+            Some(trial) => break trial.to_owned(),
+            None => std::thread::yield_now(),
+        }
+    };
+    assert!(Command::new("kill").args(["-SEGV", &trial]).status().unwrap().success());
+    let output = supervisor.wait_with_output().unwrap();
+    if output.status.code() == Some(77) {
+        return skipped("no torture here");
+    }
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{report:#}");
+    assert_eq!(report["seed"], 7);
+    assert_eq!(report["lost"]["how"], "SIGSEGV", "{report:#}");
+    assert_eq!(report["lost"]["threads"].as_array().unwrap().len(), 3);
+    for key in ["operations", "transfers", "wrong"] {
+        assert!(report[key].is_u64(), "{key}: {report:#}");
+    }
+}

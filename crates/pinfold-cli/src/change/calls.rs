@@ -16,6 +16,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// By which route a program reaches the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -330,43 +331,209 @@ pub(super) unsafe fn advise_in_child(range: AddressRange, advice: Advice) -> Out
 
 /// The exit status of a child of ours, -1 if a signal ended it.
 pub(super) fn wait_for(child: libc::pid_t) -> c_int {
+    match wait_status(child) {
+        Some(status) if libc::WIFEXITED(status) => libc::WEXITSTATUS(status),
+        _ => -1,
+    }
+}
+
+fn wait_status(child: libc::pid_t) -> Option<c_int> {
     let mut status = 0;
     loop {
         // SAFETY: `status` is writable.
         let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
         if waited == child {
-            return if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 };
+            return Some(status);
         }
         if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return -1;
+            return None;
         }
     }
 }
 
-/// Runs `work` in a forked child and tells its answer; `None` if the child did not end by itself
+/// Advices that change no byte and no address, whosever memory they are given for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HarmlessAdvice {
+    Cold,
+    PageOut,
+    Mergeable,
+    Unmergeable,
+    Collapse,
+    SoftOffline,
+}
+
+impl HarmlessAdvice {
+    /// All of them.
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Cold,
+        Self::PageOut,
+        Self::Mergeable,
+        Self::Unmergeable,
+        Self::Collapse,
+        Self::SoftOffline,
+    ];
+
+    const fn number(self) -> c_int {
+        match self {
+            Self::Cold => libc::MADV_COLD,
+            Self::PageOut => libc::MADV_PAGEOUT,
+            Self::Mergeable => libc::MADV_MERGEABLE,
+            Self::Unmergeable => libc::MADV_UNMERGEABLE,
+            Self::Collapse => 25,
+            Self::SoftOffline => libc::MADV_SOFT_OFFLINE,
+        }
+    }
+
+    /// Its name in a report.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "MADV_COLD",
+            Self::PageOut => "MADV_PAGEOUT",
+            Self::Mergeable => "MADV_MERGEABLE",
+            Self::Unmergeable => "MADV_UNMERGEABLE",
+            Self::Collapse => "MADV_COLLAPSE",
+            Self::SoftOffline => "MADV_SOFT_OFFLINE",
+        }
+    }
+
+    /// The most bytes that it makes sense for, of one call.
+    pub(crate) const fn longest(self) -> usize {
+        match self {
+            // Each page is taken out of use for good.
+            Self::SoftOffline => 4096,
+            _ => 4 << 20,
+        }
+    }
+}
+
+/// Gives the advice for `range`, which need not be mapped; whether the kernel took it.
+pub(crate) fn advise_harmlessly(range: AddressRange, advice: HarmlessAdvice) -> bool {
+    // SAFETY: the advice changes no byte and no address.
+    unsafe { libc::madvise(pointer(range.start()), range.len(), advice.number()) == 0 }
+}
+
+/// Moves this process's pages from one node of the machine's memory to another; whether the kernel
+/// did.
+pub(crate) fn migrate(from: usize, to: usize) -> bool {
+    let (from, to) = (1_u64 << from, 1_u64 << to);
+    let bits = u64::from(u64::BITS);
+    // SAFETY: both sets live across the call; where a page lies changes no byte and no address.
+    unsafe { libc::syscall(libc::SYS_migrate_pages, 0, bits, &raw const from, &raw const to) >= 0 }
+}
+
+/// How a forked child ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum ChildEnd {
+    /// By itself, with this answer.
+    Answered(u8),
+    /// By a signal.
+    Killed(i32),
+    /// Not at all: it was killed for its time. Where its threads stood then.
+    Hung(String),
+}
+
+/// How long a child may take.
+const CHILD_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs `work` in a forked child and returns its answer; `None` if the child did not end by itself
 /// within half a minute.
 ///
 /// The child is a copy of the calling thread alone. It may allocate (libc mends its allocator
 /// after a fork), and must not wait for a lock that another thread may have held.
 pub(crate) fn in_child(work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
-    in_child_guarded((), work)
+    match in_child_guarded((), work)? {
+        ChildEnd::Answered(answer) => Ok(Some(answer)),
+        ChildEnd::Killed(_) | ChildEnd::Hung(_) => Ok(None),
+    }
 }
 
-/// The same; `guard` is held until the fork has been made, and let go of on both sides.
-pub(crate) fn in_child_guarded<T>(guard: T, work: impl FnOnce() -> u8) -> Outcome<Option<u8>> {
+/// The same; `guard` is held until the fork has been made, and released on both sides.
+pub(crate) fn in_child_guarded<T>(guard: T, work: impl FnOnce() -> u8) -> Outcome<ChildEnd> {
     // SAFETY: see above; the child ends without running anything of the parent's.
     let child = unsafe {
         let child = libc::fork();
         drop(guard);
         if child == 0 {
-            libc::alarm(30);
+            // Should nobody be left to end it.
+            libc::alarm(2 * u32::try_from(CHILD_PATIENCE.as_secs()).unwrap_or(0));
             let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             libc::_exit(answer.map_or(PANICKED, c_int::from));
         }
         child
     };
     done("fork", child.into())?;
-    Ok(u8::try_from(wait_for(child)).ok())
+    Ok(end_of(child))
+}
+
+fn end_of(child: libc::pid_t) -> ChildEnd {
+    let hung = (!ends_within(child, CHILD_PATIENCE)).then(|| {
+        let where_it_stood = tasks(child);
+        // SAFETY: a child of ours that was not waited for: the number is no other process's.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        where_it_stood
+    });
+    let status = wait_status(child);
+    match (hung, status) {
+        (Some(tasks), _) => ChildEnd::Hung(tasks),
+        (None, Some(status)) if libc::WIFEXITED(status) => {
+            ChildEnd::Answered(u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(u8::MAX))
+        }
+        (None, Some(status)) => ChildEnd::Killed(libc::WTERMSIG(status)),
+        (None, None) => ChildEnd::Hung("it is no child of this process".into()),
+    }
+}
+
+/// Waits until the process ends; false if it did not for so long. True where no descriptor can be
+/// opened to find out: the alarm of the child ends it then.
+fn ends_within(child: libc::pid_t, patience: Duration) -> bool {
+    // SAFETY: opens a descriptor and touches no memory.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, child, 0) };
+    let descriptor = new_descriptor("pidfd_open", c_int::try_from(opened).unwrap_or(-1));
+    let Ok(descriptor) = descriptor else { return true };
+    let mut ended = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let millis = c_int::try_from(patience.as_millis()).unwrap_or(c_int::MAX);
+    loop {
+        // SAFETY: one descriptor's entry, writable.
+        let ready = unsafe { libc::poll(&raw mut ended, 1, millis) };
+        let interrupted = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+        if ready >= 0 || !interrupted {
+            return ready != 0;
+        }
+    }
+}
+
+/// Where each thread of a process stands: its name, what it waits for, its system call and, for
+/// root, the kernel's stack.
+pub(crate) fn tasks(process: libc::pid_t) -> String {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{process}/task")) else {
+        return String::new();
+    };
+    let told = tasks.flatten().map(|task| {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let words = ["comm", "wchan", "syscall", "stack"].map(read);
+        words.map(|text| text.lines().collect::<Vec<_>>().join(" < ")).join(" | ")
+    });
+    told.collect::<Vec<_>>().join("\n")
+}
+
+/// From now on this process ends when its parent does.
+pub(crate) fn end_with_parent() {
+    // SAFETY: concerns this process only.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+/// Reads a byte of every page of `range`, which faults in what is missing; memory that is not there
+/// is no harm.
+pub(crate) fn touch(range: AddressRange) {
+    const PAGE: usize = 4096;
+    let mut byte = 0_u8;
+    let first = range.start() - range.start() % PAGE;
+    for page in (first..range.end()).step_by(PAGE) {
+        let to = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let from = libc::iovec { iov_base: pointer(page), iov_len: 1 };
+        // SAFETY: one byte is written, into `byte`; what is read need not be mapped.
+        unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    }
 }
 
 /// The processor that this thread runs on.
@@ -393,6 +560,18 @@ pub(crate) fn lag_behind() {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameters live across the call, which concerns this thread only.
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) };
+}
+
+/// Has the allocator keep what is freed for what is allocated next, large blocks too: the kernel does
+/// not clear the same pages over and over.
+pub(crate) fn keep_freed_memory() {
+    allocate_without_mapping();
+    #[cfg(target_env = "gnu")]
+    {
+        const KEPT: c_int = 64 << 20;
+        // SAFETY: a setting of the allocator, which locks itself.
+        let _ = unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT) };
+    }
 }
 
 /// Has the allocator take large blocks from its heaps too, which grow without new mappings: a

@@ -31,6 +31,8 @@ pub(crate) struct Specimen {
     /// The part of the body that is not mapped at the moment.
     hole: Option<AddressRange>,
     file: Option<OwnedFd>,
+    /// A part was mapped anew alone: the body is no longer one mapping of one file.
+    patched: bool,
 }
 
 impl Specimen {
@@ -44,7 +46,7 @@ impl Specimen {
         let start = (ground.start() + 1).next_multiple_of(backing.alignment());
         let body = range(start, length);
         // Until the body is placed its address holds a guard: ours as well, so there is no hole.
-        let mut specimen = Self { backing, body, ground, hole: None, file: None };
+        let mut specimen = Self { backing, body, ground, hole: None, file: None, patched: false };
         specimen.place(body, Place::Over)?;
         Ok(specimen)
     }
@@ -56,7 +58,8 @@ impl Specimen {
         // SAFETY: the heap grows; nothing goes.
         let start = unsafe { calls::move_break(grown) }? + slack;
         let body = range(start, length);
-        Ok(Self { backing: Backing::Heap, body, ground: body, hole: None, file: None })
+        let (ground, backing) = (body, Backing::Heap);
+        Ok(Self { backing, body, ground, hole: None, file: None, patched: false })
     }
 
     /// Where it is, always.
@@ -72,10 +75,11 @@ impl Specimen {
     /// The bytes with which `key` fills `range`: every word of the range and every key another.
     pub(crate) fn pattern(range: AddressRange, key: u64) -> Vec<u8> {
         let mut state = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut bytes = Vec::with_capacity(range.len() + 8);
-        while bytes.len() < range.len() {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            bytes.extend_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+        let mut bytes = vec![0; range.len().next_multiple_of(size_of::<u64>())];
+        // A step is an addition, so that making bytes costs no more than moving them.
+        for word in bytes.chunks_exact_mut(size_of::<u64>()) {
+            state = state.wrapping_add(0x5851_f42d_4c95_7f2d);
+            word.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes());
         }
         bytes.truncate(range.len());
         bytes
@@ -148,8 +152,12 @@ impl Specimen {
             Mutation::Shrink => self.shrink(),
             Mutation::MoveAndKeep => self.move_and_keep(),
             Mutation::MoveOnTop => self.move_on_top(),
-            // SAFETY: what is replaced is this specimen's alone.
-            Mutation::AttachOnTop(by) => unsafe { calls::attach(self.body, Place::Over, by) },
+            Mutation::AttachOnTop(by) => {
+                // SAFETY: what is replaced is this specimen's alone.
+                unsafe { calls::attach(self.body, Place::Over, by) }?;
+                self.patched = false;
+                Ok(())
+            }
             Mutation::RemapFilePages => self.swap_halves(),
             Mutation::Detach => self.detach(),
             Mutation::ShrinkBreak => self.shrink_break(),
@@ -282,6 +290,7 @@ impl Specimen {
                 self.hole = Some(self.body);
             })?;
         self.file = other.file.take();
+        self.patched = false;
         Ok(())
     }
 
@@ -312,7 +321,14 @@ impl Specimen {
     }
 
     /// The pages of the first half where those of the second were, and the other way round.
+    ///
+    /// A part that was mapped anew has a file of its own, which is no longer than that part: in its
+    /// place the other half's pages would lie behind the file's end, and touching them raises
+    /// `SIGBUS`.
     fn swap_halves(&self) -> Outcome {
+        if self.patched {
+            return Err(Obstacle::unsuitable("remap_file_pages"));
+        }
         let pages = self.body.len() / self.backing.grain() / 2;
         let half = pages * self.backing.grain();
         if half == 0 {
@@ -363,6 +379,12 @@ impl Specimen {
 
     /// New memory of the specimen's kind at `part`.
     fn place(&mut self, part: AddressRange, place: Place) -> Outcome {
+        self.map_new(part, place)?;
+        self.patched = part != self.body;
+        Ok(())
+    }
+
+    fn map_new(&mut self, part: AddressRange, place: Place) -> Outcome {
         match self.backing {
             Backing::Anonymous => {
                 self.map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)
@@ -579,6 +601,32 @@ mod tests {
             return eprintln!("skipped: this machine has a tebibyte of huge pages");
         }
         assert!(specimen.hole.is_some() || !is_free(body));
+    }
+
+    /// Every page can be touched after any two changes, whatever they did to the file behind it.
+    #[test]
+    fn two_changes_leave_no_page_behind_the_end_of_its_file() {
+        for backing in Backing::ALL.into_iter().filter(|&backing| backing != Backing::Heap) {
+            for first in Mutation::ALL.into_iter().filter(|first| first.fits(backing)) {
+                // In a process of its own, because a page that cannot be touched ends it.
+                let ended = crate::change::in_child(|| touched_after(backing, first)).unwrap();
+                assert_eq!(ended, Some(0), "{first} and another change of {backing}");
+            }
+        }
+    }
+
+    /// Two pages: their halves are the smallest parts there are.
+    fn touched_after(backing: Backing, first: Mutation) -> u8 {
+        for second in Mutation::ALL.into_iter().filter(|second| second.fits(backing)) {
+            let Ok(mut specimen) = Specimen::new(backing, 2) else { return 0 };
+            specimen.fill(specimen.body(), 1);
+            // Refused changes leave the memory as it is, or a hole.
+            let changed = [first, second].into_iter().all(|change| specimen.apply(change).is_ok());
+            if changed && specimen.populate().is_ok() {
+                specimen.fill(specimen.body(), 2);
+            }
+        }
+        0
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Ring {
     ring: Mutex<IoUring>,
     ring_fd: RawFd,
     channel: File,
+    /// Where receives come from, if not from the channel.
+    back: Option<File>,
 }
 
 impl Ring {
@@ -50,7 +52,12 @@ impl Ring {
     /// A ring for a channel that is there.
     pub(super) fn with(channel: File) -> Result<Self, Failure> {
         let ring = IoUring::new(DEPTH).map_err(|error| no_ring(&error))?;
-        Ok(Self { ring_fd: ring.as_raw_fd(), ring: Mutex::new(ring), channel })
+        Ok(Self { ring_fd: ring.as_raw_fd(), ring: Mutex::new(ring), channel, back: None })
+    }
+
+    /// A ring that sends to one file and receives from another.
+    pub(super) fn between(out: File, back: File) -> Result<Self, Failure> {
+        Ok(Self { back: Some(back), ..Self::with(out)? })
     }
 
     fn lock(&self) -> MutexGuard<'_, IoUring> {
@@ -85,7 +92,8 @@ impl Conveyor for Ring {
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()> {
         let mut ring = self.lock();
         for batch in transfers.chunks(DEPTH as usize) {
-            let channel = types::Fd(self.channel.as_raw_fd());
+            let back = self.back.as_ref().filter(|_| direction == Direction::Receive);
+            let channel = types::Fd(back.unwrap_or(&self.channel).as_raw_fd());
             push(&mut ring, batch.iter().map(|transfer| entry(direction, channel, transfer)))?;
             wait(&mut ring, batch)?;
         }

@@ -3,7 +3,7 @@
 use super::trial::{first_wrong, warm};
 use super::{Event, Finding, event, persistently};
 use crate::change::{Backing, Call, Mutation, Obstacle, Part, Route, Specimen, in_child};
-use crate::port::{MakeMonitor, Port, Refusal};
+use crate::port::{MakeMonitor, Port, Refusal, Wiring};
 use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
 use pinfold::{Access, AddressRange, Change, Config, GetError, Monitor};
 use std::thread;
@@ -247,8 +247,8 @@ fn in_the_child<M: Monitor>(
         Err(Refusal::Get(GetError::Forked)) => {}
         _ => return child::NOT_TOLD,
     }
-    let own = make_monitor()
-        .and_then(|monitor| Port::open(port.kind(), monitor, 16, 1, Config::default()));
+    let wiring = Wiring { kind: port.kind(), slots: 16, lanes: 1, audit: false };
+    let own = make_monitor().and_then(|monitor| Port::open(wiring, monitor, Config::default()));
     match own.map(|own| send_wrong(&own, specimen, body, 0)) {
         Ok(Ok(None)) => child::RIGHT,
         Ok(Ok(Some(_))) => child::WRONG,

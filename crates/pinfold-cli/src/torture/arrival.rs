@@ -16,8 +16,7 @@
 use super::tally::WrongBytes;
 use super::worker::{Judged, Worker};
 use crate::change::{Mutation, Part, Specimen};
-use crate::device::AnyRegistrar;
-use crate::port::Refusal;
+use crate::port::{PortRegistrar, Refusal};
 use crate::races::{Stop, difference, joined, send_wrong, start};
 use pinfold::landing::{
     Arrived, Crossover, LandError, Landed, Method, Options, Place, Refused, Remapped, Slab,
@@ -121,17 +120,17 @@ pub(super) fn options() -> Options {
 /// A message, its target's pages exchanged or not.
 enum Message<'z, 'c, M: Monitor, P> {
     Unmoved(P),
-    Remapped(Remapped<'z, 'c, AnyRegistrar, M, Slab>),
+    Remapped(Remapped<'z, 'c, PortRegistrar, M, Slab>),
 }
 
 /// Whose data may be on its way.
-type Flying<'z, 'c, M> = Message<'z, 'c, M, Place<'z, 'c, AnyRegistrar, M, Slab>>;
+type Flying<'z, 'c, M> = Message<'z, 'c, M, Place<'z, 'c, PortRegistrar, M, Slab>>;
 
 /// Whose data is there.
-type There<'z, 'c, M> = Message<'z, 'c, M, Arrived<'z, 'c, AnyRegistrar, M, Slab>>;
+type There<'z, 'c, M> = Message<'z, 'c, M, Arrived<'z, 'c, PortRegistrar, M, Slab>>;
 
 impl<'z, 'c, M: Monitor> Flying<'z, 'c, M> {
-    fn new(place: Place<'z, 'c, AnyRegistrar, M, Slab>, way: Way) -> Self {
+    fn new(place: Place<'z, 'c, PortRegistrar, M, Slab>, way: Way) -> Self {
         if way != Way::Early {
             return Self::Unmoved(place);
         }
@@ -186,7 +185,7 @@ impl<M: Monitor> There<'_, '_, M> {
     }
 }
 
-type AnyArrived<'z, 'c, M> = Arrived<'z, 'c, AnyRegistrar, M, Slab>;
+type AnyArrived<'z, 'c, M> = Arrived<'z, 'c, PortRegistrar, M, Slab>;
 
 /// What can be exchanged is exchanged where the way says so; all else is copied.
 fn land_by<'z, 'c, M: Monitor>(
@@ -276,7 +275,7 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
         &mut self,
         specimen: &mut Specimen,
         target: AddressRange,
-        place: Place<'z, 'c, AnyRegistrar, M, Slab>,
+        place: Place<'z, 'c, PortRegistrar, M, Slab>,
         incoming: &[u8],
         arrival: Arrival,
     ) -> Result<(Flying<'z, 'c, M>, Meanwhile), Stop> {
@@ -350,7 +349,9 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
     ) -> Judged {
         self.tally.transfers += 1;
         let body = specimen.body();
-        let wrong = |range, first, note| Ok(Some(WrongBytes { range, first, note }));
+        let wrong = |range, first, note: &'static str| {
+            Ok(Some(WrongBytes { range, first, note: note.into() }))
+        };
         if meanwhile.changed.is_some() && landed.is_some() {
             return wrong(target, 0, "landed in memory that had changed");
         }

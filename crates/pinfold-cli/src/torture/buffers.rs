@@ -23,7 +23,6 @@ use pinfold::{AddressRange, Monitor};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many bytes the pool, and whoever shares its budget, may have registered.
@@ -102,7 +101,7 @@ impl Stock {
             thread_cache_bytes: 256 << 10,
             ..PoolConfig::default()
         };
-        let device = Device::open(kind, (lanes * LANE_BYTES) as u64)?;
+        let device = Device::looped(kind, (lanes * LANE_BYTES) as u64)?;
         let pool = Pool::with_allowance(device.registrar(128)?, config, share);
         Ok(Self { pool: pool.map_err(Failure::unavailable)?, device })
     }
@@ -138,10 +137,9 @@ impl Stock {
 
     /// What arrives of a buffer.
     fn send(&self, filled: &Filled<'_>, lane: usize) -> Result<Vec<u8>, Refusal> {
-        self.device.send(&[transfer(&filled.buffer, lane)]).map_err(Refusal::Device)?;
         let mut arrived = vec![0; filled.buffer.len()];
-        let read = self.device.channel().read_exact_at(&mut arrived, at(lane, 0));
-        read.map(|()| arrived).map_err(Refusal::Device)
+        let delivered = self.device.deliver(&transfer(&filled.buffer, lane), &mut arrived);
+        delivered.map(|()| arrived).map_err(Refusal::Device)
     }
 
     /// Has the device write `bytes` into a buffer, which comes back by itself or by one word.
@@ -152,10 +150,9 @@ impl Stock {
         bytes: &[u8],
         as_word: bool,
     ) -> Result<Taken<'p>, Stop> {
-        self.device.channel().write_all_at(bytes, at(lane, 0)).map_err(Refusal::Device)?;
         let (transfer, length) = (transfer(&buffer, lane), buffer.len());
         let flight = buffer.in_flight();
-        let received = self.device.receive(&[transfer]).map_err(Refusal::Device);
+        let received = self.device.accept(&transfer, bytes).map_err(Refusal::Device);
         let buffer = if as_word {
             let word = flight.into_user_data();
             // SAFETY: the transfer was waited for; the word is used once.
@@ -200,7 +197,7 @@ impl<'p> Filled<'p> {
         let first = difference(&self.buffer, &self.pattern()?);
         let range = range(&self.buffer)?;
         let note = "a buffer that was out has changed";
-        Ok(first.map(|first| WrongBytes { range, first, note }))
+        Ok(first.map(|first| WrongBytes { range, first, note: note.into() }))
     }
 }
 
@@ -228,7 +225,7 @@ impl<'p, M: Monitor + Clone> Worker<'_, 'p, M> {
         let note = "a buffer of zeros was none";
         let range = range(&buffer)?;
         self.set_buffer(place, Filled::new(buffer, key)?);
-        let dirty = dirty.map(|first| WrongBytes { range, first, note });
+        let dirty = dirty.map(|first| WrongBytes { range, first, note: note.into() });
         Ok(before.unwrap_or(None).or(dirty))
     }
 

@@ -1,11 +1,16 @@
 //! What the threads of `pinfold torture` have counted.
 
 use super::arrival::LandingTally;
+use super::journal::Row;
 use super::program::Operation;
+use super::weather::WeatherReport;
+use crate::port::Parted;
 use crate::races::Stop;
 use pinfold::AddressRange;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// How many wrong transfers are described in full.
 const DESCRIBED: usize = 16;
@@ -19,6 +24,8 @@ pub(super) struct Count {
     pub(super) refused: u64,
     /// Moved wrong data.
     pub(super) wrong: u64,
+    /// What all of them took, in seconds of one thread each.
+    pub(super) seconds: f64,
 }
 
 /// A transfer that moved wrong data.
@@ -32,15 +39,32 @@ pub(super) struct Wrong {
     pub(super) range: String,
     /// The first wrong byte, counted from the start of the range.
     pub(super) first_wrong: usize,
-    pub(super) note: &'static str,
+    pub(super) note: Cow<'static, str>,
 }
 
 /// Wrong bytes, before it is known whose.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct WrongBytes {
     pub(super) range: AddressRange,
     pub(super) first: usize,
-    pub(super) note: &'static str,
+    pub(super) note: Cow<'static, str>,
+}
+
+/// What forked children did, which is in no other count.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(super) struct Children {
+    processes: u64,
+    operations: u64,
+    transfers: u64,
+}
+
+impl Children {
+    /// Adds a child that came to its end, by its last row.
+    pub(super) fn add(&mut self, row: Row) {
+        self.processes += 1;
+        self.operations += row.step;
+        self.transfers += row.transfers;
+    }
 }
 
 /// One thread's counts, or all threads'.
@@ -53,6 +77,8 @@ pub(super) struct Tally {
     pub(super) reasons: BTreeMap<String, u64>,
     pub(super) wrong: u64,
     pub(super) landing: LandingTally,
+    pub(super) children: Children,
+    pub(super) weather: Option<WeatherReport>,
     pub(super) described: Vec<Wrong>,
 }
 
@@ -76,6 +102,34 @@ impl Tally {
         }
     }
 
+    /// Adds the time that an operation took.
+    pub(super) fn took(&mut self, operation: &Operation, time: Duration) {
+        self.kinds.entry(operation.kind()).or_default().seconds += time.as_secs_f64();
+    }
+
+    /// Counts pages that were leased and no longer behind their addresses: as wrong, whatever the bytes
+    /// were.
+    pub(super) fn parted(
+        &mut self,
+        thread: usize,
+        step: u64,
+        operation: &Operation,
+        parted: Parted,
+    ) {
+        self.wrong += 1;
+        self.kinds.entry(operation.kind()).or_default().wrong += 1;
+        let (operation, range) = (format!("{operation:?}"), parted.range.to_string());
+        let note = "leased with another page than is behind the address";
+        self.describe(Wrong {
+            thread,
+            step,
+            operation,
+            range,
+            first_wrong: parted.offset,
+            note: note.into(),
+        });
+    }
+
     /// Counts an operation that could not be carried out.
     pub(super) fn refused(&mut self, operation: &Operation, why: &Stop) {
         self.operations += 1;
@@ -95,6 +149,9 @@ impl Tally {
         self.transfers += other.transfers;
         self.wrong += other.wrong;
         self.landing.add(other.landing);
+        self.children.processes += other.children.processes;
+        self.children.operations += other.children.operations;
+        self.children.transfers += other.children.transfers;
         for (reason, count) in other.reasons {
             *self.reasons.entry(reason).or_default() += count;
         }
@@ -103,6 +160,7 @@ impl Tally {
             sum.done += count.done;
             sum.refused += count.refused;
             sum.wrong += count.wrong;
+            sum.seconds += count.seconds;
         }
         other.described.into_iter().for_each(|wrong| self.describe(wrong));
     }

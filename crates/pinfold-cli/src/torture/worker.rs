@@ -4,19 +4,22 @@
 //! what takes two threads is a [race](crate::races) with its own rules.
 
 use super::buffers::Filled;
+use super::journal::{Row, Stage, Who};
 use super::program::{Operation, PLACES, PORTS, Program, SLOTS, Window};
 use super::tally::{Tally, WrongBytes};
 use super::{Grounds, Owned, Shared, beside};
 use crate::change::{
-    Backing, Call, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Route, Specimen,
-    in_child_guarded,
+    Backing, Call, ChildEnd, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Route,
+    Specimen, in_child_guarded,
 };
+use crate::output::Failure;
 use crate::port::{Port, PortLease, Refusal};
 use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
 use pinfold::budget::Discovery;
 use pinfold::{Access, AddressRange, Cover, GetError, Monitor};
 use std::collections::VecDeque;
 use std::sync::PoisonError;
+use std::time::Instant;
 
 /// How many leases a thread keeps over whatever comes.
 const HELD: usize = 4;
@@ -34,6 +37,8 @@ pub(super) type Judged = Result<Option<WrongBytes>, Stop>;
 pub(super) struct Worker<'g, 'p, M: Monitor> {
     pub(super) grounds: &'g Grounds<'p, M>,
     thread: usize,
+    /// What it writes into the journal, and where.
+    place: (Who, Row),
     slots: [Option<Specimen>; SLOTS],
     held: VecDeque<PortLease<'p, M>>,
     pub(super) buffers: [Option<Filled<'p>>; PLACES],
@@ -44,9 +49,14 @@ pub(super) struct Worker<'g, 'p, M: Monitor> {
 
 impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
     pub(super) fn new(grounds: &'g Grounds<'p, M>, thread: usize) -> Self {
+        Self::at(grounds, thread, (Who::Thread(thread), Row::default()))
+    }
+
+    fn at(grounds: &'g Grounds<'p, M>, thread: usize, place: (Who, Row)) -> Self {
         Self {
             grounds,
             thread,
+            place,
             slots: [const { None }; SLOTS],
             held: VecDeque::new(),
             buffers: [const { None }; PLACES],
@@ -57,12 +67,30 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
 
     /// Carries out one operation and counts it.
     pub(super) fn step(&mut self, step: u64, operation: &Operation) {
+        self.enter(Stage::Running, step);
         let births = &self.grounds.shared.births;
         let _births = operation.begins_threads().then(|| beside(births));
-        match self.carry_out(operation) {
+        let begun = Instant::now();
+        let outcome = self.carry_out(operation);
+        self.tally.took(operation, begun.elapsed());
+        match outcome {
             Ok(wrong) => self.tally.done(self.thread, step, operation, wrong),
             Err(why) => self.tally.refused(operation, &why),
         }
+        let lanes = self.lane()..self.lane() + 2;
+        for ledger in self.grounds.ports.iter().filter_map(Port::ledger) {
+            for parted in ledger.take_parted(lanes.clone()) {
+                self.tally.parted(self.thread, step, operation, parted);
+            }
+        }
+    }
+
+    /// Writes into the journal where this thread is.
+    pub(super) fn enter(&mut self, stage: Stage, step: u64) {
+        let (who, row) = &mut self.place;
+        let (transfers, wrong) = (self.tally.transfers, self.tally.wrong);
+        *row = Row { stage, step, transfers, wrong, ..*row };
+        self.grounds.shared.journal.write(*who, *row);
     }
 
     fn carry_out(&mut self, operation: &Operation) -> Judged {
@@ -217,7 +245,8 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
 
     pub(super) fn moved(&mut self, range: AddressRange, wrong: Option<FirstWrong>) -> Judged {
         self.tally.transfers += 1;
-        Ok(wrong.map(|first| WrongBytes { range, first, note: "not what the memory held" }))
+        let note = "not what the memory held";
+        Ok(wrong.map(|first| WrongBytes { range, first, note: note.into() }))
     }
 
     fn hold(&mut self, slot: usize, window: Window, port: usize) -> Judged {
@@ -226,7 +255,10 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         if self.held.len() == HELD {
             self.held.pop_front();
         }
-        self.held.push_back(self.port(port).lease(piece, Access::READ_WRITE)?);
+        let port = self.port(port);
+        let lease = port.lease(piece, Access::READ_WRITE)?;
+        port.audit(&lease, piece, self.lane());
+        self.held.push_back(lease);
         Ok(None)
     }
 
@@ -302,14 +334,17 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         specimen.fill(body, key);
         send_wrong(self.port(0), &specimen, body, self.lane())?;
         let births = self.grounds.shared.births.write().unwrap_or_else(PoisonError::into_inner);
-        match in_child_guarded(births, || self.in_the_child(&specimen, key, flood))? {
-            Some(child::RIGHT) => {}
-            Some(child::REFUSED) => return Err(Stop::Child),
-            answer => {
+        let end = in_child_guarded(births, || self.in_the_child(&specimen, key, flood))?;
+        let row = self.grounds.shared.journal.read(Who::Child(self.thread));
+        self.grounds.shared.journal.write(Who::Child(self.thread), Row::default());
+        match end {
+            ChildEnd::Answered(child::RIGHT) => self.tally.children.add(row),
+            ChildEnd::Answered(child::REFUSED) => return Err(Stop::Child),
+            end => {
                 return Ok(Some(WrongBytes {
                     range: body,
                     first: 0,
-                    note: child::meaning(answer),
+                    note: child::meaning(&end, row),
                 }));
             }
         }
@@ -332,18 +367,23 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         }
         let make_monitor = self.grounds.shared.make_monitor;
         let opened = make_monitor().and_then(|monitor| {
-            let owned = Owned::open(self.port(0).kind(), &monitor, 1)?;
-            Ok((owned, Shared::new(monitor, make_monitor)))
+            let shared = self.grounds.shared;
+            let owned = Owned::open(shared.trial, &monitor, 1)?;
+            let journal = shared.journal.try_clone().map_err(Failure::unavailable)?;
+            Ok((owned, Shared::new(monitor, make_monitor, journal, shared.trial)))
         });
         let Ok((owned, shared)) = opened else { return child::REFUSED };
         let grounds = owned.grounds(&shared, 1);
         let _flood = flood.then(|| MappingFlood::new(FLOOD_SPARE));
-        let mut worker = Worker::new(&grounds, 0);
+        let process = std::process::id().into();
+        let row = Row { process, seed, flood, ..Row::default() };
+        let mut worker = Worker::at(&grounds, 0, (Who::Child(self.thread), row));
         let program = Program::new(seed, 0).filter(|operation| is_for_a_child(operation, flood));
         for (operation, step) in program.zip(0..).take(CHILD_OPERATIONS) {
             worker.step(step, &operation);
         }
         let heap = worker.heap();
+        worker.enter(Stage::Over, CHILD_OPERATIONS as u64);
         let right = worker.tally.wrong == 0 && !matches!(heap, Ok(Some(_)));
         drop(worker);
         drop(grounds);
@@ -369,7 +409,7 @@ const FLOOD_SPARE: usize = 24;
 
 /// A child neither forks again nor lowers limits, and starts no thread where it can map nothing:
 /// the standard library ends the process if a new thread gets no stack for signals.
-fn is_for_a_child(operation: &Operation, flood: bool) -> bool {
+pub(super) fn is_for_a_child(operation: &Operation, flood: bool) -> bool {
     match operation {
         Operation::Fork { .. } | Operation::Starve { .. } => false,
         Operation::TakeOver { .. } | Operation::Register { .. } | Operation::Beside { .. } => {
@@ -382,17 +422,26 @@ fn is_for_a_child(operation: &Operation, flood: bool) -> bool {
 
 /// What a child found out; its exit status.
 mod child {
+    use super::{ChildEnd, Row};
+    use std::borrow::Cow;
+
     pub(super) const RIGHT: u8 = 0;
     pub(super) const NOT_TOLD: u8 = 1;
     pub(super) const WRONG: u8 = 2;
     pub(super) const REFUSED: u8 = 3;
 
     /// What a bad answer means.
-    pub(super) fn meaning(answer: Option<u8>) -> &'static str {
-        match answer {
-            Some(NOT_TOLD) => "the child was let into its parent's cache or pool",
-            Some(WRONG) => "the child's own caches or pool moved wrong data",
-            _ => "the child did not come to its end",
+    pub(super) fn meaning(end: &ChildEnd, row: Row) -> Cow<'static, str> {
+        let Row { seed, step, .. } = row;
+        match end {
+            ChildEnd::Answered(NOT_TOLD) => {
+                "the child was let into its parent's cache or pool".into()
+            }
+            ChildEnd::Answered(WRONG) => {
+                format!("the caches or the pool of the child with seed {seed} moved wrong data")
+                    .into()
+            }
+            end => format!("the child with seed {seed}, at step {step}: {end:?}").into(),
         }
     }
 }
