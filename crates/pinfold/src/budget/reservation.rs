@@ -15,6 +15,7 @@
 use super::memory::Memory;
 use super::share::{Budget, BudgetError, Share};
 use super::{Amount, Terms};
+use crate::foreign;
 use pinfold_core::{Access, Account, AddressRange, RegisterError, Registrar};
 use std::fmt;
 use std::io;
@@ -163,9 +164,14 @@ impl<R: Registrar> Drop for Inner<R> {
         if self.share.budget().forked() {
             return;
         }
+        let mut panicked = None;
         for &(handle, range) in &self.handles {
-            // A device that is gone has let go of everything.
-            let _ = self.registrar.deregister(handle, range);
+            // A device that is gone has let go of everything. One that panics keeps none of the others.
+            let called = foreign::call(|| self.registrar.deregister(handle, range));
+            panicked = panicked.or(called.err());
+        }
+        if let Some(panicked) = panicked {
+            panicked.resume_unless_unwinding();
         }
     }
 }

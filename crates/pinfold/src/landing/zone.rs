@@ -44,7 +44,26 @@ impl Default for Options {
 
 /// Landing pages in registered slots, for messages of any target.
 ///
-/// Share it by reference; every method may be called from any thread.
+/// Share it by reference; every method may be called from any thread. Places do not outlive it, nor it its
+/// cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Cache, Monitor, Registrar, landing::{Slab, Zone}};
+/// # fn after_its_parent<R: Registrar, M: Monitor>(zone: Zone<'_, R, M, Slab>, target: *mut u8) {
+/// let place = unsafe { zone.ask(target, 1) }.unwrap();
+/// drop(zone);
+/// drop(place);
+/// # }
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Cache, Monitor, Registrar, landing::{Options, Slab, Zone}};
+/// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>, slab: Slab) {
+/// let zone = Zone::new(&cache, slab, Options::default()).unwrap();
+/// drop(cache);
+/// drop(zone);
+/// # }
+/// ```
 pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
     // Before the pages: the registrations are given up first.
     slots: Mutex<Slots<'c, R, M>>,

@@ -248,6 +248,17 @@ impl<R: Registrar> fmt::Debug for Request<'_, R> {
 ///
 /// It is as long as it was asked to be and may become as long as its
 /// [`capacity`](Self::capacity). All of it is initialised memory: zeros, or what somebody left.
+///
+/// It does not outlive its pool:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Registrar, pool::Pool};
+/// # fn after_its_parent<R: Registrar>(pool: Pool<R>) {
+/// let buffer = pool.get(1500).unwrap();
+/// drop(pool);
+/// drop(buffer);
+/// # }
+/// ```
 #[must_use = "the buffer is put back as soon as this is dropped"]
 pub struct PoolBuffer<'p, R: Registrar> {
     block: NonNull<u8>,

@@ -111,14 +111,19 @@ impl Drop for Device {
 }
 
 /// Sees what it is told, by [`change`](Self::change).
-#[derive(Default)]
 pub(crate) struct Silent {
+    process: u32,
     changes: Mutex<Vec<AddressRange>>,
     rung: Mutex<u32>,
     bell: Condvar,
 }
 
 impl Silent {
+    pub(crate) fn new() -> Self {
+        let (changes, rung) = (Mutex::default(), Mutex::default());
+        Self { process: std::process::id(), changes, rung, bell: Condvar::new() }
+    }
+
     pub(crate) fn change(&self, range: AddressRange) {
         self.changes.lock().unwrap().push(range);
         self.ring();
@@ -132,6 +137,9 @@ unsafe impl Monitor for Silent {
     }
 
     fn check(&self) -> Result<Sequence, Lost> {
+        if self.forked() {
+            return Err(Lost::Forked);
+        }
         Ok(Sequence(self.changes.lock().unwrap().len() as u64))
     }
 
@@ -157,7 +165,7 @@ unsafe impl Monitor for Silent {
     }
 
     fn forked(&self) -> bool {
-        false
+        self.process != std::process::id()
     }
 
     fn bell(&self) -> u32 {
@@ -177,7 +185,7 @@ unsafe impl Monitor for Silent {
 
 pub(crate) fn cache(config: Config) -> (TheCache, Arc<Records>) {
     let (device, records) = device();
-    (pinfold::cache(device, Silent::default(), config).unwrap(), records)
+    (pinfold::cache(device, Silent::new(), config).unwrap(), records)
 }
 
 /// What the device writes.
@@ -257,12 +265,16 @@ pub(crate) fn panics(work: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(work)).is_err()
 }
 
-/// Runs `work` in a process of its own, the test `name` over again; how that ended.
+/// The exit code of a process that has run its work.
+pub(crate) const RAN: i32 = 77;
+
+/// Runs `work` in a process of its own, the test `name` over again; how that ended, which is with the code
+/// [`RAN`] if `work` returned.
 pub(crate) fn in_a_process_of_its_own(name: &str, work: impl FnOnce()) -> ExitStatus {
     const CHILD: &str = "PINFOLD_ENDINGS_CHILD";
     if std::env::var_os(CHILD).is_some() {
         work();
-        std::process::exit(0);
+        std::process::exit(RAN);
     }
     let mut again = Command::new(std::env::current_exe().unwrap());
     let run = again.args(["--exact", name]).env(CHILD, "1");

@@ -27,17 +27,21 @@ fn zone(cache: &TheCache) -> TheZone<'_> {
     Zone::new(cache, Slab::new(BYTES, 2, false).unwrap(), options).unwrap()
 }
 
-/// Memory of whole pages, so that it can be exchanged.
+/// Memory of whole pages, so that it can be exchanged, in a huge page's room of its own: what lies in the
+/// same as a pool's slab, of another test, cannot.
 struct Target(*mut u8);
+
+const HUGE: usize = 2 << 20;
 
 impl Target {
     fn new() -> Self {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: new memory where the kernel likes; leaked, for the sake of what is tested.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, rights, kind, -1, 0) };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), 2 * HUGE, rights, kind, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED);
-        Self(start.cast())
+        let start = start.cast::<u8>();
+        Self(start.wrapping_add(start.align_offset(HUGE)))
     }
 
     fn ask<'z, 'c>(&self, zone: &'z TheZone<'c>) -> ThePlace<'z, 'c> {

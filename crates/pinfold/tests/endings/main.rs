@@ -10,4 +10,5 @@
 mod device;
 mod landings;
 mod pools;
+mod table;
 mod transfers;

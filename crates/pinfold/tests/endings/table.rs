@@ -1,0 +1,346 @@
+//! Each way to end for each thing that ends: a row of the table in `docs/src/endings.md` is a test, a cell
+//! is an [`End`].
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to lease memory of its own, which no device is told of, to ask for
+//! landing places in it, and to fork.
+
+#![allow(unsafe_code)]
+
+use crate::device::{
+    Device, PAGE, RAN, Records, Silent, TheCache, cache, device, in_a_process_of_its_own, panics,
+};
+use pinfold::budget::{Budget, Reserve, Terms};
+use pinfold::landing::{Options, Slab, Zone};
+use pinfold::pool::{Pool, PoolConfig};
+use pinfold::strategy::{Costs, Door, Reuse};
+use pinfold::{Access, Config};
+use pinfold_core::Amount;
+use std::any::Any;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+/// A way to end. After its parent is no way: the borrow checker refuses it (`compile_fail` examples in the
+/// crates' documentation), or the parent is kept by a count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Dropped,
+    Forgotten,
+    InACycle,
+    ByAPanic,
+    OnAnotherThread,
+    InAThreadLocal,
+    /// A child has ended its copy; then it is dropped here.
+    InAForkedChild,
+}
+
+const ENDS: [End; 7] = [
+    End::Dropped,
+    End::Forgotten,
+    End::InACycle,
+    End::ByAPanic,
+    End::OnAnotherThread,
+    End::InAThreadLocal,
+    End::InAForkedChild,
+];
+
+impl End {
+    /// Whether no destructor runs.
+    fn leaks(self) -> bool {
+        matches!(self, Self::Forgotten | Self::InACycle)
+    }
+}
+
+/// What refers to itself, and so to what it holds.
+struct Node<T> {
+    _held: T,
+    me: RefCell<Option<Rc<Self>>>,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+fn end<T: Send + 'static>(it: T, how: End) {
+    match how {
+        End::Dropped => drop(it),
+        End::Forgotten => std::mem::forget(it),
+        End::InACycle => {
+            let node = Rc::new(Node { _held: it, me: RefCell::new(None) });
+            *node.me.borrow_mut() = Some(Rc::clone(&node));
+        }
+        End::ByAPanic => assert!(panics(|| {
+            let _held = it;
+            panic!("ends it");
+        })),
+        End::OnAnotherThread => thread::spawn(move || drop(it)).join().unwrap(),
+        End::InAThreadLocal => {
+            let (keep, kept) = mpsc::channel();
+            let thread = thread::spawn(move || {
+                let it: Box<dyn Any> = Box::new(it);
+                LAST.with(|last| *last.borrow_mut() = Some(it));
+                keep.send(()).unwrap();
+            });
+            kept.recv().unwrap();
+            thread.join().unwrap();
+        }
+        End::InAForkedChild => in_a_child(it),
+    }
+}
+
+/// The child drops its copy; this process then its own.
+fn in_a_child<T>(it: T) {
+    // SAFETY: this process has one thread that does anything; the child drops its copy and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: the child's own timer, and its own end.
+        unsafe {
+            libc::alarm(30);
+            drop(it);
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: the child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child ended its copy");
+    drop(it);
+}
+
+/// One row, in a process of its own, because it forks.
+fn row(name: &str, cell: impl Fn(End)) {
+    let status = in_a_process_of_its_own(&format!("table::{name}"), || {
+        for how in ENDS {
+            eprintln!("{name}: {how:?}");
+            cell(how);
+        }
+    });
+    assert_eq!(
+        status.code(),
+        Some(RAN),
+        "{name}: {status}; run this test alone with PINFOLD_ENDINGS_CHILD=1"
+    );
+}
+
+fn a_cache() -> (&'static TheCache, Arc<Records>) {
+    let (cache, records) = cache(Config::default());
+    (Box::leak(Box::new(cache)), records)
+}
+
+fn a_pool() -> (&'static Pool<Device>, Arc<Records>) {
+    let (device, records) = device();
+    let config = PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() };
+    (Box::leak(Box::new(Pool::new(device, config).unwrap())), records)
+}
+
+/// Memory for good.
+fn memory(bytes: usize) -> &'static mut [u8] {
+    Box::leak(vec![0_u8; bytes].into_boxed_slice())
+}
+
+/// A lease that ends lets its region go; one that leaks keeps it until the cache is dropped.
+#[test]
+fn lease() {
+    row("lease", |how| {
+        for once in [false, true] {
+            let (cache, records) = a_cache();
+            let memory = memory(3 * PAGE);
+            // SAFETY: see the file's header.
+            let lease = unsafe {
+                match once {
+                    false => cache.get(memory.as_ptr(), memory.len(), Access::READ),
+                    true => cache.get_once(memory.as_ptr(), memory.len(), Access::READ),
+                }
+            };
+            end(lease.unwrap(), how);
+            cache.evict_idle();
+            assert_eq!(records.live(), usize::from(how.leaks()), "once: {once}");
+        }
+    });
+}
+
+/// The buffer lives as long as its lease.
+#[test]
+fn buffer_lease() {
+    row("buffer_lease", |how| {
+        let (cache, records) = a_cache();
+        let buffer: Arc<[u8]> = vec![7_u8; 3 * PAGE].into();
+        end(cache.lease_buffer(Arc::clone(&buffer)).unwrap(), how);
+        cache.evict_idle();
+        assert_eq!(records.live(), usize::from(how.leaks()));
+        assert_eq!(Arc::strong_count(&buffer), 1 + usize::from(how.leaks()));
+    });
+}
+
+/// A cache takes every registration along, that of a forgotten lease too, and its registrar.
+#[test]
+fn a_cache_itself() {
+    row("a_cache_itself", |how| {
+        let (cache, records) = cache(Config::default());
+        let memory = memory(3 * PAGE);
+        for _ in 0..2 {
+            // SAFETY: see the file's header.
+            let lease = unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) };
+            std::mem::forget(lease.unwrap());
+        }
+        end(cache, how);
+        assert_eq!((records.is_gone(), records.live()), (!how.leaks(), usize::from(how.leaks())));
+    });
+}
+
+/// A buffer that ends goes back; one that leaks stays out.
+#[test]
+fn pool_buffer() {
+    row("pool_buffer", |how| {
+        let (pool, records) = a_pool();
+        end(pool.get(1500).unwrap(), how);
+        assert_eq!(pool.statistics().in_use_bytes > 0, how.leaks());
+        pool.trim(0);
+        assert_eq!(records.live(), usize::from(how.leaks()));
+    });
+}
+
+/// A buffer in flight is lost whatever ends it: nothing said that the device is done.
+#[test]
+fn buffer_in_flight() {
+    row("buffer_in_flight", |how| {
+        let (pool, records) = a_pool();
+        let flight = pool.get(1500).unwrap().in_flight();
+        let at = flight.as_ptr().addr();
+        end(flight, how);
+        let others: Vec<_> = std::iter::from_fn(|| pool.get(1500).ok()).take(4096).collect();
+        assert!(others.iter().all(|other| other.as_ptr().addr() != at));
+        drop(others);
+        pool.trim(0);
+        assert_eq!(records.live(), 1);
+    });
+}
+
+/// A pool takes its registrations and its registrar along; one that leaks keeps them.
+#[test]
+fn a_pool_itself() {
+    row("a_pool_itself", |how| {
+        let (device, records) = device();
+        let pool = Pool::new(device, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() });
+        let pool = pool.unwrap();
+        drop(pool.get(1500).unwrap());
+        end(pool, how);
+        assert_eq!((records.is_gone(), records.live()), (!how.leaks(), usize::from(how.leaks())));
+    });
+}
+
+/// A place that ends gives its pages up and its slot back; one that leaks keeps its slot, and the zone's
+/// pages stay.
+#[test]
+fn landing_place() {
+    row("landing_place", |how| {
+        for remapped in [false, true] {
+            let (cache, _records) = a_cache();
+            let slab = Slab::new(8 * PAGE, 2, false).unwrap();
+            let zone = Zone::new(cache, slab, Options::default()).unwrap();
+            let zone: &'static _ = Box::leak(Box::new(zone));
+            let target = memory(10 * PAGE);
+            // SAFETY: see the file's header.
+            let place = unsafe { zone.ask(target.as_mut_ptr(), 8 * PAGE) }.unwrap();
+            match remapped.then(|| ()) {
+                None => end(place, how),
+                // Memory of the allocator's may be no candidate; then it is a place still.
+                Some(()) => match place.remap() {
+                    Ok(remapped) => end(remapped, how),
+                    Err(refused) => end(refused.state, how),
+                },
+            }
+            assert_eq!(zone.free_slots(), 2 - usize::from(how.leaks()), "remapped: {remapped}");
+        }
+    });
+}
+
+/// No registration of a zone that has ended is found or kept.
+#[test]
+fn landing_zone() {
+    row("landing_zone", |how| {
+        let (cache, records) = a_cache();
+        let slab = Slab::new(8 * PAGE, 2, false).unwrap();
+        end(Zone::new(cache, slab, Options::default()).unwrap(), how);
+        cache.reclaim();
+        cache.evict_idle();
+        let live = || records.live() == if how.leaks() { 2 } else { 0 };
+        while !live() {
+            // The reclaimer's thread may be about it.
+            thread::yield_now();
+        }
+    });
+}
+
+/// What a place of the planner holds is left to the device unless it is completed or abandoned.
+#[test]
+fn planned_place() {
+    row("planned_place", |how| {
+        let (cache, records) = a_cache();
+        let door: &'static _ = Box::leak(Box::new(Door::new(cache, Costs::UNMEASURED)));
+        let memory = memory(3 * PAGE);
+        let send = || {
+            // SAFETY: see the file's header.
+            unsafe { door.send(memory.as_ptr(), memory.len(), Reuse::Often) }.unwrap()
+        };
+        // SAFETY: no device knows of it.
+        unsafe { send().abandon() };
+        cache.evict_idle();
+        assert_eq!(records.live(), 0);
+        end(send(), how);
+        cache.evict_idle();
+        assert_eq!(records.live(), 1);
+    });
+}
+
+/// A share that ends is no drawer any more; what it drew is free.
+#[test]
+fn budget_share_and_what_was_drawn() {
+    row("budget_share_and_what_was_drawn", |how| {
+        let budget = Budget::new(Amount { bytes: 1 << 20, regions: 16 }).unwrap();
+        let all = Terms { minimum: budget.total(), ..Terms::default() };
+        let share = budget.share(Terms::default()).unwrap();
+        end(share.draw(Amount::one(PAGE)).unwrap(), how);
+        assert_eq!(budget.held() != Amount::ZERO, how.leaks());
+        end(share, how);
+        assert_eq!(budget.share(all).is_err(), how.leaks());
+    });
+}
+
+/// A reservation goes with the last of its buffers.
+#[test]
+fn reservation_and_reserved_buffer() {
+    row("reservation_and_reserved_buffer", |how| {
+        let budget = Budget::new(Amount { bytes: 1 << 20, regions: 16 }).unwrap();
+        let (device, records) = device();
+        let device = Arc::new(device);
+        let reservation = budget.reserve(&device, Reserve::pages(4)).unwrap();
+        let buffer = reservation.take().unwrap();
+        end(buffer, how);
+        assert_eq!(reservation.remaining(), 4 - usize::from(how.leaks()));
+        let last = reservation.take().unwrap();
+        end(reservation, how);
+        assert_eq!(records.live(), 4, "a buffer is out");
+        end(last, how);
+        assert_eq!(records.live(), if how.leaks() { 4 } else { 0 });
+        assert_eq!(budget.held() != Amount::ZERO, how.leaks());
+    });
+}
+
+/// A monitor and a registrar are ended by whoever has them last: the cache, here.
+#[test]
+fn monitor_and_registrar() {
+    row("monitor_and_registrar", |how| {
+        let ((device, records), monitor) = (device(), Arc::new(Silent::new()));
+        let registrar = Arc::new(device);
+        let cache = pinfold::cache(Arc::clone(&registrar), Arc::clone(&monitor), Config::default());
+        end(cache.unwrap(), how);
+        assert!(!records.is_gone());
+        assert_eq!(Arc::strong_count(&registrar), 1 + usize::from(how.leaks()));
+        drop(registrar);
+        assert_eq!(records.is_gone(), !how.leaks());
+    });
+}
