@@ -245,13 +245,14 @@ fn landing_place() {
             let target = memory(10 * PAGE);
             // SAFETY: see the file's header.
             let place = unsafe { zone.ask(target.as_mut_ptr(), 8 * PAGE) }.unwrap();
-            match remapped.then(|| ()) {
-                None => end(place, how),
+            if remapped {
                 // Memory of the allocator's may be no candidate; then it is a place still.
-                Some(()) => match place.remap() {
+                match place.remap() {
                     Ok(remapped) => end(remapped, how),
                     Err(refused) => end(refused.state, how),
-                },
+                }
+            } else {
+                end(place, how);
             }
             assert_eq!(zone.free_slots(), 2 - usize::from(how.leaks()), "remapped: {remapped}");
         }
