@@ -175,7 +175,7 @@ fn transfer_row(row: &Throughput) -> Bench {
 }
 
 fn for_people(report: &Report) -> String {
-    let mut table = output::table(&["bench", "of", "value", "unit", "ratio"]);
+    let mut table = output::table(&["bench", "of", "value", "unit", "times as fast"]);
     for bench in &report.benches {
         let ratio = bench.ratio.map_or(String::new(), |ratio| format!("{ratio:.3}"));
         table.add_row(vec![
@@ -186,8 +186,12 @@ fn for_people(report: &Report) -> String {
             ratio,
         ]);
     }
-    table.to_string()
+    format!("{table}\n{}", output::wrapped(ABOUT_RATIOS, 0))
 }
+
+/// So that no reader divides one column by another and finds another number.
+const ABOUT_RATIOS: &str = "values are medians of their own rounds; times as fast: the median of the \
+    rounds' ratios to what the row is compared with, above 1 is better, whatever the unit";
 
 fn params(params: &Value) -> String {
     let Some(params) = params.as_object() else { return String::new() };

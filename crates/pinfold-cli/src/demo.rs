@@ -6,10 +6,13 @@
 //! [`TURN`] messages, so that whatever else the machine does slows them alike; only the send itself
 //! is timed, from looking for a registration until the data has arrived and the registration is
 //! given up or put back.
+//!
+//! Where this machine refuses io_uring, or every monitor, the same program runs on the simulated device.
 
 mod data;
 mod program;
 mod report;
+mod simulated;
 
 use crate::block::{Block, Origin};
 use crate::device::Kind;
@@ -18,6 +21,7 @@ use crate::output::{Failure, Output, Verdict};
 use crate::strategy::{Cached, Copying, Message, Naive, Preregistered, Strategy, Uncached, Wire};
 use data::{Data, Receiver};
 use pinfold::limits::Limits;
+use pinfold::monitor::{Choice, best};
 use program::{Change, Program, SLOTS, SMALLEST, Step};
 use std::io;
 use std::path::PathBuf;
@@ -42,6 +46,10 @@ pub(crate) struct Arguments {
     /// The device that moves the data
     #[arg(long, value_enum, default_value_t)]
     registrar: Kind,
+    /// Use the simulated device, which needs nothing of this machine; so does `demo` where io_uring or
+    /// every monitor is refused
+    #[arg(long, conflicts_with = "registrar")]
+    simulated: bool,
 }
 
 /// How many messages a strategy sends before the next one takes its turn.
@@ -54,24 +62,55 @@ const PAGE: usize = 4096;
 /// the pool and the two caches one for each buffer and one more, the bounce buffer and the lone
 /// registration one each.
 const PINNED: usize = 3 * (SLOTS + 1) + 3;
-/// How many there are, each with a channel for one message.
-const STRATEGIES: usize = 5;
+/// Each has a channel for one message.
+const STRATEGIES: [&str; 5] = ["uncached", "naive", "copy", "preregistered", "pinfold"];
 
-/// Shows the demo; it holds if the naive cache sent wrong data and nobody else did.
+/// Shows the demo; it holds if the naive cache sent wrong data and no other strategy did.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
     let data = Data::read(&arguments.file)?;
+    let report = match arguments.simulated {
+        true => on_simulated_device(arguments, None)?,
+        false => match on_real_device(arguments, &data, output) {
+            Err(Failure::Unavailable(why)) if arguments.registrar == Kind::IoUring => {
+                on_simulated_device(arguments, Some(why))?
+            }
+            outcome => outcome?,
+        },
+    };
+    output.report(&report, || report.for_people());
+    Ok(Verdict::of(report.held()))
+}
+
+fn on_real_device(
+    arguments: &Arguments,
+    data: &Data,
+    output: &Output,
+) -> Result<report::Report, Failure> {
+    if arguments.registrar == Kind::IoUring
+        && best().is_ok_and(|best| best.chosen() == Choice::NoMonitor)
+    {
+        return Err(Failure::unavailable("no monitor here, so nothing could be cached"));
+    }
     let largest = largest(arguments.size, arguments.registrar)?;
     let mut senders = senders(arguments, largest)?;
     let progress = output.progress(arguments.messages, "demo");
     let mut receiver = Receiver::new(largest);
     for (turn, steps) in turns(arguments, largest).enumerate() {
-        send(&mut senders, turn, &steps, &data, &mut receiver)?;
+        send(&mut senders, turn, &steps, data, &mut receiver)?;
         progress.advance(steps.len() as u64);
     }
-    drop(progress);
-    let report = report::Report::new(arguments, largest, rows(&senders));
-    output.report(&report, || report.for_people());
-    Ok(Verdict::of(report.held()))
+    Ok(report::Report::new(arguments, largest, rows(&senders)))
+}
+
+/// `why`: what this machine refuses, if that is the reason.
+fn on_simulated_device(
+    arguments: &Arguments,
+    why: Option<String>,
+) -> Result<report::Report, Failure> {
+    let asked = arguments.size.and_then(|bytes| usize::try_from(bytes).ok());
+    let largest = asked.map_or(LARGEST, |bytes| 1 << bytes.ilog2());
+    let rows = simulated::rows(&STRATEGIES, arguments.seed, arguments.messages, largest)?;
+    Ok(report::Report::new(arguments, largest, rows).simulated(why))
 }
 
 /// The program's steps, turn by turn.
@@ -113,7 +152,7 @@ fn largest(asked: Option<u64>, registrar: Kind) -> Result<usize, Failure> {
     if let Some(asked) = asked.and_then(|bytes| usize::try_from(bytes).ok()) {
         return Ok(1 << asked.ilog2());
     }
-    let pinned = PINNED + STRATEGIES * registrar.pinned_channels();
+    let pinned = PINNED + STRATEGIES.len() * registrar.pinned_channels();
     let room = Limits::read()
         .enforced()
         .bytes()

@@ -62,7 +62,8 @@ impl Judgement {
 
     fn tone(self) -> Tone {
         match self {
-            Self::Fresh | Self::Uncached => Tone::Good,
+            Self::Fresh => Tone::Good,
+            Self::Uncached => Tone::Plain,
             Self::Skipped | Self::Blind => Tone::Warning,
             Self::Stale => Tone::Bad,
         }
@@ -230,25 +231,24 @@ fn human(report: &Report) -> String {
 }
 
 /// One row per change, one column per kind of memory; a cell is the worse of both directions.
-fn matrix(report: &Report) -> comfy_table::Table {
-    let mut heads = vec!["change"];
-    heads.extend(Backing::ALL.map(Backing::short_name));
-    let mut table = output::table(&heads);
-    for mutation in Mutation::ALL {
-        let mut row = vec![Cell::new(mutation)];
-        row.extend(
-            Backing::ALL.map(|backing| cell(worst(report, mutation.name(), backing.name()))),
-        );
-        table.add_row(row);
-    }
-    table
+fn matrix(report: &Report) -> String {
+    let row = |mutation: &Mutation| {
+        let verdict = |backing: Backing| {
+            let worst = worst(report, mutation.name(), backing.name())?;
+            Some((worst.name().to_owned(), worst.tone()))
+        };
+        (mutation.to_string(), Backing::ALL.map(verdict).to_vec())
+    };
+    let rows: Vec<output::Row> = Mutation::ALL.iter().map(row).collect();
+    output::matrix("change", &Backing::ALL.map(Backing::short_name), &rows)
 }
 
 fn specials(report: &Report) -> comfy_table::Table {
     let mut table = output::table(&["several threads, a child, a stack", "verdict", "note"]);
     for event in report.events.iter().filter(|event| event.direction == special::DIRECTION) {
         let note = event.note.as_deref().unwrap_or_default();
-        table.add_row([Cell::new(event.event), cell(Some(event.verdict)), Cell::new(note)]);
+        let verdict = output::cell(event.verdict.name(), event.verdict.tone());
+        table.add_row([Cell::new(event.event), verdict, Cell::new(note)]);
     }
     table
 }
@@ -256,13 +256,6 @@ fn specials(report: &Report) -> comfy_table::Table {
 fn worst(report: &Report, name: &str, mapping: &str) -> Option<Judgement> {
     let same = |event: &&Event| event.event == name && event.mapping == mapping;
     report.events.iter().filter(same).map(|event| event.verdict).max()
-}
-
-fn cell(verdict: Option<Judgement>) -> Cell {
-    match verdict {
-        Some(verdict) => output::cell(verdict.name(), verdict.tone()),
-        None => Cell::new(""),
-    }
 }
 
 /// Why rows were skipped, each reason once.

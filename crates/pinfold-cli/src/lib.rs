@@ -2,7 +2,7 @@
 //!
 //! One file per subcommand; `output` is the only place that writes to a standard stream and
 //! `device` the only one that moves data through a device. Every subcommand answers with a
-//! `Verdict`, which becomes the exit status: 0 it held, 1 it did not hold, 2 wrong usage, 77
+//! `Verdict`, which becomes the exit status: 0 it held, 1 it did not hold or could not be reported, 2 wrong usage, 77
 //! something that this machine lacks.
 //!
 //! It is a library so that what measures the library beside its peers (`pinfold-bench`) can use the
@@ -106,9 +106,11 @@ impl<A: clap::Args> Reported<A> {
     }
 }
 
+/// A report that could not be written shows nothing, whatever it says.
 fn concluded(output: &Output, status: Result<u8, Failure>) -> u8 {
-    status.unwrap_or_else(|failure| {
+    let status = status.unwrap_or_else(|failure| {
         output.complain(&failure);
         failure.exit_status()
-    })
+    });
+    if output.is_written() { status } else { Verdict::Broken.exit_status().max(status) }
 }

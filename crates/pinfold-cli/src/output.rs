@@ -1,13 +1,16 @@
 //! What a command shows: one JSON object for programs, tables for people, never both.
 //!
 //! Standard output carries the report and nothing else; progress and complaints go to standard
-//! error. Colours appear only where the stream is a terminal.
+//! error. Colours appear only where the stream is a terminal that has them and `NO_COLOR` is not set.
+//! A report that cannot be written is a failure of the command, unless its reader has gone away.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use comfy_table::{Cell, Color, ContentArrangement, LineStyle, Table, TableStyle};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use std::env;
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,6 +81,8 @@ impl fmt::Display for Failure {
 pub(crate) enum Tone {
     /// As it should be: green.
     Good,
+    /// Neither good nor bad: without a colour.
+    Plain,
     /// Worth a look: yellow.
     Warning,
     /// Wrong: red.
@@ -85,11 +90,12 @@ pub(crate) enum Tone {
 }
 
 impl Tone {
-    fn color(self) -> Color {
+    fn color(self) -> Option<Color> {
         match self {
-            Self::Good => Color::Green,
-            Self::Warning => Color::Yellow,
-            Self::Bad => Color::Red,
+            Self::Good => Some(Color::Green),
+            Self::Plain => None,
+            Self::Warning => Some(Color::Yellow),
+            Self::Bad => Some(Color::Red),
         }
     }
 }
@@ -98,18 +104,28 @@ impl Tone {
 #[derive(Debug)]
 pub(crate) struct Output {
     json: bool,
+    /// Whether the report could not be written.
+    unwritten: AtomicBool,
 }
 
 impl Output {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json }
+        Self { json, unwritten: AtomicBool::new(false) }
+    }
+
+    /// Whether the report was written, or nobody was left to read it; said on standard error if not.
+    pub(crate) fn is_written(&self) -> bool {
+        // Relaxed: set by this thread, or by one that it has waited for.
+        !self.unwritten.load(Ordering::Relaxed)
     }
 
     /// Prints `report` as JSON, or what `human` makes for people. Called once per command.
     pub(crate) fn report<T: Serialize>(&self, report: &T, human: impl FnOnce() -> String) {
         let text = if self.json { json(report) } else { human() };
-        // A reader that went away (`| head`) is no failure of the command.
-        let _ = writeln!(io::stdout().lock(), "{}", text.trim_end());
+        if let Err(error) = write_out(text.trim_end()) {
+            self.unwritten.store(true, Ordering::Relaxed);
+            self.note(format_args!("the report could not be written: {error}"));
+        }
     }
 
     /// Says on standard error what is good to know even if the command does not come to its end.
@@ -128,6 +144,16 @@ impl Output {
     }
 }
 
+/// A reader that went away (`| head`) is no failure of the command.
+fn write_out(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let written = writeln!(out, "{text}").and_then(|()| out.flush());
+    written.or_else(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Ok(()),
+        _ => Err(error),
+    })
+}
+
 fn json<T: Serialize>(report: &T) -> String {
     serde_json::to_string_pretty(report)
         .unwrap_or_else(|error| format!("{{\"error\": \"report not serialisable: {error}\"}}"))
@@ -137,23 +163,110 @@ fn json<T: Serialize>(report: &T) -> String {
 const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// An empty table with these column heads; plain where standard output is no terminal.
-pub(crate) fn table(heads: &[&str]) -> Table {
+/// How wide text is made where standard output has no width of its own.
+const PIPE_WIDTH: u16 = 100;
+
+/// Narrower terminals, and those that do not say how wide they are, are written to as if they had this.
+const LEAST_WIDTH: u16 = 60;
+
+/// How wide text on standard output may be, in columns.
+pub(crate) fn width() -> u16 {
+    Table::new().width().map_or(PIPE_WIDTH, |width| width.max(LEAST_WIDTH))
+}
+
+/// Whether a stream shows no colours, by the two variables that programs agree on.
+fn is_plain(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    no_color.is_some_and(|value| !value.is_empty()) || term.is_some_and(|term| term == "dumb")
+}
+
+/// An empty table with these column heads, as wide as its content; plain where no colours are shown.
+fn wide_table(heads: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE).set_header(heads.to_vec());
-    // A terminal that is narrow, or does not tell, would squeeze columns to single letters.
-    if table.width().is_some_and(|width| width >= 80) {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-    }
-    if !io::stdout().is_terminal() {
+    let plain = is_plain(env::var_os("NO_COLOR").as_deref(), env::var_os("TERM").as_deref());
+    if plain || !io::stdout().is_terminal() {
         table.force_no_tty();
     }
     table
 }
 
+/// An empty table with these column heads, whose cells are text that may go on in the next line.
+pub(crate) fn table(heads: &[&str]) -> Table {
+    let mut table = wide_table(heads);
+    table.set_width(width()).set_content_arrangement(ContentArrangement::Dynamic);
+    table
+}
+
+/// What one cell of a matrix says, and how it looks.
+pub(crate) type Entry = Option<(String, Tone)>;
+
+/// A row of a matrix: what it is about, and an entry for each column.
+pub(crate) type Row = (String, Vec<Entry>);
+
+/// A matrix of words. Where its columns would not fit, a paragraph for each row instead, which names the
+/// columns of each word: words in narrow columns would be cut.
+pub(crate) fn matrix(corner: &str, heads: &[&str], rows: &[Row]) -> String {
+    let all: Vec<&str> = std::iter::once(corner).chain(heads.iter().copied()).collect();
+    let mut table = wide_table(&all);
+    for (name, entries) in rows {
+        let cells = entries.iter().map(|entry| match entry {
+            Some((text, tone)) => cell(text, *tone),
+            None => Cell::new(""),
+        });
+        table.add_row(std::iter::once(Cell::new(name)).chain(cells).collect::<Vec<_>>());
+    }
+    let drawn = table.lines().next().map_or(0, |line| line.chars().count());
+    let room = if io::stdout().is_terminal() { width() } else { MATRIX_WIDTH };
+    if drawn <= room.into() { table.to_string() } else { paragraphs(heads, rows) }
+}
+
+/// How wide a matrix may be where standard output is no terminal, and so is looked at by programs.
+const MATRIX_WIDTH: u16 = 160;
+
+fn paragraphs(heads: &[&str], rows: &[Row]) -> String {
+    let paragraph = |(name, entries): &Row| {
+        let mut said: Vec<(&str, Vec<&str>)> = Vec::new();
+        for (head, entry) in heads.iter().zip(entries) {
+            let Some((text, _)) = entry else { continue };
+            match said.iter_mut().find(|(word, _)| word == text) {
+                Some((_, columns)) => columns.push(head),
+                None => said.push((text, vec![head])),
+            }
+        }
+        let parts: Vec<String> =
+            said.iter().map(|(word, columns)| format!("{word}: {}", columns.join(", "))).collect();
+        wrapped(&format!("{name}: {}", parts.join("; ")), 4)
+    };
+    rows.iter().map(paragraph).collect::<Vec<_>>().join("\n")
+}
+
+/// `text` in lines that fit, all but the first indented.
+pub(crate) fn wrapped(text: &str, indent: usize) -> String {
+    wrapped_at(text, indent, width().into())
+}
+
+fn wrapped_at(text: &str, indent: usize, width: usize) -> String {
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split(' ') {
+        let longer = line.chars().count() + 1 + word.chars().count();
+        if !line.trim().is_empty() && longer > width {
+            lines.push(std::mem::replace(&mut line, " ".repeat(indent)));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines.join("\n")
+}
+
 /// A cell in the colour of `tone`.
 pub(crate) fn cell(text: impl fmt::Display, tone: Tone) -> Cell {
-    Cell::new(text).fg(tone.color())
+    let cell = Cell::new(text);
+    match tone.color() {
+        Some(color) => cell.fg(color),
+        None => cell,
+    }
 }
 
 /// How long a command may run before it shows a bar.
@@ -191,5 +304,37 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_or_a_dumb_terminal_takes_the_colours_away() {
+        let some = |text| Some(OsStr::new(text));
+        assert!(is_plain(some("1"), some("xterm")) && is_plain(None, some("dumb")));
+        assert!(!is_plain(None, some("xterm")) && !is_plain(some(""), None));
+    }
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(wrapped_at("one two three four", 2, 9), "one two\n  three\n  four");
+        assert_eq!(wrapped_at("unbreakable is long", 0, 4), "unbreakable\nis\nlong");
+        assert_eq!(wrapped_at("short", 2, 9), "short");
+    }
+
+    #[test]
+    fn a_matrix_that_does_not_fit_keeps_its_words() {
+        let entry = |word: &str| Some((word.to_owned(), Tone::Plain));
+        let heads: Vec<String> = (0..40).map(|column| format!("column{column}")).collect();
+        let heads: Vec<&str> = heads.iter().map(String::as_str).collect();
+        let row = ("munmap".to_owned(), heads.iter().map(|_| entry("uncached")).collect());
+        let text = matrix("change", &heads, &[row]);
+        assert!(text.starts_with("munmap: uncached: column0, column1"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= width().into()), "{text}");
+        let small = matrix("change", &["a"], &[("munmap".into(), vec![entry("fresh")])]);
+        assert!(small.contains("change") && small.contains('─'), "{small}");
     }
 }

@@ -296,7 +296,7 @@ impl RdmaDevice {
 fn mlock() -> Result<String, String> {
     let registrar = Mlock::new().map_err(text)?;
     Page::filled(0).registered(&registrar, Access::READ, |_| Ok(()))?;
-    Ok("a page was locked and let go".into())
+    Ok("a page was locked and released".into())
 }
 
 fn text(error: impl fmt::Display) -> String {
@@ -382,16 +382,7 @@ fn advice(
     let missing: Vec<&Part> =
         monitors.iter().chain(registrars).filter(|part| !part.available).collect();
     let is_missing = |name: &str| missing.iter().any(|part| part.name == name);
-    let (verbs, on_demand) = (Kind::Verbs.name(), Kind::VerbsOnDemand.name());
-    let mut advice: Vec<String> = missing
-        .iter()
-        // Without an RDMA device there is none that pages on demand, for the same reason.
-        .filter(|part| part.name != on_demand || !is_missing(verbs))
-        .map(|part| match part.name == verbs {
-            true => format!("{verbs}, {on_demand}: {}", part.detail),
-            false => format!("{}: {}", part.name, part.detail),
-        })
-        .collect();
+    let mut advice = about_parts(&missing);
     if (is_missing("userfaultfd") || is_missing(Kind::IoUring.name())) && in_container() {
         advice.push(
             "this looks like a container: its seccomp profile may refuse io_uring and \
@@ -403,6 +394,23 @@ fn advice(
     advice.extend(discovery.advice().iter().map(text));
     advice.extend(about_io_uring(limits));
     advice
+}
+
+/// Each reason once, with the names of all parts that it holds for.
+fn about_parts(missing: &[&Part]) -> Vec<String> {
+    let mut reasons: Vec<(Vec<&str>, &str)> = Vec::new();
+    // Without an RDMA device there is none that pages on demand, whatever the words are.
+    let (verbs, on_demand) = (Kind::Verbs.name(), Kind::VerbsOnDemand.name());
+    let no_device = missing.iter().find(|part| part.name == verbs).map(|part| part.detail.as_str());
+    for part in missing {
+        let same = no_device.filter(|_| part.name == on_demand);
+        let detail = same.unwrap_or(&part.detail);
+        match reasons.iter_mut().find(|(_, reason)| *reason == detail) {
+            Some((names, _)) => names.push(part.name),
+            None => reasons.push((vec![part.name], detail)),
+        }
+    }
+    reasons.into_iter().map(|(names, why)| format!("{}: {why}", names.join(", "))).collect()
 }
 
 fn in_container() -> bool {
@@ -419,39 +427,65 @@ fn about_io_uring(limits: &Limits) -> Option<String> {
 }
 
 fn for_people(report: &Report) -> String {
-    let advice = match report.advice.as_slice() {
-        [] => "advice: nothing is missing".into(),
-        some => format!("advice:\n- {}", some.join("\n- ")),
-    };
     let coverage = match report.coverage.as_slice() {
         [] => String::new(),
         rows => {
             let active = report.active.unwrap_or_default();
-            format!("what {active} sees:\n{}\n", coverage_table(rows))
+            format!("what {active} detects:\n{}\n", coverage_table(rows))
         }
     };
+    let lines = |text: String| {
+        let lines = text.lines().map(|line| output::wrapped(line, 4) + "\n");
+        lines.collect::<String>()
+    };
     format!(
-        "{}\n{}{}{}{}\n{coverage}{advice}",
-        parts_table(&report.monitors, &report.registrars),
-        report.rdma_devices.iter().map(RdmaDevice::for_people).collect::<String>(),
-        about_limits(&report.limits),
-        report.landing.iter().map(|known| known.line() + "\n").collect::<String>(),
-        strategies::known_for_people(&report.strategies)
+        "{}\n{}{}{}{}\n{coverage}{}",
+        parts_table(report),
+        lines(report.rdma_devices.iter().map(RdmaDevice::for_people).collect()),
+        lines(about_limits(&report.limits)),
+        lines(report.landing.iter().map(|known| known.line() + "\n").collect()),
+        strategies::known_for_people(&report.strategies),
+        advice_for_people(&report.advice)
     )
 }
 
-fn parts_table(monitors: &[Part], registrars: &[Part]) -> comfy_table::Table {
+fn advice_for_people(advice: &[String]) -> String {
+    let item = |(number, text): (usize, &String)| {
+        format!("\n{}", output::wrapped(&format!("{}. {text}", number + 1), 3))
+    };
+    match advice {
+        [] => "advice: nothing is missing".into(),
+        some => format!("advice:{}", some.iter().enumerate().map(item).collect::<String>()),
+    }
+}
+
+/// What is missing is explained once, by the advice of the number that stands here.
+fn parts_table(report: &Report) -> comfy_table::Table {
     let mut table = output::table(&["", "name", "here", "detail"]);
-    for (kind, parts) in [("monitor", monitors), ("registrar", registrars)] {
+    for (kind, parts) in [("monitor", &report.monitors), ("registrar", &report.registrars)] {
         for part in parts {
-            let here = match part.available {
-                true => output::cell("yes", Tone::Good),
-                false => output::cell("no", Tone::Bad),
+            let (here, detail) = match part.available {
+                true => (output::cell("yes", Tone::Good), part.detail.clone()),
+                false => (output::cell("no", Tone::Bad), part.see(&report.advice)),
             };
-            table.add_row(vec![kind.into(), part.name.into(), here, (&part.detail).into()]);
+            table.add_row(vec![kind.into(), part.name.into(), here, detail.into()]);
         }
     }
     table
+}
+
+impl Part {
+    /// Which advice says why it is not available.
+    fn see(&self, advice: &[String]) -> String {
+        let names_it = |text: &String| {
+            text.split_once(": ")
+                .is_some_and(|(names, _)| names.split(", ").any(|it| it == self.name))
+        };
+        match advice.iter().position(names_it) {
+            Some(number) => format!("see advice {}", number + 1),
+            None => self.detail.clone(),
+        }
+    }
 }
 
 fn about_limits(limits: &LimitsReport) -> String {
@@ -484,25 +518,56 @@ fn about_limits(limits: &LimitsReport) -> String {
     text + &format!("malloc is {}'s\n", limits.allocator)
 }
 
-fn coverage_table(rows: &[Coverage]) -> comfy_table::Table {
-    let changes = rows.iter().flat_map(|row| &row.changes).take(Change::ALL.len());
-    let heads: Vec<&str> = std::iter::once("").chain(changes.map(|claim| claim.change)).collect();
-    let mut table = output::table(&heads);
-    for row in rows {
-        let claims = row.changes.iter().map(|claim| output::cell(&claim.cover, tone(&claim.cover)));
-        table.add_row(std::iter::once(row.mapping.into()).chain(claims).collect::<Vec<_>>());
-    }
-    table
+/// A row for each kind of change, because there are more of these than kinds of mappings.
+fn coverage_table(mappings: &[Coverage]) -> String {
+    let heads: Vec<&str> = mappings.iter().map(|each| each.mapping).collect();
+    let row = |(index, change): (usize, Change)| {
+        let claim = |each: &Coverage| {
+            let cover = &each.changes.get(index)?.cover;
+            Some((cover.clone(), tone(cover)))
+        };
+        (change.name().to_owned(), mappings.iter().map(claim).collect())
+    };
+    let rows: Vec<output::Row> = Change::ALL.into_iter().enumerate().map(row).collect();
+    output::matrix("change", &heads, &rows)
 }
 
 fn tone(cover: &str) -> Tone {
-    let open = [Cover::Blind, Cover::Told].map(|cover| cover.to_string());
-    if open.iter().any(|open| open == cover) { Tone::Warning } else { Tone::Good }
+    let is = |covers: &[Cover]| covers.iter().any(|each| each.to_string() == cover);
+    match () {
+        () if is(&[Cover::Blind, Cover::Told]) => Tone::Warning,
+        () if is(&[Cover::NotCached]) => Tone::Plain,
+        () => Tone::Good,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn missing(name: &'static str, why: &str) -> Part {
+        Part { name, available: false, detail: why.into(), start_us: 0.0 }
+    }
+
+    #[test]
+    fn each_reason_is_said_once_and_the_table_leads_to_it() {
+        let parts = [
+            missing("ebpf", "no privilege"),
+            missing("verbs", "no device"),
+            missing("verbs-on-demand", "no device either"),
+        ];
+        let advice = about_parts(&parts.iter().collect::<Vec<_>>());
+        assert_eq!(advice, ["ebpf: no privilege", "verbs, verbs-on-demand: no device"]);
+        assert_eq!(parts[2].see(&advice), "see advice 2");
+        assert_eq!(missing("mlock", "no room").see(&advice), "no room");
+    }
+
+    #[test]
+    fn memory_that_is_not_cached_is_neither_good_nor_bad() {
+        assert_eq!(tone(&Cover::NotCached.to_string()), Tone::Plain);
+        assert_eq!(tone(&Cover::Seen.to_string()), Tone::Good);
+        assert_eq!(tone(&Cover::Blind.to_string()), Tone::Warning);
+    }
 
     #[test]
     fn a_forbidden_ring_comes_with_advice() {

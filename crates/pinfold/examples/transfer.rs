@@ -28,7 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let registrar = Arc::new(registrar::IoUring::new(&ring, 256)?);
     let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
     let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
-    let planner = Door::new(&cache, Costs::stored("io_uring-userfaultfd")).with_pool(&pool);
+    let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));
+    let planner = Door::new(&cache, costs).with_pool(&pool);
     let (mut reader, writer) = std::io::pipe()?;
 
     for length in [100, 4096, 32768] {

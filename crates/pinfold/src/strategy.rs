@@ -20,7 +20,8 @@
 //! let registrar = Arc::new(IoUring::new(&ring, 64)?);
 //! let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
 //! let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
-//! let door = Door::new(&cache, Costs::stored("io_uring")).with_pool(&pool);
+//! let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));
+//! let door = Door::new(&cache, costs).with_pool(&pool);
 //!
 //! let message = vec![7_u8; 65536];
 //! // SAFETY: the message outlives the place, and nobody writes it meanwhile.

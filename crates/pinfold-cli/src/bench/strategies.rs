@@ -304,7 +304,11 @@ fn measure_costs(longest: usize, output: &Output) -> Result<Costs, Failure> {
     // A short look must not take the place of a long one.
     if let Some(file) = file.filter(|_| longest >= MEASURED) {
         match costs.store(&file) {
-            Ok(()) => output.note(format_args!("{}: what each way costs here", file.display())),
+            Ok(()) => output.note(format_args!(
+                "{}: what each way costs here, by a few rounds; other programs make them noisy, so \
+                 repeat it on a quiet machine",
+                file.display()
+            )),
             Err(error) => output.note(error),
         }
     }
@@ -312,7 +316,7 @@ fn measure_costs(longest: usize, output: &Output) -> Result<Costs, Failure> {
 }
 
 fn stored_name(monitor: &str) -> String {
-    format!("{}-{monitor}", Kind::IoUring.name())
+    Costs::name(Kind::IoUring.name(), monitor)
 }
 
 struct Case {
@@ -601,9 +605,9 @@ fn reasons(advice: &Advice) -> Vec<String> {
 /// For people: one line for each length, or what to do.
 pub(crate) fn known_for_people(known: &[Known]) -> String {
     if known.iter().all(|each| each.expected_us.is_none()) {
-        return "strategies: not measured on this machine, so everything is cached that can be: run \
-                `pinfold bench strategies`\n"
-            .into();
+        let unmeasured = "strategies: not measured on this machine, so everything is cached that can be: run \
+                          `pinfold bench strategies`";
+        return output::wrapped(unmeasured, 4) + "\n";
     }
     let mut table = output::table(&["transfer", "used", "by", "us", "because"]);
     for each in known {

@@ -16,6 +16,11 @@ pub(super) struct Report {
     largest_bytes: usize,
     strategies: Vec<Row>,
     held: bool,
+    /// Whether the device was simulated: then no bytes moved, and there are no times.
+    simulated: bool,
+    /// What this machine refused, where that is why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    because: Option<String>,
 }
 
 /// One strategy.
@@ -93,7 +98,15 @@ impl Report {
             largest_bytes,
             held: strategies.iter().all(Row::as_expected),
             strategies,
+            simulated: false,
+            because: None,
         }
+    }
+
+    /// The same, of the simulated device, and why.
+    pub(super) fn simulated(self, because: Option<String>) -> Self {
+        let (registrar, file) = ("simulated", String::new());
+        Self { registrar, file, simulated: true, because, ..self }
     }
 
     /// Whether the naive cache, and only that, sent wrong data.
@@ -102,6 +115,9 @@ impl Report {
     }
 
     pub(super) fn for_people(&self) -> String {
+        if self.simulated {
+            return self.simulated_for_people();
+        }
         let heads =
             ["strategy", "wrong", "seconds", "GiB/s", "steady GiB/s", "registrations", "hits"];
         let mut table = output::table(&heads);
@@ -118,6 +134,25 @@ impl Report {
             self.about_naive(),
             self.about_pinfold(),
             self.about_speed(),
+        )
+    }
+
+    fn simulated_for_people(&self) -> String {
+        let because = self.because.iter().map(|why| {
+            format!("{why}\n\nSo this is the SIMULATED device: the same program and the real cache, but no bytes move.\n")
+        });
+        let mut table = output::table(&["strategy", "wrong", "registrations", "hits"]);
+        for row in &self.strategies {
+            table.add_row([0, 1, 5, 6].map(|column| row.cells()[column].clone()));
+        }
+        format!(
+            "{}{} messages of 4 KiB to {} KiB through the simulated device, seed {}\n{table}\n{}\n{}",
+            because.collect::<String>(),
+            self.messages,
+            self.largest_bytes / 1024,
+            self.seed,
+            output::wrapped(&self.about_naive(), 0),
+            output::wrapped(&self.about_pinfold(), 0),
         )
     }
 
@@ -141,9 +176,11 @@ impl Report {
         let Some(row) = self.row("pinfold") else { return String::new() };
         match row.wrong {
             0 => format!(
-                "pinfold: every byte right; the kernel told it what had changed, so it registered \
-                 {} times and reused {} times.",
-                row.registrations, row.hits
+                "pinfold: every byte right; the {} reported what had changed, so it registered {} \
+                 times and reused {} times.",
+                if self.simulated { "monitor" } else { "kernel" },
+                row.registrations,
+                row.hits
             ),
             wrong => {
                 format!("pinfold: {wrong} messages WRONG. This is a defect: please report it.")

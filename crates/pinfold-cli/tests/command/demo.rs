@@ -48,10 +48,45 @@ fn only_the_naive_cache_sends_wrong_data() {
         let row = strategy(&report, name);
         let wrong = row["wrong"].as_u64().expect("a count");
         assert_eq!(wrong > 0, name == "naive", "{row}");
-        assert!(row["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{row}");
-        assert!(row["gib_per_s"].as_f64().is_some_and(|speed| speed > 0.0), "{row}");
+        let measured = report["simulated"] == false;
+        let above_zero = |key: &str| row[key].as_f64().is_some_and(|value| value > 0.0);
+        assert_eq!(above_zero("seconds"), measured, "{row}");
+        assert_eq!(above_zero("gib_per_s"), measured, "{row}");
     }
     assert_eq!(status(&output), 0);
+}
+
+/// What containers show, whose runtimes refuse io_uring or userfaultfd.
+#[test]
+fn the_simulated_device_shows_the_bug_and_the_cure_on_every_machine() {
+    let output = pinfold(&["demo", "--simulated", "--json", "--messages", "400"]);
+    assert_eq!(status(&output), 0, "{output:?}");
+    let report = object(&output);
+    assert_eq!((&report["registrar"], &report["simulated"]), (&"simulated".into(), &true.into()));
+    for name in NAMES {
+        let wrong = strategy(&report, name)["wrong"].as_u64().expect("a count");
+        assert_eq!(wrong > 0, name == "naive", "{name} in {report}");
+    }
+    let counts = |name, key: &str| strategy(&report, name)[key].as_u64().expect("a count");
+    assert_eq!(counts("uncached", "registrations"), 400);
+    assert_eq!(counts("preregistered", "registrations"), 1);
+    assert!(counts("pinfold", "hits") > counts("pinfold", "registrations"), "{report}");
+    let people = pinfold(&["demo", "--simulated", "--messages", "400"]);
+    assert!(String::from_utf8_lossy(&people.stdout).contains("simulated device"), "{people:?}");
+}
+
+/// As for every command: what cannot be written was not shown.
+#[test]
+fn a_report_that_cannot_be_written_is_a_failure() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a full device");
+    let outcome = std::process::Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(["demo", "--simulated", "--messages", "100"])
+        .stdout(full)
+        .output()
+        .expect("the command starts");
+    assert_eq!(status(&outcome), 1, "{outcome:?}");
+    let complaint = String::from_utf8_lossy(&outcome.stderr);
+    assert!(complaint.contains("could not be written"), "{complaint}");
 }
 
 #[test]

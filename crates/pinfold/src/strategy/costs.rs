@@ -96,6 +96,13 @@ impl Costs {
     pub const UNMEASURED: Self =
         Self { cached: None, copy: None, per_use: None, pieces: None, exchange: None };
 
+    /// The name under which `pinfold bench strategies` stores what transfers by `device` cost in a
+    /// cache with this monitor (its [`name`](crate::Monitor::name)): what [`stored`](Self::stored)
+    /// is asked for.
+    pub fn name(device: &str, monitor: &str) -> String {
+        format!("{device}-{monitor}")
+    }
+
     /// What is known of `strategy`.
     pub fn of(&self, strategy: Strategy) -> Option<&Way> {
         match strategy {
