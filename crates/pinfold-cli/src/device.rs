@@ -265,6 +265,14 @@ impl Registrar for AnyRegistrar {
         }
     }
 
+    fn pinned_limit(&self) -> Option<usize> {
+        match self {
+            Self::IoUring(ring) => ring.pinned_limit(),
+            Self::Verbs(verbs) => verbs.pinned_limit(),
+            Self::OnDemand(verbs) => verbs.pinned_limit(),
+        }
+    }
+
     fn granted(&self, wanted: Access) -> Access {
         match self {
             Self::IoUring(ring) => ring.granted(wanted),

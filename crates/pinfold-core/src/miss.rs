@@ -367,6 +367,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         region.set(if doubtful { Status::PerUseInvalidated } else { Status::PerUse });
         writer.per_use.push((flight.number, why));
         writer.counts.per_use += 1;
+        if why != PerUse::Asked {
+            writer.counts.per_use_reason = Some(why);
+        }
     }
 
     /// Gives up the regions that the new one makes needless: every use that they would serve, it

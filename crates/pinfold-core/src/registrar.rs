@@ -22,6 +22,12 @@ pub trait Registrar: Send + Sync + 'static {
     /// What the device can take.
     fn limits(&self) -> RegistrarLimits;
 
+    /// How many bytes the system lets this device pin in all, where it bounds that and the registrar
+    /// knows. Looked up anew at each call.
+    fn pinned_limit(&self) -> Option<usize> {
+        None
+    }
+
     /// The rights that a registration made for `wanted` really gives.
     ///
     /// At least `wanted`; more where the device knows no less (an io_uring buffer can always be
@@ -96,6 +102,10 @@ impl<R: Registrar> Registrar for Arc<R> {
 
     fn limits(&self) -> RegistrarLimits {
         R::limits(self)
+    }
+
+    fn pinned_limit(&self) -> Option<usize> {
+        R::pinned_limit(self)
     }
 
     fn granted(&self, wanted: Access) -> Access {
@@ -256,7 +266,11 @@ impl fmt::Display for BadAddress {
             Self::Unmapped { at } => write!(f, "nothing is mapped at {at:#x}"),
             Self::NoAccess { at } => write!(f, "the mapping at {at:#x} allows no access"),
             Self::NotWritable { at } => {
-                write!(f, "the mapping at {at:#x} is read-only and the device needs to write")
+                write!(
+                    f,
+                    "the mapping at {at:#x} is read-only, and the device pins it to be written (io_uring \
+                     pins every buffer so, also one that it only reads): copy the data"
+                )
             }
             Self::UnsupportedMapping { at } => {
                 write!(f, "the device cannot use the kind of mapping at {at:#x}: copy the data")

@@ -21,11 +21,20 @@ fn both(one: RegistrarLimits, other: RegistrarLimits) -> RegistrarLimits {
     }
 }
 
+/// The lower of two limits, of which either may be missing.
+fn tighter(one: Option<usize>, other: Option<usize>) -> Option<usize> {
+    one.into_iter().chain(other).min()
+}
+
 impl<A: Registrar, B: Registrar> Registrar for (A, B) {
     type Handle = (A::Handle, B::Handle);
 
     fn limits(&self) -> RegistrarLimits {
         both(self.0.limits(), self.1.limits())
+    }
+
+    fn pinned_limit(&self) -> Option<usize> {
+        tighter(self.0.pinned_limit(), self.1.pinned_limit())
     }
 
     fn granted(&self, wanted: Access) -> Access {

@@ -1,5 +1,6 @@
 //! What a cache has done, counted exactly.
 
+use crate::error::PerUse;
 use std::fmt;
 
 /// Counters since the cache was made, and what it holds now.
@@ -27,6 +28,8 @@ pub struct Statistics {
     pub deregistration_failures: u64,
     /// Registrations made for one use only, because caching them would not have been right.
     pub per_use: u64,
+    /// Why the latest of these was not cached, of those that did not ask for one use.
+    pub per_use_reason: Option<PerUse>,
     /// Idle regions given up for room.
     pub evictions: u64,
     /// Regions given up because a larger one covers them.
@@ -75,7 +78,10 @@ impl fmt::Display for Statistics {
         for (count, what) in seldom.into_iter().filter(|&(count, _)| count > 0) {
             write!(f, ", {count} {what}")?;
         }
-        Ok(())
+        match self.per_use_reason {
+            Some(why) => write!(f, "; not cached, the latest: {why}"),
+            None => Ok(()),
+        }
     }
 }
 

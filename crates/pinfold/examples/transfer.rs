@@ -13,7 +13,7 @@
 use io_uring::{IoUring, opcode, types};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::strategy::{Costs, Door, Reuse};
-use pinfold::{Config, monitor::best, registrar};
+use pinfold::{Config, Monitor, monitor::best, registrar};
 use std::error::Error;
 use std::io::Read;
 use std::os::fd::AsRawFd;

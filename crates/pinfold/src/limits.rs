@@ -111,6 +111,11 @@ impl Limits {
     }
 }
 
+/// What a registrar whose pages count against `RLIMIT_MEMLOCK` may pin.
+pub(crate) fn pinned_limit() -> Option<usize> {
+    Limits::read().enforced().bytes().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
 /// The size of a page, in bytes.
 pub(crate) fn page_bytes() -> usize {
     // SAFETY: sysconf takes no pointer.

@@ -55,6 +55,10 @@ impl std::error::Error for CacheError {
 
 /// A cache over `registrar` and `monitor`, with its reclaimer running.
 ///
+/// `config.max_bytes` is lowered where the device could not keep it: under a limit on pinned memory
+/// that is smaller ([`Registrar::pinned_limit`]), to half of that limit, because other registrations
+/// of the process or user count against it too. [`Cache::config`] has what came of it.
+///
 /// `config.barriers` is replaced by the cheapest pair that the kernel offers. The reclaimer
 /// sleeps on a thread of its own with all signals blocked; it ends when the cache is dropped.
 ///
@@ -66,8 +70,17 @@ pub fn cache<R: Registrar, M: Monitor>(
     monitor: M,
     config: Config,
 ) -> Result<Cache<R, M>, CacheError> {
-    let config = Config { barriers: membarrier::barriers(), ..config };
+    let max_bytes = affordable(config.max_bytes, &registrar);
+    let config = Config { max_bytes, barriers: membarrier::barriers(), ..config };
     started(Cache::new(registrar, monitor, config))
+}
+
+/// What is wanted, or half of what the registrar may pin if that is all.
+fn affordable(wanted: usize, registrar: &impl Registrar) -> usize {
+    match registrar.pinned_limit() {
+        Some(limit) if limit < wanted => (limit / 2).max(registrar.limits().page_bytes).min(wanted),
+        _ => wanted,
+    }
 }
 
 /// As [`cache`], drawing on a budget that other caches, pools and reservations draw on as well. The
@@ -114,4 +127,44 @@ pub fn on_demand_cache(
     // SAFETY: the registrations of this registrar follow the page table.
     let monitor = unsafe { Unneeded::new() }.map_err(CacheError::ForkMark)?;
     cache(registrar, monitor, config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, AddressRange, DeregisterError, RegisterError, RegistrarLimits};
+
+    struct Limited(Option<usize>);
+
+    impl Registrar for Limited {
+        type Handle = ();
+
+        fn limits(&self) -> RegistrarLimits {
+            RegistrarLimits::new(4096, 1 << 30, 16)
+        }
+
+        fn pinned_limit(&self) -> Option<usize> {
+            self.0
+        }
+
+        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+            Ok(())
+        }
+
+        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_budget_that_the_device_could_not_keep_is_halved() {
+        let of = |wanted, limit| affordable(wanted, &Limited(limit));
+        assert_eq!(of(1 << 30, Some(8 << 20)), 4 << 20);
+        assert_eq!(of(6 << 20, Some(8 << 20)), 6 << 20);
+        assert_eq!(of(1 << 30, None), 1 << 30);
+        assert_eq!(of(1 << 30, Some(0)), 4096);
+        assert_eq!(of(100, Some(0)), 100); // which no cache takes, and says so
+        let shared = affordable(1 << 30, &Arc::new((Limited(None), Limited(Some(2 << 20)))));
+        assert_eq!(shared, 1 << 20);
+    }
 }

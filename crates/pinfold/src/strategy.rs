@@ -12,7 +12,7 @@
 //! use pinfold::pool::{Pool, PoolConfig};
 //! use pinfold::registrar::IoUring;
 //! use pinfold::strategy::{Costs, Direction, Door, Reuse};
-//! use pinfold::Config;
+//! use pinfold::{Config, Monitor};
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -43,6 +43,7 @@
 use super::bell::Bell;
 use crate::{AddressRange, Change};
 use pinfold_core::{ChangeLog, Ticket, UnderWay};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How many changes back a cache may be before it has to drop everything.
@@ -52,7 +53,6 @@ const RECORDS: usize = 64;
 
 /// What is told by those who change mappings; see the [module](self)'s text.
 #[repr(C)]
-#[derive(Debug)]
 pub struct Feed {
     header: Header,
     /// [`Change::bit`]s.
@@ -60,6 +60,13 @@ pub struct Feed {
     bell: Bell,
     under_way: UnderWay<RECORDS>,
     pub(super) log: ChangeLog<ENTRIES>,
+}
+
+/// One short line: its log alone has thousands of entries.
+impl fmt::Debug for Feed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Feed").field("fed", &self.is_fed()).finish_non_exhaustive()
+    }
 }
 
 /// What a feed of any version begins with. All of it may be read before anything else is believed.

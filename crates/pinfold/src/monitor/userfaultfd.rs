@@ -46,6 +46,7 @@ use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
 };
+use std::fmt;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -55,7 +56,6 @@ use std::time::Duration;
 ///
 /// Two of them cannot watch the same mapping, so caches should share one:
 /// [`shared`](Self::shared).
-#[derive(Debug)]
 pub struct Userfaultfd {
     core: Arc<Core>,
     uffd: KnownDescriptor,
@@ -66,6 +66,15 @@ pub struct Userfaultfd {
     /// What was ever watched, by whole mappings. The lock guards the writer's place; it is taken by
     /// `watch`, around some ten nanoseconds, and when the monitor ends.
     watched: Mutex<RangeSet>,
+}
+
+/// One short line: its log alone has thousands of entries.
+impl fmt::Debug for Userfaultfd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Userfaultfd")
+            .field("descriptor", &self.uffd.number())
+            .finish_non_exhaustive()
+    }
 }
 
 /// How many ranges of watched mappings are told apart; with more, the mappings between some of them

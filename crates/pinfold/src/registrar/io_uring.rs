@@ -304,6 +304,11 @@ impl Registrar for IoUring {
         }
     }
 
+    /// `RLIMIT_MEMLOCK`, where the kernel applies it to this process.
+    fn pinned_limit(&self) -> Option<usize> {
+        crate::limits::pinned_limit()
+    }
+
     /// Reading and writing, whatever was asked: the kernel pins every buffer to be written.
     fn granted(&self, wanted: Access) -> Access {
         wanted | Access::READ_WRITE

@@ -217,6 +217,11 @@ impl Registrar for Mlock {
         self.limits
     }
 
+    /// `RLIMIT_MEMLOCK`, where the kernel applies it to this process.
+    fn pinned_limit(&self) -> Option<usize> {
+        crate::limits::pinned_limit()
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,

@@ -424,6 +424,11 @@ impl Registrar for Verbs {
         self.limits
     }
 
+    /// `RLIMIT_MEMLOCK`, where the kernel applies it to this process.
+    fn pinned_limit(&self) -> Option<usize> {
+        crate::limits::pinned_limit()
+    }
+
     fn granted(&self, wanted: Access) -> Access {
         granted(wanted)
     }
