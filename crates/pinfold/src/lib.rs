@@ -1,9 +1,9 @@
 //! Memory registration for DMA devices: `get` any buffer, never a stale one.
 //!
 //! Network cards, io_uring and GPUs read and write physical pages; programs name virtual addresses.
-//! Registering memory with a device pins the pages, costs half a microsecond to tens of
-//! milliseconds, and is therefore cached by everybody; and every cache that does not know what the
-//! program does to its mappings has moved the wrong bytes. This one knows.
+//! Registering memory with a device pins the pages and costs half a microsecond to tens of
+//! milliseconds, so programs cache registrations; and a cache that does not know what the program
+//! does to its mappings moves wrong bytes. This one follows the mappings.
 //!
 //! ```
 //! use pinfold::{Access, Config, monitor::best, registrar::IoUring};
@@ -15,13 +15,13 @@
 //! let cache = pinfold::cache(registrar, best()?, Config::default())?;
 //!
 //! let buffer = vec![7_u8; 65536];
-//! // SAFETY: the buffer outlives the lease, and nobody writes it meanwhile.
+//! // SAFETY: the buffer outlives the lease, and no thread writes it meanwhile.
 //! let lease = unsafe { cache.get(buffer.as_ptr(), buffer.len(), Access::READ) }?;
 //! let buf_index = lease.handle().get(); // for WRITE_FIXED, SEND_ZC, ...
 //! # let _ = buf_index;
 //! drop(lease); // the registration stays; the next get finds it, unless the memory has changed
 //!
-//! // The safe door, for buffers that cannot move or be freed while they are leased.
+//! // Without unsafe: for buffers that cannot move or be freed while they are leased.
 //! let lease = cache.lease_buffer(buffer).map_err(|refused| refused.error)?;
 //! assert_eq!(cache.statistics().registrations, 1);
 //! # drop(lease);
@@ -34,10 +34,11 @@
 //! [`monitor::best`] picks the best monitor that this machine has, and says what the better ones lack.
 //! With [`monitor::Userfaultfd`], which needs no privilege, a hit costs one system call, some
 //! hundred nanoseconds; [`Cache::check`] lets several gets share it. `munmap` of memory that was
-//! registered once waits a few microseconds for the reader's thread; of other memory it costs what it
-//! did. What the monitor does not cover (with userfaultfd files and shared memory) is registered for
-//! each use, unless the caller vouches for it ([`Cache::get_vouched`]). What it is blind to, those
-//! who do it can tell ([`monitor::Feed`]).
+//! registered once waits for the reader's thread, tens of microseconds and more (`bench/results` has
+//! the figures); of other memory it costs what it did. What the monitor does not cover (with
+//! userfaultfd files and shared memory) is registered for each use, unless the caller vouches for it
+//! ([`Cache::get_vouched`]). A change that it does not detect can be reported by the code that makes
+//! it ([`monitor::Feed`]).
 //!
 //! # Where to look next
 //!

@@ -1,0 +1,100 @@
+//! One name, one meaning: every public type of the workspace has a name of its own, but for those listed here, and the
+//! list only gets shorter.
+
+#![allow(clippy::unwrap_used)] // helpers fail as loudly as tests
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Names that have more than one meaning today. A name may leave this list, none may join it.
+const DOUBLE: [&str; 30] = [
+    "Advice",
+    "Bell",
+    "Completion",
+    "Connection",
+    "Costs",
+    "Device",
+    "Direction",
+    "Exhausted",
+    "Failure",
+    "Gate",
+    "InFlight",
+    "Limits",
+    "LoadError",
+    "Mutex",
+    "Notice",
+    "OpenError",
+    "Options",
+    "Pages",
+    "Place",
+    "Plan",
+    "Policy",
+    "Progress",
+    "Refusal",
+    "Refused",
+    "Request",
+    "StartError",
+    "Stopped",
+    "Told",
+    "Watch",
+    "Way",
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The name that a line declares for everybody: `pub struct Name`, and the like.
+fn declared(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("pub ")?;
+    let kinds = ["struct ", "enum ", "union ", "trait ", "unsafe trait ", "type "];
+    let rest = kinds.iter().find_map(|kind| rest.strip_prefix(kind))?;
+    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+    (end > 0).then(|| &rest[..end])
+}
+
+/// Where each name is declared. What stands for the same under two configurations is in one file.
+fn names() -> BTreeMap<String, BTreeSet<PathBuf>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    for entry in fs::read_dir(root.join("crates")).unwrap() {
+        sources(&entry.unwrap().path().join("src"), &mut files);
+    }
+    sources(&root.join("bench/src"), &mut files);
+    let mut names: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
+    for file in files {
+        for name in fs::read_to_string(&file).unwrap().lines().filter_map(declared) {
+            names.entry(name.to_owned()).or_default().insert(file.clone());
+        }
+    }
+    names
+}
+
+#[test]
+fn every_public_type_has_a_name_of_its_own() {
+    let names = names();
+    assert!(names.len() > 100, "the workspace has more types than {}", names.len());
+    let double: BTreeMap<_, _> = names.iter().filter(|(_, files)| files.len() > 1).collect();
+    let new: Vec<_> = double.iter().filter(|(name, _)| !DOUBLE.contains(&name.as_str())).collect();
+    assert!(new.is_empty(), "these names mean two things: {new:#?}");
+    let single: Vec<_> =
+        DOUBLE.iter().filter(|name| !double.keys().any(|double| double == *name)).collect();
+    assert!(single.is_empty(), "these have one meaning now, so take them off the list: {single:?}");
+}
+
+#[test]
+fn a_declaration_is_recognised() {
+    assert_eq!(declared("pub struct Lease<'c, R> {"), Some("Lease"));
+    assert_eq!(declared("    pub type Port = (A, B);"), Some("Port"));
+    assert_eq!(declared("pub unsafe trait Monitor: Send {"), Some("Monitor"));
+    assert_eq!(declared("pub(crate) struct Hidden;"), None);
+    assert_eq!(declared("pub fn get()"), None);
+}
