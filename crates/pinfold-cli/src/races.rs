@@ -406,10 +406,8 @@ fn send_head<M: Monitor>(
     /// A registration takes less time than a transfer; it is what the change should meet.
     const REGISTRATIONS: usize = 16;
     loop {
-        (0..REGISTRATIONS).for_each(|_| {
-            register(port, body);
-            pace.make_way();
-        });
+        (0..REGISTRATIONS).for_each(|_| register(port, body));
+        pace.make_way();
         let sent =
             port.lease(body, Access::READ).and_then(|lease| port.send_leased(&lease, head, lane));
         signals.begin();

@@ -21,7 +21,7 @@ use std::time::Duration;
 const OFFLINE: u32 = 16;
 
 /// After this many advices comes something that concerns the whole machine.
-const WIDE_EVERY: u32 = 64;
+const WIDE_EVERY: u32 = 512;
 
 /// After this many the mappings are looked up again.
 const LOOK_EVERY: u32 = 16;
