@@ -12,7 +12,7 @@ use crate::monitor::Monitor;
 use crate::region::{Ask, Region, Status};
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Pin, Shared};
-use crate::watchers::Callback;
+use crate::watchers::{Callback, discard};
 use std::fmt;
 use std::mem::ManuallyDrop;
 
@@ -212,7 +212,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             let callback: Option<Callback> =
                 self.locked(|writer| writer.watchers.forget(region.number, duties.callback()));
             // Dropped here, outside the lock: what it captured may use the cache.
-            drop(callback);
+            discard(callback);
         }
     }
 

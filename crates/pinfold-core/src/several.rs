@@ -10,7 +10,11 @@
 #![allow(unsafe_code)]
 
 use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+use crate::watchers::discard;
 use crate::{Access, AddressRange};
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// What both of two devices can take.
 fn both(one: RegistrarLimits, other: RegistrarLimits) -> RegistrarLimits {
@@ -47,16 +51,10 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
         access: Access,
     ) -> Result<Self::Handle, RegisterError> {
         // SAFETY: the caller's promise, for either device.
-        let first = unsafe { self.0.register(range, access) }?;
+        let first = Made::new(&self.0, unsafe { self.0.register(range, access) }?, range);
         // SAFETY: as above.
-        match unsafe { self.1.register(range, access) } {
-            Ok(second) => Ok((first, second)),
-            Err(error) => {
-                // The refusal is what the caller must know; nobody can act on a second error.
-                let _ = self.0.deregister(first, range);
-                Err(error)
-            }
-        }
+        let second = unsafe { self.1.register(range, access) }?;
+        Ok((first.keep(), second))
     }
 
     fn deregister(
@@ -64,8 +62,10 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
         (first, second): Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
-        let results = [self.0.deregister(first, range), self.1.deregister(second, range)];
-        results.into_iter().fold(Ok(()), Result::and)
+        let mut each = Each::default();
+        each.call(|| self.0.deregister(first, range));
+        each.call(|| self.1.deregister(second, range));
+        each.outcome()
     }
 }
 
@@ -86,18 +86,12 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
         access: Access,
     ) -> Result<Self::Handle, RegisterError> {
         // SAFETY: the caller's promise, for each device.
-        let first = unsafe { self.0.register(range, access) }?;
+        let first = Made::new(&self.0, unsafe { self.0.register(range, access) }?, range);
         // SAFETY: as above.
-        let second = unsafe { self.1.register(range, access) }.inspect_err(|_| {
-            // As for two.
-            let _ = self.0.deregister(first, range);
-        })?;
+        let second = Made::new(&self.1, unsafe { self.1.register(range, access) }?, range);
         // SAFETY: as above.
-        let third = unsafe { self.2.register(range, access) }.inspect_err(|_| {
-            let _ = self.1.deregister(second, range);
-            let _ = self.0.deregister(first, range);
-        })?;
-        Ok((first, second, third))
+        let third = unsafe { self.2.register(range, access) }?;
+        Ok((first.keep(), second.keep(), third))
     }
 
     fn deregister(
@@ -105,12 +99,11 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
         (first, second, third): Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
-        let results = [
-            self.0.deregister(first, range),
-            self.1.deregister(second, range),
-            self.2.deregister(third, range),
-        ];
-        results.into_iter().fold(Ok(()), Result::and)
+        let mut each = Each::default();
+        each.call(|| self.0.deregister(first, range));
+        each.call(|| self.1.deregister(second, range));
+        each.call(|| self.2.deregister(third, range));
+        each.outcome()
     }
 }
 
@@ -135,18 +128,14 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
         range: AddressRange,
         access: Access,
     ) -> Result<Self::Handle, RegisterError> {
-        let mut handles: [Option<R::Handle>; N] = [None; N];
-        for (handle, registrar) in handles.iter_mut().zip(self) {
+        let mut made = Vec::with_capacity(N);
+        for registrar in self {
             // SAFETY: the caller's promise, for each device.
-            match unsafe { registrar.register(range, access) } {
-                Ok(registered) => *handle = Some(registered),
-                Err(error) => {
-                    give_back(self, &handles, range);
-                    return Err(error);
-                }
-            }
+            made.push(Made::new(registrar, unsafe { registrar.register(range, access) }?, range));
         }
-        all(handles).ok_or(RegisterError::Os { operation: "registering with each", errno: 0 })
+        let handles: Vec<R::Handle> = made.into_iter().map(Made::keep).collect();
+        let some = RegisterError::Os { operation: "registering with each", errno: 0 };
+        handles.try_into().map_err(|_| some)
     }
 
     fn deregister(
@@ -154,27 +143,62 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
         handles: Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
-        let pairs = self.iter().zip(handles);
-        // Each is tried, whatever became of the others.
-        pairs
-            .map(|(registrar, handle)| registrar.deregister(handle, range))
-            .fold(Ok(()), Result::and)
+        let mut each = Each::default();
+        for (registrar, handle) in self.iter().zip(handles) {
+            each.call(|| registrar.deregister(handle, range));
+        }
+        each.outcome()
     }
 }
 
-/// Gives back those that were made before one failed.
-fn give_back<R: Registrar>(registrars: &[R], handles: &[Option<R::Handle>], range: AddressRange) {
-    let made = registrars.iter().zip(handles).filter_map(|(one, handle)| Some((one, (*handle)?)));
-    made.for_each(|(registrar, handle)| {
-        // As for two.
-        let _ = registrar.deregister(handle, range);
-    });
+/// A registration with one device, deregistered if it is dropped: the next one refused, or panicked.
+struct Made<'r, R: Registrar> {
+    registrar: &'r R,
+    handle: R::Handle,
+    range: AddressRange,
 }
 
-/// All of them, if all are there.
-fn all<H: Copy, const N: usize>(handles: [Option<H>; N]) -> Option<[H; N]> {
-    let present: Vec<H> = handles.into_iter().flatten().collect();
-    present.try_into().ok()
+impl<'r, R: Registrar> Made<'r, R> {
+    fn new(registrar: &'r R, handle: R::Handle, range: AddressRange) -> Self {
+        Self { registrar, handle, range }
+    }
+
+    /// All devices have it.
+    fn keep(self) -> R::Handle {
+        ManuallyDrop::new(self).handle
+    }
+}
+
+impl<R: Registrar> Drop for Made<'_, R> {
+    fn drop(&mut self) {
+        // The first refusal, or panic, is what the caller must know; nobody can act on a second one.
+        let deregister = || self.registrar.deregister(self.handle, self.range);
+        let _ = catch_unwind(AssertUnwindSafe(deregister)).map_err(discard);
+    }
+}
+
+/// Calls to each device: whatever becomes of one, the others are called. The first panic goes on then.
+#[derive(Default)]
+struct Each {
+    failed: Option<DeregisterError>,
+    panicked: Option<Box<dyn Any + Send>>,
+}
+
+impl Each {
+    fn call(&mut self, call: impl FnOnce() -> Result<(), DeregisterError>) {
+        match catch_unwind(AssertUnwindSafe(call)) {
+            Ok(outcome) => self.failed = self.failed.or(outcome.err()),
+            Err(panic) if self.panicked.is_none() => self.panicked = Some(panic),
+            Err(panic) => discard(panic),
+        }
+    }
+
+    fn outcome(self) -> Result<(), DeregisterError> {
+        if let Some(panic) = self.panicked {
+            resume_unwind(panic);
+        }
+        self.failed.map_or(Ok(()), Err)
+    }
 }
 
 #[cfg(test)]

@@ -133,13 +133,44 @@ impl Due {
 
 /// Runs `callback`; false if it panicked. Whatever it broke is its own.
 fn runs_through(callback: impl FnOnce()) -> bool {
-    catch_unwind(AssertUnwindSafe(callback)).is_ok()
+    catch_unwind(AssertUnwindSafe(callback)).map_err(discard).is_ok()
+}
+
+/// Drops what is the program's: a callback that is not wanted any more, what a panic carries. Its destructor
+/// may panic, and what that carries may panic again when it is dropped; then it is leaked.
+pub(crate) fn discard<T>(theirs: T) {
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(theirs)))
+        && let Err(last) = catch_unwind(AssertUnwindSafe(|| drop(another)))
+    {
+        std::mem::forget(last);
+    }
 }
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+
+    struct Bomb(u32);
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            if let Some(left) = self.0.checked_sub(1) {
+                std::panic::panic_any(Bomb(left));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_whose_payload_panics_holds_up_no_other_callback() {
+        let ran = Arc::new(Mutex::new(0));
+        let second = Arc::clone(&ran);
+        let first: Callback = Box::new(|| std::panic::panic_any(Bomb(3)));
+        let callbacks = vec![first, Box::new(move || *second.lock().unwrap() += 1)];
+        assert_eq!(Due { callbacks, completions: Vec::new() }.run(), 1);
+        assert_eq!(*ran.lock().unwrap(), 1);
+        (0..4).for_each(|fuse| discard(Bomb(fuse)));
+    }
 
     #[test]
     fn a_callback_is_told_from_one_asked_for_four_billion_ago() {

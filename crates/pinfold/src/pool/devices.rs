@@ -80,3 +80,18 @@ impl<R: Registrar> Devices for R {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For the interpreter, which notices a pointer that its owner's move has ended.
+    #[test]
+    fn handles_are_found_wherever_their_owner_is_moved() {
+        let handles = Handles::new([7_u64, 8]);
+        let moved = [Some(handles), None];
+        let [Some(handles), None] = Box::new(moved).map(|it| it) else { panic!("one is there") };
+        // SAFETY: made of such a handle.
+        assert_eq!(unsafe { handles.get::<[u64; 2]>() }, &[7, 8]);
+    }
+}

@@ -7,6 +7,7 @@
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
+mod callbacks;
 mod device;
 mod landings;
 mod pools;
