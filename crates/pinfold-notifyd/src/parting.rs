@@ -4,28 +4,36 @@
 //! these too. Closing can wait: a TCP socket with `SO_LINGER` and bytes that nobody takes waits for
 //! as long as its owner has set. The last one who closes it waits, and that would be us.
 //!
-//! Only a thread that is ending never waits for that. So where something is left unread, a thread
+//! A TCP socket does not wait in a thread that is ending; a file of a FUSE server that never answers waits
+//! there, too, for ever. So where something is left unread, a thread
 //! gets a table of descriptors of its own with nothing in it but the connection; we close ours, which
-//! is not the last, and the thread ends, which closes the last. Where the kernel refuses descriptors
+//! is not the last, and the thread ends, which closes the last. Threads that are still at it are counted, by asking
+//! the kernel whether they exist. Beyond [`MOST`] of them, or where no thread can be had, the connection stays open
+//! for good: a descriptor is lost, and the main thread goes on. Where the kernel refuses descriptors
 //! (Linux 6.16), nothing can be in there, and what is left unread is closed at once.
 
 use crate::sys;
 use pinfold_ebpf::socket;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
 /// What a thread needs that does nothing.
 const STACK_BYTES: usize = 64 << 10;
+/// How many threads may be closing something at a time.
+const MOST: usize = 64;
+
+/// The threads that were closing something when last looked at, by number. Nothing else is locked under it.
+static CLOSING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// Closes a connection, without waiting for anything that is in it.
 pub(crate) fn part(connection: OwnedFd) {
     // From here on nothing new gets in.
     socket::shutdown(connection.as_fd());
     if may_bring_descriptors(&connection) {
-        // If the thread cannot be started, the connection is closed here all the same.
-        let _ = part_by_thread(connection);
+        part_by_thread(connection);
     }
 }
 
@@ -37,21 +45,31 @@ fn may_bring_descriptors(connection: &OwnedFd) -> bool {
     is_packet(socket::peek(connection.as_fd(), &mut [0; 1]))
 }
 
-fn part_by_thread(connection: OwnedFd) -> io::Result<()> {
+/// Has a thread close the last descriptor of `connection`, or leaves it open.
+fn part_by_thread(connection: OwnedFd) {
+    // Dropped only once another table has it.
+    let connection = ManuallyDrop::new(connection);
+    let mut closing = CLOSING.lock().unwrap_or_else(PoisonError::into_inner);
+    closing.retain(|&thread| sys::thread_exists(thread));
+    if closing.len() >= MOST {
+        return;
+    }
     let (taken, is_taken) = mpsc::channel();
     let (go, may_go) = mpsc::channel::<()>();
     let number = connection.as_raw_fd();
-    thread::Builder::new().name("parting".into()).stack_size(STACK_BYTES).spawn(move || {
-        // If that fails, ours is the last after all.
-        let _ = sys::keep_only_for_this_thread(number);
-        let _ = taken.send(());
-        // Ends when the sender is dropped: ours is closed by then.
-        let _ = may_go.recv();
-    })?;
-    let _ = is_taken.recv();
-    drop(connection);
+    let started =
+        thread::Builder::new().name("parting".into()).stack_size(STACK_BYTES).spawn(move || {
+            let table = sys::keep_only_for_this_thread(number);
+            let _ = taken.send(table.map(|()| sys::this_thread()));
+            // Ends when the sender is dropped: ours is closed by then.
+            let _ = may_go.recv();
+        });
+    // The thread that ends closes the last one; without it, ours stays.
+    if let (Ok(_), Ok(Ok(thread))) = (started, is_taken.recv()) {
+        closing.push(thread);
+        drop(ManuallyDrop::into_inner(connection));
+    }
     drop(go);
-    Ok(())
 }
 
 #[cfg(test)]
@@ -89,6 +107,32 @@ mod tests {
         // Not how long it takes, but whether it ends before the lingering does.
         is_done.recv_timeout(Duration::from_secs(300)).expect("held up by the lingering socket");
         drop(reader);
+    }
+
+    /// As many as may be are stuck for as long as the test runs; the next is not closed, and nobody waits.
+    #[test]
+    fn beyond_the_limit_a_connection_stays_open() {
+        let mut stuck = vec![];
+        for _ in 0..MOST {
+            let (tell, number) = mpsc::channel();
+            let (end, may_end) = mpsc::channel::<()>();
+            let thread = thread::spawn(move || {
+                tell.send(sys::this_thread()).unwrap();
+                let _ = may_end.recv();
+            });
+            CLOSING.lock().unwrap().push(number.recv().unwrap());
+            stuck.push((end, thread));
+        }
+        let (here, there) = socket::pair().unwrap();
+        socket::pass_credentials(here.as_fd()).unwrap();
+        socket::send(there.as_fd(), b"unread", &[]).unwrap();
+        let number = here.as_raw_fd();
+        part(here);
+        assert!(sys::is_open_for_test(number), "closed in this thread");
+        for (end, thread) in stuck {
+            drop(end);
+            thread.join().unwrap();
+        }
     }
 
     #[test]

@@ -195,6 +195,24 @@ pub(crate) fn keep_only_for_this_thread(kept: RawFd) -> io::Result<()> {
     Ok(())
 }
 
+/// The calling thread's number.
+pub(crate) fn this_thread() -> i32 {
+    // SAFETY: no precondition.
+    unsafe { libc::gettid() }
+}
+
+/// Whether this process has a thread of that number, be it one that is ending.
+pub(crate) fn thread_exists(thread: i32) -> bool {
+    // SAFETY: signal 0 is none.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }
+}
+
+#[cfg(test)]
+pub(crate) fn is_open_for_test(number: RawFd) -> bool {
+    // SAFETY: asks about a number.
+    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+}
+
 /// Locks an open file for this process, unless another one has.
 pub(crate) fn lock(file: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the call takes numbers.
