@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* The programs that tell processes which of their mappings change.
  *
- * One program runs at the beginning and one at the end of every function of the kernel that takes pages
- * away from a range of addresses (src/programs/hooks.rs lists them). Each finds out whose address
- * space it is - not the running task's: a file can be truncated by anybody - and, if somebody watches that,
- * tells him.
+ * One program runs at the beginning and one at the end of every function of the kernel that parts pages
+ * from a range of addresses (src/programs/hooks.rs lists them). Each finds out which address
+ * space it is - not the running task's: any process can truncate a file - and, if that is watched,
+ * writes into its views.
  *
  * THE CLAIM. A change that has returned is in the log of each view that wishes for its range; and what
  * was registered with a device while it was under way is not taken for good.
@@ -17,8 +17,11 @@
  *    this, so nothing can be mismatched.
  * 2. The BEGINNING does more than that: registrations from before stop being used at once, and a
  *    record says what is under way, so that nothing registered now is kept. If a kernel skips the
- *    program at the end (see 4), what was registered before is dropped by the entry of the
+ *    program at the end (see 4 and 5), what was registered before is dropped by the entry of the
  *    beginning, and what was registered meanwhile was never kept. So to lose a change, both must be skipped.
+ *    A record whose end was skipped is recognised: it says how deep on its thread's kernel stack the function
+ *    was called, and when the same thread calls one at that depth or above, the earlier call is over.
+ *    Without such a call the record is believed for RECORD_SECONDS.
  * 3. The filter. A process sets the bit of a block, then a full barrier, then looks for records, then
  *    has the pages looked up. The programs write the record, full barrier, look at the bit; and at the
  *    end: the pages are gone, full barrier, look at the bit. So whoever misses a bit that is set later is
@@ -36,6 +39,15 @@
  *    the count would have to be looked at for every hit, by a system call for each program; whoever looks now
  *    and then finds a loss when what was stale has been used. And a view's descriptors do not lead there: a
  *    link tells its program's number, but to open a program by that takes CAP_SYS_ADMIN.
+ *    Before the kernel changes how it preempts (sched_dynamic_update) every view is closed.
+ * 5. When a kernel skips ends: whoever attaches a program to one of these functions, or detaches one, or patches
+ *    the function live, replaces its trampoline, and the tasks inside skip the programs at the end
+ *    (bpf_tramp_image_put). The beginning has run in the old trampoline or runs in the new one. See 2.
+ * 6. When a kernel skips everything: kernel.ftrace_enabled=0 takes the calls of all trampolines out of the
+ *    kernel's functions. The program `setting` closes every view before: it runs under the lock (ftrace_lock)
+ *    under which the setting takes effect, and a view is given out only after the setting was read, under the
+ *    same lock, as not 0, once the programs know the view. So a write of 0 either is over then and is seen, or
+ *    finds the view.
  */
 
 #include "changes.h"
@@ -54,6 +66,8 @@ struct map bells SECTION("maps"); /* number of a view -> ring buffer */
 
 /* How many watched address spaces share each hash: a process that nobody watches pays for a look at this. */
 u32 filter[1 << FILTER_BITS];
+/* How often kernel.ftrace_enabled was read: by this the loader knows that `setting` stands where it should. */
+u32 setting_reads;
 
 const volatile struct offsets offsets = {};
 
@@ -64,6 +78,7 @@ static long (*const delete)(void *map, const void *key) = (void *)3;
 static u64 (*const current_pid_tgid)(void) = (void *)14;
 static long (*const probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 static long (*const seq_write)(void *seq, const void *data, u32 size) = (void *)127;
+static long (*const repeat)(u32 times, void *each, void *context, u64 flags) = (void *)181;
 static long (*const ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static u64 (*const monotonic_time)(void) = (void *)5;
 #define FORCE_WAKEUP 2
@@ -85,6 +100,16 @@ INLINE void barrier_by(u64 *word)
 INLINE u64 field(u64 base, u64 offset)
 {
 	return *(u64 *)(base + offset);
+}
+
+/* How deep on its kernel stack the running thread is: smaller is deeper. Stacks are aligned to their size, and none
+ * is larger than 64 KiB. The same at both ends of one call. */
+INLINE u64 depth(u64 *argument)
+{
+	u32 low;
+
+	asm volatile("%0 = %1" : "=w"(low) : "w"((u32)(u64)argument));
+	return low & 0xffff;
 }
 
 /* Of the lower half, because the verifier knows that this is a pointer, and lets nobody multiply those; half
@@ -109,19 +134,33 @@ INLINE int believed(struct record *r, u64 now)
 	return (s64)(now - READ(r->since)) < (s64)(RECORD_SECONDS * 1000000000ULL);
 }
 
-/* Notes that a change is under way. Ends with a full barrier. */
-INLINE void enter(struct changes *c, u64 start, u64 end)
+/* Gives back what this thread's earlier calls left, whose ends were skipped: they were called at this depth or
+ * below it, so they are over. */
+INLINE void forget_ended(struct changes *c, u64 caller)
 {
-	u64 tid = (u32)current_pid_tgid(), now = monotonic_time();
+#pragma clang loop unroll(disable)
+	for (u32 try = 0; try < TRIES; try++) {
+		struct record *r = record_of(c, (u32)caller, try);
+		u64 owner = READ(r->owner);
+
+		if ((u32)owner == (u32)caller && !(owner & WRITING) && owner <= caller)
+			compare_exchange(&r->owner, owner, 0);
+	}
+}
+
+/* Notes that a change is under way. Ends with a full barrier. */
+INLINE void enter(struct changes *c, u64 caller, u64 start, u64 end)
+{
+	u64 now = monotonic_time();
 
 #pragma clang loop unroll(disable)
 	for (u32 try = 0; try < TRIES; try++) {
-		struct record *r = record_of(c, tid, try);
+		struct record *r = record_of(c, (u32)caller, try);
 		u64 owner = READ(r->owner);
 
 		if (owner & WRITING || (owner && believed(r, now)))
 			continue;
-		if (compare_exchange(&r->owner, owner, tid | WRITING) != owner)
+		if (compare_exchange(&r->owner, owner, caller | WRITING) != owner)
 			continue;
 		/* It was given back and taken anew since we looked at its age. */
 		if (owner && believed(r, now))
@@ -129,20 +168,20 @@ INLINE void enter(struct changes *c, u64 start, u64 end)
 		WRITE(r->start, start);
 		WRITE(r->end, end);
 		WRITE(r->since, now);
-		exchange(&r->owner, tid);
+		exchange(&r->owner, caller);
 		return;
 	}
 	exchange(&c->crowded, now);
 }
 
 /* The caller's record of this change, if it has one. Ends with a full barrier. */
-INLINE struct record *record_of_end(struct changes *c, u64 tid, u64 start)
+INLINE struct record *record_of_end(struct changes *c, u64 caller, u64 start)
 {
 #pragma clang loop unroll(disable)
 	for (u32 try = 0; try < TRIES; try++) {
-		struct record *r = record_of(c, tid, try);
+		struct record *r = record_of(c, (u32)caller, try);
 
-		if (READ(r->owner) == tid && READ(r->start) == start) {
+		if (READ(r->owner) == caller && READ(r->start) == start) {
 			barrier_by(&r->end);
 			return r;
 		}
@@ -182,46 +221,56 @@ INLINE void note(struct changes *c, u64 start, u64 end)
 
 /* Wakes whoever sleeps. He says that he sleeps, full barrier, looks at the sequence; we have changed
  * the sequence by an atomic operation, and look whether he sleeps. */
-INLINE void wake(u32 view, struct wishes *w)
+INLINE void wake_sleeper(u32 view, struct wishes *w)
 {
 	u64 nothing = 0;
 	void *bell;
 
-	if (!READ(w->asleep) || !exchange(&w->asleep, 0))
+	if (!exchange(&w->asleep, 0))
 		return;
 	bell = lookup(&bells, &view);
 	if (bell)
 		ringbuf_output(bell, &nothing, sizeof(nothing), FORCE_WAKEUP);
 }
 
-INLINE void tell_view(u32 view, u64 start, u64 end, int ends)
+INLINE void wake(u32 view, struct wishes *w)
+{
+	if (READ(w->asleep))
+		wake_sleeper(view, w);
+}
+
+INLINE void tell_view(u32 view, u64 start, u64 end, u64 call)
 {
 	u32 zero = 0;
 	void *map = lookup(&changes, &view);
 	struct changes *c = map ? lookup(map, &zero) : 0;
 	struct wishes *w;
 	struct record *r = 0;
+	u64 caller = CALLER(call, (u32)current_pid_tgid());
 
 	map = lookup(&wishes, &view);
 	w = map ? lookup(map, &zero) : 0;
 	if (!c || !w || READ(c->sequence) & CLOSED)
 		return;
-	if (!ends)
-		enter(c, start, end);
-	else
-		r = record_of_end(c, (u32)current_pid_tgid(), start);
+	if (!ENDS(call)) {
+		if (call & FIRST)
+			forget_ended(c, caller);
+		enter(c, caller, start, end);
+	} else {
+		r = record_of_end(c, caller, start);
+	}
 	if (wished(w, start, end)) {
 		note(c, start, end);
-		if (ends)
+		if (ENDS(call))
 			wake(view, w);
 	}
 	if (r)
-		compare_exchange(&r->owner, (u64)(u32)current_pid_tgid(), 0);
+		compare_exchange(&r->owner, caller, 0);
 }
 
 /* A function of its own, so that it is in the object once and not in each program. It returns something
  * because the verifier wants that of functions. */
-static __attribute__((noinline)) int tell_views(u64 mm, u64 start, u64 end, int ends)
+static __attribute__((noinline)) int tell_views(u64 mm, u64 start, u64 end, u64 call)
 {
 	struct views *views = lookup(&watched, &mm);
 
@@ -230,36 +279,37 @@ static __attribute__((noinline)) int tell_views(u64 mm, u64 start, u64 end, int 
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < VIEWS_PER_PROCESS; i++)
 		if (READ(views->view[i]))
-			tell_view(READ(views->view[i]) - 1, start, end, ends);
+			tell_view(READ(views->view[i]) - 1, start, end, call);
 	return 0;
 }
 
-INLINE void tell(u64 mm, u64 start, u64 end, int ends)
+INLINE void tell(u64 mm, u64 start, u64 end, u64 call)
 {
 	if (!READ(filter[hash(mm)]) || start >= end)
 		return;
-	tell_views(mm, start, end, ends);
+	tell_views(mm, start, end, call);
 }
 
-/* PROGRAMS(shape) { ... }: the two programs for functions of this shape; `ends` tells them apart. */
+/* PROGRAMS(shape) { ... }: the two programs for functions of this shape; `call` says which of them it is, and at
+ * which depth. */
 #define PROGRAMS(shape)                                                             \
-	INLINE void shape(u64 *argument, int ends);                                 \
+	INLINE void shape(u64 *argument, u64 call);                                 \
 	SECTION("begin/" #shape) int shape##_begin(u64 *argument)                   \
 	{                                                                           \
-		shape(argument, 0);                                                 \
+		shape(argument, BEGINS_AT(depth(argument)));                        \
 		return 0;                                                           \
 	}                                                                           \
 	SECTION("end/" #shape) int shape##_end(u64 *argument)                       \
 	{                                                                           \
-		shape(argument, 1);                                                 \
+		shape(argument, ENDS_AT(depth(argument)));                          \
 		return 0;                                                           \
 	}                                                                           \
-	INLINE void shape(u64 *argument, int ends)
+	INLINE void shape(u64 *argument, u64 call)
 
 /* unmap_vmas(gather, ..., ..., start, end, ...), as in Linux 6.1 and 6.12 */
 PROGRAMS(unmap_range)
 {
-	tell(field(argument[0], offsets.gather_mm), argument[3], argument[4], ends);
+	tell(field(argument[0], offsets.gather_mm), argument[3], argument[4], call);
 }
 
 /* unmap_vmas(gather, description), as in Linux 7.2 */
@@ -268,25 +318,25 @@ PROGRAMS(unmap_described)
 	u64 what = argument[1];
 
 	tell(field(argument[0], offsets.gather_mm), field(what, offsets.unmap_start),
-	     field(what, offsets.unmap_end), ends);
+	     field(what, offsets.unmap_end), call);
 }
 
 /* (mapping, address, length) */
 PROGRAMS(zap)
 {
-	tell(field(argument[0], offsets.vma_mm), argument[1], argument[1] + argument[2], ends);
+	tell(field(argument[0], offsets.vma_mm), argument[1], argument[1] + argument[2], call);
 }
 
 /* (gather, mapping, address, length) */
 PROGRAMS(zap_gathered)
 {
-	tell(field(argument[1], offsets.vma_mm), argument[2], argument[2] + argument[3], ends);
+	tell(field(argument[1], offsets.vma_mm), argument[2], argument[2] + argument[3], call);
 }
 
 /* (mapping, start, end) */
 PROGRAMS(zap_between)
 {
-	tell(field(argument[0], offsets.vma_mm), argument[1], argument[2], ends);
+	tell(field(argument[0], offsets.vma_mm), argument[1], argument[2], call);
 }
 
 /* move_page_tables(mapping, from, new mapping, to, length), as in Linux 6.1 and 6.12 */
@@ -294,8 +344,8 @@ PROGRAMS(move)
 {
 	u64 mm = field(argument[0], offsets.vma_mm);
 
-	tell(mm, argument[1], argument[1] + argument[4], ends);
-	tell(mm, argument[3], argument[3] + argument[4], ends);
+	tell(mm, argument[1], argument[1] + argument[4], call);
+	tell(mm, argument[3], argument[3] + argument[4], call & ~FIRST);
 }
 
 /* move_page_tables(control), as in Linux 7.2: both addresses advance while it moves; the end of the old range is known once
@@ -308,14 +358,72 @@ PROGRAMS(move_controlled)
 	u64 from = field(control, offsets.move_old_address);
 	u64 to = field(control, offsets.move_new_address);
 
-	if (ends) {
+	if (ENDS(call)) {
 		u64 moved = from - (field(control, offsets.move_old_end) - length);
 
 		from -= moved;
 		to -= moved;
 	}
-	tell(mm, from, from + length, ends);
-	tell(mm, to, to + length, ends);
+	tell(mm, from, from + length, call);
+	tell(mm, to, to + length, call & ~FIRST);
+}
+
+/* Whether a mapping has pages of a file (shared memory's are one's, too): a page of a file stays in the file when it
+ * is parted from its addresses, though a device has pinned it, and can be replaced there later without
+ * any call of these functions. An anonymous page that is pinned is parted from its address by none of the
+ * functions below. */
+INLINE int of_file(u64 vma)
+{
+	return field(vma, offsets.vma_ops) != 0;
+}
+
+/* (folio, mapping, address, ...), called for one folio in each mapping that has it */
+PROGRAMS(unmap_folio)
+{
+	u64 vma = argument[1], address = argument[2], bytes = PAGE;
+
+	if (!of_file(vma))
+		return;
+	if (field(vma, offsets.vma_flags) & VM_HUGETLB) {
+		address &= -GIGANTIC;
+		bytes = GIGANTIC;
+	} else if (field(argument[0], 0) & offsets.head) {
+		bytes = HUGE;
+	}
+	tell(field(vma, offsets.vma_mm), address, address + bytes, call);
+}
+
+/* (mapping, entry, address, ...), when a huge page's one entry is given up for many; a file's are left to faults */
+PROGRAMS(split_huge)
+{
+	u64 vma = argument[0], address = argument[2] & -HUGE;
+
+	if (of_file(vma))
+		tell(field(vma, offsets.vma_mm), address, address + HUGE, call);
+}
+
+/* (address space, address, ...), when the entries of a file's huge page are given up for one, or for none */
+PROGRAMS(collapse)
+{
+	u64 address = argument[1] & -HUGE;
+
+	tell(argument[0], address, address + HUGE, call);
+}
+
+/* (..., address space, address), a breakpoint in a program's text */
+PROGRAMS(poke)
+{
+	u64 address = argument[2] & -PAGE;
+
+	tell(argument[1], address, address + PAGE, call);
+}
+
+/* (..., mapping, address) */
+PROGRAMS(poke_mapping)
+{
+	u64 address = argument[2] & -PAGE;
+
+	tell(field(argument[1], offsets.vma_mm), address, address + PAGE, call);
 }
 
 /* Nothing more will be told through this view, and its process is told that. */
@@ -325,13 +433,17 @@ INLINE void close_view(u32 view)
 	void *map = lookup(&changes, &view);
 	struct changes *c = map ? lookup(map, &zero) : 0;
 	struct wishes *w;
+	u64 before;
 
+	if (!c)
+		return;
+	/* With the value before, so that it is a full barrier; see wake_sleeper. */
+	before = __sync_fetch_and_or(&c->sequence, CLOSED);
+	asm volatile("" : : "r"(before) : "memory");
 	map = lookup(&wishes, &view);
 	w = map ? lookup(map, &zero) : 0;
-	if (!c || !w)
-		return;
-	if (!(__sync_fetch_and_or(&c->sequence, CLOSED) & CLOSED))
-		wake(view, w);
+	if (w)
+		wake_sleeper(view, w);
 }
 
 /* exit_mmap(address space): nobody runs in it any more, and its address will be another's. */
@@ -351,6 +463,50 @@ SECTION("begin/gone") int gone(u64 *argument)
 			close_view(READ(views->view[i]) - 1);
 	if (!delete(&watched, &mm))
 		__sync_fetch_and_add(&filter[hash(mm)], -1);
+	return 0;
+}
+
+static long close_one(u32 view, void *context)
+{
+	(void)context;
+	close_view(view);
+	return 0;
+}
+
+/* By a helper, because the verifier goes through a loop of our own once for each view. */
+INLINE void close_every_view(void)
+{
+	repeat(MOST_VIEWS, close_one, 0, 0);
+}
+
+/* proc_dointvec(table, write, ...): see 6 above. */
+SECTION("begin/setting") int setting(u64 *argument)
+{
+	u64 name[2] = {};
+
+	/* With the zero byte at its end. */
+	probe_read_kernel(name, 15, (void *)field(argument[0], offsets.setting_name));
+	if (name[0] != FTRACE_E || name[1] != NABLED)
+		return 0;
+	if ((u32)argument[1])
+		close_every_view();
+	else
+		__sync_fetch_and_add(&setting_reads, 1);
+	return 0;
+}
+
+/* Before the kernel may begin to preempt where it did not, and after: a view may have been opened in between. */
+SECTION("begin/preempting") int preempting_begin(u64 *argument)
+{
+	(void)argument;
+	close_every_view();
+	return 0;
+}
+
+SECTION("end/preempting") int preempting_end(u64 *argument)
+{
+	(void)argument;
+	close_every_view();
 	return 0;
 }
 

@@ -7,7 +7,8 @@ typedef unsigned int u32;
 #define ENTRIES 4096
 #define RECORDS 128
 #define TRIES 4
-#define RECORD_SECONDS 2
+#define RECORD_SECONDS 60
+#define CROWDED_SECONDS 2
 #define BLOCK_SHIFT 21
 #define BLOCKS 65536
 #define BLOCKS_LOOKED_AT 8
@@ -15,6 +16,9 @@ typedef unsigned int u32;
 #define CLOSED (1ULL << 63)
 #define DONE(index) (2 * ((index) + 1))
 #define BUSY(index) (DONE(index) + 1)
+
+/* Who owns a record: a thread, at a depth of its kernel stack. */
+#define CALLER(call, tid) (((call) & 0xffff) << 32 | (tid))
 
 struct record {
 	u64 owner, start, end, since;
@@ -37,8 +41,24 @@ struct wishes {
 
 /* --- what the programs and their loader share (src/programs/object.rs) --- */
 
+#define MOST_VIEWS 1024
 #define VIEWS_PER_PROCESS 2
 #define FILTER_BITS 12
+
+/* Which end of a call: its depth on the stack, and bits. FIRST: of what a call begins this is the first, and none of the
+ * thread's records of this depth is one of its own. */
+#define FIRST (1ULL << 16)
+#define BEGINS_AT(depth) ((depth) | FIRST)
+#define ENDS_AT(depth) ((depth) | 1ULL << 17)
+#define ENDS(call) ((call) & 1ULL << 17)
+
+#define PAGE 4096ULL
+#define HUGE (2ULL << 20)
+#define GIGANTIC (1ULL << 30)
+#define VM_HUGETLB 0x400000ULL
+/* "ftrace_enabled" as two words. */
+#define FTRACE_E 0x655f656361727466ULL
+#define NABLED 0x000064656c62616eULL
 
 /* The value of `watched`: which views an address space has, each number plus one. */
 struct views {
@@ -51,6 +71,9 @@ struct offsets {
 	u64 gather_mm, vma_mm, task_mm, meta_seq;
 	u64 unmap_start, unmap_end;
 	u64 move_vma, move_old_address, move_old_end, move_new_address, move_length;
+	u64 vma_ops, vma_flags, setting_name;
+	/* The bit of a folio's first word that says that it has several pages. */
+	u64 head;
 	u64 preemption;
 };
 

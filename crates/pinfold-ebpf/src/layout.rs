@@ -16,9 +16,9 @@
 //! # Changes under way
 //!
 //! A change that has begun and not ended has a [`Record`]: whoever begins takes one whose owner is
-//! 0 or that is [too old](RECORD_SECONDS), whoever ends gives it back. If he finds none among
-//! [`TRIES`] places, he notes the time in [`Changes::crowded`], and everything is under way for as
-//! long as a record is believed.
+//! 0 or that is [too old](RECORD_SECONDS), whoever ends gives it back. If none among [`TRIES`] places is
+//! free, the program notes the time in [`Changes::crowded`], and everything is under way for
+//! [`CROWDED_SECONDS`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -28,10 +28,14 @@ pub const ENTRIES: usize = 4096;
 pub const RECORDS: usize = 128;
 /// How many records are tried for one change.
 pub const TRIES: usize = 4;
-/// How long a record is believed. One whose end was never noted (which needs a program to be
-/// skipped, see the crate's text) must not keep its range from being cached for ever; and while
-/// it is not believed, the change's own last entry in the log still tells of it.
-pub const RECORD_SECONDS: u64 = 2;
+/// How long a record is believed. A change whose end was never noted (which needs a program to be
+/// skipped, see `bpf/changes.c`) must not keep its range from being cached for ever; most such records
+/// go before, with the next change that their thread makes. Unmapping 4 TiB of small pages takes as long: what
+/// is registered during a change that takes longer, and whose end is skipped, could be stale.
+pub const RECORD_SECONDS: u64 = 60;
+/// How long everything is under way after a change found no record. Shorter, because threads that change much
+/// at once need no skipped program for it, and the change's end tells of it as of any.
+pub const CROWDED_SECONDS: u64 = 2;
 /// The size of a block of addresses, as a power of two: the filter knows no smaller one.
 pub const BLOCK_SHIFT: u32 = 21;
 /// How many bits the filter has; blocks that agree modulo this share one.
@@ -60,8 +64,8 @@ pub struct Changes {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Record {
-    /// The thread's number, in the first namespace of process numbers; [`WRITING`] is added while
-    /// the rest is being written, 0 stands for nobody.
+    /// The thread's number, in the first namespace of process numbers, and how deep on its kernel stack the
+    /// change is (bits 32 to 47); [`WRITING`] is added while the rest is being written, 0 stands for no owner.
     pub owner: AtomicU64,
     /// The first address.
     pub start: AtomicU64,
@@ -143,6 +147,7 @@ mod tests {
             ("RECORDS", RECORDS as u64),
             ("TRIES", TRIES as u64),
             ("RECORD_SECONDS", RECORD_SECONDS),
+            ("CROWDED_SECONDS", CROWDED_SECONDS),
             ("BLOCK_SHIFT", BLOCK_SHIFT.into()),
             ("BLOCKS", BLOCKS as u64),
             ("BLOCKS_LOOKED_AT", BLOCKS_LOOKED_AT as u64),

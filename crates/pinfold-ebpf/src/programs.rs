@@ -1,7 +1,7 @@
 //! Loading the programs and giving out views.
 //!
 //! The order of layers, each using only what stands above it: `sys`, `btf`, `object`, `hooks`,
-//! `error`, `kernel`, `maps`, then this.
+//! `error`, `kernel`, `maps`, `setting`, then this.
 
 mod btf;
 mod error;
@@ -9,13 +9,14 @@ mod hooks;
 mod kernel;
 mod maps;
 mod object;
+mod setting;
 mod sys;
 
 pub use error::{LoadError, ViewError};
 
 use crate::{View, ViewId};
 use hooks::Hook;
-use kernel::Kernel;
+use kernel::{Kernel, Preemption};
 use maps::Maps;
 use std::io::Read;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -37,6 +38,7 @@ pub struct Programs {
     whose: OwnedFd,
     /// Says in a view that nothing more will be told there.
     close: OwnedFd,
+    preemption: Preemption,
 }
 
 /// A program and its attachment.
@@ -61,9 +63,13 @@ impl Programs {
         for hook in &hooks::HOOKS {
             attach_hook(&kernel, &maps, hook, &mut attached)?;
         }
+        setting::is_followed(|| maps.setting_reads())?;
         // Last, because it cannot always be found out, and then another reason says more.
-        kernel.must_not_preempt(|| preemption(&whose))?;
-        Ok(Self { maps: Mutex::new(maps), attached, whose, close })
+        let preemption = kernel.preemption();
+        if let Some(model) = preemption.anywhere(|| word_on_preemption(&whose)) {
+            return Err(LoadError::Preemptible { model });
+        }
+        Ok(Self { maps: Mutex::new(maps), attached, whose, close, preemption })
     }
 
     /// A view of the changes of one process. `process` is a pidfd, which tells exactly which process
@@ -93,6 +99,11 @@ impl Programs {
             maps.close(number, &self.close);
             return Err(ViewError::Gone);
         }
+        // From now on whoever switches the programs off closes this view before.
+        if let Err(error) = self.programs_run() {
+            maps.close(number, &self.close);
+            return Err(error);
+        }
         let links = self.attached.iter().map(|attached| attached.link.try_clone());
         let links = links.collect::<Result<Vec<_>, _>>();
         let view = links.map_err(|error| os("dup", error.raw_os_error().unwrap_or(libc::EMFILE)));
@@ -118,6 +129,15 @@ impl Programs {
     pub fn misses(&self) -> u64 {
         let each = self.attached.iter().map(|attached| sys::misses(&attached.program));
         each.map(|misses| misses.unwrap_or(0)).sum()
+    }
+
+    /// Whether the kernel calls the programs, and lets none interrupt another.
+    fn programs_run(&self) -> Result<(), ViewError> {
+        if setting::read().map_err(|Errno(errno)| os("read", errno))? == Some(false) {
+            return Err(ViewError::SwitchedOff);
+        }
+        let model = self.preemption.anywhere(|| word_on_preemption(&self.whose));
+        model.map_or(Ok(()), |model| Err(ViewError::Preemptible { model }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Maps> {
@@ -157,7 +177,7 @@ fn os(operation: &'static str, errno: i32) -> ViewError {
 }
 
 /// What the kernel's word for its way of preempting holds.
-fn preemption(whose: &OwnedFd) -> Option<u32> {
+fn word_on_preemption(whose: &OwnedFd) -> Option<u32> {
     let this = crate::this_process().ok()?;
     let threads = sys::iterate(whose, std::os::fd::AsFd::as_fd(&this)).ok()?;
     let [_, word] = *read_all(threads).ok()?.first()?;
@@ -178,11 +198,8 @@ fn attach_hook(
     for &function in hook.functions {
         let Some(shape) = kernel.shape_of(function, hook.shapes) else { continue };
         // The beginning first: a change that begins before both are there is told by its end.
-        let ends: &[_] = if hook.both_ends {
-            &[("end", Place::End), ("begin", Place::Begin)]
-        } else {
-            &[("begin", Place::Begin)]
-        };
+        let both = [("end", Place::End), ("begin", Place::Begin)];
+        let ends = if hook.both_ends { &both[..] } else { &both[1..] };
         for &(end, place) in ends {
             let program =
                 load_one(kernel, maps, &format!("{end}/{}", shape.program), place, function)?;
@@ -209,9 +226,14 @@ fn load_one(
         Place::Nowhere => 0,
         _ => kernel.number_of(function).ok_or(missing.clone())?,
     };
-    let instructions = object::program(section, &maps.targets()).ok_or(missing)?;
-    sys::load(c"pinfold", &instructions, place, number, &mut []).map_err(|Errno(errno)| match errno
-    {
+    let program = object::program(section, &maps.targets()).ok_or(missing)?;
+    let functions = described(&program)
+        .map_err(|Errno(errno)| LoadError::Os { operation: "bpf(BPF_BTF_LOAD)", errno })?;
+    let load = |log: &mut [u8]| {
+        let instructions = &program.instructions;
+        sys::load(c"pinfold", instructions, functions.as_ref(), place, number, log)
+    };
+    load(&mut []).map_err(|Errno(errno)| match errno {
         // Who may load one program may load all, unless their place is the reason: a kernel without
         // the tracing of functions says the same.
         libc::EPERM if matches!(place, Place::Begin | Place::End) => {
@@ -221,10 +243,21 @@ fn load_one(
         errno => {
             let mut log = vec![0; 1 << 20];
             // The kernel truncates what does not fit.
-            let _ = sys::load(c"pinfold", &instructions, place, number, &mut log);
+            let _ = load(&mut log);
             LoadError::Rejected { program: section.into(), errno, log: last_words(&log) }
         }
     })
+}
+
+/// A description of its functions, if it needs one.
+fn described(program: &object::Program) -> Result<Option<sys::Functions>, Errno> {
+    if !program.calls_back {
+        return Ok(None);
+    }
+    let types = sys::function_type()?;
+    let each = |&start: &usize| u32::try_from(start).map(|start| [start, 3]);
+    let each: Result<Vec<_>, _> = program.functions.iter().map(each).collect();
+    Ok(Some(sys::Functions { types, each: each.map_err(|_| Errno(libc::E2BIG))? }))
 }
 
 /// The end of what the verifier wrote.

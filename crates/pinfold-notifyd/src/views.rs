@@ -49,6 +49,10 @@ impl From<ViewError> for OpenError {
             ViewError::Gone => Refusal::Gone,
             ViewError::ManyViews { most } => Refusal::ProcessFull { limit: *most as u64 },
             ViewError::ManyProcesses { most } => Refusal::Full { limit: *most as u64 },
+            // What the kernel answers where it attaches no programs.
+            ViewError::SwitchedOff | ViewError::Preemptible { .. } => {
+                Refusal::Kernel { errno: libc::EOPNOTSUPP }
+            }
             ViewError::Os { errno, .. } => Refusal::Kernel { errno: *errno },
             _ => Refusal::Kernel { errno: libc::EIO },
         };

@@ -160,6 +160,68 @@ fn another_process_that_truncates_our_file_is_told() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// The page stays in the file, and can be replaced there without a call that any other hook sees.
+#[test]
+fn the_reclaim_of_a_files_page_is_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let Some((memory, _device)) = support::of_block_device(2) else { return };
+    tells(monitor, "MADV_PAGEOUT", memory.pages(0, 1), || memory.advise(libc::MADV_PAGEOUT));
+}
+
+/// One entry for 2 MiB is given up, and a file's pages are left to the next faults.
+#[test]
+fn the_splitting_of_a_files_huge_page_is_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let Some(memory) = support::of_huge_tmpfs() else { return };
+    tells(monitor, "mprotect of a part", memory.range(), || memory.protect_page(5));
+    let anonymous = Memory::private(1);
+    watch(monitor, anonymous.range());
+}
+
+#[test]
+fn a_breakpoint_in_mapped_text_is_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let (memory, path) = support::Memory::of_text();
+    let event = format!("p:pinfold/text{} {}:0x1010", std::process::id(), path.display());
+    let tracing = std::path::Path::new("/sys/kernel/tracing");
+    if let Err(error) = std::fs::write(tracing.join("uprobe_events"), &event) {
+        std::fs::remove_file(path).unwrap();
+        return eprintln!("skipped: no breakpoint can be set here: {error}");
+    }
+    let name = event.split(' ').next().unwrap().trim_start_matches("p:").to_owned();
+    let switch = tracing.join("events").join(&name).join("enable");
+    tells(monitor, "a uprobe", memory.pages(1, 1), || std::fs::write(&switch, "1").unwrap());
+    tells(monitor, "its removal", memory.pages(1, 1), || std::fs::write(&switch, "0").unwrap());
+    std::fs::write(tracing.join("uprobe_events"), format!("-:{name}")).unwrap();
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Programs that are attached beside a change have the kernel skip its end. The record that it leaves must
+/// not outlast the thread's next change, or a program that changes much would cache less and less.
+#[test]
+fn what_a_skipped_end_leaves_goes_with_the_next_change() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let memory = Memory::private(4 << 10);
+    let range = watch(monitor, memory.range());
+    let (mut skipped, stop) = (0, AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3 {
+                drop(pinfold_ebpf::Programs::load().unwrap());
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        while !stop.load(Ordering::Relaxed) {
+            memory.touch();
+            memory.advise(libc::MADV_DONTNEED);
+            skipped += usize::from(monitor.in_flux(range));
+            Memory::private(1).raw_unmap();
+            assert!(!monitor.in_flux(range), "after {skipped} skipped ends");
+        }
+    });
+    eprintln!("{skipped} ends were skipped");
+}
+
 #[test]
 fn what_leaves_the_pages_is_not_told() {
     let Some((_turn, monitor)) = alone() else { return };

@@ -28,6 +28,7 @@ const INTEGER: u32 = 1;
 const POINTER: u32 = 2;
 const STRUCTURE: u32 = 4;
 const UNION: u32 = 5;
+const ENUMERATION: u32 = 6;
 const FUNCTION: u32 = 12;
 
 /// What a parameter of a function is, as far as we tell them apart.
@@ -150,6 +151,15 @@ impl Btf {
         self.offset_in(*structure, member.as_bytes(), 4).map(|bits| u64::from(bits / 8))
     }
 
+    /// The value of one of an enumeration's names.
+    pub(super) fn enumerator(&self, enumeration: &str, name: &str) -> Option<u32> {
+        let found = self.types.get(self.find(ENUMERATION, enumeration)?)?;
+        (0..found.count).map(|index| found.rest + 8 * index).find_map(|at| {
+            let is_it = self.name(self.word(at)?)? == name.as_bytes();
+            is_it.then(|| self.word(at + 4)).flatten()
+        })
+    }
+
     /// As [`offset`](Self::offset), in bits; members of nameless members are members too.
     fn offset_in(&self, structure: Type, member: &[u8], depth: u32) -> Option<u32> {
         (0..structure.count).find_map(|index| {
@@ -204,6 +214,8 @@ mod tests {
         // In a union without a name.
         assert_eq!(btf.offset("bpf_iter_meta", "seq"), Some(0));
         assert_eq!(btf.offset("list_head", "no such member"), None);
+        assert!(btf.enumerator("pageflags", "PG_head").is_some_and(|bit| bit < 64));
+        assert_eq!(btf.enumerator("pageflags", "PG_no_such_flag"), None);
         assert_eq!(btf.function("no such function"), None);
     }
 

@@ -50,6 +50,8 @@ pub enum LoadError {
         /// How the kernel preempts: `full`, `rt`, or `unknown`.
         model: &'static str,
     },
+    /// The kernel calls no program at its functions at the moment: `kernel.ftrace_enabled` is 0.
+    SwitchedOff,
     /// Something else went wrong.
     Os {
         /// The call that failed.
@@ -69,7 +71,7 @@ impl fmt::Display for LoadError {
             ),
             Self::UnknownBtf { wanted } => write!(
                 f,
-                "{wanted} is not in this kernel's description of its types as Linux 6.1 to 7.2 have \
+                "{wanted} is not in this kernel's description of its types as Linux 6.1 to 7.3 have \
                  it: report this kernel's version to us"
             ),
             Self::NotPermitted { errno } => write!(
@@ -107,12 +109,16 @@ impl fmt::Display for LoadError {
                  in another task, so a change could go unseen: boot with preempt=lazy, \
                  preempt=voluntary or preempt=none"
             ),
+            Self::SwitchedOff => f.write_str(SWITCHED_OFF),
             Self::Os { operation, errno } => write_os(f, operation, *errno),
         }
     }
 }
 
 impl std::error::Error for LoadError {}
+
+const SWITCHED_OFF: &str = "kernel.ftrace_enabled is 0, so this kernel calls no eBPF program at its functions: \
+                            set it to 1 (sysctl kernel.ftrace_enabled=1)";
 
 /// Why a process could not be given a view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,6 +135,13 @@ pub enum ViewError {
     ManyProcesses {
         /// How many that is.
         most: usize,
+    },
+    /// As [`LoadError::SwitchedOff`], since the programs were loaded.
+    SwitchedOff,
+    /// As [`LoadError::Preemptible`], since the programs were loaded.
+    Preemptible {
+        /// How the kernel preempts.
+        model: &'static str,
     },
     /// Something else went wrong.
     Os {
@@ -149,6 +162,12 @@ impl fmt::Display for ViewError {
             Self::ManyProcesses { most } => {
                 write!(f, "{most} views are in use already: end a process that has one")
             }
+            Self::SwitchedOff => f.write_str(SWITCHED_OFF),
+            Self::Preemptible { model } => write!(
+                f,
+                "this kernel preempts anywhere by now ({model}), and may skip a program: set \
+                 /sys/kernel/debug/sched/preempt to lazy, voluntary or none"
+            ),
             Self::Os { operation, errno } => write_os(f, operation, *errno),
         }
     }
@@ -175,6 +194,7 @@ mod tests {
             ),
             (LoadError::NoHook { change: "moving", functions: &["a", "b"] }, "(looked for a, b)"),
             (LoadError::Preemptible { model: "full" }, "preempt=lazy"),
+            (LoadError::SwitchedOff, "sysctl kernel.ftrace_enabled=1"),
         ];
         for (refusal, word) in refusals {
             assert!(refusal.to_string().contains(word), "{refusal}");

@@ -1,4 +1,5 @@
-//! Where the programs stand: every function of the kernel that takes pages away from a range.
+//! Where the programs stand: every function of the kernel that parts pages from their addresses, and what would
+//! keep the programs from running.
 //!
 //! | change | where it passes |
 //! |---|---|
@@ -6,18 +7,19 @@
 //! | `MADV_DONTNEED`, guard pages, and whatever happens to a file that is mapped (truncation, holes, `MADV_REMOVE`, invalidation), by whomever | `zap_page_range_single` or `.._batched`, in 7.2 `zap_vma_range_batched` |
 //! | the same for huge pages of hugetlbfs | `unmap_hugepage_range` |
 //! | `mremap` | `move_page_tables`, from and to |
+//! | a file's page, by reclaim (`MADV_PAGEOUT`), splitting of a large folio, a memory failure | `try_to_unmap_one`, 7.3 also `try_to_unmap_hugetlb_one` |
+//! | a file's page, by migration that splits a huge entry | `try_to_migrate_one` |
+//! | a file's huge page whose one entry is split (`mprotect`, `munmap`, `madvise` of a part) | `__split_huge_pmd` |
+//! | a file's huge page whose entries are given up for one (`MADV_COLLAPSE`, khugepaged) | `collapse_pte_mapped_thp`, 7.3 `try_..` |
+//! | program text that gets or loses a breakpoint (uprobes) | `uprobe_write_opcode`, 7.3 `uprobe_write` |
 //! | the end of the address space | `exit_mmap` |
+//! | programs are switched off | `proc_dointvec` (`kernel.ftrace_enabled`) |
+//! | programs may be skipped | `sched_dynamic_update` |
 //!
-//! That list is complete for 6.1, 6.12 and 7.2 as Debian builds them: whoever calls the functions that
-//! clear entries of page tables for a range (`unmap_single_vma`, `unmap_page_range`, `__zap_vma_range`,
-//! `__unmap_hugepage_range`) is one of these, or the reaper that frees the memory of a process that
-//! is being killed for want of memory, in which no thread runs any more.
-//!
-//! What takes single pages away leaves those alone that a device has pinned: reclaim, `MADV_FREE` (a page
-//! stays mapped until reclaim, which discards it only if nobody but its mappings refers to it and puts
-//! it back otherwise; locked memory is refused, so mlock's registrations are safe, too), `MADV_PAGEOUT`, migration, merging of
-//! equal pages, collapsing into huge ones, `UFFDIO_MOVE`, copying for a forked child. A debugger that sets a
-//! breakpoint (uprobes) replaces a page of program text, pinned or not, and nobody is told.
+//! A page of a file needs the middle rows, though the page stays in the file: without an entry it can be
+//! replaced there (by a direct write, for instance) without any call of the others. What takes single
+//! anonymous pages away leaves those alone that a device has pinned. `docs/src/catalogue.md` goes through
+//! every function of 6.1, 6.12 and 7.3 that clears an entry of a page table, and says why this list is complete.
 
 use super::btf::Parameter::{self, Any, PointerTo, Word};
 
@@ -45,8 +47,10 @@ pub(super) struct Shape {
 
 const GATHER: Parameter = PointerTo("mmu_gather");
 const MAPPING: Parameter = PointerTo("vm_area_struct");
+const FOLIO: Shape =
+    Shape { program: "unmap_folio", parameters: &[PointerTo("folio"), MAPPING, Word] };
 
-pub(super) static HOOKS: [Hook; 5] = [
+pub(super) static HOOKS: [Hook; 12] = [
     Hook {
         change: "unmapping",
         functions: &["unmap_vmas"],
@@ -95,11 +99,63 @@ pub(super) static HOOKS: [Hook; 5] = [
         both_ends: true,
     },
     Hook {
+        change: "unmapping of a file's page",
+        functions: &["try_to_unmap_one", "try_to_unmap_hugetlb_one"],
+        if_there_is: None,
+        shapes: &[FOLIO],
+        both_ends: true,
+    },
+    Hook {
+        change: "migration of a file's page",
+        functions: &["try_to_migrate_one"],
+        if_there_is: Some("try_to_migrate"),
+        shapes: &[FOLIO],
+        both_ends: true,
+    },
+    Hook {
+        change: "splitting of a huge page's entry",
+        functions: &["__split_huge_pmd"],
+        if_there_is: Some("pmdp_huge_clear_flush"),
+        shapes: &[Shape { program: "split_huge", parameters: &[MAPPING, Any, Word] }],
+        both_ends: true,
+    },
+    Hook {
+        change: "collapsing of a huge page's entries",
+        functions: &["collapse_pte_mapped_thp", "try_collapse_pte_mapped_thp"],
+        if_there_is: Some("pmdp_huge_clear_flush"),
+        shapes: &[Shape { program: "collapse", parameters: &[PointerTo("mm_struct"), Word] }],
+        both_ends: true,
+    },
+    Hook {
+        change: "breakpoints",
+        functions: &["uprobe_write_opcode", "uprobe_write"],
+        if_there_is: Some("uprobe_write_opcode"),
+        shapes: &[
+            Shape { program: "poke", parameters: &[Any, PointerTo("mm_struct"), Word] },
+            Shape { program: "poke_mapping", parameters: &[Any, MAPPING, Word] },
+        ],
+        both_ends: true,
+    },
+    Hook {
         change: "the end of a process",
         functions: &["exit_mmap"],
         if_there_is: None,
         shapes: &[Shape { program: "gone", parameters: &[PointerTo("mm_struct")] }],
         both_ends: false,
+    },
+    Hook {
+        change: "switching programs off",
+        functions: &["proc_dointvec"],
+        if_there_is: None,
+        shapes: &[Shape { program: "setting", parameters: &[PointerTo("ctl_table")] }],
+        both_ends: false,
+    },
+    Hook {
+        change: "a change of preemption",
+        functions: &["sched_dynamic_update"],
+        if_there_is: Some("sched_dynamic_update"),
+        shapes: &[Shape { program: "preempting", parameters: &[] }],
+        both_ends: true,
     },
 ];
 

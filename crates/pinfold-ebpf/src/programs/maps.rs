@@ -33,6 +33,8 @@ pub(super) struct Maps {
     filter: Map,
     filter_words: Words,
     offsets: Map,
+    setting_reads: Map,
+    setting_reads_word: Words,
     /// What each number stands for.
     views: Vec<Option<Open>>,
     /// How many views were ever opened.
@@ -116,6 +118,7 @@ impl Maps {
         let value_bytes = u32::try_from(value_bytes).map_err(|_| Errno(libc::E2BIG))?;
         let watched = Shape { kind: Kind::Hash, key_bytes: 8, value_bytes, elements, flags: 0 };
         let filter = one_value(c"pinfold_filter", 4 << FILTER_BITS, flag::MAPPABLE)?;
+        let setting_reads = one_value(c"pinfold_reads", 4, flag::MAPPABLE)?;
         Ok(Self {
             watched: Map::new(c"pinfold_watched", watched, None)?,
             changes: by_number(c"pinfold_changes", &like.changes)?,
@@ -124,6 +127,8 @@ impl Maps {
             filter_words: Words::of(&filter)?,
             filter,
             offsets: constants(offsets)?,
+            setting_reads_word: Words::of(&setting_reads)?,
+            setting_reads,
             views: (0..MOST_VIEWS).map(|_| None).collect(),
             opened: 0,
         })
@@ -138,7 +143,13 @@ impl Maps {
             ("bells", Target::Map(self.bells.as_raw_fd())),
             ("filter", Target::ValueOf(self.filter.as_raw_fd())),
             ("offsets", Target::ValueOf(self.offsets.as_raw_fd())),
+            ("setting_reads", Target::ValueOf(self.setting_reads.as_raw_fd())),
         ])
+    }
+
+    /// How often the program `setting` saw `kernel.ftrace_enabled` being read.
+    pub(super) fn setting_reads(&self) -> u32 {
+        self.setting_reads_word.get(0)
     }
 
     /// Opens a view of the address space `mm`.
@@ -306,4 +317,17 @@ fn hash(mm: u64) -> usize {
 
 fn os(Errno(errno): Errno) -> ViewError {
     ViewError::Os { operation: "bpf", errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_programs_close_as_many_views_as_there_can_be() {
+        let twin = include_str!("../../bpf/changes.h");
+        assert!(twin.contains(&format!("#define MOST_VIEWS {MOST_VIEWS}\n")));
+        assert!(twin.contains(&format!("#define VIEWS_PER_PROCESS {VIEWS_PER_PROCESS}\n")));
+        assert!(twin.contains(&format!("#define FILTER_BITS {FILTER_BITS}\n")));
+    }
 }

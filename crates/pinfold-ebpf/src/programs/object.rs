@@ -1,7 +1,7 @@
 //! The object file that the compiler made of `bpf/changes.c`: as much of ELF as that takes.
 //!
-//! A program is a section named `begin/...`, `end/...` or `iter/...`, followed by the one function
-//! that it calls; the functions stand in `.text`.
+//! A program is a section named `begin/...`, `end/...`, `call/...` or `iter/...`, followed by the functions
+//! that it calls or has called; these stand in `.text`, and call none themselves.
 
 use std::collections::HashMap;
 
@@ -17,9 +17,19 @@ pub(super) enum Target {
     ValueOf(i32),
 }
 
+/// What the kernel is given.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) instructions: Vec<u64>,
+    /// Where each of its functions begins, the program itself first.
+    pub(super) functions: Vec<usize>,
+    /// Whether one of them is called by a helper, for which the kernel wants them described.
+    pub(super) calls_back: bool,
+}
+
 /// The instructions of the program in section `name`, with the maps in place; `None` if the object
 /// has no such section, or refers to what `targets` does not know.
-pub(super) fn program(name: &str, targets: &HashMap<&str, Target>) -> Option<Vec<u64>> {
+pub(super) fn program(name: &str, targets: &HashMap<&str, Target>) -> Option<Program> {
     Object::new(OBJECT)?.program(name, targets)
 }
 
@@ -58,6 +68,8 @@ const RELOCATIONS: u32 = 9;
 const FUNCTION: u8 = 2;
 const LOAD_64: u32 = 1;
 const CALL: u32 = 10;
+/// What a load's source says when it loads the address of one of the program's own functions.
+const FUNCTION_HERE: u64 = 4;
 
 impl<'b> Object<'b> {
     fn new(bytes: &'b [u8]) -> Option<Self> {
@@ -72,37 +84,67 @@ impl<'b> Object<'b> {
         Some(Self { bytes, sections, symbols })
     }
 
-    fn program(&self, name: &str, targets: &HashMap<&str, Target>) -> Option<Vec<u64>> {
+    fn program(&self, name: &str, targets: &HashMap<&str, Target>) -> Option<Program> {
         let number = self.sections.iter().position(|section| section.name == name)?;
         let length = self.sections.get(number)?.bytes.len();
-        let mut program = self.piece(number, 0..length, targets)?;
-        let calls: Vec<_> = self.relocations(number).filter(|found| found.kind == CALL).collect();
-        let Some(first) = calls.first() else { return Some(program) };
-        let function = self.called(*program.get(first.at / 8)?)?;
-        let entry = program.len();
-        for call in &calls {
-            let instruction = program.get_mut(call.at / 8)?;
-            if self.called(*instruction)?.value != function.value {
-                return None;
-            }
-            let distance = i32::try_from(entry - call.at / 8 - 1).ok()?;
+        let mut program = Program {
+            instructions: self.piece(number, 0..length, targets)?,
+            functions: vec![0],
+            calls_back: false,
+        };
+        let mut entries = HashMap::new();
+        for found in self.relocations(number) {
+            let Some(start) = self.function_at(&found, *program.instructions.get(found.at / 8)?)
+            else {
+                continue;
+            };
+            let entry = match entries.get(&start) {
+                Some(&entry) => entry,
+                None => self.append(&mut program, start, targets)?,
+            };
+            entries.insert(start, entry);
+            let distance = i32::try_from(entry - found.at / 8 - 1).ok()?;
+            let instruction = program.instructions.get_mut(found.at / 8)?;
             *instruction = with_immediate(*instruction, distance);
+            if found.kind == LOAD_64 {
+                *instruction = with_source(*instruction, FUNCTION_HERE);
+                program.calls_back = true;
+            }
         }
-        let body = function.value..function.value + function.size;
-        program.extend(self.piece(function.section, body, targets)?);
         Some(program)
     }
 
-    /// The function that a call, as the compiler left it, means.
-    fn called(&self, instruction: u64) -> Option<Symbol<'b>> {
-        let start = usize::try_from(immediate(instruction) + 1).ok()? * 8;
-        let text = self.sections.iter().position(|section| section.name == ".text")?;
-        self.all_symbols().find(|symbol| {
-            symbol.kind == FUNCTION && symbol.section == text && symbol.value == start
-        })
+    /// Where in `.text` the function begins that an instruction, as the compiler left it, calls or has the address
+    /// of; `None` if it means something else.
+    fn function_at(&self, found: &Relocation, instruction: u64) -> Option<usize> {
+        let symbol = self.symbol(found.symbol)?;
+        let in_text = self.sections.get(symbol.section)?.name == ".text";
+        let offset = usize::try_from(immediate(instruction)).ok();
+        match found.kind {
+            CALL => usize::try_from(immediate(instruction) + 1).ok().map(|index| index * 8),
+            LOAD_64 if in_text => offset.map(|offset| symbol.value + offset),
+            _ => None,
+        }
     }
 
-    /// Instructions of a section with what they refer to in place, calls excepted.
+    /// Puts the function that begins there in `.text` behind the rest, and tells where it is now.
+    fn append(
+        &self,
+        program: &mut Program,
+        start: usize,
+        targets: &HashMap<&str, Target>,
+    ) -> Option<usize> {
+        let text = self.sections.iter().position(|section| section.name == ".text")?;
+        let function = self.all_symbols().find(|symbol| {
+            symbol.kind == FUNCTION && symbol.section == text && symbol.value == start
+        })?;
+        let entry = program.instructions.len();
+        program.instructions.extend(self.piece(text, start..start + function.size, targets)?);
+        program.functions.push(entry);
+        Some(entry)
+    }
+
+    /// Instructions of a section with what they refer to in place, functions excepted.
     fn piece(
         &self,
         number: usize,
@@ -117,6 +159,9 @@ impl<'b> Object<'b> {
                 continue;
             }
             let symbol = self.symbol(found.symbol)?;
+            if self.sections.get(symbol.section).is_some_and(|section| section.name == ".text") {
+                continue;
+            }
             let place = (found.at - range.start) / 8;
             let (head, tail) = instructions.get_mut(place..place + 2)?.split_at_mut(1);
             if found.kind != LOAD_64 {
@@ -180,15 +225,18 @@ fn contents<'b>(bytes: &'b [u8], entry: &[u8]) -> Option<&'b [u8]> {
 
 /// Makes a 64-bit load, two instructions long, refer to a map or to its value.
 fn refer(head: &mut u64, tail: &mut u64, target: Target) {
-    const SOURCE: u64 = 0xf000;
     let (source, descriptor) = match target {
         Target::Map(descriptor) => (1, descriptor),
         Target::ValueOf(descriptor) => (2, descriptor),
     };
     // What was added to the symbol is where in the value to begin.
     let addend = immediate(*head);
-    *head = with_immediate(*head & !SOURCE | source << 12, descriptor);
+    *head = with_immediate(with_source(*head, source), descriptor);
     *tail = with_immediate(*tail, if source == 2 { addend } else { 0 });
+}
+
+fn with_source(instruction: u64, source: u64) -> u64 {
+    instruction & !0xf000 | source << 12
 }
 
 fn immediate(instruction: u64) -> i32 {

@@ -12,7 +12,10 @@
 //!
 //! Every change of every kind of mapping, by whatever route and whomever: system calls of any
 //! thread, io_uring's workers, another process that truncates a file or punches a hole into it.
-//! (Not replaced program text: see `hooks.rs` of `pinfold_ebpf`.)
+//! Also what leaves a page of a file where it is and takes its entry away, because such a page can be replaced
+//! in the file from then on without another change: reclaim, the splitting of huge entries, breakpoints.
+//! `docs/src/catalogue.md` says why that is everything. When the kernel is about to stop calling the programs, they
+//! close every view before: [`check`](Monitor::check) says that the monitor is lost.
 //!
 //! # What it needs
 //!
@@ -48,7 +51,8 @@ use crate::{
 use clock::Clock;
 use pinfold_ebpf::View;
 use pinfold_ebpf::layout::{
-    CLOSED, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks, done,
+    CLOSED, CROWDED_SECONDS, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks,
+    done,
 };
 use std::fmt;
 use std::os::fd::AsFd;
@@ -297,7 +301,8 @@ impl Core {
         let now = self.clock.now();
         // Relaxed: after `wish`'s fence; see there.
         let crowded = changes.crowded.load(Ordering::Relaxed);
-        is_recent(crowded, now) || changes.records.iter().any(|record| touches(record, range, now))
+        is_recent(crowded, now, CROWDED_SECONDS)
+            || changes.records.iter().any(|record| touches(record, range, now))
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -344,9 +349,9 @@ fn between(start: u64, end: u64) -> AddressRange {
     AddressRange::between(start, end).unwrap_or(AddressRange::EVERYTHING)
 }
 
-fn is_recent(since: u64, now: u64) -> bool {
+fn is_recent(since: u64, now: u64, seconds: u64) -> bool {
     // A program may read the clock after us.
-    since != 0 && now.saturating_sub(since) < RECORD_SECONDS * 1_000_000_000
+    since != 0 && now.saturating_sub(since) < seconds * 1_000_000_000
 }
 
 /// Whether a record speaks of a change under way that overlaps `range`. In doubt it does.
@@ -363,7 +368,7 @@ fn touches(record: &Record, range: AddressRange, now: u64) -> bool {
     // Acquire fence: if one of them was newer, the owner below is another, or is writing.
     fence(Ordering::Acquire);
     let changing = owner & WRITING != 0 || record.owner.load(Ordering::Relaxed) != owner;
-    changing || (is_recent(since, now) && between(start, end).overlaps(&range))
+    changing || (is_recent(since, now, RECORD_SECONDS) && between(start, end).overlaps(&range))
 }
 
 // SAFETY: the promises of `Monitor`, one by one. What the programs do, and why that is enough, stands
@@ -378,7 +383,7 @@ fn touches(record: &Record, range: AddressRange, now: u64) -> bool {
 // **In flux.** A change has a record from before its first entry until after its last. `watch`
 // ends with a full barrier, and the programs have one between making the record and looking at the
 // wishes: so a change that is not logged at its beginning because the wish came too late is found
-// here. A record that could not be made makes everything be in flux. One that is older than
+// here. A record that could not be made makes everything be in flux for `CROWDED_SECONDS`. One that is older than
 // `RECORD_SECONDS` is not believed: then the change's last entry tells of it.
 //
 // **Kept.** An entry that has been overwritten, or cannot be read, is not passed over: the replay is
@@ -409,7 +414,8 @@ unsafe impl Monitor for Ebpf {
         self.core.replay(from, visit)
     }
 
-    /// Everything is seen, of every kind. `MADV_FREE` alone is not told, and need not be: the
+    /// Everything is seen, of every kind, so no mapping needs to be classified: what is logged depends on the entry
+    /// that is cleared. `MADV_FREE` alone is not told, and need not be: the
     /// pages stay until memory is short, and pages that a device has pinned stay even then.
     fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
         match change {
@@ -440,7 +446,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
 
-    const NOW: u64 = 10_000_000_000;
+    const NOW: u64 = 10 * RECORD_SECONDS * 1_000_000_000;
 
     fn record(owner: u64, start: u64, end: u64, since: u64) -> Record {
         let word = AtomicU64::new;

@@ -227,6 +227,36 @@ impl Memory {
         (Self::touched(mapped), path)
     }
 
+    /// Two pages of instructions that do nothing, as a program's text.
+    pub(crate) fn of_text() -> (Self, PathBuf) {
+        let path = std::env::temp_dir().join(format!("pinfold-text-{}", std::process::id()));
+        std::fs::write(&path, vec![0x90; 2 * page()]).unwrap();
+        let file = File::open(&path).unwrap();
+        let rights = libc::PROT_READ | libc::PROT_EXEC;
+        let none = std::ptr::null_mut();
+        // SAFETY: the kernel picks the address.
+        let start =
+            unsafe { libc::mmap(none, 2 * page(), rights, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        let memory = Self { start: start.expose_provenance(), bytes: 2 * page() };
+        memory.read();
+        (memory, path)
+    }
+
+    /// Has a page under every address, by reading.
+    pub(crate) fn read(&self) {
+        for offset in (0..self.bytes).step_by(page()) {
+            // SAFETY: mapped for reading.
+            unsafe { self.at(offset).cast::<u8>().read_volatile() };
+        }
+    }
+
+    pub(crate) fn protect_page(&self, index: usize) {
+        // SAFETY: ours; nobody touches it meanwhile.
+        let done = unsafe { libc::mprotect(self.at(index * page()), page(), libc::PROT_READ) };
+        assert_eq!(done, 0);
+    }
+
     pub(crate) fn range(&self) -> AddressRange {
         AddressRange::new(self.start, self.bytes).unwrap()
     }
@@ -319,6 +349,57 @@ impl Memory {
         // SAFETY: attached by `attach_over`; nobody has references into it.
         assert_eq!(unsafe { libc::shmdt(self.at(0)) }, 0);
     }
+}
+
+/// Pages of a block device in memory, if there is one.
+pub(crate) fn of_block_device(pages: usize) -> Option<(Memory, OwnedFd)> {
+    // Where there is no such device, opening it fails.
+    let _ = std::process::Command::new("modprobe").args(["brd", "rd_nr=2"]).status();
+    let file = File::options().read(true).write(true).open("/dev/ram0");
+    let Ok(file) = file.inspect_err(|error| eprintln!("skipped: /dev/ram0: {error}")) else {
+        return None;
+    };
+    let file = OwnedFd::from(file);
+    let mapped = Memory::map(pages * page(), libc::MAP_SHARED, file.as_raw_fd());
+    Some((Memory::touched(mapped), file))
+}
+
+/// 2 MiB of a file in a tmpfs with huge pages, behind one entry.
+pub(crate) fn of_huge_tmpfs() -> Option<Memory> {
+    const BYTES: usize = 2 << 20;
+    let place = std::env::temp_dir().join(format!("pinfold-huge-{}", std::process::id()));
+    std::fs::create_dir_all(&place).unwrap();
+    let mount = |arguments: &[&str]| {
+        let status = std::process::Command::new(arguments[0]).args(&arguments[1..]).status();
+        status.is_ok_and(|status| status.success())
+    };
+    let path = place.to_str().unwrap();
+    if !mount(&["mount", "-t", "tmpfs", "-o", "huge=always,size=8m", "tmpfs", path]) {
+        eprintln!("skipped: no tmpfs can be mounted here");
+        return None;
+    }
+    let file = File::options().read(true).write(true).create_new(true).open(place.join("file"));
+    let file = OwnedFd::from(file.unwrap());
+    assert!(mount(&["umount", "--lazy", path]));
+    truncate(&file, BYTES / page());
+    // Twice as much address space as needed has an aligned place in it.
+    let around = Memory::private(2 * BYTES / page());
+    let start = around.start.next_multiple_of(BYTES);
+    let (kind, at) =
+        (libc::MAP_SHARED | libc::MAP_FIXED, std::ptr::with_exposed_provenance_mut(start));
+    // SAFETY: over private memory of ours, into which nobody has references.
+    let mapped = unsafe { libc::mmap(at, BYTES, Memory::RIGHTS, kind, file.as_raw_fd(), 0) };
+    assert_eq!(mapped.addr(), start);
+    let memory = Memory { start, bytes: BYTES };
+    memory.touch();
+    let table = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = table.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-")));
+    let huge = lines.find(|line| line.starts_with("ShmemPmdMapped:"));
+    if huge.is_none_or(|line| line.ends_with(" 0 kB")) {
+        eprintln!("skipped: the kernel has no huge page to spare for a file");
+        return None;
+    }
+    Some(memory)
 }
 
 fn memfd(flags: u32) -> OwnedFd {
