@@ -6,11 +6,13 @@
 
 mod child;
 pub(crate) mod library;
+mod middleware;
 
 use crate::output::{Failure, Output};
+use middleware::{Launcher, Middleware};
 use serde::Serialize;
 use serde_json::Value;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,13 @@ pub(crate) struct Arguments {
     /// Print no summary on standard error
     #[arg(long)]
     quiet: bool,
+    /// Switch off the registration caches of what the program uses, and cache what peers may reach
+    ///
+    /// Sets the variables that MPI, UCX or libfabric know for that, unless they are set already, and has a
+    /// launcher such as mpirun send them to every rank. Registrations that a peer may use are cached with
+    /// exactly their bytes and rights.
+    #[arg(long = "for", value_name = "MIDDLEWARE")]
+    middleware: Option<Middleware>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
@@ -53,10 +62,20 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
         Failure::unavailable(format!("no place for the program's reports: {error}"))
     })?;
     let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
+    let mut variables = vec![
+        ("LD_PRELOAD", library::before_others(&library, std::env::var_os("LD_PRELOAD"))),
+        ("PINFOLD_SUMMARY", reports.path().into()),
+    ];
+    let mut forwarded = Vec::new();
+    if let Some(middleware) = arguments.middleware {
+        prepare(middleware, words, &mut variables, output);
+        let names = variables.iter().map(|&(name, _)| name);
+        forwarded = launcher(name, output).map(|it| it.forwarding(names)).unwrap_or_default();
+    } else if Launcher::is_one(name) {
+        output.note(HINT);
+    }
     let mut program = Command::new(name);
-    program.args(words);
-    program.env("LD_PRELOAD", library::before_others(&library, std::env::var_os("LD_PRELOAD")));
-    program.env("PINFOLD_SUMMARY", reports.path());
+    program.args(forwarded).args(words).envs(variables);
     match child::run(program) {
         Ok(status) => {
             conclude(arguments, output, &reports.summary())?;
@@ -67,6 +86,34 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
             Ok(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
         }
     }
+}
+
+const HINT: &str = "what MPI registers for its peers is not cached unless asked for, and its own caches stay on: \
+                    pinfold run --for mpi -- ...";
+
+/// Sets what the middleware needs, and says what stays dangerous.
+fn prepare(
+    middleware: Middleware,
+    words: &[OsString],
+    variables: &mut Vec<(&'static str, OsString)>,
+    output: &Output,
+) {
+    let preparation = middleware.prepare(|name| std::env::var_os(name), words);
+    variables.extend(preparation.variables.into_iter().map(|(name, value)| (name, value.into())));
+    preparation.warnings.iter().for_each(|warning| output.note(warning));
+}
+
+/// The launcher that the program is, if it is one.
+fn launcher(program: &OsStr, output: &Output) -> Option<Launcher> {
+    let launcher = Launcher::of(program);
+    if launcher == Some(Launcher::Unknown) {
+        output.note(format_args!(
+            "{}: not known to send variables along; ranks on other machines need LD_PRELOAD, PINFOLD_* and \
+             those of their middleware",
+            program.to_string_lossy()
+        ));
+    }
+    launcher
 }
 
 fn no_program() -> Failure {

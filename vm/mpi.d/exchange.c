@@ -1,0 +1,193 @@
+/* A legal MPI program that moves its memory between messages, and checks every byte that arrives.
+ *
+ * usage: mpirun -n 2 exchange send|put MESSAGES BYTES REUSE SEED
+ *
+ * Rank 0 sends to rank 1. Each rank has a few buffers of BYTES; before a message each rank either uses its
+ * buffer as it is (in REUSE of 100 messages), or first replaces the pages behind the same address, by one of
+ * six routes: free and malloc, unmap and map, map over, discard, and the last three by instructions of the
+ * kernel that no library sees (`syscall`). `put` writes into a window of rank 1, whose memory stays.
+ *
+ * Rank 1 prints one line: {"messages":N,"wrong":N,"first_wrong":"route","seconds":N}. The exit status is 0
+ * also if bytes are wrong: the caller judges. Everything follows from SEED. */
+
+#define _GNU_SOURCE
+#include <mpi.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { BUFFERS = 3, PAGE = 4096 };
+
+enum route { KEEP, MALLOC, REMAP, MAP_OVER, DISCARD, RAW_REMAP, RAW_MAP_OVER, RAW_DISCARD, ROUTES };
+
+static const char *const NAMES[ROUTES] = {
+    "keep", "malloc", "unmap and map", "map over", "discard",
+    "unmap and map by system call", "map over by system call", "discard by system call",
+};
+
+struct buffer {
+    unsigned char *at;
+    int is_heap;
+};
+
+static size_t bytes;
+
+/* splitmix64 */
+static uint64_t next(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static void give_up(const char *what)
+{
+    perror(what);
+    MPI_Abort(MPI_COMM_WORLD, 3);
+}
+
+static size_t mapped(void) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+static void *map(void *at, int flags)
+{
+    void *got = mmap(at, mapped(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    if (got == MAP_FAILED)
+        give_up("mmap");
+    return got;
+}
+
+static void *raw_map(void *at, int flags)
+{
+    long got = syscall(SYS_mmap, at, mapped(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0L);
+    if (got == -1)
+        give_up("mmap");
+    return (void *)got;
+}
+
+/* A buffer on the heap has its address from malloc; one that was unmapped asks for the same address again,
+ * which it gets unless a thread of a library was faster. */
+static void replace(struct buffer *buffer, enum route route)
+{
+    void *at = buffer->at;
+    switch (route == KEEP || !buffer->is_heap ? route : MALLOC) {
+    case MALLOC:
+        free(at);
+        buffer->at = malloc(bytes);
+        if (!buffer->at)
+            give_up("malloc");
+        break;
+    case REMAP:
+        munmap(at, mapped());
+        buffer->at = map(at, 0);
+        break;
+    case MAP_OVER:
+        map(at, MAP_FIXED);
+        break;
+    case DISCARD:
+        madvise(at, mapped(), MADV_DONTNEED);
+        break;
+    case RAW_REMAP:
+        syscall(SYS_munmap, at, mapped());
+        buffer->at = raw_map(at, 0);
+        break;
+    case RAW_MAP_OVER:
+        raw_map(at, MAP_FIXED);
+        break;
+    case RAW_DISCARD:
+        syscall(SYS_madvise, at, mapped(), MADV_DONTNEED);
+        break;
+    default:
+        break;
+    }
+}
+
+static void fill(unsigned char *at, uint64_t key)
+{
+    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+        uint64_t word = next(&key);
+        size_t left = bytes - i;
+        memcpy(at + i, &word, left < sizeof word ? left : sizeof word);
+    }
+}
+
+static int holds(const unsigned char *at, uint64_t key)
+{
+    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+        uint64_t word = next(&key);
+        size_t left = bytes - i;
+        if (memcmp(at + i, &word, left < sizeof word ? left : sizeof word))
+            return 0;
+    }
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    int rank, ranks;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (argc != 6 || ranks != 2) {
+        fprintf(stderr, "usage: mpirun -n 2 exchange send|put MESSAGES BYTES REUSE SEED\n");
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    int puts = !strcmp(argv[1], "put");
+    long messages = atol(argv[2]);
+    bytes = strtoul(argv[3], NULL, 10);
+    unsigned reuse = (unsigned)atoi(argv[4]);
+    /* Each rank draws its own changes; the content of message n is the same word on both. */
+    uint64_t content = strtoull(argv[5], NULL, 10), draws = content * 2 + 1 + (uint64_t)rank;
+
+    struct buffer buffers[BUFFERS];
+    for (int i = 0; i < BUFFERS; i++) {
+        buffers[i].is_heap = i == 0;
+        buffers[i].at = i == 0 ? malloc(bytes) : map(NULL, 0);
+    }
+    unsigned char *shown = map(NULL, 0);
+    MPI_Win window = MPI_WIN_NULL;
+    if (puts)
+        MPI_Win_create(shown, (MPI_Aint)bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+
+    long wrong = 0;
+    const char *first = "";
+    MPI_Barrier(MPI_COMM_WORLD);
+    double began = MPI_Wtime();
+    for (long n = 0; n < messages; n++) {
+        uint64_t key = next(&content);
+        struct buffer *buffer = &buffers[next(&draws) % BUFFERS];
+        enum route route = next(&draws) % 100 < reuse ? KEEP : REMAP + (enum route)(next(&draws) % (ROUTES - REMAP));
+        replace(buffer, route);
+        if (puts) {
+            MPI_Win_fence(0, window);
+            if (rank == 0) {
+                fill(buffer->at, key);
+                MPI_Put(buffer->at, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window);
+            }
+            MPI_Win_fence(0, window);
+        } else if (rank == 0) {
+            fill(buffer->at, key);
+            MPI_Send(buffer->at, (int)bytes, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
+        } else {
+            memset(buffer->at, 0, bytes);
+            MPI_Recv(buffer->at, (int)bytes, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        }
+        if (rank == 1 && !holds(puts ? shown : buffer->at, key)) {
+            if (!wrong)
+                first = puts ? "put" : NAMES[route];
+            wrong++;
+        }
+    }
+    double seconds = MPI_Wtime() - began;
+    if (rank == 1)
+        printf("{\"messages\":%ld,\"wrong\":%ld,\"first_wrong\":\"%s\",\"seconds\":%.3f}\n", messages, wrong, first,
+               seconds);
+    if (puts)
+        MPI_Win_free(&window);
+    MPI_Finalize();
+    return 0;
+}
