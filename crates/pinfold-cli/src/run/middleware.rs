@@ -58,11 +58,26 @@ const fn setting(
 const SETTINGS: [Setting; 11] = [
     setting(Reader::Pinfold, "PINFOLD_CACHE_REMOTE", "on", ""),
     setting(Reader::Ucx, "UCX_RCACHE_ENABLE", "n", "UCX keeps registrations itself"),
-    setting(Reader::Ucx, "UCX_IB_REG_METHODS", "direct", "UCX before 1.16 keeps registrations itself"),
+    setting(
+        Reader::Ucx,
+        "UCX_IB_REG_METHODS",
+        "direct",
+        "UCX before 1.16 keeps registrations itself",
+    ),
     setting(Reader::Ucx, "UCX_MEM_EVENTS", "n", "UCX patches the C library's functions"),
     setting(Reader::Ucx, "UCX_WARN_UNUSED_ENV_VARS", "n", ""),
-    setting(Reader::Libfabric, "FI_MR_CACHE_MAX_COUNT", "0", "libfabric keeps registrations itself"),
-    setting(Reader::OpenMpi, "OMPI_MCA_memory", "^patcher", "Open MPI patches the C library's functions"),
+    setting(
+        Reader::Libfabric,
+        "FI_MR_CACHE_MAX_COUNT",
+        "0",
+        "libfabric keeps registrations itself",
+    ),
+    setting(
+        Reader::OpenMpi,
+        "OMPI_MCA_memory",
+        "^patcher",
+        "Open MPI patches the C library's functions",
+    ),
     setting(
         Reader::OpenMpi,
         "OMPI_MCA_opal_common_ucx_opal_mem_hooks",
@@ -189,7 +204,10 @@ impl Launcher {
     fn that_says(version: &str) -> Self {
         if ["Open MPI", "OpenRTE", "PRTE", "PRRTE"].iter().any(|name| version.contains(name)) {
             Self::OpenMpi
-        } else if ["HYDRA", "Hydra", "Intel(R) MPI", "slurm"].iter().any(|name| version.contains(name)) {
+        } else if ["HYDRA", "Hydra", "Intel(R) MPI", "slurm"]
+            .iter()
+            .any(|name| version.contains(name))
+        {
             Self::SendsAll
         } else {
             Self::Unknown
