@@ -1,31 +1,27 @@
 //! What each function does that this library takes over.
 //!
-//! Whatever is not served goes to libibverbs with the arguments that came, so its answer, its
-//! error number and its demands on the arguments are libibverbs' own. A panic of ours, were there
-//! one, is caught here and has the call passed through.
+//! Whatever is not kept goes to libibverbs with the arguments that came, so its answer, its error
+//! number and its demands on the arguments are libibverbs' own; what is kept was made by the same
+//! call. A panic of ours, were there one, is caught here and has the call passed through. Nothing of
+//! ours is a cancellation point (`sys::NotCancelled`).
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to be called from C: pointers are what libibverbs' manual
-//! asks for, or libibverbs would go wrong by them just the same. A lease is kept for as long as the
-//! program keeps its `ibv_mr`, which is longer than any scope here; the cache that it points
-//! into is dropped only after all of its handles have ended (see `domains`).
+//! This file reopens `unsafe_code` to be called from C: pointers are what libibverbs' manual asks for,
+//! or libibverbs would go wrong by them just the same.
 
 #![allow(unsafe_code)]
 
+use crate::apart;
 use crate::caller::Caller;
-use crate::domains::Served;
-use crate::handles::{Claim, Claimed, Holding, Shown};
-use crate::process::{Monitored, Process};
+use crate::process::Process;
 use crate::real::{Real, real};
-use crate::rights::Rights;
+use crate::rights;
 use crate::settings::Settings;
-use crate::sys::{errno, set_errno};
+use crate::store::{DomainName, End, Key, Scope};
+use crate::sys::{NotCancelled, errno, set_errno};
 use libc::{c_int, c_uint, c_void, size_t};
-use pinfold::Lease;
-use pinfold::registrar::verbs::Verbs;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 
@@ -47,16 +43,14 @@ pub(crate) unsafe extern "C" fn reg_mr(
 ) -> *mut ibv_mr {
     let caller = Caller(caller);
     let request = Request { pd, address, length, flags: access.cast_unsigned() };
-    // SAFETY: the caller's promises; the old ABI's structures go to the old ABI's function.
+    // SAFETY: the caller's promises; the old ABI's structures go to the old ABI's function. The present
+    // one comes back to `reg_mr_iova2`, with the caller's address or this library's.
     unsafe {
-        if let Some(mr) = request.served(|| !caller.asked().old_abi) {
-            return mr;
-        }
-        // That function comes back to `reg_mr_iova2`, with libibverbs itself as the caller.
         if let Some(old) = real().and_then(|real| real.old).filter(|_| caller.asked().old_abi) {
-            return (old.reg_mr)(pd, address, length, access);
+            return passed(caller, |_| (old.reg_mr)(pd, address, length, access));
         }
-        passed(caller, |real| (real.library.reg_mr)(pd, address, length, access))
+        let register = |real: &Real| (real.library.reg_mr)(pd, address, length, access);
+        request.kept(&register).unwrap_or_else(|| passed(caller, register))
     }
 }
 
@@ -71,19 +65,15 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
 ) -> *mut ibv_mr {
     let caller = Caller(caller);
     let request = Request { pd, address, length, flags: access };
+    let register = |real: &Real| match real.library.reg_mr_iova2 {
+        // SAFETY: the caller's promises.
+        Some(register) => unsafe { register(pd, address, length, iova, access) },
+        None => refuse(),
+    };
+    let is_plain = iova == address.addr() as u64 && caller.asked().iova2;
     // SAFETY: the caller's promises.
-    unsafe {
-        if iova == address.addr() as u64
-            && caller.asked().iova2
-            && let Some(mr) = request.served(|| true)
-        {
-            return mr;
-        }
-        passed(caller, |real| match real.library.reg_mr_iova2 {
-            Some(register) => register(pd, address, length, iova, access),
-            None => refuse(),
-        })
-    }
+    let kept = if is_plain { unsafe { request.kept(&register) } } else { None };
+    kept.unwrap_or_else(|| passed(caller, register))
 }
 
 pub(crate) unsafe fn reg_mr_iova(
@@ -94,34 +84,39 @@ pub(crate) unsafe fn reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     let request = Request { pd, address, length, flags: access.cast_unsigned() };
+    let register = |real: &Real| match real.library.reg_mr_iova {
+        // SAFETY: the caller's promises.
+        Some(register) => unsafe { register(pd, address, length, iova, access) },
+        None => refuse(),
+    };
+    let is_plain = iova == address.addr() as u64;
     // SAFETY: the caller's promises.
-    unsafe {
-        if iova == address.addr() as u64
-            && let Some(mr) = request.served(|| true)
-        {
-            return mr;
-        }
-        passed(Caller::UNKNOWN, |real| match real.library.reg_mr_iova {
-            Some(register) => register(pd, address, length, iova, access),
-            None => refuse(),
-        })
-    }
+    let kept = if is_plain { unsafe { request.kept(&register) } } else { None };
+    kept.unwrap_or_else(|| passed(Caller::UNKNOWN, register))
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_int {
-    if let Some(status) = guarded(|| ended(mr)) {
-        return status;
-    }
+    let caller = Caller(caller);
+    let before = errno();
     // SAFETY: the caller's promises.
+    match guarded(|| unsafe { ended(mr, caller) }) {
+        Some(End::Kept) => {
+            set_errno(before);
+            return 0;
+        }
+        Some(End::Twice) => return gone(),
+        Some(End::Foreign) | None => set_errno(before),
+    }
+    // SAFETY: as above.
     handed_on(|real| unsafe {
-        match real.old.filter(|_| Caller(caller).asked().old_abi) {
+        match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.dereg_mr)(mr),
             None => (real.library.dereg_mr)(mr),
         }
     })
 }
 
-/// A handle of ours gets a region of libibverbs' own behind it, which libibverbs then changes.
+/// What the program changes is libibverbs' alone from now on.
 pub(crate) unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -130,49 +125,54 @@ pub(crate) unsafe fn rereg_mr(
     length: size_t,
     access: c_int,
 ) -> c_int {
-    let change = |real: &Real, mr| match real.library.rereg_mr {
-        // SAFETY: the caller's promises, for `mr` or for what stands for it.
+    guarded(|| {
+        Process::running()?.keeper()?.forget(mr);
+        Some(())
+    });
+    handed_on(|real| match real.library.rereg_mr {
+        // SAFETY: the caller's promises.
         Some(rereg) => unsafe { rereg(mr, flags, pd, address, length, access) },
         None => refused(),
-    };
-    let ours = guarded(|| match claim(mr) {
-        Some(Ok((_, mut claimed))) => Some(reregister(&mut claimed, change)),
-        Some(Err(status)) => Some(status),
-        None => None,
-    });
-    ours.unwrap_or_else(|| handed_on(|real| change(real, mr)))
+    })
 }
 
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_int {
-    forget_domain(pd);
+    let scope = Scope::Domain(pd.addr());
+    empty(scope);
+    guarded(|| {
+        Process::inherited()
+            .filter_map(Process::keeper)
+            .for_each(|keeper| keeper.empty_inherited(scope));
+        Some(())
+    });
     // SAFETY: the caller's promises.
-    handed_on(|real| unsafe {
+    let status = handed_on(|real| unsafe {
         match real.old.filter(|_| Caller(caller).asked().old_abi) {
             Some(old) => (old.dealloc_pd)(pd),
             None => (real.library.dealloc_pd)(pd),
         }
-    })
+    });
+    if status == 0 {
+        // What was registered there and is known still was ended by another route.
+        forget(scope);
+    }
+    status
 }
 
 /// The domain stays another process's; its structure here goes.
 pub(crate) unsafe fn unimport_pd(pd: *mut ibv_pd) {
-    forget_domain(pd);
+    empty(Scope::Domain(pd.addr()));
     if let Some(unimport) = real().and_then(|real| real.unimport_pd) {
         // SAFETY: the caller's promises.
         unsafe { unimport(pd) };
     }
 }
 
-/// Whatever the program left registered goes before the device, which takes it along anyway.
+/// What is idle goes before the device, which takes everything else along.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: usize) -> c_int {
-    guarded(|| {
-        let process = Process::running()?;
-        process.handles.claim_all_of(context).for_each(|claimed| {
-            end(claimed);
-        });
-        process.domains.of_device(context).iter().for_each(|served| process.retire(served));
-        Some(())
-    });
+    let scope = Scope::Device(context.addr());
+    empty(scope);
+    forget(scope);
     // SAFETY: the caller's promises.
     handed_on(|real| unsafe {
         match real.old.filter(|_| Caller(caller).asked().old_abi) {
@@ -198,208 +198,98 @@ pub(crate) fn fork_init() -> c_int {
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
     guarded(|| {
-        Process::running()?.finish();
-        Some(())
+        let process = Process::running()?;
+        apart::run(|| process.finish())
     });
 }
 
 impl Request {
-    /// A handle with a lease of the domain's cache, made if there is none and `may_make` says so.
-    /// `None` for what passes through.
+    /// A registration that is idle, or one made by `register` and to be kept. `None` for what passes
+    /// through.
     ///
     /// # Safety
     ///
-    /// As for `ibv_reg_mr`; if there is a cache for the domain's address or one may be made, the
-    /// domain is of the present ABI.
-    unsafe fn served(&self, may_make: impl FnOnce() -> bool) -> Option<*mut ibv_mr> {
+    /// As for `ibv_reg_mr`, of the present ABI.
+    unsafe fn kept(&self, register: &dyn Fn(&Real) -> *mut ibv_mr) -> Option<*mut ibv_mr> {
         let before = errno();
-        let served = guarded(|| {
-            // What is never cached starts nothing.
-            Rights::of(self.flags, true)?;
+        let kept = guarded(|| {
+            // What is never kept starts nothing.
+            if !rights::can_be_kept(self.flags, true) {
+                return None;
+            }
             let process = Process::current()?;
-            let rights = Rights::of(self.flags, process.settings.cache_remote)?;
+            if !rights::can_be_kept(self.flags, process.settings.cache_remote) {
+                return None;
+            }
             // SAFETY: the caller's promise.
-            unsafe { self.served_by(process, rights, may_make) }
+            let key = unsafe { self.key() }?;
+            if let Some(found) = process.keeper().and_then(|keeper| keeper.find(&key)) {
+                return Some(found.as_ptr());
+            }
+            process.keeper_for(&key)?.register(key, register)
         });
-        if served.is_some() {
+        if kept.is_none_or(|mr| !mr.is_null()) {
             set_errno(before);
         }
-        served
+        kept
     }
 
     /// # Safety
     ///
-    /// As for [`served`](Self::served).
-    unsafe fn served_by(
-        &self,
-        process: &'static Process,
-        rights: Rights,
-        may_make: impl FnOnce() -> bool,
-    ) -> Option<*mut ibv_mr> {
-        let pd = NonNull::new(self.pd)?;
+    /// The domain is a live one of the present ABI, or null.
+    unsafe fn key(&self) -> Option<Key> {
+        let pd = NonNull::new(self.pd)?.as_ptr();
         // SAFETY: the caller's promise.
-        let served = unsafe {
-            match process.domains.find(pd, rights.hints) {
-                Some(served) => served,
-                None if may_make() => {
-                    let make = || process.cache(pd, rights);
-                    process.domains.make(pd, rights, &process.room, make)?
-                }
-                None => return None,
-            }
-        };
-        let vacant = process.handles.vacant()?;
-        // SAFETY: the program lets the device use the memory until it deregisters it.
-        let lease = unsafe { served.lease(self.address.cast(), self.length, rights.access) }?;
-        let shown = self.shown(&lease);
-        // SAFETY: the cache outlives the handle that the lease is kept in; see the file's header.
-        let lease = unsafe { mem::transmute::<Lease<'_, _, _>, Lease<'static, _, _>>(lease) };
-        Some(vacant.fill(shown, served, Holding::Lease(lease)))
-    }
-
-    /// What the program sees: what it asked for, and the keys of the region that serves it.
-    fn shown(&self, lease: &Lease<'_, Verbs, Monitored>) -> Shown {
-        let region = lease.handle();
-        // SAFETY: the domain is the program's live one, and the region lives as long as the lease.
-        let (context, handle) = unsafe { ((*self.pd).context, (*region.as_ptr()).handle) };
-        let mr = ibv_mr {
-            context,
-            pd: self.pd,
-            addr: self.address,
-            length: self.length,
-            handle,
-            lkey: region.lkey(),
-            rkey: region.rkey(),
-        };
-        Shown { mr, kind: 0, access: self.flags.cast_signed() }
+        let (device, number) = unsafe { ((*pd).context.addr(), (*pd).handle) };
+        let domain = DomainName { address: pd.addr(), device, number };
+        let (start, length) = (self.address.addr(), self.length);
+        let key = Key { start, length, domain, flags: self.flags };
+        key.range().map(|_| key)
     }
 }
 
-/// A registration by libibverbs. If it lacks room that our idle registrations take, they go and it
-/// tries again; the caches' own registrations see to that themselves.
+/// A registration by libibverbs. If it lacks room that idle ones take, they go and it tries again.
 fn passed(caller: Caller, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
     let Some(real) = real() else { return refuse() };
-    let mut made = register(real);
     let process = Process::running().filter(|_| !caller.asked().is_us);
-    let Some(process) = process else { return made };
-    let why = errno();
-    if made.is_null() && matches!(why, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC) {
-        let freed = guarded(|| Some(process.make_room()));
-        set_errno(why);
-        if freed.is_some_and(|freed| freed > 0) {
-            made = register(real);
-        }
-    }
+    let Some(process) = process else { return register(real) };
+    let made = match process.keeper() {
+        Some(keeper) => keeper.with_room(|| register(real)),
+        None => register(real),
+    };
     if !made.is_null() {
         process.count_passed();
     }
     made
 }
 
-/// What the program's handle stands for, claimed, with the process that it is of.
+/// What becomes of a handle that the program gives back.
 ///
-/// `None` if it is none of ours, an error number if the program does not have it any more.
-fn claim(mr: *mut ibv_mr) -> Option<Result<(&'static Process, Claimed<'static>), c_int>> {
-    Process::generations().find_map(|process| match process.handles.claim(mr) {
-        Claim::Foreign => None,
-        Claim::Gone => Some(Err(gone())),
-        Claim::Claimed(claimed) => Some(Ok((process, claimed))),
-    })
+/// # Safety
+///
+/// As for `ibv_dereg_mr`.
+unsafe fn ended(mr: *mut ibv_mr, caller: Caller) -> Option<End> {
+    let handle = NonNull::new(mr)?;
+    if caller.asked().old_abi {
+        return None;
+    }
+    let keeper = Process::running().and_then(Process::keeper);
+    // SAFETY: the caller's promise.
+    let end = keeper.map_or(End::Foreign, |keeper| unsafe { keeper.end(handle) });
+    if end == End::Foreign {
+        Process::inherited().for_each(|process| process.note_end(mr));
+    }
+    Some(end)
 }
 
-/// Ends a handle of ours. `None` if it is none.
-fn ended(mr: *mut ibv_mr) -> Option<c_int> {
-    let before = errno();
-    let (process, claimed) = match claim(mr)? {
-        Ok(found) => found,
-        Err(status) => return Some(status),
-    };
-    if process.is_forked() {
-        // The registration is the parent's, and goes on.
-        claimed.forget();
-        return Some(0);
-    }
-    let status = end(claimed);
-    if status == 0 {
-        set_errno(before);
-    }
-    Some(status)
+/// Deregisters what is idle in `scope`.
+fn empty(scope: Scope) {
+    guarded(|| Process::running()?.keeper().map(|keeper| keeper.empty(scope)));
 }
 
-/// Ends the registration behind a handle of this process, then the handle.
-fn end(mut claimed: Claimed<'_>) -> c_int {
-    if let Holding::Own(region) = *claimed.holding() {
-        // SAFETY: the region is the handle's own, and ends once.
-        let status = handed_on(|real| unsafe { (real.library.dereg_mr)(region.as_ptr()) });
-        if status != 0 {
-            return status;
-        }
-    }
-    claimed.end();
-    0
-}
-
-/// Has libibverbs change a region in the place of the handle's lease, which ends if it could.
-fn reregister(claimed: &mut Claimed<'_>, change: impl Fn(&Real, *mut ibv_mr) -> c_int) -> c_int {
-    let Some(real) = real() else { return refused() };
-    if let Holding::Own(region) = *claimed.holding() {
-        let status = change(real, region.as_ptr());
-        show(claimed, region);
-        return status;
-    }
-    let Shown { mr, access, .. } = claimed.shown();
-    // SAFETY: the program had the same registered with these rights.
-    let own = unsafe { real.library.register(mr.pd, mr.addr, mr.length, access.cast_unsigned()) };
-    let Some(own) = NonNull::new(own) else { return REREG_COMMAND_FAILED };
-    let status = change(real, own.as_ptr());
-    // Minus 3: the region is the new one, and something else went wrong.
-    if status == 0 || status == REREG_NEW_IS_VALID {
-        let lease = claimed.own(own);
-        show(claimed, own);
-        drop(lease);
-    } else {
-        let why = errno();
-        // SAFETY: nobody else knows it.
-        unsafe { (real.library.dereg_mr)(own.as_ptr()) };
-        set_errno(why);
-    }
-    status
-}
-
-/// `IBV_REREG_MR_ERR_DO_FORK_OLD`.
-const REREG_NEW_IS_VALID: c_int = -3;
-/// `IBV_REREG_MR_ERR_CMD`.
-const REREG_COMMAND_FAILED: c_int = -4;
-
-/// Has the program see what libibverbs made of its region.
-fn show(claimed: &mut Claimed<'_>, region: NonNull<ibv_mr>) {
-    // SAFETY: the region is the handle's own; its fields are read one by one.
-    unsafe {
-        let region = region.as_ptr();
-        claimed.shown().mr = ibv_mr {
-            context: (*region).context,
-            pd: (*region).pd,
-            addr: (*region).addr,
-            length: (*region).length,
-            handle: (*region).handle,
-            lkey: (*region).lkey,
-            rkey: (*region).rkey,
-        };
-    }
-}
-
-/// Empties the caches of a domain, unless the program still has regions there: then libibverbs will
-/// say `EBUSY` because of those.
-fn forget_domain(pd: *mut ibv_pd) {
-    guarded(|| {
-        let process = Process::running()?;
-        let idle = |served: &&std::sync::Arc<Served>| {
-            !process.handles.has_any_of(std::sync::Arc::as_ptr(served))
-        };
-        let all = process.domains.of_domain(pd);
-        all.iter().filter(idle).for_each(|served| process.retire(served));
-        Some(())
-    });
+/// Forgets what the program has in `scope`.
+fn forget(scope: Scope) {
+    guarded(|| Process::running()?.keeper().map(|keeper| keeper.forget_live(scope)));
 }
 
 fn handed_on(call: impl FnOnce(&Real) -> c_int) -> c_int {
@@ -425,5 +315,6 @@ fn refuse() -> *mut ibv_mr {
 
 /// Runs what is ours. No panic reaches the program: it is as if nothing had been found.
 fn guarded<T>(ours: impl FnOnce() -> Option<T>) -> Option<T> {
+    let _not_cancelled = NotCancelled::new();
     catch_unwind(AssertUnwindSafe(ours)).ok().flatten()
 }

@@ -4,14 +4,12 @@
 //!
 //! # The price
 //!
-//! - A registration that is found costs one system call (the monitor's check) and a look-up; one that
-//!   is not costs what it did, and the monitor's share. What is cached stays pinned while it is
-//!   idle, within a budget.
-//! - Local rights are given for whole pages: a device that the program itself drives may touch the
-//!   rest of a buffer's first and last page, and write what another registration of the same bytes
-//!   lets it write. Remote rights are never widened, and not cached unless asked for.
-//! - Two threads for each protection domain that is registered with (one for all, one for each),
-//!   asleep.
+//! - A registration that is found costs one system call (the monitor's check) and a look-up. One that
+//!   is not costs what it did; one that is to be kept, the monitor's share besides. What is kept stays
+//!   pinned while it is idle, within a budget.
+//! - Nothing is kept before the program registers the same bytes a second time (`admission`). Until
+//!   then there is no monitor and no thread; from then on two threads, asleep, for all of the process.
+//! - Remote rights are not kept unless asked for.
 //! - The exceptions of the monitor: memory that it cannot see is registered for each use. Two changes
 //!   that the kernel reports to no userfaultfd (`MADV_GUARD_INSTALL`, `shmat(SHM_REMAP)`) are told by
 //!   hooks (below); a program that makes them by a system call instruction of its own needs the cache
@@ -20,13 +18,14 @@
 //!
 //! # How it works
 //!
-//! The dynamic linker finds `ibv_reg_mr` here before it looks into libibverbs. Each protection
-//! domain of the program gets a cache; `ibv_reg_mr` is a `get` whose lease is kept in an `ibv_mr` of
-//! ours, `ibv_dereg_mr` ends it. Whatever cannot or need not be cached goes to libibverbs with
-//! the arguments that came: rights that are not asked to be cached, on-demand paging, memory
-//! windows, foreign offsets (`iova`), everything in a process where the monitor cannot run. What the
-//! program does to its memory, the kernel tells; of libc only `madvise`, `process_madvise`, `shmat`
-//! and `syscall` are taken over, for the two changes that it does not (`hooks` says which, and why no
+//! The dynamic linker finds `ibv_reg_mr` here before it looks into libibverbs. The program gets
+//! libibverbs' own handle, with a registration of its own, so every other function may have it, by
+//! whatever route. `ibv_dereg_mr` keeps the registration, idle, and the same request gets it again,
+//! unless its memory has changed. Whatever cannot or need not be kept goes to libibverbs with the
+//! arguments that came: rights that are not asked to be kept, on-demand paging, memory windows,
+//! foreign offsets (`iova`), everything in a process where the monitor cannot run. What the program
+//! does to its memory, the kernel tells; of libc only `madvise`, `process_madvise`, `shmat` and
+//! `syscall` are taken over, for the two changes that it does not (`hooks` says which, and why no
 //! others). Those hooks also serve programs that use Pinfold as a library: they tell the process's
 //! feed, `pinfold_process_feed`.
 //!
@@ -35,26 +34,29 @@
 //!
 //! # Where to look next
 //!
-//! In the order of layers: `sys`, `elf` (seams), `hooks` (apart from all others), `settings`,
-//! `rights`, `real` (libibverbs itself), `caller` (who calls), `handles` (what the program gets),
-//! `room` (what the caches share), `domains` (the caches), `report`, `process` (all of it, also after
-//! a fork), `calls` (what each function does), `exports` (their names).
+//! In the order of layers: `sys`, `elf` (seams), `apart` (a stack of our own), `hooks` (apart from all
+//! others), `settings`, `rights`, `real` (libibverbs itself), `caller` (who calls), `store` (what is
+//! registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
+//! it), `report`, `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
+//! (what each function does), `exports` (their names).
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the preload library reads 64-bit Linux modules");
 
+mod admission;
+mod apart;
 mod caller;
 mod calls;
-mod domains;
+mod children;
 mod elf;
 mod exports;
-mod handles;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod hooks;
+mod keeper;
 mod process;
 mod real;
 mod report;
 mod rights;
-mod room;
 mod settings;
+mod store;
 mod sys;

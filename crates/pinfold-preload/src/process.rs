@@ -1,32 +1,35 @@
 //! Everything of one process; a forked child begins anew, and knows what was its parent's.
 //!
+//! The first registration that may be kept reads the settings. The first that is to be kept starts the
+//! monitor and the thread that deregisters; whether to keep is `admission`'s to say.
+//!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to keep a process's state behind an atomic pointer: a lock could
-//! be found taken for ever in a forked child.
+//! be found taken for ever in a forked child; and to hand the keeper to its thread.
 
 #![allow(unsafe_code)]
 
-use crate::domains::{Domains, Served};
-use crate::handles::Handles;
+use crate::admission::Admission;
+use crate::apart;
+use crate::children::Children;
+use crate::keeper::Keeper;
 use crate::real::{Real, real};
 use crate::report::{self, Totals};
-use crate::rights::Rights;
-use crate::room::Room;
 use crate::settings::{Destination, Settings};
-use crate::sys;
+use crate::store::{Key, Limit};
+use crate::sys::{self, SharedWords};
+use libc::c_void;
+use pinfold::Config;
 use pinfold::allocator::{self, Policy};
-use pinfold::budget::Amount;
 use pinfold::limits::Limits;
 use pinfold::monitor::{Best, Choice, best_without_loading};
-use pinfold::registrar::verbs::Verbs;
-use pinfold::registrar::verbs::ffi::ibv_pd;
-use pinfold::{Cache, Config, Monitor};
-use std::ptr::{self, NonNull};
+use pinfold::registrar::verbs::ffi::ibv_mr;
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
-/// The monitor that all caches of a process share.
+/// The monitor of a process.
 pub(crate) type Monitored = Arc<Best>;
 
 /// What Pinfold does in this process.
@@ -37,16 +40,18 @@ enum Standing {
     On(Process),
 }
 
-/// A process with caches.
+/// A process in which registrations may be kept. Until one is to be, it has no monitor and no thread.
 pub(crate) struct Process {
     pub(crate) settings: Settings,
-    pub(crate) handles: Handles,
-    pub(crate) domains: Domains,
-    pub(crate) room: Arc<Room>,
-    monitor: Monitored,
-    /// What the caches did that are gone. Guards nothing else, and no other lock is taken inside.
-    ended: Mutex<Totals>,
+    admission: Admission,
+    children: Children,
+    /// `None` inside if there can be none.
+    keeper: OnceLock<Option<Keeper>>,
+    /// Held while the keeper is started; nobody waits for it.
+    starting: Mutex<()>,
     passed: AtomicU64,
+    /// Not 0 in the process that made it.
+    mark: &'static SharedWords,
     /// The process that this one was forked from, as it was then.
     parent: Option<&'static Process>,
 }
@@ -71,11 +76,6 @@ impl Process {
         Self::latest().filter(|process| !process.is_forked())
     }
 
-    /// The latest state and those that it was forked from.
-    pub(crate) fn generations() -> impl Iterator<Item = &'static Self> {
-        std::iter::successors(Self::latest(), |process| process.parent)
-    }
-
     fn latest() -> Option<&'static Self> {
         // SAFETY: null or leaked, see `CURRENT`.
         match unsafe { CURRENT.load(Ordering::Acquire).as_ref() } {
@@ -86,7 +86,14 @@ impl Process {
 
     /// Whether this is the state of the process that this one was forked from.
     pub(crate) fn is_forked(&self) -> bool {
-        self.monitor.forked()
+        // Relaxed: in a child the page was wiped before its first instruction.
+        self.mark[0].load(Ordering::Relaxed) == 0
+    }
+
+    /// The states that this process was forked from.
+    pub(crate) fn inherited() -> impl Iterator<Item = &'static Self> {
+        std::iter::successors(Self::latest(), |process| process.parent)
+            .filter(|process| process.is_forked())
     }
 
     #[cold]
@@ -95,11 +102,14 @@ impl Process {
             Standing::On(process) => Some(process),
             Standing::Off => None,
         });
-        let (standing, complaint) = Self::begin(parent);
-        let fresh = Box::into_raw(Box::new(standing));
+        let begin = || {
+            let (standing, complaint) = Self::begin(parent);
+            (Box::into_raw(Box::new(standing)), complaint)
+        };
+        let (fresh, complaint) = apart::run(begin)?;
         // AcqRel: releases the state to whoever loads the pointer, acquires a winner's.
         match CURRENT.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Self::announce(complaint),
+            Ok(_) => _ = apart::run(|| Self::announce(complaint)),
             // SAFETY: the box is still ours alone.
             Err(_) => drop(unsafe { Box::from_raw(fresh) }),
         }
@@ -121,24 +131,20 @@ impl Process {
         if !settings.cache {
             return Ok(None);
         }
-        if real().is_some_and(Real::keeps_from_children) {
-            return Err(
-                "libibverbs keeps registered memory from forked children here (RDMAV_FORK_SAFE, \
-                        or ibv_fork_init on a kernel before 5.12), so what stays registered would be \
-                        missing there"
-                    .into(),
-            );
-        }
-        let monitor = monitor()?;
-        let room = Room::new(allowed(&settings)).map_err(|error| error.to_string())?;
+        let (children, mark) = (Children::new(), sys::wiped_words());
+        let (Some(children), Some(mark)) = (children, mark) else {
+            return Err("no memory, or a kernel before 4.14".into());
+        };
+        // Relaxed: this thread's own until the state is published.
+        mark[0].store(1, Ordering::Relaxed);
         Ok(Some(Self {
             settings,
-            room: Arc::new(room),
-            handles: Handles::new(),
-            domains: Domains::new(),
-            monitor,
-            ended: Mutex::default(),
+            admission: Admission::new(),
+            children,
+            keeper: OnceLock::new(),
+            starting: Mutex::new(()),
             passed: AtomicU64::new(0),
+            mark,
             parent,
         }))
     }
@@ -146,7 +152,7 @@ impl Process {
     /// Says why there is no cache, or begins to listen for the signal.
     fn announce(complaint: Option<String>) {
         if let Some(complaint) = complaint {
-            return sys::complain(&format!("pinfold: the program runs without it: {complaint}\n"));
+            return complain(&complaint);
         }
         if Self::running().is_some_and(|process| process.settings.keep_memory) {
             keep_memory();
@@ -157,34 +163,49 @@ impl Process {
         }
     }
 
-    /// A cache for `pd`.
-    ///
-    /// # Safety
-    ///
-    /// `pd` is a live protection domain of the present ABI, and stays until the cache is emptied.
-    pub(crate) unsafe fn cache(
-        &self,
-        pd: NonNull<ibv_pd>,
-        rights: Rights,
-    ) -> Option<Cache<Verbs, Monitored>> {
-        let library = &real()?.library;
-        let monitor = Arc::clone(&self.monitor);
-        // SAFETY: the caller's promise.
-        let made =
-            unsafe { Served::cache(library, pd, rights, monitor, &self.room, self.config()) };
-        made.map_err(|error| sys::complain(&format!("pinfold: no cache: {error}\n"))).ok()
+    /// What keeps registrations, if it was started.
+    pub(crate) fn keeper(&self) -> Option<&Keeper> {
+        self.keeper.get()?.as_ref()
     }
 
-    fn config(&self) -> Config {
-        let Amount { bytes, regions } = allowed(&self.settings);
-        Config {
-            max_bytes: bytes,
-            max_regions: regions,
-            // One `ibv_reg_mr` is one region, however long.
-            piece_bytes: 1 << (usize::BITS - 2),
-            cache_remote: self.settings.cache_remote,
-            ..Config::default()
+    /// What is to keep a registration of this, started by the first; `None` if it is not to be kept,
+    /// or at this moment cannot be.
+    pub(crate) fn keeper_for(&'static self, key: &Key) -> Option<&'static Keeper> {
+        if !self.admission.admits(key, self.settings.keep_from) {
+            return None;
         }
+        match self.keeper.get() {
+            Some(keeper) => keeper.as_ref(),
+            None => self.start_keeper(),
+        }
+    }
+
+    #[cold]
+    fn start_keeper(&'static self) -> Option<&'static Keeper> {
+        let _starting = self.starting.try_lock().ok()?;
+        if self.keeper.get().is_none() {
+            let started = apart::run(|| self.new_keeper()).unwrap_or_else(|| Err("a panic".into()));
+            let complaint = started.as_ref().err().cloned();
+            let keeper = self.keeper.get_or_init(|| started.ok());
+            if let Some(keeper) = keeper {
+                apart::run(|| start_reclaiming(keeper));
+            }
+            complaint.iter().for_each(|complaint| complain(complaint));
+        }
+        self.keeper()
+    }
+
+    fn new_keeper(&'static self) -> Result<Keeper, String> {
+        if real().is_some_and(Real::keeps_from_children) {
+            return Err(
+                "libibverbs keeps registered memory from forked children here (RDMAV_FORK_SAFE, \
+                        or ibv_fork_init on a kernel before 5.12), so what stays registered would be \
+                        missing there"
+                    .into(),
+            );
+        }
+        let limit = limit(&self.settings);
+        Ok(Keeper::new(monitor()?, limit, &self.admission, &self.children))
     }
 
     /// Counts a registration that went to libibverbs as it was.
@@ -193,24 +214,17 @@ impl Process {
         self.passed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Empties a cache that is not needed any more, and forgets it.
-    pub(crate) fn retire(&self, served: &Arc<Served>) {
-        let did = served.empty();
-        self.domains.forget(served);
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).add(&did);
-    }
-
-    /// Gives back whatever is idle in all caches. Says how many registrations that were.
-    pub(crate) fn make_room(&self) -> usize {
-        self.domains.all().iter().map(|served| served.cache.evict_idle()).sum()
+    /// Before this process, a forked child, has libibverbs end `mr`: its parents' may be gone then.
+    pub(crate) fn note_end(&self, mr: *mut ibv_mr) {
+        if self.keeper().is_some_and(|keeper| keeper.may_have(mr)) {
+            self.children.note_ended();
+        }
     }
 
     fn totals(&self) -> Totals {
-        let mut totals = *self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        self.domains.all().iter().for_each(|served| totals.add(&served.cache.statistics()));
+        let kept = self.keeper().map(Keeper::totals).unwrap_or_default();
         // Relaxed: a count.
-        totals.passed = self.passed.load(Ordering::Relaxed);
-        totals
+        Totals { passed: self.passed.load(Ordering::Relaxed), ..kept }
     }
 
     /// Writes the statistics to where they are wanted.
@@ -248,20 +262,37 @@ fn monitor() -> Result<Monitored, String> {
     }
 }
 
-/// What the caches may keep together.
-fn allowed(settings: &Settings) -> Amount {
+/// What may be kept while it is idle.
+fn limit(settings: &Settings) -> Limit {
     let default = Config::default();
-    Amount {
+    Limit {
         bytes: settings.max_bytes.unwrap_or_else(|| affordable(default.max_bytes)),
         regions: settings.max_regions.unwrap_or(default.max_regions),
     }
 }
 
-/// Bytes that the caches may keep unless told otherwise: half of what the kernel lets this process
-/// pin, so that the program's own registrations have the other half.
+/// Bytes to keep unless told otherwise: half of what the kernel lets this process pin, so that the
+/// program's own registrations have the other half.
 fn affordable(at_most: usize) -> usize {
     let half = Limits::read().enforced().bytes().map(|bytes| bytes / 2);
     half.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(at_most).clamp(4096, at_most)
+}
+
+fn complain(why: &str) {
+    sys::complain(&format!("pinfold: the program runs without it: {why}\n"));
+}
+
+/// Starts the thread that deregisters what has changed; without it, that waits for room to be needed.
+fn start_reclaiming(keeper: &'static Keeper) {
+    extern "C" fn body(keeper: *mut c_void) -> *mut c_void {
+        // SAFETY: the keeper below, which stays as long as the process.
+        unsafe { &*keeper.cast_const().cast::<Keeper>() }.reclaim();
+        ptr::null_mut()
+    }
+    let argument = ptr::from_ref(keeper).cast_mut().cast();
+    if let Err(error) = sys::spawn_quiet(c"pinfold-reclaim", body, argument) {
+        sys::complain(&format!("pinfold: changed memory stays registered: {error}\n"));
+    }
 }
 
 /// Has the program's allocator keep memory from now on; complains if it will not.
@@ -274,12 +305,14 @@ fn keep_memory() {
 
 /// Reports at every `signal` from now on, on a thread of its own.
 fn listen(signal: libc::c_int) -> std::io::Result<()> {
-    sys::count_signal(signal)?;
-    let body = || loop {
-        sys::await_signal();
-        if let Some(process) = Process::running() {
-            process.report();
+    extern "C" fn body(_: *mut c_void) -> *mut c_void {
+        loop {
+            sys::await_signal();
+            if let Some(process) = Process::running() {
+                process.report();
+            }
         }
-    };
-    sys::spawn_quiet("pinfold-signal", body)
+    }
+    sys::count_signal(signal)?;
+    sys::spawn_quiet(c"pinfold-signal", body, ptr::null_mut())
 }

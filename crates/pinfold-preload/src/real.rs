@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::apart;
 use crate::sys::Pages;
 use libc::{c_int, c_void, size_t};
 use pinfold::registrar::verbs::Library;
@@ -52,7 +53,7 @@ pub(crate) fn real() -> Option<&'static Real> {
 
 #[cold]
 fn find() -> Option<&'static Real> {
-    let found = Box::into_raw(Box::new(Source::loaded()?.functions()?));
+    let found = apart::run(|| Some(Box::into_raw(Box::new(Source::loaded()?.functions()?))))??;
     // AcqRel: releases the functions to whoever loads the pointer, acquires the winner's.
     let exchanged =
         REAL.compare_exchange(ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);

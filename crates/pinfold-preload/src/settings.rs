@@ -4,8 +4,9 @@
 //! |---|---|---|
 //! | `PINFOLD_CACHE` | `on`, `off` | `on` |
 //! | `PINFOLD_CACHE_REMOTE` | `on`, `off`: keep registrations that a peer may use | `off` |
+//! | `PINFOLD_KEEP_FROM` | which registration of the same bytes is the first to be kept; 1: each one | 2 |
 //! | `PINFOLD_KEEP_MEMORY` | `on`, `off`: have the allocator keep what the program frees | `off` |
-//! | `PINFOLD_MAX_BYTES` | bytes to keep registered, in all protection domains together: `512M`, `2G` | 1 GiB, or half of the memlock limit |
+//! | `PINFOLD_MAX_BYTES` | bytes to keep registered while they are idle, in all protection domains together: `512M`, `2G` | 1 GiB, or half of the memlock limit |
 //! | `PINFOLD_MAX_REGIONS` | registrations to keep, likewise | 16384, or what the device has |
 //! | `PINFOLD_STATISTICS` | `stderr` or a file to append to (`%p`: the process) | none |
 //! | `PINFOLD_STATISTICS_SIGNAL` | a signal that has them written: `USR1`, `10` | none, only at exit |
@@ -23,6 +24,7 @@ use std::path::PathBuf;
 pub(crate) struct Settings {
     pub(crate) cache: bool,
     pub(crate) cache_remote: bool,
+    pub(crate) keep_from: u16,
     pub(crate) keep_memory: bool,
     pub(crate) max_bytes: Option<usize>,
     pub(crate) max_regions: Option<usize>,
@@ -73,6 +75,9 @@ impl Settings {
         Ok(Self {
             cache: look.up("PINFOLD_CACHE", "on or off", switch)?.unwrap_or(true),
             cache_remote: look.up("PINFOLD_CACHE_REMOTE", "on or off", switch)?.unwrap_or(false),
+            keep_from: look
+                .up("PINFOLD_KEEP_FROM", "a whole number from 1 to 1000", rank)?
+                .unwrap_or(2),
             keep_memory: look.up("PINFOLD_KEEP_MEMORY", "on or off", switch)?.unwrap_or(false),
             max_bytes: look.up(
                 "PINFOLD_MAX_BYTES",
@@ -141,6 +146,10 @@ fn count(text: &str) -> Option<usize> {
     text.parse().ok().filter(|&count| count > 0)
 }
 
+fn rank(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|rank| (1..=1000).contains(rank))
+}
+
 fn destination(value: OsString) -> Destination {
     if value == OsStr::new("stderr") {
         Destination::StandardError
@@ -197,6 +206,7 @@ mod tests {
         let settings = read(&[
             ("PINFOLD_CACHE", "No"),
             ("PINFOLD_CACHE_REMOTE", "1"),
+            ("PINFOLD_KEEP_FROM", "1"),
             ("PINFOLD_KEEP_MEMORY", "yes"),
             ("PINFOLD_MAX_BYTES", "512M"),
             ("PINFOLD_MAX_REGIONS", "7"),
@@ -207,6 +217,7 @@ mod tests {
         .unwrap();
         assert!(!settings.cache && settings.cache_remote && settings.keep_memory);
         assert_eq!((settings.max_bytes, settings.max_regions), (Some(512 << 20), Some(7)));
+        assert_eq!((settings.keep_from, read(&[]).unwrap().keep_from), (1, 2));
         assert_eq!(settings.statistics, Some(Destination::File("/tmp/x.%p".into())));
         assert_eq!(settings.signal, Some(libc::SIGUSR2));
         assert_eq!(settings.summary, Some("/tmp/y".into()));
@@ -246,6 +257,7 @@ mod tests {
         for (name, value) in [
             ("PINFOLD_CACHE", "perhaps"),
             ("PINFOLD_CACHE_REMOTE", "2"),
+            ("PINFOLD_KEEP_FROM", "0"),
             ("PINFOLD_KEEP_MEMORY", "some"),
             ("PINFOLD_MAX_BYTES", "lots"),
             ("PINFOLD_MAX_REGIONS", "0"),

@@ -1,18 +1,22 @@
-//! Calls to the C library: the error number, a signal's handler, a line to standard error.
+//! Calls to the C library: the error number, signals, cancellation, threads, memory of our own, a line
+//! to standard error.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for calls that take no pointer but to static or local memory, and
-//! to change what a signal does.
+//! This file reopens `unsafe_code` for calls that take no pointer but to static or local memory, to
+//! change what a signal does, and for memory that is mapped here and used by nobody else.
 
 #![allow(unsafe_code)]
 
 use libc::{c_int, c_void};
 use pinfold::AddressRange;
 use std::cell::UnsafeCell;
+use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
-use std::ptr;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// The calling thread's error number.
 pub(crate) fn errno() -> c_int {
@@ -135,23 +139,176 @@ fn page_bytes() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Starts a thread that no signal interrupts, and lets it go.
+/// The stack of a thread of ours.
+const THREAD_STACK: usize = 128 << 10;
+
+/// Starts a thread that no signal interrupts and nobody waits for, which runs as long as the process.
+///
+/// Not through the standard library, whose threads have two stacks and allocate: the C library sets
+/// 64 MiB of addresses aside for each thread that does.
 ///
 /// # Errors
 ///
 /// The system starts no more threads.
-pub(crate) fn spawn_quiet(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
-    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: both sets are this function's own; a thread inherits its maker's mask, which is put
-    // back.
+pub(crate) fn spawn_quiet(
+    name: &'static CStr,
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> io::Result<()> {
+    let _blocked = AllSignalsBlocked::new();
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
+    let attributes = attributes.as_mut_ptr();
+    // SAFETY: the attributes are made before they are used and ended once; the body gets the argument
+    // that its caller meant for it.
     unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-        spawned.map(drop)
+        from_number(libc::pthread_attr_init(attributes))?;
+        let made = from_number(libc::pthread_attr_setstacksize(attributes, THREAD_STACK))
+            .and_then(|()| {
+                let state = libc::PTHREAD_CREATE_DETACHED;
+                from_number(libc::pthread_attr_setdetachstate(attributes, state))
+            })
+            .and_then(|()| {
+                from_number(libc::pthread_create(thread.as_mut_ptr(), attributes, body, argument))
+            });
+        libc::pthread_attr_destroy(attributes);
+        made?;
+        libc::pthread_setname_np(thread.assume_init(), name.as_ptr());
     }
+    Ok(())
+}
+
+/// What functions of threads return.
+fn from_number(errno: c_int) -> io::Result<()> {
+    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+}
+
+pub(crate) fn sleep(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// All signals are blocked on this thread until it is dropped.
+pub(crate) struct AllSignalsBlocked {
+    before: libc::sigset_t,
+}
+
+impl AllSignalsBlocked {
+    pub(crate) fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
+        let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: both sets are this function's own, and all zero is an empty one.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            Self { before: before.assume_init() }
+        }
+    }
+}
+
+impl Drop for AllSignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the set was filled above.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
+        };
+    }
+}
+
+/// This thread is not cancelled until it is dropped: what libibverbs' functions do is no cancellation
+/// point, and what ours do (files are opened, threads are waited for) must be none either.
+pub(crate) struct NotCancelled {
+    before: c_int,
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const CANCEL_DISABLE: c_int = 1;
+
+impl NotCancelled {
+    pub(crate) fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: writes the state before, an integer.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for NotCancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state that was there.
+        unsafe { pthread_setcancelstate(self.before, ptr::null_mut()) };
+    }
+}
+
+/// Memory of our own, given back when it is dropped.
+struct Mapped {
+    start: NonNull<c_void>,
+    bytes: usize,
+}
+
+impl Mapped {
+    /// Anonymous memory to read and write; `None` if there is none.
+    fn new(bytes: usize, flags: c_int) -> Option<Self> {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS | flags);
+        // SAFETY: new memory, wherever the kernel likes.
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        let start = (start != libc::MAP_FAILED).then_some(start).and_then(NonNull::new)?;
+        Some(Self { start, bytes })
+    }
+
+    /// It stays as long as the process; its first words, all 0.
+    fn leaked(self) -> &'static SharedWords {
+        let words = self.start.cast::<SharedWords>();
+        std::mem::forget(self);
+        // SAFETY: a page at least, zeroed by the kernel, never unmapped, and atomics only.
+        unsafe { words.as_ref() }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's.
+        unsafe { libc::munmap(self.start.as_ptr(), self.bytes) };
+    }
+}
+
+/// A stack, with a page below that nobody may touch.
+pub(crate) struct Stack(Mapped);
+
+impl Stack {
+    const BYTES: usize = 256 << 10;
+
+    pub(crate) fn new() -> Option<Self> {
+        let stack =
+            Mapped::new(Self::BYTES, libc::MAP_PRIVATE | libc::MAP_STACK | libc::MAP_NORESERVE)?;
+        // SAFETY: the lowest page of it, which nobody uses. Without the guard, it is a stack too.
+        unsafe { libc::mprotect(stack.start.as_ptr(), page_bytes(), libc::PROT_NONE) };
+        Some(Self(stack))
+    }
+
+    /// Its end, from which it grows down; aligned to a page.
+    pub(crate) fn top(&self) -> *mut c_void {
+        self.0.start.as_ptr().wrapping_byte_add(self.0.bytes)
+    }
+}
+
+/// A page's first words.
+pub(crate) type SharedWords = [AtomicU64; 4];
+
+/// Words that forked children share with this process.
+pub(crate) fn shared_words() -> Option<&'static SharedWords> {
+    Mapped::new(page_bytes(), libc::MAP_SHARED).map(Mapped::leaked)
+}
+
+/// Words that forked children find to be 0. `None` without memory, or before Linux 4.14.
+pub(crate) fn wiped_words() -> Option<&'static SharedWords> {
+    let page = Mapped::new(page_bytes(), libc::MAP_PRIVATE)?;
+    // SAFETY: the page is ours.
+    let refused = unsafe { libc::madvise(page.start.as_ptr(), page.bytes, libc::MADV_WIPEONFORK) };
+    (refused == 0).then(|| page.leaked())
 }
 
 #[cfg(test)]

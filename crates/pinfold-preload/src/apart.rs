@@ -1,0 +1,150 @@
+//! A stack of our own for what needs more than a caller may have left.
+//!
+//! A thread may have 16 KiB of stack, and starting a monitor takes more. A thread of ours would do,
+//! were it not for callers that hold the dynamic linker's lock (constructors of a library that is
+//! being loaded): what starts asks the linker too, and would wait for its own caller. So the calling
+//! thread goes on, on other memory. All signals are blocked meanwhile: a handler of the program finds
+//! the stack that it knows.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to map a stack and to point the processor's register to it. What runs
+//! on it returns before it is unmapped, and does not unwind out of it.
+
+#![allow(unsafe_code)]
+
+use crate::sys::{AllSignalsBlocked, Stack};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs `ours` on a stack of 256 KiB. `None` if it panicked, or without memory for a stack.
+///
+/// Costs two system calls for the signals and two for the stack. Inside of another `run` it is a plain
+/// call.
+pub(crate) fn run<T, F: FnOnce() -> T>(ours: F) -> Option<T> {
+    let _blocked = AllSignalsBlocked::new();
+    let stack = Stack::new()?;
+    let mut call = Call { ours: Some(ours), result: None };
+    // SAFETY: the stack is ours for as long as this function runs, and is mapped; `enter` gets the
+    // call that it expects, and does not unwind.
+    unsafe { switch(stack.top(), enter::<T, F>, (&raw mut call).cast()) };
+    call.result
+}
+
+struct Call<T, F> {
+    ours: Option<F>,
+    result: Option<T>,
+}
+
+type Entry = unsafe extern "C" fn(*mut libc::c_void);
+
+/// # Safety
+///
+/// `call` is a `Call<T, F>` that nobody else uses.
+unsafe extern "C" fn enter<T, F: FnOnce() -> T>(call: *mut libc::c_void) {
+    // SAFETY: the caller's promise.
+    let call = unsafe { &mut *call.cast::<Call<T, F>>() };
+    if let Some(ours) = call.ours.take() {
+        call.result = catch_unwind(AssertUnwindSafe(ours)).ok();
+    }
+}
+
+/// Calls `entry(call)` with the stack pointer at `top`.
+///
+/// # Safety
+///
+/// Below `top`, which is aligned to 16 bytes, is a stack that nobody uses; `entry` may be called with
+/// `call` and does not unwind.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn switch(top: *mut libc::c_void, entry: Entry, call: *mut libc::c_void) {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "endbr64",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "mov rsp, rdi",
+        "mov rdi, rdx",
+        "call rsi",
+        "mov rsp, rbp",
+        "pop rbp",
+        ".cfi_def_cfa rsp, 8",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+/// As on x86-64.
+///
+/// # Safety
+///
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn switch(top: *mut libc::c_void, entry: Entry, call: *mut libc::c_void) {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "hint #34", // bti c
+        "stp x29, x30, [sp, #-16]!",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset x29, -16",
+        ".cfi_offset x30, -8",
+        "mov x29, sp",
+        ".cfi_def_cfa_register x29",
+        "mov sp, x0",
+        "mov x0, x2",
+        "blr x1",
+        "mov sp, x29",
+        "ldp x29, x30, [sp], #16",
+        ".cfi_def_cfa sp, 0",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+/// Where the instructions are not known, on the caller's stack.
+///
+/// # Safety
+///
+/// `entry` may be called with `call`.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn switch(_: *mut libc::c_void, entry: Entry, call: *mut libc::c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { entry(call) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hint::black_box;
+
+    #[test]
+    fn what_runs_is_elsewhere_and_comes_back_with_its_result() {
+        let here = 0_u8;
+        let distance = |there: &u8| (&raw const here).addr().abs_diff((&raw const *there).addr());
+        let (result, apart) = run(|| {
+            let there = 0_u8;
+            (vec![1, 2, 3], distance(&there))
+        })
+        .unwrap();
+        assert_eq!(result, [1, 2, 3]);
+        assert!(apart > 65536, "{apart}");
+    }
+
+    #[test]
+    fn a_panic_stays_there() {
+        assert_eq!(run(|| -> u8 { panic!("on purpose") }), None);
+        assert_eq!(run(|| run(|| 7)), Some(Some(7)));
+    }
+
+    /// On a thread with the smallest stack there is.
+    #[test]
+    fn a_small_stack_is_enough_for_what_needs_more() {
+        let body =
+            || run(|| black_box([7_u8; 100 << 10]).iter().map(|&it| u64::from(it)).sum::<u64>());
+        let thread = std::thread::Builder::new().stack_size(16 << 10).spawn(body).unwrap();
+        assert_eq!(thread.join().unwrap(), Some(7 * (100 << 10)));
+    }
+}

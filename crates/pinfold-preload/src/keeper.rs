@@ -1,0 +1,393 @@
+//! Keeps registrations: the store, the monitor that says what changed, and libibverbs to end them.
+//!
+//! # The life of a kept registration
+//!
+//! It is noted in the store, its memory is watched, then libibverbs registers it, and the program gets
+//! libibverbs' own handle. When the program gives it back it stays, idle; the same bytes find it
+//! again. When the monitor says that its bytes changed, nothing finds it any more. The program's next
+//! calls deregister it, or a thread does, one for all of the process, which sleeps else: where that
+//! frees memory for the first time, the C library sets 64 MiB of addresses aside for it.
+//!
+//! **Why nothing stale is found.** Let a change of its bytes take effect after the registration began.
+//! If the monitor's entry of it is applied after the registration was noted, it marks the record. If
+//! it was applied before, the change is one that takes effect later than its entry is logged; then the
+//! monitor says that it is in flux, which is asked after the noting and before the registration, and
+//! the registration is not kept. Finding applies every entry first that took effect before.
+//!
+//! # Locks
+//!
+//! `books` guards the store and how far the monitor's log is applied to it. Nothing is registered,
+//! deregistered or watched under it. A panic under it ends all keeping: what is registered stays so.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to read the fields of handles that the program gives, and to call
+//! libibverbs with handles out of the store, each of which has one holder.
+
+#![allow(unsafe_code)]
+
+use crate::admission::Admission;
+use crate::children::{Children, Seen};
+use crate::process::Monitored;
+use crate::real::{Real, real};
+use crate::report::Totals;
+use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
+use crate::{apart, sys};
+use pinfold::registrar::verbs::ffi::ibv_mr;
+use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How long what is to be deregistered waits for the program's next calls, which take it along, before
+/// the thread does it.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// How many changed registrations one call of the program deregisters besides its own work.
+const ALONG: usize = 4;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    monitor: Monitored,
+    admission: &'static Admission,
+    children: &'static Children,
+    books: Mutex<Books>,
+    /// Notified whenever registrations have been given back to libibverbs.
+    departed: Condvar,
+}
+
+#[derive(Debug)]
+struct Books {
+    store: Store,
+    /// How far the monitor's log is applied.
+    position: Position,
+    applied: Sequence,
+    lost: bool,
+    /// How many of each domain are being deregistered.
+    leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
+    totals: Totals,
+    seen: Seen,
+    /// How often something was handed out or came back; see [`Children::note_move`].
+    moves: u64,
+}
+
+impl Keeper {
+    /// Starts nothing yet: [`reclaim`](Self::reclaim) is to run on a thread.
+    pub(crate) fn new(
+        monitor: Monitored,
+        limit: Limit,
+        admission: &'static Admission,
+        children: &'static Children,
+    ) -> Self {
+        // Nothing is registered yet, so what happened before concerns nothing.
+        let start = monitor.replay(Position::NOWHERE, &mut |_| ());
+        let books = Books {
+            store: Store::new(limit),
+            position: start.up_to,
+            applied: start.sequence,
+            lost: false,
+            leaving: HashMap::default(),
+            totals: Totals::default(),
+            seen: children.seen(),
+            moves: children.moves(),
+        };
+        Self { monitor, admission, children, books: Mutex::new(books), departed: Condvar::new() }
+    }
+
+    /// An idle registration of exactly this, the program's from now on.
+    pub(crate) fn find(&self, key: &Key) -> Option<NonNull<ibv_mr>> {
+        let mut books = self.current()?;
+        let (region, is_first) = books.store.take(key)?;
+        books.totals.hits += 1;
+        self.note_move(&mut books);
+        drop(books);
+        if is_first {
+            self.admission.note_found(key);
+        }
+        handle_of(region)
+    }
+
+    /// Registers, to be kept if the monitor covers the memory. `None` if that was not tried.
+    pub(crate) fn register(
+        &self,
+        key: Key,
+        register: &dyn Fn(&Real) -> *mut ibv_mr,
+    ) -> Option<*mut ibv_mr> {
+        let (range, real) = (key.range()?, real()?);
+        let place = self.begin(key)?;
+        // The monitor reads tables of the kernel into buffers on the stack, and the caller's may be
+        // small.
+        let is_covered = apart::run(|| self.covers(range)).unwrap_or(false);
+        let made = self.with_room(|| register(real));
+        let errno = sys::errno();
+        self.land(place, made, is_covered);
+        sys::set_errno(errno);
+        Some(made)
+    }
+
+    fn begin(&self, key: Key) -> Option<u32> {
+        let mut books = self.current()?;
+        if books.lost || !books.store.has_room_for(&key) {
+            return None;
+        }
+        books.totals.misses += 1;
+        Some(books.store.begin(key))
+    }
+
+    fn covers(&self, range: AddressRange) -> bool {
+        self.monitor.watch(range) == Watch::Covered && !self.monitor.in_flux(range)
+    }
+
+    fn land(&self, place: u32, made: *mut ibv_mr, is_covered: bool) {
+        let Some(mut books) = self.books() else { return };
+        let Some(made) = NonNull::new(made) else { return books.store.abandon(place) };
+        books.totals.regs += 1;
+        // SAFETY: libibverbs has just made it.
+        let region = unsafe { region_of(made) };
+        if !is_covered {
+            books.store.abandon(place);
+        }
+        if !is_covered || !books.store.land(place, region) {
+            books.totals.per_use += 1;
+        }
+    }
+
+    /// Calls `register`, once more if it lacks room that idle registrations take.
+    pub(crate) fn with_room(&self, register: impl Fn() -> *mut ibv_mr) -> *mut ibv_mr {
+        let made = register();
+        let errno = sys::errno();
+        if made.is_null() && matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC) {
+            let freed = self.empty(Scope::Everything);
+            sys::set_errno(errno);
+            if freed > 0 {
+                return register();
+            }
+        }
+        made
+    }
+
+    /// The program gives `mr` back.
+    ///
+    /// # Safety
+    ///
+    /// `mr` is a handle that the program has.
+    pub(crate) unsafe fn end(&self, mr: NonNull<ibv_mr>) -> End {
+        let Some(mut books) = self.books() else { return End::Foreign };
+        self.heed_children(&mut books);
+        // SAFETY: the caller's promise.
+        let end = books.store.release(unsafe { region_of(mr) });
+        if end == End::Kept {
+            self.note_move(&mut books);
+        }
+        let mut excess = books.store.take_excess(&mut |key| self.admission.note_vain(key));
+        books.totals.evictions += excess.len() as u64;
+        excess.append(&mut books.store.take_some_dead(ALONG));
+        books.note_leaving(&excess);
+        drop(books);
+        self.deregister(&excess);
+        end
+    }
+
+    /// The program's handle is libibverbs' alone from now on.
+    pub(crate) fn forget(&self, mr: *mut ibv_mr) {
+        if let Some(mut books) = self.books() {
+            books.store.forget(mr.addr());
+        }
+    }
+
+    /// The program's handles in `scope` are gone.
+    pub(crate) fn forget_live(&self, scope: Scope) {
+        if let Some(mut books) = self.books() {
+            books.store.forget_live(scope);
+        }
+    }
+
+    /// Deregisters what is idle in `scope`, and waits for what is being deregistered there. Says how
+    /// many were.
+    pub(crate) fn empty(&self, scope: Scope) -> usize {
+        let Some(mut books) = self.books() else { return 0 };
+        self.heed_children(&mut books);
+        let idle = books.store.take_idle(scope);
+        books.note_leaving(&idle);
+        drop(books);
+        self.deregister(&idle);
+        self.await_departures(scope);
+        idle.len()
+    }
+
+    /// Deregisters what is idle in `scope`, in a forked child of the process that kept it.
+    pub(crate) fn empty_inherited(&self, scope: Scope) {
+        // Another thread of the parent may have had the lock.
+        let Ok(mut books) = self.books.try_lock() else { return };
+        if books.moves != self.children.moves() {
+            // The parent goes on with it.
+            return;
+        }
+        let idle = books.store.take_idle(scope);
+        drop(books);
+        if !idle.is_empty() {
+            self.children.note_emptied();
+        }
+        idle.iter().for_each(|leaving| _ = dereg(leaving.region));
+    }
+
+    /// Whether the parent may have `mr`; asked in a forked child.
+    pub(crate) fn may_have(&self, mr: *mut ibv_mr) -> bool {
+        self.books.try_lock().map_or(true, |books| books.store.has(mr.addr()))
+    }
+
+    /// What was done so far.
+    pub(crate) fn totals(&self) -> Totals {
+        self.books().map(|books| books.totals).unwrap_or_default()
+    }
+
+    /// Deregisters what has changed, for as long as the process lives.
+    pub(crate) fn reclaim(&self) {
+        loop {
+            let seen = self.monitor.bell();
+            // A panic costs what was to be deregistered, no more.
+            let _panicked = catch_unwind(AssertUnwindSafe(|| self.reclaim_once()));
+            self.monitor.wait(seen);
+        }
+    }
+
+    fn reclaim_once(&self) {
+        if !self.current().is_some_and(|books| books.store.has_dead()) {
+            return;
+        }
+        sys::sleep(GATHER);
+        let Some(mut books) = self.current() else { return };
+        let dead = books.store.take_dead();
+        books.note_leaving(&dead);
+        drop(books);
+        self.deregister(&dead);
+    }
+
+    /// The books with everything applied that has happened. `None` if they cannot be believed.
+    fn current(&self) -> Option<MutexGuard<'_, Books>> {
+        let mut books = self.books()?;
+        self.heed_children(&mut books);
+        match self.monitor.check() {
+            Ok(sequence) if sequence == books.applied => {}
+            Ok(_) => self.replay(&mut books),
+            Err(Lost::Forked) => return None,
+            Err(Lost::Descriptor { .. }) => {
+                if !std::mem::replace(&mut books.lost, true) {
+                    self.invalidate(&mut books, AddressRange::EVERYTHING);
+                }
+            }
+        }
+        Some(books)
+    }
+
+    fn replay(&self, books: &mut Books) {
+        let from = books.position;
+        let replay = self.monitor.replay(from, &mut |range| self.invalidate(books, range));
+        if !replay.complete {
+            self.invalidate(books, AddressRange::EVERYTHING);
+        }
+        (books.position, books.applied) = (replay.up_to, replay.sequence);
+    }
+
+    fn invalidate(&self, books: &mut Books, range: AddressRange) {
+        let touched = books.store.invalidate(range, &mut |key| self.admission.note_vain(key));
+        books.totals.invalidations += touched;
+    }
+
+    /// A forked child may end what it inherited, and with it the parent's.
+    fn heed_children(&self, books: &mut Books) {
+        let now = self.children.seen();
+        let before = std::mem::replace(&mut books.seen, now);
+        if now.emptied != before.emptied {
+            // The kernel may have given their numbers to others.
+            _ = books.store.take_idle(Scope::Everything);
+        }
+        if now.ended != before.ended {
+            books.store.forget_live(Scope::Everything);
+        }
+    }
+
+    fn note_move(&self, books: &mut Books) {
+        books.moves += 1;
+        self.children.note_move(books.moves);
+    }
+
+    /// With no lock held.
+    fn deregister(&self, leaving: &[Leaving]) {
+        if leaving.is_empty() {
+            return;
+        }
+        let ended = leaving.iter().filter(|leaving| dereg(leaving.region)).count();
+        if let Some(mut books) = self.books() {
+            books.totals.deregs += ended as u64;
+            leaving.iter().for_each(|leaving| books.note_left(leaving));
+            self.departed.notify_all();
+        }
+    }
+
+    fn await_departures(&self, scope: Scope) {
+        let Some(mut books) = self.books() else { return };
+        while books.has_leaving(scope) {
+            let Ok(next) = self.departed.wait(books) else { return };
+            books = next;
+        }
+    }
+
+    fn books(&self) -> Option<MutexGuard<'_, Books>> {
+        self.books.lock().ok()
+    }
+}
+
+impl Books {
+    fn note_leaving(&mut self, leaving: &[Leaving]) {
+        for Leaving { key, .. } in leaving {
+            *self.leaving.entry(key.domain.address).or_default() += 1;
+        }
+    }
+
+    fn note_left(&mut self, Leaving { key, .. }: &Leaving) {
+        if let Some(count) = self.leaving.get_mut(&key.domain.address) {
+            *count -= 1;
+            if *count == 0 {
+                self.leaving.remove(&key.domain.address);
+            }
+        }
+    }
+
+    /// Whether some in `scope` are being deregistered. Which domain is of which device is not known
+    /// here: a device waits for all.
+    fn has_leaving(&self, scope: Scope) -> bool {
+        match scope {
+            Scope::Domain(address) => self.leaving.contains_key(&address),
+            Scope::Device(_) | Scope::Everything => !self.leaving.is_empty(),
+        }
+    }
+}
+
+/// Has libibverbs end it; whether it did.
+fn dereg(region: Region) -> bool {
+    let errno = sys::errno();
+    let ended = real().zip(handle_of(region)).is_some_and(|(real, mr)| {
+        // SAFETY: out of the store, so the program does not have it, and it ends once.
+        unsafe { (real.library.dereg_mr)(mr.as_ptr()) == 0 }
+    });
+    sys::set_errno(errno);
+    ended
+}
+
+fn handle_of(region: Region) -> Option<NonNull<ibv_mr>> {
+    NonNull::new(ptr::with_exposed_provenance_mut(region.address))
+}
+
+/// # Safety
+///
+/// `mr` is a live handle.
+unsafe fn region_of(mr: NonNull<ibv_mr>) -> Region {
+    // SAFETY: the caller's promise.
+    let (handle, lkey) = unsafe { ((*mr.as_ptr()).handle, (*mr.as_ptr()).lkey) };
+    Region { address: mr.as_ptr().expose_provenance(), handle, lkey }
+}

@@ -1,0 +1,585 @@
+//! The registrations that are watched: those that the program has, and those that it gave back and
+//! may get again. A data structure without a lock, a device or a monitor of its own.
+//!
+//! Each registration is libibverbs' own, and one handle's: a program never gets one that another
+//! handle of it has. Only the very same bytes, rights and domain find an idle one.
+
+use libc::c_uint;
+use pinfold::AddressRange;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+
+/// A protection domain, told from one that had its address before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct DomainName {
+    /// Of its `ibv_pd`.
+    pub(crate) address: usize,
+    /// Of its `ibv_context`.
+    pub(crate) device: usize,
+    /// The kernel's number.
+    pub(crate) number: u32,
+}
+
+/// What a registration was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Key {
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+    pub(crate) domain: DomainName,
+    /// As libibverbs has them, hints included.
+    pub(crate) flags: c_uint,
+}
+
+impl Key {
+    /// `None` for no bytes, or for bytes that no memory has.
+    pub(crate) fn range(&self) -> Option<AddressRange> {
+        AddressRange::new(self.start, self.length).ok()
+    }
+}
+
+/// libibverbs' registration, told from one that had its address before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Region {
+    /// Of its `ibv_mr`.
+    pub(crate) address: usize,
+    /// The kernel's number.
+    pub(crate) handle: u32,
+    pub(crate) lkey: u32,
+}
+
+/// A registration out of the store, to be deregistered by its holder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(crate) struct Leaving {
+    pub(crate) key: Key,
+    pub(crate) region: Region,
+}
+
+/// Which registrations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scope {
+    Everything,
+    /// By the address of the `ibv_context`.
+    Device(usize),
+    /// By the address of the `ibv_pd`.
+    Domain(usize),
+}
+
+impl Scope {
+    pub(crate) fn holds(self, domain: &DomainName) -> bool {
+        match self {
+            Self::Everything => true,
+            Self::Device(address) => domain.device == address,
+            Self::Domain(address) => domain.address == address,
+        }
+    }
+}
+
+/// What became of a registration that the program gave back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// It is not in the store: libibverbs ends it.
+    Foreign,
+    /// It stays, idle.
+    Kept,
+    /// The program has given it back before.
+    Twice,
+}
+
+/// The most to keep idle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Limit {
+    pub(crate) bytes: usize,
+    pub(crate) regions: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Asked of libibverbs at this moment.
+    Registering,
+    /// The program has it.
+    Live,
+    /// The program gave it back; a number for when.
+    Idle(u64),
+    /// Idle, and its bytes have changed.
+    Dead,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    key: Key,
+    region: Region,
+    phase: Phase,
+    /// No change of its bytes has been seen since before it was registered.
+    is_valid: bool,
+    /// It was found at least once.
+    was_found: bool,
+}
+
+/// A place in [`Store::records`].
+type Place = u32;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Store {
+    limit: Limit,
+    records: Vec<Option<Record>>,
+    free: Vec<Place>,
+    by_address: HashMap<usize, Place, BuildHasherDefault<DefaultHasher>>,
+    /// Idle ones by what they serve, the number of [`Phase::Idle`] behind.
+    idle: BTreeMap<(Key, u64), Place>,
+    /// Idle ones in the order in which they were given back.
+    order: BTreeMap<u64, Place>,
+    /// All by the address of their first byte, in classes by length: class `n` has those of `2^n` to
+    /// `2^(n+1) - 1` bytes. So those that touch a range lie in one stretch of each class.
+    classes: Vec<BTreeSet<(usize, Place)>>,
+    dead: Vec<Place>,
+    /// Bytes of what is idle or dead.
+    idle_bytes: usize,
+    next_number: u64,
+}
+
+impl Store {
+    pub(crate) fn new(limit: Limit) -> Self {
+        Self {
+            limit,
+            records: Vec::new(),
+            free: Vec::new(),
+            by_address: HashMap::default(),
+            idle: BTreeMap::new(),
+            order: BTreeMap::new(),
+            classes: vec![BTreeSet::new(); usize::BITS as usize],
+            dead: Vec::new(),
+            idle_bytes: 0,
+            next_number: 0,
+        }
+    }
+
+    /// Whether such a registration can be kept at all.
+    pub(crate) fn has_room_for(&self, key: &Key) -> bool {
+        footprint(key) <= self.limit.bytes
+    }
+
+    /// How many are idle, or were when their bytes changed and are not deregistered yet.
+    #[cfg(test)]
+    pub(crate) fn unused(&self) -> usize {
+        self.order.len() + self.dead.len()
+    }
+
+    /// Notes a registration that is about to be asked of libibverbs: changes from now on count.
+    pub(crate) fn begin(&mut self, key: Key) -> u32 {
+        let record = Record {
+            key,
+            region: Region { address: 0, handle: 0, lkey: 0 },
+            phase: Phase::Registering,
+            is_valid: true,
+            was_found: false,
+        };
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.records.push(None);
+            u32::try_from(self.records.len() - 1).unwrap_or(u32::MAX)
+        });
+        if let Some(slot) = self.records.get_mut(place as usize) {
+            *slot = Some(record);
+        }
+        self.classes[class_of(key.length)].insert((key.start, place));
+        place
+    }
+
+    /// What was begun is not to be kept, or failed.
+    pub(crate) fn abandon(&mut self, place: u32) {
+        self.remove(place);
+    }
+
+    /// What was begun is registered. False if it cannot be kept, because its bytes have changed
+    /// meanwhile; then the store knows nothing of it.
+    pub(crate) fn land(&mut self, place: u32, region: Region) -> bool {
+        let Some(record) = self.record_mut(place) else { return false };
+        record.region = region;
+        record.phase = Phase::Live;
+        if !record.is_valid {
+            self.remove(place);
+            return false;
+        }
+        // What had this address before was deregistered by another route.
+        if let Some(&stale) = self.by_address.get(&region.address) {
+            self.remove(stale);
+        }
+        self.by_address.insert(region.address, place);
+        true
+    }
+
+    /// An idle registration of exactly this, which is the program's from now on; and whether this is
+    /// the first time that it is found.
+    pub(crate) fn take(&mut self, key: &Key) -> Option<(Region, bool)> {
+        let (_, &place) = self.idle.range((*key, 0)..=(*key, u64::MAX)).next_back()?;
+        self.leave_order(place);
+        let record = self.record_mut(place)?;
+        record.phase = Phase::Live;
+        let is_first = !std::mem::replace(&mut record.was_found, true);
+        Some((record.region, is_first))
+    }
+
+    /// The program gives `region` back.
+    pub(crate) fn release(&mut self, region: Region) -> End {
+        let Some(&place) = self.by_address.get(&region.address) else { return End::Foreign };
+        let Some(record) = self.record_mut(place) else { return End::Foreign };
+        match record.phase {
+            Phase::Live if record.is_valid && record.region == region => {
+                self.idle_now(place);
+                End::Kept
+            }
+            Phase::Idle(_) | Phase::Dead => End::Twice,
+            // Changed meanwhile; or deregistered by another route, and this one has its address.
+            Phase::Live | Phase::Registering => {
+                self.remove(place);
+                End::Foreign
+            }
+        }
+    }
+
+    /// Whether a registration with this handle is known.
+    pub(crate) fn has(&self, address: usize) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
+    /// Forgets a registration that the program has: libibverbs alone knows it from now on. False if it
+    /// was not known.
+    pub(crate) fn forget(&mut self, address: usize) -> bool {
+        let place = self.by_address.get(&address).copied();
+        let live = place
+            .filter(|&place| self.record(place).is_some_and(|record| record.phase == Phase::Live));
+        live.is_some_and(|place| self.remove(place).is_some())
+    }
+
+    /// Forgets whatever the program has in `scope`.
+    pub(crate) fn forget_live(&mut self, scope: Scope) {
+        for place in
+            self.places(|record| record.phase == Phase::Live && scope.holds(&record.key.domain))
+        {
+            self.remove(place);
+        }
+    }
+
+    /// No registration that touches `range` is found again. Calls `in_vain` for each idle one that
+    /// never was; says how many it concerned.
+    pub(crate) fn invalidate(&mut self, range: AddressRange, in_vain: &mut dyn FnMut(&Key)) -> u64 {
+        let mut touched = 0;
+        for place in self.touching(range) {
+            let Some(record) = self.record_mut(place).filter(|record| record.is_valid) else {
+                continue;
+            };
+            record.is_valid = false;
+            touched += 1;
+            let Record { key, phase, was_found, .. } = *record;
+            if matches!(phase, Phase::Idle(_)) {
+                self.leave_order(place);
+                self.bury(place);
+            }
+            if !was_found {
+                in_vain(&key);
+            }
+        }
+        touched
+    }
+
+    /// Those whose bytes have changed while they were idle.
+    pub(crate) fn take_dead(&mut self) -> Vec<Leaving> {
+        let dead = std::mem::take(&mut self.dead);
+        dead.into_iter().filter_map(|place| self.remove(place)).collect()
+    }
+
+    /// The same, `count` at most.
+    pub(crate) fn take_some_dead(&mut self, count: usize) -> Vec<Leaving> {
+        let some = self.dead.split_off(self.dead.len().saturating_sub(count));
+        some.into_iter().filter_map(|place| self.remove(place)).collect()
+    }
+
+    pub(crate) fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
+    /// Those that are idle in `scope`, whether or not their bytes have changed.
+    pub(crate) fn take_idle(&mut self, scope: Scope) -> Vec<Leaving> {
+        let unused = |record: &Record| matches!(record.phase, Phase::Idle(_) | Phase::Dead);
+        let places = self.places(|record| unused(record) && scope.holds(&record.key.domain));
+        places.into_iter().filter_map(|place| self.remove(place)).collect()
+    }
+
+    /// What is idle beyond the limit: the dead, then those that were given back longest ago. Calls
+    /// `in_vain` for each that was never found.
+    pub(crate) fn take_excess(&mut self, in_vain: &mut dyn FnMut(&Key)) -> Vec<Leaving> {
+        let mut excess = Vec::new();
+        while self.idle_bytes > self.limit.bytes
+            || self.order.len() + self.dead.len() > self.limit.regions
+        {
+            let oldest = || self.order.first_key_value().map(|(_, &place)| place);
+            let Some(place) = self.dead.last().copied().or_else(oldest) else { break };
+            let vain = self.record(place).filter(|record| record.is_valid && !record.was_found);
+            vain.iter().for_each(|record| in_vain(&record.key));
+            excess.extend(self.remove(place));
+        }
+        excess
+    }
+
+    fn record(&self, place: Place) -> Option<&Record> {
+        self.records.get(place as usize)?.as_ref()
+    }
+
+    fn record_mut(&mut self, place: Place) -> Option<&mut Record> {
+        self.records.get_mut(place as usize)?.as_mut()
+    }
+
+    fn places(&self, wanted: impl Fn(&Record) -> bool) -> Vec<Place> {
+        let all = (0..).zip(&self.records);
+        let found = all.filter(|(_, record)| record.as_ref().is_some_and(&wanted));
+        found.map(|(place, _)| place).collect()
+    }
+
+    fn touching(&self, range: AddressRange) -> Vec<Place> {
+        let mut found = Vec::new();
+        for (class, starts) in (0..).zip(&self.classes).filter(|(_, starts)| !starts.is_empty()) {
+            let longest = usize::MAX.checked_shr(usize::BITS - 1 - class).unwrap_or(0);
+            let first = range.start().saturating_sub(longest);
+            let near = starts.range((first, 0)..(range.end(), 0)).map(|&(_, place)| place);
+            let touches = |place: &Place| {
+                let bytes = self.record(*place).and_then(|record| record.key.range());
+                bytes.is_some_and(|bytes| bytes.overlaps(&range))
+            };
+            found.extend(near.filter(touches));
+        }
+        found
+    }
+
+    fn idle_now(&mut self, place: Place) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let Some(record) = self.record_mut(place) else { return };
+        record.phase = Phase::Idle(number);
+        let key = record.key;
+        self.idle.insert((key, number), place);
+        self.order.insert(number, place);
+        self.idle_bytes += footprint(&key);
+    }
+
+    /// Takes an idle one out of the order, and from among those that can be found.
+    fn leave_order(&mut self, place: Place) {
+        let Some(&Record { key, phase: Phase::Idle(number), .. }) = self.record(place) else {
+            return;
+        };
+        self.idle.remove(&(key, number));
+        self.order.remove(&number);
+        self.idle_bytes -= footprint(&key);
+    }
+
+    fn bury(&mut self, place: Place) {
+        let Some(record) = self.record_mut(place) else { return };
+        record.phase = Phase::Dead;
+        self.idle_bytes += footprint(&record.key);
+        self.dead.push(place);
+    }
+
+    fn remove(&mut self, place: Place) -> Option<Leaving> {
+        self.leave_order(place);
+        let Record { key, region, phase, .. } = self.records.get_mut(place as usize)?.take()?;
+        if phase == Phase::Dead {
+            self.idle_bytes -= footprint(&key);
+            // Mostly the last, or the list is empty already.
+            if let Some(position) = self.dead.iter().rposition(|&other| other == place) {
+                self.dead.swap_remove(position);
+            }
+        }
+        self.classes[class_of(key.length)].remove(&(key.start, place));
+        if self.by_address.get(&region.address) == Some(&place) {
+            self.by_address.remove(&region.address);
+        }
+        self.free.push(place);
+        Some(Leaving { key, region })
+    }
+}
+
+/// What is pinned for it: whole pages, of the usual size.
+fn footprint(key: &Key) -> usize {
+    const PAGE: usize = 4096;
+    key.range().map_or(0, |range| range.page_aligned(PAGE).len())
+}
+
+fn class_of(length: usize) -> usize {
+    length.max(1).ilog2() as usize
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    pub(crate) fn key(domain: usize, start: usize, length: usize) -> Key {
+        let domain = DomainName { address: domain, device: domain / 10, number: 1 };
+        Key { start, length, domain, flags: 1 }
+    }
+
+    fn region(number: u32) -> Region {
+        Region { address: 0x1000 + 64 * number as usize, handle: number, lkey: number << 8 }
+    }
+
+    const LIMIT: Limit = Limit { bytes: 1 << 20, regions: 4 };
+
+    fn registered(store: &mut Store, key: Key, number: u32) -> Region {
+        let place = store.begin(key);
+        assert!(store.land(place, region(number)));
+        region(number)
+    }
+
+    fn change(store: &mut Store, start: usize, length: usize) -> u64 {
+        store.invalidate(AddressRange::new(start, length).unwrap(), &mut |_| ())
+    }
+
+    #[test]
+    fn only_what_is_idle_is_found_and_by_one_at_a_time() {
+        let mut store = Store::new(LIMIT);
+        let bytes = key(1, 0x10000, 4096);
+        let first = registered(&mut store, bytes, 1);
+        assert_eq!(store.take(&bytes), None, "the program has it");
+        assert_eq!(store.release(first), End::Kept);
+        assert_eq!(store.take(&key(1, 0x10000, 4095)), None);
+        assert_eq!(store.take(&key(2, 0x10000, 4096)), None);
+        assert_eq!(store.take(&bytes), Some((first, true)));
+        assert_eq!(store.take(&bytes), None);
+        assert_eq!(store.release(first), End::Kept);
+        assert_eq!(store.take(&bytes), Some((first, false)));
+    }
+
+    #[test]
+    fn handles_of_the_same_bytes_are_two() {
+        let mut store = Store::new(LIMIT);
+        let bytes = key(1, 0x10000, 4096);
+        let (one, other) = (registered(&mut store, bytes, 1), registered(&mut store, bytes, 2));
+        assert_eq!((store.release(one), store.release(other)), (End::Kept, End::Kept));
+        let found: Vec<_> = std::iter::from_fn(|| store.take(&bytes)).map(|(it, _)| it).collect();
+        assert_eq!(found, [other, one]);
+    }
+
+    #[test]
+    fn a_change_ends_what_is_idle_and_marks_what_is_live_or_under_way() {
+        let mut store = Store::new(LIMIT);
+        let idle = registered(&mut store, key(1, 0x10000, 8192), 1);
+        assert_eq!(store.release(idle), End::Kept);
+        let live = registered(&mut store, key(1, 0x11000, 4096), 2);
+        let under_way = store.begin(key(1, 0x11fff, 1));
+        let apart = registered(&mut store, key(1, 0x12000, 4096), 3);
+        assert_eq!(change(&mut store, 0x11fff, 1), 3);
+        assert_eq!(store.take(&key(1, 0x10000, 8192)), None);
+        assert_eq!(store.release(live), End::Foreign);
+        assert!(!store.land(under_way, region(4)));
+        assert_eq!(store.release(apart), End::Kept);
+        let dead: Vec<_> = store.take_dead().iter().map(|leaving| leaving.region).collect();
+        assert_eq!(dead, [idle]);
+        assert!(store.take_dead().is_empty() && !store.has_dead());
+    }
+
+    #[test]
+    fn a_registration_ended_by_another_route_is_told_from_its_successor() {
+        let mut store = Store::new(LIMIT);
+        let gone = registered(&mut store, key(1, 0x10000, 4096), 1);
+        let successor = Region { lkey: 77, ..gone };
+        assert_eq!(store.release(successor), End::Foreign);
+        assert_eq!(store.release(gone), End::Foreign, "forgotten");
+        let gone = registered(&mut store, key(1, 0x10000, 4096), 1);
+        let place = store.begin(key(1, 0x20000, 4096));
+        assert!(store.land(place, Region { lkey: 78, ..gone }));
+        assert_eq!(store.release(Region { lkey: 78, ..gone }), End::Kept);
+        assert_eq!(store.take(&key(1, 0x10000, 4096)), None);
+    }
+
+    #[test]
+    fn what_is_given_back_twice_is_said_so() {
+        let mut store = Store::new(LIMIT);
+        let it = registered(&mut store, key(1, 0x10000, 4096), 1);
+        assert_eq!((store.release(it), store.release(it)), (End::Kept, End::Twice));
+    }
+
+    #[test]
+    fn the_limit_holds_and_the_oldest_goes() {
+        let mut store = Store::new(LIMIT);
+        let mut vain = 0;
+        for number in 0..6 {
+            let it = registered(&mut store, key(1, 0x10000 * (number as usize + 1), 4096), number);
+            assert_eq!(store.release(it), End::Kept);
+            let excess = store.take_excess(&mut |_| vain += 1);
+            assert_eq!(excess.len(), usize::from(number >= 4), "{number}");
+            excess.iter().for_each(|leaving| assert_eq!(leaving.region, region(number - 4)));
+        }
+        assert_eq!((vain, store.unused()), (2, 4));
+        let long = registered(&mut store, key(1, 0x1000_0000, (1 << 20) - 4096), 9);
+        assert_eq!(store.release(long), End::Kept);
+        assert_eq!(store.take_excess(&mut |_| ()).len(), 3);
+        assert!(!store.has_room_for(&key(1, 1, 1 << 20)));
+    }
+
+    #[test]
+    fn a_domain_s_and_a_device_s_are_taken_alone() {
+        let mut store = Store::new(LIMIT);
+        for (number, domain) in [(1, 10), (2, 11), (3, 20)] {
+            let it = registered(&mut store, key(domain, 0x10000, 4096), number);
+            assert_eq!(store.release(it), End::Kept);
+        }
+        let live = registered(&mut store, key(20, 0x50000, 4096), 4);
+        assert_eq!(store.take_idle(Scope::Domain(10)).len(), 1);
+        assert_eq!(store.take_idle(Scope::Device(1)).len(), 1);
+        store.forget_live(Scope::Device(2));
+        assert_eq!(store.release(live), End::Foreign);
+        assert_eq!(store.take_idle(Scope::Everything).len(), 1);
+        assert_eq!(store.unused(), 0);
+    }
+
+    /// Against a list that is searched from end to end.
+    #[test]
+    fn a_plain_list_agrees() {
+        let seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut state = seed;
+        let mut any = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state >> 20).unwrap_or(0) % below
+        };
+        let mut store = Store::new(Limit { bytes: usize::MAX, regions: usize::MAX });
+        // Region to key, and whether it is idle and valid.
+        let mut plain: HashMap<u32, (Key, bool, bool)> = HashMap::new();
+        for number in 0..4000_u32 {
+            match any(4) {
+                0 | 1 => {
+                    let key = key(1 + any(2), 4096 * (1 + any(64)), 1 + (1 << any(18)) + any(9000));
+                    let found = store.take(&key).map(|(it, _)| it);
+                    let idle = |(_, it): &(&u32, &(Key, bool, bool))| it.0 == key && it.1 && it.2;
+                    assert_eq!(found.is_some(), plain.iter().any(|it| idle(&it)), "seed {seed:#x}");
+                    let it = found.unwrap_or_else(|| registered(&mut store, key, number));
+                    plain.insert(it.handle, (key, false, true));
+                }
+                2 => {
+                    let live: Vec<_> =
+                        plain.iter().filter(|(_, it)| !it.1).map(|(n, _)| *n).collect();
+                    let Some(&given_back) = live.get(any(live.len().max(1))) else { continue };
+                    let valid = plain[&given_back].2;
+                    let end = if valid { End::Kept } else { End::Foreign };
+                    assert_eq!(store.release(region(given_back)), end, "seed {seed:#x}");
+                    if valid {
+                        plain.entry(given_back).and_modify(|it| it.1 = true);
+                    } else {
+                        plain.remove(&given_back);
+                    }
+                }
+                _ => {
+                    let range = AddressRange::new(4096 * any(80) + 1, 1 + any(20_000)).unwrap();
+                    store.invalidate(range, &mut |_| ());
+                    let _ = store.take_dead();
+                    plain.retain(|_, (key, idle, valid)| {
+                        *valid &= !key.range().unwrap().overlaps(&range);
+                        *valid || !*idle
+                    });
+                }
+            }
+        }
+        assert_eq!(store.unused(), plain.values().filter(|it| it.1).count());
+    }
+}

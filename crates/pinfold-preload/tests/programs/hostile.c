@@ -1,0 +1,647 @@
+/*
+ * What legal programs do that a library in their process may break: the lines must be the same with and
+ * without it.
+ *
+ *   hostile CASE [ARGUMENT]
+ *
+ * Each case is a process of its own. What a machine may do differently each time (times, threads,
+ * address space) goes to standard error.
+ */
+
+#include "loop.h"
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+enum { BYTES = 64 << 10 };
+
+#define LOCAL IBV_ACCESS_LOCAL_WRITE
+#define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
+
+#define SAY(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
+
+static struct ibv_pd *pd;
+
+static struct ibv_context *begin(void)
+{
+	struct ibv_context *context = open_device();
+
+	CHECK((pd = ibv_alloc_pd(context)));
+	return context;
+}
+
+/* Registers the same bytes so often that whoever keeps registrations keeps this one. */
+static void registered_often(struct ibv_pd *domain, char *memory, size_t bytes)
+{
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(domain, memory, bytes, LOCAL);
+
+		CHECK(mr && !ibv_dereg_mr(mr));
+	}
+}
+
+static long status_of(const char *key)
+{
+	char line[256];
+	long number = -1;
+	FILE *file = fopen("/proc/self/status", "r");
+
+	CHECK(file);
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, key, strlen(key)))
+			number = atol(line + strlen(key));
+	fclose(file);
+	return number;
+}
+
+/* --- cancellation ------------------------------------------------------------------------------- */
+
+static char *memory;
+static volatile int go;
+static int how, done, answers[3];
+
+static void note_cleanup(void *unused)
+{
+	(void)unused;
+	SAY("cleaned up");
+}
+
+static void calls_of_verbs(void)
+{
+	struct ibv_pd *own = how == 2 ? ibv_alloc_pd(pd->context) : pd;
+	struct ibv_mr *mr;
+
+	if (how == 1)
+		madvise(memory, BYTES, MADV_DONTNEED);
+	mr = ibv_reg_mr(own, memory, BYTES, LOCAL);
+	answers[0] = mr ? ibv_dereg_mr(mr) : -1;
+	mr = ibv_reg_mr(own, memory, BYTES, LOCAL);
+	answers[1] = mr ? ibv_dereg_mr(mr) : -1;
+	answers[2] = own != pd ? ibv_dealloc_pd(own) : 0;
+	done = 1;
+}
+
+/* A cancellation is pending from the first instruction on; nothing of verbs is a point for it, but writing
+ * is. */
+static void *pending(void *unused)
+{
+	pthread_cleanup_push(note_cleanup, unused);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+	while (!go)
+		sched_yield();
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+	calls_of_verbs();
+	pthread_testcancel();
+	SAY("not reached");
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+static void cancelled_while_pending(void)
+{
+	pthread_t thread;
+	void *result;
+
+	for (how = 0; how < 4; how++) {
+		struct ibv_context *context = begin();
+
+		memory = map(BYTES);
+		if (how != 3)
+			registered_often(pd, memory, BYTES);
+		go = done = 0;
+		CHECK(!pthread_create(&thread, NULL, pending, NULL));
+		CHECK(!pthread_cancel(thread));
+		go = 1;
+		CHECK(!pthread_join(thread, &result));
+		SAY("way %d: cancelled %d, after the calls %d: %d %d %d", how, result == PTHREAD_CANCELED, done,
+		    answers[0], answers[1], answers[2]);
+		SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+		munmap(memory, BYTES);
+	}
+}
+
+static void *churn(void *argument)
+{
+	int discards = *(int *)argument;
+
+	for (;;) {
+		char *own = map(BYTES);
+		struct ibv_mr *mr;
+
+		registered_often(pd, own, BYTES);
+		CHECK((mr = ibv_reg_mr(pd, own, BYTES, LOCAL)));
+		if (discards)
+			madvise(own, BYTES, MADV_DONTNEED);
+		CHECK(!ibv_dereg_mr(mr));
+		munmap(own, BYTES);
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+/* At any moment, asked for at a point where nothing is left behind. */
+static void cancelled_in_the_middle(void)
+{
+	struct ibv_context *context = begin();
+	int i, discards, ended = 0;
+
+	for (i = 0; i < 40; i++) {
+		pthread_t thread;
+		void *result;
+
+		discards = i % 2;
+		CHECK(!pthread_create(&thread, NULL, churn, &discards));
+		usleep(1000 * (i % 10));
+		CHECK(!pthread_cancel(thread));
+		CHECK(!pthread_join(thread, &result));
+		ended += result == PTHREAD_CANCELED;
+	}
+	SAY("%d cancelled", ended);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* --- fork --------------------------------------------------------------------------------------- */
+
+/* The parent opens, the child cleans up, as daemons do; the parent only waits. */
+static void cleaned_up_by_a_child(void)
+{
+	int live;
+
+	for (live = 0; live < 2; live++) {
+		struct ibv_context *context = begin();
+		struct ibv_mr *mr = NULL;
+		pid_t child;
+		int status;
+
+		memory = map(BYTES);
+		registered_often(pd, memory, BYTES);
+		if (live)
+			CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL)));
+		CHECK((child = fork()) >= 0);
+		if (!child) {
+			if (mr)
+				SAY("child: dereg %d", ibv_dereg_mr(mr));
+			SAY("child: dealloc_pd %d", ibv_dealloc_pd(pd));
+			SAY("child: close %d", ibv_close_device(context));
+			_exit(0);
+		}
+		CHECK(waitpid(child, &status, 0) == child);
+		SAY("child: status %d", status);
+		CHECK(!ibv_close_device(context));
+		munmap(memory, BYTES);
+	}
+}
+
+/* A child ends nothing that its parent goes on with. */
+static void fork_and_go_on(void)
+{
+	struct loop loop = loop_open();
+	struct ibv_mr *target, *mr;
+	char *sink = map(BYTES);
+	pid_t child;
+	int status, i;
+
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	memory = map(BYTES);
+	registered_often(loop.pd, memory, BYTES);
+	for (i = 0; i < 3; i++) {
+		CHECK((child = fork()) >= 0);
+		if (!child)
+			exit(0);
+		CHECK((mr = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		memset(memory, 'a' + i, BYTES);
+		SAY("%s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, BYTES, sink, target->rkey)));
+		SAY("arrived %d", !memcmp(memory, sink, BYTES));
+		CHECK(waitpid(child, &status, 0) == child);
+		SAY("dereg %d", ibv_dereg_mr(mr));
+	}
+	CHECK(!ibv_dereg_mr(target));
+	loop_close(&loop);
+}
+
+/* A vfork child shares the memory, and execs. */
+static void vforks(void)
+{
+	struct ibv_context *context = begin();
+	int i, status, well = 0;
+
+	memory = map(BYTES);
+	for (i = 0; i < 5; i++) {
+		pid_t child;
+
+		registered_often(pd, memory, BYTES);
+		child = vfork();
+		if (!child) {
+			execl("/bin/true", "true", NULL);
+			_exit(127);
+		}
+		CHECK(waitpid(child, &status, 0) == child);
+		well += !status;
+	}
+	SAY("%d ended well", well);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* --- routes ------------------------------------------------------------------------------------- */
+
+/* Registered through the link, deregistered through a handle of the dynamic linker. */
+static void mixed_routes(void)
+{
+	struct loop loop = loop_open();
+	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *) = (int (*)(struct ibv_mr *))dlsym(handle, "ibv_dereg_mr");
+	void (*unimport)(struct ibv_mr *) = (void (*)(struct ibv_mr *))dlsym(handle, "ibv_unimport_mr");
+	char *sink = map(BYTES), *other;
+	struct ibv_mr *target, *first, *mr;
+	int i;
+
+	CHECK(handle && dereg && unimport);
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	memory = map(BYTES);
+	for (i = 0; i < 4; i++) {
+		registered_often(loop.pd, memory, BYTES);
+		CHECK((first = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		CHECK((mr = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		SAY("by the handle %d", dereg(first));
+		CHECK((other = malloc(15000)));
+		memset(other, 0x5a, 15000);
+		SAY("the other: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 100, sink, target->rkey)));
+		SAY("by the link %d", ibv_dereg_mr(mr));
+		CHECK((mr = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		SAY("again: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 100, sink, target->rkey)));
+		SAY("by the handle %d", dereg(mr));
+		free(other);
+	}
+	CHECK((mr = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+	unimport(mr);
+	CHECK((other = malloc(100)));
+	free(other);
+	CHECK((mr = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+	SAY("after unimport: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 100, sink, target->rkey)));
+	SAY("by the link %d", ibv_dereg_mr(mr));
+}
+
+/* --- stacks ------------------------------------------------------------------------------------- */
+
+static void *on_a_small_stack(void *unused)
+{
+	int i;
+
+	(void)unused;
+	for (i = 0; i < 40; i++) {
+		registered_often(pd, memory + 4096 * i, 2 * 4096);
+		if (i % 7 == 0)
+			madvise(memory, 8 * 4096, MADV_DONTNEED);
+	}
+	return memory;
+}
+
+static void small_stacks(void)
+{
+	static const int sizes[] = { 16, 24, 64 };
+	struct ibv_context *context = begin();
+	size_t i;
+
+	memory = map(1 << 20);
+	for (i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		pthread_attr_t attributes;
+		pthread_t thread;
+		void *result = NULL;
+
+		CHECK(!pthread_attr_init(&attributes));
+		CHECK(!pthread_attr_setstacksize(&attributes, sizes[i] << 10));
+		CHECK(!pthread_create(&thread, &attributes, on_a_small_stack, NULL));
+		CHECK(!pthread_join(thread, &result));
+		SAY("%d KiB: %d", sizes[i], result == memory);
+	}
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* --- memory ------------------------------------------------------------------------------------- */
+
+static const char *registration(char *start, int access)
+{
+	struct ibv_mr *mr;
+
+	errno = 0;
+	mr = ibv_reg_mr(pd, start, BYTES, access);
+	if (!mr)
+		return strerror(errno);
+	CHECK(!ibv_dereg_mr(mr));
+	return "registered";
+}
+
+/* What the program may not do with its memory, the device may not either. */
+static void protected_memory(void)
+{
+	begin();
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK(!mprotect(memory, BYTES, PROT_NONE));
+	SAY("no access, to write: %s", registration(memory, LOCAL));
+	SAY("no access, to read: %s", registration(memory, 0));
+	CHECK(!mprotect(memory, BYTES, PROT_READ));
+	SAY("to read, to write: %s", registration(memory, LOCAL));
+	SAY("to read, to read: %s", registration(memory, 0));
+	CHECK(!mprotect(memory, BYTES, PROT_READ | PROT_WRITE));
+	SAY("all, to write: %s", registration(memory, LOCAL));
+	registered_often(pd, memory, BYTES);
+	CHECK(!mprotect(memory + 4096, 4096, PROT_READ));
+	SAY("a page in the middle: %s", registration(memory, LOCAL));
+}
+
+/* Each handle is one registration, with keys and bounds of its own. */
+static void keys_and_bounds(void)
+{
+	struct loop loop = loop_open();
+	struct ibv_mr *target, *one, *other;
+	char *sink = map(BYTES);
+
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	memory = map(BYTES);
+	registered_often(loop.pd, memory, 100);
+	registered_often(loop.pd, memory + 200, 100);
+	registered_often(loop.pd, memory, BYTES);
+	CHECK((one = ibv_reg_mr(loop.pd, memory, 100, LOCAL)));
+	CHECK((other = ibv_reg_mr(loop.pd, memory + 200, 100, LOCAL)));
+	SAY("lkeys %d handles %d", one->lkey == other->lkey, one->handle == other->handle);
+	SAY("within: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, other, memory + 200, 100, sink, target->rkey)));
+	SAY("beyond: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, one, memory + 1000, 100, sink, target->rkey)));
+	SAY("dereg %d %d", ibv_dereg_mr(one), ibv_dereg_mr(other));
+}
+
+static int own_userfaultfd(void)
+{
+	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | 1);
+	struct uffdio_api api = { .api = UFFD_API };
+
+	CHECK(uffd >= 0 && !ioctl(uffd, UFFDIO_API, &api));
+	return uffd;
+}
+
+static const char *watched(int uffd, void *start, size_t bytes, int mode)
+{
+	struct uffdio_register request = { .range = { (uintptr_t)start, bytes }, .mode = mode };
+
+	return ioctl(uffd, UFFDIO_REGISTER, &request) ? strerror(errno) : "watched";
+}
+
+/* The program has a userfaultfd of its own. */
+static void another_userfaultfd(void)
+{
+	struct loop loop = loop_open();
+	int uffd = own_userfaultfd();
+	struct ibv_mr *target, *mr;
+	char *sink = map(BYTES);
+	struct uffdio_range range;
+
+	pd = loop.pd;
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("idle: %s", watched(uffd, memory, BYTES, UFFDIO_REGISTER_MODE_MISSING));
+	SAY("idle, once more: %s", watched(uffd, memory, BYTES, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP));
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL)));
+	SAY("live: %s", watched(uffd, memory, BYTES, UFFDIO_REGISTER_MODE_MISSING));
+	CHECK(!ibv_dereg_mr(mr));
+	registered_often(pd, memory, BYTES);
+	range = (struct uffdio_range){ (uintptr_t)memory, BYTES };
+	CHECK(!ioctl(uffd, UFFDIO_UNREGISTER, &range));
+	CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
+	memset(memory, 7, BYTES);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL)));
+	SAY("discarded meanwhile: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, BYTES, sink, target->rkey)));
+	SAY("arrived %d", !memcmp(memory, sink, BYTES));
+	CHECK(!ibv_dereg_mr(mr));
+	CHECK(munmap(memory, BYTES) == 0);
+}
+
+/* --- the process -------------------------------------------------------------------------------- */
+
+static const char *outcome(int result)
+{
+	return result ? strerror(errno) : "done";
+}
+
+/* What a process with threads, or with a shared file system structure, may not do. */
+static void namespaces(void)
+{
+	int mounts = open("/proc/self/ns/mnt", O_RDONLY), times = open("/proc/self/ns/time", O_RDONLY);
+	struct ibv_mr *mr;
+
+	begin();
+	memory = map(BYTES);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL)));
+	SAY("setns of mounts: %s", outcome(setns(mounts, CLONE_NEWNS)));
+	SAY("setns of times: %s", outcome(setns(times, 0)));
+	SAY("unshare mounts: %s", outcome(unshare(CLONE_NEWNS)));
+	SAY("unshare users: %s", outcome(unshare(CLONE_NEWUSER)));
+	SAY("dereg %d", ibv_dereg_mr(mr));
+}
+
+/* Many domains, each used. What it costs goes to standard error. */
+static void many_domains(void)
+{
+	enum { MANY = 200 };
+	static struct ibv_pd *domains[MANY];
+	struct ibv_context *context = begin();
+	double start = now_us();
+	long before = status_of("VmSize:");
+	int i, failures = 0;
+
+	memory = map(BYTES);
+	for (i = 0; i < MANY; i++) {
+		CHECK((domains[i] = ibv_alloc_pd(context)));
+		registered_often(domains[i], memory, BYTES);
+	}
+	fprintf(stderr, "us %.0f threads %ld growth %ld\n", now_us() - start, status_of("Threads:"),
+		status_of("VmSize:") - before);
+	start = now_us();
+	munmap(memory, BYTES);
+	for (i = 0; i < MANY; i++)
+		failures += ibv_dealloc_pd(domains[i]) != 0;
+	fprintf(stderr, "end us %.0f threads %ld growth %ld\n", now_us() - start, status_of("Threads:"),
+		status_of("VmSize:") - before);
+	SAY("%d failures", failures);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* Memory that is fresh for each use: nothing is ever found. */
+static void fresh_memory(void)
+{
+	struct ibv_context *context = begin();
+	double start = now_us();
+	int i;
+
+	for (i = 0; i < 300; i++) {
+		struct ibv_mr *mr;
+
+		memory = map(BYTES);
+		CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL)) && !ibv_dereg_mr(mr));
+		munmap(memory, BYTES);
+	}
+	fprintf(stderr, "us %.0f each\n", (now_us() - start) / 300);
+	SAY("more than three threads: %d", status_of("Threads:") > 3);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+static void discard(int unused)
+{
+	int before = errno;
+
+	(void)unused;
+	madvise(memory + BYTES, BYTES, MADV_DONTNEED);
+	errno = before;
+}
+
+/* A handler that discards part of what is registered, while domains come and go. */
+static void discards_in_a_handler(void)
+{
+	struct sigaction action = { .sa_handler = discard, .sa_flags = SA_RESTART };
+	struct itimerval timer = { { 0, 2000 }, { 0, 2000 } };
+	struct ibv_context *context = begin();
+	double start = now_us();
+	int i, failures = 0;
+
+	memory = map(8 * BYTES);
+	CHECK(!sigaction(SIGALRM, &action, NULL) && !setitimer(ITIMER_REAL, &timer, NULL));
+	for (i = 0; i < 60; i++) {
+		struct ibv_pd *own = ibv_alloc_pd(context);
+
+		CHECK(own);
+		registered_often(own, memory, 4 * BYTES);
+		registered_often(pd, memory + i % 4 * BYTES, 2 * BYTES);
+		failures += ibv_dealloc_pd(own) != 0;
+	}
+	timer = (struct itimerval){ 0 };
+	CHECK(!setitimer(ITIMER_REAL, &timer, NULL));
+	fprintf(stderr, "us %.0f each\n", (now_us() - start) / 60);
+	SAY("%d failures", failures);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* A domain with many idle registrations ends. */
+static void many_idle(void)
+{
+	enum { MANY = 3000 };
+	static struct ibv_mr *all[MANY];
+	struct ibv_context *context = begin();
+	double start;
+	int i, round, failures = 0;
+
+	memory = map((size_t)MANY * 4096);
+	for (round = 0; round < 3; round++) {
+		for (i = 0; i < MANY; i++)
+			CHECK((all[i] = ibv_reg_mr(pd, memory + (size_t)i * 4096, 4096, LOCAL)));
+		for (i = 0; i < MANY; i++)
+			failures += ibv_dereg_mr(all[i * 7 % MANY]) != 0;
+	}
+	start = now_us();
+	SAY("%d failures, dealloc_pd %d", failures, ibv_dealloc_pd(pd));
+	fprintf(stderr, "us %.0f\n", now_us() - start);
+	SAY("close %d", ibv_close_device(context));
+}
+
+/* What a program that registers twice and no more has, counted. */
+static void footprint(void)
+{
+	struct ibv_context *context = begin();
+	long size = status_of("VmSize:");
+	int i;
+
+	memory = map(BYTES);
+	for (i = 0; i < 6; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, BYTES, LOCAL);
+
+		CHECK(mr && !ibv_dereg_mr(mr));
+		if (i == 1)
+			munmap(memory, BYTES), memory = map(BYTES);
+		fprintf(stderr, "%d: threads %ld growth %ld\n", i, status_of("Threads:"), status_of("VmSize:") - size);
+	}
+	munmap(memory, BYTES);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* One processor, a real-time caller, a busy thread of lower real-time priority. */
+static void *spin(void *unused)
+{
+	while (!go)
+		;
+	return unused;
+}
+
+static void real_time(void)
+{
+	struct sched_param high = { 10 }, low = { 5 };
+	pthread_attr_t attributes;
+	pthread_t thread;
+	cpu_set_t one;
+	double start;
+
+	begin();
+	memory = map(BYTES);
+	CPU_ZERO(&one);
+	CPU_SET(0, &one);
+	CHECK(!sched_setaffinity(0, sizeof(one), &one));
+	registered_often(pd, memory, BYTES);
+	CHECK(!sched_setscheduler(0, SCHED_FIFO, &high));
+	CHECK(!pthread_attr_init(&attributes));
+	CHECK(!pthread_attr_setinheritsched(&attributes, PTHREAD_EXPLICIT_SCHED));
+	CHECK(!pthread_attr_setschedpolicy(&attributes, SCHED_FIFO));
+	CHECK(!pthread_attr_setschedparam(&attributes, &low));
+	CHECK(!pthread_create(&thread, &attributes, spin, NULL));
+	usleep(1000);
+	start = now_us();
+	munmap(memory, BYTES);
+	fprintf(stderr, "munmap us %.0f\n", now_us() - start);
+	go = 1;
+	CHECK(!pthread_join(thread, NULL));
+	SAY("ended");
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+	{ "cancelled_while_pending", cancelled_while_pending },
+	{ "cancelled_in_the_middle", cancelled_in_the_middle },
+	{ "cleaned_up_by_a_child", cleaned_up_by_a_child },
+	{ "fork_and_go_on", fork_and_go_on },
+	{ "vforks", vforks },
+	{ "mixed_routes", mixed_routes },
+	{ "small_stacks", small_stacks },
+	{ "protected_memory", protected_memory },
+	{ "keys_and_bounds", keys_and_bounds },
+	{ "another_userfaultfd", another_userfaultfd },
+	{ "namespaces", namespaces },
+	{ "many_domains", many_domains },
+	{ "fresh_memory", fresh_memory },
+	{ "discards_in_a_handler", discards_in_a_handler },
+	{ "many_idle", many_idle },
+	{ "footprint", footprint },
+	{ "real_time", real_time },
+};
+
+int main(int argc, char **argv)
+{
+	size_t i;
+
+	for (i = 0; argc > 1 && i < sizeof(cases) / sizeof(*cases); i++)
+		if (!strcmp(argv[1], cases[i].name)) {
+			cases[i].run();
+			return 0;
+		}
+	fprintf(stderr, "hostile: no such case\n");
+	return 2;
+}
