@@ -46,7 +46,9 @@ pub(crate) unsafe extern "C" fn reg_mr(
     // SAFETY: the caller's promises; the old ABI's structures go to the old ABI's function. The present
     // one comes back to `reg_mr_iova2`, with the caller's address or this library's.
     unsafe {
-        if let Some(old) = real().and_then(|real| real.old).filter(|_| caller.asked().old_abi) {
+        if let Some(old) =
+            guarded(real).and_then(|real| real.old).filter(|_| caller.asked().old_abi)
+        {
             return passed(caller, |_| (old.reg_mr)(pd, address, length, access));
         }
         let register = |real: &Real| (real.library.reg_mr)(pd, address, length, access);
@@ -162,7 +164,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
 /// The domain stays another process's; its structure here goes.
 pub(crate) unsafe fn unimport_pd(pd: *mut ibv_pd) {
     empty(Scope::Domain(pd.addr()));
-    if let Some(unimport) = real().and_then(|real| real.unimport_pd) {
+    if let Some(unimport) = guarded(real).and_then(|real| real.unimport_pd) {
         // SAFETY: the caller's promises.
         unsafe { unimport(pd) };
     }
@@ -250,8 +252,9 @@ impl Request {
 
 /// A registration by libibverbs. If it lacks room that idle ones take, they go and it tries again.
 fn passed(caller: Caller, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
+    let _not_cancelled = NotCancelled::new();
     let Some(real) = real() else { return refuse() };
-    let process = Process::running().filter(|_| !caller.asked().is_us);
+    let process = if caller.asked().is_us { None } else { guarded(Process::current) };
     let Some(process) = process else { return register(real) };
     let made = match process.keeper() {
         Some(keeper) => keeper.with_room(|| register(real)),
@@ -293,7 +296,8 @@ fn forget(scope: Scope) {
 }
 
 fn handed_on(call: impl FnOnce(&Real) -> c_int) -> c_int {
-    real().map_or_else(refused, call)
+    // The search for libibverbs opens files.
+    guarded(real).map_or_else(refused, call)
 }
 
 /// What the kernel says of a region that is not there.

@@ -4,7 +4,8 @@
 //! instruction of anybody is changed. Each hook makes the system call itself, so it looks nothing
 //! up, allocates nothing, takes no lock and works before `main`, in a signal handler, in a `vfork`
 //! child, and under any allocator. What it hooks for, it marks in the process's feed, before the
-//! call and after; everything else is one comparison dearer than it was.
+//! call and after; everything else is one comparison dearer than it was. The last two hooks below serve
+//! kept registrations only, and are claimed to nobody: `syscall` is not looked at for them.
 //!
 //! # Which functions, and why no others
 //!
@@ -14,9 +15,11 @@
 //! | `process_madvise` | the same, on oneself | as above |
 //! | `shmat` | `SHM_REMAP` | maps over watched memory; no userfaultfd event |
 //! | `syscall` | those three by their numbers | allocators and runtimes call them so |
+//! | `mprotect` | rights that are taken away from where registrations were kept | the pages stay, but libibverbs would refuse to register them |
+//! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours lets go of the range |
 //! | `munmap`, `mmap`, `mremap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
 //! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/flux`), and the hook would log each discard twice more |
-//! | `mprotect`, `mlock`, `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`, `MADV_MERGEABLE`, `move_pages`, `mbind`, `UFFDIO_MOVE` | no | pinned pages stay, or the kernel refuses |
+//! | `mlock`, `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`, `MADV_MERGEABLE`, `move_pages`, `mbind`, `UFFDIO_MOVE` | no | pinned pages stay, or the kernel refuses |
 //! | `ftruncate`, `fallocate` | no | memory of files is not cached without eBPF: another process could do it |
 //! | `malloc`, `free`, `dlopen`, `fork`, `pthread_create` | no | what they do to memory is in the table above |
 //!
@@ -54,6 +57,7 @@
 
 #![allow(unsafe_code)]
 
+mod aside;
 mod entries;
 mod raw;
 mod self_test;
@@ -71,3 +75,5 @@ pub(crate) static pinfold_process_feed: Feed = Feed::new();
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)] // a name for C
 pub(crate) static pinfold_process_hooks: HookRecord = HookRecord::new();
+
+pub(crate) use aside::{note_kept, step_aside_by};

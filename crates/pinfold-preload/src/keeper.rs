@@ -28,11 +28,14 @@
 
 use crate::admission::Admission;
 use crate::children::{Children, Seen};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::hooks::note_kept;
 use crate::process::Monitored;
 use crate::real::{Real, real};
 use crate::report::Totals;
 use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
 use crate::{apart, sys};
+use pinfold::mappings::mappings_in;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
 use std::collections::HashMap;
@@ -48,6 +51,9 @@ const GATHER: Duration = Duration::from_millis(10);
 
 /// How many changed registrations one call of the program deregisters besides its own work.
 const ALONG: usize = 4;
+
+/// How many ranges kept in vain are remembered.
+const IN_VAIN: usize = 64;
 
 /// See the module.
 #[derive(Debug)]
@@ -71,6 +77,9 @@ struct Books {
     leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
     totals: Totals,
     seen: Seen,
+    /// Where something was kept in vain: perhaps nothing there needs to be watched. A few, the others are
+    /// forgotten.
+    in_vain: Vec<AddressRange>,
     /// How often something was handed out or came back; see [`Children::note_move`].
     moves: u64,
 }
@@ -93,6 +102,7 @@ impl Keeper {
             leaving: HashMap::default(),
             totals: Totals::default(),
             seen: children.seen(),
+            in_vain: Vec::with_capacity(IN_VAIN),
             moves: children.moves(),
         };
         Self { monitor, admission, children, books: Mutex::new(books), departed: Condvar::new() }
@@ -135,6 +145,7 @@ impl Keeper {
             return None;
         }
         books.totals.misses += 1;
+        note_kept(key.range()?);
         Some(books.store.begin(key))
     }
 
@@ -256,15 +267,35 @@ impl Keeper {
     }
 
     fn reclaim_once(&self) {
-        if !self.current().is_some_and(|books| books.store.has_dead()) {
+        let work = |books: &Books| books.store.has_dead() || !books.in_vain.is_empty();
+        if !self.current().is_some_and(|books| work(&books)) {
             return;
         }
         sys::sleep(GATHER);
         let Some(mut books) = self.current() else { return };
         let dead = books.store.take_dead();
+        let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
         drop(books);
         self.deregister(&dead);
+        in_vain.iter().for_each(|range| self.unwatch_around(*range));
+    }
+
+    /// Has the mappings in `range` watched no longer, if nothing in them is worth it: their changes cost
+    /// what they did.
+    fn unwatch_around(&self, range: AddressRange) {
+        for mapping in mappings_in(range).unwrap_or_default() {
+            let is_used = |books: MutexGuard<'_, Books>| books.store.holds_valid(mapping.range);
+            if self.current().is_some_and(|books| !is_used(books)) {
+                // What is registered there at this moment is not believed.
+                self.monitor.unwatch(mapping.range);
+            }
+        }
+    }
+
+    /// The program wants `range` for a userfaultfd of its own.
+    pub(crate) fn step_aside(&self, range: AddressRange) {
+        self.monitor.unwatch(range);
     }
 
     /// The books with everything applied that has happened. `None` if they cannot be believed.
@@ -294,7 +325,13 @@ impl Keeper {
     }
 
     fn invalidate(&self, books: &mut Books, range: AddressRange) {
-        let touched = books.store.invalidate(range, &mut |key| self.admission.note_vain(key));
+        let Books { store, in_vain, .. } = books;
+        let touched = store.invalidate(range, &mut |key| {
+            self.admission.note_vain(key);
+            if in_vain.len() < IN_VAIN {
+                in_vain.extend(key.range());
+            }
+        });
         books.totals.invalidations += touched;
     }
 
@@ -367,6 +404,10 @@ impl Books {
         }
     }
 }
+
+/// Without hooks there is nothing to tell.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const fn note_kept(_: AddressRange) {}
 
 /// Has libibverbs end it; whether it did.
 fn dereg(region: Region) -> bool {

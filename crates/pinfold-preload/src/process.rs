@@ -189,6 +189,7 @@ impl Process {
             let keeper = self.keeper.get_or_init(|| started.ok());
             if let Some(keeper) = keeper {
                 apart::run(|| start_reclaiming(keeper));
+                step_aside_when_asked();
             }
             complaint.iter().for_each(|complaint| complain(complaint));
         }
@@ -280,6 +281,17 @@ fn affordable(at_most: usize) -> usize {
 
 fn complain(why: &str) {
     sys::complain(&format!("pinfold: the program runs without it: {why}\n"));
+}
+
+/// The program's own userfaultfd goes first.
+fn step_aside_when_asked() {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    crate::hooks::step_aside_by(|range| {
+        let _not_cancelled = sys::NotCancelled::new();
+        if let Some(keeper) = Process::running().and_then(Process::keeper) {
+            apart::run(|| keeper.step_aside(range));
+        }
+    });
 }
 
 /// Starts the thread that deregisters what has changed; without it, that waits for room to be needed.

@@ -283,6 +283,12 @@ impl Store {
         touched
     }
 
+    /// Whether something that touches `range` could be found, or kept when it is given back.
+    pub(crate) fn holds_valid(&self, range: AddressRange) -> bool {
+        let valid = |place: &Place| self.record(*place).is_some_and(|record| record.is_valid);
+        self.touching(range).iter().any(valid)
+    }
+
     /// Those whose bytes have changed while they were idle.
     pub(crate) fn take_dead(&mut self) -> Vec<Leaving> {
         let dead = std::mem::take(&mut self.dead);
@@ -475,6 +481,8 @@ pub(crate) mod tests {
         let dead: Vec<_> = store.take_dead().iter().map(|leaving| leaving.region).collect();
         assert_eq!(dead, [idle]);
         assert!(store.take_dead().is_empty() && !store.has_dead());
+        let holds = |start| store.holds_valid(AddressRange::new(start, 1).unwrap());
+        assert!(!holds(0x11fff) && holds(0x12fff));
     }
 
     #[test]

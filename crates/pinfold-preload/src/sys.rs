@@ -243,6 +243,8 @@ impl Drop for NotCancelled {
     }
 }
 
+const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+
 /// Memory of our own, given back when it is dropped.
 struct Mapped {
     start: NonNull<c_void>,
@@ -250,9 +252,9 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// Anonymous memory to read and write; `None` if there is none.
-    fn new(bytes: usize, flags: c_int) -> Option<Self> {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS | flags);
+    /// Anonymous memory; `None` if there is none.
+    fn new(bytes: usize, protection: c_int, flags: c_int) -> Option<Self> {
+        let flags = libc::MAP_ANONYMOUS | flags;
         // SAFETY: new memory, wherever the kernel likes.
         let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
         let start = (start != libc::MAP_FAILED).then_some(start).and_then(NonNull::new)?;
@@ -282,11 +284,14 @@ impl Stack {
     const BYTES: usize = 256 << 10;
 
     pub(crate) fn new() -> Option<Self> {
-        let stack =
-            Mapped::new(Self::BYTES, libc::MAP_PRIVATE | libc::MAP_STACK | libc::MAP_NORESERVE)?;
-        // SAFETY: the lowest page of it, which nobody uses. Without the guard, it is a stack too.
-        unsafe { libc::mprotect(stack.start.as_ptr(), page_bytes(), libc::PROT_NONE) };
-        Some(Self(stack))
+        let flags = libc::MAP_PRIVATE | libc::MAP_STACK | libc::MAP_NORESERVE;
+        let stack = Mapped::new(Self::BYTES, libc::PROT_NONE, flags)?;
+        let guard = page_bytes();
+        // SAFETY: all of the mapping but its lowest page. Rights are added, which no hook looks at.
+        let refused = unsafe {
+            libc::mprotect(stack.start.as_ptr().byte_add(guard), Self::BYTES - guard, READ_WRITE)
+        };
+        (refused == 0).then_some(Self(stack))
     }
 
     /// Its end, from which it grows down; aligned to a page.
@@ -300,12 +305,12 @@ pub(crate) type SharedWords = [AtomicU64; 4];
 
 /// Words that forked children share with this process.
 pub(crate) fn shared_words() -> Option<&'static SharedWords> {
-    Mapped::new(page_bytes(), libc::MAP_SHARED).map(Mapped::leaked)
+    Mapped::new(page_bytes(), READ_WRITE, libc::MAP_SHARED).map(Mapped::leaked)
 }
 
 /// Words that forked children find to be 0. `None` without memory, or before Linux 4.14.
 pub(crate) fn wiped_words() -> Option<&'static SharedWords> {
-    let page = Mapped::new(page_bytes(), libc::MAP_PRIVATE)?;
+    let page = Mapped::new(page_bytes(), READ_WRITE, libc::MAP_PRIVATE)?;
     // SAFETY: the page is ours.
     let refused = unsafe { libc::madvise(page.start.as_ptr(), page.bytes, libc::MADV_WIPEONFORK) };
     (refused == 0).then(|| page.leaked())

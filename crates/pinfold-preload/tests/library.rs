@@ -25,7 +25,7 @@ fn library() -> PathBuf {
 const NAME: &str = "libpinfold_preload.so";
 
 /// Everything that the library takes over.
-const TAKEN: [&CStr; 15] = [
+const TAKEN: [&CStr; 17] = [
     c"ibv_reg_mr",
     c"ibv_reg_mr_iova",
     c"ibv_reg_mr_iova2",
@@ -40,6 +40,8 @@ const TAKEN: [&CStr; 15] = [
     c"process_madvise",
     c"shmat",
     c"syscall",
+    c"mprotect",
+    c"ioctl",
     c"pinfold_process_feed",
     c"pinfold_process_hooks",
 ];

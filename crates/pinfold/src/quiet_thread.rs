@@ -4,12 +4,14 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to change the calling thread's signal mask around the start of
-//! a thread, which inherits it.
+//! a thread, which inherits it, and to start and join threads that are not the standard library's.
 
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 /// Starts a thread named `name` (15 bytes at most are shown) that no signal interrupts.
@@ -37,6 +39,86 @@ pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
 ) -> io::Result<ScopedJoinHandle<'scope, T>> {
     let _blocked = SignalsBlocked::new();
     Builder::new().name(name.into()).spawn_scoped(scope, body)
+}
+
+/// A thread for which nothing is allocated once it runs, with one stack of 256 KiB.
+///
+/// The standard library's threads allocate, and the C library sets 64 MiB of addresses aside for each
+/// thread that does, which a program with a limit on its address space notices.
+#[derive(Debug)]
+pub(crate) struct LeanThread<T: Sync + 'static> {
+    thread: libc::pthread_t,
+    /// What the thread works on; it has it until it is joined.
+    shared: ManuallyDrop<Arc<Work<T>>>,
+}
+
+#[derive(Debug)]
+struct Work<T> {
+    body: fn(&T),
+    on: T,
+}
+
+impl<T: Send + Sync + 'static> LeanThread<T> {
+    const STACK: usize = 256 << 10;
+
+    /// Runs `body` on `on`; `body` does not panic. As [`spawn`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`spawn`].
+    pub(crate) fn spawn(name: &CStr, on: T, body: fn(&T)) -> io::Result<Self> {
+        extern "C" fn start<T>(work: *mut libc::c_void) -> *mut libc::c_void {
+            // SAFETY: `spawn` passes this, and it lives until the thread is joined, or for ever.
+            let work = unsafe { &*work.cast_const().cast::<Work<T>>() };
+            (work.body)(&work.on);
+            std::ptr::null_mut()
+        }
+        let shared = Arc::new(Work { body, on });
+        let argument = Arc::as_ptr(&shared).cast_mut().cast();
+        let _blocked = SignalsBlocked::new();
+        let mut attributes = MaybeUninit::uninit();
+        let mut thread = MaybeUninit::uninit();
+        // SAFETY: the attributes are made before they are used, and ended once; the thread gets what
+        // `start` expects, which stays as long as it runs.
+        let made = unsafe {
+            let attributes = attributes.as_mut_ptr();
+            succeeded(libc::pthread_attr_init(attributes))?;
+            let made = succeeded(libc::pthread_attr_setstacksize(attributes, Self::STACK))
+                .and_then(|()| {
+                    let thread = thread.as_mut_ptr();
+                    succeeded(libc::pthread_create(thread, attributes, start::<T>, argument))
+                });
+            libc::pthread_attr_destroy(attributes);
+            made
+        };
+        made?;
+        // SAFETY: the call above has filled it.
+        let thread = unsafe { thread.assume_init() };
+        // SAFETY: it was not joined; a name too long is refused, and the thread has none.
+        unsafe { libc::pthread_setname_np(thread, name.as_ptr()) };
+        Ok(Self { thread, shared: ManuallyDrop::new(shared) })
+    }
+
+    /// What it works on.
+    pub(crate) fn on(&self) -> &T {
+        &self.shared.on
+    }
+
+    /// Waits for its end.
+    pub(crate) fn join(mut self) {
+        // SAFETY: joined once; behind it the thread uses nothing any more. A value that is dropped
+        // without this goes on for ever, and what it works on with it.
+        unsafe {
+            if libc::pthread_join(self.thread, std::ptr::null_mut()) == 0 {
+                ManuallyDrop::drop(&mut self.shared);
+            }
+        }
+    }
+}
+
+/// What functions of threads return.
+fn succeeded(errno: libc::c_int) -> io::Result<()> {
+    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
 }
 
 /// All signals are blocked on this thread until it is dropped.
@@ -82,6 +164,16 @@ mod tests {
             libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), now.as_mut_ptr());
             libc::sigismember(now.as_ptr(), signal) == 1
         }
+    }
+
+    #[test]
+    fn a_lean_thread_works_on_what_it_got_with_signals_blocked() {
+        let (answer, inside) = mpsc::channel();
+        let body = |answer: &mpsc::Sender<bool>| answer.send(is_blocked(libc::SIGUSR1)).unwrap();
+        let thread = LeanThread::spawn(c"pinfold-test", answer, body).unwrap();
+        thread.join();
+        assert_eq!(inside.try_recv(), Ok(true));
+        assert_eq!(inside.try_recv(), Err(mpsc::TryRecvError::Disconnected), "dropped by `join`");
     }
 
     #[test]

@@ -15,9 +15,10 @@
 #![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
 
 use super::raw::{Answer, system_call};
-use super::self_test;
 use super::told::{self, GUARD_INSTALL, told};
-use libc::{c_int, c_long, c_uint, c_void, iovec, size_t, ssize_t};
+use super::{aside, self_test};
+use libc::{c_int, c_long, c_uint, c_ulong, c_void, iovec, size_t, ssize_t};
+use pinfold::AddressRange;
 
 /// An argument that has 32 bits, as the C library hands it to the kernel.
 fn widened(argument: c_int) -> usize {
@@ -57,6 +58,35 @@ unsafe extern "C" fn shmat(segment: c_int, start: *const c_void, flags: c_int) -
     let answer = unsafe { watched_call(libc::SYS_shmat, arguments) }.as_libc();
     std::ptr::with_exposed_provenance_mut(answer.cast_unsigned())
 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mprotect(start: *mut c_void, length: size_t, rights: c_int) -> c_int {
+    let arguments = [start.addr(), length, widened(rights), 0, 0];
+    let change = told::revoked(start.addr(), length, rights);
+    // SAFETY: see the file's header.
+    told(change, || unsafe { system_call(libc::SYS_mprotect, arguments) }).as_libc() as c_int
+}
+
+/// `int ioctl(int, unsigned long, ...)`: what is not passed is not looked at.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let arguments = [widened(descriptor), request as usize, argument.addr(), 0, 0];
+    // SAFETY: see the file's header.
+    let mut answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
+    if request == UFFDIO_REGISTER && answer.is(libc::EBUSY) {
+        // SAFETY: the kernel has just read two words there, the start and the length.
+        let [start, length] = unsafe { *argument.cast_const().cast::<[u64; 2]>() };
+        let range = AddressRange::new(start as usize, length as usize).ok();
+        if range.is_some_and(aside::step_aside) {
+            // SAFETY: as above.
+            answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
+        }
+    }
+    answer.as_libc() as c_int
+}
+
+/// Of `linux/userfaultfd.h`.
+const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
 
 /// Makes the call, marked if it changes what must be told.
 unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> Answer {

@@ -28,6 +28,11 @@ impl Answer {
         }
     }
 
+    /// Whether the kernel refused with this error number.
+    pub(super) fn is(self, errno: c_int) -> bool {
+        self.errno() == Some(errno)
+    }
+
     fn errno(self) -> Option<c_int> {
         // The kernel's convention: error numbers are below 4096, and no call has such results.
         let failed = (-4095..0).contains(&self.0);

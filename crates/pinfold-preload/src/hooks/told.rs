@@ -2,7 +2,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // where the kernel truncates
 
-use super::{pinfold_process_feed, pinfold_process_hooks};
+use super::{aside, pinfold_process_feed, pinfold_process_hooks};
 use crate::sys;
 use libc::{c_int, c_long};
 use pinfold::AddressRange;
@@ -32,6 +32,15 @@ fn page_of(start: usize) -> usize {
 pub(super) fn guarded(start: usize, length: usize) -> Option<AddressRange> {
     let end = untagged(start).checked_add(length)?.checked_next_multiple_of(LARGEST_PAGE)?;
     AddressRange::between(page_of(start), end).filter(|_| length != 0)
+}
+
+/// The addresses of kept registrations that `mprotect` takes rights from, which these may need.
+pub(super) fn revoked(start: usize, length: usize, rights: c_int) -> Option<AddressRange> {
+    const ALL: c_int = libc::PROT_READ | libc::PROT_WRITE;
+    if rights & ALL == ALL {
+        return None;
+    }
+    aside::kept(guarded(start, length)?)
 }
 
 /// The addresses that `process_madvise` takes pages from. They stand in memory that may be

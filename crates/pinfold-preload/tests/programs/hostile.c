@@ -11,11 +11,16 @@
 #include "loop.h"
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -610,6 +615,120 @@ static void real_time(void)
 	SAY("ended");
 }
 
+/* --- limits ------------------------------------------------------------------------------------- */
+
+static void limited(int which, const char *name, rlim_t limit)
+{
+	struct rlimit lowered = { limit, limit };
+	struct ibv_context *context = begin();
+	char *block;
+
+	memory = map(BYTES);
+	CHECK(!setrlimit(which, &lowered));
+	registered_often(pd, memory, BYTES);
+	SAY("%s: 8 MiB %s", name, (block = malloc(8 << 20)) ? "had" : "refused");
+	free(block);
+	registered_often(pd, memory, BYTES);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* Little address space: the program has what it needs. */
+static void little_address_space(void)
+{
+	limited(RLIMIT_AS, "address space", (status_of("VmSize:") << 10) + (24 << 20));
+}
+
+/* No descriptor is left. */
+static void no_descriptors(void)
+{
+	struct ibv_context *context = begin();
+	int next = dup(0);
+
+	limited(RLIMIT_NOFILE, "descriptors", next + 3);
+	SAY("close %d", ibv_close_device(context));
+}
+
+/* A sandbox that refuses, with an error number, what a monitor is made of. */
+static void sandboxed(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 1, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
+	struct ibv_context *context = begin();
+
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* --- the rest of verbs -------------------------------------------------------------------------- */
+
+/* libibverbs comes and goes as a plugin's library does. */
+static void loaded_and_unloaded(void)
+{
+	struct ibv_context *context = begin();
+	int i;
+
+	memory = map(BYTES);
+	for (i = 0; i < 20; i++) {
+		void *handle = dlopen("libibverbs.so.1", RTLD_NOW | (i % 2 ? RTLD_GLOBAL : RTLD_LOCAL));
+
+		CHECK(handle);
+		registered_often(pd, memory, BYTES);
+		CHECK(!dlclose(handle));
+	}
+	registered_often(pd, memory, BYTES);
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* A region with a window holds its domain; one without does not. */
+static void windows(void)
+{
+	struct ibv_context *context = begin();
+	struct ibv_mr *mr;
+	struct ibv_mw *window;
+
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL | IBV_ACCESS_MW_BIND)));
+	window = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	SAY("window %d", !!window);
+	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
+	if (window)
+		SAY("dealloc_mw %d", ibv_dealloc_mw(window));
+	SAY("dereg %d", ibv_dereg_mr(mr));
+	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+}
+
+/* What the device says of itself. */
+static void queries(void)
+{
+	struct loop loop = loop_open();
+	struct ibv_device_attr device;
+	struct ibv_device_attr_ex extended;
+	struct ibv_port_attr port;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	union ibv_gid gid;
+	uint16_t pkey;
+
+	pd = loop.pd;
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("device %d regions %d", ibv_query_device(loop.context, &device), device.max_mr);
+	SAY("extended %d", ibv_query_device_ex(loop.context, NULL, &extended));
+	SAY("port %d state %d", ibv_query_port(loop.context, 1, &port), port.state);
+	SAY("gid %d", ibv_query_gid(loop.context, 1, 1, &gid));
+	SAY("pkey %d %x", ibv_query_pkey(loop.context, 1, 0, &pkey), pkey);
+	SAY("qp %d state %d", ibv_query_qp(loop.qp, &attr, IBV_QP_STATE, &init), attr.qp_state);
+	loop_close(&loop);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -631,6 +750,12 @@ static const struct {
 	{ "many_idle", many_idle },
 	{ "footprint", footprint },
 	{ "real_time", real_time },
+	{ "little_address_space", little_address_space },
+	{ "no_descriptors", no_descriptors },
+	{ "sandboxed", sandboxed },
+	{ "loaded_and_unloaded", loaded_and_unloaded },
+	{ "windows", windows },
+	{ "queries", queries },
 };
 
 int main(int argc, char **argv)

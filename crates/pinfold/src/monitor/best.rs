@@ -167,6 +167,18 @@ impl Best {
         &self.refused
     }
 
+    /// Ends the watch of `range`, where the monitor has one, from its own call to the next
+    /// [`watch`](Monitor::watch): its changes cost nothing, and another userfaultfd may have it.
+    ///
+    /// The process's feed says that the range changes meanwhile, so no registration is believed that
+    /// was made before.
+    pub fn unwatch(&self, range: AddressRange) {
+        if let Active::Userfaultfd(monitor) = &self.active {
+            let _changing = monitor.feed().begin(range);
+            monitor.monitor().unwatch_range(range);
+        }
+    }
+
     fn monitor(&self) -> &dyn Monitor {
         match &self.active {
             Active::Ebpf(monitor) => monitor,

@@ -5,11 +5,11 @@
 
 use super::start::StartError;
 use super::userfaultfd::{Unread, Userfaultfd, range_of};
-use crate::quiet_thread;
+use crate::quiet_thread::LeanThread;
 use crate::sys::{self, Descriptor, Message, Page};
 use crate::{AddressRange, Monitor, Position};
-use std::sync::atomic::Ordering;
-use std::thread::{Scope, ScopedJoinHandle};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tests the question whether a change is under way, before there is a reader.
@@ -22,32 +22,40 @@ pub(super) fn of_the_question(uffd: Descriptor) -> Result<(), StartError> {
         return Err(StartError::SelfTest { missed: "the absence of changes" });
     }
     let new_page = || Page::new().map_err(StartError::memory);
-    let pages = [new_page()?, new_page()?];
+    let pages = [Arc::new(new_page()?), Arc::new(new_page()?)];
     let _unread = [Unread::watch(uffd, &pages[0])?, Unread::watch(uffd, &pages[1])?];
-    std::thread::scope(|scope| {
-        let changers = pages.each_ref().map(|page| spawn_changer(scope, page));
-        let verdict = judge(uffd, &pages, &changers);
-        read_until_finished(uffd, &changers);
-        verdict
-    })
+    let changers = pages.each_ref().map(spawn_changer);
+    let verdict = judge(uffd, &pages, &changers);
+    read_until_finished(uffd, &changers);
+    changers.into_iter().flatten().for_each(LeanThread::join);
+    verdict
 }
 
-type Changer<'scope> = std::io::Result<ScopedJoinHandle<'scope, ()>>;
+/// A change of one page, on a thread of its own.
+struct Change {
+    page: Arc<Page>,
+    is_done: AtomicBool,
+}
+
+type Changer = std::io::Result<LeanThread<Change>>;
 
 /// Replaces `page` in a thread of its own, after marking its old contents.
-fn spawn_changer<'scope>(scope: &'scope Scope<'scope, '_>, page: &'scope Page) -> Changer<'scope> {
+fn spawn_changer(page: &Arc<Page>) -> Changer {
     // Relaxed: the thread is made after this.
     page.word().store(1, Ordering::Relaxed);
-    quiet_thread::spawn_scoped(scope, "pinfold-test", || {
+    let change = Change { page: Arc::clone(page), is_done: AtomicBool::new(false) };
+    LeanThread::spawn(c"pinfold-test", change, |change| {
         // A failure shows as a page that keeps its contents.
-        let _ = page.replace();
+        let _ = change.page.replace();
+        // Release: the replacement has returned.
+        change.is_done.store(true, Ordering::Release);
     })
 }
 
 fn judge(
     uffd: Descriptor,
-    pages: &[Page; 2],
-    changers: &[Changer<'_>; 2],
+    pages: &[Arc<Page>; 2],
+    changers: &[Changer; 2],
 ) -> Result<(), StartError> {
     for changer in changers {
         if let Err(error) = changer {
@@ -56,7 +64,7 @@ fn judge(
         }
     }
     // Relaxed: the kernel swaps the page; its lock orders that after the count was raised.
-    let replaced = |page: &Page| page.word().load(Ordering::Relaxed) == 0;
+    let replaced = |page: &Arc<Page>| page.word().load(Ordering::Relaxed) == 0;
     must(|| pages.iter().all(replaced), "a page mapped over another")?;
     must_be(uffd, true, "changes under way")?;
     read_one(uffd)?;
@@ -67,8 +75,10 @@ fn judge(
     must_be(uffd, false, "the end of changes")
 }
 
-fn finished(changers: &[Changer<'_>; 2]) -> usize {
-    changers.iter().flatten().filter(|changer| changer.is_finished()).count()
+fn finished(changers: &[Changer; 2]) -> usize {
+    // Acquire: pairs with the store at the thread's end.
+    let is_done = |changer: &&LeanThread<Change>| changer.on().is_done.load(Ordering::Acquire);
+    changers.iter().flatten().filter(is_done).count()
 }
 
 /// Waits for what happens within microseconds unless the kernel does not do it.
@@ -96,7 +106,7 @@ fn read_one(uffd: Descriptor) -> Result<(), StartError> {
 }
 
 /// Whatever went wrong: lets every thread go that waits for its event to be read.
-fn read_until_finished(uffd: Descriptor, changers: &[Changer<'_>; 2]) {
+fn read_until_finished(uffd: Descriptor, changers: &[Changer; 2]) {
     let all = changers.iter().flatten().count();
     while finished(changers) < all {
         sys::wait_readable(uffd, 1);

@@ -39,8 +39,9 @@ use super::reader::{self, Core};
 use super::self_test;
 use super::start::StartError;
 use crate::descriptor::KnownDescriptor;
+use crate::limits::page_bytes;
 use crate::mappings::{Mapping, OpenMaps};
-use crate::quiet_thread;
+use crate::quiet_thread::LeanThread;
 use crate::sys::{self, Descriptor, Errno, Page};
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
@@ -49,7 +50,6 @@ use crate::{
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Watches private anonymous memory, without privileges.
@@ -62,7 +62,7 @@ pub struct Userfaultfd {
     maps: OpenMaps,
     /// Watched; a change of it wakes the reader. `None` once dropped.
     doorbell: Option<Page>,
-    reader: Option<JoinHandle<()>>,
+    reader: Option<LeanThread<ReaderTask>>,
     /// What was ever watched, by whole mappings. The lock guards the writer's place; it is taken by
     /// `watch`, around some ten nanoseconds, and when the monitor ends.
     watched: Mutex<RangeSet>,
@@ -236,6 +236,29 @@ impl Userfaultfd {
         })
     }
 
+    /// Ends the watch of the pages of `range`, so that their changes cost nothing and another
+    /// userfaultfd may have them. Nothing is lost where nothing is watched.
+    ///
+    /// From here on their changes are not seen, so whoever keeps registrations there must not
+    /// believe them: the caller has a [`Feed`](super::Feed) that is followed together with this monitor
+    /// say that the pages change, from before this call until after it.
+    pub fn unwatch_range(&self, range: AddressRange) {
+        let range = range.page_aligned(page_bytes());
+        if self.usable().is_err() || !self.uffd.is_ours() {
+            return;
+        }
+        // Without the table of mappings the watch stays, which is no error.
+        let mappings = self.maps.overlapping(range).unwrap_or_default();
+        // What touches the range may have been reached through it only.
+        let (below, above) = (range.start().saturating_sub(1), range.end().saturating_add(1));
+        self.note_watched(AddressRange::between(below, above).unwrap_or(range));
+        for mapping in mappings {
+            if let Some(part) = mapping.range.intersection(&range) {
+                self.unwatch(&Mapping { range: part, ..mapping });
+            }
+        }
+    }
+
     fn unwatch_once(&self) -> Result<(), Errno> {
         for range in self.places_to_look_at().ok_or(Errno(libc::EAGAIN))? {
             self.unwatch_around(range)?;
@@ -309,8 +332,7 @@ impl Userfaultfd {
         if rings && let Some(reader) = self.reader.take() {
             self.core.stop();
             drop(doorbell);
-            // The reader does not panic, and a dead one is just as well.
-            let _ = reader.join();
+            reader.join();
         }
     }
 }
@@ -320,19 +342,24 @@ impl Drop for Userfaultfd {
     /// taken away from us, the reader goes on for ever: a sleeping thread is better than one that
     /// hangs in `munmap`.
     fn drop(&mut self) {
-        if self.core.log.forked() {
-            // Its thread does not exist here, and its handle must not be touched.
-            std::mem::forget(self.reader.take());
-        } else if self.unwatch_all() {
+        // In a forked child the thread does not exist, and is not joined.
+        if !self.core.log.forked() && self.unwatch_all() {
             self.end_reader();
         }
     }
 }
 
+/// What the reader works on.
+#[derive(Debug)]
+struct ReaderTask {
+    core: Arc<Core>,
+    uffd: Descriptor,
+}
+
 /// Makes the reader, with all signals blocked from its first instruction.
-fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<JoinHandle<()>, StartError> {
-    let core = Arc::clone(core);
-    quiet_thread::spawn("pinfold-events", move || reader::run(&core, uffd))
+fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<LeanThread<ReaderTask>, StartError> {
+    let task = ReaderTask { core: Arc::clone(core), uffd };
+    LeanThread::spawn(c"pinfold-events", task, |task| reader::run(&task.core, task.uffd))
         .map_err(|error| StartError::Thread { errno: error.raw_os_error().unwrap_or(libc::EAGAIN) })
 }
 
