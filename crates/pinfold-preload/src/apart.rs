@@ -14,19 +14,41 @@
 #![allow(unsafe_code)]
 
 use crate::sys::{AllSignalsBlocked, Stack};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+thread_local! {
+    /// No destructor and a constant: reading it allocates nothing.
+    static IS_OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread runs code of this library alone, whose calls of the C library no hook is
+/// to take for the program's.
+pub(crate) fn is_ours() -> bool {
+    IS_OURS.get()
+}
+
+/// Says so of a thread of ours, for as long as it lives.
+pub(crate) fn note_own_thread() {
+    IS_OURS.set(true);
+}
 
 /// Runs `ours` on a stack of 256 KiB. `None` if it panicked, or without memory for a stack.
 ///
-/// Costs two system calls for the signals and two for the stack. Inside of another `run` it is a plain
-/// call.
+/// Costs two system calls for the signals and three for the stack. Inside of another `run`, and on a
+/// thread of ours, it is a plain call.
 pub(crate) fn run<T, F: FnOnce() -> T>(ours: F) -> Option<T> {
+    if is_ours() {
+        return catch_unwind(AssertUnwindSafe(ours)).ok();
+    }
     let _blocked = AllSignalsBlocked::new();
     let stack = Stack::new()?;
     let mut call = Call { ours: Some(ours), result: None };
+    IS_OURS.set(true);
     // SAFETY: the stack is ours for as long as this function runs, and is mapped; `enter` gets the
     // call that it expects, and does not unwind.
     unsafe { switch(stack.top(), enter::<T, F>, (&raw mut call).cast()) };
+    IS_OURS.set(false);
     call.result
 }
 
@@ -129,6 +151,7 @@ mod tests {
             (vec![1, 2, 3], distance(&there))
         })
         .unwrap();
+        assert!(run(is_ours) == Some(true) && !is_ours());
         assert_eq!(result, [1, 2, 3]);
         assert!(apart > 65536, "{apart}");
     }

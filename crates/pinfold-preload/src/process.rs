@@ -297,6 +297,7 @@ fn step_aside_when_asked() {
 /// Starts the thread that deregisters what has changed; without it, that waits for room to be needed.
 fn start_reclaiming(keeper: &'static Keeper) {
     extern "C" fn body(keeper: *mut c_void) -> *mut c_void {
+        apart::note_own_thread();
         // SAFETY: the keeper below, which stays as long as the process.
         unsafe { &*keeper.cast_const().cast::<Keeper>() }.reclaim();
         ptr::null_mut()

@@ -17,6 +17,7 @@
 use super::raw::{Answer, system_call};
 use super::told::{self, GUARD_INSTALL, told};
 use super::{aside, self_test};
+use crate::apart::is_ours;
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, iovec, size_t, ssize_t};
 use pinfold::AddressRange;
 
@@ -73,7 +74,7 @@ unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c
     let arguments = [widened(descriptor), request as usize, argument.addr(), 0, 0];
     // SAFETY: see the file's header.
     let mut answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
-    if request == UFFDIO_REGISTER && answer.is(libc::EBUSY) {
+    if request == UFFDIO_REGISTER && answer.is(libc::EBUSY) && !is_ours() {
         // SAFETY: the kernel has just read two words there, the start and the length.
         let [start, length] = unsafe { *argument.cast_const().cast::<[u64; 2]>() };
         let range = AddressRange::new(start as usize, length as usize).ok();
