@@ -42,6 +42,12 @@ static struct ibv_context *begin(void)
 	return context;
 }
 
+static void end(struct ibv_context *context)
+{
+	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
+	SAY("close %d", ibv_close_device(context));
+}
+
 /* Registers the same bytes so often that whoever keeps registrations keeps this one. */
 static void registered_often(struct ibv_pd *domain, char *memory, size_t bytes)
 {
@@ -129,7 +135,7 @@ static void cancelled_while_pending(void)
 		CHECK(!pthread_join(thread, &result));
 		SAY("way %d: cancelled %d, after the calls %d: %d %d %d", how, result == PTHREAD_CANCELED, done,
 		    answers[0], answers[1], answers[2]);
-		SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+		end(context);
 		munmap(memory, BYTES);
 	}
 }
@@ -171,7 +177,7 @@ static void cancelled_in_the_middle(void)
 		ended += result == PTHREAD_CANCELED;
 	}
 	SAY("%d cancelled", ended);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* --- fork --------------------------------------------------------------------------------------- */
@@ -253,7 +259,7 @@ static void vforks(void)
 		well += !status;
 	}
 	SAY("%d ended well", well);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* --- routes ------------------------------------------------------------------------------------- */
@@ -328,7 +334,7 @@ static void small_stacks(void)
 		CHECK(!pthread_join(thread, &result));
 		SAY("%d KiB: %d", sizes[i], result == memory);
 	}
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* --- memory ------------------------------------------------------------------------------------- */
@@ -479,7 +485,7 @@ static void many_domains(void)
 	fprintf(stderr, "end us %.0f threads %ld growth %ld\n", now_us() - start, status_of("Threads:"),
 		status_of("VmSize:") - before);
 	SAY("%d failures", failures);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* Memory that is fresh for each use: nothing is ever found. */
@@ -498,7 +504,7 @@ static void fresh_memory(void)
 	}
 	fprintf(stderr, "us %.0f each\n", (now_us() - start) / 300);
 	SAY("more than three threads: %d", status_of("Threads:") > 3);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 static void discard(int unused)
@@ -533,7 +539,7 @@ static void discards_in_a_handler(void)
 	CHECK(!setitimer(ITIMER_REAL, &timer, NULL));
 	fprintf(stderr, "us %.0f each\n", (now_us() - start) / 60);
 	SAY("%d failures", failures);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* A domain with many idle registrations ends. */
@@ -575,7 +581,7 @@ static void footprint(void)
 		fprintf(stderr, "%d: threads %ld growth %ld\n", i, status_of("Threads:"), status_of("VmSize:") - size);
 	}
 	munmap(memory, BYTES);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* One processor, a real-time caller, a busy thread of lower real-time priority. */
@@ -629,7 +635,7 @@ static void limited(int which, const char *name, rlim_t limit)
 	SAY("%s: 8 MiB %s", name, (block = malloc(8 << 20)) ? "had" : "refused");
 	free(block);
 	registered_often(pd, memory, BYTES);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* Little address space: the program has what it needs. */
@@ -663,7 +669,7 @@ static void sandboxed(void)
 	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
 	memory = map(BYTES);
 	registered_often(pd, memory, BYTES);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* --- the rest of verbs -------------------------------------------------------------------------- */
@@ -683,7 +689,7 @@ static void loaded_and_unloaded(void)
 		CHECK(!dlclose(handle));
 	}
 	registered_often(pd, memory, BYTES);
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* A region with a window holds its domain; one without does not. */
@@ -702,7 +708,7 @@ static void windows(void)
 	if (window)
 		SAY("dealloc_mw %d", ibv_dealloc_mw(window));
 	SAY("dereg %d", ibv_dereg_mr(mr));
-	SAY("dealloc_pd %d close %d", ibv_dealloc_pd(pd), ibv_close_device(context));
+	end(context);
 }
 
 /* What the device says of itself. */
