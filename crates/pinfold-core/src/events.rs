@@ -3,8 +3,7 @@
 use crate::AddressRange;
 use crate::error::GetError;
 use crate::monitor::{Lost, Monitor};
-use crate::queues::Queue;
-use crate::region::{Region, Status};
+use crate::region::{List, Lists, Region};
 use crate::registrar::Registrar;
 use crate::shared::{Shared, Writer};
 use crate::watchers::{Callback, Completion};
@@ -56,49 +55,30 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut numbers = std::mem::take(&mut writer.scratch);
         self.findable_in(range, &mut numbers);
         for &number in &numbers {
-            self.unpublish(writer, number, Status::Invalidated);
+            self.unpublish(writer, number, Lists::invalidate);
             writer.watchers.invalidated(number);
         }
         writer.counts.invalidations += numbers.len() as u64;
         writer.give_scratch(numbers);
-        for (from, to) in
-            [(Queue::Superseded, Queue::Dead), (Queue::SupersededLeased, Queue::Leased)]
-        {
-            if writer.queues.len(from) > 0 {
-                self.invalidate_superseded(writer, range, from, to);
+        for list in [List::Superseded, List::SupersededLeased, List::PerUse] {
+            if writer.lists.len(list) > 0 {
+                self.invalidate_unfindable(writer, range, list);
             }
         }
-        self.invalidate_per_use(writer, range);
         writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(range));
     }
 
-    /// Tells the leases of regions that were given up but may be in use, and moves those from
-    /// queue `from` to queue `to`.
-    fn invalidate_superseded(
-        &self,
-        writer: &mut Writer,
-        range: AddressRange,
-        from: Queue,
-        to: Queue,
-    ) {
-        let mut next = writer.queues.first(from);
+    /// Tells the leases of regions of `list`, which are not in the index but may be in use.
+    fn invalidate_unfindable(&self, writer: &mut Writer, range: AddressRange, list: List) {
+        let mut next = writer.lists.first(list);
         while let Some(number) = next {
-            next = writer.queues.after(number);
+            next = writer.lists.after(number);
             let Some(region) = self.region(number).filter(|region| touches(region, range)) else {
                 continue;
             };
-            region.set(Status::Invalidated);
-            writer.queues.put(to, number);
-            writer.watchers.invalidated(number);
-        }
-    }
-
-    /// Tells the leases of regions registered for one use.
-    fn invalidate_per_use(&self, writer: &mut Writer, range: AddressRange) {
-        for &(number, _) in &writer.per_use {
-            let Some(region) = self.region(number) else { continue };
-            if region.status() == Status::PerUse && touches(region, range) {
-                region.set(Status::PerUseInvalidated);
+            // A registration for one use may have been wrong before.
+            if !region.state().is_invalidated() {
+                writer.lists.invalidate(region);
                 writer.watchers.invalidated(number);
             }
         }
@@ -118,15 +98,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// Takes a region out of the index and hands it to the reclaimer.
-    pub(crate) fn unpublish(&self, writer: &mut Writer, number: u32, status: Status) {
+    /// Takes a region out of the index and hands it to the reclaimer, in the state that `to` gives it.
+    pub(crate) fn unpublish(
+        &self,
+        writer: &mut Writer,
+        number: u32,
+        to: fn(&mut Lists, &Region<R::Handle>),
+    ) {
         let Some(region) = self.region(number) else { return };
-        region.set(status);
+        to(&mut writer.lists, region);
         if let Some(range) = region.range() {
             self.index.remove(&mut writer.recycler, range, number);
         }
-        let superseded = status == Status::Retired;
-        writer.bury(if superseded { Queue::Superseded } else { Queue::Dead }, number);
+        writer.call_reclaimer();
     }
 
     /// The program's own word that `range` changed or is about to; `completion` runs when the
@@ -155,10 +139,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
         let mut numbers = Vec::new();
         self.findable_in(range, &mut numbers);
-        let per_use = writer.per_use.iter().map(|&(number, _)| number);
-        let others = OUT_OF_INDEX.iter().flat_map(|&queue| writer.queues.iter(queue));
+        let others = OUT_OF_INDEX.iter().flat_map(|&list| writer.lists.iter(list));
         let in_range = |&number: &u32| self.region(number).is_some_and(|it| touches(it, range));
-        numbers.extend(others.chain(per_use).filter(in_range));
+        numbers.extend(others.filter(in_range));
         let flying = writer.flights.iter().filter(|flight| flight.range.overlaps(&range));
         numbers.extend(flying.map(|flight| flight.number));
         numbers
@@ -180,21 +163,24 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         region: &Region<R::Handle>,
         callback: Callback,
     ) -> Result<u64, Callback> {
-        self.locked(|writer| match region.status() {
-            Status::Invalidated | Status::PerUseInvalidated => Err(callback),
-            _ => Ok(writer.watchers.watch(region.number, callback)),
+        self.locked(|writer| {
+            if region.state().is_invalidated() {
+                return Err(callback);
+            }
+            Ok(writer.watchers.watch(region.number, callback))
         })
     }
 }
 
 /// Where regions stand that are registered but not in the index.
-const OUT_OF_INDEX: [Queue; 6] = [
-    Queue::Dead,
-    Queue::Superseded,
-    Queue::Leased,
-    Queue::SupersededLeased,
-    Queue::Leaving,
-    Queue::Parked,
+const OUT_OF_INDEX: [List; 7] = [
+    List::Invalidated,
+    List::InvalidatedLeased,
+    List::Superseded,
+    List::SupersededLeased,
+    List::PerUse,
+    List::Deregistering,
+    List::Parked,
 ];
 
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {

@@ -186,13 +186,21 @@ impl Hazards {
         at_hand.advance(self)
     }
 
-    /// The places of all regions in use.
+    /// Looks which of `items` are in use. `counted` are places in use that have no hazard.
     ///
-    /// A region whose state was changed before this call and that is not in the answer has no
-    /// lease and will get none.
-    ///
-    /// `counted` are further places in use, which have no hazard.
-    pub(crate) fn in_use(&self, counted: &[usize]) -> InUse {
+    /// The items were made unfindable before, so one without a lease in this scan gets none: a
+    /// reader that protects it later sees, behind the barriers, that it is not to be found.
+    pub(crate) fn scan<'c, T>(
+        &self,
+        counted: &[usize],
+        items: Vec<Unpublished<'c, T>>,
+    ) -> Scan<'c, T> {
+        let items = items.into_iter().map(|Unpublished(item)| item).collect();
+        Scan { items, in_use: self.in_use(counted) }
+    }
+
+    /// The places of all regions in use, `counted` included.
+    fn in_use(&self, counted: &[usize]) -> InUse {
         if !self.barriers.heavy() {
             return InUse(None);
         }
@@ -272,27 +280,111 @@ impl HazardDomain {
     }
 }
 
-/// A snapshot of the places in use, sorted; all of them if it could not be taken.
-pub(crate) struct InUse(Option<Vec<usize>>);
+/// What readers find without a lock, and protect by hazards while they use it.
+pub(crate) trait Findable {
+    /// Whether a reader that protects it now may go on to use it.
+    fn is_live(&self) -> bool;
+}
+
+/// A region that readers do not find, while the writer's lock is held.
+pub(crate) struct Unpublished<'c, T>(&'c T);
+
+impl<'c, T: Findable> Unpublished<'c, T> {
+    /// `None` if readers find it.
+    pub(crate) fn of(item: &'c T) -> Option<Self> {
+        (!item.is_live()).then_some(Self(item))
+    }
+}
+
+/// The proof that deregistering a region takes: no lease of it is left, and none can come.
+///
+/// Made by a [`Scan`] of regions that were unpublished before, by the end of the only lease that a
+/// region can have, or by the end of the cache; and kept by the states
+/// [`Evictable`](crate::region::State::Evictable) and [`Parked`](crate::region::State::Parked),
+/// which are entered with one and left by the first lease.
+#[must_use]
+pub(crate) struct Idle<'c, T>(&'c T);
+
+impl<'c, T> Idle<'c, T> {
+    pub(crate) const fn item(&self) -> &'c T {
+        self.0
+    }
+
+    /// A proof that went into the item's state, which nothing has left since. For
+    /// [`Lists`](crate::region::Lists).
+    pub(crate) const fn kept_by_state(item: &'c T) -> Self {
+        Self(item)
+    }
+
+    /// The one lease that the item can have has ended, and emptied its slot. For the end of a
+    /// lease.
+    pub(crate) const fn behind_its_only_lease(item: &'c T) -> Self {
+        Self(item)
+    }
+
+    /// The cache is being dropped: no lease of it can be used any more. For its destructor.
+    pub(crate) const fn of_a_dropped_cache(item: &'c T) -> Self {
+        Self(item)
+    }
+}
+
+/// A look at all hazards, made after its items were unpublished.
+pub(crate) struct Scan<'c, T> {
+    items: Vec<&'c T>,
+    in_use: InUse,
+}
+
+impl<'c, T: 'static> Scan<'c, T> {
+    /// False if no barrier could be had: then nothing is known, and all is taken for used.
+    pub(crate) const fn is_known(&self) -> bool {
+        self.in_use.0.is_some()
+    }
+
+    /// The leases that the items have beyond the `owned` ones. A transient hazard counts.
+    pub(crate) fn leases(&self, owned: impl Fn(&T) -> usize) -> usize {
+        let count = |&item: &&'c T| {
+            self.in_use.count(item).map_or(1, |all| all.saturating_sub(owned(item)))
+        };
+        self.items.iter().map(count).sum()
+    }
+
+    /// Tells the items that are idle from those that may be in use.
+    pub(crate) fn split(self) -> (Vec<Idle<'c, T>>, Vec<&'c T>) {
+        self.split_but(|_| 0)
+    }
+
+    /// The same where the caller owns so many leases of each, and ends them before it does anything
+    /// with what is found idle.
+    pub(crate) fn split_but(self, owned: impl Fn(&T) -> usize) -> (Vec<Idle<'c, T>>, Vec<&'c T>) {
+        let Self { items, in_use } = self;
+        let (mut idle, mut used) = (Vec::with_capacity(items.len()), Vec::new());
+        for item in items {
+            if in_use.count(item).is_some_and(|leases| leases <= owned(item)) {
+                idle.push(Idle(item));
+            } else {
+                used.push(item);
+            }
+        }
+        (idle, used)
+    }
+}
+
+/// A snapshot of the places in use, sorted; `None` if it could not be taken.
+struct InUse(Option<Vec<usize>>);
 
 impl InUse {
-    /// False if no barrier could be had: then nothing is known, and all is taken for used.
-    pub(crate) fn is_known(&self) -> bool {
-        self.0.is_some()
-    }
-
-    /// Whether `place` is leased. `'static`, so that a reference to it is not taken for it.
-    pub(crate) fn contains<T: 'static>(&self, place: &T) -> bool {
-        let place = std::ptr::from_ref(place).addr();
-        self.0.as_ref().is_none_or(|places| places.binary_search(&place).is_ok())
-    }
-
-    /// How often `place` is leased, if that is known.
-    pub(crate) fn count<T: 'static>(&self, place: &T) -> Option<usize> {
+    /// How often `place` is leased, if that is known. `'static`, so that a reference to it is not
+    /// taken for it.
+    fn count<T: 'static>(&self, place: &T) -> Option<usize> {
         let place = std::ptr::from_ref(place).addr();
         let places = self.0.as_ref()?;
         let first = places.partition_point(|&other| other < place);
         Some(places[first..].iter().take_while(|&&other| other == place).count())
+    }
+
+    #[cfg(test)]
+    fn contains<T: 'static>(&self, place: &T) -> bool {
+        self.count(place).is_none_or(|count| count > 0)
     }
 }
 

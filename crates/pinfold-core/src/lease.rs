@@ -9,7 +9,7 @@
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::monitor::Monitor;
-use crate::region::{Ask, Region, Status};
+use crate::region::{Ask, Region};
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Pin, Shared};
 use crate::watchers::{Callback, discard};
@@ -161,10 +161,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
             return None;
         }
         let number = self.region.number;
-        self.shared.locked(|writer| {
-            let mut reasons = writer.per_use.iter();
-            reasons.find(|(other, _)| *other == number).map(|&(_, why)| why)
-        })
+        self.shared.locked(|writer| writer.per_use.get(&number).copied())
     }
 
     /// Whether the registration is kept for later uses.
@@ -183,7 +180,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
         if !matches!(self.shared.is_current(), Ok(true)) {
             self.shared.catch_up_for_lease();
         }
-        matches!(self.region.status(), Status::Invalidated | Status::PerUseInvalidated)
+        self.region.state().is_invalidated()
     }
 
     /// Has `callback` run once when the region is invalidated while this lease lives; at once if

@@ -23,7 +23,7 @@
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors),
-//! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `queues`, `order`, `flight`,
+//! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `order`, `flight`,
 //! `watchers` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`,
 //! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
@@ -56,7 +56,6 @@ pub mod monitor;
 pub mod notice;
 mod order;
 pub mod pieces;
-mod queues;
 pub mod range;
 pub mod reclaim;
 mod region;

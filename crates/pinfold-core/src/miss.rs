@@ -16,7 +16,7 @@ use crate::index::can_hold;
 use crate::lease::Lease;
 use crate::monitor::{Monitor, Watch};
 use crate::order::Order;
-use crate::region::{Region, Status, Terms, Want};
+use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::shared::{Shared, Writer};
 use crate::suspend::bars::{Gate, Stop};
@@ -230,7 +230,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// A lease of a region that is there already, looked up where the index is exact and where
-    /// regions that stand by count as well.
+    /// evictable regions count as well.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
         let (start, end) = (want.range.start(), want.range.end());
         let bars = &writer.bars;
@@ -239,9 +239,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             (want.served_by(range, terms) && !bars.cover(range)).then_some(region)
         })?;
         let tick = self.tick();
-        if region.status() == Status::Standby {
-            region.set(Status::Live);
-            Order::keep(&mut writer.queues, region.number, tick);
+        if region.state() == State::Evictable {
+            Order::keep(&mut writer.lists, region, tick);
         }
         region.touch(tick);
         writer.counts.hits += 1;
@@ -341,16 +340,23 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let number = writer.made_places;
         writer.made_places = number.checked_add(1)?;
         self.index.places.ensure(number, Region::new)?;
-        writer.queues.make(number);
+        writer.lists.make(number);
         Some(number)
     }
 
-    /// Enters a filled place into the index and the order of eviction.
-    pub(crate) fn enter(&self, writer: &mut Writer, flight: &Flight) -> Result<(), PerUse> {
+    /// Enters a filled place into the index and the order of eviction: hits find it from now on,
+    /// unless part of it is suspended.
+    pub(crate) fn enter(
+        &self,
+        writer: &mut Writer,
+        flight: &Flight,
+        region: &Region<R::Handle>,
+    ) -> Result<(), PerUse> {
         if !self.index.insert(&mut writer.recycler, flight.range, flight.number) {
             return Err(PerUse::Unindexed);
         }
-        writer.order.join(&mut writer.queues, flight.number, self.seen(flight.number));
+        let suspended = writer.is_suspended(region);
+        writer.order.join(&mut writer.lists, region, suspended);
         Ok(())
     }
 
@@ -364,8 +370,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) {
         // With a discard in flux nobody can tell whether the pages are still the right ones.
         let doubtful = flight.tainted || why == PerUse::InFlux;
-        region.set(if doubtful { Status::PerUseInvalidated } else { Status::PerUse });
-        writer.per_use.push((flight.number, why));
+        writer.lists.keep_per_use(region, doubtful);
+        writer.per_use.insert(flight.number, why);
         writer.counts.per_use += 1;
         if why != PerUse::Asked {
             writer.counts.per_use_reason = Some(why);
@@ -385,7 +391,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         needless.sort_unstable();
         needless.dedup();
         for &number in &needless {
-            self.unpublish(writer, number, Status::Retired);
+            self.unpublish(writer, number, Lists::supersede);
         }
         writer.counts.superseded += needless.len() as u64;
     }
@@ -495,13 +501,12 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         unsafe { region.fill(flight.range, flight.terms, shared.advance_tick(), handle) };
         let per_use = per_use
             .or_else(|| flight.tainted.then_some(PerUse::ChangedMeanwhile))
-            .or_else(|| shared.enter(writer, &flight).err());
+            .or_else(|| shared.enter(writer, &flight, region).err());
         let pin = shared.pin(writer, region);
         let lease = if let Some(why) = per_use {
             shared.keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
-            writer.set_findable(region);
             shared.supersede(writer, &flight);
             Lease::of_cached(shared, region, pin, want.range)
         };

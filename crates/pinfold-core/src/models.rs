@@ -466,10 +466,10 @@ fn loom_a_lease_outlives_eviction() {
     explore(3, || lease_beside_eviction(0));
 }
 
-/// ...or one that is made to stand by along with it, and is leased before, meanwhile or while it
-/// does.
+/// ...or one that is made evictable along with it, and is leased before, meanwhile or while it
+/// is.
 #[test]
-fn loom_a_lease_ends_standing_by() {
+fn loom_a_lease_of_an_evictable_region() {
     explore(3, || lease_beside_eviction(1));
 }
 
@@ -499,14 +499,14 @@ fn lease_beside_eviction(page: usize) {
     assert!(pinned <= 2, "{pinned} pinned of 2");
 }
 
-/// A region that stands by for room, looked up without a lock while what is idle in its range is
+/// An evictable region, looked up without a lock while what is idle in its range is
 /// given up: a lookup that does not become a lease is none, and a lease keeps its registration.
 #[test]
-fn loom_a_passing_lookup_makes_nothing_leasable_that_stands_by() {
+fn loom_a_transient_hazard_makes_nothing_leasable_that_is_evictable() {
     explore(2, || {
         let world = World::new();
         let cache = cache_of(&world, 2);
-        // Both stand by when room is needed for the third; the first goes.
+        // Both become evictable when room is needed for the third; the first goes.
         (0..3).for_each(|page| drop(get_page(&cache, page).unwrap()));
         let other = {
             let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));

@@ -4,129 +4,124 @@
 //! else is done by those who need room, who look whether a region's tick is still the one that
 //! was noted when it was last looked at.
 //!
-//! Regions come into a short queue of the young, at most a tenth of all. Who has been used again
-//! by the time he reaches its end goes on to the queue of the proven; who has not is evicted, and
-//! the place where he began is remembered for as long as a cacheful of others takes to follow.
-//! Who is registered again in that time is proven at once. The proven are evicted in the order in
-//! which they came, except that who was used since goes to the end of the queue. So a scan passes
-//! through the young and leaves the proven alone; and when a program turns to other memory, that
-//! memory is proven by its second round, and what was proven before ages out.
+//! Regions come into a short list, the small one, at most a tenth of all. A region that has been
+//! used again by the time it reaches the end of that list goes on to the main list; one that has
+//! not is evicted, and the place where it began is remembered for as long as a cacheful of others
+//! takes to follow. A region registered again in that time goes to the main list at once. The main
+//! list is evicted in the order in which regions came to it, except that one used since goes to its
+//! end. So a scan passes through the small list and leaves the main list alone; and when a program
+//! turns to other memory, that memory is in the main list by its second round, and what was there
+//! before ages out.
 //!
 //! This is S3-FIFO (Yang, Zhang, Qiu, Yue, Vigfusson: FIFO queues are all you need for cache
-//! eviction, SOSP 2023), whose queue of the young and ghosts go back to 2Q (Johnson and Shasha,
-//! VLDB 1994), with ticks where it counts uses. Two differences: the search for somebody unused is
-//! bounded, and ends with the least recently used of those it met; and whoever is evicted leaves a
-//! ghost, proven or not.
+//! eviction, SOSP 2023), whose small queue and ghosts go back to 2Q (Johnson and Shasha,
+//! VLDB 1994), with ticks where it counts uses. Two differences: the search for an unused region is
+//! bounded, and ends with the least recently used of those it met; and every evicted region leaves
+//! a ghost, whichever list it was in.
 
-use crate::queues::{Queue, Queues};
-
-/// What the order knows of a region.
-#[derive(Clone, Copy)]
-pub(crate) struct Seen {
-    /// The tick of its last use.
-    used: u64,
-    /// The page where it begins.
-    page: usize,
-}
-
-impl Seen {
-    /// A region used at tick `used` that begins at address `start`.
-    pub(crate) const fn new(used: u64, start: usize) -> Self {
-        Self { used, page: start >> PAGE_LOG2 }
-    }
-}
+use crate::hazard::Unpublished;
+use crate::region::{List, Lists, Region};
 
 /// Regions that begin in one page of 4 KiB leave the same ghost.
 const PAGE_LOG2: u32 = 12;
 
-/// The young are at least one in so many, when the cache is full.
-const YOUNG_SHARE: usize = 10;
+/// The small list holds at least one in so many, when the cache is full.
+const SMALL_SHARE: usize = 10;
 /// How many regions are looked at for one that was not used since.
 const LOOKS: usize = 64;
 
-/// The order of eviction, over the queues of the young and the proven.
+/// The order of eviction, over the small and the main list.
 pub(crate) struct Order {
     ghosts: Ghosts,
-    /// How many may be young, beyond their least share.
-    more_young: usize,
+    /// How many may be small, beyond their least share.
+    more_small: usize,
 }
 
 impl Order {
     pub(crate) fn new() -> Self {
-        Self { ghosts: Ghosts::default(), more_young: 0 }
+        Self { ghosts: Ghosts::default(), more_small: 0 }
     }
 
-    /// A region joins, just registered.
-    pub(crate) fn join(&mut self, queues: &mut Queues, number: u32, seen: Seen) {
-        let ghost = self.ghosts.find(seen.page);
+    /// A region joins, just registered: hits find it from now on, unless it is to be `closed`.
+    pub(crate) fn join<H: Copy>(&mut self, lists: &mut Lists, region: &Region<H>, closed: bool) {
+        let ghost = self.ghosts.find(page_of(region));
         match ghost {
-            Some(Ghost::Young) => self.more_young += self.ghosts.weight(Ghost::Young),
-            Some(Ghost::Proven) => {
-                let less = self.ghosts.weight(Ghost::Proven);
-                self.more_young = self.more_young.saturating_sub(less);
+            Some(Ghost::Small) => self.more_small += self.ghosts.weight(Ghost::Small),
+            Some(Ghost::Main) => {
+                let less = self.ghosts.weight(Ghost::Main);
+                self.more_small = self.more_small.saturating_sub(less);
             }
             None => {}
         }
-        queues.set_mark(number, seen.used);
-        queues.put(if ghost.is_some() { Queue::Proven } else { Queue::Young }, number);
+        lists.set_mark(region.number, region.used());
+        lists.publish(region, ghost.is_some(), closed);
     }
 
     /// A region turned out to be in use at `tick`.
-    pub(crate) fn keep(queues: &mut Queues, number: u32, tick: u64) {
-        queues.set_mark(number, tick);
-        queues.put(Queue::Proven, number);
+    pub(crate) fn keep<H: Copy>(lists: &mut Lists, region: &Region<H>, tick: u64) {
+        lists.set_mark(region.number, tick);
+        lists.promote(region);
     }
 
-    /// Takes out the region to be given up next; `look` says what is known of one today.
-    pub(crate) fn pop(&mut self, queues: &mut Queues, look: impl Fn(u32) -> Seen) -> Option<u32> {
-        let mut oldest: Option<(u32, Seen)> = None;
+    /// Takes out the region to be given up next, for a scan; `place` finds a region by its number.
+    pub(crate) fn pop<'c, H: Copy>(
+        &mut self,
+        lists: &mut Lists,
+        place: impl Fn(u32) -> Option<&'c Region<H>>,
+    ) -> Option<Unpublished<'c, Region<H>>> {
+        let mut oldest: Option<(&'c Region<H>, u64)> = None;
         for _ in 0..LOOKS {
-            let Some(number) = self.next(queues) else { break };
-            let seen = look(number);
-            if queues.has_mark(number, seen.used) {
-                return Some(self.take(queues, number, seen.page));
+            let Some(region) = self.next(lists).and_then(&place) else { break };
+            let used = region.used();
+            if lists.has_mark(region.number, used) {
+                return self.take(lists, region);
             }
-            Self::keep(queues, number, seen.used);
-            if oldest.is_none_or(|(_, other)| seen.used < other.used) {
-                oldest = Some((number, seen));
+            Self::keep(lists, region, used);
+            if oldest.is_none_or(|(_, other)| used < other) {
+                oldest = Some((region, used));
             }
         }
-        let (number, seen) = oldest?;
-        Some(self.take(queues, number, seen.page))
+        let (region, _) = oldest?;
+        self.take(lists, region)
     }
 
-    /// Takes out a region that begins at `page`, and leaves its ghost.
-    fn take(&mut self, queues: &mut Queues, number: u32, page: usize) -> u32 {
-        let young = queues.queue_of(number) == Some(Queue::Young);
-        let ghost = if young { Ghost::Young } else { Ghost::Proven };
-        self.ghosts.add(page, ghost, in_order(queues));
-        queues.remove(number);
-        number
+    /// Takes out a region, and leaves its ghost.
+    fn take<'c, H: Copy>(
+        &mut self,
+        lists: &mut Lists,
+        region: &'c Region<H>,
+    ) -> Option<Unpublished<'c, Region<H>>> {
+        let small = region.state().list() == Some(List::Small);
+        let ghost = if small { Ghost::Small } else { Ghost::Main };
+        self.ghosts.add(page_of(region), ghost, in_order(lists));
+        lists.examine(region)
     }
 
-    /// Who is looked at next.
-    fn next(&mut self, queues: &Queues) -> Option<u32> {
-        let (young, all) = (queues.len(Queue::Young), in_order(queues));
-        let least = (all / YOUNG_SHARE).max(1);
-        self.more_young = self.more_young.min(all.saturating_sub(2 * least));
-        let queue = if young > least + self.more_young || young == all {
-            Queue::Young
-        } else {
-            Queue::Proven
-        };
-        queues.first(queue)
+    /// The region that is looked at next.
+    fn next(&mut self, lists: &Lists) -> Option<u32> {
+        let (small, all) = (lists.len(List::Small), in_order(lists));
+        let least = (all / SMALL_SHARE).max(1);
+        self.more_small = self.more_small.min(all.saturating_sub(2 * least));
+        let list =
+            if small > least + self.more_small || small == all { List::Small } else { List::Main };
+        lists.first(list)
     }
 }
 
-fn in_order(queues: &Queues) -> usize {
-    queues.len(Queue::Young) + queues.len(Queue::Proven)
+/// The page where a region begins.
+fn page_of<H: Copy>(region: &Region<H>) -> usize {
+    region.range().map_or(0, |range| range.start() >> PAGE_LOG2)
+}
+
+fn in_order(lists: &Lists) -> usize {
+    lists.len(List::Small) + lists.len(List::Main)
 }
 
 /// Where an evicted region stood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ghost {
-    Young,
-    Proven,
+    Small,
+    Main,
 }
 
 /// Where evicted regions began: as many as the cache holds regions, the oldest forgotten first.
@@ -139,7 +134,7 @@ struct Ghosts {
     words: Vec<u32>,
     /// How many were ever added.
     added: usize,
-    /// How many of late were young and proven, by [`Ghost`].
+    /// How many of late were small and main, by [`Ghost`].
     of_late: [usize; 2],
 }
 
@@ -153,7 +148,7 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The bits of a word: a hash, whether there is one, where the region stood, and the epoch.
 const HASH: u32 = !0x3ff;
 const OCCUPIED: u32 = 1 << 9;
-const PROVEN: u32 = 1 << 8;
+const MAIN: u32 = 1 << 8;
 
 impl Ghosts {
     fn add(&mut self, page: usize, ghost: Ghost, regions: usize) {
@@ -166,8 +161,8 @@ impl Ghosts {
             self.of_late = self.of_late.map(|count| count / 2);
         }
         let epoch = self.epoch();
-        let proven = if ghost == Ghost::Proven { PROVEN } else { 0 };
-        let word = Self::hash_of(page) | proven | epoch;
+        let main = if ghost == Ghost::Main { MAIN } else { 0 };
+        let word = Self::hash_of(page) | main | epoch;
         let set = self.set_of(page);
         let oldest = self.words[set].iter_mut().max_by_key(|word| age(epoch, **word));
         if let Some(oldest) = oldest {
@@ -181,7 +176,7 @@ impl Ghosts {
         let word = words.find(|&&word| {
             word & (HASH | OCCUPIED) == hash && usize::from(age(epoch, word)) <= EPOCHS
         })?;
-        Some(if word & PROVEN == 0 { Ghost::Young } else { Ghost::Proven })
+        Some(if word & MAIN == 0 { Ghost::Small } else { Ghost::Main })
     }
 
     /// What finding one of these tells, next to one of the others: the more the rarer they are.
@@ -228,6 +223,9 @@ const fn age(epoch: u32, word: u32) -> u8 {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // traces round as they like
 mod tests {
     use super::*;
+    use crate::AddressRange;
+    use crate::barrier::Barriers;
+    use crate::hazard::Hazards;
     use std::collections::HashMap;
 
     /// Pages are asked for one by one; a cache says whether it had them.
@@ -238,44 +236,48 @@ mod tests {
     /// The order under test, around a cache that does nothing but count.
     struct Ours {
         order: Order,
-        queues: Queues,
+        lists: Lists,
         places: HashMap<usize, u32>,
-        /// The page in each place, and when it was last used.
-        pages: Vec<usize>,
-        used: Vec<u64>,
+        regions: Vec<Region<()>>,
         free: Vec<u32>,
         tick: u64,
     }
 
     impl Ours {
         fn new(capacity: usize) -> Self {
-            let mut queues = Queues::new();
-            queues.make(u32::try_from(capacity).unwrap());
+            let mut lists = Lists::new();
+            lists.make(u32::try_from(capacity).unwrap());
             Self {
                 order: Order::new(),
-                queues,
+                lists,
                 places: HashMap::new(),
-                pages: vec![0; capacity],
-                used: vec![0; capacity],
+                regions: (0..u32::try_from(capacity).unwrap()).map(Region::new).collect(),
                 free: (0..u32::try_from(capacity).unwrap()).collect(),
                 tick: 0,
             }
         }
 
         fn make_room(&mut self) {
-            let (pages, used) = (&self.pages, &self.used);
-            let look =
-                |number: u32| Seen { used: used[number as usize], page: pages[number as usize] };
-            let victim = self.order.pop(&mut self.queues, look).unwrap();
-            self.places.remove(&self.pages[victim as usize]);
-            self.free.push(victim);
+            let regions = &self.regions;
+            let place = |number: u32| regions.get(number as usize);
+            let examined = self.order.pop(&mut self.lists, place).unwrap();
+            let scan = Hazards::new(Barriers::SYMMETRIC).scan(&[], vec![examined]);
+            let idle = scan.split().0.pop().unwrap();
+            let victim = idle.item();
+            self.lists.make_evictable(idle);
+            let gone = self.lists.deregister(Lists::evictable(victim).unwrap());
+            self.lists.free(gone);
+            self.places.remove(&page_of(victim));
+            self.free.push(victim.number);
         }
     }
 
     impl Simulated for Ours {
         fn get(&mut self, page: usize) -> bool {
+            // Nothing is mapped at address 0.
+            let page = page + 1;
             if let Some(&place) = self.places.get(&page) {
-                self.used[place as usize] = self.tick;
+                self.regions[place as usize].touch(self.tick);
                 return true;
             }
             if self.free.is_empty() {
@@ -284,9 +286,9 @@ mod tests {
             self.tick += 1;
             let place = self.free.pop().unwrap();
             self.places.insert(page, place);
-            self.pages[place as usize] = page;
-            self.used[place as usize] = self.tick;
-            self.order.join(&mut self.queues, place, Seen { used: self.tick, page });
+            let region = &self.regions[place as usize];
+            region.put_for_test(AddressRange::new(page << PAGE_LOG2, 4096).unwrap(), self.tick);
+            self.order.join(&mut self.lists, region, false);
             false
         }
     }
@@ -475,7 +477,7 @@ mod tests {
     fn ghosts_are_as_many_as_the_cache_holds_and_no_more() {
         let mut ghosts = Ghosts::default();
         // Often enough that the epochs' byte goes round.
-        (0..100_000).for_each(|page| ghosts.add(page, Ghost::Young, 1000));
+        (0..100_000).for_each(|page| ghosts.add(page, Ghost::Small, 1000));
         assert_eq!(ghosts.words.len(), 1024);
         let known = (99_500..100_000).filter(|&page| ghosts.find(page).is_some()).count();
         assert!(known > 400, "{known} of the last 500");
@@ -489,7 +491,7 @@ mod tests {
         const REGIONS: usize = 1 << 14;
         let (mut random, mut ghosts) = (Random(6), Ghosts::default());
         let mut page = |half: usize| 2 * random.below(1 << 35) + half;
-        (0..REGIONS).for_each(|_| ghosts.add(page(0), Ghost::Young, REGIONS));
+        (0..REGIONS).for_each(|_| ghosts.add(page(0), Ghost::Small, REGIONS));
         let mistaken = (0..1_000_000).filter(|_| ghosts.find(page(1)).is_some()).count();
         assert!(mistaken < 20, "{mistaken} of a million");
     }

@@ -9,11 +9,9 @@
 
 use crate::AddressRange;
 use crate::budget::{Amount, Lender};
-use crate::hazard::InUse;
+use crate::hazard::{Idle, Unpublished};
 use crate::monitor::Monitor;
-use crate::order::{Order, Seen};
-use crate::queues::Queue;
-use crate::region::{Region, Status};
+use crate::region::{Deregistering, List, Lists, Region, State};
 use crate::registrar::Registrar;
 use crate::shared::{Shared, Writer};
 use crate::sync::{self, Ordering};
@@ -28,84 +26,93 @@ use std::time::Duration;
 /// one; gathered, both are paid once for all regions of that time. An invalidated region stays
 /// pinned so much longer.
 const GATHER: Duration = Duration::from_micros(200);
-/// At most so many regions stand by at once...
-const MOST_STANDBY: usize = 64;
+/// At most so many regions are examined at once...
+const MOST_EXAMINED: usize = 64;
 /// ...and at most one in so many.
-const STANDBY_SHARE: usize = if sync::EXPLORED { 1 } else { 64 };
+const EXAMINED_SHARE: usize = if sync::EXPLORED { 1 } else { 64 };
 
-/// Regions whose deregistration is the holder's duty: no lease is left, nobody can find them,
-/// and nobody else holds this duty.
-#[must_use]
-struct Leaving<'c, H>(Vec<&'c Region<H>>);
+/// Regions whose deregistration is the holder's duty.
+type Duties<'c, H> = Vec<Deregistering<'c, H>>;
+
+/// Regions with the proof that no lease is left and none can come.
+type Proofs<'c, H> = Vec<Idle<'c, Region<H>>>;
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies news, then deregisters every region that is neither findable nor leased.
     ///
     /// Says how many there were.
     pub(crate) fn reclaim(&self) -> usize {
-        self.give_back(|writer| self.claim_dead(writer))
+        self.give_back(|writer| self.claim_unfindable(writer))
     }
 
     /// Applies news, then deregisters what `claim` takes over. Says how many regions that were.
-    fn give_back<'c>(&'c self, claim: impl FnOnce(&mut Writer) -> Leaving<'c, R::Handle>) -> usize {
+    fn give_back<'c>(&'c self, claim: impl FnOnce(&mut Writer) -> Duties<'c, R::Handle>) -> usize {
         // A forked child's regions are its parent's, and a thread that does not exist here may
         // have held the lock.
         if self.monitor.forked() {
             return 0;
         }
-        let (leaving, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
+        let (duties, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
             Ok(()) => claim(writer),
             // Forked in between, by another thread's leave.
-            Err(_) => Leaving(Vec::new()),
+            Err(_) => Vec::new(),
         });
         // Before the callbacks, which may wait for the room that this makes.
-        let count = self.deregister(leaving);
+        let count = self.deregister(duties);
         drop(due);
         self.settle();
         count
     }
 
     /// Applies news and says whether there is something to give back.
-    fn finds_dead(&self) -> bool {
+    fn finds_work(&self) -> bool {
         if self.monitor.forked() {
             return false;
         }
         self.locked(|writer| {
             // Forked in between: then nothing is given back either.
             let _forked = self.catch_up(writer);
-            writer.queues.len(Queue::Dead) + writer.queues.len(Queue::Superseded) > 0
+            writer.lists.len(List::Invalidated) + writer.lists.len(List::Superseded) > 0
         })
     }
 
-    /// Takes over the duty for the dead regions without a lease.
+    /// Takes over the duty for the regions that are not in the index and have no lease.
     ///
     /// Those that are leased are set aside until their last lease's end says so
     /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
-    fn claim_dead(&self, writer: &mut Writer) -> Leaving<'_, R::Handle> {
+    fn claim_unfindable(&self, writer: &mut Writer) -> Duties<'_, R::Handle> {
         writer.answer_call();
-        let mut dead = self.unlooked(writer);
-        if dead.is_empty() {
-            return Leaving(dead);
+        let unfindable = self.unscanned(writer);
+        if unfindable.is_empty() {
+            return Vec::new();
         }
-        // Relaxed: the barriers of `in_use` and of those who look order it.
+        // Relaxed: the barriers of the scan and of those who look order it.
         self.awaiting.store(true, Ordering::Relaxed);
-        let in_use = self.in_use(writer);
+        let scan = self.scan(writer, unfindable);
         // Without a barrier everything stays where it is, for another try.
-        dead.retain(|region| in_use.is_known() && part(writer, region, &in_use));
-        let leased = writer.queues.len(Queue::Leased) + writer.queues.len(Queue::SupersededLeased);
+        let duties = if scan.is_known() {
+            let (idle, leased) = scan.split();
+            leased.into_iter().for_each(|region| writer.lists.await_end(region));
+            idle.into_iter().map(|idle| writer.lists.deregister(idle)).collect()
+        } else {
+            Vec::new()
+        };
+        let lists = &writer.lists;
+        let leased = lists.len(List::InvalidatedLeased) + lists.len(List::SupersededLeased);
         // Relaxed: nobody's end is missed who is not waited for.
         self.awaiting.store(leased > 0, Ordering::Relaxed);
-        Leaving(dead)
+        duties
     }
 
-    /// The dead regions that nobody has looked at.
-    fn unlooked(&self, writer: &Writer) -> Vec<&Region<R::Handle>> {
-        let queues = [Queue::Dead, Queue::Superseded];
-        let count = queues.iter().map(|&queue| writer.queues.len(queue)).sum();
-        let mut dead = Vec::with_capacity(count);
-        let numbers = queues.iter().flat_map(|&queue| writer.queues.iter(queue));
-        dead.extend(numbers.filter_map(|number| self.region(number)));
-        dead
+    /// The regions that are not in the index and have not been scanned since.
+    fn unscanned(&self, writer: &Writer) -> Vec<Unpublished<'_, Region<R::Handle>>> {
+        let lists = [List::Invalidated, List::Superseded];
+        let count = lists.iter().map(|&list| writer.lists.len(list)).sum();
+        let mut unscanned = Vec::with_capacity(count);
+        let numbers = lists.iter().flat_map(|&list| writer.lists.iter(list));
+        let regions = numbers.filter_map(|number| self.region(number));
+        unscanned.extend(regions.filter_map(Unpublished::of));
+        unscanned
     }
 
     /// A lease of `region` ended, and the light barrier has run since: hands the region to the
@@ -123,31 +130,31 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     #[inline]
     pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
         // Relaxed: the light barrier that ran before orders it.
-        if region.status() != Status::Live && self.awaiting.load(Ordering::Relaxed) {
-            self.look_again(region.number);
+        if !region.is_live() && self.awaiting.load(Ordering::Relaxed) {
+            self.look_again(region);
         }
     }
 
     #[cold]
-    fn look_again(&self, number: u32) {
+    fn look_again(&self, region: &Region<R::Handle>) {
         // In a forked child all of it is the parent's, and the lock may be held by a thread that
         // does not exist here.
         if self.monitor.forked() {
             return;
         }
-        self.locked(|writer| match writer.queues.queue_of(number) {
-            Some(Queue::Leased) => writer.bury(Queue::Dead, number),
-            Some(Queue::SupersededLeased) => writer.bury(Queue::Superseded, number),
-            _ => {}
+        self.locked(|writer| {
+            if writer.lists.look_again(region) {
+                writer.call_reclaimer();
+            }
         });
     }
 
     /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
     /// nothing could be given up.
     pub(crate) fn free_some(&self, shortage: Amount) -> bool {
-        let count = self.give_back(|writer| match self.claim_dead(writer) {
-            Leaving(idle) if idle.is_empty() => self.evict(writer, shortage),
-            dead => dead,
+        let count = self.give_back(|writer| {
+            let unfindable = self.claim_unfindable(writer);
+            if unfindable.is_empty() { self.evict(writer, shortage) } else { unfindable }
         });
         // What another thread is giving back is room to come.
         count > 0 || self.wait_for_departure()
@@ -169,108 +176,102 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Takes those regions out of the index.
     ///
-    /// What stands by for room was found idle when it began to stand by, and leaves that queue with
-    /// its next lease; so it is idle, and the hazards are not asked again: a lookup that does not
-    /// become a lease would look like one. All others are made unfindable before the look.
-    fn evict_in(&self, writer: &mut Writer, range: AddressRange) -> Leaving<'_, R::Handle> {
+    /// What is evictable already needs no scan. All others are closed before it, and opened behind it
+    /// if they are in use, each in its place of the order of eviction.
+    fn evict_in(&self, writer: &mut Writer, range: AddressRange) -> Duties<'_, R::Handle> {
         let mut numbers = Vec::new();
         self.findable_in(range, &mut numbers);
-        let regions = numbers.into_iter().filter_map(|number| self.region(number));
-        let (mut idle, others): (Vec<_>, Vec<_>) = regions
-            .filter(|region| region.findable().is_some())
-            .partition(|region| writer.queues.queue_of(region.number) == Some(Queue::Standby));
-        others.iter().for_each(|region| region.set(Status::Standby));
-        let in_use = self.in_use(writer);
-        for region in others {
-            if in_use.contains(region) {
-                writer.set_findable(region);
-            } else {
-                idle.push(region);
+        let (mut idle, mut others) = (Vec::new(), Vec::new());
+        for region in numbers.into_iter().filter_map(|number| self.region(number)) {
+            match Lists::evictable(region) {
+                Some(proof) => idle.push(proof),
+                None => {
+                    writer.lists.close(region);
+                    others.extend(Unpublished::of(region));
+                }
             }
         }
+        let (scanned, busy) = self.scan(writer, others).split();
+        busy.into_iter().for_each(|region| writer.open(region));
+        idle.extend(scanned);
         let mut made = Amount::EVERYTHING;
-        idle.iter().for_each(|region| self.give_up(writer, region, &mut made));
-        writer.counts.evictions += idle.len() as u64;
-        Leaving(idle)
+        self.give_up_all(writer, idle, &mut made)
     }
 
     /// Takes idle regions out of the index until they make up for `shortage`.
     ///
-    /// Whether a region is idle can only be told after it was made unfindable, and each telling
-    /// costs a heavy barrier. So several are made to stand by at once, growing numbers of them if
+    /// Whether a region is idle can only be told after it was made unfindable, and each scan
+    /// costs a heavy barrier. So several are examined at once, growing numbers of them if
     /// they turn out to be leased, and those that are not needed now are the next to go. A `get`
-    /// that wants one meanwhile finds it under the lock, and it is proven.
-    fn evict(&self, writer: &mut Writer, shortage: Amount) -> Leaving<'_, R::Handle> {
-        let (mut idle, mut busy) = (Vec::new(), Vec::new());
+    /// that wants one meanwhile finds it under the lock, and it goes to the main list.
+    fn evict(&self, writer: &mut Writer, shortage: Amount) -> Duties<'_, R::Handle> {
+        let (mut duties, mut busy) = (Vec::new(), Vec::new());
         let mut missing = shortage;
-        let mut batch = standby_batch(writer);
+        let mut batch = examined_at_once(writer);
         while missing != Amount::ZERO {
-            let standing_by = writer.queues.first(Queue::Standby);
-            if let Some(region) = standing_by.and_then(|number| self.region(number)) {
-                self.give_up(writer, region, &mut missing);
-                idle.push(region);
-            } else if self.stand_by(writer, batch, &mut busy) {
+            let next = writer.lists.first(List::Evictable).and_then(|number| self.region(number));
+            if let Some(idle) = next.and_then(Lists::evictable) {
+                duties.extend(self.give_up_all(writer, vec![idle], &mut missing));
+            } else if self.examine(writer, batch, &mut busy) {
                 batch *= 2;
             } else {
                 break;
             }
         }
         let tick = self.tick();
-        busy.into_iter().for_each(|number| Order::keep(&mut writer.queues, number, tick));
-        writer.counts.evictions += idle.len() as u64;
-        Leaving(idle)
-    }
-
-    /// Takes a region that stands by out of the index.
-    fn give_up(&self, writer: &mut Writer, region: &Region<R::Handle>, missing: &mut Amount) {
-        writer.queues.put(Queue::Leaving, region.number);
-        region.set(Status::Retired);
-        let Some(range) = region.range() else { return };
-        self.index.remove(&mut writer.recycler, range, region.number);
-        *missing = *missing - self.amount(range);
-    }
-
-    /// Has the next `batch` regions stand by; those that are leased go to `busy` instead. False
-    /// if there was none.
-    fn stand_by(&self, writer: &mut Writer, batch: usize, busy: &mut Vec<u32>) -> bool {
-        let mut next = Vec::with_capacity(batch);
-        while next.len() < batch {
-            let Writer { order, queues, .. } = &mut *writer;
-            let Some(number) = order.pop(queues, |number| self.seen(number)) else { break };
-            let Some(region) = self.region(number) else { continue };
-            region.set(Status::Standby);
-            next.push((number, region));
+        for region in busy {
+            let suspended = writer.is_suspended(region);
+            writer.lists.set_mark(region.number, tick);
+            writer.lists.keep_examined(region, suspended);
         }
-        if next.is_empty() {
+        duties
+    }
+
+    /// Takes idle regions out of the index, and over the duty for them.
+    fn give_up_all<'c>(
+        &self,
+        writer: &mut Writer,
+        idle: Proofs<'c, R::Handle>,
+        missing: &mut Amount,
+    ) -> Duties<'c, R::Handle> {
+        writer.counts.evictions += idle.len() as u64;
+        let mut give_up = |proof: Idle<'c, Region<R::Handle>>| {
+            if let Some(range) = proof.item().range() {
+                self.index.remove(&mut writer.recycler, range, proof.item().number);
+                *missing = *missing - self.amount(range);
+            }
+            writer.lists.deregister(proof)
+        };
+        idle.into_iter().map(&mut give_up).collect()
+    }
+
+    /// Scans the next `batch` regions in the order of eviction: those that are idle become
+    /// evictable, those in use go to `busy`. False if there was none.
+    fn examine<'c>(
+        &'c self,
+        writer: &mut Writer,
+        batch: usize,
+        busy: &mut Vec<&'c Region<R::Handle>>,
+    ) -> bool {
+        let Writer { order, lists, .. } = &mut *writer;
+        let next = || order.pop(lists, |number| self.region(number));
+        let examined: Vec<_> = std::iter::from_fn(next).take(batch).collect();
+        if examined.is_empty() {
             return false;
         }
-        let in_use = self.in_use(writer);
-        for (number, region) in next {
-            if in_use.contains(region) {
-                writer.set_findable(region);
-                busy.push(number);
-            } else {
-                writer.queues.put(Queue::Standby, number);
-            }
-        }
+        let (idle, in_use) = self.scan(writer, examined).split();
+        idle.into_iter().for_each(|idle| writer.lists.make_evictable(idle));
+        busy.extend(in_use);
         true
     }
 
-    /// What the order of eviction wants to know of a region.
-    pub(crate) fn seen(&self, number: u32) -> Seen {
-        let region = self.region(number);
-        let start = region.and_then(Region::range).map_or(0, |range| range.start());
-        Seen::new(region.map_or(0, Region::used), start)
-    }
-
-    /// A lease that was alone on its region ended.
-    pub(crate) fn end_per_use(&self, region: &Region<R::Handle>) {
-        let (leaving, due) = self.locked_deferring(|writer| {
-            writer.per_use.retain(|&(other, _)| other != region.number);
-            writer.queues.put(Queue::Leaving, region.number);
-            Leaving(vec![region])
+    /// A lease that was alone on its region ended, and has emptied its slot.
+    pub(crate) fn end_per_use<'c>(&'c self, region: &'c Region<R::Handle>) {
+        let (duties, due) = self.locked_deferring(|writer| {
+            writer.per_use.remove(&region.number);
+            vec![writer.lists.deregister(Idle::behind_its_only_lease(region))]
         });
-        self.deregister(leaving);
+        self.deregister(duties);
         drop(due);
         self.settle();
     }
@@ -287,33 +288,38 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives registrations back to the device, with no lock held, then their places and their
     /// share of the budget to the cache. Says how many there were.
-    fn deregister(&self, Leaving(regions): Leaving<'_, R::Handle>) -> usize {
+    fn deregister(&self, duties: Duties<'_, R::Handle>) -> usize {
         // What a forked child inherited is its parent's to give back.
-        if regions.is_empty() || self.monitor.forked() {
+        if duties.is_empty() || self.monitor.forked() {
             return 0;
         }
-        let count = regions.len();
-        Departure { shared: self, regions, gone: 0, failed: 0 }.run();
+        let count = duties.len();
+        Departure {
+            shared: self,
+            ahead: duties.into_iter(),
+            gone: Vec::with_capacity(count),
+            failed: 0,
+        }
+        .run();
         count
     }
 
     /// False if the device could not.
-    fn deregister_one(&self, region: &Region<R::Handle>) -> bool {
-        let Some(range) = region.range() else { return false };
+    fn deregister_one(&self, duty: &Deregistering<'_, R::Handle>) -> bool {
+        let Some(range) = duty.region().range() else { return false };
         // SAFETY: the caller holds the duty to deregister this region.
-        let handle = unsafe { region.handle() };
+        let handle = unsafe { duty.region().handle() };
         self.registrar.deregister(handle, range).is_ok()
     }
 
     /// The books after a deregistration.
-    pub(crate) fn free_place(&self, writer: &mut Writer, region: &Region<R::Handle>) {
-        let number = region.number;
-        writer.queues.remove(number);
+    pub(crate) fn free_place(&self, writer: &mut Writer, gone: Deregistering<'_, R::Handle>) {
+        let region = gone.region();
         let bytes = region.range().map_or(0, |range| self.footprint(range));
         self.give_budget(writer, Amount::one(bytes));
-        writer.watchers.deregistered(number);
-        region.set(Status::Free);
-        writer.free_places.push(number);
+        writer.watchers.deregistered(region.number);
+        writer.lists.free(gone);
+        writer.free_places.push(region.number);
     }
 
     /// Deregisters everything: the cache is being dropped, so no lease can be used any more.
@@ -333,29 +339,36 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Deregisters what is registered and in nobody's hands.
     fn deregister_rest(&self) {
-        let (leaving, due) = self.locked_deferring(|writer| {
-            let numbers = 0..writer.made_places;
-            let filled = numbers.filter_map(|number| self.region(number)).filter(is_filled);
-            let stays = |region: &&Region<R::Handle>| {
-                writer.queues.queue_of(region.number) != Some(Queue::Leaving)
-            };
-            let regions: Vec<_> = filled.filter(stays).collect();
-            for region in &regions {
-                self.withdraw_from_index(writer, region);
-                writer.queues.put(Queue::Leaving, region.number);
-            }
-            writer.per_use = Vec::new();
-            Leaving(regions)
+        let (duties, due) = self.locked_deferring(|writer| {
+            let regions = (0..writer.made_places).filter_map(|number| self.region(number));
+            let duties = regions.filter_map(|region| self.take_over(writer, region)).collect();
+            writer.per_use.clear();
+            duties
         });
-        self.deregister(leaving);
+        self.deregister(duties);
         drop(due);
         self.settle();
     }
 
-    fn withdraw_from_index(&self, writer: &mut Writer, region: &Region<R::Handle>) {
-        if let Some((range, _)) = region.findable() {
-            self.index.remove(&mut writer.recycler, range, region.number);
+    /// Takes over the duty for a region of a cache that is being dropped, unless it is in other
+    /// hands.
+    fn take_over<'c>(
+        &self,
+        writer: &mut Writer,
+        region: &'c Region<R::Handle>,
+    ) -> Option<Deregistering<'c, R::Handle>> {
+        match region.state() {
+            State::Free | State::Deregistering => return None,
+            state if state.is_indexed() => {
+                let range = region.range()?;
+                self.index.remove(&mut writer.recycler, range, region.number);
+                writer.lists.supersede(region);
+            }
+            _ => {
+                writer.lists.look_again(region);
+            }
         }
+        Some(writer.lists.deregister(Idle::of_a_dropped_cache(region)))
     }
 }
 
@@ -371,59 +384,47 @@ impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
     }
 }
 
-/// Moves a dead region on: among those leased (false), or on its way out.
-fn part<H: Copy + 'static>(writer: &mut Writer, region: &Region<H>, in_use: &InUse) -> bool {
-    let leased = in_use.contains(region);
-    let queue = match region.status() {
-        _ if !leased => Queue::Leaving,
-        Status::Retired => Queue::SupersededLeased,
-        _ => Queue::Leased,
-    };
-    writer.queues.put(queue, region.number);
-    !leased
-}
-
-fn is_filled<H: Copy>(region: &&Region<H>) -> bool {
-    region.status() != Status::Free
-}
-
-/// How many regions are made to stand by at once.
-fn standby_batch(writer: &Writer) -> usize {
-    (writer.held.regions / STANDBY_SHARE).clamp(1, MOST_STANDBY)
+/// How many regions are examined at once.
+fn examined_at_once(writer: &Writer) -> usize {
+    (writer.held.regions / EXAMINED_SHARE).clamp(1, MOST_EXAMINED)
 }
 
 /// Registrations on their way back to the device. Keeps the books right also when the registrar
 /// panics: the one it was given is gone, those behind it are the reclaimer's again.
 struct Departure<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    regions: Vec<&'c Region<R::Handle>>,
-    /// How many of them the device was given.
-    gone: usize,
+    /// Those that the device has not been given.
+    ahead: std::vec::IntoIter<Deregistering<'c, R::Handle>>,
+    /// Those that it has.
+    gone: Duties<'c, R::Handle>,
     /// How many of those it could not give back.
     failed: usize,
 }
 
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
     fn run(mut self) {
-        while let Some(&region) = self.regions.get(self.gone) {
+        loop {
             // Forked inside the registrar: the rest is the parent's to give back.
             if self.shared.monitor.forked() {
                 return;
             }
-            self.gone += 1;
+            let Some(duty) = self.ahead.next() else { return };
+            self.gone.push(duty);
             self.failed += 1;
-            if self.shared.deregister_one(region) {
+            if self.gone.last().is_some_and(|duty| self.shared.deregister_one(duty)) {
                 self.failed -= 1;
             }
         }
     }
 
-    fn enter_into_books(&self, writer: &mut Writer) {
+    fn enter_into_books(&mut self, writer: &mut Writer) {
         writer.counts.deregistration_failures += self.failed as u64;
-        writer.counts.deregistrations += (self.gone - self.failed) as u64;
-        let (gone, ahead) = self.regions.split_at(self.gone);
-        gone.iter().for_each(|region| self.shared.free_place(writer, region));
-        ahead.iter().for_each(|region| writer.bury(Queue::Dead, region.number));
+        writer.counts.deregistrations += (self.gone.len() - self.failed) as u64;
+        self.gone.drain(..).for_each(|gone| self.shared.free_place(writer, gone));
+        for undone in self.ahead.by_ref() {
+            writer.lists.hand_back(undone);
+            writer.call_reclaimer();
+        }
         self.shared.note_departure(writer);
     }
 }
@@ -431,7 +432,8 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
 impl<R: Registrar, M: Monitor> Drop for Departure<'_, R, M> {
     fn drop(&mut self) {
         if !self.shared.monitor.forked() {
-            self.shared.locked(|writer| self.enter_into_books(writer));
+            let shared = self.shared;
+            shared.locked(|writer| self.enter_into_books(writer));
         }
     }
 }
@@ -472,7 +474,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     }
 
     fn work(&self) {
-        if self.shared.finds_dead() {
+        if self.shared.finds_work() {
             sync::thread::sleep(GATHER);
             self.shared.reclaim();
         }

@@ -2,20 +2,11 @@
 //!
 //! Regions live in an arena and their places are used again, so a place that a reader got from
 //! the index may hold another region by the time it is looked at. The order is therefore always:
-//! protect the place with a hazard, run the light barrier, load the state; only
-//! [`Status::Live`] makes the rest of the region readable, and while the hazard stands it stays
-//! so.
+//! protect the place with a hazard, run the light barrier, load the state; only a live one makes
+//! the rest of the region readable, and while the hazard stands it stays so.
 //!
-//! ```text
-//!             publish                 event, invalidate()
-//!   Free ──────────────▶ Live ───────────────────────────▶ Invalidated ──┐
-//!    │  ▲                 ├──── a larger one ─────▶ Retired ─────────────┤ no lease
-//!    │  │      to be given│  ▲ in use,                                   │ left
-//!    │  │      up for room▼  │ or asked for                              ▼
-//!    │  │             Standby ────────── evicted ─────────────▶ deregistered
-//!    │  └──────────────────────────────────────────────────────────────┘ ▲
-//!    └─────▶ PerUse (one lease, not findable) ───────────────────────────┘
-//! ```
+//! Where to look next: `state` (the one state of a region, and its moves), `lists` (who makes
+//! them).
 //!
 //! # Safety
 //!
@@ -24,44 +15,17 @@
 
 #![allow(unsafe_code)]
 
+mod lists;
+mod state;
+
+pub(crate) use lists::{Deregistering, Lists};
+pub(crate) use state::{List, State};
+
 use crate::error::GetError;
+use crate::hazard::Findable;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
 use crate::{Access, AddressRange};
 use std::mem::MaybeUninit;
-
-/// What may be done with a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum Status {
-    /// Nothing is registered here.
-    Free = 0,
-    /// May be found and leased.
-    Live = 1,
-    /// The program's mapping changed: not to be found, deregistered at the last lease's end.
-    Invalidated = 2,
-    /// Given up for a larger region: as `Invalidated`, but its pages are right.
-    Retired = 3,
-    /// Registered for one lease alone.
-    PerUse = 4,
-    /// As `PerUse`, and the mapping changed since.
-    PerUseInvalidated = 5,
-    /// Next to be evicted: in the index, but only a holder of the writer's lock leases it.
-    Standby = 6,
-}
-
-impl Status {
-    const fn from_bits(bits: u64) -> Self {
-        match bits & 0xff {
-            1 => Self::Live,
-            2 => Self::Invalidated,
-            3 => Self::Retired,
-            4 => Self::PerUse,
-            5 => Self::PerUseInvalidated,
-            6 => Self::Standby,
-            _ => Self::Free,
-        }
-    }
-}
 
 /// Rights of a region and whether somebody vouches for it, as one byte of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,8 +126,8 @@ impl Ask {
         let Terms { access, vouched } = self.terms;
         let rights = if access.is_remote() { Access::ALL } else { access };
         let word = if vouched { 0 } else { Terms::VOUCHED };
-        let mask = ((rights.bits() | word) as u64) << 8 | 0xff;
-        (mask, (access.bits() as u64) << 8 | Status::Live as u64)
+        let mask = ((rights.bits() | word) as u64) << 8 | state::LIVE as u64;
+        (mask, (access.bits() as u64) << 8 | state::LIVE as u64)
     }
 }
 
@@ -178,7 +142,7 @@ impl From<&Want> for Ask {
 /// A cache line of its own, which also frees the low bits of its address for the index.
 #[repr(align(64))]
 pub(crate) struct Region<H> {
-    /// Status in bits 0-7, terms in bits 8-15.
+    /// [`State`] in bits 0-7, terms in bits 8-15.
     state: AtomicU64,
     start: AtomicUsize,
     end: AtomicUsize,
@@ -194,6 +158,12 @@ pub(crate) struct Region<H> {
 // only lease; the module's header says why those never coincide.
 unsafe impl<H: Send + Sync> Sync for Region<H> {}
 
+impl<H: Copy> Findable for Region<H> {
+    fn is_live(&self) -> bool {
+        Region::is_live(self)
+    }
+}
+
 impl<H: Copy> Region<H> {
     pub(crate) fn new(number: u32) -> Self {
         Self {
@@ -206,27 +176,39 @@ impl<H: Copy> Region<H> {
         }
     }
 
-    /// Puts a registration into this place; it is not findable before [`set`](Self::set).
+    /// Puts a registration into this place, whose state stays as it is.
     ///
     /// # Safety
     ///
-    /// The place is free and the caller is the only writer.
+    /// The place is free or parked, so that no reader looks at it, and the caller is the only
+    /// writer.
     pub(crate) unsafe fn fill(&self, range: AddressRange, terms: Terms, tick: u64, handle: H) {
-        // SAFETY: no reader looks at the handle of a free place, and there is no other writer.
+        // SAFETY: no reader looks at the handle of such a place, and there is no other writer.
         self.handle.with_mut(|cell| unsafe { (*cell).write(handle) });
-        // Relaxed: the Release store of the status publishes all of it.
+        // Relaxed: the Release store of a live state publishes all of it.
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
-        self.state.store(u64::from(terms.bits()) << 8, Ordering::Relaxed);
+        let state = self.state.load(Ordering::Relaxed) & 0xff;
+        self.state.store(u64::from(terms.bits()) << 8 | state, Ordering::Relaxed);
     }
 
-    /// Changes the status. The writer's lock is held.
-    pub(crate) fn set(&self, status: Status) {
+    /// As [`fill`](Self::fill) without a handle.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn put_for_test(&self, range: AddressRange, tick: u64) {
+        // Relaxed: one thread.
+        self.start.store(range.start(), Ordering::Relaxed);
+        self.end.store(range.end(), Ordering::Relaxed);
+        self.used.store(tick, Ordering::Relaxed);
+    }
+
+    /// Changes the state. The writer's lock is held; [`Lists`] alone calls this.
+    fn set_state(&self, state: State) {
         // Relaxed: only holders of the writer's lock store here.
-        let state = self.state.load(Ordering::Relaxed);
-        // Release: whoever finds the region live sees the range and the handle written before.
-        self.state.store(state & !0xff | status as u64, Ordering::Release);
+        let word = self.state.load(Ordering::Relaxed);
+        // Release: a reader that finds the region live sees the range and the handle written before.
+        self.state.store(word & !0xff | u64::from(state as u8), Ordering::Release);
     }
 
     /// The range and the terms if the region may be leased by a holder of the writer's lock, which
@@ -234,7 +216,7 @@ impl<H: Copy> Region<H> {
     pub(crate) fn findable(&self) -> Option<(AddressRange, Terms)> {
         // Relaxed: only holders of the writer's lock store here.
         let state = self.state.load(Ordering::Relaxed);
-        if !matches!(Status::from_bits(state), Status::Live | Status::Standby) {
+        if !State::from_bits(state).is_indexed() {
             return None;
         }
         Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
@@ -247,9 +229,16 @@ impl<H: Copy> Region<H> {
     }
 
     #[inline]
-    pub(crate) fn status(&self) -> Status {
-        // Acquire: pairs with `set`.
-        Status::from_bits(self.state.load(Ordering::Acquire))
+    pub(crate) fn state(&self) -> State {
+        // Acquire: pairs with `set_state`.
+        State::from_bits(self.state.load(Ordering::Acquire))
+    }
+
+    /// Whether hits find the region.
+    #[inline(always)]
+    pub(crate) fn is_live(&self) -> bool {
+        // Acquire: pairs with `set_state`.
+        self.state.load(Ordering::Acquire) & u64::from(state::LIVE) != 0
     }
 
     /// Whether the region is live and serves `ask`: [`Want::served_by`] in three compares.
@@ -257,9 +246,9 @@ impl<H: Copy> Region<H> {
     /// Behind a hazard and the light barrier, the answer holds until the hazard is cleared.
     #[inline(always)]
     pub(crate) fn serves(&self, ask: Ask) -> bool {
-        // Acquire: pairs with `set`.
+        // Acquire: pairs with `set_state`.
         let state = self.state.load(Ordering::Acquire);
-        // Relaxed: the status was loaded with Acquire before.
+        // Relaxed: the state was loaded with Acquire before.
         let start = self.start.load(Ordering::Relaxed);
         let end = self.end.load(Ordering::Relaxed);
         let (mask, wanted) = ask.state();
@@ -274,7 +263,7 @@ impl<H: Copy> Region<H> {
     /// The range last put here; stable for a leaseholder and under the writer's lock.
     #[inline]
     pub(crate) fn range(&self) -> Option<AddressRange> {
-        // Relaxed: the status was loaded with Acquire before, or the writer's lock is held.
+        // Relaxed: the state was loaded with Acquire before, or the writer's lock is held.
         AddressRange::between(self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
     }
 
@@ -324,11 +313,11 @@ mod tests {
         // SAFETY: a free place, and no other thread.
         unsafe { region.fill(wanted.range, wanted.terms, 1, 42_u32) };
         assert!(!region.serves(Ask::from(&wanted)));
-        region.set(Status::Live);
+        region.set_state(State::Small);
         assert!(region.serves(Ask::from(&wanted)));
         // SAFETY: filled above, and no other thread.
         assert_eq!(unsafe { region.handle() }, 42);
-        region.set(Status::Invalidated);
+        region.set_state(State::SmallClosed);
         assert!(!region.serves(Ask::from(&wanted)));
     }
 
@@ -342,7 +331,7 @@ mod tests {
             let (bytes, terms) = (range(0x1000, 0x3000), Terms { access, vouched });
             // SAFETY: findable by nobody, and no other thread.
             unsafe { region.fill(bytes, terms, 1, 0_u32) };
-            region.set(Status::Live);
+            region.set_state(State::Main);
             for access in rights() {
                 for vouched in [false, true] {
                     for asked in [

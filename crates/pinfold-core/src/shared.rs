@@ -8,18 +8,18 @@ use crate::budget::{Account, Amount};
 use crate::config::Config;
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
-use crate::hazard::{Hazard, Hazards, InUse, Slot};
+use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Position, Replay, Sequence};
 use crate::notice::Board;
 use crate::order::Order;
-use crate::queues::{Queue, Queues};
-use crate::region::{Ask, Region, Status, Terms};
+use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
 use crate::suspend::bars::Bars;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::watchers::{Callback, Due, Watchers};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The cache itself.
@@ -59,8 +59,8 @@ pub(crate) struct Writer {
     pub(crate) free_places: Vec<u32>,
     pub(crate) made_places: u32,
     pub(crate) order: Order,
-    /// Where each region stands: in the order of eviction, dead, or on its way out.
-    pub(crate) queues: Queues,
+    /// The list of each region's state: in the order of eviction, invalidated, deregistering.
+    pub(crate) lists: Lists,
     /// Registrations under way.
     pub(crate) flights: Vec<Flight>,
     /// The reclaimer was called, and has not begun to look since.
@@ -73,8 +73,8 @@ pub(crate) struct Writer {
     awaiting_departure: usize,
     /// Memory for a list of regions, kept from one use to the next.
     pub(crate) scratch: Vec<u32>,
-    /// Regions registered for one lease, and why.
-    pub(crate) per_use: Vec<(u32, PerUse)>,
+    /// Why regions are registered for one lease, by their numbers.
+    pub(crate) per_use: HashMap<u32, PerUse>,
     /// Places of regions leased by threads without a hazard record (while a thread is torn down).
     pub(crate) counted: Vec<usize>,
     /// What counts against the budget, registrations under way included.
@@ -298,7 +298,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
         let mut writer = lock(&self.writer);
         let departures = writer.departures;
-        if writer.queues.len(Queue::Leaving) == 0 {
+        if writer.lists.len(List::Deregistering) == 0 {
             return false;
         }
         writer.awaiting_departure += 1;
@@ -352,10 +352,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         hazard
     }
 
-    /// The regions in use. The writer's lock is held; whoever is not in the answer and not live
-    /// will not be leased again.
-    pub(crate) fn in_use(&self, writer: &Writer) -> InUse {
-        self.hazards.in_use(&writer.counted)
+    /// Looks which of these regions are leased. The writer's lock is held.
+    pub(crate) fn scan<'c>(
+        &self,
+        writer: &Writer,
+        regions: Vec<Unpublished<'c, Region<R::Handle>>>,
+    ) -> Scan<'c, Region<R::Handle>> {
+        self.hazards.scan(&writer.counted, regions)
     }
 
     /// The exact counters; zeros in a forked child, where a thread that does not exist may have
@@ -392,14 +395,14 @@ impl Writer {
             free_places: Vec::new(),
             made_places: 0,
             order: Order::new(),
-            queues: Queues::new(),
+            lists: Lists::new(),
             flights: Vec::new(),
             called: false,
             must_ring: false,
             departures: 0,
             awaiting_departure: 0,
             scratch: Vec::new(),
-            per_use: Vec::new(),
+            per_use: HashMap::new(),
             counted: Vec::new(),
             held: Amount::ZERO,
             counts: Statistics::default(),
@@ -410,24 +413,30 @@ impl Writer {
         }
     }
 
-    /// Hands a region that is not in the index any more to the reclaimer.
+    /// There is work for the reclaimer: a region that is not in the index any more.
     ///
     /// One call serves for all that is handed over until the reclaimer begins to look.
     #[inline]
-    pub(crate) fn bury(&mut self, queue: Queue, number: u32) {
-        self.queues.put(queue, number);
+    pub(crate) fn call_reclaimer(&mut self) {
         if !self.called {
             self.called = true;
             self.must_ring = true;
         }
     }
 
-    /// Has a region of the index be leased again: by everybody, or, as long as part of it is
-    /// suspended, by nobody.
+    /// Has a region of the index be leased again: by hits, or, as long as part of it is suspended,
+    /// not at all.
     #[inline]
-    pub(crate) fn set_findable<H: Copy>(&self, region: &Region<H>) {
-        let barred = region.range().is_some_and(|range| self.bars.cover(range));
-        region.set(if barred { Status::Standby } else { Status::Live });
+    pub(crate) fn open<H: Copy>(&mut self, region: &Region<H>) {
+        if !self.is_suspended(region) {
+            self.lists.open(region);
+        }
+    }
+
+    /// Whether part of `region` is suspended.
+    #[inline]
+    pub(crate) fn is_suspended<H: Copy>(&self, region: &Region<H>) -> bool {
+        region.range().is_some_and(|range| self.bars.cover(range))
     }
 
     /// Takes back the memory that [`scratch`](Self::scratch) lent, unless it has grown too large

@@ -42,8 +42,8 @@
 //! stopped or is gone, (2) the device said of each that nothing of it is in flight, (3) no lease of
 //! a byte of the range was left but those handed over, and none can come, (4) every other
 //! registration of the range was given back, and (5) the device holds no translation of it any
-//! more. (3) holds because the bar stands before regions are made to stand by, a region that stands
-//! by is leased under the writer's lock alone, and whoever leases under that lock looks at the bars
+//! more. (3) holds because the bar stands before regions are closed, a closed region
+//! is leased under the writer's lock alone, and whoever leases under that lock looks at the bars
 //! first. It is as true as the device's word in [`Suspend`], and the program's about its connections.
 //!
 //! **Leases first, then connections.** What is posted in the queue of a stopped connection stays

@@ -14,14 +14,15 @@ use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::flight::{Flight, Landing};
+use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::Monitor;
 use crate::notice::{Notice, Revocation, SuspensionId};
-use crate::queues::Queue;
-use crate::region::{Region, Status, Terms, Want};
+use crate::region::{List, Lists, Region, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{Shared, Writer};
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +61,8 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
     pub(crate) connections: Vec<R::Connection>,
     pub(crate) lost: Vec<(R::Connection, ConnectionLost)>,
     kept: Vec<Lease<'c, R, M>>,
+    /// Their places in that list, by the numbers of their regions.
+    kept_of: HashMap<u32, Vec<usize>>,
     parked: Vec<Parked<'c, R::Handle>>,
     /// How many leases were handed over.
     leases: usize,
@@ -108,6 +111,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let (connections, lost, parked) = (Vec::new(), Vec::new(), Vec::new());
         let (stage, leases) = (Stage::Leased, kept.len());
         let unstopped = Vec::new();
+        let mut kept_of: HashMap<u32, Vec<usize>> = HashMap::with_capacity(leases);
+        for (index, lease) in kept.iter().enumerate() {
+            kept_of.entry(lease.number()).or_default().push(index);
+        }
         Ok(Self {
             shared,
             id,
@@ -119,6 +126,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             connections,
             lost,
             kept,
+            kept_of,
             parked,
             leases,
         })
@@ -253,34 +261,39 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 
     pub(crate) fn leases_in_flight(&self) -> InFlight {
-        self.locked(|writer| self.leased(writer)).unwrap_or_default()
+        self.locked(|writer| self.leased(writer).0).unwrap_or_default()
     }
 
-    /// The leases of the range beside those that were handed over, and its registrations under
-    /// way.
-    fn leased(&self, writer: &Writer) -> InFlight {
-        let registrations =
+    /// The leases of the range other than those that were handed over, its registrations under way,
+    /// and the scan that says so.
+    fn leased(&self, writer: &Writer) -> (InFlight, Scan<'c, Region<R::Handle>>) {
+        let under_way =
             writer.flights.iter().filter(|flight| flight.range.overlaps(&self.range)).count();
-        let registrations = registrations + self.parked_elsewhere(writer);
-        let in_use = self.shared.in_use(writer);
-        let ours = |number| self.kept.iter().filter(|lease| lease.number() == number).count();
-        let theirs = |number: u32| {
-            let region = self.shared.region(number)?;
-            Some(in_use.count(region).map_or(1, |all| all.saturating_sub(ours(number))))
-        };
-        let leases = self.registered(writer).into_iter().filter_map(theirs).sum();
-        InFlight { leases, registrations, ..InFlight::default() }
+        let registrations = under_way + self.parked_elsewhere(writer);
+        let shared = self.shared;
+        let registered = self.registered(writer);
+        let regions: Vec<_> =
+            registered.into_iter().filter_map(|number| shared.region(number)).collect();
+        // The bar closed them, and what came since is closed or was never found by hits.
+        let unpublished: Vec<_> = regions.iter().copied().filter_map(Unpublished::of).collect();
+        let live = regions.len() - unpublished.len();
+        let scan = shared.scan(writer, unpublished);
+        let leases = live + scan.leases(|region| self.kept_leases(region.number));
+        (InFlight { leases, registrations, ..InFlight::default() }, scan)
+    }
+
+    /// How many leases of a region were handed over.
+    fn kept_leases(&self, number: u32) -> usize {
+        self.kept_of.get(&number).map_or(0, Vec::len)
     }
 
     /// Registrations of the range that another suspension has parked: a long one may reach into
     /// both, and comes back when the other resumes.
     fn parked_elsewhere(&self, writer: &Writer) -> usize {
-        let parked =
-            writer.queues.iter(Queue::Parked).filter_map(|number| self.shared.region(number));
-        let touches = |region: &&Region<R::Handle>| {
-            region.range().is_some_and(|range| range.overlaps(&self.range))
-        };
-        parked.filter(touches).filter(|region| !self.has_parked(region.number)).count()
+        let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
+        let others = writer.lists.iter(List::Parked).filter(|number| !ours.contains(number));
+        let regions = others.filter_map(|number| self.shared.region(number));
+        regions.filter_map(Region::range).filter(|range| range.overlaps(&self.range)).count()
     }
 
     /// The registrations that come back.
@@ -288,16 +301,13 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.parked.iter().map(|parked| parked.range)
     }
 
-    fn has_parked(&self, number: u32) -> bool {
-        self.parked.iter().any(|parked| parked.region.number == number)
-    }
-
     /// The places of the range that hold a registration, each once.
     fn registered(&self, writer: &Writer) -> Vec<u32> {
         let mut numbers = self.shared.unfinished_in(writer, self.range);
         numbers.sort_unstable();
         numbers.dedup();
-        numbers.retain(|&number| writer.flights.iter().all(|flight| flight.number != number));
+        let flying: HashSet<u32> = writer.flights.iter().map(|flight| flight.number).collect();
+        numbers.retain(|number| !flying.contains(number));
         numbers
     }
 
@@ -305,10 +315,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// up all others.
     fn park(&mut self) -> InFlight {
         let looked = self.locked(|writer| {
-            let in_flight = self.leased(writer);
+            let (in_flight, scan) = self.leased(writer);
             let parked = in_flight.is_empty().then(|| {
                 self.tell(Notice::Suspended { suspension: self.id(), range: self.range });
-                self.take_regions(writer)
+                self.take_regions(writer, scan)
             });
             (in_flight, parked)
         });
@@ -316,6 +326,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         if let Some(parked) = parked {
             self.stage = Stage::Settling;
             self.parked = parked;
+            self.kept_of.clear();
             // Outside the lock: what they captured for their invalidation is dropped.
             self.kept.drain(..).for_each(Lease::surrender);
         }
@@ -326,19 +337,28 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.shared.board.tell(notice);
     }
 
-    fn take_regions(&self, writer: &mut Writer) -> Vec<Parked<'c, R::Handle>> {
-        let mut parked = Vec::new();
-        for number in self.registered(writer) {
-            let Some(region) = self.shared.region(number) else { continue };
+    /// Parks the regions whose leases were handed over, and has the others given back.
+    fn take_regions(
+        &self,
+        writer: &mut Writer,
+        scan: Scan<'c, Region<R::Handle>>,
+    ) -> Vec<Parked<'c, R::Handle>> {
+        // The leases handed over end before anything is done to what is parked.
+        let (idle, _none) = scan.split_but(|region| self.kept_leases(region.number));
+        let mut parked = Vec::with_capacity(self.kept_of.len());
+        for proof in idle {
+            let region = proof.item();
             match self.parking_of(writer, region) {
                 Some(it) => {
-                    self.shared.park(writer, region);
+                    self.shared.withdraw_from_index(writer, region);
+                    writer.per_use.remove(&region.number);
+                    writer.lists.park(proof);
                     parked.push(it);
                 }
                 None if region.findable().is_some() => {
-                    self.shared.unpublish(writer, number, Status::Retired);
+                    self.shared.unpublish(writer, region.number, Lists::supersede);
                 }
-                // Dead already, or leaving.
+                // Not in the index any more, or being deregistered.
                 None => {}
             }
         }
@@ -352,11 +372,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         region: &'c Region<R::Handle>,
     ) -> Option<Parked<'c, R::Handle>> {
         let number = region.number;
-        let ours = self.kept.iter().enumerate().filter(|(_, lease)| lease.number() == number);
-        let leases: Vec<_> = ours.map(|(index, lease)| (index, lease.range())).collect();
-        let (range, terms) = (region.range().filter(|_| !leases.is_empty())?, region.terms());
-        let per_use = writer.per_use.iter().find(|(other, _)| *other == number);
-        let per_use = per_use.map(|&(_, why)| why);
+        let ours = self.kept_of.get(&number)?;
+        let leases = ours.iter().map(|&index| (index, self.kept[index].range())).collect();
+        let (range, terms) = (region.range()?, region.terms());
+        let per_use = writer.per_use.get(&number).copied();
         Some(Parked { suspension: self.id(), region, range, terms, per_use, leases })
     }
 
@@ -375,7 +394,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.shared.reclaim();
         let registrations = self.locked(|writer| {
             let left = self.shared.unfinished_in(writer, self.range);
-            left.into_iter().filter(|&number| !self.has_parked(number)).count()
+            let ours: HashSet<u32> =
+                self.parked.iter().map(|parked| parked.region.number).collect();
+            left.into_iter().filter(|number| !ours.contains(number)).count()
         });
         let translations = !self.shared.registrar.quiet(self.range);
         let registrations = registrations.unwrap_or_default();
@@ -595,24 +616,21 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
                 let handle = unsafe { region.handle() };
                 let range = region.range().unwrap_or(range);
                 self.board.tell(Notice::Lost { suspension, range, handle });
+                writer.lists.invalidate(region);
+                writer.call_reclaimer();
             }
-            writer.bury(Queue::Dead, number);
         }
         self.board.tell(Notice::Revoked { suspension, range, by });
     }
 
-    /// Has the regions of `range` stand by: nobody leases them without the writer's lock.
+    /// Closes the regions of `range`: nobody leases them without the writer's lock.
     fn close_regions(&self, writer: &mut Writer, range: AddressRange) {
-        self.each_findable(writer, range, |_, region| region.set(Status::Standby));
+        self.each_findable(writer, range, |writer, region| writer.lists.close(region));
     }
 
-    /// Takes that back, except where another suspension, or the order of eviction, wants it.
+    /// Takes that back, except where another suspension wants it.
     fn open_regions(&self, writer: &mut Writer, range: AddressRange) {
-        self.each_findable(writer, range, |writer, region| {
-            if writer.queues.queue_of(region.number) != Some(Queue::Standby) {
-                writer.set_findable(region);
-            }
-        });
+        self.each_findable(writer, range, Writer::open);
     }
 
     fn each_findable(
@@ -630,14 +648,10 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// Puts a leased region out of everybody's reach.
-    fn park(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+    fn withdraw_from_index(&self, writer: &mut Writer, region: &Region<R::Handle>) {
         if let Some((range, _)) = region.findable() {
             self.index.remove(&mut writer.recycler, range, region.number);
         }
-        writer.per_use.retain(|&(other, _)| other != region.number);
-        region.set(Status::Retired);
-        writer.queues.put(Queue::Parked, region.number);
     }
 }
 
@@ -718,14 +732,11 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
                 && !flight.tainted
-                && self.shared.enter(writer, &flight).is_ok() =>
-            {
-                writer.set_findable(region);
-            }
+                && self.shared.enter(writer, &flight, region).is_ok() => {}
             // It can serve its old leases, and nobody else.
             None => {
-                region.set(Status::Invalidated);
-                writer.bury(Queue::Dead, region.number);
+                writer.lists.invalidate(region);
+                writer.call_reclaimer();
             }
         }
         self.leases(writer)
@@ -740,9 +751,8 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     ) {
         let doubtful = flight.tainted || today == Some(PerUse::InFlux);
         let region = self.parked.region;
-        region.set(if doubtful { Status::PerUseInvalidated } else { Status::PerUse });
-        writer.queues.remove(region.number);
-        writer.per_use.push((region.number, why));
+        writer.lists.keep_per_use(region, doubtful);
+        writer.per_use.insert(region.number, why);
     }
 
     fn leases(&self, writer: &mut Writer) -> Vec<Lease<'c, R, M>> {
@@ -785,7 +795,10 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
                 self.leave(writer);
                 writer.counts.registration_failures += 1;
                 writer.counts.deregistrations += 1;
-                shared.free_place(writer, self.parked.region);
+                if let Some(idle) = Lists::parked(self.parked.region) {
+                    let gone = writer.lists.deregister(idle);
+                    shared.free_place(writer, gone);
+                }
                 shared.note_departure(writer);
             });
         }

@@ -1,0 +1,385 @@
+//! Lists of places: who is evicted next, who waits to be deregistered.
+//!
+//! A place is in at most one list, so lists are chains through one table of links: joining,
+//! leaving and moving on are a few stores each and allocate nothing. The table costs 12 bytes a
+//! place. All of it belongs to the holder of the writer's lock.
+//!
+//! In which list a place stands follows from its region's state, and is written nowhere else:
+//! [`transit`](Lists::transit) changes both.
+
+use super::Region;
+use super::state::{List, State};
+use crate::hazard::{Idle, Unpublished};
+use std::iter;
+
+/// No place: one more than the highest number that a place can have.
+const NOBODY: u32 = u32::MAX;
+/// Links made at once.
+const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 8 } else { 256 };
+
+/// A place's neighbours, and the mark that the order of eviction left.
+#[derive(Clone, Copy)]
+struct Link {
+    ahead: u32,
+    behind: u32,
+    mark: u32,
+}
+
+/// The ends of a list.
+#[derive(Clone, Copy)]
+struct Ends {
+    first: u32,
+    last: u32,
+    length: usize,
+}
+
+/// All lists.
+pub(crate) struct Lists {
+    /// In chunks, so that growing neither copies them nor makes twice as many.
+    #[allow(clippy::vec_box)] // which is what the boxes are for
+    links: Vec<Box<[Link; CHUNK]>>,
+    ends: [Ends; List::COUNT],
+}
+
+impl Lists {
+    pub(crate) fn new() -> Self {
+        let ends = Ends { first: NOBODY, last: NOBODY, length: 0 };
+        Self { links: Vec::new(), ends: [ends; List::COUNT] }
+    }
+
+    /// Makes sure that place `number` has a link.
+    pub(crate) fn make(&mut self, number: u32) {
+        let unlinked = Link { ahead: NOBODY, behind: NOBODY, mark: 0 };
+        while self.links.len() <= number as usize / CHUNK {
+            self.links.push(Box::new([unlinked; CHUNK]));
+        }
+    }
+
+    #[inline]
+    fn link(&self, number: u32) -> &Link {
+        &self.links[number as usize / CHUNK][number as usize % CHUNK]
+    }
+
+    #[inline]
+    fn link_mut(&mut self, number: u32) -> &mut Link {
+        &mut self.links[number as usize / CHUNK][number as usize % CHUNK]
+    }
+
+    #[inline]
+    pub(crate) fn len(&self, list: List) -> usize {
+        self.ends[list as usize].length
+    }
+
+    /// The place that has been in `list` longest.
+    #[inline]
+    pub(crate) fn first(&self, list: List) -> Option<u32> {
+        some(self.ends[list as usize].first)
+    }
+
+    /// The place that came into its list after `number`.
+    #[inline]
+    pub(crate) fn after(&self, number: u32) -> Option<u32> {
+        some(self.link(number).behind)
+    }
+
+    /// All of `list`, first come first.
+    pub(crate) fn iter(&self, list: List) -> impl Iterator<Item = u32> {
+        iter::successors(self.first(list), |&number| self.after(number))
+    }
+
+    /// Changes the state of `region`, and its list with it: the one function that does. The
+    /// writer's lock is held. The region stays where it is if its list is the same.
+    fn transit<H: Copy>(&mut self, region: &Region<H>, to: State) {
+        let from = region.state();
+        debug_assert!(from.may_become(to), "{from:?} to {to:?}");
+        if from.list() != to.list() {
+            if let Some(list) = from.list() {
+                self.remove(list, region.number);
+            }
+            if let Some(list) = to.list() {
+                self.append(list, region.number);
+            }
+        }
+        region.set_state(to);
+    }
+
+    /// A region that was just registered, or renewed, and put into the index: found by hits from
+    /// now on, or closed.
+    pub(crate) fn publish<H: Copy>(&mut self, region: &Region<H>, used_before: bool, closed: bool) {
+        self.transit(region, in_order(used_before, closed));
+    }
+
+    /// A region of the order of eviction turned out to be in use: to the end of the main list. Hits
+    /// find it as before.
+    pub(crate) fn promote<H: Copy>(&mut self, region: &Region<H>) {
+        match region.state() {
+            State::Main | State::MainClosed => {
+                self.remove(List::Main, region.number);
+                self.append(List::Main, region.number);
+            }
+            State::SmallClosed => self.transit(region, State::MainClosed),
+            _ => self.transit(region, State::Main),
+        }
+    }
+
+    /// The same for one that was examined and found in use.
+    pub(crate) fn keep_examined<H: Copy>(&mut self, region: &Region<H>, closed: bool) {
+        self.transit(region, in_order(true, closed));
+    }
+
+    /// Hits do not find the region any more, in whatever place of the order it stands.
+    pub(crate) fn close<H: Copy>(&mut self, region: &Region<H>) {
+        match region.state() {
+            State::Small => self.transit(region, State::SmallClosed),
+            State::Main => self.transit(region, State::MainClosed),
+            _ => {}
+        }
+    }
+
+    /// Takes that back. Nothing happens to a region that is not closed.
+    pub(crate) fn open<H: Copy>(&mut self, region: &Region<H>) {
+        match region.state() {
+            State::SmallClosed => self.transit(region, State::Small),
+            State::MainClosed => self.transit(region, State::Main),
+            _ => {}
+        }
+    }
+
+    /// Takes a region out of the order of eviction, for a scan.
+    pub(crate) fn examine<'c, H: Copy>(
+        &mut self,
+        region: &'c Region<H>,
+    ) -> Option<Unpublished<'c, Region<H>>> {
+        self.transit(region, State::Examined);
+        Unpublished::of(region)
+    }
+
+    /// The next to be evicted. The proof is kept by the state: nothing leases a region in it without
+    /// taking it out of it.
+    pub(crate) fn make_evictable<H: Copy>(&mut self, idle: Idle<'_, Region<H>>) {
+        self.transit(idle.item(), State::Evictable);
+    }
+
+    /// The proof that was kept by the state of a region that is next to be evicted.
+    pub(crate) fn evictable<'c, H: Copy>(region: &'c Region<H>) -> Option<Idle<'c, Region<H>>> {
+        (region.state() == State::Evictable).then(|| Idle::kept_by_state(region))
+    }
+
+    /// The proof that was kept by the state of a region in the hands of a suspension.
+    pub(crate) fn parked<'c, H: Copy>(region: &'c Region<H>) -> Option<Idle<'c, Region<H>>> {
+        (region.state() == State::Parked).then(|| Idle::kept_by_state(region))
+    }
+
+    /// The mapping of a region changed.
+    pub(crate) fn invalidate<H: Copy>(&mut self, region: &Region<H>) {
+        let to = match region.state() {
+            State::PerUse => State::PerUseInvalidated,
+            State::SupersededLeased => State::InvalidatedLeased,
+            _ => State::Invalidated,
+        };
+        self.transit(region, to);
+    }
+
+    /// A region is not to be found any more, though its pages are right.
+    pub(crate) fn supersede<H: Copy>(&mut self, region: &Region<H>) {
+        self.transit(region, State::Superseded);
+    }
+
+    /// A scan found a lease of a region that is not to be found: its end is awaited.
+    pub(crate) fn await_end<H: Copy>(&mut self, region: &Region<H>) {
+        let superseded = region.state() == State::Superseded;
+        let to = if superseded { State::SupersededLeased } else { State::InvalidatedLeased };
+        self.transit(region, to);
+    }
+
+    /// A lease of a region ended: it is to be looked at once more, if its end was awaited. False
+    /// if not.
+    pub(crate) fn look_again<H: Copy>(&mut self, region: &Region<H>) -> bool {
+        match region.state() {
+            State::InvalidatedLeased => self.transit(region, State::Invalidated),
+            State::SupersededLeased => self.transit(region, State::Superseded),
+            _ => return false,
+        }
+        true
+    }
+
+    /// A registration for one lease, which may be wrong already.
+    pub(crate) fn keep_per_use<H: Copy>(&mut self, region: &Region<H>, invalidated: bool) {
+        self.transit(region, if invalidated { State::PerUseInvalidated } else { State::PerUse });
+    }
+
+    /// A suspension takes over a region whose leases were handed to it, all of them.
+    pub(crate) fn park<H: Copy>(&mut self, idle: Idle<'_, Region<H>>) {
+        self.transit(idle.item(), State::Parked);
+    }
+
+    /// Begins a deregistration, for which the proof is used up.
+    pub(crate) fn deregister<'c, H: Copy>(
+        &mut self,
+        idle: Idle<'c, Region<H>>,
+    ) -> Deregistering<'c, H> {
+        self.transit(idle.item(), State::Deregistering);
+        Deregistering(idle.item())
+    }
+
+    /// The registration is gone.
+    pub(crate) fn free<H: Copy>(&mut self, gone: Deregistering<'_, H>) {
+        self.transit(gone.0, State::Free);
+    }
+
+    /// Nothing was done about a deregistration: the region is to be looked at once more.
+    pub(crate) fn hand_back<H: Copy>(&mut self, undone: Deregistering<'_, H>) {
+        self.transit(undone.0, State::Invalidated);
+    }
+
+    /// Puts place `number`, which is in no list, last in `list`.
+    #[inline]
+    fn append(&mut self, list: List, number: u32) {
+        let ends = &mut self.ends[list as usize];
+        let last = std::mem::replace(&mut ends.last, number);
+        ends.length += 1;
+        match last {
+            NOBODY => ends.first = number,
+            _ => self.link_mut(last).behind = number,
+        }
+        let link = self.link_mut(number);
+        (link.ahead, link.behind) = (last, NOBODY);
+    }
+
+    /// Takes place `number` out of `list`, in which it stands.
+    #[inline]
+    fn remove(&mut self, list: List, number: u32) {
+        let Link { ahead, behind, .. } = *self.link(number);
+        match ahead {
+            NOBODY => self.ends[list as usize].first = behind,
+            _ => self.link_mut(ahead).behind = behind,
+        }
+        match behind {
+            NOBODY => self.ends[list as usize].last = ahead,
+            _ => self.link_mut(behind).ahead = ahead,
+        }
+        self.ends[list as usize].length -= 1;
+    }
+
+    /// Notes the tick at which place `number` was looked at.
+    #[inline]
+    pub(crate) fn set_mark(&mut self, number: u32, tick: u64) {
+        self.link_mut(number).mark = mark_of(tick);
+    }
+
+    /// Whether `tick` is the one noted last. After four billion ticks one may be taken for another;
+    /// then a region is evicted that was in use then.
+    #[inline]
+    pub(crate) fn has_mark(&self, number: u32, tick: u64) -> bool {
+        self.link(number).mark == mark_of(tick)
+    }
+}
+
+/// A region whose deregistration is the holder's duty: no lease is left, hits cannot find it, and
+/// no other thread holds this duty.
+#[must_use = "what is dropped here stays registered until the cache is dropped"]
+pub(crate) struct Deregistering<'c, H>(&'c Region<H>);
+
+impl<'c, H> Deregistering<'c, H> {
+    pub(crate) const fn region(&self) -> &'c Region<H> {
+        self.0
+    }
+}
+
+/// The state of a region in the order of eviction.
+const fn in_order(used_before: bool, closed: bool) -> State {
+    match (used_before, closed) {
+        (false, false) => State::Small,
+        (false, true) => State::SmallClosed,
+        (true, false) => State::Main,
+        (true, true) => State::MainClosed,
+    }
+}
+
+const fn some(number: u32) -> Option<u32> {
+    if number == NOBODY { None } else { Some(number) }
+}
+
+#[allow(clippy::cast_possible_truncation)] // that is the point
+const fn mark_of(tick: u64) -> u32 {
+    tick as u32
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    const PLACES: u32 = 40;
+
+    fn lists() -> (Lists, Vec<Region<u8>>) {
+        let mut lists = Lists::new();
+        lists.make(PLACES);
+        (lists, (0..PLACES).map(Region::new).collect())
+    }
+
+    /// Random legal moves next to plain queues: membership follows from the state.
+    #[test]
+    fn agrees_with_plain_queues() {
+        let (mut lists, regions) = lists();
+        let mut model: [VecDeque<u32>; List::COUNT] = std::array::from_fn(|_| VecDeque::new());
+        let mut random = 0x5eed_u64;
+        let mut next = |bound: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(random >> 33).unwrap() % bound
+        };
+        let all = [
+            List::Small,
+            List::Main,
+            List::Evictable,
+            List::Invalidated,
+            List::InvalidatedLeased,
+            List::Superseded,
+            List::SupersededLeased,
+            List::PerUse,
+            List::Parked,
+            List::Deregistering,
+        ];
+        for _ in 0..if cfg!(miri) { 200 } else { 20_000 } {
+            let region = &regions[next(regions.len())];
+            let successors = region.state().successors();
+            let (from, to) = (region.state(), successors[next(successors.len())]);
+            lists.transit(region, to);
+            assert_eq!(region.state(), to);
+            if from.list() != to.list() {
+                model.iter_mut().for_each(|list| list.retain(|&other| other != region.number));
+                to.list().iter().for_each(|&list| model[list as usize].push_back(region.number));
+            }
+            for list in all {
+                assert!(lists.iter(list).eq(model[list as usize].iter().copied()));
+                assert_eq!(lists.len(list), model[list as usize].len());
+            }
+        }
+    }
+
+    /// Every pair of states: a move that is not drawn is refused.
+    #[test]
+    #[cfg(debug_assertions)]
+    fn a_move_that_is_not_drawn_is_refused() {
+        for from in State::ALL {
+            for to in State::ALL {
+                let (mut lists, regions) = lists();
+                regions[3].set_state(from);
+                from.list().iter().for_each(|&list| lists.append(list, 3));
+                let moves = std::panic::AssertUnwindSafe(|| lists.transit(&regions[3], to));
+                assert_eq!(std::panic::catch_unwind(moves).is_ok(), from.may_become(to));
+            }
+        }
+    }
+
+    #[test]
+    fn a_mark_stays_with_its_place() {
+        let (mut lists, regions) = lists();
+        lists.set_mark(1, 0x1234_5678_9abc);
+        lists.publish(&regions[1], false, false);
+        lists.promote(&regions[1]);
+        assert!(lists.has_mark(1, 0x1234_5678_9abc) && !lists.has_mark(1, 0x1234_5678_9abd));
+        assert_eq!(lists.iter(List::Main).collect::<Vec<_>>(), [1]);
+    }
+}

@@ -1,0 +1,271 @@
+//! The one state of a region, the list that follows from it, and the moves that are legal.
+//!
+//! The state is the low byte of the region's word. [`Lists`](super::Lists) is the only writer; it
+//! changes the state and the membership in one function, which allows what
+//! [`State::successors`] names and nothing else.
+//!
+//! ```text
+//!          registered                   used again
+//!   Free ─────────────▶ Small ─────────────────────────▶ Main ◀──────────────┐
+//!    │ ▲                 │ ▲  suspended, or                │ ▲               │ leased again,
+//!    │ │                 ▼ │  being scanned                ▼ │               │ or in use
+//!    │ │            SmallClosed ─────────────────▶ MainClosed                │
+//!    │ │                 │    room is needed             │                   │
+//!    │ │                 └───────────▶ Examined ◀────────┘                   │
+//!    │ │                                  │ └──────────────────── in use ────┤
+//!    │ │                                  ▼ scanned: no lease                │
+//!    │ │                              Evictable ─────────────────────────────┘
+//!    │ │
+//!    │ │  a change of its mapping: Small, Main, closed, Evictable, Superseded ──▶ Invalidated
+//!    │ │  a larger region:         Small, Main, closed, Evictable             ──▶ Superseded
+//!    │ │  scanned, leased:         Invalidated ⇄ InvalidatedLeased, Superseded ⇄ SupersededLeased
+//!    │ │  a lease handed over:     closed, PerUse, invalidated, superseded    ──▶ Parked ──▶ renewed
+//!    │ │
+//!    ├─│─▶ PerUse ──▶ PerUseInvalidated     one lease, never findable
+//!    │ │
+//!    │ └─── Deregistering ◀── with a proof that no lease is left (`Idle`): closed, Evictable,
+//!    │           │            Invalidated, Superseded, PerUse, PerUseInvalidated, Parked
+//!    │           └──▶ Invalidated   the registrar panicked at an earlier one: the reclaimer's again
+//! ```
+
+/// What may be done with a region, and in which list it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// Nothing is registered here, as far as the cache knows.
+    Free = 0,
+    /// May be found and leased by a hit; not used since it was registered, as far as is known.
+    Small = LIVE | 1,
+    /// May be found and leased by a hit; used again since it was registered.
+    Main = LIVE | 2,
+    /// As `Small`, but only a holder of the writer's lock finds it: part of it is suspended, or the
+    /// hazards are being scanned.
+    SmallClosed = 1,
+    /// As `Main`, and closed in the same way.
+    MainClosed = 2,
+    /// Taken out of the order of eviction while the hazards are scanned. Never seen by another
+    /// holder of the writer's lock.
+    Examined = 3,
+    /// The next to be evicted: a scan found no lease after hits could not find it any more. Only a
+    /// holder of the writer's lock leases it, and it leaves this state then.
+    Evictable = 4,
+    /// Its mapping changed: not to be found; whether it is leased has not been looked at.
+    Invalidated = 5,
+    /// Its mapping changed, and it is leased: the end of its last lease is awaited.
+    InvalidatedLeased = 6,
+    /// Not to be found, because a larger region serves its uses, or it was suspended; its pages are
+    /// right. Whether it is leased has not been looked at.
+    Superseded = 7,
+    /// As `Superseded`, and it is leased: the end of its last lease is awaited.
+    SupersededLeased = 8,
+    /// Registered for one lease alone.
+    PerUse = 9,
+    /// As `PerUse`, and the mapping changed since.
+    PerUseInvalidated = 10,
+    /// In the hands of a suspension, which holds what its leases were.
+    Parked = 11,
+    /// Being deregistered; the duty is in one thread's hands.
+    Deregistering = 12,
+}
+
+/// The bit of a state in which hits find the region.
+pub(super) const LIVE: u8 = 1 << 7;
+
+/// A list of places.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum List {
+    /// In the order of eviction: not used since they were registered.
+    Small,
+    /// In the order of eviction: used again.
+    Main,
+    Evictable,
+    Invalidated,
+    InvalidatedLeased,
+    Superseded,
+    SupersededLeased,
+    /// Registered for one lease, whether the mapping changed or not.
+    PerUse,
+    Parked,
+    Deregistering,
+}
+
+impl List {
+    /// How many lists there are.
+    pub(super) const COUNT: usize = 10;
+}
+
+impl State {
+    /// All of them.
+    #[cfg(test)]
+    pub(super) const ALL: [Self; 15] = [
+        Self::Free,
+        Self::Small,
+        Self::Main,
+        Self::SmallClosed,
+        Self::MainClosed,
+        Self::Examined,
+        Self::Evictable,
+        Self::Invalidated,
+        Self::InvalidatedLeased,
+        Self::Superseded,
+        Self::SupersededLeased,
+        Self::PerUse,
+        Self::PerUseInvalidated,
+        Self::Parked,
+        Self::Deregistering,
+    ];
+
+    #[inline]
+    pub(super) const fn from_bits(bits: u64) -> Self {
+        const SMALL: u8 = State::Small as u8;
+        const MAIN: u8 = State::Main as u8;
+        match bits.to_le_bytes()[0] {
+            SMALL => Self::Small,
+            MAIN => Self::Main,
+            1 => Self::SmallClosed,
+            2 => Self::MainClosed,
+            3 => Self::Examined,
+            4 => Self::Evictable,
+            5 => Self::Invalidated,
+            6 => Self::InvalidatedLeased,
+            7 => Self::Superseded,
+            8 => Self::SupersededLeased,
+            9 => Self::PerUse,
+            10 => Self::PerUseInvalidated,
+            11 => Self::Parked,
+            12 => Self::Deregistering,
+            _ => Self::Free,
+        }
+    }
+
+    /// Whether hits find the region, which they read from its word.
+    #[cfg(test)]
+    const fn is_live(self) -> bool {
+        self as u8 & LIVE != 0
+    }
+
+    /// Whether the region is in the index.
+    pub(crate) const fn is_indexed(self) -> bool {
+        matches!(
+            self,
+            Self::Small | Self::Main | Self::SmallClosed | Self::MainClosed | Self::Evictable
+        )
+    }
+
+    /// Whether the mapping changed since the region was registered, as far as is known.
+    pub(crate) const fn is_invalidated(self) -> bool {
+        matches!(self, Self::Invalidated | Self::InvalidatedLeased | Self::PerUseInvalidated)
+    }
+
+    /// The list in which a region of this state stands.
+    #[inline]
+    pub(crate) const fn list(self) -> Option<List> {
+        Some(match self {
+            Self::Free | Self::Examined => return None,
+            Self::Small | Self::SmallClosed => List::Small,
+            Self::Main | Self::MainClosed => List::Main,
+            Self::Evictable => List::Evictable,
+            Self::Invalidated => List::Invalidated,
+            Self::InvalidatedLeased => List::InvalidatedLeased,
+            Self::Superseded => List::Superseded,
+            Self::SupersededLeased => List::SupersededLeased,
+            Self::PerUse | Self::PerUseInvalidated => List::PerUse,
+            Self::Parked => List::Parked,
+            Self::Deregistering => List::Deregistering,
+        })
+    }
+
+    /// The states that may follow this one.
+    pub(super) const fn successors(self) -> &'static [Self] {
+        use State::{
+            Deregistering, Evictable, Examined, Free, Invalidated, InvalidatedLeased, Main,
+            MainClosed, Parked, PerUse, PerUseInvalidated, Small, SmallClosed, Superseded,
+            SupersededLeased,
+        };
+        match self {
+            Free => &[Small, SmallClosed, Main, MainClosed, PerUse, PerUseInvalidated],
+            Small => &[Main, SmallClosed, Examined, Invalidated, Superseded],
+            Main => &[MainClosed, Examined, Invalidated, Superseded],
+            SmallClosed => {
+                &[Small, MainClosed, Examined, Invalidated, Superseded, Parked, Deregistering]
+            }
+            MainClosed => &[Main, Examined, Invalidated, Superseded, Parked, Deregistering],
+            Examined => &[Main, MainClosed, Evictable],
+            Evictable => &[Main, Invalidated, Superseded, Deregistering],
+            Invalidated => &[InvalidatedLeased, Parked, Deregistering],
+            InvalidatedLeased => &[Invalidated, Parked],
+            Superseded => &[SupersededLeased, Invalidated, Parked, Deregistering],
+            SupersededLeased => &[Superseded, InvalidatedLeased, Parked],
+            PerUse => &[PerUseInvalidated, Parked, Deregistering],
+            PerUseInvalidated => &[Parked, Deregistering],
+            Parked => &[
+                Small,
+                SmallClosed,
+                Main,
+                MainClosed,
+                PerUse,
+                PerUseInvalidated,
+                Invalidated,
+                Deregistering,
+            ],
+            Deregistering => &[Free, Invalidated],
+        }
+    }
+
+    /// Whether `next` may follow.
+    pub(super) fn may_become(self, next: Self) -> bool {
+        self.successors().contains(&next)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_survives_its_word() {
+        for state in State::ALL {
+            for terms in [0, 0xff00_u64] {
+                assert_eq!(State::from_bits(terms | u64::from(state as u8)), state);
+            }
+        }
+    }
+
+    /// Every pair of states: what the table allows, and what it must never allow.
+    #[test]
+    fn every_move_is_drawn_or_refused() {
+        let pairs = || State::ALL.into_iter().flat_map(|from| State::ALL.map(|to| (from, to)));
+        for (from, to) in pairs().filter(|&(from, to)| from.may_become(to)) {
+            assert_ne!(from, to);
+            // What is being deregistered was made unfindable before.
+            assert!(to != State::Deregistering || !from.is_live(), "{from:?}");
+            // A place is free only behind its deregistration.
+            assert!(to != State::Free || from == State::Deregistering, "{from:?}");
+            // What is set aside, dead or registered for one use is never found again.
+            let gone = !from.is_indexed() && !matches!(from, State::Free | State::Parked);
+            assert!(!(gone && to.is_live()) || from == State::Examined, "{from:?} to {to:?}");
+            // The eviction list is entered behind a scan alone, and left when it is leased.
+            assert!(to != State::Evictable || from == State::Examined, "{from:?}");
+        }
+        assert_eq!(pairs().filter(|&(from, to)| from.may_become(to)).count(), 62);
+        assert!(!State::Evictable.may_become(State::Small), "a lease makes it a main region");
+    }
+
+    #[test]
+    fn every_state_is_reached_and_left() {
+        let mut reached = vec![State::Free];
+        let mut next = 0;
+        while let Some(&state) = reached.get(next) {
+            next += 1;
+            for &to in state.successors() {
+                if !reached.contains(&to) {
+                    reached.push(to);
+                }
+            }
+        }
+        assert_eq!(reached.len(), State::ALL.len());
+        assert!(State::ALL.iter().all(|state| !state.successors().is_empty()));
+    }
+}
