@@ -310,6 +310,11 @@ impl<'c, T> Idle<'c, T> {
         self.0
     }
 
+    /// Uses the proof up.
+    pub(crate) const fn into_item(self) -> &'c T {
+        self.0
+    }
+
     /// A proof that went into the item's state, which nothing has left since. For
     /// [`Lists`](crate::region::Lists).
     pub(crate) const fn kept_by_state(item: &'c T) -> Self {

@@ -157,7 +157,7 @@ impl Lists {
     /// The next to be evicted. The proof is kept by the state: nothing leases a region in it without
     /// taking it out of it.
     pub(crate) fn make_evictable<H: Copy>(&mut self, idle: Idle<'_, Region<H>>) {
-        self.transit(idle.item(), State::Evictable);
+        self.transit(idle.into_item(), State::Evictable);
     }
 
     /// The proof that was kept by the state of a region that is next to be evicted.
@@ -210,7 +210,7 @@ impl Lists {
 
     /// A suspension takes over a region whose leases were handed to it, all of them.
     pub(crate) fn park<H: Copy>(&mut self, idle: Idle<'_, Region<H>>) {
-        self.transit(idle.item(), State::Parked);
+        self.transit(idle.into_item(), State::Parked);
     }
 
     /// Begins a deregistration, for which the proof is used up.
@@ -218,18 +218,19 @@ impl Lists {
         &mut self,
         idle: Idle<'c, Region<H>>,
     ) -> Deregistering<'c, H> {
-        self.transit(idle.item(), State::Deregistering);
-        Deregistering(idle.item())
+        let region = idle.into_item();
+        self.transit(region, State::Deregistering);
+        Deregistering(region)
     }
 
     /// The registration is gone.
     pub(crate) fn free<H: Copy>(&mut self, gone: Deregistering<'_, H>) {
-        self.transit(gone.0, State::Free);
+        self.transit(gone.into_region(), State::Free);
     }
 
     /// Nothing was done about a deregistration: the region is to be looked at once more.
     pub(crate) fn hand_back<H: Copy>(&mut self, undone: Deregistering<'_, H>) {
-        self.transit(undone.0, State::Invalidated);
+        self.transit(undone.into_region(), State::Invalidated);
     }
 
     /// Puts place `number`, which is in no list, last in `list`.
@@ -282,6 +283,10 @@ pub(crate) struct Deregistering<'c, H>(&'c Region<H>);
 
 impl<'c, H> Deregistering<'c, H> {
     pub(crate) const fn region(&self) -> &'c Region<H> {
+        self.0
+    }
+
+    const fn into_region(self) -> &'c Region<H> {
         self.0
     }
 }

@@ -98,6 +98,7 @@ impl List {
 impl State {
     /// All of them.
     #[cfg(test)]
+    #[cfg(not(loom))]
     pub(super) const ALL: [Self; 15] = [
         Self::Free,
         Self::Small,
@@ -141,6 +142,7 @@ impl State {
 
     /// Whether hits find the region, which they read from its word.
     #[cfg(test)]
+    #[cfg(not(loom))]
     const fn is_live(self) -> bool {
         self as u8 & LIVE != 0
     }
