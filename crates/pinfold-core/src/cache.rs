@@ -25,6 +25,7 @@ use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared};
 use crate::statistics::Statistics;
 use crate::sync::{JoinHandle, thread};
+use crate::watchers::discard;
 use crate::{Access, AddressRange};
 use std::fmt;
 use std::io;
@@ -443,7 +444,7 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
         // A callback that the reclaimer runs may hold the last reference to the cache.
         if let Some(reclaimer) = self.reclaimer.take().filter(other) {
             // A reclaimer that panicked in the monitor has nothing to add.
-            let _panicked = reclaimer.join();
+            reclaimer.join().unwrap_or_else(discard);
         }
         self.shared.deregister_all();
     }

@@ -14,7 +14,9 @@ use crate::monitor::Monitor;
 use crate::region::{Deregistering, List, Lists, Region, State};
 use crate::registrar::Registrar;
 use crate::shared::{Shared, Writer};
-use crate::sync::{self, Ordering};
+use crate::sync::{self, Ordering, thread_local};
+use crate::watchers::{discard, runs_through};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,7 +159,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             if unfindable.is_empty() { self.evict(writer, shortage) } else { unfindable }
         });
         // What another thread is giving back is room to come.
-        count > 0 || self.wait_for_departure()
+        count > 0 || self.wait_for_another()
     }
 
     /// Gives up everything idle, and waits for what others are giving back. Says how many were
@@ -165,8 +167,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn evict_idle(&self) -> usize {
         let count =
             self.reclaim() + self.give_back(|writer| self.evict(writer, Amount::EVERYTHING));
-        while self.wait_for_departure() {}
+        while self.wait_for_another() {}
         count
+    }
+
+    /// Waits for what other threads are giving back. False if there is nothing to wait for, and for
+    /// a registrar that calls back into a cache from its `deregister`: what it waited for might be
+    /// what this thread is giving back, or wait for that.
+    fn wait_for_another(&self) -> bool {
+        !InsideDeregister::is_any() && self.wait_for_departure()
     }
 
     /// Gives up what is idle and touches `range`. Says how many were given back here.
@@ -309,6 +318,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let Some(range) = duty.region().range() else { return false };
         // SAFETY: the caller holds the duty to deregister this region.
         let handle = unsafe { duty.region().handle() };
+        let _inside = InsideDeregister::enter();
         self.registrar.deregister(handle, range).is_ok()
     }
 
@@ -328,11 +338,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// registrar that panics is not given the same again but all the others; then the panic goes
     /// on, unless there is one already.
     pub(crate) fn deregister_all(&self) {
-        let rest = || catch_unwind(AssertUnwindSafe(|| self.deregister_rest()));
-        let Err(panic) = rest() else { return };
+        let rest = catch_unwind(AssertUnwindSafe(|| self.deregister_rest()));
+        let Err(panic) = rest else { return };
         // Each of these has given back one more at least.
-        while rest().is_err() {}
-        if !std::thread::panicking() {
+        while !runs_through(|| self.deregister_rest()) {}
+        if std::thread::panicking() {
+            discard(panic);
+        } else {
             resume_unwind(panic);
         }
     }
@@ -387,6 +399,38 @@ impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
 /// How many regions are examined at once.
 fn examined_at_once(writer: &Writer) -> usize {
     (writer.held.regions / EXAMINED_SHARE).clamp(1, MOST_EXAMINED)
+}
+
+// How many calls of `Registrar::deregister`, of whatever cache, this thread is in.
+#[cfg(not(any(loom, shuttle)))]
+thread_local! {
+    static INSIDE: Cell<usize> = const { Cell::new(0) };
+}
+#[cfg(any(loom, shuttle))]
+thread_local! {
+    static INSIDE: Cell<usize> = Cell::new(0);
+}
+
+/// A call of `Registrar::deregister` by this thread.
+struct InsideDeregister;
+
+impl InsideDeregister {
+    fn enter() -> Self {
+        // Not while the thread is being torn down: then a call from inside waits.
+        let _gone = INSIDE.try_with(|inside| inside.set(inside.get() + 1));
+        Self
+    }
+
+    /// Whether this thread holds what it would wait for.
+    fn is_any() -> bool {
+        INSIDE.try_with(|inside| inside.get() > 0).unwrap_or(false)
+    }
+}
+
+impl Drop for InsideDeregister {
+    fn drop(&mut self) {
+        let _gone = INSIDE.try_with(|inside| inside.set(inside.get().saturating_sub(1)));
+    }
 }
 
 /// Registrations on their way back to the device. Keeps the books right also when the registrar
@@ -463,7 +507,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
             }
             // A registrar that panics costs its own registration, which is not given to it again;
             // the others must not stay pinned because of it.
-            let _panicked = catch_unwind(AssertUnwindSafe(|| self.work()));
+            let _ran_through = runs_through(|| self.work());
             // A child that was forked by a callback on this thread, and came back from it, has no
             // other thread; nobody would ever ring.
             if self.shared.monitor.forked() {

@@ -24,7 +24,8 @@ use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 #[repr(C)]
 #[derive(Debug)]
 pub struct UnderWay<const RECORDS: usize> {
-    /// Changes under way for which no record was free.
+    /// Changes under way for which no record was free (bits 0-31), and how often everything was
+    /// forgotten (bits 32-63).
     unrecorded: AtomicU64,
     records: [Record; RECORDS],
 }
@@ -46,7 +47,23 @@ const STATES: u64 = 4;
 /// Which record a change has: what [`UnderWay::begin`] gives and [`UnderWay::end`] takes.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "without `end` the range is under way for ever"]
-pub struct Ticket(Option<usize>);
+pub struct Ticket {
+    /// The address of the table.
+    table: usize,
+    place: Place,
+}
+
+/// Where a change stands.
+#[derive(PartialEq, Eq, Debug)]
+enum Place {
+    /// In this record, while it has this state.
+    Record(usize, u64),
+    /// In the count, since everything was forgotten so often.
+    Counted(u64),
+}
+
+/// One more forgetting of everything, in the word of those that have no record.
+const FORGOTTEN: u64 = 1 << 32;
 
 impl<const RECORDS: usize> UnderWay<RECORDS> {
     /// Nothing is under way; also in a `static`.
@@ -66,26 +83,52 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
     pub fn begin(&self, range: AddressRange) -> Ticket {
         // Neighbours change together, and then begin at different records.
         let first = (range.start() >> 12) % RECORDS.max(1);
-        let taken = (first..RECORDS)
-            .chain(0..first)
-            .find(|&place| self.records.get(place).is_some_and(|record| record.stand(range)));
-        if taken.is_none() {
+        let stand =
+            |place: usize| Some(Place::Record(place, self.records.get(place)?.stand(range)?));
+        let taken = (first..RECORDS).chain(0..first).find_map(stand);
+        let place = taken.unwrap_or_else(|| {
             // AcqRel: released by what the writer writes next, whoever counts on it.
-            self.unrecorded.fetch_add(1, Ordering::AcqRel);
-        }
-        Ticket(taken)
+            Place::Counted(self.unrecorded.fetch_add(1, Ordering::AcqRel) / FORGOTTEN)
+        });
+        Ticket { table: self.address(), place }
     }
 
     /// The change has taken effect, or will not.
+    ///
+    /// A ticket of another table, or of one that was moved since, ends nothing: its change stays
+    /// under way where it began. Neither does one from before everything was forgotten.
     #[allow(clippy::needless_pass_by_value)] // used up: a record is given back once
     pub fn end(&self, ticket: Ticket) {
-        match ticket.0.and_then(|place| self.records.get(place)) {
-            Some(record) => record.free(),
-            None => {
-                // Release: whoever finds it gone finds the change done.
-                self.unrecorded.fetch_sub(1, Ordering::Release);
+        if ticket.table != self.address() {
+            return;
+        }
+        match ticket.place {
+            Place::Record(place, state) => {
+                self.records.get(place).iter().for_each(|record| record.free(state));
+            }
+            Place::Counted(forgotten) => {
+                // Relaxed: the exchange decides.
+                let mut word = self.unrecorded.load(Ordering::Relaxed);
+                while word / FORGOTTEN == forgotten {
+                    let ended = self.unrecorded.compare_exchange(
+                        word,
+                        word - 1,
+                        // Release: whoever finds it gone finds the change done.
+                        Ordering::Release,
+                        Ordering::Relaxed,
+                    );
+                    match ended {
+                        Ok(_) => break,
+                        Err(newer) => word = newer,
+                    }
+                }
             }
         }
+    }
+
+    /// By which a ticket knows its table.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Nothing is under way any more.
@@ -95,14 +138,16 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
     pub fn forget_all(&self) {
         self.records.iter().for_each(Record::forget);
         // Relaxed: the child has one thread.
-        self.unrecorded.store(0, Ordering::Relaxed);
+        let word = self.unrecorded.load(Ordering::Relaxed);
+        let none = word & !(FORGOTTEN - 1);
+        self.unrecorded.store(none.wrapping_add(FORGOTTEN), Ordering::Relaxed);
     }
 
     /// Whether a change may be under way in `range`. Two nanoseconds for each record.
     pub fn overlaps(&self, range: AddressRange) -> bool {
         // Acquire: see the file's claim.
-        self.unrecorded.load(Ordering::Acquire) != 0
-            || self.records.iter().any(|record| record.overlaps(range))
+        let counted = self.unrecorded.load(Ordering::Acquire) & (FORGOTTEN - 1);
+        counted > 0 || self.records.iter().any(|record| record.overlaps(range))
     }
 }
 
@@ -125,19 +170,17 @@ impl Record {
         Self { state: AtomicU64::new(0), start, end }
     }
 
-    /// Takes the record, if it is free, for `range`.
-    fn stand(&self, range: AddressRange) -> bool {
+    /// Takes the record, if it is free, for `range`. Gives the state in which it stands.
+    fn stand(&self, range: AddressRange) -> Option<u64> {
         // Relaxed: the exchange decides.
         let state = self.state.load(Ordering::Relaxed);
         if state % STATES != FREE {
-            return false;
+            return None;
         }
         let (taken, stands) = (state + TAKEN, state + STANDS);
         // Acquire: our words come after those of whoever had it before.
         let mine = self.state.compare_exchange(state, taken, Ordering::Acquire, Ordering::Relaxed);
-        if mine.is_err() {
-            return false;
-        }
+        mine.ok()?;
         // Release fence: whoever reads one of the new words, and then passes the acquire fence in
         // `overlaps`, sees that the record changed hands.
         fence(Ordering::Release);
@@ -145,15 +188,15 @@ impl Record {
         self.end.store(range.end(), Ordering::Relaxed);
         // Release: whoever sees it stand reads its words.
         self.state.store(stands, Ordering::Release);
-        true
+        Some(stands)
     }
 
-    /// Only the one who took it calls this.
-    fn free(&self) {
-        // Relaxed: nobody else writes it while it stands.
+    /// Only the change that stands here in state `stands` ends this.
+    fn free(&self, stands: u64) {
+        // Relaxed: nothing else writes it while it stands.
         let state = self.state.load(Ordering::Relaxed);
-        // A forked child may have forgotten it.
-        if state % STATES == STANDS {
+        // A forked child may have forgotten it, and given it to another change since.
+        if state == stands {
             // Release: whoever finds it gone finds the change done.
             self.state.store(state - STANDS + STATES, Ordering::Release);
         }
@@ -227,5 +270,34 @@ mod tests {
         let again = table.begin(page(2));
         assert!(table.overlaps(page(2)) && !table.overlaps(page(1)));
         table.end(again);
+    }
+
+    /// What began before everything was forgotten ends nothing that began since.
+    #[test]
+    fn a_forgotten_ticket_ends_nothing() {
+        let table = UnderWay::<2>::new();
+        let before = [1, 2, 3].map(|number| table.begin(page(number)));
+        table.forget_all();
+        let since = [1, 2, 3].map(|number| table.begin(page(number)));
+        before.into_iter().for_each(|ticket| table.end(ticket));
+        assert!(table.overlaps(page(9)), "the unrecorded one goes on");
+        let [first, second, unrecorded] = since;
+        table.end(unrecorded);
+        assert!(table.overlaps(page(1)) && table.overlaps(page(2)) && !table.overlaps(page(9)));
+        table.end(first);
+        table.end(second);
+        assert!(!table.overlaps(page(1)) && !table.overlaps(page(2)));
+    }
+
+    /// Another table's ticket ends neither a record of this one nor its count.
+    #[test]
+    fn another_tables_ticket_ends_nothing() {
+        let (one, other) = (UnderWay::<1>::new(), UnderWay::<1>::new());
+        let ours = [one.begin(page(1)), one.begin(page(2))];
+        let theirs = [other.begin(page(1)), other.begin(page(2))];
+        theirs.into_iter().for_each(|ticket| one.end(ticket));
+        assert!(one.overlaps(page(1)) && one.overlaps(page(9)));
+        ours.into_iter().for_each(|ticket| one.end(ticket));
+        assert!(!one.overlaps(page(1)) && !one.overlaps(page(9)));
     }
 }

@@ -132,7 +132,7 @@ impl Due {
 }
 
 /// Runs `callback`; false if it panicked. Whatever it broke is its own.
-fn runs_through(callback: impl FnOnce()) -> bool {
+pub(crate) fn runs_through(callback: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(callback)).map_err(discard).is_ok()
 }
 

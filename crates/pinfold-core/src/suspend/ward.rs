@@ -22,6 +22,7 @@ use crate::notice::{Notice, Revocation, SuspensionId};
 use crate::region::{List, Lists, Region, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{Shared, Writer};
+use crate::watchers::{discard, runs_through};
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -552,11 +553,12 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
         // is one already.
         let mut kept_back = u64::from(std::thread::panicking());
         if self.stage != Stage::Over {
-            let kill = || self.kill(Revocation::DevicePanicked);
-            kept_back += u64::from(catch_unwind(AssertUnwindSafe(kill)).is_err());
+            kept_back += u64::from(!runs_through(|| self.kill(Revocation::DevicePanicked)));
         }
         self.locked(|writer| writer.bars.counts.device_panics += kept_back);
-        if !std::thread::panicking() {
+        if std::thread::panicking() {
+            discard(panic);
+        } else {
             resume_unwind(panic);
         }
     }
@@ -565,8 +567,9 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
 /// Fails every connection; one that makes the device panic does not save the others. Says how many
 /// did.
 fn fail_all<R: Suspend>(registrar: &R, connections: &mut Vec<R::Connection>) -> u64 {
-    let fail = |connection| catch_unwind(AssertUnwindSafe(|| registrar.fail(&connection)));
-    connections.drain(..).map(fail).filter(Result::is_err).count() as u64
+    // Its destructor, too, is the device's.
+    let fails = |connection| runs_through(move || registrar.fail(&connection));
+    connections.drain(..).map(fails).filter(|ran| !ran).count() as u64
 }
 
 impl<R: Suspend, M: Monitor> Shared<R, M> {

@@ -1,0 +1,312 @@
+//! Code that is not ours panics, or calls back: a registrar at its n-th call, for every n, in every
+//! operation; what a callback captured; what a panic carries.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to call the entry points that take an address, with addresses that
+//! nothing dereferences, and to implement a monitor of memory that never changes.
+
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used)] // only tests use it
+
+use pinfold_core::{
+    Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, Lease, Lost, MappingKind,
+    Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
+};
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A device that panics at its n-th call. What it registers lives until it is given back, also if the
+/// giving back panics; a registration that panics leaves nothing.
+#[derive(Default)]
+struct Device {
+    live: Mutex<BTreeSet<u64>>,
+    /// Given back while it was not live.
+    twice: AtomicU64,
+    next: AtomicU64,
+    calls: AtomicUsize,
+    panics_at: AtomicUsize,
+}
+
+impl Device {
+    fn call(&self) {
+        let call = self.calls.fetch_add(1, SeqCst) + 1;
+        assert!(call != self.panics_at.load(SeqCst), "call {call}");
+    }
+}
+
+impl Registrar for Device {
+    type Handle = u64;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits::new(4096, 1 << 30, 1 << 20)
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u64, RegisterError> {
+        self.call();
+        let handle = self.next.fetch_add(1, SeqCst);
+        self.live.lock().unwrap().insert(handle);
+        Ok(handle)
+    }
+
+    fn deregister(&self, handle: u64, _: AddressRange) -> Result<(), DeregisterError> {
+        if !self.live.lock().unwrap().remove(&handle) {
+            self.twice.fetch_add(1, SeqCst);
+        }
+        self.call();
+        Ok(())
+    }
+}
+
+/// Nothing ever changes.
+struct Calm;
+
+// SAFETY: the simulated memory does not change.
+unsafe impl Monitor for Calm {
+    fn name(&self) -> &'static str {
+        "calm"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        Ok(Sequence(2))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+        Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        0
+    }
+
+    fn ring(&self) {}
+
+    fn wait(&self, _: u32) {}
+}
+
+fn pages(first: usize, count: usize) -> AddressRange {
+    AddressRange::new(0x7000_0000 + first * 4096, count * 4096).unwrap()
+}
+
+fn get<R: Registrar>(cache: &Cache<R, Calm>, range: AddressRange) -> Lease<'_, R, Calm> {
+    let start = std::ptr::without_provenance(range.start());
+    // SAFETY: the device touches no memory.
+    unsafe { cache.get(start, range.len(), Access::READ) }.unwrap()
+}
+
+fn get_once<R: Registrar>(cache: &Cache<R, Calm>, range: AddressRange) -> Lease<'_, R, Calm> {
+    let start = std::ptr::without_provenance(range.start());
+    // SAFETY: the device touches no memory.
+    unsafe { cache.get_once(start, range.len(), Access::READ) }.unwrap()
+}
+
+/// Runs a step that may panic. Says whether it did not.
+fn runs_through(step: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(step)).is_ok()
+}
+
+/// Every operation that asks the device for anything, each on its own. Says whether all ran through.
+fn every_operation<R: Registrar>(cache: &Cache<R, Calm>, check: &dyn Fn(&str)) -> bool {
+    let mut all = true;
+    let mut step = |name: &str, step: &dyn Fn()| {
+        all &= runs_through(step);
+        check(name);
+    };
+    step("misses and evictions", &|| (0..12).for_each(|page| drop(get(cache, pages(page, 1)))));
+    step("hits and misses", &|| (8..14).for_each(|page| drop(get(cache, pages(page, 1)))));
+    step("a larger region", &|| drop(get(cache, pages(8, 4))));
+    step("per use", &|| drop(get_once(cache, pages(40, 1))));
+    step("an end behind an invalidation", &|| {
+        let lease = get(cache, pages(9, 1));
+        cache.invalidate(pages(9, 1));
+        drop(lease);
+    });
+    step("reclaiming", &|| {
+        cache.reclaim();
+    });
+    step("a completion", &|| {
+        drop(get(cache, pages(20, 2)));
+        cache.invalidate_then(pages(20, 2), || ());
+        cache.reclaim();
+    });
+    step("pieces", &|| {
+        let start = std::ptr::without_provenance(pages(64, 1).start());
+        // SAFETY: the device touches no memory.
+        let pieces = unsafe { cache.get_pieces(start, 16 * 4096, Access::READ) }.unwrap();
+        let _leases: Vec<_> = pieces.map(Result::unwrap).collect();
+    });
+    step("giving up a range", &|| {
+        cache.evict_idle_in(pages(0, 16));
+    });
+    step("giving up all", &|| {
+        cache.evict_idle();
+    });
+    all
+}
+
+/// For every n, until the device is asked less often than that.
+fn panics_at_every_call<R: Registrar>(make: impl Fn(&Arc<Device>) -> R, devices: u64) {
+    let mut n = 0;
+    loop {
+        n += 1;
+        let device = Arc::new(Device::default());
+        device.panics_at.store(n, SeqCst);
+        let config = Config { max_regions: 8, piece_bytes: 4 * 4096, ..Config::default() };
+        let cache = Cache::new(make(&device), Calm, config).unwrap();
+        let check = |name: &str| {
+            let statistics = cache.statistics();
+            let live = device.live.lock().unwrap().len();
+            assert_eq!(live as u64, devices * statistics.regions, "call {n}: {name}");
+            assert!(statistics.regions <= 8, "call {n}: {name}");
+        };
+        let ran_through = every_operation(&cache, &check);
+        if !ran_through {
+            // Whatever it was, the cache works on.
+            let lease = get(&cache, pages(0, 1));
+            let hit = get(&cache, pages(0, 1));
+            assert!(lease.is_cached() && hit.registered() == lease.registered());
+        }
+        let ended = runs_through(|| drop(cache));
+        assert!(device.live.lock().unwrap().is_empty(), "call {n}: left behind");
+        assert_eq!(device.twice.load(SeqCst), 0, "call {n}: given back twice");
+        if ran_through && ended {
+            assert!(device.calls.load(SeqCst) < n && n > 40, "call {n} is beyond the last");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_registrar_may_panic_at_any_call() {
+    panics_at_every_call(Arc::clone, 1);
+}
+
+#[test]
+fn each_of_two_registrars_may_panic_at_any_call() {
+    panics_at_every_call(|device| (Arc::clone(device), Arc::clone(device)), 2);
+}
+
+#[test]
+fn each_of_three_registrars_may_panic_at_any_call() {
+    let three = |device: &Arc<Device>| (device.clone(), device.clone(), device.clone());
+    panics_at_every_call(three, 3);
+    panics_at_every_call(|device| [device.clone(), device.clone(), device.clone()], 3);
+}
+
+/// What panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "dropped");
+    }
+}
+
+fn cache() -> Cache<Arc<Device>, Calm> {
+    Cache::new(Arc::default(), Calm, Config::default()).unwrap()
+}
+
+/// A callback whose captures panic when they are dropped ends with its lease, and the lease ends.
+#[test]
+fn what_a_callback_captured_may_panic_when_its_lease_ends() {
+    let cache = cache();
+    for per_use in [false, true] {
+        let take = if per_use { get_once } else { get };
+        let mut lease = take(&cache, pages(0, 1));
+        let bomb = Bomb;
+        lease.on_invalidate(move || std::mem::forget(bomb));
+        drop(lease);
+        cache.invalidate(pages(0, 1));
+        cache.reclaim();
+        assert_eq!(cache.statistics().regions, 0);
+    }
+    let mut lease = get(&cache, pages(0, 1));
+    let bomb = Bomb;
+    lease.on_invalidate(move || std::mem::forget(bomb));
+    lease.on_invalidate(|| ());
+    drop(lease);
+    assert_eq!(cache.evict_idle(), 1);
+}
+
+/// A callback that panics with something that panics when it is dropped does not take the callbacks
+/// behind it along.
+#[test]
+fn what_a_panic_carries_may_panic() {
+    let cache = cache();
+    let (mut first, mut second) = (get(&cache, pages(0, 1)), get(&cache, pages(0, 1)));
+    let ran = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&ran);
+    first.on_invalidate(|| std::panic::panic_any(Bomb));
+    second.on_invalidate(move || {
+        count.fetch_add(1, SeqCst);
+    });
+    cache.invalidate(pages(0, 1));
+    assert_eq!((ran.load(SeqCst), cache.statistics().callback_panics), (1, 1));
+}
+
+/// A registrar whose `deregister` asks the cache for room.
+struct Reentering(Device);
+
+static REENTERED: OnceLock<Cache<Reentering, Calm>> = OnceLock::new();
+
+impl Registrar for Reentering {
+    type Handle = u64;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.limits()
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(range, access) }
+    }
+
+    fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
+        let cache = REENTERED.get().unwrap();
+        cache.evict_idle();
+        cache.evict_idle_in(range);
+        cache.reclaim();
+        self.0.deregister(handle, range)
+    }
+}
+
+/// It does not wait for what its own thread is giving back, nor for another that waits for it.
+#[test]
+fn a_deregistration_may_ask_for_evictions() {
+    let config = Config { max_regions: 4, ..Config::default() };
+    REENTERED.set(Cache::new(Reentering(Device::default()), Calm, config).unwrap()).ok().unwrap();
+    let cache = REENTERED.get().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            scope.spawn(move || {
+                for page in 0..40 {
+                    let start = std::ptr::without_provenance(pages(100 * thread + page, 1).start());
+                    // SAFETY: the device touches no memory.
+                    drop(unsafe { cache.get(start, 4096, Access::READ) });
+                    cache.evict_idle();
+                }
+            });
+        }
+    });
+    cache.evict_idle();
+    assert_eq!(cache.statistics().regions, 0);
+    assert!(cache.registrar().0.live.lock().unwrap().is_empty());
+}
