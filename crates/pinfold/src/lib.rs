@@ -75,6 +75,7 @@ pub mod registrar;
 mod start;
 mod stored;
 pub mod strategy;
+mod sync;
 mod sys;
 pub mod tier;
 

@@ -6,9 +6,9 @@
 
 use super::ring::Ring;
 use crate::fork_mark::ForkMark;
+use crate::sync::Ordering;
 use crate::sys::Errno;
 use crate::{AddressRange, Position, Replay, Sequence};
-use std::sync::atomic::Ordering;
 
 #[derive(Debug)]
 pub(super) struct Log {
@@ -96,6 +96,7 @@ impl<'a> Writer<'a> {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

@@ -5,7 +5,7 @@
 //! range read that very entry.
 
 use crate::AddressRange;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -63,6 +63,7 @@ impl Ring {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;

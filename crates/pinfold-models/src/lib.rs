@@ -1,0 +1,163 @@
+//! loom models of the lock-free parts outside of `pinfold-core`: every interleaving, in the memory model
+//! of the language.
+//!
+//! The parts are compiled from the source files of their crates: those take their atomics from
+//! `crate::sync`, which is the standard library's there and loom's here. What they need around them,
+//! a page that the kernel wipes for instance, stands here in a few lines. So a model needs nothing of the
+//! crate but its part. Empty without `--cfg loom`; run with `./check loom`.
+//!
+//! loom takes a `SeqCst` access for an `AcqRel` one, so a part whose proof needs the single order of
+//! `SeqCst` accesses (the bell's) cannot be modelled here.
+
+#![cfg(loom)]
+#![allow(dead_code)] // a model uses a part of its part
+
+#[path = "../../pinfold/src/monitor/log.rs"]
+mod log;
+#[path = "../../pinfold/src/monitor/ring.rs"]
+mod ring;
+
+pub(crate) use pinfold_core::{AddressRange, Position, Replay, Sequence};
+
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+}
+
+mod sys {
+    /// No model fails.
+    pub(crate) type Errno = std::convert::Infallible;
+}
+
+mod fork_mark {
+    use crate::sync::{AtomicU64, Ordering};
+    use crate::sys::Errno;
+
+    /// The word, without the page that a fork wipes: no model forks.
+    #[derive(Debug)]
+    pub(crate) struct ForkMark(AtomicU64);
+
+    impl ForkMark {
+        #[allow(clippy::unnecessary_wraps)] // as the part expects it
+        pub(crate) fn new(initial: u64) -> Result<Self, Errno> {
+            Ok(Self(AtomicU64::new(initial)))
+        }
+
+        pub(crate) fn word(&self) -> &AtomicU64 {
+            &self.0
+        }
+
+        pub(crate) fn forked(&self) -> bool {
+            self.0.load(Ordering::Relaxed) == 0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::log::{Log, Writer};
+    use super::ring::Ring;
+    use super::{AddressRange, Position};
+    use loom::sync::Mutex;
+    use loom::thread;
+    use std::sync::Arc;
+
+    /// Every range says which entry it is, so a mixture of two entries shows.
+    fn range(index: u64) -> AddressRange {
+        let start = usize::try_from(index + 1).unwrap() * 16;
+        AddressRange::new(start, start).unwrap()
+    }
+
+    fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        let asked = builder.preemption_bound.unwrap_or(0);
+        builder.preemption_bound = Some(asked.max(preemptions));
+        builder.check(model);
+    }
+
+    /// Two entries for one slot: what is read is one of them, whole, or nothing.
+    #[test]
+    fn loom_a_ring_never_gives_half_of_an_entry() {
+        explore(3, || {
+            let ring = Arc::new(Ring::new(1));
+            let writer = {
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || (0..2).for_each(|index| ring.write(index, range(index))))
+            };
+            for index in 0..2 {
+                assert!(ring.read(index).is_none_or(|entry| entry == range(index)));
+            }
+            writer.join().unwrap();
+            assert_eq!((ring.read(0), ring.read(1)), (None, Some(range(1))));
+        });
+    }
+
+    /// What the word counts is replayed, or said to be gone.
+    fn replay_beside_appends(capacity: usize) {
+        let log = Arc::new(Log::new(capacity).unwrap());
+        let from = Position(log.word(), 0);
+        let writing = {
+            let log = Arc::clone(&log);
+            thread::spawn(move || {
+                let mut writer = Writer::new(&log);
+                for index in 0..2 {
+                    writer.raise_pending();
+                    writer.append(range(index));
+                    writer.publish();
+                }
+            })
+        };
+        let mut seen = Vec::new();
+        let replay = log.replay(from, &mut |entry| seen.push(entry));
+        let counted = (replay.up_to.0 - from.0) / 2;
+        assert!(seen.iter().zip(0..).all(|(entry, index)| *entry == range(index)), "{seen:?}");
+        assert!(!replay.complete || seen.len() as u64 == counted, "{seen:?} {replay:?}");
+        assert!(replay.complete || capacity < 2, "{replay:?}");
+        writing.join().unwrap();
+    }
+
+    #[test]
+    fn loom_what_a_log_counts_is_replayed() {
+        explore(3, || replay_beside_appends(2));
+    }
+
+    #[test]
+    fn loom_what_a_short_log_lost_is_said() {
+        explore(3, || replay_beside_appends(1));
+    }
+
+    /// A change whose event the reader has taken is included in what the next question is told, though
+    /// it may not be in the log yet.
+    #[test]
+    fn loom_what_the_reader_holds_is_waited_for() {
+        explore(3, || {
+            let log = Arc::new(Log::new(2).unwrap());
+            let events = Arc::new(Mutex::new(vec![range(0)]));
+            let from = Position(log.word(), 0);
+            let reading = {
+                let (log, events) = (Arc::clone(&log), Arc::clone(&events));
+                thread::spawn(move || {
+                    let mut writer = Writer::new(&log);
+                    writer.raise_pending();
+                    let taken = std::mem::take(&mut *events.lock().unwrap());
+                    taken.into_iter().for_each(|entry| writer.append(entry));
+                    writer.publish();
+                })
+            };
+            // The kernel lets the changing thread go on once its event was taken.
+            let taken = events.lock().unwrap().is_empty();
+            if taken {
+                let first = log.word();
+                let known = loop {
+                    match Log::includes(first, log.word()) {
+                        Some(known) => break known,
+                        None => thread::yield_now(),
+                    }
+                };
+                let mut seen = Vec::new();
+                let replay = log.replay(from, &mut |entry| seen.push(entry));
+                assert!(replay.sequence.0 >= known.0 && seen == [range(0)], "{seen:?} {replay:?}");
+            }
+            reading.join().unwrap();
+        });
+    }
+}
