@@ -184,12 +184,15 @@ fn a_breakpoint_in_mapped_text_is_told() {
     let (memory, path) = support::Memory::of_text();
     let event = format!("p:pinfold/text{} {}:0x1010", std::process::id(), path.display());
     let tracing = std::path::Path::new("/sys/kernel/tracing");
-    if let Err(error) = std::fs::write(tracing.join("uprobe_events"), &event) {
-        std::fs::remove_file(path).unwrap();
-        return eprintln!("skipped: no breakpoint can be set here: {error}");
-    }
     let name = event.split(' ').next().unwrap().trim_start_matches("p:").to_owned();
     let switch = tracing.join("events").join(&name).join("enable");
+    let set = std::fs::write(tracing.join("uprobe_events"), &event)
+        .and_then(|()| std::fs::write(&switch, "1"))
+        .and_then(|()| std::fs::write(&switch, "0"));
+    if let Err(error) = set {
+        std::fs::remove_file(path).unwrap();
+        return eprintln!("skipped: no breakpoint can be set and removed here: {error}");
+    }
     tells(monitor, "a uprobe", memory.pages(1, 1), || std::fs::write(&switch, "1").unwrap());
     tells(monitor, "its removal", memory.pages(1, 1), || std::fs::write(&switch, "0").unwrap());
     std::fs::write(tracing.join("uprobe_events"), format!("-:{name}")).unwrap();
