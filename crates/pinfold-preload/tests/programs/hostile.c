@@ -726,12 +726,16 @@ static void queries(void)
 	pd = loop.pd;
 	memory = map(BYTES);
 	registered_often(pd, memory, BYTES);
-	SAY("device %d regions %d", ibv_query_device(loop.context, &device), device.max_mr);
+	SAY("device %d", ibv_query_device(loop.context, &device));
+	SAY("regions %d", device.max_mr);
 	SAY("extended %d", ibv_query_device_ex(loop.context, NULL, &extended));
-	SAY("port %d state %d", ibv_query_port(loop.context, 1, &port), port.state);
+	SAY("port %d", ibv_query_port(loop.context, 1, &port));
+	SAY("state %d", port.state);
 	SAY("gid %d", ibv_query_gid(loop.context, 1, 1, &gid));
-	SAY("pkey %d %x", ibv_query_pkey(loop.context, 1, 0, &pkey), pkey);
-	SAY("qp %d state %d", ibv_query_qp(loop.qp, &attr, IBV_QP_STATE, &init), attr.qp_state);
+	SAY("pkey %d", ibv_query_pkey(loop.context, 1, 0, &pkey));
+	SAY("%x", pkey);
+	SAY("qp %d", ibv_query_qp(loop.qp, &attr, IBV_QP_STATE, &init));
+	SAY("state %d", attr.qp_state);
 	loop_close(&loop);
 }
 
