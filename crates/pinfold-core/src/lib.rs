@@ -27,9 +27,11 @@
 //! `watchers` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`,
 //! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
-//! stands `magazines`: what a thread keeps at hand of a pool.
+//! stand `magazines`, what a thread keeps at hand of a pool, and `admission`, whether a range has been
+//! used often enough to be kept.
 
 pub mod access;
+pub mod admission;
 mod arena;
 pub mod barrier;
 pub mod budget;
@@ -72,6 +74,7 @@ pub mod under_way;
 mod watchers;
 
 pub use access::Access;
+pub use admission::{Admission, LearnedCost, UseCosts, Verdict};
 pub use barrier::Barriers;
 pub use budget::{Account, Amount, Lender, Refusal};
 pub use cache::{Cache, Checked};

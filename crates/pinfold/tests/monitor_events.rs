@@ -500,6 +500,8 @@ fn what_grew_out_of_watched_memory_is_free_when_the_monitor_is_gone() {
         assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
         assert_eq!(mremap(at, LENGTH, 2 * LENGTH, 0, 0), Some(at), "it grows where it is");
         cut_off(at);
+        // As long as a forked child has the descriptor, closing it here ends no watch.
+        let childs = duplicate(monitor.descriptor());
         drop(monitor);
         // Everything that may be left, wherever it went.
         let again = Userfaultfd::new().unwrap();
@@ -507,6 +509,7 @@ fn what_grew_out_of_watched_memory_is_free_when_the_monitor_is_gone() {
             let watch = again.watch(mapping.range);
             assert_ne!(watch, Watch::Uncovered(Uncovered::WatchedByAnother), "{mapping:?}");
         }
+        close(childs);
     }
 }
 

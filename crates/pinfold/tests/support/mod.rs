@@ -120,6 +120,12 @@ pub fn fill(at: usize, pages: usize, value: u8) {
     (0..pages).for_each(|page| byte(at + page * PAGE).store(value, Ordering::Relaxed));
 }
 
+/// A second number for the same file, as a forked child has one.
+pub fn duplicate(descriptor: c_int) -> c_int {
+    // SAFETY: the call takes and gives numbers.
+    unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) }
+}
+
 pub fn close(descriptor: c_int) {
     // SAFETY: a number the test opened, or closes on purpose.
     unsafe { libc::close(descriptor) };
