@@ -1,6 +1,7 @@
 //! The benches, a file each.
 
 pub(crate) mod blocked;
+pub(crate) mod churn;
 pub(crate) mod events;
 pub(crate) mod eviction;
 pub(crate) mod hit;

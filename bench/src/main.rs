@@ -77,6 +77,8 @@ enum Bench {
     Eviction,
     /// Long ranges in step with their registration, and registered by two threads
     Pieces,
+    /// Memory that does not stay, beside registering it for each use; what watched unmapping takes
+    Churn,
     /// A pool's buffers, beside allocators of memory that nobody registered
     Pool,
     /// All of them
@@ -149,6 +151,7 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Monitors, benches::monitors::run),
         (Bench::Eviction, benches::eviction::run),
         (Bench::Pieces, benches::pieces::run),
+        (Bench::Churn, benches::churn::run),
         (Bench::Pool, benches::pool::run),
     ];
     let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);

@@ -24,6 +24,17 @@ impl Comparison {
         Self { value, peer_value, ratio }
     }
 
+    /// Of what each round gave, in order.
+    pub(crate) fn of_rounds(values: Vec<f64>, peers: Vec<f64>) -> Self {
+        let ratios = values.iter().zip(&peers).map(|(value, peer)| value / peer);
+        let ratio = median(ratios);
+        Self {
+            value: median(values.into_iter()).unwrap_or(f64::NAN),
+            peer_value: median(peers.into_iter()),
+            ratio,
+        }
+    }
+
     /// In a unit that is `factor` times as large.
     pub(crate) fn in_units_of(self, factor: f64) -> Self {
         let peer_value = self.peer_value.map(|peer| peer / factor);
@@ -53,13 +64,7 @@ pub(crate) fn compare(
             peers.extend(first.or(second));
         }
     }
-    let ratios = values.iter().zip(&peers).map(|(value, peer)| value / peer);
-    let ratio = median(ratios);
-    Ok(Comparison {
-        value: median(values.into_iter()).unwrap_or(f64::NAN),
-        peer_value: median(peers.into_iter()),
-        ratio,
-    })
+    Ok(Comparison::of_rounds(values, peers))
 }
 
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {

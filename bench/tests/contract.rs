@@ -173,6 +173,17 @@ fn pieces_stand_beside_their_slower_part_and_two_threads_beside_one() {
 }
 
 #[test]
+fn churn_stands_beside_registering_for_each_use_and_unmapping_beside_memory_that_is_not_watched() {
+    let Some(lives) = entries("churn", "churn") else { return };
+    assert!(lives.iter().all(|life| life["peer"] == "per_use"), "{lives:?}");
+    let uses: Vec<u64> = params(&lives, "uses").iter().filter_map(|uses| uses.as_u64()).collect();
+    let each = [1, 2, 8, 32, 128, 1024].map(|uses| [uses; 2]).concat();
+    assert_eq!(uses, [each.clone(), each].concat(), "two ways for two lengths");
+    let Some(unmappings) = entries("churn", "munmap") else { return };
+    assert_eq!(params(&unmappings, "bytes"), [4096, 4096, 65536, 65536]);
+}
+
+#[test]
 fn what_was_written_as_json_can_be_shown_as_a_table() {
     let output = bench("events");
     let file = std::env::temp_dir().join(format!("pinfold-bench-{}.json", std::process::id()));

@@ -79,6 +79,7 @@ mod sync;
 mod sys;
 pub mod tier;
 
+pub use pinfold_core::admission::{self, Admission, LearnedCost, UseCosts, Verdict};
 pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 #[doc(inline)]
 pub use pinfold_core::suspend;
