@@ -112,7 +112,7 @@ fn a_trial_that_dies_is_reported() {
             None => std::thread::yield_now(),
         }
     };
-    assert!(Command::new("kill").args(["-SEGV", &trial]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-ABRT", &trial]).status().unwrap().success());
     let output = supervisor.wait_with_output().unwrap();
     if output.status.code() == Some(77) {
         return skipped("no torture here");
@@ -120,7 +120,7 @@ fn a_trial_that_dies_is_reported() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{report:#}");
     assert_eq!(report["seed"], 7);
-    assert_eq!(report["lost"]["how"], "SIGSEGV", "{report:#}");
+    assert_eq!(report["lost"]["how"], "SIGABRT", "{report:#}");
     assert_eq!(report["lost"]["threads"].as_array().unwrap().len(), 3);
     for key in ["operations", "transfers", "wrong"] {
         assert!(report[key].is_u64(), "{key}: {report:#}");
