@@ -76,6 +76,10 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
         both(both(self.0.limits(), self.1.limits()), self.2.limits())
     }
 
+    fn pinned_limit(&self) -> Option<usize> {
+        tighter(tighter(self.0.pinned_limit(), self.1.pinned_limit()), self.2.pinned_limit())
+    }
+
     fn granted(&self, wanted: Access) -> Access {
         self.0.granted(wanted) | self.1.granted(wanted) | self.2.granted(wanted)
     }
@@ -117,6 +121,10 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
             max_regions: usize::MAX,
         };
         self.iter().map(R::limits).fold(none, both)
+    }
+
+    fn pinned_limit(&self) -> Option<usize> {
+        self.iter().filter_map(R::pinned_limit).min()
     }
 
     fn granted(&self, wanted: Access) -> Access {
@@ -230,6 +238,11 @@ mod tests {
             RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 20, max_regions: self.room }
         }
 
+        /// None for an odd number of registrations, so that the tests have both.
+        fn pinned_limit(&self) -> Option<usize> {
+            (self.room % 2 == 0).then_some(self.room * 4096)
+        }
+
         unsafe fn register(&self, _: AddressRange, _: Access) -> Result<usize, RegisterError> {
             let held = self.held();
             if held == self.room {
@@ -266,5 +279,14 @@ mod tests {
         let rings = [Table::new(5), Table::new(4)];
         assert_eq!((fill(&rings), rings.limits().max_regions), (4, 4));
         assert_eq!((rings[0].held(), rings[1].held()), (0, 0));
+    }
+
+    #[test]
+    fn the_tightest_limit_of_pinned_memory_holds() {
+        let table = Table::new;
+        assert_eq!((table(3), table(2)).pinned_limit(), Some(2 * 4096));
+        assert_eq!((table(6), table(3), table(4)).pinned_limit(), Some(4 * 4096));
+        assert_eq!([table(5), table(8), table(6)].pinned_limit(), Some(6 * 4096));
+        assert_eq!([table(5), table(7)].pinned_limit(), None);
     }
 }
