@@ -26,7 +26,7 @@
 //!
 //! # Bounded memory
 //!
-//! What was paid is remembered for [`SETS`] times [`WAYS`] ranges, by the method of Misra and Gries
+//! What was paid is remembered for `SETS` times `WAYS` ranges, by the method of Misra and Gries
 //! for frequent elements: a newcomer to a full set takes as much from each of the others as it
 //! brings, or as the poorest has. So the bound above holds for ranges of which no more share a set; of
 //! more, each whose part in what is paid for the set's ranges is more than one in `WAYS + 1` is bought
