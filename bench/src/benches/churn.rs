@@ -82,8 +82,10 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let by_hand = IoUring::new(&ring, 1).map_err(|error| error.to_string())?;
     let ring = Ring::new(8).map_err(|error| format!("no io_uring: {error}"))?;
     let registrar = IoUring::new(&ring, SLOTS).map_err(|error| error.to_string())?;
-    let cache =
-        pinfold::cache(registrar, monitor, Config::default()).map_err(|error| error.to_string())?;
+    // A registration each, also of the longest.
+    let longest = SIZES.into_iter().max().unwrap_or_default();
+    let config = Config { piece_bytes: longest, ..Config::default() };
+    let cache = pinfold::cache(registrar, monitor, config).map_err(|error| error.to_string())?;
     let sizes = SIZES.into_iter().filter(|&bytes| !options.quick || bytes <= 64 << 10);
     for bytes in sizes {
         // What things cost depends on the size, so each is learnt anew.
