@@ -240,7 +240,7 @@ mod tests {
 
         /// None for an odd number of registrations, so that the tests have both.
         fn pinned_limit(&self) -> Option<usize> {
-            (self.room % 2 == 0).then_some(self.room * 4096)
+            self.room.is_multiple_of(2).then_some(self.room * 4096)
         }
 
         unsafe fn register(&self, _: AddressRange, _: Access) -> Result<usize, RegisterError> {
