@@ -11,7 +11,7 @@ mod support;
 use pinfold::monitor::{Ebpf, Feed, WithFeed};
 use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Watch};
 use pinfold_ebpf::ViewError;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -186,7 +186,12 @@ fn a_breakpoint_in_mapped_text_is_told() {
     let tracing = std::path::Path::new("/sys/kernel/tracing");
     let name = event.split(' ').next().unwrap().trim_start_matches("p:").to_owned();
     let switch = tracing.join("events").join(&name).join("enable");
-    let set = std::fs::write(tracing.join("uprobe_events"), &event)
+    // Truncating the list would remove whatever stands in it.
+    let list = |line: &str| {
+        let list = std::fs::OpenOptions::new().append(true).open(tracing.join("uprobe_events"));
+        list.and_then(|mut list| list.write_all(line.as_bytes()))
+    };
+    let set = list(&event)
         .and_then(|()| std::fs::write(&switch, "1"))
         .and_then(|()| std::fs::write(&switch, "0"));
     if let Err(error) = set {
@@ -195,7 +200,7 @@ fn a_breakpoint_in_mapped_text_is_told() {
     }
     tells(monitor, "a uprobe", memory.pages(1, 1), || std::fs::write(&switch, "1").unwrap());
     tells(monitor, "its removal", memory.pages(1, 1), || std::fs::write(&switch, "0").unwrap());
-    std::fs::write(tracing.join("uprobe_events"), format!("-:{name}")).unwrap();
+    list(&format!("-:{name}")).unwrap();
     std::fs::remove_file(path).unwrap();
 }
 
