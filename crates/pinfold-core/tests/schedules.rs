@@ -687,7 +687,9 @@ struct Worker {
     random: Random,
     held: Vec<Held>,
     /// Leases that any thread may end.
-    basket: Arc<Mutex<Vec<Held>>>,
+    /// Leases for any thread. Behind the model's lock, as whatever hands a lease over orders its stores: a hazard
+    /// that arrived behind its own end would keep its region for ever.
+    basket: Arc<schedule::Mutex<Vec<Held>>>,
     connection: u8,
 }
 
