@@ -178,7 +178,8 @@ impl LearnedCost {
 }
 
 /// Not in the interpreter: arithmetic alone, which it takes hours for.
-#[cfg(all(test, not(loom), not(miri)))]
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
