@@ -47,7 +47,7 @@ impl Registrar for NullDevice {
         Ok(7)
     }
 
-    fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
         Ok(())
     }
 }

@@ -296,12 +296,19 @@ impl Registrar for AnyRegistrar {
         }
     }
 
-    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
-        match (self, handle) {
-            (Self::IoUring(ring), Handle::Index(index)) => ring.deregister(index, range),
-            (Self::Verbs(verbs), Handle::Region(region)) => verbs.deregister(region, range),
-            (Self::OnDemand(verbs), Handle::Region(region)) => verbs.deregister(region, range),
-            _ => Err(DeregisterError::Os { operation: "deregister", errno: libc::EINVAL }),
+    unsafe fn deregister(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self, handle) {
+                (Self::IoUring(ring), Handle::Index(index)) => ring.deregister(index, range),
+                (Self::Verbs(verbs), Handle::Region(region)) => verbs.deregister(region, range),
+                (Self::OnDemand(verbs), Handle::Region(region)) => verbs.deregister(region, range),
+                _ => Err(DeregisterError::Os { operation: "deregister", errno: libc::EINVAL }),
+            }
         }
     }
 }

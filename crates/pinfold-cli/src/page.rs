@@ -46,7 +46,8 @@ impl Page {
         // SAFETY: the page lives until this function returns, see the file's header.
         let handle = unsafe { registrar.register(range, access) }.map_err(|e| e.to_string())?;
         let used = use_it(handle);
-        registrar.deregister(handle, range).map_err(|e| e.to_string())?;
+        // SAFETY: registered above, and `use_it` waited for what it began.
+        unsafe { registrar.deregister(handle, range) }.map_err(|e| e.to_string())?;
         used
     }
 }

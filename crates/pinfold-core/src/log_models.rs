@@ -128,7 +128,7 @@ impl<const ENTRIES: usize> Registrar for Device<ENTRIES> {
         Ok(pinned.len() - 1)
     }
 
-    fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
         Ok(())
     }
 }

@@ -105,7 +105,7 @@ impl Registrar for Device {
         Ok(pinned.len() - 1)
     }
 
-    fn deregister(&self, handle: usize, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, handle: usize, _: AddressRange) -> Result<(), DeregisterError> {
         let page = lock(&self.0.pinned)[handle].take();
         assert!(page.is_some(), "deregistered twice");
         Ok(())

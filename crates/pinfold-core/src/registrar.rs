@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare a function that opens memory to a device, and to
-//! pass it on where a registrar has several owners.
+//! This file reopens `unsafe_code` to declare a function that opens memory to a device and
+//! one that ends it, and to pass them on where a registrar has several owners.
 
 #![allow(unsafe_code)]
 
@@ -54,16 +54,31 @@ pub trait Registrar: Send + Sync + 'static {
         access: Access,
     ) -> Result<Self::Handle, RegisterError>;
 
-    /// Gives a registration back; the device no longer touches its pages for new transfers.
-    ///
-    /// `handle` came from [`register`](Self::register) of this registrar with this `range`, and
-    /// is given back once. Transfers in flight, if the device keeps them safe, may still end.
+    /// Deregisters; the device no longer touches the pages for new transfers. Transfers in flight, if
+    /// the device keeps them safe, may still end.
     ///
     /// # Errors
     ///
     /// [`DeregisterError`] when the device is gone or refuses; the cache counts it and forgets
     /// the registration either way.
-    fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError>;
+    ///
+    /// # Safety
+    ///
+    /// `handle` came from [`register`](Self::register) of this registrar, with this `range`. It is
+    /// deregistered once, and by the caller that owns it: what a lease or a buffer holds is the
+    /// cache's or the pool's. No transfer begins with it any more.
+    ///
+    /// ```compile_fail,E0133
+    /// # use pinfold_core::{Cache, Lease, Monitor, Registrar};
+    /// # fn end<R: Registrar, M: Monitor>(cache: &Cache<R, M>, lease: &Lease<'_, R, M>) {
+    /// let _ = cache.registrar().deregister(lease.handle(), lease.registered());
+    /// # }
+    /// ```
+    unsafe fn deregister(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError>;
 
     /// Has the registration `handle` of `from` cover `to` from now on: trims it, grows it or both.
     /// The handle stays what it is, for everybody who holds it.
@@ -80,7 +95,7 @@ pub trait Registrar: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `handle` is a live registration of `from` by this registrar, nobody gives it back or resizes
+    /// `handle` is a live registration of `from` by this registrar, nobody deregisters or resizes
     /// it meanwhile, and [`register`](Self::register)'s contract holds for `to`.
     unsafe fn resize(
         &self,
@@ -121,8 +136,13 @@ impl<R: Registrar> Registrar for Arc<R> {
         unsafe { R::register(self, range, access) }
     }
 
-    fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
-        R::deregister(self, handle, range)
+    unsafe fn deregister(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { R::deregister(self, handle, range) }
     }
 
     unsafe fn resize(

@@ -5,7 +5,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to pass a registration on to each device.
+//! This file reopens `unsafe_code` to pass a registration, and its end, on to each device.
 
 #![allow(unsafe_code)]
 
@@ -57,14 +57,16 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
         Ok((first.keep(), second))
     }
 
-    fn deregister(
+    unsafe fn deregister(
         &self,
         (first, second): Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
         let mut each = Each::default();
-        each.call(|| self.0.deregister(first, range));
-        each.call(|| self.1.deregister(second, range));
+        // SAFETY: the caller's promise, for each device.
+        each.call(|| unsafe { self.0.deregister(first, range) });
+        // SAFETY: as above.
+        each.call(|| unsafe { self.1.deregister(second, range) });
         each.outcome()
     }
 }
@@ -98,15 +100,18 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
         Ok((first.keep(), second.keep(), third))
     }
 
-    fn deregister(
+    unsafe fn deregister(
         &self,
         (first, second, third): Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
         let mut each = Each::default();
-        each.call(|| self.0.deregister(first, range));
-        each.call(|| self.1.deregister(second, range));
-        each.call(|| self.2.deregister(third, range));
+        // SAFETY: the caller's promise, for each device.
+        each.call(|| unsafe { self.0.deregister(first, range) });
+        // SAFETY: as above.
+        each.call(|| unsafe { self.1.deregister(second, range) });
+        // SAFETY: as above.
+        each.call(|| unsafe { self.2.deregister(third, range) });
         each.outcome()
     }
 }
@@ -146,14 +151,15 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
         handles.try_into().map_err(|_| some)
     }
 
-    fn deregister(
+    unsafe fn deregister(
         &self,
         handles: Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
         let mut each = Each::default();
         for (registrar, handle) in self.iter().zip(handles) {
-            each.call(|| registrar.deregister(handle, range));
+            // SAFETY: the caller's promise, for each device.
+            each.call(|| unsafe { registrar.deregister(handle, range) });
         }
         each.outcome()
     }
@@ -180,7 +186,8 @@ impl<'r, R: Registrar> Made<'r, R> {
 impl<R: Registrar> Drop for Made<'_, R> {
     fn drop(&mut self) {
         // The first refusal, or panic, is what the caller must know; nobody can act on a second one.
-        let deregister = || self.registrar.deregister(self.handle, self.range);
+        // SAFETY: it was made for this operation, which failed, and no other device or caller has it.
+        let deregister = || unsafe { self.registrar.deregister(self.handle, self.range) };
         let _ = catch_unwind(AssertUnwindSafe(deregister)).map_err(discard);
     }
 }
@@ -252,7 +259,7 @@ mod tests {
             Ok(held)
         }
 
-        fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
+        unsafe fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
             self.held.fetch_sub(1, Ordering::Relaxed); // one thread
             Ok(())
         }
@@ -264,7 +271,9 @@ mod tests {
         // SAFETY: these devices touch no memory.
         let register = || unsafe { registrar.register(range, Access::READ) }.ok();
         let handles: Vec<R::Handle> = std::iter::from_fn(register).collect();
-        handles.iter().for_each(|&handle| registrar.deregister(handle, range).unwrap());
+        // SAFETY: registered above, each once.
+        let end = |&handle: &R::Handle| unsafe { registrar.deregister(handle, range) }.unwrap();
+        handles.iter().for_each(end);
         handles.len()
     }
 

@@ -254,9 +254,14 @@ impl Registrar for Forks {
         Err(RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 })
     }
 
-    fn deregister(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         self.monitor.lose(Lost::Forked);
-        self.inner.deregister(handle, range)
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.deregister(handle, range) }
     }
 }
 

@@ -51,7 +51,7 @@ impl Registrar for Device {
         Ok(handle)
     }
 
-    fn deregister(&self, handle: u64, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, handle: u64, _: AddressRange) -> Result<(), DeregisterError> {
         if !self.live.lock().unwrap().remove(&handle) {
             self.twice.fetch_add(1, SeqCst);
         }
@@ -279,12 +279,13 @@ impl Registrar for Reentering {
         unsafe { self.0.register(range, access) }
     }
 
-    fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
         let cache = REENTERED.get().unwrap();
         cache.evict_idle();
         cache.evict_idle_in(range);
         cache.reclaim();
-        self.0.deregister(handle, range)
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.deregister(handle, range) }
     }
 }
 

@@ -416,7 +416,7 @@ impl Registrar for Device {
         Ok(state.registrations.len() - 1)
     }
 
-    fn deregister(&self, handle: usize, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, handle: usize, range: AddressRange) -> Result<(), DeregisterError> {
         let mut state = self.touch("deregistered");
         match state.registrations.get_mut(handle).and_then(Option::take) {
             None => state.wrong(format!("{handle} was deregistered twice")),
@@ -459,7 +459,7 @@ impl Suspend for Device {
         Ok(Transfers::default())
     }
 
-    fn withdraw(&self, handle: usize, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn withdraw(&self, handle: usize, _: AddressRange) -> Result<(), DeregisterError> {
         let mut state = self.touch("withdrew");
         match state.registrations.get_mut(handle) {
             Some(Some(it)) => it.is_withdrawn = true,

@@ -48,7 +48,11 @@ impl Registrar for SimRegistrar {
         self.device.register(range, access)
     }
 
-    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         self.device.deregister(handle, range)
     }
 }
@@ -96,7 +100,8 @@ mod tests {
         // SAFETY: there is no memory behind a simulated address.
         let handle = unsafe { registrar.clone().register(range, Access::READ) }.unwrap();
         assert_eq!(device.counts().live, 1);
-        registrar.deregister(handle, range).unwrap();
+        // SAFETY: as above.
+        unsafe { registrar.deregister(handle, range) }.unwrap();
         assert_eq!(device.shut_down(), []);
     }
 }

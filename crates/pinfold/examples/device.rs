@@ -33,7 +33,7 @@ impl Registrar for Device {
         Ok(self.last_key.fetch_add(1, Ordering::Relaxed)) // Relaxed: a number that is given once
     }
 
-    fn deregister(&self, key: u32, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, key: u32, _: AddressRange) -> Result<(), DeregisterError> {
         println!("key {key} means nothing any more");
         Ok(())
     }

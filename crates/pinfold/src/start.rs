@@ -151,7 +151,7 @@ mod tests {
             Ok(())
         }
 
-        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
             Ok(())
         }
     }

@@ -22,7 +22,9 @@ use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Limit, RegisterError,
     Registrar, RegistrarLimits, ResizeError,
 };
-use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
+use registrar_support::{
+    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
+};
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -150,7 +152,7 @@ fn press(seed: u64) {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let keep = usize::try_from(random >> 33).unwrap() % (held.len() + 1);
         for (index, number) in held.drain(keep..) {
-            registrar.deregister(index, memory[number].range()).unwrap();
+            registrar.deregister_own(index, memory[number].range()).unwrap();
         }
     }
 }
@@ -181,7 +183,7 @@ impl Tally {
         self.made += 1;
         let plain = Memory::new(20 * PAGE);
         match register(registrar, &plain) {
-            Ok(index) => registrar.deregister(index, plain.range()).unwrap(),
+            Ok(index) => registrar.deregister_own(index, plain.range()).unwrap(),
             Err(error) => {
                 assert!(is_about_the_limit(error), "{error}");
                 self.plain_refused += 1;
@@ -260,7 +262,7 @@ fn fact_a_spare_registration_makes_no_room_for_its_replacement() {
                 std::thread::park();
             }
         });
-        registrar.deregister(index, spare.range()).unwrap();
+        registrar.deregister_own(index, spare.range()).unwrap();
         go_writer.write_all(&[0]).unwrap();
         let mut taken = [0];
         reader.read_exact(&mut taken).unwrap();
@@ -462,7 +464,7 @@ impl Registrar for Full {
         Err(RegisterError::TableFull { capacity: 8 })
     }
 
-    fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
         Ok(())
     }
 }
@@ -566,7 +568,7 @@ fn a_limit_that_others_use_up_is_told() {
         let error = get(&cache, &ours).unwrap_err();
         assert!(matches!(error, GetError::Register(error) if is_about_the_limit(error)), "{error}");
         assert_eq!((refusals.load(Ordering::SeqCst), budget.held()), (1, Amount::ZERO));
-        registrar.deregister(index, others.range()).unwrap();
+        registrar.deregister_own(index, others.range()).unwrap();
         at_last(|| get(&cache, &ours));
     });
 }
@@ -626,7 +628,7 @@ fn an_io_uring_registration_is_trimmed_and_grown_under_its_handle() {
     // SAFETY: as above.
     unsafe { registrar.resize(index, part, whole, Access::READ_WRITE) }.unwrap();
     assert_eq!(send(&mut ring, &file, start, 8 * PAGE, index), 8 * 4096);
-    registrar.deregister(index, whole).unwrap();
+    registrar.deregister_own(index, whole).unwrap();
     assert_eq!(send(&mut ring, &file, inside, PAGE, index), -libc::EFAULT);
 }
 
@@ -642,7 +644,7 @@ fn a_failed_resize_changes_nothing() {
     assert!(matches!(failed, Err(ResizeError::Register(RegisterError::BadAddress { .. }))));
     let file = memfd();
     assert_eq!(send(&mut ring, &file, memory.pointer(), 2 * PAGE, index), 2 * 4096);
-    assert_eq!(registrar.deregister(index, memory.range()), Ok::<(), DeregisterError>(()));
+    assert_eq!(registrar.deregister_own(index, memory.range()), Ok::<(), DeregisterError>(()));
 }
 
 #[test]
@@ -664,7 +666,7 @@ fn locked_memory_is_trimmed_and_grown() {
         // SAFETY: as above.
         unsafe { registrar.resize(handle, part, whole, Access::READ_WRITE) }.unwrap();
         assert_eq!(locked(), 8 * PAGE);
-        registrar.deregister(handle, whole).unwrap();
+        registrar.deregister_own(handle, whole).unwrap();
         assert_eq!(locked(), 0);
     });
 }

@@ -13,7 +13,7 @@ mod registrar_support;
 use io_uring::IoUring;
 use pinfold::registrar;
 use pinfold::{Access, Registrar};
-use registrar_support::{Memory, PAGE};
+use registrar_support::{Memory, Own, PAGE};
 
 // `linux/userfaultfd.h`, as every architecture encodes it but MIPS, PowerPC and SPARC.
 const API: u64 = 0xc018_aa3f;
@@ -76,7 +76,7 @@ fn userfaultfd_moves_no_pinned_page() {
     // SAFETY: the test's own memory.
     let index = unsafe { registrar.register(from.range(), Access::WRITE) }.unwrap();
     assert_eq!(uffd.move_pages(&from, &to, bytes), Err(libc::EBUSY));
-    registrar.deregister(index, from.range()).unwrap();
+    registrar.deregister_own(index, from.range()).unwrap();
     assert_eq!(uffd.move_pages(&from, &to, bytes), Ok(()));
     assert!(to.bytes().iter().all(|&byte| byte == 7));
 }

@@ -75,7 +75,7 @@ impl Registrar for Ledger {
         Ok(range.start())
     }
 
-    fn deregister(&self, start: usize, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, start: usize, range: AddressRange) -> Result<(), DeregisterError> {
         assert_eq!(start, range.start());
         let known = self.0.registered.lock().unwrap().remove(&(range.start(), range.len()));
         assert!(known, "deregistered twice");

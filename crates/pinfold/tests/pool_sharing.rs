@@ -60,7 +60,7 @@ impl Registrar for Slow {
         Ok(())
     }
 
-    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
         let held = self.0.0.lock().unwrap();
         drop(self.0.1.wait_while(held, |held| *held).unwrap());
         Ok(())
@@ -372,7 +372,7 @@ impl Registrar for Shaky {
         Ok(())
     }
 
-    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
         panic_if_due(&self.in_deregister);
         Ok(())
     }

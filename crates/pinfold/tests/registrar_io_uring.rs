@@ -13,7 +13,9 @@ mod registrar_support;
 use io_uring::{opcode, squeue, types};
 use pinfold::registrar::{BufferIndex, IoUring, MAX_BUFFER_BYTES, MAX_SLOTS, OpenError};
 use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar};
-use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
+use registrar_support::{
+    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
+};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{PipeReader, Write};
@@ -112,8 +114,8 @@ fn bytes_go_out_and_come_back() {
         assert_eq!(send(&mut ring, file.as_raw_fd(), &source, from.get()), ok(length));
         assert_eq!(receive(&mut ring, file.as_raw_fd(), &target, to.get()), ok(length));
         assert!(target.bytes() == source.bytes(), "{length} bytes");
-        registrar.deregister(from, source.range()).unwrap();
-        registrar.deregister(to, target.range()).unwrap();
+        registrar.deregister_own(from, source.range()).unwrap();
+        registrar.deregister_own(to, target.range()).unwrap();
         let gone = send(&mut ring, file.as_raw_fd(), &source, from.get());
         assert_eq!(gone, -libc::EFAULT, "an emptied slot serves nobody");
     }
@@ -157,7 +159,7 @@ fn free_slots(registrar: &IoUring) -> usize {
     let memory = Memory::new(PAGE);
     let made: Vec<_> = std::iter::from_fn(|| register(registrar, memory.range()).ok()).collect();
     for index in &made {
-        registrar.deregister(*index, memory.range()).unwrap();
+        registrar.deregister_own(*index, memory.range()).unwrap();
     }
     made.len()
 }
@@ -198,7 +200,7 @@ fn one_gibibyte_is_taken() {
         assert_ne!(mapped, libc::MAP_FAILED);
     }
     let index = register(&registrar, memory.range()).unwrap();
-    registrar.deregister(index, memory.range()).unwrap();
+    registrar.deregister_own(index, memory.range()).unwrap();
 }
 
 #[test]
@@ -241,7 +243,7 @@ fn a_full_table_says_so_and_slots_are_used_again() {
     let full = register(&registrar, memory.range()).unwrap_err();
     assert_eq!(full, RegisterError::TableFull { capacity: 3 });
     assert!(full.is_about_room());
-    registrar.deregister(made[1], memory.range()).unwrap();
+    registrar.deregister_own(made[1], memory.range()).unwrap();
     assert_eq!(register(&registrar, memory.range()), Ok(made[1]));
 }
 
@@ -258,7 +260,7 @@ fn no_index_is_given_to_two_threads_at_once() {
                     let index = register(&registrar, memory.range()).unwrap();
                     assert!(held.lock().unwrap().insert(index), "{index:?} is held by another");
                     held.lock().unwrap().remove(&index);
-                    registrar.deregister(index, memory.range()).unwrap();
+                    registrar.deregister_own(index, memory.range()).unwrap();
                 }
             });
         }
@@ -296,7 +298,7 @@ fn a_request_in_flight_keeps_its_pages() {
     submit(&mut ring, &opcode::ReadFixed::new(pipe, target.pointer(), length, index.get()).build());
     assert!(ring.completion().next().is_none(), "the pipe is empty");
 
-    registrar.deregister(index, target.range()).unwrap();
+    registrar.deregister_own(index, target.range()).unwrap();
     assert_eq!(register(&registrar, other.range()), Ok(index), "the slot has a new owner");
     writer.write_all(&[7; PAGE]).unwrap();
 
@@ -314,7 +316,7 @@ fn pinned_bytes_go_when_they_are_given_back_and_when_the_registrar_goes() {
         let before = status_bytes("VmPin:");
         let index = register(&registrar, memory.range()).unwrap();
         assert_eq!(status_bytes("VmPin:"), before + 16 * PAGE);
-        registrar.deregister(index, memory.range()).unwrap();
+        registrar.deregister_own(index, memory.range()).unwrap();
         assert_eq!(status_bytes("VmPin:"), before);
         register(&registrar, memory.range()).unwrap();
         register(&registrar, memory.part(0, PAGE)).unwrap();
@@ -332,7 +334,7 @@ fn a_ring_dropped_before_its_registrar_harms_nobody() {
     let memory = Memory::new(PAGE);
     let index = register(&registrar, memory.range()).unwrap();
     drop(ring);
-    registrar.deregister(index, memory.range()).unwrap();
+    registrar.deregister_own(index, memory.range()).unwrap();
     register(&registrar, memory.range()).unwrap();
 }
 
@@ -345,7 +347,7 @@ fn a_table_taken_away_means_the_device_is_gone() {
     ring.submitter().unregister_buffers().unwrap();
     let errno = libc::ENXIO;
     assert_eq!(register(&registrar, memory.range()), Err(RegisterError::DeviceGone { errno }));
-    let given_back = registrar.deregister(index, memory.range());
+    let given_back = registrar.deregister_own(index, memory.range());
     assert_eq!(given_back, Err(DeregisterError::DeviceGone { errno }));
 }
 
@@ -366,7 +368,7 @@ fn a_closed_descriptor_is_noticed() {
         close_everything();
         let errno = libc::EBADF;
         assert_eq!(register(&registrar, memory.range()), Err(RegisterError::DeviceGone { errno }));
-        let given_back = registrar.deregister(index, memory.range());
+        let given_back = registrar.deregister_own(index, memory.range());
         assert_eq!(given_back, Err(DeregisterError::DeviceGone { errno }));
     });
 }
@@ -392,7 +394,7 @@ fn another_ring_under_the_old_number_is_left_alone() {
 
         let errno = libc::EBADF;
         assert_eq!(register(&registrar, memory.range()), Err(RegisterError::DeviceGone { errno }));
-        let given_back = registrar.deregister(index, memory.range());
+        let given_back = registrar.deregister_own(index, memory.range());
         assert_eq!(given_back, Err(DeregisterError::DeviceGone { errno }));
         drop(registrar);
         let file = memfd();
@@ -426,7 +428,7 @@ fn a_forked_child_can_do_its_parent_no_harm() {
             Err(RegisterError::DeviceGone { errno: libc::ESRCH })
         );
         let kept = matches!(
-            registrar.deregister(index, memory.range()),
+            registrar.deregister_own(index, memory.range()),
             Err(DeregisterError::DeviceGone { errno: libc::ESRCH })
         );
         drop(registrar);
@@ -436,7 +438,7 @@ fn a_forked_child_can_do_its_parent_no_harm() {
     let file = memfd();
     assert_eq!(send(&mut ring, file.as_raw_fd(), &memory, index.get()), ok(PAGE));
     assert_eq!(contents(&file, PAGE), [3; PAGE]);
-    registrar.unwrap().deregister(index, memory.range()).unwrap();
+    registrar.unwrap().deregister_own(index, memory.range()).unwrap();
 }
 
 #[test]
@@ -448,7 +450,7 @@ fn a_forked_child_may_have_a_ring_of_its_own() {
         let registrar = IoUring::new(&ring, 2).unwrap();
         let memory = Memory::new(PAGE);
         let index = register(&registrar, memory.range()).unwrap();
-        registrar.deregister(index, memory.range()).is_ok()
+        registrar.deregister_own(index, memory.range()).is_ok()
     });
     assert!(held);
 }
@@ -473,9 +475,9 @@ fn the_limit_on_pinned_memory_is_told_apart() {
         let kernel = AddressRange::new(0xffff_8880_0000_0000, PAGE).unwrap();
         let bad = register(&registrar, kernel).unwrap_err();
         assert!(matches!(bad, RegisterError::BadAddress { .. }), "{bad:?}");
-        registrar.deregister(first, half.range()).unwrap();
+        registrar.deregister_own(first, half.range()).unwrap();
         let again = register(&registrar, whole.part(0, 6 << 20)).unwrap();
-        registrar.deregister(again, whole.part(0, 6 << 20)).unwrap();
+        registrar.deregister_own(again, whole.part(0, 6 << 20)).unwrap();
         assert_eq!(free_slots(&registrar), 8);
     });
 }
@@ -623,7 +625,7 @@ fn measure_register_and_deregister() {
         let range = memory.range();
         let best = best_of(rounds, || {
             let index = register(&registrar, range).unwrap();
-            registrar.deregister(index, range).unwrap();
+            registrar.deregister_own(index, range).unwrap();
         });
         eprintln!("{:>6} KiB: {best:.0} ns", length >> 10);
     }

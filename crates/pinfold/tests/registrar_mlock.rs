@@ -12,7 +12,9 @@ mod registrar_support;
 
 use pinfold::registrar::{LockedPages, Mlock};
 use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar};
-use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
+use registrar_support::{
+    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
+};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -55,12 +57,12 @@ fn locked_bytes_go_up_and_down_exactly() {
     let memory = Memory::new(16 * PAGE);
     let handle = register(&registrar, memory.range()).unwrap();
     assert_eq!(locked(), before + 16 * PAGE);
-    registrar.deregister(handle, memory.range()).unwrap();
+    registrar.deregister_own(handle, memory.range()).unwrap();
     assert_eq!(locked(), before);
     let bytes = memory.part(PAGE - 1, 2);
     let handle = register(&registrar, bytes).unwrap();
     assert_eq!(locked(), before + 2 * PAGE, "two bytes across a boundary are two pages");
-    registrar.deregister(handle, bytes).unwrap();
+    registrar.deregister_own(handle, bytes).unwrap();
     assert_eq!(locked(), before);
 }
 
@@ -78,11 +80,11 @@ fn only_the_last_registration_of_a_page_unlocks_it() {
     register(&registrar, right).unwrap();
     register(&registrar, right).unwrap();
     assert_eq!(locked(), before + 10 * PAGE);
-    registrar.deregister(handle, right).unwrap();
+    registrar.deregister_own(handle, right).unwrap();
     assert_eq!(locked(), before + 10 * PAGE);
-    registrar.deregister(handle, left).unwrap();
+    registrar.deregister_own(handle, left).unwrap();
     assert_eq!(locked(), before + 6 * PAGE, "the right ones stay");
-    registrar.deregister(handle, right).unwrap();
+    registrar.deregister_own(handle, right).unwrap();
     assert_eq!(locked(), before);
 }
 
@@ -114,7 +116,7 @@ fn what_was_unmapped_meanwhile_does_not_keep_the_rest_locked() {
             let handle = register(&registrar, memory.range()).unwrap();
             memory.unmap(offset * PAGE, length * PAGE);
             assert_eq!(locked(), before + (8 - length) * PAGE, "a lock goes with its mapping");
-            registrar.deregister(handle, memory.range()).unwrap();
+            registrar.deregister_own(handle, memory.range()).unwrap();
             assert_eq!(locked(), before, "{length} pages unmapped from page {offset}");
         }
     });
@@ -136,9 +138,9 @@ fn memory_mapped_anew_is_locked_by_its_next_registration() {
     assert_eq!(locked(), before);
     register(&registrar, memory.range()).unwrap();
     assert_eq!(locked(), before + 4 * PAGE);
-    registrar.deregister(handle, memory.range()).unwrap();
+    registrar.deregister_own(handle, memory.range()).unwrap();
     assert_eq!(locked(), before + 4 * PAGE);
-    registrar.deregister(handle, memory.range()).unwrap();
+    registrar.deregister_own(handle, memory.range()).unwrap();
     assert_eq!(locked(), before);
 }
 
@@ -156,7 +158,7 @@ fn fact_the_programs_own_munlock_undoes_ours() {
     // SAFETY: unlocking changes no memory.
     assert_eq!(unsafe { libc::munlock(memory.pointer().cast(), PAGE) }, 0);
     assert_eq!(locked(), before);
-    registrar.deregister(handle, memory.range()).unwrap();
+    registrar.deregister_own(handle, memory.range()).unwrap();
 }
 
 #[test]
@@ -240,7 +242,7 @@ fn the_limit_is_told_apart() {
         let expected =
             RegisterError::PinnedMemoryLimit { limit_bytes: Some(LIMIT), errno: libc::ENOMEM };
         assert_eq!(error, expected);
-        registrar.deregister(handle, most.range()).unwrap();
+        registrar.deregister_own(handle, most.range()).unwrap();
         register(&registrar, more.range()).unwrap();
         assert_eq!(locked(), 512 << 10);
     });
@@ -271,7 +273,7 @@ fn a_forked_child_has_nothing_locked_and_locks_nothing() {
     let memory = Memory::new(PAGE);
     let handle = register(&registrar, memory.range()).unwrap();
     let held = in_forked_child(|| {
-        let (gone, errno) = (registrar.deregister(handle, memory.range()), libc::ESRCH);
+        let (gone, errno) = (registrar.deregister_own(handle, memory.range()), libc::ESRCH);
         register(&registrar, memory.range()) == Err(RegisterError::DeviceGone { errno })
             && gone == Err(DeregisterError::DeviceGone { errno })
     });
@@ -323,14 +325,14 @@ fn threads_that_overlap_never_unlock_each_other() {
                     for _ in 0..200 {
                         let handle = register(registrar, range).unwrap();
                         assert!(all_locked(range), "a held page was unlocked");
-                        registrar.deregister(handle, range).unwrap();
+                        registrar.deregister_own(handle, range).unwrap();
                         assert!(all_locked(kept), "a held page was unlocked");
                     }
                 });
             }
         });
         assert_eq!(locked(), before + 4 * PAGE);
-        registrar.deregister(handle, kept).unwrap();
+        registrar.deregister_own(handle, kept).unwrap();
         assert_eq!(locked(), before);
     });
 }
@@ -350,7 +352,7 @@ fn measure_register_and_deregister() {
                 let begin = Instant::now();
                 // SAFETY: the test's own memory.
                 let handle = unsafe { registrar.register(memory.range(), access) }.unwrap();
-                registrar.deregister(handle, memory.range()).unwrap();
+                registrar.deregister_own(handle, memory.range()).unwrap();
                 begin.elapsed()
             };
             let best = (0..1000).map(once).min().unwrap();

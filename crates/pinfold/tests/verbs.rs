@@ -24,7 +24,9 @@ use pinfold::{
     Access, AddressRange, BadAddress, Cache, Config, DeregisterError, GetError, Monitor, PerUse,
     RegisterError, Registrar, ResizeError,
 };
-use registrar_support::{Memory, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
+use registrar_support::{
+    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
+};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -110,7 +112,7 @@ impl Far {
 
 impl Drop for Far {
     fn drop(&mut self) {
-        self.registrar.deregister(self.region, self.memory.range()).unwrap();
+        self.registrar.deregister_own(self.region, self.memory.range()).unwrap();
     }
 }
 
@@ -140,8 +142,8 @@ fn bytes_go_out_and_come_back() {
         assert!(far.sent(source.range(), from.lkey()) == source.bytes(), "{length} bytes");
         far.run(Direction::Read, target.range(), to.lkey()).unwrap();
         assert!(target.bytes() == source.bytes(), "{length} bytes");
-        registrar.deregister(from, source.range()).unwrap();
-        registrar.deregister(to, target.range()).unwrap();
+        registrar.deregister_own(from, source.range()).unwrap();
+        registrar.deregister_own(to, target.range()).unwrap();
         let gone = far.run(Direction::Write, source.range(), from.lkey()).unwrap_err();
         assert!(matches!(gone, LoopbackError::Failed { .. }), "{gone}");
     }
@@ -164,8 +166,8 @@ fn a_region_goes_back_once() {
     let Some(domain) = domain() else { return };
     let (registrar, memory) = (Verbs::new(domain).unwrap(), Memory::new(PAGE));
     let region = register(&registrar, memory.range(), Access::READ).unwrap();
-    registrar.deregister(region, memory.range()).unwrap();
-    let twice = registrar.deregister(region, memory.range()).unwrap_err();
+    registrar.deregister_own(region, memory.range()).unwrap();
+    let twice = registrar.deregister_own(region, memory.range()).unwrap_err();
     assert!(matches!(twice, DeregisterError::Os { errno: libc::EINVAL, .. }), "{twice}");
 }
 
@@ -182,7 +184,7 @@ fn a_region_is_not_resized_and_stays_what_it_was() {
     assert!(matches!(refused, ResizeError::Cannot { .. }), "{refused}");
     assert!(refused.to_string().contains("keys"), "{refused}");
     assert!(far.sent(whole, region.lkey()) == [b'x'; 2 * PAGE]);
-    registrar.deregister(region, whole).unwrap();
+    registrar.deregister_own(region, whole).unwrap();
 }
 
 #[test]
@@ -206,7 +208,7 @@ fn bad_addresses_are_told_apart() {
     let none = BadAddress::NoAccess { at: closed.range().start() };
     match register(&registrar, closed.range(), Access::READ) {
         // Before Linux 6.2 the kernel forces its way into any private memory.
-        Ok(region) => registrar.deregister(region, closed.range()).unwrap(),
+        Ok(region) => registrar.deregister_own(region, closed.range()).unwrap(),
         Err(RegisterError::BadAddress { reason, .. }) => assert_eq!(reason, none),
         Err(error) => panic!("{error}"),
     }
@@ -217,7 +219,7 @@ fn bad_addresses_are_told_apart() {
     assert!(matches!(reason(kernel, Access::READ), BadAddress::Kernel { .. }));
     // Enough for a device that only reads, as which most of them are used.
     let region = register(&registrar, fixed.range(), Access::READ).unwrap();
-    registrar.deregister(region, fixed.range()).unwrap();
+    registrar.deregister_own(region, fixed.range()).unwrap();
     assert_eq!(status_bytes("VmPin:"), before);
 }
 
@@ -243,7 +245,7 @@ fn pinned_bytes_go_when_they_are_given_back_and_when_the_registrar_goes() {
         let whole = register(&registrar, memory.range(), Access::READ).unwrap();
         let half = register(&registrar, memory.part(0, 1 << 19), Access::READ).unwrap();
         assert_eq!(status_bytes("VmPin:"), before + (3 << 19));
-        registrar.deregister(half, memory.part(0, 1 << 19)).unwrap();
+        registrar.deregister_own(half, memory.part(0, 1 << 19)).unwrap();
         assert_eq!(status_bytes("VmPin:"), before + (1 << 20));
         let _left_to_the_registrar = whole;
         drop(registrar);
@@ -307,7 +309,7 @@ fn a_peer_gets_the_rights_asked_for() {
         };
         // SAFETY: the test's own memory at both ends.
         let moved = unsafe { far.loopback.transfer(direction, &[transfer]) };
-        registrar.deregister(region, memory.range()).unwrap();
+        registrar.deregister_own(region, memory.range()).unwrap();
         moved.is_ok()
     };
     assert!(attempt(Access::REMOTE_READ, Direction::Read));
@@ -408,7 +410,7 @@ fn many_threads_register_at_once() {
                 let memory = Memory::new(4 * PAGE);
                 for _ in 0..50 {
                     let region = register(&registrar, memory.range(), Access::READ).unwrap();
-                    registrar.deregister(region, memory.range()).unwrap();
+                    registrar.deregister_own(region, memory.range()).unwrap();
                 }
             });
         }
@@ -438,7 +440,7 @@ fn the_limit_on_pinned_memory_is_told_apart() {
         let page = memory.part(1 << 20, PAGE);
         let full = register(&registrar, page, Access::READ).unwrap_err();
         assert!(full.is_about_room(), "{full}");
-        registrar.deregister(region, half).unwrap();
+        registrar.deregister_own(region, half).unwrap();
         register(&registrar, page, Access::READ).unwrap();
     });
 }
@@ -639,7 +641,7 @@ fn a_forked_child_can_do_its_parent_no_harm() {
     let region = register(&registrar, memory.range(), Access::READ).unwrap();
     let refused = in_forked_child(|| {
         let gone = register(&registrar, memory.range(), Access::READ);
-        let kept = registrar.deregister(region, memory.range());
+        let kept = registrar.deregister_own(region, memory.range());
         // SAFETY: dropped once, in this child, which leaves without running destructors.
         drop(unsafe { std::ptr::read(&raw const registrar) });
         matches!(gone, Err(RegisterError::DeviceGone { errno: libc::ESRCH }))
@@ -647,7 +649,7 @@ fn a_forked_child_can_do_its_parent_no_harm() {
     });
     assert!(refused);
     assert!(far.sent(memory.range(), region.lkey()) == [9; PAGE], "still the parent's");
-    registrar.deregister(region, memory.range()).unwrap();
+    registrar.deregister_own(region, memory.range()).unwrap();
 }
 
 #[test]
@@ -715,7 +717,7 @@ fn on_demand_is_tested_before_it_is_believed() {
     let region = register(&registrar, memory.range(), Access::READ).unwrap();
     let right = far.sent(memory.part(512, 512), region.lkey()) == [2; 512];
     assert_eq!(right, believed);
-    registrar.deregister(region, memory.range()).unwrap();
+    registrar.deregister_own(region, memory.range()).unwrap();
 }
 
 #[test]
@@ -809,7 +811,7 @@ fn on_demand_memory_can_be_fetched_beforehand() {
     }
     far.run(Direction::Read, memory.range(), region.lkey()).unwrap();
     assert!(memory.bytes() == [8; 4 * PAGE]);
-    registrar.deregister(region, memory.range()).unwrap();
+    registrar.deregister_own(region, memory.range()).unwrap();
 }
 
 /// What is sent is right whichever tier it is, before and after a change of the mapping.
@@ -1036,7 +1038,7 @@ fn a_closed_device_is_noticed() {
         let error = register(&registrar, memory.range(), Access::READ).unwrap_err();
         assert_eq!(error, RegisterError::DeviceGone { errno: libc::EBADF });
         assert!(error.to_string().contains("open it again"));
-        let error = registrar.deregister(region, memory.range()).unwrap_err();
+        let error = registrar.deregister_own(region, memory.range()).unwrap_err();
         assert_eq!(error, DeregisterError::DeviceGone { errno: libc::EBADF });
         assert!(matches!(Domain::new(Arc::clone(domain.device())), Err(OpenError::Gone { .. })));
     });

@@ -25,7 +25,7 @@ use pinfold_core::{
     ConnectionLost, Gets, Keys, NotSuspended, Renewed, Suspend, Suspended, SuspensionTerms,
     Unsupported, Why,
 };
-use registrar_support::{Memory, PAGE, alone, in_forked_child};
+use registrar_support::{Memory, Own, PAGE, alone, in_forked_child};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -141,7 +141,7 @@ impl Far {
 impl Drop for Far {
     fn drop(&mut self) {
         // The device may be gone: tests take it away.
-        let _ = self.registrar.deregister(self.region, self.memory.range());
+        let _ = self.registrar.deregister_own(self.region, self.memory.range());
     }
 }
 
@@ -301,7 +301,7 @@ fn register_cost(domain: &Arc<Domain>, range: AddressRange) -> Duration {
     let began = Instant::now();
     // SAFETY: the test's own memory.
     let region = unsafe { registrar.register(range, Access::READ) }.unwrap();
-    registrar.deregister(region, range).unwrap();
+    registrar.deregister_own(region, range).unwrap();
     began.elapsed()
 }
 
@@ -684,17 +684,17 @@ fn a_withdrawn_region_is_renewed_or_given_back_once() {
     // SAFETY: the test's own memory.
     let register = || unsafe { registrar.register(range, Access::READ) }.unwrap();
     let first = register();
-    registrar.withdraw(first, range).unwrap();
+    registrar.withdraw_own(first, range).unwrap();
     // SAFETY: the test's own memory.
     let renewed = unsafe { registrar.renew(first, range, Access::READ) }.unwrap();
     let Renewed::Changed(second) = renewed else { panic!("{renewed:?}") };
-    registrar.withdraw(second, range).unwrap();
+    registrar.withdraw_own(second, range).unwrap();
     let third = register();
     assert_ne!(second, third);
-    registrar.deregister(second, range).unwrap();
-    assert!(registrar.deregister(second, range).is_err(), "twice");
-    registrar.deregister(third, range).unwrap();
-    assert!(registrar.deregister(first, range).is_err(), "renewed as the second");
+    registrar.deregister_own(second, range).unwrap();
+    assert!(registrar.deregister_own(second, range).is_err(), "twice");
+    registrar.deregister_own(third, range).unwrap();
+    assert!(registrar.deregister_own(first, range).is_err(), "renewed as the second");
 }
 
 // --- bad input ----------------------------------------------------------------------------------

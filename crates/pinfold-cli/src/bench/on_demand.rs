@@ -184,7 +184,8 @@ impl Rig {
                 let region = unsafe { self.by_hand.register(range, Access::READ) };
                 let region = region.map_err(Failure::unavailable)?;
                 self.write(range, region)?;
-                self.by_hand.deregister(region, range).map_err(Failure::unavailable)
+                // SAFETY: registered above, and the transfer has ended.
+                unsafe { self.by_hand.deregister(region, range) }.map_err(Failure::unavailable)
             }
             Way::Cached => {
                 // SAFETY: as above.
@@ -228,7 +229,8 @@ impl Drop for Rig {
     fn drop(&mut self) {
         if let Ok(range) = range_of(&self.far_block) {
             // What is left the registrar gives back.
-            let _left = self.by_hand.deregister(self.far, range);
+            // SAFETY: this registered it, and its transfers have ended.
+            let _left = unsafe { self.by_hand.deregister(self.far, range) };
         }
     }
 }

@@ -159,7 +159,8 @@ fn price(range: AddressRange) -> Result<Price, Failure> {
         let index = unsafe { registrar.register(range, Access::READ_WRITE) };
         let index = index.map_err(Failure::unavailable)?;
         let registered = begun.elapsed();
-        registrar.deregister(index, range).map_err(Failure::unavailable)?;
+        // SAFETY: registered above, and in no use.
+        unsafe { registrar.deregister(index, range) }.map_err(Failure::unavailable)?;
         registering.push(microseconds(registered));
         deregistering.push(microseconds(begun.elapsed() - registered));
     }

@@ -72,12 +72,17 @@ impl Registrar for Audited {
         Ok(handle)
     }
 
-    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         // Before: the device may give the same key to the next registration at once.
         if let Some(ledger) = &self.ledger {
             ledger.strike(handle.key());
         }
-        self.inner.deregister(handle, range)
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.deregister(handle, range) }
     }
 }
 

@@ -86,7 +86,16 @@ pub trait Suspend: Registrar {
     /// # Errors
     ///
     /// [`DeregisterError`] if the device is gone or refuses.
-    fn withdraw(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+    ///
+    /// # Safety
+    ///
+    /// `handle` is a live registration of `range` by this registrar, and the caller owns it: as for
+    /// [`Registrar::deregister`].
+    unsafe fn withdraw(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         let _ = (handle, range);
         Ok(())
     }
@@ -107,7 +116,8 @@ pub trait Suspend: Registrar {
     ///
     /// # Safety
     ///
-    /// As for [`Registrar::register`].
+    /// As for [`Registrar::register`], and `handle` is a registration of `range` that the caller owns
+    /// and has withdrawn.
     unsafe fn renew(
         &self,
         handle: Self::Handle,
@@ -115,7 +125,8 @@ pub trait Suspend: Registrar {
         access: Access,
     ) -> Result<Renewed<Self::Handle>, RegisterError> {
         // What the device cannot give back it has lost: either way the old handle is over.
-        let _gone = self.deregister(handle, range);
+        // SAFETY: the caller's promise: the withdrawn registration is renewed or over.
+        let _gone = unsafe { self.deregister(handle, range) };
         // SAFETY: the caller's promise.
         unsafe { self.register(range, access) }.map(Renewed::Changed)
     }

@@ -6,7 +6,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to pass a renewal on to each device.
+//! This file reopens `unsafe_code` to pass a withdrawal and a renewal on to each device.
 
 #![allow(unsafe_code)]
 
@@ -32,8 +32,13 @@ fn or_give_back<T>(
 }
 
 /// The refusal of another device is what the caller must know; nobody can act on a second error.
-fn give_back<R: Suspend>(device: &R, handle: R::Handle, range: AddressRange) {
-    let _gone = device.deregister(handle, range);
+///
+/// # Safety
+///
+/// As for [`Registrar::deregister`](crate::Registrar::deregister).
+unsafe fn give_back<R: Suspend>(device: &R, handle: R::Handle, range: AddressRange) {
+    // SAFETY: the caller's promise.
+    let _gone = unsafe { device.deregister(handle, range) };
 }
 
 impl<R: Suspend> Suspend for Arc<R> {
@@ -63,8 +68,13 @@ impl<R: Suspend> Suspend for Arc<R> {
         R::in_flight(self, connection, range)
     }
 
-    fn withdraw(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
-        R::withdraw(self, handle, range)
+    unsafe fn withdraw(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { R::withdraw(self, handle, range) }
     }
 
     fn quiet(&self, range: AddressRange) -> bool {
@@ -176,14 +186,16 @@ impl<A: Suspend, B: Suspend> Suspend for (A, B) {
         }
     }
 
-    fn withdraw(
+    unsafe fn withdraw(
         &self,
         (first, second): Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
         // Each is tried, whatever became of the other.
-        let withdrawn = self.0.withdraw(first, range);
-        withdrawn.and(self.1.withdraw(second, range))
+        // SAFETY: the caller's promise, for either device.
+        let withdrawn = unsafe { self.0.withdraw(first, range) };
+        // SAFETY: as above.
+        withdrawn.and(unsafe { self.1.withdraw(second, range) })
     }
 
     fn quiet(&self, range: AddressRange) -> bool {
@@ -199,13 +211,15 @@ impl<A: Suspend, B: Suspend> Suspend for (A, B) {
         let one = or_give_back(
             // SAFETY: the caller's promise, for either device.
             || unsafe { self.0.renew(first, range, access) },
-            || give_back(&self.1, second, range),
+            // SAFETY: the renewal ends all of the old registration, and it failed.
+            || unsafe { give_back(&self.1, second, range) },
         )?;
         let (first, first_changed) = after(one, first);
         let other = or_give_back(
             // SAFETY: as above.
             || unsafe { self.1.renew(second, range, access) },
-            || give_back(&self.0, first, range),
+            // SAFETY: as above, and the first device's was renewed by this call.
+            || unsafe { give_back(&self.0, first, range) },
         )?;
         let (second, second_changed) = after(other, second);
         Ok(before(((first, second), first_changed || second_changed)))
@@ -263,10 +277,17 @@ impl<R: Suspend, const N: usize> Suspend for [R; N] {
         self.get(*device).ok_or(ConnectionLost::Gone)?.in_flight(own, range)
     }
 
-    fn withdraw(&self, handles: Self::Handle, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn withdraw(
+        &self,
+        handles: Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         let pairs = self.iter().zip(handles);
         // Each is tried, whatever became of the others.
-        pairs.map(|(device, handle)| device.withdraw(handle, range)).fold(Ok(()), Result::and)
+        // SAFETY: the caller's promise, for each device.
+        let withdraw =
+            |(device, handle): (&R, R::Handle)| unsafe { device.withdraw(handle, range) };
+        pairs.map(withdraw).fold(Ok(()), Result::and)
     }
 
     fn quiet(&self, range: AddressRange) -> bool {
@@ -285,7 +306,9 @@ impl<R: Suspend, const N: usize> Suspend for [R; N] {
             let renewed = or_give_back(
                 // SAFETY: the caller's promise, for each device.
                 || unsafe { self[place].renew(handles[place], range, access) },
-                || others.for_each(|it| give_back(&self[it], handles[it], range)),
+                // SAFETY: the renewal ends all of the old registration, and it failed; those renewed
+                // before are this call's.
+                || others.for_each(|it| unsafe { give_back(&self[it], handles[it], range) }),
             )?;
             if let Renewed::Changed(handle) = renewed {
                 (handles[place], changed) = (handle, true);
@@ -340,7 +363,7 @@ mod tests {
             Ok(1)
         }
 
-        fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
+        unsafe fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
             self.held.fetch_sub(1, Ordering::Relaxed); // one thread
             Ok(())
         }
@@ -370,7 +393,8 @@ mod tests {
         ) -> Result<Renewed<usize>, RegisterError> {
             let left = self.renewals.load(Ordering::Relaxed); // one thread
             if left == 0 {
-                let _ = self.deregister(handle, range);
+                // SAFETY: the caller's promise: a renewal ends the old one.
+                let _ = unsafe { self.deregister(handle, range) };
                 assert!(!self.panics, "as told");
                 return Err(RegisterError::TableFull { capacity: 0 });
             }

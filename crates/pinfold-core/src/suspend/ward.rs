@@ -386,7 +386,8 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             // SAFETY: filled, and out of everybody's reach but this suspension's.
             let handle = unsafe { parked.region.handle() };
             // What the device cannot withdraw it cannot renew either, and says so then.
-            let _gone = self.shared.registrar.withdraw(handle, parked.range);
+            // SAFETY: registered for this region, which only this suspension can reach.
+            let _gone = unsafe { self.shared.registrar.withdraw(handle, parked.range) };
         }
     }
 

@@ -156,8 +156,13 @@ impl Registrar for Undecided {
         unsafe { self.inner.register(range, access) }
     }
 
-    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
-        self.inner.deregister(handle, range)
+    unsafe fn deregister(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.deregister(handle, range) }
     }
 }
 

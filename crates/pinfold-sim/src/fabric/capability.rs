@@ -65,7 +65,7 @@ impl Registrar for FabricRegistrar {
         })
     }
 
-    fn deregister(&self, key: Key, _range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, key: Key, _range: AddressRange) -> Result<(), DeregisterError> {
         self.fabric.with(|world| {
             let range = world.nic.deregister(key)?;
             world.flush(key, range);
@@ -103,7 +103,7 @@ impl Suspend for FabricRegistrar {
         self.call(DeviceCall::InFlight, |world| world.in_flight(*connection))
     }
 
-    fn withdraw(&self, key: Key, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn withdraw(&self, key: Key, range: AddressRange) -> Result<(), DeregisterError> {
         self.call(DeviceCall::Withdraw, |world| {
             world.nic.withdraw(key)?;
             if world.nic.config.withdraws {

@@ -151,7 +151,7 @@ impl Registrar for TimedDevice {
         self.with(|machine| machine.register(range))
     }
 
-    fn deregister(&self, handle: u32, _range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, handle: u32, _range: AddressRange) -> Result<(), DeregisterError> {
         self.with(|machine| machine.deregister(handle))
     }
 }

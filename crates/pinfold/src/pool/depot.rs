@@ -26,7 +26,7 @@ use crate::fork_mark::ForkMark;
 use crate::membarrier;
 use crate::sys;
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
-use pinfold_core::{Amount, Barriers, Lender};
+use pinfold_core::{Amount, Barriers, DeregisterError, Lender};
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
@@ -608,7 +608,8 @@ impl Depot {
         if !slab.publish() {
             drop(state);
             // It was refused for its address; that the device refuses too changes nothing.
-            let _ = slab.deregister(&*self.devices);
+            // SAFETY: it was never found, so nothing of it was handed out, and it goes here.
+            let _ = unsafe { self.deregister(&slab) };
             let bytes = slab.bytes();
             return Err(AllocateError::Memory { operation: "mmap", bytes, errno: libc::EFAULT });
         }
@@ -653,7 +654,8 @@ impl Depot {
         let mut panicked = None;
         for slab in slabs {
             let bytes = slab.bytes();
-            let deregistered = foreign::call(|| slab.deregister(&*self.devices));
+            // SAFETY: it is in no list any more, which only an empty slab leaves, once.
+            let deregistered = foreign::call(|| unsafe { self.deregister(&slab) });
             drop(slab);
             // Before anybody is told, so that who waited finds it granted back.
             let granted_back = foreign::call(|| self.allowance.give_back(bytes));
@@ -663,6 +665,19 @@ impl Depot {
         let settled = foreign::call(|| self.allowance.settle());
         if let Some(panicked) = panicked.or(settled.err()) {
             panicked.resume_unless_unwinding();
+        }
+    }
+
+    /// Ends a slab's registrations; its memory goes when the slab is dropped.
+    ///
+    /// # Safety
+    ///
+    /// Nothing of the slab is handed out, or will be, and this is called once.
+    unsafe fn deregister(&self, slab: &Slab) -> Result<(), DeregisterError> {
+        match slab.range() {
+            // SAFETY: these devices gave the handles for this range; the rest is the caller's promise.
+            Some(range) => unsafe { self.devices.deregister(slab.handles(), range) },
+            None => Ok(()),
         }
     }
 

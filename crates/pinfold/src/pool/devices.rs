@@ -61,7 +61,11 @@ pub(super) trait Devices: Send + Sync {
     /// Registers memory that nothing has been handed out of.
     fn register(&self, memory: &Memory, access: Access) -> Result<Handles, RegisterError>;
 
-    fn deregister(&self, handles: &Handles, range: AddressRange) -> Result<(), DeregisterError>;
+    unsafe fn deregister(
+        &self,
+        handles: &Handles,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError>;
 }
 
 impl<R: Registrar> Devices for R {
@@ -73,9 +77,14 @@ impl<R: Registrar> Devices for R {
         unsafe { Registrar::register(self, range, self.granted(access)) }.map(Handles::new)
     }
 
-    fn deregister(&self, handles: &Handles, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        handles: &Handles,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         match handles.value.downcast_ref() {
-            Some(&handle) => Registrar::deregister(self, handle, range),
+            // SAFETY: the caller's promise.
+            Some(&handle) => unsafe { Registrar::deregister(self, handle, range) },
             None => Err(DeregisterError::Os { operation: "finding a handle", errno: libc::EINVAL }),
         }
     }

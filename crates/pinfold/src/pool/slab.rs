@@ -2,11 +2,11 @@
 
 use super::classes::{Class, UNIT};
 use super::depot::Depot;
-use super::devices::{Devices, Handles};
+use super::devices::Handles;
 use super::map;
 use super::memory::{Memory, PageKind};
 use super::space::{Place, SlabNumber};
-use pinfold_core::{AddressRange, DeregisterError};
+use pinfold_core::AddressRange;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -88,14 +88,6 @@ impl Slab {
     pub(super) fn hide(&self) {
         // Its addresses were in the table's reach when it was published.
         let _ = map::set(self.start(), self.bytes(), None);
-    }
-
-    /// Gives the registrations back, once; the memory goes when the slab is dropped.
-    pub(super) fn deregister(&self, devices: &dyn Devices) -> Result<(), DeregisterError> {
-        match self.range() {
-            Some(range) => devices.deregister(&self.handles, range),
-            None => Ok(()),
-        }
     }
 
     fn start(&self) -> usize {

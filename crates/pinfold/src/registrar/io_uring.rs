@@ -110,7 +110,8 @@ impl BufferIndex {
 /// // SAFETY: nothing else relies on the buffer while the ring may write to it.
 /// let index = unsafe { registrar.register(range, Access::READ_WRITE) }?;
 /// // ... submit READ_FIXED or WRITE_FIXED with buf_index = index.get() ...
-/// registrar.deregister(index, range)?;
+/// // SAFETY: registered above, and no request names it any more.
+/// unsafe { registrar.deregister(index, range) }?;
 /// # Ok(())
 /// # }
 /// ```
@@ -331,7 +332,11 @@ impl Registrar for IoUring {
         }
     }
 
-    fn deregister(&self, handle: BufferIndex, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        handle: BufferIndex,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         if self.fork_mark.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }

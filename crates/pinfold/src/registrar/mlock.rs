@@ -240,7 +240,11 @@ impl Registrar for Mlock {
         }
     }
 
-    fn deregister(&self, _: LockedPages, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        _: LockedPages,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         if self.fork_mark.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }
@@ -260,7 +264,8 @@ impl Registrar for Mlock {
         // SAFETY: the caller's promise.
         unsafe { self.register(to, access) }.map_err(ResizeError::Register)?;
         // What is mapped no more is locked no more.
-        let _ = self.deregister(handle, from);
+        // SAFETY: the caller's registration of `from`, which this call replaces.
+        let _ = unsafe { self.deregister(handle, from) };
         Ok(())
     }
 }
@@ -297,7 +302,8 @@ impl Suspend for Mlock {
         // SAFETY: the caller's promise.
         let locked = unsafe { self.register(range, access) };
         // The new lock, if there is one, counts on. What is not mapped any more has no lock.
-        let _ = self.deregister(handle, range);
+        // SAFETY: the caller's registration, which this call replaces.
+        let _ = unsafe { self.deregister(handle, range) };
         locked.map(|_| Renewed::Same)
     }
 

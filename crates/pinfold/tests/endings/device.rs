@@ -93,7 +93,7 @@ impl Registrar for Device {
         Ok(handle)
     }
 
-    fn deregister(&self, handle: u32, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(&self, handle: u32, range: AddressRange) -> Result<(), DeregisterError> {
         if self.0.is_to_panic() {
             self.0.left_by_panics.fetch_add(1, SeqCst);
             panic!("deregister");

@@ -144,8 +144,13 @@ impl Registrar for Forks {
         registered
     }
 
-    fn deregister(&self, handle: Self::Handle, at: AddressRange) -> Result<(), DeregisterError> {
-        let done = self.inner.deregister(handle, at);
+    unsafe fn deregister(
+        &self,
+        handle: Self::Handle,
+        at: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        let done = unsafe { self.inner.deregister(handle, at) };
         self.fork_if_armed();
         done
     }

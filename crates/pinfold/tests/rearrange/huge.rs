@@ -1,6 +1,6 @@
 //! What becomes of memory: huge, moved, trimmed, or left, with the reason.
 
-use super::registrar_support::{Memory, alone, status_bytes};
+use super::registrar_support::{Memory, Own, alone, status_bytes};
 use super::rig::*;
 use pinfold::rearrange::*;
 use pinfold::registrar::{IoUring, Mlock};
@@ -58,7 +58,7 @@ fn what_somebody_else_has_pinned_stays_and_is_told() {
     let index = unsafe { other.register(range, Access::READ_WRITE) }.unwrap();
     let Some(pinned) = left(range, Way::IN_PLACE) else { return };
     assert_eq!(pinned, [(range, Left::Pinned)]);
-    other.deregister(index, range).unwrap();
+    other.deregister_own(index, range).unwrap();
     assert!(is_whole(range));
 }
 

@@ -38,8 +38,13 @@ impl Registrar for Forks {
         unsafe { self.0.register(range, access) }
     }
 
-    fn deregister(&self, handle: LockedPages, range: AddressRange) -> Result<(), DeregisterError> {
-        self.0.deregister(handle, range)
+    unsafe fn deregister(
+        &self,
+        handle: LockedPages,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.deregister(handle, range) }
     }
 }
 
@@ -128,8 +133,13 @@ impl Registrar for Waits {
         unsafe { self.inner.register(range, access) }
     }
 
-    fn deregister(&self, handle: LockedPages, range: AddressRange) -> Result<(), DeregisterError> {
-        self.inner.deregister(handle, range)
+    unsafe fn deregister(
+        &self,
+        handle: LockedPages,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.deregister(handle, range) }
     }
 }
 

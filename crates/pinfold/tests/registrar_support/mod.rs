@@ -8,12 +8,36 @@
 #![allow(unsafe_code, dead_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
-use pinfold::AddressRange;
+use pinfold::suspend::Suspend;
+use pinfold::{AddressRange, DeregisterError, Registrar};
 use std::fs;
 use std::ops::Range;
 use std::process::Command;
 
 pub(crate) const PAGE: usize = 4096;
+
+/// The end of registrations that a test made itself.
+pub(crate) trait Own: Registrar {
+    fn deregister_own(
+        &self,
+        handle: Self::Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // SAFETY: the tests register what they end, and no cache or pool holds it. What they end twice is
+        // in no other use meanwhile.
+        unsafe { self.deregister(handle, range) }
+    }
+
+    fn withdraw_own(&self, handle: Self::Handle, range: AddressRange) -> Result<(), DeregisterError>
+    where
+        Self: Suspend,
+    {
+        // SAFETY: as above.
+        unsafe { self.withdraw(handle, range) }
+    }
+}
+
+impl<R: Registrar> Own for R {}
 
 /// Memory that a test maps, and unmaps at its end.
 #[derive(Debug)]

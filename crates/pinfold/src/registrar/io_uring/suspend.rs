@@ -35,7 +35,11 @@ impl Suspend for IoUring {
     }
 
     /// Empties the slot and keeps it. Requests in flight go on with what they have.
-    fn withdraw(&self, handle: BufferIndex, range: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn withdraw(
+        &self,
+        handle: BufferIndex,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
         if self.fork_mark.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }

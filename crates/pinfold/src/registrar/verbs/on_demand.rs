@@ -178,7 +178,11 @@ impl Registrar for OnDemand {
         unsafe { self.verbs.register_with(range, access, IBV_ACCESS_ON_DEMAND) }
     }
 
-    fn deregister(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        handle: MemoryRegion,
+        _: AddressRange,
+    ) -> Result<(), DeregisterError> {
         self.verbs.give_back(handle)
     }
 
@@ -410,7 +414,8 @@ impl<R: Registrar<Handle = MemoryRegion>> Drop for End<'_, R> {
     fn drop(&mut self) {
         if let Ok(range) = AddressRange::new(self.start.as_ptr().addr(), self.length) {
             // What cannot be given back is tried again when the registrar is dropped.
-            let _ = self.registrar.deregister(self.region, range);
+            // SAFETY: this test registered it, and ends it here.
+            let _ = unsafe { self.registrar.deregister(self.region, range) };
         }
         unmap(self.start, self.length);
     }

@@ -95,7 +95,8 @@ impl fmt::Debug for MemoryRegion {
 /// // SAFETY: nothing else relies on the buffer while the device may write to it.
 /// let region = unsafe { registrar.register(range, Access::READ_WRITE) }?;
 /// // ... post work requests with lkey = region.lkey() ...
-/// registrar.deregister(region, range)?;
+/// // SAFETY: registered above, and every work request with it has ended.
+/// unsafe { registrar.deregister(region, range) }?;
 /// # Ok(())
 /// # }
 /// ```
@@ -442,7 +443,11 @@ impl Registrar for Verbs {
         unsafe { self.register_with(range, access, 0) }
     }
 
-    fn deregister(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn deregister(
+        &self,
+        handle: MemoryRegion,
+        _: AddressRange,
+    ) -> Result<(), DeregisterError> {
         self.give_back(handle)
     }
 

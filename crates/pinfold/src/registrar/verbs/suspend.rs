@@ -96,7 +96,11 @@ impl Suspend for Verbs {
         connection.in_flight()
     }
 
-    fn withdraw(&self, handle: MemoryRegion, _: AddressRange) -> Result<(), DeregisterError> {
+    unsafe fn withdraw(
+        &self,
+        handle: MemoryRegion,
+        _: AddressRange,
+    ) -> Result<(), DeregisterError> {
         self.take_out(handle)
     }
 
