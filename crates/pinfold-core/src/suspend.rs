@@ -18,7 +18,7 @@
 //!   │ leases end, then           │   │
 //!   │ connections are stopped    │───┘
 //!   └──┬───────────┬─────────┬───┘
-//!      │ quiet     │ deadline│ cancelled, dropped
+//!      │ quiet     │ deadline│ cancelled, dropped; expire_suspensions() past the deadline
 //!      │           ▼         ▼
 //!      │        Refused(what, how long)        connections go on, keys as they were (or renewed,
 //!      ▼                                       if the deadline came while the device let go)
@@ -56,10 +56,9 @@
 //!
 //! **Never silently.** There is no path on which a connection that died comes back
 //! ([`Suspend::restart`] may not re-establish one), and every way out of the machine either gives
-//! the connections back or fails them and counts it ([`SuspensionStatistics`]). Only a [`Suspended`]
-//! that is leaked (`mem::forget`) stays until [`Cache::expire_suspensions`] finds it overdue; a
-//! [`Suspending`] that is leaked stays with its connections, and gets of its range are refused once
-//! its deadline has passed.
+//! the connections back or fails them and counts it ([`SuspensionStatistics`]). Only a [`Suspending`]
+//! or [`Suspended`] that is leaked (`mem::forget`) stays until [`Cache::expire_suspensions`] finds it
+//! overdue.
 //!
 //! [`Cache::expire_suspensions`]: crate::Cache::expire_suspensions
 //! [`Suspended`]: crate::Suspended

@@ -467,6 +467,97 @@ mod ways_out {
         drop(rig.get(pages(0, 1), Access::READ).unwrap());
     }
 
+    /// Brings a suspension as far as it comes, forgets it and lets its time pass.
+    fn forget_until_overdue<'c>(rig: &'c Rig, leases: Vec<RigLease<'c>>) -> InFlight {
+        let connections = vec![rig.connections[0]];
+        let begun = rig.cache.begin_suspension(pages(0, 1), connections, leases, terms());
+        let Progress::Pending(pending, in_flight) = begun.unwrap().poll().unwrap() else {
+            panic!("nothing was in the way");
+        };
+        leak(pending);
+        assert!(rig.get(pages(0, 1), Access::READ).is_err());
+        assert_eq!(rig.cache.expire_suspensions(), 0, "it has time");
+        rig.fabric.with(|world| world.pass(20_000_000));
+        assert_eq!(rig.cache.expire_suspensions(), 1);
+        assert_eq!(
+            (rig.cache.expire_suspensions(), rig.cache.suspension_statistics().expired),
+            (0, 1)
+        );
+        drop(rig.get(pages(0, 1), Access::READ).unwrap());
+        in_flight
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
+    fn a_leaked_one_that_waits_for_leases_expires_too() {
+        let rig = Rig::new();
+        let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
+        assert_eq!(forget_until_overdue(&rig, Vec::new()).leases, 1);
+        assert_eq!(rig.fabric.with(World::poll_ended), None, "its connections go on");
+        assert!(!lease.is_invalidated());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
+    fn a_leaked_one_that_waits_for_transfers_expires_and_its_connections_go_on() {
+        let rig = Rig::new();
+        let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
+        rig.fabric.with(|world| world.weather.cut = Some(0));
+        rig.send(&lease);
+        // The cut link would end the connection while time passes.
+        let in_flight = forget_until_overdue(&rig, vec![lease]);
+        assert_eq!(in_flight.transfers, 1);
+        assert!(!rig.is_stopped(0));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
+    fn a_leaked_one_that_has_withdrawn_something_expires_in_the_open() {
+        let rig = Rig::new();
+        rig.fabric.with(|world| world.weather.flush = 1_000_000);
+        let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
+        assert!(forget_until_overdue(&rig, vec![lease]).translations);
+        assert_eq!(rig.fabric.with(World::poll_ended), Some(rig.connections[0]));
+        assert_eq!(rig.fabric.with(|world| world.registrations()), 1, "the one got since");
+    }
+
+    #[test]
+    fn one_that_expired_before_it_came_about_says_so_and_gives_its_leases_back() {
+        let rig = Rig::new();
+        let kept = rig.get(pages(0, 1), EXPOSED).unwrap();
+        let other = rig.get(pages(0, 1), EXPOSED).unwrap();
+        let connections = vec![rig.connections[0]];
+        let begun = rig.cache.begin_suspension(pages(0, 1), connections, vec![kept], terms());
+        let begun = begun.unwrap();
+        rig.fabric.with(|world| world.pass(20_000_000));
+        assert_eq!(rig.cache.expire_suspensions(), 1);
+        let not = begun.poll().unwrap_err();
+        assert!(matches!(not.why, Why::Refused(_)) && not.leases[0].is_ok());
+        drop((not, other));
+        let counts = rig.cache.suspension_statistics();
+        assert_eq!((counts.begun, counts.expired, counts.refused), (1, 1, 0));
+        assert!(!rig.is_stopped(0));
+        assert_eq!(rig.fabric.with(|world| world.registrations()), 0, "both leases have ended");
+    }
+
+    #[test]
+    fn one_that_expired_with_its_registrations_withdrawn_has_lost_them() {
+        let rig = Rig::new();
+        rig.fabric.with(|world| world.weather.flush = 1_000_000);
+        let kept = rig.get(pages(0, 1), EXPOSED).unwrap();
+        let connections = vec![rig.connections[0]];
+        let begun = rig.cache.begin_suspension(pages(0, 1), connections, vec![kept], terms());
+        let Progress::Pending(pending, _) = begun.unwrap().poll().unwrap() else {
+            panic!("flushed")
+        };
+        rig.fabric.with(|world| world.pass(20_000_000));
+        assert_eq!(rig.cache.expire_suspensions(), 1);
+        assert!(pending.cancel().leases[0].is_err());
+        assert_eq!(rig.fabric.with(|world| world.registrations()), 0);
+        let counts = rig.cache.suspension_statistics();
+        assert_eq!((counts.begun, counts.expired, counts.refused), (1, 1, 0));
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
     fn a_leaked_one_does_not_outlive_the_cache() {

@@ -25,9 +25,9 @@ pub(crate) struct Bar {
     gate: Arc<Gate>,
     /// On the device's clock.
     deadline: Duration,
-    /// What is to be ended if the deadline passes; nothing unless the program has the region in
-    /// its hands.
-    hostages: Option<Hostages>,
+    /// What to do when the deadline passes; nothing while a call of the suspension's own is running,
+    /// which looks at the clock itself.
+    on_expiry: Option<OnExpiry>,
 }
 
 /// One suspension's holds, in the order in which they were taken; a connection may be held by
@@ -71,15 +71,25 @@ pub(crate) enum Claim {
 pub(crate) struct Overdue {
     pub(crate) id: u64,
     pub(crate) range: AddressRange,
-    pub(crate) hostages: Hostages,
+    pub(crate) on_expiry: OnExpiry,
 }
 
-/// What an overdue suspension leaves behind.
-pub(crate) struct Hostages {
-    /// A `Vec` of the device's connections.
-    pub(crate) connections: Arc<dyn Any + Send + Sync>,
-    /// The places whose registrations were withdrawn.
-    pub(crate) parked: Vec<u32>,
+/// What an overdue suspension leaves behind, and what becomes of it.
+pub(crate) struct OnExpiry {
+    /// A `Vec` of the device's connections, those that are stopped.
+    pub(crate) connections: Box<dyn Any + Send>,
+    pub(crate) end: End,
+}
+
+/// How an overdue suspension ends.
+pub(crate) enum End {
+    /// Nothing was withdrawn: its connections go on.
+    GoOn,
+    /// Its connections are failed, and the registrations of these places, which are withdrawn, given up.
+    Fail {
+        /// By their numbers.
+        parked: Vec<u32>,
+    },
 }
 
 /// What a get meets at a bar.
@@ -126,7 +136,7 @@ impl Bars {
         self.last_id += 1;
         self.counts.begun += 1;
         let gate = Arc::new(Gate::new(range, patience));
-        let bar = Bar { id: self.last_id, range, gets, gate, deadline, hostages: None };
+        let bar = Bar { id: self.last_id, range, gets, gate, deadline, on_expiry: None };
         self.bars.push(bar);
         self.last_id
     }
@@ -217,21 +227,21 @@ impl Bars {
     }
 
     /// From now on the suspension may expire.
-    pub(crate) fn hand_over(&mut self, id: u64, hostages: Hostages) {
+    pub(crate) fn hand_over(&mut self, id: u64, on_expiry: OnExpiry) {
         if let Some(bar) = self.bars.iter_mut().find(|bar| bar.id == id) {
-            bar.hostages = Some(hostages);
+            bar.on_expiry = Some(on_expiry);
         }
     }
 
     /// Whether it has expired, or is just being ended, if it was handed over.
     pub(crate) fn has_expired(&self, id: u64) -> bool {
-        self.bars.iter().all(|bar| bar.id != id || bar.hostages.is_none())
+        self.bars.iter().all(|bar| bar.id != id || bar.on_expiry.is_none())
     }
 
-    /// From now on it may not. False if it has.
-    pub(crate) fn take_back(&mut self, id: u64) -> bool {
-        let bar = self.bars.iter_mut().find(|bar| bar.id == id);
-        bar.is_some_and(|bar| bar.hostages.take().is_some())
+    /// From now on it may not. `None` if it has. The connections in it are the device's: to be dropped
+    /// outside the lock.
+    pub(crate) fn take_back(&mut self, id: u64) -> Option<OnExpiry> {
+        self.bars.iter_mut().find(|bar| bar.id == id)?.on_expiry.take()
     }
 
     /// Takes a bar down; those who waited go on.
@@ -247,9 +257,9 @@ impl Bars {
     /// Its bar and its holds stand until [`take_down`](Self::take_down): nobody lets its connections
     /// go on, or gets what they may still touch, before they were failed.
     pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
-        let overdue = |bar: &&mut Bar| bar.hostages.is_some() && bar.deadline < now;
+        let overdue = |bar: &&mut Bar| bar.on_expiry.is_some() && bar.deadline < now;
         let bar = self.bars.iter_mut().find(overdue)?;
-        Some(Overdue { id: bar.id, range: bar.range, hostages: bar.hostages.take()? })
+        Some(Overdue { id: bar.id, range: bar.range, on_expiry: bar.on_expiry.take()? })
     }
 }
 
@@ -312,7 +322,7 @@ pub struct SuspensionStatistics {
     pub resumed: u64,
     /// Those that were dropped and ended with their connections.
     pub killed: u64,
-    /// Those that were overdue and ended with their connections.
+    /// Those that were overdue when [`expire_suspensions`](crate::Cache::expire_suspensions) looked.
     pub expired: u64,
     /// Panics of the device that could not be passed on: while another panic was on its way, or
     /// while connections were being failed, where each must have its turn.

@@ -47,13 +47,13 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
         leases: Vec<Lease<'c, R, M>>,
         terms: SuspensionTerms,
     ) -> Result<Suspended<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
-        let mut suspending = self.begin_suspension(range, connections, leases, terms)?;
+        let mut ward = self.begin(range, connections, leases, terms)?;
         loop {
-            match suspending.poll()? {
-                Progress::Suspended(suspended) => return Ok(suspended),
-                Progress::Pending(pending, _) => {
-                    pending.ward.wait();
-                    suspending = pending;
+            match go_on(ward)? {
+                Step::Suspended(suspended) => return Ok(suspended),
+                Step::Pending(pending, _) => {
+                    pending.wait();
+                    ward = pending;
                 }
             }
         }
@@ -72,6 +72,16 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
         leases: Vec<Lease<'c, R, M>>,
         terms: SuspensionTerms,
     ) -> Result<Suspending<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
+        self.begin(range, connections, leases, terms).map(Suspending::new)
+    }
+
+    fn begin<'c>(
+        &'c self,
+        range: AddressRange,
+        connections: Vec<R::Connection>,
+        leases: Vec<Lease<'c, R, M>>,
+        terms: SuspensionTerms,
+    ) -> Result<Ward<'c, R, M>, Refusal<'c, R, M>> {
         let range = range.page_aligned(self.shared.limits.page_bytes);
         if let Err(why) = check(&self.shared, range, &connections, &leases) {
             return Err(not_suspended(why, leases));
@@ -86,13 +96,17 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
             }
         }
         ward.stop(connections);
-        Ok(Suspending { ward })
+        Ok(ward)
     }
 
-    /// Ends every [`Suspended`] whose deadline has passed: its connections are failed in the open,
-    /// its registrations given back, and gets go on. Says how many there were.
+    /// Ends every suspension whose deadline has passed, whatever became of its value: gets go on. Says
+    /// how many there were.
     ///
-    /// For a program's event loop or watchdog, where nobody can be sure that whoever suspended
+    /// The connections of a [`Suspended`] are failed in the open and the registrations that it kept are
+    /// deregistered; so it is with a [`Suspending`] that has withdrawn registrations. Before that, its
+    /// connections go on. One that is in a call of its own ends there.
+    ///
+    /// For a program's event loop or watchdog, which cannot be sure that the thread that suspended
     /// comes back. The memory is left as it is: what is half re-arranged is the program's affair.
     pub fn expire_suspensions(&self) -> usize {
         self.shared.expire_suspensions()
@@ -138,9 +152,53 @@ fn refuse<'c, R: Suspend, M: Monitor>(
     Box::new(NotSuspended { why: Why::Refused(Refused { in_flight, waited, lost }), leases })
 }
 
+/// What a suspension meets that [`Cache::expire_suspensions`] has ended.
+fn expired<'c, R: Suspend, M: Monitor>(mut ward: Ward<'c, R, M>) -> Refusal<'c, R, M> {
+    if ward.is_forked() {
+        return not_suspended(Why::Forked, Vec::new());
+    }
+    let (waited, lost) = (ward.waited(), std::mem::take(&mut ward.lost));
+    let refused = Refused { in_flight: InFlight::default(), waited, lost };
+    Box::new(NotSuspended { why: Why::Refused(refused), leases: ward.leases_after_expiry() })
+}
+
+/// How far a suspension has come that is in no program's hands yet, or again.
+#[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
+enum Step<'c, R: Suspend, M: Monitor> {
+    Pending(Ward<'c, R, M>, InFlight),
+    Suspended(Suspended<'c, R, M>),
+}
+
+/// Goes as far as it can without waiting.
+fn go_on<'c, R: Suspend, M: Monitor>(
+    mut ward: Ward<'c, R, M>,
+) -> Result<Step<'c, R, M>, Refusal<'c, R, M>> {
+    if ward.is_forked() {
+        return Err(not_suspended(Why::Forked, Vec::new()));
+    }
+    if ward.is_too_late_to_stop() {
+        let in_flight = ward.in_the_way();
+        return Err(refuse(ward, in_flight));
+    }
+    let in_flight = ward.advance();
+    // Again, because the device may have forked.
+    if ward.is_forked() {
+        return Err(not_suspended(Why::Forked, Vec::new()));
+    }
+    if in_flight.is_empty() {
+        ward.hand_over();
+        return Ok(Step::Suspended(Suspended { ward }));
+    }
+    if ward.is_overdue() {
+        return Err(refuse(ward, in_flight));
+    }
+    Ok(Step::Pending(ward, in_flight))
+}
+
 /// A suspension under way: gets are barred and connections stopped, and something is in flight.
 ///
-/// Dropping it cancels it: everything goes on, and the leases handed over end.
+/// Dropping it cancels it: everything goes on, and the leases handed over end. Forgotten, it stands until
+/// [`Cache::expire_suspensions`] finds it overdue.
 #[must_use = "what is dropped here goes on as before"]
 pub struct Suspending<'c, R: Suspend, M: Monitor> {
     ward: Ward<'c, R, M>,
@@ -156,6 +214,11 @@ pub enum Progress<'c, R: Suspend, M: Monitor> {
 }
 
 impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
+    fn new(mut ward: Ward<'c, R, M>) -> Self {
+        ward.entrust();
+        Self { ward }
+    }
+
     /// What notices call this suspension.
     pub fn id(&self) -> SuspensionId {
         self.ward.id()
@@ -167,32 +230,22 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
     ///
     /// [`NotSuspended`] at the deadline. Everything goes on.
     pub fn poll(mut self) -> Result<Progress<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
-        if self.ward.is_forked() {
-            return Err(not_suspended(Why::Forked, Vec::new()));
+        if !self.ward.take_back() {
+            return Err(expired(self.ward));
         }
-        if self.ward.is_too_late_to_stop() {
-            let in_flight = self.ward.in_the_way();
-            return Err(refuse(self.ward, in_flight));
-        }
-        let in_flight = self.ward.advance();
-        // Again, because the device may have forked.
-        if self.ward.is_forked() {
-            return Err(not_suspended(Why::Forked, Vec::new()));
-        }
-        if in_flight.is_empty() {
-            self.ward.hand_over();
-            return Ok(Progress::Suspended(Suspended { ward: self.ward }));
-        }
-        if self.ward.is_overdue() {
-            return Err(refuse(self.ward, in_flight));
-        }
-        Ok(Progress::Pending(self, in_flight))
+        Ok(match go_on(self.ward)? {
+            Step::Pending(ward, in_flight) => Progress::Pending(Self::new(ward), in_flight),
+            Step::Suspended(suspended) => Progress::Suspended(suspended),
+        })
     }
 
     /// Lets everything go on as before, with the leases back.
     pub fn cancel(mut self) -> Box<NotSuspended<'c, R, M>> {
         if self.ward.is_forked() {
             return not_suspended(Why::Forked, Vec::new());
+        }
+        if !self.ward.take_back() {
+            return expired(self.ward);
         }
         let in_flight = self.ward.in_the_way();
         refuse(self.ward, in_flight)

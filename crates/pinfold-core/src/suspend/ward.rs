@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use super::bars::{Claim, Hostages, Overdue};
+use super::bars::{Claim, End, OnExpiry, Overdue};
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
 use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
@@ -67,6 +67,8 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
     parked: Vec<Parked<'c, R::Handle>>,
     /// How many leases were handed over.
     leases: usize,
+    /// Whether the clock may end it: its value is in the program's hands, which may never call again.
+    entrusted: bool,
 }
 
 /// A registration out of everybody's reach, and the leases to come back with it.
@@ -80,6 +82,15 @@ struct Parked<'c, H> {
     /// Places in the order of the leases handed over, and their bytes.
     leases: Vec<(usize, AddressRange)>,
 }
+
+/// What a lease gets that was handed over to a suspension which ended with its registration withdrawn.
+const GIVEN_UP_AT_THE_DEADLINE: RegisterError = RegisterError::Os {
+    operation: "renewing a registration whose suspension had expired",
+    errno: ETIMEDOUT,
+};
+
+/// Linux's, on every processor that Pinfold runs on.
+const ETIMEDOUT: i32 = 110;
 
 type Returned<'c, R, M> = Result<Lease<'c, R, M>, RegisterError>;
 
@@ -130,6 +141,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             kept_of,
             parked,
             leases,
+            entrusted: false,
         })
     }
 
@@ -407,27 +419,50 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     /// The region is the program's from now on; the suspension may expire.
     pub(crate) fn hand_over(&mut self) {
-        let connections = Arc::new(self.connections.clone());
-        let parked = self.parked.iter().map(|parked| parked.region.number).collect();
-        let hostages = Hostages { connections, parked };
-        self.locked(|writer| writer.bars.hand_over(self.id, hostages));
+        self.entrust();
         // Last: a connection whose clone panics must not pass for an expired one's.
         self.stage = Stage::Handed;
+    }
+
+    /// The suspension's value is the program's from now on: it may be forgotten, so the clock may end
+    /// it until [`take_back`](Self::take_back).
+    pub(crate) fn entrust(&mut self) {
+        let end = match self.stage {
+            Stage::Leased | Stage::Draining => End::GoOn,
+            // The handles of what is withdrawn are free for other uses behind this, and what stands in
+            // the queues of the connections may name them.
+            Stage::Settling | Stage::Handed | Stage::Returning | Stage::Over => End::Fail {
+                parked: self.parked.iter().map(|parked| parked.region.number).collect(),
+            },
+        };
+        let on_expiry = OnExpiry { connections: Box::new(self.connections.clone()), end };
+        self.locked(|writer| writer.bars.hand_over(self.id, on_expiry));
+        self.entrusted = true;
     }
 
     pub(crate) fn has_expired(&self) -> bool {
         self.locked(|writer| writer.bars.has_expired(self.id)).unwrap_or_default()
     }
 
-    /// Ends the program's time with the region. False if the suspension has expired: then it owns
-    /// nothing any more.
+    /// Ends the program's time with it. False if the suspension has expired: then it owns nothing any
+    /// more but leases that were not withdrawn.
     pub(crate) fn take_back(&mut self) -> bool {
-        let ours = self.locked(|writer| writer.bars.take_back(self.id)).unwrap_or_default();
+        if !std::mem::replace(&mut self.entrusted, false) {
+            return true;
+        }
+        let ours = self.locked(|writer| writer.bars.take_back(self.id)).flatten().is_some();
         if !ours {
             self.stage = Stage::Over;
             self.parked.clear();
         }
         ours
+    }
+
+    /// What is left of the leases handed over to a suspension that has expired, in their order.
+    pub(crate) fn leases_after_expiry(&mut self) -> Vec<Returned<'c, R, M>> {
+        let mut leases: Vec<_> = self.kept.drain(..).map(Ok).collect();
+        leases.resize_with(self.leases, || Err(GIVEN_UP_AT_THE_DEADLINE));
+        leases
     }
 
     /// Renews what was parked and lets everything go on. The leases come back in the order in
@@ -527,7 +562,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             Stage::Handed => self.abandon_handed(),
             Stage::Returning => self.kill(Revocation::DevicePanicked),
             // Nobody has touched the memory.
-            Stage::Leased | Stage::Draining | Stage::Settling => drop(self.resume()),
+            Stage::Leased | Stage::Draining | Stage::Settling => {
+                if self.take_back() {
+                    drop(self.resume());
+                }
+            }
         }
     }
 
@@ -582,10 +621,13 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         let now = self.registrar.now();
         let mut count = 0;
         while let Some(overdue) = self.locked(|writer| writer.bars.take_overdue(now)) {
-            let Overdue { id, range, hostages } = overdue;
-            let connections = hostages.connections.downcast::<Vec<R::Connection>>();
-            let mut connections = connections.map_or_else(|_| Vec::new(), |all| (*all).clone());
-            let device_panics = fail_all(&self.registrar, &mut connections);
+            let Overdue { id, range, on_expiry } = overdue;
+            let connections = on_expiry.connections.downcast::<Vec<R::Connection>>();
+            let mut connections = connections.map_or_else(|_| Vec::new(), |all| *all);
+            let device_panics = match on_expiry.end {
+                End::GoOn => self.let_all_go_on(id, &mut connections),
+                End::Fail { .. } => fail_all(&self.registrar, &mut connections),
+            };
             // The device may have forked: all of it is the parent's then.
             if self.monitor.forked() {
                 return count;
@@ -593,9 +635,11 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             self.locked(|writer| {
                 writer.bars.take_down(id);
                 self.open_regions(writer, range);
-                self.revoke(writer, (id, range), hostages.parked.into_iter(), Revocation::Expired);
                 writer.bars.counts.expired += 1;
                 writer.bars.counts.device_panics += device_panics;
+                if let End::Fail { parked } = on_expiry.end {
+                    self.revoke(writer, (id, range), parked.into_iter(), Revocation::Expired);
+                }
             });
             count += 1;
         }
@@ -603,6 +647,24 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             self.reclaim();
         }
         count
+    }
+
+    /// Lets every connection of a suspension that ends go on that no other holds. One that makes the
+    /// device panic is failed, and does not save the others. Says how many did.
+    fn let_all_go_on(&self, id: u64, connections: &mut Vec<R::Connection>) -> u64 {
+        let mut panics = 0;
+        while let Some(connection) = connections.pop().filter(|_| !self.monitor.forked()) {
+            let let_go_on = || {
+                if self.locked(|writer| writer.bars.release(id, &connection)) {
+                    // What died meanwhile its program hears of from its device.
+                    let _lost = self.registrar.restart(&connection);
+                }
+            };
+            if !runs_through(let_go_on) {
+                panics += 1 + fail_all(&self.registrar, &mut vec![connection]);
+            }
+        }
+        panics
     }
 
     /// Gives up what was parked, and says so.

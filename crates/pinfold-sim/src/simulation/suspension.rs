@@ -217,7 +217,8 @@ impl<'c> Program<'c, '_> {
         self.check_keys(&suspension.keys, &leases);
         self.take_back(&suspension.holders, leases);
         self.check_restarted(&suspension.connections);
-        self.check_end(suspension.id, |told| told.is_none_or(|it| it == Told::Resumed));
+        let ends = [Told::Resumed, Told::Revoked(Revocation::Expired)];
+        self.check_end(suspension.id, |told| told.is_none_or(|it| ends.contains(&it)));
     }
 
     fn ended_by_panic(&mut self, suspension: &Suspension<'c>) {
