@@ -19,6 +19,19 @@ pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 use pinfold::{Change, MappingKind};
 use std::fmt;
 
+/// The first wrong byte: how far into what was moved.
+pub(crate) type FirstWrong = usize;
+
+/// Where `got` differs from `wanted`, which is as long.
+pub(crate) fn difference(got: &[u8], wanted: &[u8]) -> Option<FirstWrong> {
+    // Whole blocks first: they are compared many bytes at a time.
+    const BLOCK: usize = 4096;
+    let blocks = got.chunks(BLOCK).zip(wanted.chunks(BLOCK));
+    let (number, (got, wanted)) = blocks.enumerate().find(|(_, (got, wanted))| got != wanted)?;
+    let within = got.iter().zip(wanted).position(|(got, wanted)| got != wanted);
+    Some(number * BLOCK + within.unwrap_or_else(|| got.len().min(wanted.len())))
+}
+
 /// A kind of memory, finer than [`MappingKind`]: what behaves differently under change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Backing {
@@ -351,6 +364,11 @@ impl Mutation {
             | Self::RemapFilePages => Route::Other,
             _ => Route::Library,
         }
+    }
+
+    /// Whether another process makes it, which is forked for that.
+    pub(crate) const fn forks(self) -> bool {
+        matches!(self, Self::DiscardFromChild | Self::RemoveInChild | Self::PunchInChild)
     }
 
     /// Whether `backing` can suffer this change at all.

@@ -5,7 +5,8 @@
 //! nobody changes.
 
 use crate::change::{
-    Foothold, Mutation, Obstacle, Part, Specimen, lag_behind, stay_on, this_processor,
+    FirstWrong, Foothold, Mutation, Obstacle, Part, Specimen, difference, lag_behind, stay_on,
+    this_processor,
 };
 use crate::port::{Port, Refusal};
 use pinfold::landing::AskError;
@@ -100,19 +101,6 @@ impl fmt::Display for Stop {
     }
 }
 
-/// The first wrong byte: how far into what was moved.
-pub(crate) type FirstWrong = usize;
-
-/// Where `got` differs from `wanted`, which is as long.
-pub(crate) fn difference(got: &[u8], wanted: &[u8]) -> Option<FirstWrong> {
-    // Whole blocks first: they are compared many bytes at a time.
-    const BLOCK: usize = 4096;
-    let blocks = got.chunks(BLOCK).zip(wanted.chunks(BLOCK));
-    let (number, (got, wanted)) = blocks.enumerate().find(|(_, (got, wanted))| got != wanted)?;
-    let within = got.iter().zip(wanted).position(|(got, wanted)| got != wanted);
-    Some(number * BLOCK + within.unwrap_or_else(|| got.len().min(wanted.len())))
-}
-
 /// Sends `range` of `specimen` and compares what arrives with what the memory holds.
 pub(crate) fn send_wrong<M: Monitor>(
     port: &Port<M>,
@@ -121,7 +109,7 @@ pub(crate) fn send_wrong<M: Monitor>(
     lane: usize,
 ) -> Result<Option<FirstWrong>, Refusal> {
     let sent = port.send(range, lane)?;
-    Ok(difference(&sent.bytes, &specimen.bytes(range)))
+    Ok(specimen.difference(range, &sent.bytes))
 }
 
 /// Has the device write the pattern of `key` into `range` and looks at what the memory holds then.
@@ -134,7 +122,7 @@ pub(crate) fn receive_wrong<M: Monitor>(
 ) -> Result<Option<FirstWrong>, Refusal> {
     let wanted = Specimen::pattern(range, key);
     port.receive(range, lane, &wanted)?;
-    Ok(difference(&specimen.bytes(range), &wanted))
+    Ok(specimen.difference(range, &wanted))
 }
 
 /// How the two threads of a race are scheduled.

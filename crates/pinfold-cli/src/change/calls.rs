@@ -849,16 +849,34 @@ pub(super) fn punch_in_child(file: &OwnedFd, at: usize, length: usize) -> Outcom
     }
 }
 
-/// Copies `bytes` to the memory at `start`.
+/// Writes `words` over `range`, of the last one as many bytes as there is room for.
 ///
 /// # Safety
 ///
 /// See the file's header; the memory is mapped and writable.
-pub(super) unsafe fn store(start: usize, bytes: &[u8]) {
-    // SAFETY: the target is mapped and the caller's alone, so it is no part of `bytes`.
-    unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(start).cast(), bytes.len());
+pub(super) unsafe fn store(range: AddressRange, mut words: impl Iterator<Item = u64>) {
+    const WORD: usize = size_of::<u64>();
+    let start = pointer(range.start()).cast::<u8>();
+    let whole = range.len() / WORD * WORD;
+    for (offset, word) in (0..whole).step_by(WORD).zip(words.by_ref()) {
+        // SAFETY: the target is mapped and the caller's alone, and a word of it begins at `offset`.
+        unsafe { start.add(offset).cast::<u64>().write_unaligned(word.to_le()) };
     }
+    let last = words.next().unwrap_or(0).to_le_bytes();
+    // SAFETY: so many bytes, fewer than a word, are left.
+    unsafe { std::ptr::copy_nonoverlapping(last.as_ptr(), start.add(whole), range.len() - whole) };
+}
+
+/// Whether the memory at `range` holds `bytes`, which are as many.
+///
+/// # Safety
+///
+/// See the file's header; the memory is mapped and readable.
+pub(super) unsafe fn holds(range: AddressRange, bytes: &[u8]) -> bool {
+    let length = range.len().min(bytes.len());
+    // SAFETY: both are readable for so many bytes; nothing but this call reads the mapped memory.
+    let compared = unsafe { libc::memcmp(pointer(range.start()), bytes.as_ptr().cast(), length) };
+    compared == 0 && range.len() == bytes.len()
 }
 
 /// The bytes at `range`.

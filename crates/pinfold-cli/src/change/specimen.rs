@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use super::calls::{self, Advice, Call, Obstacle, Place};
-use super::{Backing, Mutation, Part};
+use super::{Backing, Mutation, Part, difference};
 use pinfold::AddressRange;
 use std::os::fd::OwnedFd;
 
@@ -74,12 +74,9 @@ impl Specimen {
 
     /// The bytes with which `key` fills `range`: every word of the range and every key another.
     pub(crate) fn pattern(range: AddressRange, key: u64) -> Vec<u8> {
-        let mut state = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut bytes = vec![0; range.len().next_multiple_of(size_of::<u64>())];
-        // A step is an addition, so that making bytes costs no more than moving them.
-        for word in bytes.chunks_exact_mut(size_of::<u64>()) {
-            state = state.wrapping_add(0x5851_f42d_4c95_7f2d);
-            word.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+        for (chunk, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(pattern_words(key)) {
+            chunk.copy_from_slice(&word.to_le_bytes());
         }
         bytes.truncate(range.len());
         bytes
@@ -89,7 +86,7 @@ impl Specimen {
     pub(crate) fn fill(&self, part: AddressRange, key: u64) {
         assert!(self.body.contains(&part) && self.hole.is_none());
         // SAFETY: the part is mapped: it lies in the body, and the body has no hole.
-        unsafe { calls::store(part.start(), &Self::pattern(part, key)) };
+        unsafe { calls::store(part, pattern_words(key)) };
     }
 
     /// Makes missing pages of memory where writing could end the process. A huge page that was set aside for
@@ -111,6 +108,16 @@ impl Specimen {
         assert!(self.body.contains(&part) && self.hole.is_none());
         // SAFETY: the part is mapped: it lies in the body, and the body has no hole.
         unsafe { calls::load(part) }
+    }
+
+    /// Where `part` holds something else than `wanted`, which is as long.
+    pub(crate) fn difference(&self, part: AddressRange, wanted: &[u8]) -> Option<usize> {
+        assert!(self.body.contains(&part) && self.hole.is_none());
+        // SAFETY: the part is mapped: it lies in the body, and the body has no hole.
+        if unsafe { calls::holds(part, wanted) } {
+            return None;
+        }
+        difference(&self.bytes(part), wanted)
     }
 
     /// The piece of the body that `part` means, in whole grains.
@@ -486,6 +493,16 @@ impl Drop for Specimen {
     }
 }
 
+/// The words of the pattern of `key`.
+fn pattern_words(key: u64) -> impl Iterator<Item = u64> {
+    let mut state = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    // A step is an addition, so that making bytes costs no more than moving them.
+    std::iter::repeat_with(move || {
+        state = state.wrapping_add(0x5851_f42d_4c95_7f2d);
+        state ^ (state >> 29)
+    })
+}
+
 /// Private memory that a thread maps at an address which another one has just let go.
 #[derive(Debug)]
 pub(crate) struct Foothold(AddressRange);
@@ -500,7 +517,7 @@ impl Foothold {
     /// Writes the pattern of `key` over it.
     pub(crate) fn fill(&self, key: u64) {
         // SAFETY: it was mapped for this foothold alone.
-        unsafe { calls::store(self.0.start(), &Specimen::pattern(self.0, key)) };
+        unsafe { calls::store(self.0, pattern_words(key)) };
     }
 }
 

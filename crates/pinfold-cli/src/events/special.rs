@@ -2,9 +2,11 @@
 
 use super::trial::{first_wrong, warm};
 use super::{Event, Finding, event, persistently};
-use crate::change::{Backing, Call, Mutation, Obstacle, Part, Route, Specimen, in_child};
+use crate::change::{
+    Backing, Call, FirstWrong, Mutation, Obstacle, Part, Route, Specimen, difference, in_child,
+};
 use crate::port::{MakeMonitor, Port, Refusal, Wiring};
-use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
+use crate::races::{self, Pace, Race, RunRace, Stop, send_wrong};
 use pinfold::{Access, AddressRange, Change, Config, GetError, Monitor};
 use std::thread;
 

@@ -15,9 +15,9 @@
 
 use super::tally::WrongBytes;
 use super::worker::{Judged, Worker};
-use crate::change::{Mutation, Part, Specimen};
+use crate::change::{Mutation, Part, Specimen, difference};
 use crate::port::{PortRegistrar, Refusal};
-use crate::races::{Stop, difference, joined, send_wrong, start};
+use crate::races::{Stop, joined, send_wrong, start};
 use pinfold::landing::{
     Arrived, Crossover, LandError, Landed, Method, Options, Place, Refused, Remapped, Slab,
 };

@@ -12,11 +12,11 @@
 
 use super::tally::WrongBytes;
 use super::worker::{Judged, Worker};
-use crate::change::Specimen;
+use crate::change::{Specimen, difference};
 use crate::device::{AnyRegistrar, Device, Kind, Transfer};
 use crate::output::Failure;
 use crate::port::{LANE_BYTES, Refusal, at};
-use crate::races::{Stop, difference};
+use crate::races::Stop;
 use pinfold::budget::Share;
 use pinfold::pool::{Pool, PoolBuffer, PoolConfig, WhenExhausted};
 use pinfold::{AddressRange, Monitor};

@@ -145,23 +145,23 @@ impl Program {
         let slot = self.rng.usize(..SLOTS);
         // What takes as long as hundreds of others (a child, no descriptors, two threads) is rare, so that
         // most of the time goes into what changes and uses memory.
-        match self.rng.u32(..1000) {
-            0..60 => self.allocate(slot),
-            60..250 => Operation::Change { slot, mutation: self.mutation(self.backings[slot]) },
-            250..460 => self.send(slot),
-            460..560 => Operation::Receive { slot, window: self.window(), port: self.port() },
-            560..610 => Operation::Hold { slot, window: self.window(), port: self.port() },
-            610..660 => Operation::Release,
-            660..685 => {
+        match self.rng.u32(..10_000) {
+            0..600 => self.allocate(slot),
+            600..2600 => Operation::Change { slot, mutation: self.mutation(self.backings[slot]) },
+            2600..4900 => self.send(slot),
+            4900..5900 => Operation::Receive { slot, window: self.window(slot), port: self.port() },
+            5900..6400 => Operation::Hold { slot, window: self.window(slot), port: self.port() },
+            6400..6900 => Operation::Release,
+            6900..7150 => {
                 let mutation = self.mutation(self.backings[slot]);
                 Operation::Vouch { slot, mutation, port: self.port() }
             }
-            685..697 => Operation::TakeOver { grains: self.grains(), port: self.port() },
-            697..709 => self.register(),
-            709..721 => self.beside(),
-            721..722 => Operation::Starve { slot, port: self.port() },
-            722..723 => Operation::Fork { flood: self.rng.u32(..8) == 0 },
-            723..816 => self.arrive(slot),
+            7150..7170 => Operation::TakeOver { grains: self.grains(), port: self.port() },
+            7170..7190 => self.register(),
+            7190..7210 => self.beside(),
+            7210..7211 => Operation::Starve { slot, port: self.port() },
+            7211..7213 => Operation::Fork { flood: self.rng.u32(..16) == 0 },
+            7213..8150 => self.arrive(slot),
             _ => self.with_the_pool(),
         }
     }
@@ -170,10 +170,11 @@ impl Program {
         let arrival = Arrival {
             way: [Way::Copy, Way::Exchange, Way::Early, Way::Chosen][self.rng.usize(..4)],
             change: self.change_of_target(slot),
-            beside: self.rng.bool(),
+            // A thread's beginning and end take longer than an arrival.
+            beside: self.rng.u32(..16) == 0,
             refill: self.rng.bool(),
         };
-        Operation::Arrive { slot, window: self.window(), port: self.port(), arrival }
+        Operation::Arrive { slot, window: self.window(slot), port: self.port(), arrival }
     }
 
     /// What becomes of a target whose changes are certain to be watched.
@@ -204,7 +205,8 @@ impl Program {
 
     /// Mostly small, up to 4 MiB; patience for some milliseconds.
     fn take(&mut self, place: usize) -> Operation {
-        let longest = 1 << self.rng.u32(4..=22);
+        let most = if self.is_large() { 22 } else { 15 };
+        let longest = 1 << self.rng.u32(4..=most);
         let length = self.rng.usize(1..=longest);
         let patience = Duration::from_millis(self.rng.u64(..4));
         let when = match self.rng.u32(..4) {
@@ -228,7 +230,7 @@ impl Program {
     }
 
     fn send(&mut self, slot: usize) -> Operation {
-        let (window, refill) = (self.window(), self.rng.bool());
+        let (window, refill) = (self.window(slot), self.rng.bool());
         Operation::Send { slot, window, refill, port: self.port() }
     }
 
@@ -251,14 +253,15 @@ impl Program {
     }
 
     fn backing(&mut self) -> Backing {
-        match self.rng.u32(..100) {
-            0..45 => Backing::Anonymous,
-            45..50 => Backing::TransparentHuge,
-            50..52 => Backing::Hugetlb,
-            52..65 => Backing::SharedAnonymous,
-            65..75 => Backing::MemfdShared,
-            75..85 => Backing::MemfdPrivate,
-            85..95 => Backing::FilePrivate,
+        match self.rng.u32(..1000) {
+            0..500 => Backing::Anonymous,
+            // Cleared and filled, a huge page takes as long as tens of operations on small ones.
+            500..510 => Backing::TransparentHuge,
+            510..515 => Backing::Hugetlb,
+            515..650 => Backing::SharedAnonymous,
+            650..750 => Backing::MemfdShared,
+            750..850 => Backing::MemfdPrivate,
+            850..950 => Backing::FilePrivate,
             _ => Backing::SystemV,
         }
     }
@@ -274,29 +277,40 @@ impl Program {
         KINDS[self.rng.usize(..KINDS.len())]
     }
 
+    /// One that fits; one that forks, whose time grows with the process, seldom.
     fn mutation(&mut self, backing: Backing) -> Mutation {
+        let forks = self.rng.u32(..16) == 0;
         let start = self.rng.usize(..Mutation::ALL.len());
         let turned = Mutation::ALL.iter().cycle().skip(start);
-        let mut fitting = turned.take(Mutation::ALL.len()).filter(|m| m.fits(backing));
+        let wanted = |m: &&Mutation| m.fits(backing) && (forks || !m.forks());
+        let mut fitting = turned.take(Mutation::ALL.len()).filter(wanted);
         *fitting.next().unwrap_or(&Mutation::FailedUnmap)
     }
 
     /// Mostly small, up to 256 KiB of small pages.
     fn grains(&mut self) -> usize {
-        1 << self.rng.u32(..7)
+        let most = if self.is_large() { 7 } else { 4 };
+        1 << self.rng.u32(..most)
     }
 
-    /// All of the memory, or any part of it.
-    fn window(&mut self) -> Window {
-        if self.rng.bool() {
+    /// Whether this time more bytes are moved than the many small ones together take.
+    fn is_large(&mut self) -> bool {
+        self.rng.u32(..16) == 0
+    }
+
+    /// All of the memory, or any part of it; of huge pages mostly a small part.
+    fn window(&mut self, slot: usize) -> Window {
+        let is_huge = self.backings[slot].alignment() > Backing::Anonymous.grain();
+        let longest = if is_huge && !self.is_large() { u16::MAX >> 6 } else { u16::MAX };
+        if longest == u16::MAX && self.rng.bool() {
             return Window { start: 0, length: u16::MAX };
         }
-        Window { start: self.rng.u16(..), length: self.rng.u16(..) }
+        Window { start: self.rng.u16(..), length: self.rng.u16(..=longest) }
     }
 
     /// A lagging race takes the time of several others.
     fn pace(&mut self) -> Pace {
-        if self.rng.u32(..4) == 0 { Pace::Lagging } else { Pace::Free }
+        if self.rng.u32(..8) == 0 { Pace::Lagging } else { Pace::Free }
     }
 
     /// Mostly the roomy cache.
@@ -339,7 +353,7 @@ mod tests {
     fn every_kind_of_operation_and_every_change_comes_up() {
         let mut kinds = std::collections::HashSet::new();
         let mut mutations = std::collections::HashSet::new();
-        for operation in Program::new(1, 0).take(100_000) {
+        for operation in Program::new(1, 0).take(500_000) {
             kinds.insert(operation.kind());
             if let Operation::Change { mutation, .. } = operation {
                 mutations.insert(mutation);

@@ -9,15 +9,15 @@ use super::program::{Operation, PLACES, PORTS, Program, SLOTS, Window};
 use super::tally::{Tally, WrongBytes};
 use super::{Grounds, Owned, Shared, beside};
 use crate::change::{
-    Backing, Call, ChildEnd, MappingFlood, Mutation, NoDescriptors, Obstacle, Part, Route,
-    Specimen, in_child_guarded,
+    Backing, Call, ChildEnd, FirstWrong, MappingFlood, Mutation, NoDescriptors, Obstacle, Part,
+    Route, Specimen, in_child_guarded,
 };
 use crate::output::Failure;
 use crate::port::{Port, PortLease, Refusal};
-use crate::races::{self, FirstWrong, Pace, Race, RunRace, Stop, difference, send_wrong};
-use pinfold::budget::Discovery;
+use crate::races::{self, Pace, Race, RunRace, Stop, send_wrong};
 use pinfold::{Access, AddressRange, Cover, GetError, Monitor};
 use std::collections::VecDeque;
+use std::fs;
 use std::sync::PoisonError;
 use std::time::Instant;
 
@@ -239,7 +239,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         let offset = range.start() - body.start();
         wanted[offset..offset + range.len()].copy_from_slice(&incoming);
         self.port(port).receive(range, self.lane(), &incoming)?;
-        let wrong = difference(&specimen.bytes(body), &wanted);
+        let wrong = specimen.difference(body, &wanted);
         self.moved(body, wrong)
     }
 
@@ -280,7 +280,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         let piece = body.pieces(Port::<M>::piece_bytes()).next().unwrap_or(body);
         let lease = port.lease_vouched(piece, Access::READ)?;
         let sent = port.send_leased(&lease, piece, self.lane())?;
-        let wrong = difference(&sent, &specimen.bytes(piece));
+        let wrong = specimen.difference(piece, &sent);
         self.moved(piece, wrong)
     }
 
@@ -462,9 +462,13 @@ fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
 
 /// Of those of 2 MiB that are set aside, those that nobody has or was promised.
 fn free_huge_pages() -> u64 {
-    let pools = Discovery::read().huge_pages;
-    let pool = pools.iter().find(|pool| pool.page_bytes == 2 << 20);
-    let free = pool.and_then(|pool| pool.free.get()?.checked_sub(pool.reserved.get()?));
+    // Two files: the whole of `Discovery` takes as long as many operations.
+    const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+    let count = |name| {
+        let text = fs::read_to_string(format!("{POOL}/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    let free = count("free_hugepages").and_then(|free| free.checked_sub(count("resv_hugepages")?));
     free.unwrap_or(0)
 }
 
