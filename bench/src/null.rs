@@ -62,7 +62,7 @@ pub(crate) fn unlimited() -> Result<NullCache, String> {
 
 /// A cache of at most `regions` and `bytes`, its reclaimer running.
 pub(crate) fn limited(regions: usize, bytes: usize) -> Result<NullCache, String> {
-    let config = Config { max_regions: regions, max_bytes: bytes, ..Config::default() };
+    let config = Config { max_regions: regions, max_bytes: bytes, ..Config::keeping_all() };
     over(LoadMonitor::default(), config).map_err(|error| error.to_string())
 }
 

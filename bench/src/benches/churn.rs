@@ -1,6 +1,6 @@
 //! Memory that does not stay: mapped, used some times, unmapped, over and over, beside registering
 //! for each use by two calls of the registrar. And what a watched `munmap` takes beside one of memory
-//! that nobody watches.
+//! that is not watched.
 //!
 //! A cache that everybody switches on must be harmless for a program that never uses a buffer again.
 //!
@@ -13,16 +13,14 @@
 
 use crate::Options;
 use crate::report::Report;
-use crate::rounds::{Comparison, compare, nanoseconds, nanoseconds_each};
+use crate::rounds::{compare, nanoseconds, nanoseconds_each};
 use io_uring::IoUring as Ring;
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
-use pinfold::{
-    Access, AddressRange, Admission, Cache, Config, LearnedCost, Lease, Monitor, Registrar,
-    UseCosts, Verdict, Watch,
-};
+use pinfold::{Access, AddressRange, Cache, Config, Lease, Monitor, Registrar, Watch};
 use serde_json::json;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
@@ -40,28 +38,19 @@ const UNMAPPINGS: usize = 300;
 /// What is done with memory before it is unmapped.
 type Preparation<'p> = dyn Fn(&Mapped) -> Result<(), String> + 'p;
 
-type TheCache = Cache<IoUring, Userfaultfd>;
+type TheCache = Cache<IoUring, Arc<Userfaultfd>>;
 
 /// What a program may do for each use.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+#[derive(Clone, Copy)]
+enum Way<'c> {
     /// Two calls of the registrar.
     PerUse,
-    /// A get; the range is watched and kept from the first on.
-    Kept,
-    /// A get once the decision says so, until then one whose registration ends with its lease.
-    Admitted,
+    /// A get.
+    Get(&'c TheCache),
 }
 
-impl Way {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::PerUse => "per_use",
-            Self::Kept => "userfaultfd, kept from the first use",
-            Self::Admitted => "userfaultfd, kept once it pays",
-        }
-    }
-}
+/// The caches, and how each is called.
+type Caches = [(&'static str, TheCache); 2];
 
 /// One figure for each way, size and number of uses; then the price of unmapping.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
@@ -80,21 +69,29 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
         }
     };
     let by_hand = IoUring::new(&ring, 1).map_err(|error| error.to_string())?;
-    let ring = Ring::new(8).map_err(|error| format!("no io_uring: {error}"))?;
-    let registrar = IoUring::new(&ring, SLOTS).map_err(|error| error.to_string())?;
-    // A registration each, also of the longest.
-    let longest = SIZES.into_iter().max().unwrap_or_default();
-    let config = Config { piece_bytes: longest, ..Config::default() };
-    let cache = pinfold::cache(registrar, monitor, config).map_err(|error| error.to_string())?;
+    let monitor = Arc::new(monitor);
+    let caches: Caches = [
+        ("userfaultfd, kept from the first use", cache(&monitor, Config::keeping_all())?),
+        ("userfaultfd", cache(&monitor, Config::default())?),
+    ];
     let sizes = SIZES.into_iter().filter(|&bytes| !options.quick || bytes <= 64 << 10);
     for bytes in sizes {
-        // What things cost depends on the size, so each is learnt anew.
-        let mut rig = Rig::new(&cache, &by_hand, bytes);
+        let rig = Rig { caches: &caches, by_hand: &by_hand, bytes };
         for uses in USES {
             rig.measure(options, report, uses)?;
         }
     }
-    [4 << 10, 64 << 10].into_iter().try_for_each(|bytes| unmapping(options, report, &cache, bytes))
+    let [(_, keeping), _] = &caches;
+    [4 << 10, 64 << 10].into_iter().try_for_each(|bytes| unmapping(options, report, keeping, bytes))
+}
+
+/// A cache with a ring of its own, in which the longest range is one registration.
+fn cache(monitor: &Arc<Userfaultfd>, config: Config) -> Result<TheCache, String> {
+    let ring = Ring::new(8).map_err(|error| format!("no io_uring: {error}"))?;
+    let registrar = IoUring::new(&ring, SLOTS).map_err(|error| error.to_string())?;
+    let piece_bytes = SIZES.into_iter().max().unwrap_or_default();
+    pinfold::cache(registrar, Arc::clone(monitor), Config { piece_bytes, ..config })
+        .map_err(|error| error.to_string())
 }
 
 /// What a watched `munmap` takes, once by the monitor alone and once with a registration to be
@@ -133,95 +130,40 @@ fn unmapping(
     Ok(())
 }
 
-/// One size, and what is known of it.
+/// One size.
 struct Rig<'c> {
-    cache: &'c TheCache,
+    caches: &'c Caches,
     by_hand: &'c IoUring,
     bytes: usize,
-    admission: Admission,
-    learned: Learned,
 }
 
-/// What things took here.
-#[derive(Default)]
-struct Learned {
-    per_use: LearnedCost,
-    hit: LearnedCost,
-    purchase: LearnedCost,
-    unmapping: LearnedCost,
-    watched_unmapping: LearnedCost,
-}
-
-impl Learned {
-    /// `None` until a range was unmapped that was kept, and one that was not. Hits are taken for free
-    /// until there was one.
-    fn costs(&self) -> Option<UseCosts> {
-        let change = self.watched_unmapping.nanoseconds()?;
-        let surcharge = change.saturating_sub(self.unmapping.nanoseconds()?);
-        Some(UseCosts {
-            per_use: self.per_use.nanoseconds()?,
-            hit: self.hit.nanoseconds().unwrap_or(0),
-            keeping: self.purchase.nanoseconds()? + surcharge,
-        })
-    }
-}
-
-impl<'c> Rig<'c> {
-    fn new(cache: &'c TheCache, by_hand: &'c IoUring, bytes: usize) -> Self {
-        let (admission, learned) = (Admission::new(), Learned::default());
-        Self { cache, by_hand, bytes, admission, learned }
-    }
-
-    fn measure(
-        &mut self,
-        options: Options,
-        report: &mut Report,
-        uses: usize,
-    ) -> Result<(), String> {
+impl Rig<'_> {
+    fn measure(&self, options: Options, report: &mut Report, uses: usize) -> Result<(), String> {
         let by_use = (TURN_USED_BYTES / self.bytes).min(TURN_USES) / uses;
         let lives = (TURN_BYTES / self.bytes).min(by_use).clamp(1, MOST_LIVES);
         let lives = options.scaled(lives).max(1);
-        for way in [Way::Kept, Way::Admitted] {
-            let (mut ours, mut peers) = (Vec::new(), Vec::new());
-            // Both need the rig, so the two closures of `compare` cannot have it.
-            for round in 0..=options.rounds {
-                let turns = if round % 2 == 0 { [way, Way::PerUse] } else { [Way::PerUse, way] };
-                for turn in turns {
-                    let figure = nanoseconds_each(lives, || {
-                        (0..lives).try_for_each(|_| self.live(turn, uses))
-                    })?;
-                    // The first round warms up.
-                    let figures = if turn == way { &mut ours } else { &mut peers };
-                    figures.extend((round > 0).then_some(figure));
-                }
-            }
-            let comparison = Comparison::of_rounds(ours, peers);
-            let params = json!({"way": way.name(), "bytes": self.bytes, "uses": uses});
-            report.add_against(Way::PerUse.name(), "churn", params, "ns", comparison);
+        let each = |way: Way<'_>| {
+            nanoseconds_each(lives, || (0..lives).try_for_each(|_| self.live(way, uses)))
+        };
+        for (name, cache) in self.caches {
+            let comparison = compare(
+                options.rounds,
+                &mut |_| each(Way::Get(cache)),
+                Some(&mut |_| each(Way::PerUse)),
+            )?;
+            let params = json!({"way": name, "bytes": self.bytes, "uses": uses});
+            report.add_against("per_use", "churn", params, "ns", comparison);
         }
         Ok(())
     }
 
     /// A mapping's life.
-    fn live(&mut self, way: Way, uses: usize) -> Result<(), String> {
+    fn live(&self, way: Way<'_>, uses: usize) -> Result<(), String> {
         let memory = Mapped::new(self.bytes)?;
-        let mut kept = false;
-        for _ in 0..uses {
-            match way {
-                Way::PerUse => self.register(&memory)?,
-                Way::Kept => drop(black_box(get(self.cache, &memory)?)),
-                Way::Admitted => kept |= self.admit(&memory)?,
-            }
-        }
-        if way == Way::Admitted {
-            let unmapping = if kept {
-                &mut self.learned.watched_unmapping
-            } else {
-                &mut self.learned.unmapping
-            };
-            timed(unmapping, || drop(memory));
-        }
-        Ok(())
+        (0..uses).try_for_each(|_| match way {
+            Way::PerUse => self.register(&memory),
+            Way::Get(cache) => get(cache, &memory).map(|lease| drop(black_box(lease))),
+        })
     }
 
     fn register(&self, memory: &Mapped) -> Result<(), String> {
@@ -232,57 +174,15 @@ impl<'c> Rig<'c> {
         // SAFETY: registered above, and in no use.
         unsafe { self.by_hand.deregister(handle, range) }.map_err(|error| error.to_string())
     }
-
-    /// One use; whether the range is kept now.
-    fn admit(&mut self, memory: &Mapped) -> Result<bool, String> {
-        let (start, bytes) = (memory.start, memory.bytes);
-        let began = Instant::now();
-        // SAFETY: as in `get`.
-        let hit = unsafe { self.cache.get_if_cached(start, bytes, Access::READ) };
-        if let Some(lease) = hit {
-            drop(black_box(lease));
-            self.learned.hit.observe(since(began));
-            return Ok(true);
-        }
-        let verdict = match self.learned.costs() {
-            Some(costs) => self.admission.decide(memory.range()?, costs),
-            // Each is tried until it has been measured.
-            None if self.learned.unmapping.nanoseconds().is_none() => Verdict::RegisterPerUse,
-            None => Verdict::Keep,
-        };
-        match verdict {
-            Verdict::Keep => {
-                drop(black_box(get(self.cache, memory)?));
-                self.learned.purchase.observe(since(began));
-            }
-            Verdict::RegisterPerUse => {
-                // SAFETY: as in `get`.
-                let lease = unsafe { self.cache.get_once(start, bytes, Access::READ) };
-                drop(black_box(lease.map_err(|error| error.to_string())?));
-                self.learned.per_use.observe(since(began));
-            }
-        }
-        Ok(verdict == Verdict::Keep)
-    }
 }
 
 fn get<'c>(
     cache: &'c TheCache,
     memory: &Mapped,
-) -> Result<Lease<'c, IoUring, Userfaultfd>, String> {
+) -> Result<Lease<'c, IoUring, Arc<Userfaultfd>>, String> {
     // SAFETY: the memory is mapped while the lease lives, and no request is ever made.
     let lease = unsafe { cache.get(memory.start, memory.bytes, Access::READ) };
     lease.map_err(|error| error.to_string())
-}
-
-fn timed(cost: &mut LearnedCost, work: impl FnOnce()) {
-    let began = Instant::now();
-    work();
-    cost.observe(since(began));
-}
-
-fn since(began: Instant) -> u64 {
-    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// New memory whose pages are there.

@@ -86,7 +86,7 @@ fn feed(
 ) -> Result<(), String> {
     static FEED: Feed = Feed::new();
     let none = NoMonitor::new().map_err(|error| error.to_string())?;
-    let cache = null::over(WithFeed::new(none, &FEED), Config::default());
+    let cache = null::over(WithFeed::new(none, &FEED), Config::keeping_all());
     let cache = cache.map_err(|error| error.to_string())?;
     null::get_put_vouched(&cache, cached, LENGTH)?;
     let change = |turn: usize| drop(FEED.begin(gaps[turn % gaps.len()]));
@@ -135,7 +135,7 @@ fn userfaultfd(options: Options, report: &mut Report) -> Result<(), String> {
         &memory,
         ["userfaultfd", "userfaultfd, changes of unwatched memory"],
     )?;
-    let cache = null::over(feed, Config::default()).map_err(|error| error.to_string())?;
+    let cache = null::over(feed, Config::keeping_all()).map_err(|error| error.to_string())?;
     null::get_put(&cache, &memory.cached, LENGTH)?;
     let hits = || null::get_put(&cache, &memory.order, LENGTH);
     let change =
@@ -169,7 +169,7 @@ fn told_by_kernel<M: Monitor>(
     memory: &Alternating,
     [beside, unwatched]: [&'static str; 2],
 ) -> Result<(), String> {
-    let cache = null::over(monitor, Config::default()).map_err(|error| error.to_string())?;
+    let cache = null::over(monitor, Config::keeping_all()).map_err(|error| error.to_string())?;
     null::get_put(&cache, &memory.cached, LENGTH)?;
     let hits = || null::get_put(&cache, &memory.order, LENGTH);
     let change = |turn: usize| sys::discard_page(memory.gaps[turn % memory.gaps.len()].start());

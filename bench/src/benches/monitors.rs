@@ -49,7 +49,7 @@ fn within(memory: &[u8]) -> Vec<u64> {
 }
 
 fn cache<M: Monitor>(monitor: M) -> Result<Cache<NullDevice, M>, String> {
-    null::over(monitor, Config::default()).map_err(|error| error.to_string())
+    null::over(monitor, Config::keeping_all()).map_err(|error| error.to_string())
 }
 
 fn no_monitor(bench: &mut Bench<'_>) -> Result<(), String> {

@@ -66,7 +66,7 @@ impl Rig {
         let ring = Ring::open(bytes)?;
         let registrar = IoUring::new(&ring, SLOTS).map_err(|error| error.to_string())?;
         let monitor = Userfaultfd::shared().map_err(|error| error.to_string())?;
-        let cache = pinfold::cache(registrar, monitor, Config::default());
+        let cache = pinfold::cache(registrar, monitor, Config::keeping_all());
         Ok(Self { cache: cache.map_err(|error| error.to_string())?, ring, bytes })
     }
 

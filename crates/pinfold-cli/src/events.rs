@@ -161,7 +161,7 @@ fn judge_all<M: Monitor + Clone>(
 ) -> Result<Report, Failure> {
     let monitor = make_monitor()?;
     let wiring = Wiring { kind: arguments.registrar, slots: 1024, lanes: LANES, audit: false };
-    let port = Port::open(wiring, monitor.clone(), Config::default())?;
+    let port = Port::open(wiring, monitor.clone(), Config::keeping_all())?;
     let trials = trial::all();
     let progress = output.progress((trials.len() + special::COUNT) as u64, "events");
     let mut events = Vec::new();

@@ -182,13 +182,14 @@ struct Owned<M: Monitor> {
 impl<M: Monitor + Clone> Owned<M> {
     fn open(trial: Trial, monitor: &M, threads: usize) -> Result<Self, Failure> {
         let lanes = 2 * threads;
+        // One of them decides by what things take, which changes from moment to moment here.
         let small_table = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
-        let small_budget = Config { max_bytes: 1 << 20, ..Config::default() };
+        let small_budget = Config { max_bytes: 1 << 20, ..Config::keeping_all() };
         let both = Amount { bytes: BUDGET_BYTES, regions: 256 };
         let budget = Budget::new(both).map_err(Failure::unavailable)?;
         let share = || budget.share(Terms::default()).map_err(Failure::unavailable);
         let ports = [
-            Port::open(trial.wiring(4096, lanes), monitor.clone(), Config::default())?,
+            Port::open(trial.wiring(4096, lanes), monitor.clone(), Config::keeping_all())?,
             Port::open(trial.wiring(8, lanes), monitor.clone(), small_table)?,
             Port::open_within(share()?, trial.wiring(64, lanes), monitor.clone(), small_budget)?,
         ];

@@ -160,13 +160,34 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         length: usize,
         access: Access,
     ) -> Result<Lease<'_, R, M>, GetError> {
-        let want = Want::new(start as usize, length, self.terms(access, false))?;
-        let piece_bytes = self.shared.config.piece_bytes;
-        if length > piece_bytes {
-            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
-        }
+        let want = self.want_of_one_piece(start, length, access)?;
         // SAFETY: the caller's promise.
         unsafe { self.shared.get_once(&want) }
+    }
+
+    /// As [`get`](Self::get), for memory that the caller means to use often before it changes: it is kept
+    /// from this use on, however seldom it was used before.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get).
+    pub unsafe fn get_to_keep(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Lease<'_, R, M>, GetError> {
+        // SAFETY: the caller's promise.
+        if let Some(lease) = unsafe { self.get_if_cached(start, length, access) } {
+            return Ok(lease);
+        }
+        let want = self.want_of_one_piece(start, length, access)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.get_to_keep(&want) }
     }
 
     /// As [`get`](Self::get), on memory that the monitor cannot see, for which the caller vouches:
@@ -314,6 +335,20 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         access: Access,
     ) -> Result<Want, GetError> {
         Want::new(start as usize, length, self.terms(access, false))
+    }
+
+    fn want_of_one_piece(
+        &self,
+        start: *const u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Want, GetError> {
+        let want = self.want_of_any_length(start, length, access)?;
+        let piece_bytes = self.shared.config.piece_bytes;
+        if length > piece_bytes {
+            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
+        }
+        Ok(want)
     }
 }
 

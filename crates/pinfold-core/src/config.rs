@@ -1,6 +1,7 @@
 //! A cache's settings and their limits.
 
 use crate::barrier::Barriers;
+use crate::clock::Clock;
 use crate::error::ConfigError;
 use crate::registrar::RegistrarLimits;
 
@@ -21,8 +22,31 @@ pub struct Config {
     /// Whether registrations with remote rights are kept. Off by default: as long as it is
     /// kept, a peer that learned the key can use it.
     pub cache_remote: bool,
+    /// Which ranges are kept. By default those of which keeping pays.
+    pub keep: Keep,
+    /// What [`Keep::WhenItPays`] measures with; without one nothing is compared, and every range is
+    /// kept. `pinfold::cache` puts the system's clock here.
+    pub clock: Option<Clock>,
     /// The pair of barriers between leases and reclamation.
     pub barriers: Barriers,
+}
+
+/// Which ranges are watched and kept registered.
+///
+/// It decides what is kept, not what is believed: a lease is as current with either. What is not kept is
+/// registered for each use, and deregistered when its lease ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Keep {
+    /// A range is kept once it has been used so often that keeping it cannot cost more than twice
+    /// what registering for each use would; see [`admission`](crate::admission). The costs are learnt
+    /// while running. Ranges for which the caller [vouches](crate::Cache::get_vouched) or that he
+    /// [means to keep](crate::Cache::get_to_keep) are kept at once.
+    #[default]
+    WhenItPays,
+    /// Every range is kept from its first use.
+    Always,
+    /// None is kept, but those for which the caller vouches or that he means to keep.
+    Never,
 }
 
 /// What a `get` does when the budget is spent on regions in use.
@@ -43,12 +67,19 @@ impl Default for Config {
             piece_bytes: 2 << 20,
             when_full: WhenFull::Refuse,
             cache_remote: false,
+            keep: Keep::WhenItPays,
+            clock: None,
             barriers: Barriers::SYMMETRIC,
         }
     }
 }
 
 impl Config {
+    /// The default, but that every range is kept from its first use.
+    pub fn keeping_all() -> Self {
+        Self { keep: Keep::Always, ..Self::default() }
+    }
+
     /// These settings within the registrar's limits.
     pub(crate) fn within(self, limits: RegistrarLimits) -> Result<Self, ConfigError> {
         let RegistrarLimits { page_bytes, max_region_bytes, max_regions } = limits;

@@ -206,6 +206,8 @@ pub enum PerUse {
     Unindexed,
     /// The caller asked for one use ([`Cache::get_once`](crate::Cache::get_once)).
     Asked,
+    /// Keeping it has not paid yet, or [`Config::keep`](crate::Config::keep) says that nothing is kept.
+    NotAdmitted,
 }
 
 impl fmt::Display for PerUse {
@@ -218,6 +220,7 @@ impl fmt::Display for PerUse {
             Self::Full => f.write_str("the budget is spent on regions in use"),
             Self::Unindexed => f.write_str("the address is beyond what the index holds"),
             Self::Asked => f.write_str("it was asked for one use"),
+            Self::NotAdmitted => f.write_str("it was not used often enough for keeping it to pay"),
         }
     }
 }

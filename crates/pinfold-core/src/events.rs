@@ -1,6 +1,7 @@
 //! What a change of mappings does to the cache.
 
 use crate::AddressRange;
+use crate::clock::since;
 use crate::error::GetError;
 use crate::monitor::{Lost, Monitor};
 use crate::region::{List, Lists, Region};
@@ -16,8 +17,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// enlisted before its registration begins and leaves the list in the same critical section
     /// in which its region enters the index. So no registration slips between.
     pub(crate) fn catch_up(&self, writer: &mut Writer) -> Result<(), GetError> {
+        let began = self.now();
         match self.monitor.check() {
-            Ok(seen) if seen == self.applied(writer) => Ok(()),
+            Ok(seen) if seen == self.applied(writer) => {
+                writer.costs.checked(since(began, self.now()));
+                Ok(())
+            }
             Ok(_) => {
                 self.replay(writer);
                 Ok(())
@@ -55,6 +60,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut numbers = std::mem::take(&mut writer.scratch);
         self.findable_in(range, &mut numbers);
         for &number in &numbers {
+            self.note_kept_no_more(writer, number);
             self.unpublish(writer, number, Lists::invalidate);
             writer.watchers.invalidated(number);
         }

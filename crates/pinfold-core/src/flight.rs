@@ -11,6 +11,8 @@ pub(crate) struct Flight {
     pub(crate) terms: Terms,
     /// The place that the registration will fill.
     pub(crate) number: u32,
+    /// Whether others may wait for it, because it is to serve more than one use.
+    pub(crate) is_shared: bool,
     /// Set when an event hit `range` since the flight was enlisted.
     pub(crate) tainted: bool,
     /// Where others wait for its end; made by the first of them.
@@ -19,7 +21,12 @@ pub(crate) struct Flight {
 
 impl Flight {
     pub(crate) fn new(range: AddressRange, terms: Terms, number: u32) -> Self {
-        Self { range, terms, number, tainted: false, landing: None }
+        Self { range, terms, number, is_shared: true, tainted: false, landing: None }
+    }
+
+    /// One that serves a single use.
+    pub(crate) fn for_one_use(range: AddressRange, terms: Terms, number: u32) -> Self {
+        Self { is_shared: false, ..Self::new(range, terms, number) }
     }
 
     /// Whether what is being registered would serve `want`.

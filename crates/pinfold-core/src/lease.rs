@@ -174,7 +174,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     ///
     /// Knows of every change that a `get` begun now would know of. Memory that no monitor covers
     /// is never reported, nor what was registered for one use without being watched
-    /// ([`PerUse::Asked`], [`PerUse::Full`]) unless a cached region shares it; memory registered while a discard of it was in flux
+    /// ([`PerUse::Asked`], [`PerUse::NotAdmitted`], [`PerUse::Full`]) unless a cached region shares it; memory registered while a discard of it was in flux
     /// ([`PerUse::InFlux`]) always is, because nobody can tell. Costs a monitor's check.
     pub fn is_invalidated(&self) -> bool {
         if !matches!(self.shared.is_current(), Ok(true)) {

@@ -24,11 +24,10 @@
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors),
 //! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `order`, `flight`,
-//! `watchers` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`,
+//! `watchers`, `admission` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`,
 //! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
-//! stand `magazines`, what a thread keeps at hand of a pool, and `admission`, whether a range has been
-//! used often enough to be kept.
+//! stands `magazines`, what a thread keeps at hand of a pool.
 
 pub mod access;
 pub mod admission;
@@ -37,6 +36,7 @@ pub mod barrier;
 pub mod budget;
 pub mod cache;
 pub mod change_log;
+pub mod clock;
 pub mod combination;
 pub mod config;
 pub mod coverage;
@@ -79,7 +79,8 @@ pub use barrier::Barriers;
 pub use budget::{Account, Amount, Lender, Refusal};
 pub use cache::{Cache, Checked};
 pub use change_log::{ChangeLog, Told};
-pub use config::{Config, WhenFull};
+pub use clock::Clock;
+pub use config::{Config, Keep, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
 pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
 pub use lease::Lease;

@@ -8,8 +8,10 @@
 #![allow(unsafe_code)]
 
 use crate::AddressRange;
+use crate::admission::Verdict;
 use crate::budget::{Account, Amount, Refusal};
-use crate::config::WhenFull;
+use crate::clock::since;
+use crate::config::{Keep, WhenFull};
 use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::flight::{Flight, Landing};
 use crate::index::can_hold;
@@ -52,13 +54,27 @@ struct Attempt {
     waited: bool,
     /// The budget is full of regions in use and the configuration says to go on.
     past_budget: bool,
-    /// The caller wants no registration that outlives his lease.
-    once: bool,
+    /// What the caller said of further uses.
+    intent: Intent,
+}
+
+/// What a caller says of further uses of the range.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Intent {
+    /// Nothing, so the cache decides.
+    #[default]
+    Unknown,
+    /// No registration shall outlive the lease.
+    Once,
+    /// There will be many.
+    Keep,
 }
 
 impl Attempt {
     /// One whose registration is not to be kept. It waits for nobody: what others register is kept.
-    const ONCE: Self = Self { waited: true, past_budget: false, once: true };
+    const ONCE: Self = Self { waited: true, past_budget: false, intent: Intent::Once };
+    /// One whose registration is to be kept.
+    const KEEP: Self = Self { waited: false, past_budget: false, intent: Intent::Keep };
 }
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
@@ -81,6 +97,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) unsafe fn get_once(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
         // SAFETY: the caller's promise.
         unsafe { self.attempt(want, Attempt::ONCE) }
+    }
+
+    /// The same, with a registration that is kept if it can be.
+    ///
+    /// # Safety
+    ///
+    /// As for [`get_slowly`](Self::get_slowly).
+    pub(crate) unsafe fn get_to_keep(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.attempt(want, Attempt::KEEP) }
     }
 
     /// # Safety
@@ -148,7 +174,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                     attempt.past_budget = self.make_room(refusal, whose)?;
                 }
                 // SAFETY: the caller's promise.
-                Step::Register(enlisted) => match unsafe { enlisted.fly(want, attempt) } {
+                Step::Register(enlisted) => match unsafe { enlisted.fly(want) } {
                     Ok(lease) => return Ok(lease),
                     Err(error) => self.recover(want, error)?,
                 },
@@ -186,7 +212,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             Ok(amount) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
-                let enlisted = self.enlist(writer, range, terms);
+                let per_use = self.per_use_by_choice(writer, want, range, attempt);
+                let enlisted = self.enlist(writer, range, terms, per_use);
                 enlisted.map(Step::Register).ok_or_else(|| {
                     self.give_budget(writer, amount);
                     GetError::Exhausted(full)
@@ -308,11 +335,65 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer: &mut Writer,
         range: AddressRange,
         terms: Terms,
+        by_choice: Option<PerUse>,
     ) -> Option<Enlisted<'_, R, M>> {
         let number = self.take_place(writer)?;
         let region = self.region(number)?;
-        writer.flights.push(Flight::new(range, terms, number));
-        Some(Enlisted { shared: self, region, range, terms, ended: None })
+        writer.flights.push(match by_choice {
+            None => Flight::new(range, terms, number),
+            Some(_) => Flight::for_one_use(range, terms, number),
+        });
+        Some(Enlisted { shared: self, region, range, terms, by_choice, ended: None })
+    }
+
+    /// Why a registration of `range` is not to be kept though it may be.
+    fn per_use_by_choice(
+        &self,
+        writer: &mut Writer,
+        want: &Want,
+        range: AddressRange,
+        attempt: Attempt,
+    ) -> Option<PerUse> {
+        if attempt.past_budget {
+            return Some(PerUse::Full);
+        }
+        match attempt.intent {
+            Intent::Once => Some(PerUse::Asked),
+            Intent::Unknown if !want.terms.vouched => {
+                let verdict = self.verdict(writer, range);
+                (verdict == Verdict::RegisterPerUse).then_some(PerUse::NotAdmitted)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether to keep a range of which nobody said anything.
+    fn verdict(&self, writer: &mut Writer, range: AddressRange) -> Verdict {
+        match (self.config.keep, self.config.clock) {
+            (Keep::Never, _) => Verdict::RegisterPerUse,
+            (Keep::Always, _) | (_, None) => Verdict::Keep,
+            (Keep::WhenItPays, Some(_)) => {
+                let Writer { admission, costs, counts, .. } = writer;
+                let surcharge = self.monitor.change_surcharge();
+                let Some(costs) = costs.of(range, surcharge) else {
+                    // Nothing was measured; what costs nothing need not be.
+                    return if surcharge == 0 { Verdict::Keep } else { Verdict::RegisterPerUse };
+                };
+                admission.decide(range, costs, || counts.hits + self.hazards.hits())
+            }
+        }
+    }
+
+    /// The region is about to be given up or was changed: whether keeping it was in vain.
+    pub(crate) fn note_kept_no_more(&self, writer: &mut Writer, number: u32) {
+        if self.config.keep != Keep::WhenItPays || self.config.clock.is_none() {
+            return;
+        }
+        let Some(range) = self.region(number).and_then(Region::range) else { return };
+        if let Some(costs) = writer.costs.of(range, self.monitor.change_surcharge()) {
+            let hits = writer.counts.hits + self.hazards.hits();
+            writer.admission.end(range, costs, hits);
+        }
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -373,8 +454,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer.lists.keep_per_use(region, doubtful);
         writer.per_use.insert(flight.number, why);
         writer.counts.per_use += 1;
-        if why != PerUse::Asked {
-            writer.counts.per_use_reason = Some(why);
+        match why {
+            PerUse::Asked => {}
+            PerUse::NotAdmitted => writer.counts.not_admitted += 1,
+            why => writer.counts.per_use_reason = Some(why),
         }
     }
 
@@ -432,7 +515,8 @@ fn landing_for(writer: &mut Writer, want: &Want, attempt: Attempt) -> Option<Arc
         return None;
     }
     let mut flights = writer.flights.iter_mut();
-    flights.find(|flight| flight.would_serve(want)).map(Flight::await_landing)
+    let found = flights.find(|flight| flight.is_shared && flight.would_serve(want));
+    found.map(Flight::await_landing)
 }
 
 /// A registration under way with its share of the budget and its place: given back when the
@@ -442,6 +526,8 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     region: &'c Region<R::Handle>,
     range: AddressRange,
     terms: Terms,
+    /// Why it is not to be kept, though it may be.
+    by_choice: Option<PerUse>,
     /// Set when the flight has left the list: those to be told, if anybody waits.
     ended: Option<Option<Arc<Landing>>>,
 }
@@ -462,26 +548,26 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// # Safety
     ///
     /// As for [`Shared::get_slowly`].
-    unsafe fn fly(
-        mut self,
-        want: &Want,
-        attempt: Attempt,
-    ) -> Result<Lease<'c, R, M>, RegisterError> {
-        let (range, access) = (self.range, self.terms.access);
-        let per_use = match attempt {
-            Attempt { past_budget: true, .. } => Some(PerUse::Full),
-            Attempt { once: true, .. } => Some(PerUse::Asked),
-            _ => self.shared.per_use(want, range),
-        };
+    unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, RegisterError> {
+        let (shared, range, access) = (self.shared, self.range, self.terms.access);
+        let began = shared.now();
+        let per_use = self.by_choice.or_else(|| shared.per_use(want, range));
+        let watched = shared.now();
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
-        let handle = unsafe { self.shared.registrar.register(range, access) }?;
-        let shared = self.shared;
+        let handle = unsafe { shared.registrar.register(range, access) }?;
+        let registered = shared.now();
         if shared.monitor.forked() {
             // Forked inside the registrar: the registration is the parent's, who lands it himself.
             return Err(FORKED_MEANWHILE);
         }
-        Ok(shared.locked(|writer| self.land(writer, want, handle, per_use)))
+        Ok(shared.locked(|writer| {
+            writer.costs.registered(range, since(watched, registered));
+            if self.by_choice.is_none() {
+                writer.costs.watched(since(began, watched));
+            }
+            self.land(writer, want, handle, per_use)
+        }))
     }
 
     /// Takes the registration into the books and makes the caller's lease.

@@ -9,6 +9,7 @@
 
 use crate::AddressRange;
 use crate::budget::{Amount, Lender};
+use crate::clock::since;
 use crate::hazard::{Idle, Unpublished};
 use crate::monitor::Monitor;
 use crate::region::{Deregistering, List, Lists, Region, State};
@@ -245,6 +246,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Duties<'c, R::Handle> {
         writer.counts.evictions += idle.len() as u64;
         let mut give_up = |proof: Idle<'c, Region<R::Handle>>| {
+            self.note_kept_no_more(writer, proof.item().number);
             if let Some(range) = proof.item().range() {
                 self.index.remove(&mut writer.recycler, range, proof.item().number);
                 *missing = *missing - self.amount(range);
@@ -308,6 +310,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             ahead: duties.into_iter(),
             gone: Vec::with_capacity(count),
             failed: 0,
+            took: 0,
         }
         .run();
         count
@@ -445,6 +448,8 @@ struct Departure<'c, R: Registrar, M: Monitor> {
     gone: Duties<'c, R::Handle>,
     /// How many of those it could not give back.
     failed: usize,
+    /// How long the latest of those took.
+    took: u64,
 }
 
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
@@ -457,15 +462,19 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
             let Some(duty) = self.ahead.next() else { return };
             self.gone.push(duty);
             self.failed += 1;
+            let began = self.shared.now();
             if self.gone.last().is_some_and(|duty| self.shared.deregister_one(duty)) {
                 self.failed -= 1;
             }
+            self.took = since(began, self.shared.now());
         }
     }
 
     fn enter_into_books(&mut self, writer: &mut Writer) {
         writer.counts.deregistration_failures += self.failed as u64;
         writer.counts.deregistrations += (self.gone.len() - self.failed) as u64;
+        let latest = self.gone.last().and_then(|gone| gone.region().range());
+        latest.into_iter().for_each(|range| writer.costs.deregistered(range, self.took));
         self.gone.drain(..).for_each(|gone| self.shared.free_place(writer, gone));
         for undone in self.ahead.by_ref() {
             writer.lists.hand_back(undone);

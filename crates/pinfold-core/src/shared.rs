@@ -4,8 +4,9 @@
 //! flight (3, taken with nothing else held). None is held across a call of the registrar, of a
 //! monitor's `watch` or of a program's callback.
 
+use crate::admission::{Admission, LearnedCosts};
 use crate::budget::{Account, Amount};
-use crate::config::Config;
+use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
@@ -73,6 +74,9 @@ pub(crate) struct Writer {
     awaiting_departure: usize,
     /// Memory for a list of regions, kept from one use to the next.
     pub(crate) scratch: Vec<u32>,
+    /// Which ranges were used, and what uses take.
+    pub(crate) admission: Admission,
+    pub(crate) costs: LearnedCosts,
     /// Why regions are registered for one lease, by their numbers.
     pub(crate) per_use: HashMap<u32, PerUse>,
     /// Places of regions leased by threads without a hazard record (while a thread is torn down).
@@ -236,6 +240,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         hazard.clear();
         self.hazards.light_barrier();
         self.say_if_awaited(region);
+    }
+
+    /// The time, to learn what things take; 0 where nothing is compared.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        match (self.config.keep, self.config.clock) {
+            (Keep::WhenItPays, Some(clock)) => clock.now(),
+            _ => 0,
+        }
     }
 
     /// The present tick.
@@ -402,6 +415,8 @@ impl Writer {
             departures: 0,
             awaiting_departure: 0,
             scratch: Vec::new(),
+            admission: Admission::new(),
+            costs: LearnedCosts::default(),
             per_use: HashMap::new(),
             counted: Vec::new(),
             held: Amount::ZERO,

@@ -26,9 +26,12 @@ pub struct Statistics {
     /// Registrations that the registrar could not give back (the device was gone); not counted
     /// in `deregistrations`.
     pub deregistration_failures: u64,
-    /// Registrations made for one use only, because caching them would not have been right.
+    /// Registrations made for one use only.
     pub per_use: u64,
-    /// Why the latest of these was not cached, of those that did not ask for one use.
+    /// Of these, those of ranges that were not used often enough yet for keeping them to pay
+    /// ([`Config::keep`](crate::Config::keep)).
+    pub not_admitted: u64,
+    /// Why the latest of the others was not cached, of those that did not ask for one use.
     pub per_use_reason: Option<PerUse>,
     /// Idle regions given up for room.
     pub evictions: u64,
@@ -69,6 +72,7 @@ impl fmt::Display for Statistics {
         )?;
         let seldom = [
             (self.per_use, "registered for one use"),
+            (self.not_admitted, "of those not used often enough to be kept"),
             (self.registration_failures, "registrations failed"),
             (self.evictions, "evicted"),
             (self.invalidations, "invalidated"),

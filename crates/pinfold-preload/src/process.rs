@@ -265,7 +265,7 @@ fn monitor() -> Result<Monitored, String> {
 
 /// What may be kept while it is idle.
 fn limit(settings: &Settings) -> Limit {
-    let default = Config::default();
+    let default = Config::keeping_all();
     Limit {
         bytes: settings.max_bytes.unwrap_or_else(|| affordable(default.max_bytes)),
         regions: settings.max_regions.unwrap_or(default.max_regions),

@@ -31,6 +31,7 @@ struct Orders {
     lost: Option<Lost>,
     uncovered: Vec<(AddressRange, Uncovered)>,
     watched: u64,
+    surcharge: u64,
 }
 
 impl SimMonitor {
@@ -55,6 +56,11 @@ impl SimMonitor {
     /// monitor, to show that a test would notice stale registrations.
     pub fn blindfold(&self) {
         self.space.blindfold();
+    }
+
+    /// From now on a change of watched memory is said to cost so many nanoseconds more.
+    pub fn set_change_surcharge(&self, nanoseconds: u64) {
+        lock(&self.orders).surcharge = nanoseconds;
     }
 
     /// How often [`Monitor::watch`] was called.
@@ -104,6 +110,10 @@ unsafe impl Monitor for SimMonitor {
         let complete = view.entries.is_some();
         view.entries.unwrap_or_default().into_iter().for_each(visit);
         Replay { up_to: Position(view.end, 0), sequence: Sequence(view.end), complete }
+    }
+
+    fn change_surcharge(&self) -> u64 {
+        lock(&self.orders).surcharge
     }
 
     fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {

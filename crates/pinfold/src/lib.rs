@@ -80,12 +80,13 @@ mod sys;
 pub mod tier;
 
 pub use pinfold_core::admission::{self, Admission, LearnedCost, UseCosts, Verdict};
+pub use pinfold_core::clock::{self, Clock};
 pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 #[doc(inline)]
 pub use pinfold_core::suspend;
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
-    Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Lease, Limit, Lost,
+    Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Keep, Lease, Limit, Lost,
     MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer, RegisterError,
     Registrar, RegistrarLimits, Replay, ResizeError, Sequence, StableBuffer, Statistics, Uncovered,
     Watch, WhenFull,

@@ -43,6 +43,7 @@ pub mod hooks;
 mod log;
 mod none;
 pub mod notify;
+mod price;
 mod process_feed;
 mod range_set;
 mod reader;

@@ -12,10 +12,11 @@ use crate::membarrier;
 use crate::monitor::{StartError, Unneeded};
 use crate::quiet_thread;
 use crate::registrar::verbs::OnDemand;
-use pinfold_core::{Cache, Config, ConfigError, Monitor, Registrar};
+use pinfold_core::{Cache, Clock, Config, ConfigError, Monitor, Registrar};
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
 
 /// Why a cache could not be started.
 #[derive(Debug)]
@@ -59,7 +60,8 @@ impl std::error::Error for CacheError {
 /// that is smaller ([`Registrar::pinned_limit`]), to half of that limit, because other registrations
 /// of the process or user count against it too. [`Cache::config`] has what came of it.
 ///
-/// `config.barriers` is replaced by the cheapest pair that the kernel offers. The reclaimer
+/// `config.barriers` is replaced by the cheapest pair that the kernel offers, and `config.clock` by the
+/// system's clock, so that the cache learns what keeping costs here ([`Keep`](crate::Keep)). The reclaimer
 /// sleeps on a thread of its own with all signals blocked; it ends when the cache is dropped.
 ///
 /// # Errors
@@ -71,8 +73,19 @@ pub fn cache<R: Registrar, M: Monitor>(
     config: Config,
 ) -> Result<Cache<R, M>, CacheError> {
     let max_bytes = affordable(config.max_bytes, &registrar);
-    let config = Config { max_bytes, barriers: membarrier::barriers(), ..config };
+    let config = on_linux(Config { max_bytes, ..config });
     started(Cache::new(registrar, monitor, config))
+}
+
+/// With what only the system has.
+fn on_linux(config: Config) -> Config {
+    Config { barriers: membarrier::barriers(), clock: Some(Clock::new(nanoseconds)), ..config }
+}
+
+/// Since it was first asked.
+fn nanoseconds() -> u64 {
+    static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(FIRST.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What is wanted, or half of what the registrar may pin if that is all.
@@ -95,7 +108,7 @@ pub fn cache_within<R: Registrar, M: Monitor>(
     monitor: M,
     config: Config,
 ) -> Result<Cache<R, M>, CacheError> {
-    let config = Config { barriers: membarrier::barriers(), ..config };
+    let config = on_linux(config);
     started(Cache::with_account(registrar, monitor, config, share))
 }
 

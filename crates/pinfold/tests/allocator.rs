@@ -55,7 +55,7 @@ fn cache() -> Option<(io_uring::IoUring, Cache<IoUring, Arc<Userfaultfd>>)> {
     let ring = ring.ok()?;
     let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
     let registrar = IoUring::new(&ring, 1024).unwrap();
-    let config = Config { piece_bytes: 4 * MIB, ..Config::default() };
+    let config = Config { piece_bytes: 4 * MIB, ..Config::keeping_all() };
     Some((ring, pinfold::cache(registrar, monitor, config).unwrap()))
 }
 

@@ -314,7 +314,7 @@ fn cache_on(share: &Arc<Share>) -> Option<(io_uring::IoUring, RingCache)> {
     let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
     let registrar = IoUring::new(&ring, 1024).unwrap();
     let share = Arc::clone(share);
-    Some((ring, pinfold::cache_within(share, registrar, monitor, Config::default()).unwrap()))
+    Some((ring, pinfold::cache_within(share, registrar, monitor, Config::keeping_all()).unwrap()))
 }
 
 fn get(cache: &RingCache, memory: &Memory) -> Result<(), GetError> {
@@ -475,7 +475,7 @@ fn a_listener_that_is_refused_itself_is_told_once() {
     let budget = Budget::new(Amount { bytes: 10 * PAGE, regions: 64 }).unwrap();
     let share = budget.share(Terms::default()).unwrap();
     let monitor = NoMonitor::new().unwrap();
-    let cache = pinfold::cache_within(share, Full, monitor, Config::default()).unwrap();
+    let cache = pinfold::cache_within(share, Full, monitor, Config::keeping_all()).unwrap();
     let (cache, told) = (Arc::new(cache), Arc::new(AtomicUsize::new(0)));
     let memory = Memory::new(PAGE);
     let _watch = budget.watch(Watermark::Percent(100), {

@@ -31,7 +31,7 @@ fn caches_registrars_and_pools() -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let registrar = Arc::new(IoUring::new(&ring, 1024)?);
-    let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
+    let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::keeping_all())?;
     let lease = cache.lease_buffer(vec![1_u8; 4 << 20]).map_err(|refused| refused.error)?;
     is_one_short_line(&registrar);
     is_one_short_line(&cache);

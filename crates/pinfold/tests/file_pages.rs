@@ -25,7 +25,7 @@ fn skipped<T>(what: &str, result: Result<T, impl std::fmt::Display>) -> Option<T
 fn cache() -> Option<VerbsCache> {
     let domain = Domain::new(skipped("an RDMA device", Device::open(None))?).unwrap();
     let monitor = skipped("the eBPF monitor", Ebpf::load())?;
-    Some(pinfold::cache(Verbs::new(domain).unwrap(), monitor, Config::default()).unwrap())
+    Some(pinfold::cache(Verbs::new(domain).unwrap(), monitor, Config::keeping_all()).unwrap())
 }
 
 fn block_device(flags: i32) -> Option<File> {

@@ -49,7 +49,7 @@ fn rig<M: Monitor>(monitor: M, piece_bytes: usize) -> Option<Rig<M>> {
         }
     };
     let registrar = registrar::IoUring::new(&ring, 64).unwrap();
-    let config = Config { piece_bytes, ..Config::default() };
+    let config = Config { piece_bytes, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).unwrap();
     // SAFETY: a new descriptor that is nobody else's.
     let file = unsafe {

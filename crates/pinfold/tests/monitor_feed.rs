@@ -29,7 +29,7 @@ fn is_cached<M: Monitor>(cache: &Cache<Mlock, M>, at: usize) -> bool {
 }
 
 fn cache<M: Monitor>(monitor: M) -> Cache<Mlock, M> {
-    pinfold::cache(Mlock::new().unwrap(), monitor, Config::default()).unwrap()
+    pinfold::cache(Mlock::new().unwrap(), monitor, Config::keeping_all()).unwrap()
 }
 
 /// By this thread, or by the reclaimer's, which may be in the middle of it.

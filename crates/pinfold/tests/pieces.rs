@@ -131,7 +131,7 @@ fn rig(bytes: usize, base: usize, slots: u32, config: Config) -> Option<(TheCach
 }
 
 fn in_pieces(piece_bytes: usize) -> Config {
-    Config { piece_bytes, ..Config::default() }
+    Config { piece_bytes, ..Config::keeping_all() }
 }
 
 fn options(threads: usize) -> Options {

@@ -437,7 +437,7 @@ impl Machine {
         let monitor = Userfaultfd::shared().map_err(|why| skipped(&why)).ok()?;
         let registrar = Arc::new(IoUring::new(&ring, 256).unwrap());
         let budget = budget(TOTAL);
-        let (device, config) = (Arc::clone(&registrar), Config::default());
+        let (device, config) = (Arc::clone(&registrar), Config::keeping_all());
         let cache = pinfold::cache_within(share(&budget), device, monitor, config).unwrap();
         let pool = Pool::with_allowance(registrar, lending(), share(&budget)).unwrap();
         // SAFETY: the name ends with a zero byte; the descriptor is new.

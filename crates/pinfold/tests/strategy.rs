@@ -56,7 +56,7 @@ fn rig_with<M: Monitor>(monitor: M, config: Config, pool: PoolConfig) -> Option<
 }
 
 fn rig() -> Option<Rig<Arc<Userfaultfd>>> {
-    let config = Config { piece_bytes: PIECE, ..Config::default() };
+    let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
     watched(config, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })
 }
 
@@ -299,7 +299,7 @@ fn memory_that_nobody_watches_is_registered_for_each_use_and_counted() {
 
 #[test]
 fn without_a_monitor_nothing_is_kept() {
-    let config = Config { piece_bytes: PIECE, ..Config::default() };
+    let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
     let monitor = NoMonitor::new().unwrap();
     let Some(rig) = rig_with(monitor, config, PoolConfig::default()) else { return };
     let door = rig.door(only(Strategy::Cached));
@@ -318,7 +318,7 @@ fn without_a_monitor_nothing_is_kept() {
 #[test]
 fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
     use Strategy::{PerUse, Pieces};
-    let config = Config { piece_bytes: PIECE, ..Config::default() };
+    let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
     let monitor = NoMonitor::new().unwrap();
     let Some(rig) = rig_with(monitor, config, PoolConfig::default()) else { return };
     let costs = Costs { pieces: way(7.0, 1.0), per_use: way(5.0, 5.0), ..Costs::UNMEASURED };
@@ -410,7 +410,7 @@ fn a_pool_that_stays_empty_leads_to_buying() {
     alone("a_pool_that_stays_empty_leads_to_buying", || {
         let pool =
             PoolConfig { max_bytes: 64 << 10, first_slab_bytes: 64 << 10, ..PoolConfig::default() };
-        let Some(rig) = watched(Config::default(), pool) else { return };
+        let Some(rig) = watched(Config::keeping_all(), pool) else { return };
         let costs = Costs {
             cached: way(1000.0, 10.0),
             copy: way(50.0, 50.0),
@@ -432,7 +432,7 @@ fn a_pool_that_is_empty_does_not_hide_what_was_not_kept() {
     let pool =
         PoolConfig { max_bytes: 64 << 10, first_slab_bytes: 64 << 10, ..PoolConfig::default() };
     let monitor = NoMonitor::new().unwrap();
-    let Some(rig) = rig_with(monitor, Config::default(), pool) else { return };
+    let Some(rig) = rig_with(monitor, Config::keeping_all(), pool) else { return };
     let costs = Costs { cached: way(9.0, 9.0), copy: way(1.0, 1.0), ..Costs::UNMEASURED };
     let (door, memory) = (rig.door(costs), Memory::new(16 << 10));
     let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
@@ -496,7 +496,7 @@ fn an_exhausted_pool_is_said() {
         when_exhausted: WhenExhausted::Grow,
         ..PoolConfig::default()
     };
-    let Some(rig) = watched(Config::default(), pool) else { return };
+    let Some(rig) = watched(Config::keeping_all(), pool) else { return };
     let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(16 << 10));
     memory.fill(5);
     let mut held = Vec::new();
@@ -518,7 +518,7 @@ fn an_exhausted_pool_is_said() {
 
 #[test]
 fn a_spent_budget_is_said() {
-    let config = Config { max_bytes: 2 * PAGE, ..Config::default() };
+    let config = Config { max_bytes: 2 * PAGE, ..Config::keeping_all() };
     let Some(rig) = watched(config, PoolConfig::default()) else { return };
     let (door, memory) = (rig.door(only(Strategy::Cached)), Memory::new(4 * PAGE));
     let part = |page: usize| memory.pointer().wrapping_add(page * PAGE);
@@ -732,7 +732,7 @@ fn what_was_measured_is_what_is_used() {
 /// Without a pool there is no curve for copies, and with a small budget curves end early.
 #[test]
 fn what_cannot_be_had_is_not_measured() {
-    let config = Config { max_bytes: 4 * PAGE, ..Config::default() };
+    let config = Config { max_bytes: 4 * PAGE, ..Config::keeping_all() };
     let Some(rig) = watched(config, PoolConfig::default()) else { return };
     let costs = measure(&rig.cache, None, &mut Unmoved::default(), 1 << 20).unwrap();
     assert!(costs.copy.is_none() && costs.cached.is_some());

@@ -259,7 +259,8 @@ fn a_peer_reaches_exactly_what_was_asked_for() {
     let Some(domain) = domain() else { return };
     let far = Far::new(&domain, PAGE);
     let registrar = Verbs::new(Arc::clone(&domain)).unwrap();
-    let cache = Cache::new(registrar, Userfaultfd::shared().unwrap(), Config::default()).unwrap();
+    let cache =
+        Cache::new(registrar, Userfaultfd::shared().unwrap(), Config::keeping_all()).unwrap();
     let mut memory = Memory::new(4 * PAGE);
     memory.fill(b'a');
     let (start, length) = (memory.part(PAGE + 100, 200), 200);
@@ -324,7 +325,7 @@ fn a_peer_gets_the_rights_asked_for() {
 fn a_remote_registration_is_kept_on_request_for_its_own_bytes_alone() {
     let Some(domain) = domain() else { return };
     let registrar = Verbs::new(domain).unwrap();
-    let config = Config { cache_remote: true, ..Config::default() };
+    let config = Config { cache_remote: true, ..Config::keeping_all() };
     let cache = Cache::new(registrar, Userfaultfd::shared().unwrap(), config).unwrap();
     let memory = Memory::new(4 * PAGE);
     let get = |offset, length, access| {
@@ -350,7 +351,7 @@ fn what_the_cache_gives_is_fresh() {
             Ok(monitor) => monitor,
             Err(error) => return eprintln!("skipped: {error}"),
         };
-        let cache = pinfold::cache(registrar, monitor, Config::default()).unwrap();
+        let cache = pinfold::cache(registrar, monitor, Config::keeping_all()).unwrap();
         let mut memory = Memory::new(PAGE);
         for round in 0..10 {
             memory.replace();
@@ -456,7 +457,7 @@ fn a_cache_makes_room_under_the_limit() {
             return;
         }
         let Ok(monitor) = monitor else { return eprintln!("skipped: no userfaultfd") };
-        let cache = Cache::new(registrar, monitor, Config::default()).unwrap();
+        let cache = Cache::new(registrar, monitor, Config::keeping_all()).unwrap();
         let memory = Memory::new(4 << 20);
         for offset in (0..4 << 20).step_by(256 << 10) {
             // SAFETY: the test's own memory.
@@ -746,7 +747,7 @@ fn on_demand_follows_every_change_with_one_registration() {
         let Some((_own, domain, registrar)) = on_demand(2) else { return };
         let far = Far::new(&domain, 2 * PAGE);
         let pinned = status_bytes("VmPin:");
-        let cache = pinfold::on_demand_cache(registrar, Config::default()).unwrap();
+        let cache = pinfold::on_demand_cache(registrar, Config::keeping_all()).unwrap();
         let mut memory = Memory::new(2 * PAGE);
         let send = |memory: &mut Memory, byte: u8| {
             memory.fill(byte);
@@ -778,7 +779,7 @@ fn on_demand_follows_every_change_with_one_registration() {
 fn on_demand_follows_a_hole_in_a_file() {
     let Some((_own, domain, registrar)) = on_demand(3) else { return };
     let far = Far::new(&domain, PAGE);
-    let cache = pinfold::on_demand_cache(registrar, Config::default()).unwrap();
+    let cache = pinfold::on_demand_cache(registrar, Config::keeping_all()).unwrap();
     let file = memfd();
     file.set_len(PAGE as u64).unwrap();
     let mut memory = Memory::shared_file(file.as_raw_fd(), PAGE);
@@ -846,7 +847,7 @@ fn what_cannot_be_on_demand_is_pinned_and_says_why() {
     let Some(domain) = domain() else { return };
     let far = Far::new(&domain, 2 * PAGE);
     let monitor = Userfaultfd::shared().unwrap();
-    let config = Config::default();
+    let config = Config::keeping_all();
     let tier = OnDemandOrPinned::new(domain, Transport::Rc, monitor, config).unwrap();
     let on_demand = sends_fresh_bytes(&tier, &far, RDMA);
     match tier.why_never_on_demand() {
@@ -867,7 +868,7 @@ fn each_get_is_on_demand_or_pinned_by_itself() {
     let offered = registrar.operations();
     let monitor = Userfaultfd::shared().unwrap();
     let pinned = Verbs::new(domain).unwrap();
-    let tier = OnDemandOrPinned::of(Ok(registrar), pinned, monitor, Config::default()).unwrap();
+    let tier = OnDemandOrPinned::of(Ok(registrar), pinned, monitor, Config::keeping_all()).unwrap();
     assert!(sends_fresh_bytes(&tier, &far, RDMA));
     assert_eq!(tier.on_demand().unwrap().statistics().registrations, 1, "it followed");
     let all = [Operations::ATOMIC, Operations::SHARED_RECEIVE, Operations::READ];
@@ -1002,7 +1003,7 @@ fn a_device_unplugged_while_leases_live_goes_when_they_are_gone() {
         let far = Far::new(&own.domain(), PAGE);
         let registrar = Verbs::new(own.domain()).unwrap();
         let monitor = Userfaultfd::shared().unwrap();
-        let cache = pinfold::cache(registrar, monitor, Config::default()).unwrap();
+        let cache = pinfold::cache(registrar, monitor, Config::keeping_all()).unwrap();
         let mut memory = Memory::new(PAGE);
         memory.fill(6);
         let get = || {

@@ -79,7 +79,7 @@ fn lend(domain: &Arc<Domain>, queue_pair: Option<NonNull<ibv_qp>>) -> Connection
 
 fn cache(domain: &Arc<Domain>) -> VerbsCache {
     let registrar = Verbs::new(Arc::clone(domain)).unwrap();
-    let config = Config { piece_bytes: REGION, ..Config::default() };
+    let config = Config { piece_bytes: REGION, ..Config::keeping_all() };
     pinfold::cache(registrar, Userfaultfd::shared().unwrap(), config).unwrap()
 }
 

@@ -168,7 +168,7 @@ pub(super) fn demand(policy: Policy, rest_ms: u64) -> Result<(), Failure> {
         Budget::discover(Kind::IoUring, registrar.limits()).map_err(Failure::unavailable)?;
     let share = budget.share(Terms::default()).map_err(Failure::unavailable)?;
     let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
-    let config = Config { piece_bytes: LENGTHS.1, ..Config::default() };
+    let config = Config { piece_bytes: LENGTHS.1, ..Config::keeping_all() };
     let library = pinfold::cache_within(share, registrar, monitor, config);
     let library = Arc::new(library.map_err(Failure::unavailable)?);
     let mut program = Program::new(&library);

@@ -46,7 +46,7 @@ pub(super) fn measure() -> Result<Vec<(Pages, bool, Vec<Measured>)>, Failure> {
     let device = Ring::open(4096)?;
     let registrar = IoUring::new(&device, 16).map_err(Failure::unavailable)?;
     let monitor = Userfaultfd::shared().map_err(Failure::unavailable)?;
-    let config = Config { piece_bytes: PIECE, ..Config::default() };
+    let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
     let cases = Pages::ALL.into_iter().flat_map(|pages| [(pages, true), (pages, false)]);
     cases

@@ -35,7 +35,7 @@ fn start(device: &Ring) -> Result<(Library, Start), Failure> {
     let registrar = IoUring::new(device, 1024).map_err(Failure::unavailable)?;
     let registering = begun.elapsed();
     let library =
-        pinfold::cache(registrar, monitor, Config::default()).map_err(Failure::unavailable)?;
+        pinfold::cache(registrar, monitor, Config::keeping_all()).map_err(Failure::unavailable)?;
     let ready = begun.elapsed();
     let times = Start {
         monitor: watching.as_secs_f64() * 1e6,

@@ -94,7 +94,7 @@ impl Rig {
         let verbs = || Verbs::new(Arc::clone(&domain)).map_err(Failure::unavailable);
         let (by_hand, pinned) = (verbs()?, verbs()?);
         let monitor = Userfaultfd::shared().map_err(Failure::unavailable)?;
-        let tiers = Tiers::of(Ok(on_demand), pinned, monitor, Config::default());
+        let tiers = Tiers::of(Ok(on_demand), pinned, monitor, Config::keeping_all());
         let far_block =
             Block::new(Origin::Mapping, SIZES[SIZES.len() - 1]).map_err(Failure::unavailable)?;
         // SAFETY: this rig's own memory, which outlives the registration.

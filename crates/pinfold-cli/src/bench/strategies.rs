@@ -99,7 +99,7 @@ impl Station {
         let monitor = monitor(Kind::IoUring)?;
         let (device, registrar) = wire.into_parts();
         let registrar = Arc::new(registrar);
-        let config = Config { max_bytes: budget, ..Config::default() };
+        let config = Config { max_bytes: budget, ..Config::keeping_all() };
         let cache = pinfold::cache(Arc::clone(&registrar), monitor, config)
             .map_err(Failure::unavailable)?;
         let config = PoolConfig { max_bytes: POOL, ..PoolConfig::default() };
@@ -573,7 +573,7 @@ pub(crate) fn known(monitor: &str) -> Vec<Known> {
     let cases = LENGTHS.into_iter().flat_map(|bytes| uses.map(|uses| (bytes, uses)));
     cases
         .map(|(bytes, (situation, uses))| {
-            let overlap = bytes > Config::default().piece_bytes;
+            let overlap = bytes > Config::keeping_all().piece_bytes;
             let means = Means { copy_bytes: POOL, overlap, exchange: false };
             let (direction, coverage) = (Direction::Leaving, coverage_by(monitor));
             let advice = costs.advise(Question { bytes, direction, uses, coverage, means });

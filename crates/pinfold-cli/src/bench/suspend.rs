@@ -176,7 +176,7 @@ fn rings() -> Result<(IoUring, Rings), Failure> {
     let ring = IoUring::new(8).map_err(Failure::unavailable)?;
     let registrar = registrar::IoUring::new(&ring, 1024).map_err(Failure::unavailable)?;
     let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
-    let config = Config { piece_bytes: BYTES, ..Config::default() };
+    let config = Config { piece_bytes: BYTES, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
     Ok((ring, cache))
 }

@@ -178,7 +178,7 @@ impl Sender {
 fn cache(world: &World, largest: usize) -> Result<Cache<SimRegistrar, SimMonitor>, Failure> {
     let piece_bytes = largest.next_power_of_two();
     let max_bytes = (SLOTS + 1) * largest;
-    let config = Config { piece_bytes, max_bytes, ..Config::default() };
+    let config = Config { piece_bytes, max_bytes, ..Config::keeping_all() };
     let (registrar, monitor) = (SimRegistrar::new(&world.device), SimMonitor::new(&world.space));
     pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)
 }

@@ -250,7 +250,7 @@ fn in_the_child<M: Monitor>(
         _ => return child::NOT_TOLD,
     }
     let wiring = Wiring { kind: port.kind(), slots: 16, lanes: 1, audit: false };
-    let own = make_monitor().and_then(|monitor| Port::open(wiring, monitor, Config::default()));
+    let own = make_monitor().and_then(|monitor| Port::open(wiring, monitor, Config::keeping_all()));
     match own.map(|own| send_wrong(&own, specimen, body, 0)) {
         Ok(Ok(None)) => child::RIGHT,
         Ok(Ok(Some(_))) => child::WRONG,

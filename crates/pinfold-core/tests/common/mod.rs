@@ -251,6 +251,11 @@ impl Rig {
         unsafe { self.cache().get_vouched(address(range), range.len(), Access::READ) }
     }
 
+    pub(crate) fn get_to_keep(&self, range: AddressRange) -> Result<SimLease<'_>, GetError> {
+        // SAFETY: there is no memory behind a simulated address.
+        unsafe { self.cache().get_to_keep(address(range), range.len(), Access::READ) }
+    }
+
     pub(crate) fn get_pieces(
         &self,
         range: AddressRange,

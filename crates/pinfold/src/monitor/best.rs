@@ -237,6 +237,10 @@ unsafe impl Monitor for Best {
         self.monitor().replay(from, visit)
     }
 
+    fn change_surcharge(&self) -> u64 {
+        self.monitor().change_surcharge()
+    }
+
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         self.monitor().coverage(mapping, change)
     }

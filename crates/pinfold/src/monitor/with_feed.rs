@@ -143,6 +143,10 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
         combination::replay(&self.monitor, &self.feed.log, from, visit)
     }
 
+    fn change_surcharge(&self) -> u64 {
+        self.monitor.change_surcharge()
+    }
+
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         match self.monitor.coverage(mapping, change) {
             Cover::Blind if self.feed.claims(change) => Cover::Told,

@@ -490,7 +490,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         // SAFETY: the caller's promise.
         unsafe {
             match keep {
-                true => cache.get(start, range.len(), access),
+                true => cache.get_to_keep(start, range.len(), access),
                 false => cache.get_once(start, range.len(), access),
             }
         }

@@ -19,7 +19,7 @@ impl Drop for Bomb {
 
 #[test]
 fn a_callback_whose_captures_panic_keeps_no_lease() {
-    let (cache, records) = cache(Config::default());
+    let (cache, records) = cache(Config::keeping_all());
     let buffer = vec![1_u8; 65536];
     for once in [false, true] {
         // SAFETY: no device is told of the memory.
@@ -43,7 +43,7 @@ fn of_several_devices_none_keeps_what_another_panicked_over() {
         let ((first, one), (second, two), (third, three)) = (device(), device(), device());
         panics_at(&two, n);
         let devices = (first, second, third);
-        let cache = pinfold::cache(devices, Silent::new(), Config::default()).unwrap();
+        let cache = pinfold::cache(devices, Silent::new(), Config::keeping_all()).unwrap();
         for _ in 0..3 {
             let _panicked = panics(|| drop(cache.lease_buffer(vec![0_u8; 9000])));
             let _panicked = panics(|| assert!(cache.evict_idle() < usize::MAX));

@@ -19,7 +19,7 @@ type ThePlace<'z, 'c> = Place<'z, 'c, Device, Silent, Slab>;
 const BYTES: usize = 6 * PAGE;
 
 fn a_cache() -> (TheCache, Arc<Records>) {
-    cache(Config::default())
+    cache(Config::keeping_all())
 }
 
 fn zone(cache: &TheCache) -> TheZone<'_> {

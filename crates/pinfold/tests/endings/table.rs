@@ -126,7 +126,7 @@ fn row(name: &str, cell: impl Fn(End)) {
 }
 
 fn a_cache() -> (&'static TheCache, Arc<Records>) {
-    let (cache, records) = cache(Config::default());
+    let (cache, records) = cache(Config::keeping_all());
     (Box::leak(Box::new(cache)), records)
 }
 
@@ -180,7 +180,7 @@ fn buffer_lease() {
 #[test]
 fn a_cache_itself() {
     row("a_cache_itself", |how| {
-        let (cache, records) = cache(Config::default());
+        let (cache, records) = cache(Config::keeping_all());
         let memory = memory(3 * PAGE);
         for _ in 0..2 {
             // SAFETY: see the file's header.
@@ -338,7 +338,8 @@ fn monitor_and_registrar() {
     row("monitor_and_registrar", |how| {
         let ((device, records), monitor) = (device(), Arc::new(Silent::new()));
         let registrar = Arc::new(device);
-        let cache = pinfold::cache(Arc::clone(&registrar), Arc::clone(&monitor), Config::default());
+        let cache =
+            pinfold::cache(Arc::clone(&registrar), Arc::clone(&monitor), Config::keeping_all());
         end(cache.unwrap(), how);
         assert!(!records.is_gone());
         assert_eq!(Arc::strong_count(&registrar), 1 + usize::from(how.leaks()));

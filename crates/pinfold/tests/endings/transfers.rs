@@ -22,7 +22,7 @@ const PIECES: usize = 12;
 const BYTES: usize = PIECES * PAGE;
 
 fn in_pieces() -> (TheCache, Arc<Records>) {
-    cache(Config { piece_bytes: PAGE, ..Config::default() })
+    cache(Config { piece_bytes: PAGE, ..Config::keeping_all() })
 }
 
 fn options(threads: usize) -> Options {

@@ -162,7 +162,7 @@ fn a_child_forked_inside_a_registrar_comes_back_from_it() {
     alone("forks::a_child_forked_inside_a_registrar_comes_back_from_it", || {
         let Some(monitor) = monitor() else { return };
         let registrar = Forks { inner: Mlock::new().unwrap(), armed: AtomicBool::new(false) };
-        let cache = Cache::new(registrar, monitor, Config::default()).unwrap();
+        let cache = Cache::new(registrar, monitor, Config::keeping_all()).unwrap();
         let (stop, in_child) = (AtomicBool::new(false), || CHILD.load(Ordering::Relaxed) == 0);
         std::thread::scope(|scope| {
             // Keeps the cache's lock busy.

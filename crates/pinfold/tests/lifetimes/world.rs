@@ -57,8 +57,9 @@ impl World {
         let ring = io_uring::IoUring::new(8);
         let ring = ring.map_err(|error| eprintln!("skipped: no io_uring: {error}")).ok()?;
         let registrar = IoUring::new(&ring, 64).unwrap();
-        let buffers = pinfold::cache(registrar, monitor()?, Config::default()).unwrap();
-        let locks = pinfold::cache(Mlock::new().unwrap(), monitor()?, Config::default()).unwrap();
+        let buffers = pinfold::cache(registrar, monitor()?, Config::keeping_all()).unwrap();
+        let locks =
+            pinfold::cache(Mlock::new().unwrap(), monitor()?, Config::keeping_all()).unwrap();
         // SAFETY: a constant name; the descriptor is new.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"sink".as_ptr(), 1)) };
         Some(Self { buffers, locks, ring: Mutex::new(ring), file })

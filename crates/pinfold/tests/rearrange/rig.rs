@@ -33,7 +33,7 @@ pub(crate) fn cache<R: Registrar>(registrar: R) -> Option<Cache<R, Userfaultfd>>
     let monitor = Userfaultfd::new();
     let monitor =
         monitor.inspect_err(|error| eprintln!("skipped: no userfaultfd: {error}")).ok()?;
-    let config = Config { piece_bytes: 2 * LONG, ..Config::default() };
+    let config = Config { piece_bytes: 2 * LONG, ..Config::keeping_all() };
     Some(pinfold::cache(registrar, monitor, config).unwrap())
 }
 

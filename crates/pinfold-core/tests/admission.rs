@@ -1,0 +1,183 @@
+//! What is kept, and what is registered for each use: with costs that a clock of the test makes.
+
+#![allow(clippy::unwrap_used)] // a test speaks
+
+mod common;
+
+use common::{Rig, Setup, pages};
+use pinfold_core::{Clock, Config, Keep, PerUse};
+use pinfold_sim::Moment;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Whatever is measured took a microsecond: registering, deregistering, watching, a check. So a use that is
+/// not kept costs one microsecond more than a hit, and keeping three and the surcharge.
+///
+/// Each test, being a thread, has its own.
+fn microseconds() -> u64 {
+    thread_local! {
+        static NOW: Cell<u64> = const { Cell::new(0) };
+    }
+    NOW.replace(NOW.get() + 1_000)
+}
+
+/// What a change is said to cost more.
+const SURCHARGE: u64 = 7_000;
+/// The first counts for nothing, because nothing was measured before; the ranges' next uses must come to
+/// more than two microseconds and the surcharge (watching was not measured yet).
+const USES_UNTIL_KEPT: usize = 11;
+
+fn rig_with(config: Config) -> Rig {
+    let rig = Setup::with(config).rig();
+    rig.monitor.set_change_surcharge(SURCHARGE);
+    rig
+}
+
+fn by_default() -> Config {
+    Config { clock: Some(Clock::new(microseconds)), ..Config::default() }
+}
+
+/// The use, from 1 on, that was kept.
+fn uses_until_kept(rig: &Rig, most: usize) -> Option<usize> {
+    (1..=most).find(|_| rig.lease(pages(1, 1)).is_cached())
+}
+
+#[test]
+fn first_uses_are_not_watched_and_end_with_their_leases() {
+    let rig = rig_with(by_default());
+    let lease = rig.lease(pages(1, 1));
+    assert_eq!(lease.per_use(), Some(PerUse::NotAdmitted));
+    let handle = lease.handle();
+    drop(lease);
+    assert!(!rig.is_registered(handle));
+    let statistics = rig.statistics();
+    assert_eq!((statistics.per_use, statistics.not_admitted), (1, 1));
+    assert_eq!((statistics.per_use_reason, rig.monitor.watch_calls()), (None, 0));
+}
+
+#[test]
+fn what_is_used_often_is_kept() {
+    let rig = rig_with(by_default());
+    assert_eq!(uses_until_kept(&rig, 100), Some(USES_UNTIL_KEPT));
+    let kept = rig.touch(pages(1, 1));
+    assert!((0..100).all(|_| rig.touch(pages(1, 1)) == kept));
+    assert_eq!(rig.monitor.watch_calls(), 1);
+    assert_eq!(rig.statistics().not_admitted, USES_UNTIL_KEPT as u64 - 1);
+}
+
+/// Another page begins at another place in the books.
+#[test]
+fn every_range_is_counted_for_itself() {
+    let rig = rig_with(by_default());
+    assert_eq!(uses_until_kept(&rig, 100), Some(USES_UNTIL_KEPT));
+    assert!(!rig.lease(pages(2, 1)).is_cached());
+    assert!(rig.lease(pages(1, 1)).is_cached());
+}
+
+/// A program that maps, uses once and unmaps: of ten thousand uses few are watched.
+#[test]
+fn what_is_kept_in_vain_is_kept_ever_more_seldom() {
+    let rig = rig_with(by_default());
+    for _ in 0..1_000 {
+        rig.touch(pages(1, 1));
+        rig.reallocate(pages(1, 1));
+    }
+    let bought = rig.monitor.watch_calls();
+    // 11, 20, 40 uses, and then one in 80.
+    assert!((10..=16).contains(&bought), "{bought}");
+}
+
+#[test]
+fn a_purchase_that_paid_is_repeated_at_the_old_price() {
+    let rig = rig_with(by_default());
+    for _ in 0..3 {
+        let until_kept = uses_until_kept(&rig, 100).unwrap();
+        assert!((USES_UNTIL_KEPT - 1..=USES_UNTIL_KEPT).contains(&until_kept), "{until_kept}");
+        (0..20).for_each(|_| drop(rig.lease(pages(1, 1))));
+        rig.reallocate(pages(1, 1));
+    }
+}
+
+#[test]
+fn what_was_evicted_is_not_kept_either() {
+    let rig = rig_with(by_default());
+    uses_until_kept(&rig, 100).unwrap();
+    assert_eq!(rig.cache().evict_idle(), 1);
+    // In vain, so it takes twice as many now.
+    let again = uses_until_kept(&rig, 100).unwrap();
+    assert!(again > USES_UNTIL_KEPT + 5, "{again}");
+}
+
+#[test]
+fn the_callers_word_skips_the_decision() {
+    let rig = rig_with(Config { keep: Keep::Never, ..by_default() });
+    let range = pages(1, 1);
+    assert!(rig.get_to_keep(range).unwrap().is_cached());
+    assert!(rig.lease(range).is_cached(), "found by everybody");
+    assert!(rig.get_vouched(pages(2, 1)).unwrap().is_cached());
+}
+
+#[test]
+fn never_and_always_are_obeyed() {
+    let never = rig_with(Config { keep: Keep::Never, ..by_default() });
+    assert_eq!(uses_until_kept(&never, 100), None);
+    assert_eq!(never.monitor.watch_calls(), 0);
+    let always = rig_with(Config { keep: Keep::Always, ..by_default() });
+    assert_eq!(uses_until_kept(&always, 100), Some(1));
+}
+
+#[test]
+fn what_costs_nothing_to_watch_is_kept_from_the_first_use() {
+    let rig = Setup::with(by_default()).rig();
+    assert_eq!(uses_until_kept(&rig, 1), Some(1));
+}
+
+/// What is registered for one use serves no other, so no thread waits for it.
+#[test]
+fn no_thread_waits_for_a_registration_that_is_not_kept() {
+    let rig = rig_with(by_default());
+    let gate = rig.hold_next_registration(Moment::After);
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| rig.touch(pages(1, 1)));
+        gate.wait_for_arrivals(1);
+        let other = rig.touch(pages(1, 1));
+        gate.open();
+        assert_ne!(slow.join().unwrap(), other);
+    });
+    assert_eq!(rig.statistics().waits, 0);
+}
+
+/// A clock by which things take now long, now no time.
+fn moods() -> u64 {
+    static NOW: AtomicU64 = AtomicU64::new(0);
+    static MOOD: AtomicU64 = AtomicU64::new(1);
+    let step = |mood: u64| mood.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+    let mood = MOOD.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |mood| Some(step(mood)));
+    NOW.fetch_add(mood.unwrap() >> 44, Ordering::Relaxed)
+}
+
+/// The decision is about what is kept, not about what is believed: whatever it is, each lease has the
+/// program's own pages (`Rig::lease` looks), and the books agree (`Rig` looks when it ends).
+#[test]
+fn a_decision_that_changes_its_mind_is_never_stale() {
+    let mut rig = rig_with(Config { clock: Some(Clock::new(moods)), ..Config::default() });
+    rig.start_reclaimer();
+    std::thread::scope(|scope| {
+        for first in 0..2_usize {
+            let rig = &rig;
+            scope.spawn(move || {
+                for turn in 0..if cfg!(miri) { 50 } else { 4_000_usize } {
+                    // Each thread changes its own memory, so it knows what is fresh.
+                    let own = pages(8 * first + turn % 3, 1 + turn % 2);
+                    rig.touch(own);
+                    if turn % 5 == 0 {
+                        rig.reallocate(own);
+                    }
+                    rig.touch(own);
+                }
+            });
+        }
+    });
+    let statistics = rig.statistics();
+    assert!(statistics.hits > 0 && statistics.not_admitted > 0, "{statistics}");
+}
