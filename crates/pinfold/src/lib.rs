@@ -19,7 +19,7 @@
 //! let lease = unsafe { cache.get(buffer.as_ptr(), buffer.len(), Access::READ) }?;
 //! let buf_index = lease.handle().get(); // for WRITE_FIXED, SEND_ZC, ...
 //! # let _ = buf_index;
-//! drop(lease); // the registration stays; the next get finds it, unless the memory has changed
+//! drop(lease); // once it pays, the registration stays until the memory changes
 //!
 //! // Without unsafe: for buffers that cannot move or be freed while they are leased.
 //! let lease = cache.lease_buffer(buffer).map_err(|refused| refused.error)?;
