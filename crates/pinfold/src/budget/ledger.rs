@@ -27,25 +27,103 @@ impl Default for Terms {
 }
 
 /// The place of a drawer in the ledger.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Drawer(usize);
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Entry {
     terms: Terms,
     held: Amount,
+}
+
+impl Entry {
+    /// What nobody else can have: the minimum, or what is held if that is more.
+    fn committed(&self) -> Amount {
+        self.held.max(self.terms.minimum)
+    }
+
+    /// Whether it holds more than its minimum, so that it may owe something.
+    fn borrows(&self) -> bool {
+        !self.held.fits(self.terms.minimum)
+    }
+}
+
+/// A drawer's entry, and where it stands among the borrowers.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    entry: Entry,
+    borrower: Option<usize>,
+}
+
+/// A sum of amounts that is exact whatever they are: drawers that overdraw may hold, all together,
+/// more than an [`Amount`] can say.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Sum {
+    bytes: u128,
+    regions: u128,
+}
+
+impl Sum {
+    fn add(&mut self, amount: Amount) {
+        self.bytes += amount.bytes as u128;
+        self.regions += amount.regions as u128;
+    }
+
+    fn subtract(&mut self, amount: Amount) {
+        self.bytes -= amount.bytes as u128;
+        self.regions -= amount.regions as u128;
+    }
+
+    /// The same as an amount; one that is too large is everything.
+    fn amount(self) -> Amount {
+        let clamped = |sum: u128| usize::try_from(sum).unwrap_or(usize::MAX);
+        Amount { bytes: clamped(self.bytes), regions: clamped(self.regions) }
+    }
+}
+
+/// What all drawers have together, kept with each change: no question looks at them all.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Sums {
+    held: Sum,
+    /// The drawers' minimums.
+    kept: Sum,
+    committed: Sum,
+    weights: u64,
+}
+
+impl Sums {
+    fn add(&mut self, entry: &Entry) {
+        self.held.add(entry.held);
+        self.kept.add(entry.terms.minimum);
+        self.committed.add(entry.committed());
+        self.weights += u64::from(entry.terms.weight);
+    }
+
+    fn subtract(&mut self, entry: &Entry) {
+        self.held.subtract(entry.held);
+        self.kept.subtract(entry.terms.minimum);
+        self.committed.subtract(entry.committed());
+        self.weights -= u64::from(entry.terms.weight);
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Ledger {
     total: Amount,
     /// By the drawer's number; `None` for one that has left.
-    entries: Vec<Option<Entry>>,
+    places: Vec<Option<Place>>,
+    /// The numbers of those that have left.
+    vacant: Vec<usize>,
+    sums: Sums,
+    /// The drawers that hold more than their minimum: nobody else can owe anything. It has room for
+    /// all drawers.
+    borrowers: Vec<Drawer>,
 }
 
 impl Ledger {
     pub(super) fn new(total: Amount) -> Self {
-        Self { total, entries: Vec::new() }
+        let sums = Sums::default();
+        Self { total, places: Vec::new(), vacant: Vec::new(), sums, borrowers: Vec::new() }
     }
 
     pub(super) fn total(&self) -> Amount {
@@ -60,7 +138,7 @@ impl Ledger {
 
     /// What all drawers hold.
     pub(super) fn held(&self) -> Amount {
-        self.present().map(|entry| entry.held).sum()
+        self.sums.held.amount()
     }
 
     /// What this drawer holds.
@@ -70,7 +148,7 @@ impl Ledger {
 
     /// What is kept for somebody: the drawers' minimums.
     fn kept(&self) -> Amount {
-        self.present().map(|entry| entry.terms.minimum).sum()
+        self.sums.kept.amount()
     }
 
     /// What a drawer with this minimum gets of it although others hold more than there is, because
@@ -81,7 +159,14 @@ impl Ledger {
 
     /// What nobody else can have: each drawer's minimum, or what it holds if that is more.
     fn committed(&self) -> Amount {
-        self.present().map(|entry| entry.held.max(entry.terms.minimum)).sum()
+        self.sums.committed.amount()
+    }
+
+    /// The same of all drawers but this one.
+    fn committed_by_others(&self, entry: &Entry) -> Amount {
+        let mut others = self.sums.committed;
+        others.subtract(entry.committed());
+        others.amount()
     }
 
     pub(super) fn join(&mut self, terms: Terms) -> Result<Drawer, BudgetError> {
@@ -93,20 +178,25 @@ impl Ledger {
         if !minimum.fits(free) {
             return Err(BudgetError::Kept { minimum, free });
         }
-        let entry = Some(Entry { terms, held: Amount::ZERO });
-        let vacant = self.entries.iter().position(Option::is_none);
-        let number = vacant.unwrap_or(self.entries.len());
-        match self.entries.get_mut(number) {
-            Some(place) => *place = entry,
-            None => self.entries.push(entry),
+        let entry = Entry { terms, held: Amount::ZERO };
+        self.sums.add(&entry);
+        let place = Some(Place { entry, borrower: None });
+        let number = self.vacant.pop().unwrap_or(self.places.len());
+        match self.places.get_mut(number) {
+            Some(vacant) => *vacant = place,
+            None => self.places.push(place),
         }
+        // So that nothing is allocated when a drawer begins to borrow.
+        self.borrowers.reserve(self.places.len() - self.borrowers.len());
         Ok(Drawer(number))
     }
 
     /// The drawer is gone, and with it what it held.
     pub(super) fn leave(&mut self, drawer: Drawer) {
-        if let Some(place) = self.entries.get_mut(drawer.0) {
-            *place = None;
+        self.set_held(drawer, Amount::ZERO);
+        if let Some(Place { entry, .. }) = self.places.get_mut(drawer.0).and_then(Option::take) {
+            self.sums.subtract(&entry);
+            self.vacant.push(drawer.0);
         }
     }
 
@@ -116,7 +206,7 @@ impl Ledger {
         };
         let (before, Terms { minimum, maximum, .. }) = (entry.held, entry.terms);
         let after = before + amount;
-        let others = self.committed() - before.max(minimum);
+        let others = self.committed_by_others(entry);
         let now = maximum.min((self.total - others).max(self.promised(minimum)));
         if !after.fits(now) {
             let ever = maximum.min(self.total - (self.kept() - minimum));
@@ -139,7 +229,7 @@ impl Ledger {
     /// What is due to this drawer if there is `total` in all: its minimum and its part of the rest.
     fn due(&self, drawer: Drawer, total: Amount) -> Amount {
         let Some(entry) = self.entry(drawer) else { return Amount::ZERO };
-        let weights: u64 = self.present().map(|entry| u64::from(entry.terms.weight)).sum();
+        let weights = self.sums.weights;
         let Terms { minimum, maximum, weight } = entry.terms;
         let common = total - self.kept();
         let part = |of: usize| part_of(of, weight, weights);
@@ -149,7 +239,7 @@ impl Ledger {
 
     /// Who has to give how much back, so that `drawer`, asking for `missing`, gets its due of
     /// `total`: those who hold most beyond their own due first. Nobody, if it asks for more than
-    /// that.
+    /// that. Looks at those who hold more than their minimum.
     pub(super) fn debtors(
         &self,
         drawer: Drawer,
@@ -160,27 +250,50 @@ impl Ledger {
         if !mine.fits(self.due(drawer, total)) {
             return Vec::new();
         }
-        let mut debts: Vec<(Drawer, Amount)> = (0..self.entries.len())
-            .map(Drawer)
-            .filter(|&other| other != drawer)
+        let others = self.borrowers.iter().copied().filter(|&other| other != drawer);
+        let mut debts: Vec<(Drawer, Amount)> = others
             .map(|other| (other, (self.held_by(other) - self.due(other, total)).min(missing)))
             .filter(|&(_, debt)| debt != Amount::ZERO)
             .collect();
-        debts.sort_by_key(|&(_, debt)| std::cmp::Reverse((debt.bytes, debt.regions)));
+        debts
+            .sort_by_key(|&(other, debt)| (std::cmp::Reverse((debt.bytes, debt.regions)), other.0));
         debts
     }
 
-    fn present(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().flatten()
+    /// Those who hold more than is kept for them.
+    pub(super) fn borrowers(&self) -> &[Drawer] {
+        &self.borrowers
     }
 
     fn entry(&self, drawer: Drawer) -> Option<&Entry> {
-        self.entries.get(drawer.0)?.as_ref()
+        self.places.get(drawer.0)?.as_ref().map(|place| &place.entry)
     }
 
+    /// The one place where what a drawer holds changes, and with it all that follows from it.
     fn set_held(&mut self, drawer: Drawer, held: Amount) {
-        if let Some(Some(entry)) = self.entries.get_mut(drawer.0) {
-            entry.held = held;
+        let Some(Some(place)) = self.places.get_mut(drawer.0) else { return };
+        self.sums.subtract(&place.entry);
+        place.entry.held = held;
+        self.sums.add(&place.entry);
+        match (place.entry.borrows(), place.borrower) {
+            (true, None) => {
+                place.borrower = Some(self.borrowers.len());
+                self.borrowers.push(drawer);
+            }
+            (false, Some(position)) => {
+                place.borrower = None;
+                self.no_borrower(position);
+            }
+            _ => {}
+        }
+    }
+
+    /// The borrower at `position` is none any more; the last takes its position.
+    fn no_borrower(&mut self, position: usize) {
+        self.borrowers.swap_remove(position);
+        let moved = self.borrowers.get(position).map(|moved| moved.0);
+        if let Some(Some(moved)) = moved.and_then(|number| self.places.get_mut(number)) {
+            moved.borrower = Some(position);
         }
     }
 }
@@ -312,6 +425,22 @@ mod tests {
         assert_eq!(ledger.due(weightless, TOTAL), Amount::ZERO);
     }
 
+    /// What the ledger keeps beside its entries follows from them.
+    fn agree_with_a_count(ledger: &Ledger) -> Result<(), TestCaseError> {
+        let mut sums = Sums::default();
+        let mut borrowers = Vec::new();
+        for (number, place) in ledger.places.iter().enumerate() {
+            let Some(Place { entry, borrower }) = place else { continue };
+            sums.add(entry);
+            borrowers.extend(entry.borrows().then_some(Drawer(number)));
+            let listed = borrower.map(|position| ledger.borrowers[position]);
+            prop_assert_eq!(listed, entry.borrows().then_some(Drawer(number)));
+        }
+        prop_assert_eq!(ledger.sums, sums);
+        prop_assert_eq!(ledger.borrowers.len(), borrowers.len());
+        Ok(())
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Take(usize, usize, usize),
@@ -364,6 +493,33 @@ mod tests {
                     prop_assert_eq!(ledger.held_by(drawer), held(&grants, of));
                 }
                 prop_assert!(ledger.committed().fits(TOTAL));
+                agree_with_a_count(&ledger)?;
+            }
+        }
+
+        /// The sums and the list of borrowers, beside a count of all drawers, while drawers come
+        /// and go, overdraw without bounds and give back what they never took.
+        #[test]
+        fn sums_agree_with_a_count_of_all_drawers(
+            steps in prop::collection::vec((0..5_u8, any::<usize>(), any::<u8>()), 1..200),
+        ) {
+            let mut ledger = Ledger::new(TOTAL);
+            let mut drawers: Vec<Drawer> = Vec::new();
+            for (what, which, much) in steps {
+                let of = drawers.get(which % drawers.len().max(1)).copied();
+                let some = if much == 0 { Amount::EVERYTHING } else { amount(much.into()) };
+                match (what, of) {
+                    (0, _) => drawers.extend(ledger.join(terms(which % 4, 90, which as u32 % 5))),
+                    (1, Some(drawer)) => ledger.overdraw(drawer, some),
+                    (2, Some(drawer)) => ledger.give(drawer, some),
+                    (3, Some(drawer)) => drop(ledger.take(drawer, some)),
+                    (4, Some(drawer)) if much > 200 => {
+                        ledger.leave(drawer);
+                        drawers.retain(|&other| other != drawer);
+                    }
+                    _ => {}
+                }
+                agree_with_a_count(&ledger)?;
             }
         }
 

@@ -9,6 +9,7 @@ use pinfold_core::{
     Account, Amount, Exhausted, Lender, Limit, Refusal, RegisterError, RegistrarLimits,
 };
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -100,7 +101,8 @@ struct Inner {
 struct State {
     ledger: Ledger,
     marks: Marks,
-    lenders: Vec<(Drawer, Weak<dyn Lender>)>,
+    /// Who gives back what a drawer holds.
+    lenders: HashMap<Drawer, Vec<Weak<dyn Lender>>>,
 }
 
 thread_local! {
@@ -264,7 +266,7 @@ impl Budget {
         let state = Mutex::new(State {
             ledger: Ledger::new(total),
             marks: Marks::default(),
-            lenders: Vec::new(),
+            lenders: HashMap::new(),
         });
         let due = AtomicBool::new(false);
         Ok(Self { inner: Arc::new(Inner { state, due, fork_mark, source }) })
@@ -289,7 +291,7 @@ impl Budget {
                 other => return other,
             };
             let BudgetError::Kept { minimum, free } = refused else { return Err(refused) };
-            let lenders = self.inner.read(|state| state.all_lenders()).unwrap_or_default();
+            let lenders = self.inner.read(State::lenders_that_borrow).unwrap_or_default();
             let gave = lenders.into_iter().any(|lender| lender.give_back(minimum - free));
             if !gave {
                 return Err(refused);
@@ -351,7 +353,17 @@ impl State {
     }
 
     fn all_lenders(&self) -> Vec<Arc<dyn Lender>> {
-        self.lenders.iter().filter_map(|(_, lender)| lender.upgrade()).collect()
+        self.lenders.values().flatten().filter_map(Weak::upgrade).collect()
+    }
+
+    fn lenders_of(&self, drawer: Drawer) -> impl Iterator<Item = Arc<dyn Lender>> {
+        self.lenders.get(&drawer).into_iter().flatten().filter_map(Weak::upgrade)
+    }
+
+    /// The lenders of those drawers that hold more than is kept for them.
+    fn lenders_that_borrow(&self) -> Vec<Arc<dyn Lender>> {
+        let borrowers = self.ledger.borrowers().iter();
+        borrowers.flat_map(|&drawer| self.lenders_of(drawer)).collect()
     }
 
     /// Who has to give how much back for `drawer`, if there is `total` in all.
@@ -362,10 +374,8 @@ impl State {
         total: Amount,
     ) -> Vec<(Arc<dyn Lender>, Amount)> {
         let debts = self.ledger.debtors(drawer, missing, total).into_iter();
-        let lenders = debts.flat_map(|(debtor, debt)| {
-            let its = self.lenders.iter().filter(move |(other, _)| *other == debtor);
-            its.filter_map(move |(_, lender)| Some((lender.upgrade()?, debt)))
-        });
+        let lenders = debts
+            .flat_map(|(debtor, debt)| self.lenders_of(debtor).map(move |lender| (lender, debt)));
         lenders.collect()
     }
 }
@@ -582,8 +592,9 @@ impl Account for Share {
 
     fn attach(&self, lender: Weak<dyn Lender>) {
         self.inner().changed(|state| {
-            state.lenders.retain(|(_, lender)| lender.strong_count() > 0);
-            state.lenders.push((self.drawer, lender));
+            let lenders = state.lenders.entry(self.drawer).or_default();
+            lenders.retain(|lender| lender.strong_count() > 0);
+            lenders.push(lender);
         });
     }
 }
@@ -591,7 +602,7 @@ impl Account for Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.inner().changed(|state| {
-            state.lenders.retain(|(drawer, _)| *drawer != self.drawer);
+            state.lenders.remove(&self.drawer);
             state.ledger.leave(self.drawer);
         });
         self.inner().settle();
