@@ -357,8 +357,8 @@ fn bounds(discovery: &Discovery) -> Vec<BoundReport> {
 }
 
 fn figures(discovery: &Discovery) -> Vec<FigureReport> {
-    let Discovery { locked, pinned, pinned_by_others, memory, available, .. } = discovery;
-    let single = [locked, pinned, pinned_by_others, memory, available];
+    let Discovery { locked, pinned, rings, pinned_by_others, memory, available, .. } = discovery;
+    let single = [locked, pinned, rings, pinned_by_others, memory, available];
     let counts = [&discovery.mappings, &discovery.max_mappings];
     let mut figures: Vec<FigureReport> =
         single.into_iter().chain(counts).map(FigureReport::of).collect();

@@ -509,10 +509,11 @@ fn a_limit_lowered_while_running_is_noticed_and_told() {
         }
         let Some((_ring, registrar)) = ring(8) else { return };
         let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
-        let before = budget.total();
-        assert!(before.bytes as u64 <= LIMIT, "{before:?}");
         let share = budget.share(Terms::default()).unwrap();
         let Some((_ring, cache)) = cache_on(&share) else { return };
+        // Less what the cache's ring takes.
+        let before = budget.refresh();
+        assert!(before.bytes as u64 <= LIMIT, "{before:?}");
         let mut notices = cache.notices(9);
         let changes = Arc::new(AtomicUsize::new(0));
         let _watch = budget.watch(Watermark::Percent(100), {
@@ -543,6 +544,50 @@ fn a_limit_lowered_while_running_is_noticed_and_told() {
     });
 }
 
+/// Registers page after page until the kernel refuses. How many bytes it took; all are given back.
+fn taken_by_kernel(registrar: &IoUring, memory: &Memory, most: usize) -> usize {
+    let mut taken = Vec::new();
+    while taken.len() < most {
+        let range = memory.part(taken.len() * PAGE, PAGE);
+        // SAFETY: no request uses it.
+        match unsafe { registrar.register(range, Access::READ_WRITE) } {
+            Ok(index) => taken.push((index, range)),
+            Err(error) if is_about_the_limit(error) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let bytes = taken.len() * PAGE;
+    for (index, range) in taken {
+        // SAFETY: registered above, and used by nobody.
+        unsafe { registrar.deregister(index, range) }.unwrap();
+    }
+    bytes
+}
+
+/// What was discovered is there to its last page, and not a page more is, however large the rings.
+#[test]
+fn a_discovered_budget_can_be_used_to_its_last_page() {
+    alone("a_discovered_budget_can_be_used_to_its_last_page", || {
+        const LIMIT: usize = 8 << 20;
+        if !live_under_a_limit(LIMIT as u64, 54_885) {
+            return;
+        }
+        let memory = Memory::new(LIMIT);
+        let mut rings = Vec::new();
+        for entries in [8, 4096, 32_768] {
+            let Ok(ring) = io_uring::IoUring::new(entries) else { return };
+            let registrar = IoUring::new(&ring, 4096).unwrap();
+            let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
+            // What was given back a moment ago may still be counted.
+            at_last(|| {
+                let taken = taken_by_kernel(&registrar, &memory, LIMIT / PAGE);
+                if taken == budget.total().bytes { Ok(()) } else { Err((entries, taken)) }
+            });
+            rings.push(ring);
+        }
+    });
+}
+
 /// Nothing of this budget is idle, and the kernel has no room: an error, and the program hears
 /// that others have what the budget allows.
 #[test]
@@ -555,6 +600,8 @@ fn a_limit_that_others_use_up_is_told() {
         let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
         let share = budget.share(Terms::default()).unwrap();
         let Some((_ring, cache)) = cache_on(&share) else { return };
+        // Less what the cache's ring takes.
+        budget.refresh();
         let refusals = Arc::new(AtomicUsize::new(0));
         let _watch = budget.watch(Watermark::Percent(100), {
             let refusals = Arc::clone(&refusals);

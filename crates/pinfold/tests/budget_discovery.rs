@@ -31,6 +31,7 @@ impl Machine {
         machine.write("/proc/self/cgroup", "0::/\n");
         machine
             .write("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        machine.write("/proc/sys/kernel/osrelease", "6.18.0\n");
         machine.namespace("user:[4026531837]");
         machine
     }
@@ -301,4 +302,23 @@ fn this_machine_is_understood() {
     for advice in found.advice() {
         assert!(!advice.to_string().is_empty());
     }
+}
+
+/// The rings' own memory is paid out of the same limit, on the kernels that charge for it; and a
+/// ring that grows is noticed.
+#[test]
+fn rings_are_not_part_of_a_budget_for_their_buffers() {
+    let machine = Machine::new("rings");
+    let ring = |bytes: u64| {
+        format!("10000-{:x} rw-s 00000000 00:10 1 anon_inode:[io_uring]\n", 0x10000 + bytes)
+    };
+    machine.write("/proc/self/maps", &ring(MIB));
+    let budget = Budget::discover_below(&machine.0, Kind::IoUring, LIMITS).unwrap();
+    assert_eq!(budget.total().bytes as u64, 8 * MIB - MIB - MIB);
+    assert_eq!(machine.read().counted(Kind::IoUring), 2 * MIB);
+    assert_eq!(machine.budget(Kind::Verbs).unwrap().bytes as u64, 7 * MIB);
+    machine.write("/proc/self/maps", &ring(3 * MIB));
+    assert_eq!(budget.refresh().bytes as u64, 4 * MIB);
+    machine.write("/proc/sys/kernel/osrelease", "6.12.1\n");
+    assert_eq!(budget.refresh().bytes as u64, 7 * MIB);
 }

@@ -97,6 +97,11 @@ pub struct Discovery {
     pub locked: Figure<u64>,
     /// What devices have pinned of this process (`VmPin`), in bytes: RDMA and io_uring.
     pub pinned: Figure<u64>,
+    /// What the rings of io_uring take that this process has mapped, in bytes. Since Linux 6.14 that
+    /// counts against `RLIMIT_MEMLOCK` for the user, as registered buffers do, and not in `VmPin`;
+    /// before, it is nothing. Memory that a program gave for a ring itself
+    /// (`IORING_SETUP_NO_MMAP`) cannot be told from other memory, and is missing here.
+    pub rings: Figure<u64>,
     /// What this user's other processes have pinned, in bytes, as far as they can be seen. The
     /// kernel does not tell the counter that io_uring compares; this sum has the pins of RDMA too,
     /// and lacks those of processes that are hidden or have ended. What processes with
@@ -156,6 +161,9 @@ pub struct Bound {
 
 const CAP_IPC_LOCK: u32 = 14;
 
+/// The first kernel that charges rings to the user.
+const RINGS_CHARGED: (u32, u32) = (6, 14);
+
 /// What `/proc/self/ns/user` leads to in the machine's own user namespace; part of the kernel's
 /// interface.
 const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
@@ -178,6 +186,7 @@ impl Discovery {
             privilege: privilege(&machine, &status),
             locked: of_status(&status, "VmLck:", SharedWith::Nobody),
             pinned: of_status(&status, "VmPin:", SharedWith::Nobody),
+            rings: rings(&machine),
             pinned_by_others: pinned_by_others(&machine, &status),
             groups,
             groups_unread,
@@ -190,15 +199,20 @@ impl Discovery {
         }
     }
 
-    /// `RLIMIT_MEMLOCK` and the privilege alone; everything else is [`Unread::Untold`].
-    pub(super) fn limits_below(root: &Path) -> Self {
+    /// What may have changed since: `RLIMIT_MEMLOCK`, the privilege and, for io_uring, the rings;
+    /// everything else is [`Unread::Untold`].
+    pub(super) fn limits_below(root: &Path, kind: Kind) -> Self {
         let machine = Machine::at(root);
         let status = machine.text("/proc/self/status");
-        Self {
+        let mut discovery = Self {
             memlock: memlock(&machine),
             privilege: privilege(&machine, &status),
             ..Self::empty()
+        };
+        if kind == Kind::IoUring {
+            discovery.rings = rings(&machine);
         }
+        discovery
     }
 
     fn empty() -> Self {
@@ -208,6 +222,7 @@ impl Discovery {
             privilege: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Nobody),
             locked: none(),
             pinned: none(),
+            rings: none(),
             pinned_by_others: none(),
             groups: Vec::new(),
             groups_unread: Some(Unread::Untold),
@@ -254,10 +269,20 @@ impl Discovery {
     }
 
     /// What already counts against `RLIMIT_MEMLOCK` for this kind, as far as it can be known, in
-    /// bytes.
+    /// bytes: the rings of io_uring included.
     pub fn counted(&self, kind: Kind) -> u64 {
+        self.counted_in_process(kind).saturating_add(self.counted_for_rings(kind))
+    }
+
+    /// The same without the rings, which may grow.
+    pub(super) fn counted_in_process(&self, kind: Kind) -> u64 {
         let figure = if kind == Kind::Mlock { &self.locked } else { &self.pinned };
         figure.get().unwrap_or(0)
+    }
+
+    /// What the rings themselves take of what a registrar of this kind may pin, in bytes.
+    pub(super) fn counted_for_rings(&self, kind: Kind) -> u64 {
+        if kind == Kind::IoUring { self.rings.get().unwrap_or(0) } else { 0 }
     }
 
     /// How many more mappings this process may have; `None` where the kernel does not tell.
@@ -337,6 +362,19 @@ fn of_meminfo(machine: &Machine, key: &str) -> Figure<u64> {
 
 fn single(machine: &Machine, path: &str, shared_with: SharedWith) -> Figure<u64> {
     Figure::new(machine.parsed(path, machine::number), path, shared_with)
+}
+
+/// What the kernel charges for rings, where it does.
+fn rings(machine: &Machine) -> Figure<u64> {
+    let release = machine.parsed("/proc/sys/kernel/osrelease", machine::release);
+    // A kernel that does not say which it is is taken for a new one.
+    let free = release.is_ok_and(|release| release < RINGS_CHARGED);
+    let value = if free {
+        Ok(0)
+    } else {
+        machine.text("/proc/self/maps").map(|maps| machine::ring_bytes(&maps))
+    };
+    Figure::new(value, "/proc/self/maps: io_uring", SharedWith::User)
 }
 
 fn mappings(machine: &Machine) -> Figure<u64> {

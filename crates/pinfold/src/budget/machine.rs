@@ -88,6 +88,23 @@ pub(super) fn capabilities(text: &str, key: &str) -> Option<u64> {
     u64::from_str_radix(word(text, key)?, 16).ok()
 }
 
+/// The major and the minor number of a kernel.
+pub(super) fn release(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// The bytes of all mappings of rings of io_uring in `/proc/self/maps`.
+pub(super) fn ring_bytes(maps: &str) -> u64 {
+    let rings = maps.lines().filter(|line| line.ends_with("anon_inode:[io_uring]"));
+    let bytes = rings.filter_map(|line| {
+        let (start, rest) = line.split_once('-')?;
+        let (end, _) = rest.split_once(' ')?;
+        u64::from_str_radix(end, 16).ok()?.checked_sub(u64::from_str_radix(start, 16).ok()?)
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
 /// One number in a file.
 pub(super) fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
@@ -233,6 +250,16 @@ mod tests {
         assert_eq!(found, Some((Memlock::Bytes(65536), Memlock::Unlimited)));
         assert_eq!(limit(text, "Max open files"), None);
         assert_eq!(limit("Max locked memory  lots  bytes", "Max locked memory"), None);
+    }
+
+    #[test]
+    fn rings_are_told_from_other_mappings() {
+        let maps = "7f00-8f00 rw-s 00000000 00:10 1 anon_inode:[io_uring]\n\
+                    a000-c000 rw-s 10000000 00:10 1 anon_inode:[io_uring]\n\
+                    c000-f000 rw-p 00000000 00:00 0 \nbroken anon_inode:[io_uring]\n";
+        assert_eq!(ring_bytes(maps), 0x3000);
+        assert_eq!((release("6.1.0-28-amd64\n"), release("7.3.4")), (Some((6, 1)), Some((7, 3))));
+        assert_eq!((release("Linux"), release("")), (None, None));
     }
 
     #[test]

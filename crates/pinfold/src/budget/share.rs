@@ -78,10 +78,12 @@ pub enum BudgetError {
 #[derive(Debug)]
 struct Source {
     root: PathBuf,
+    kind: Kind,
     max_regions: usize,
     /// What the caller asked for, if not for all there is.
     asked: Option<Amount>,
-    /// What counted against the limit before anything was drawn, in bytes.
+    /// What counted against the limit before anything was drawn, in bytes, but for rings of io_uring,
+    /// which may grow.
     elsewhere: u64,
     /// What bounds the budget beside `RLIMIT_MEMLOCK`, in bytes.
     beside: u64,
@@ -137,9 +139,10 @@ impl Source {
         let discovery = Discovery::below(root);
         let source = Self {
             root: root.to_owned(),
+            kind,
             max_regions: most_regions(kind, limits, &discovery),
             asked,
-            elsewhere: discovery.counted(kind),
+            elsewhere: discovery.counted_in_process(kind),
             beside: beside_memlock(&discovery, kind),
         };
         (source, discovery)
@@ -151,7 +154,8 @@ impl Source {
             true => discovery.memlock.get()?.soft.bytes().unwrap_or(u64::MAX),
             false => u64::MAX,
         };
-        let bytes = memlock.saturating_sub(self.elsewhere).min(self.beside);
+        let elsewhere = self.elsewhere.saturating_add(discovery.counted_for_rings(self.kind));
+        let bytes = memlock.saturating_sub(elsewhere).min(self.beside);
         let found = Amount { bytes: to_usize(bytes), regions: self.max_regions };
         match self.asked {
             None => Some(found).filter(|_| bytes < u64::MAX),
@@ -162,7 +166,7 @@ impl Source {
 
     /// The same with the limits as they are now.
     fn total_now(&self) -> Option<Amount> {
-        self.total(&Discovery::limits_below(&self.root))
+        self.total(&Discovery::limits_below(&self.root, self.kind))
     }
 }
 
@@ -186,7 +190,8 @@ impl Budget {
 
     /// All that this process may prudently pin with a registrar of this kind and these limits.
     ///
-    /// That is the least of: `RLIMIT_MEMLOCK` where it holds, less what counts against it already;
+    /// That is the least of: `RLIMIT_MEMLOCK` where it holds, less what counts against it already,
+    /// rings of io_uring included, so make those first;
     /// half of what the control groups and the machine have, because beyond those nobody is
     /// refused but somebody is slowed down or killed. Other processes may take of it at any
     /// time. Memory is not looked for twice: what is pinned is memory that the program has anyway.
@@ -335,7 +340,8 @@ impl Budget {
     }
 
     /// Looks the limits up again, also upwards, for a budget that was discovered. What is beside
-    /// `RLIMIT_MEMLOCK` stays as it was found first. Costs the reading of two files.
+    /// `RLIMIT_MEMLOCK` stays as it was found first. Costs the reading of two files; for io_uring, also
+    /// of the process's list of mappings, for rings that came or grew.
     ///
     /// Nobody needs to call it for a limit that was lowered: the next registration that is refused
     /// does.
