@@ -30,20 +30,23 @@ use crate::admission::Admission;
 use crate::children::{Children, Seen};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
-use crate::process::Monitored;
 use crate::real::{Real, real};
 use crate::report::Totals;
 use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
 use crate::{apart, sys};
 use pinfold::mappings::mappings_in;
+use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
+
+/// The monitor of a process.
+pub(crate) type Monitored = Arc<Best>;
 
 /// How long what is to be deregistered waits for the program's next calls, which take it along, before
 /// the thread does it.

@@ -13,7 +13,7 @@
 use crate::admission::Admission;
 use crate::apart;
 use crate::children::Children;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
 use crate::report::{self, Totals};
 use crate::settings::{Destination, Settings};
@@ -23,14 +23,11 @@ use libc::c_void;
 use pinfold::Config;
 use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
-use pinfold::monitor::{Best, Choice, best_without_loading};
+use pinfold::monitor::{Choice, best_without_loading};
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-
-/// The monitor of a process.
-pub(crate) type Monitored = Arc<Best>;
 
 /// What Pinfold does in this process.
 #[allow(clippy::large_enum_variant)] // one in a process

@@ -55,6 +55,7 @@ mod still;
 mod threads;
 mod unneeded;
 mod userfaultfd;
+mod watched_page;
 mod with_feed;
 
 pub use bell::Bell;

@@ -54,7 +54,7 @@
 //! # Honestly
 //!
 //! - A suspension stops one cache's registrations. Memory that another cache, a pool, a device of
-//!   the program's own has pinned stays as it is, and [`Left::Pinned`] says so. By copying, such a
+//!   the program's own has pinned stays as it is, and [`Obstacle::Pinned`] says so. By copying, such a
 //!   device would go on with the old pages: that is part of the promise.
 //! - What does not fill a huge page (2 MiB on x86-64), at the beginning and the end, stays small.
 //! - The kernel may split huge pages again: at a partial `munmap`, `mprotect` or trim.
@@ -64,6 +64,7 @@
 //!   it by its handle: resuming would bring the pages back.
 
 mod beside;
+mod collapse;
 mod huge;
 mod nodes;
 mod pages;
@@ -71,7 +72,8 @@ mod steps;
 mod sys;
 mod trim;
 
-pub use huge::{Defragmented, Left, Way, defragment};
+pub use collapse::Obstacle;
+pub use huge::{Defragmented, Way, defragment};
 pub use nodes::{Migrated, Node, OnNodes, migrate};
 pub use pages::Pages;
 pub use steps::{LeaseEnded, Stepped, Stopped, StoppedBy, defragment_in_steps};

@@ -3,9 +3,12 @@
 
 #![allow(clippy::unwrap_used)] // helpers fail as loudly as tests
 
+mod workspace;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use workspace::{crates, sources};
 
 /// Names that have more than one meaning today. A name may leave this list, none may join it.
 const DOUBLE: [&str; 30] = [
@@ -41,17 +44,6 @@ const DOUBLE: [&str; 30] = [
     "Way",
 ];
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 /// The name that a line declares for everybody: `pub struct Name`, and the like.
 fn declared(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix("pub ")?;
@@ -63,12 +55,7 @@ fn declared(line: &str) -> Option<&str> {
 
 /// Where each name is declared. What stands for the same under two configurations is in one file.
 fn names() -> BTreeMap<String, BTreeSet<PathBuf>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut files = Vec::new();
-    for entry in fs::read_dir(root.join("crates")).unwrap() {
-        sources(&entry.unwrap().path().join("src"), &mut files);
-    }
-    sources(&root.join("bench/src"), &mut files);
+    let files = crates().into_iter().flat_map(|(_, folder)| sources(&folder));
     let mut names: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
     for file in files {
         for name in fs::read_to_string(&file).unwrap().lines().filter_map(declared) {

@@ -223,7 +223,7 @@ impl Drop for Ebpf {
         // sleeps, and then what follows wakes it.
         self.core.stop.store(true, Ordering::SeqCst);
         if let Ok(page) = Page::new() {
-            self.core.wish(super::userfaultfd::range_of(&page));
+            self.core.wish(super::watched_page::range_of(&page));
         }
     }
 }

@@ -4,7 +4,7 @@
 //! its effect can be seen in memory.
 
 use super::start::StartError;
-use super::userfaultfd::{Unread, Userfaultfd, range_of};
+use super::watched_page::{Unread, range_of};
 use crate::quiet_thread::LeanThread;
 use crate::sys::{self, Descriptor, Message, Page};
 use crate::{AddressRange, Monitor, Position};
@@ -115,11 +115,16 @@ fn read_until_finished(uffd: Descriptor, changers: &[Changer; 2]) {
 }
 
 /// Tests that each kind of change is in the log when the changing call has returned.
-pub(super) fn of_the_events(monitor: &Userfaultfd) -> Result<(), StartError> {
-    let page = monitor.watched_page()?;
+///
+/// `watched_page` makes a fresh page that the monitor watches.
+pub(super) fn of_the_events(
+    monitor: &impl Monitor,
+    watched_page: impl Fn() -> Result<Page, StartError>,
+) -> Result<(), StartError> {
+    let page = watched_page()?;
     sees(monitor, &page, "MADV_DONTNEED", || page.discard().is_ok())?;
     sees(monitor, &page, "mremap", || page.move_contents().is_ok())?;
-    let page = monitor.watched_page()?;
+    let page = watched_page()?;
     let range = range_of(&page);
     sees_in(monitor, range, "munmap", move || {
         drop(page);
@@ -128,7 +133,7 @@ pub(super) fn of_the_events(monitor: &Userfaultfd) -> Result<(), StartError> {
 }
 
 fn sees(
-    monitor: &Userfaultfd,
+    monitor: &impl Monitor,
     page: &Page,
     missed: &'static str,
     change: impl FnOnce() -> bool,
@@ -137,7 +142,7 @@ fn sees(
 }
 
 fn sees_in(
-    monitor: &Userfaultfd,
+    monitor: &impl Monitor,
     range: Option<AddressRange>,
     missed: &'static str,
     change: impl FnOnce() -> bool,

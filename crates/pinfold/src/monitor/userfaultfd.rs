@@ -39,6 +39,7 @@ use super::range_set::RangeSet;
 use super::reader::{self, Core};
 use super::self_test;
 use super::start::StartError;
+use super::watched_page::{Unread, bounds, range_of, register};
 use crate::descriptor::KnownDescriptor;
 use crate::limits::page_bytes;
 use crate::mappings::{Mapping, OpenMaps};
@@ -107,7 +108,7 @@ impl Userfaultfd {
         let watched = Mutex::new(RangeSet::new(WATCHED_RANGES));
         let price = ChangePrice::default();
         let monitor = Self { core, uffd, maps, doorbell, reader, watched, price };
-        self_test::of_the_events(&monitor)?;
+        self_test::of_the_events(&monitor, || monitor.watched_page())?;
         monitor.price.measure_first(|| monitor.watched_page());
         Ok(monitor)
     }
@@ -365,47 +366,6 @@ fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<LeanThread<ReaderT
     let task = ReaderTask { core: Arc::clone(core), uffd };
     LeanThread::spawn(c"pinfold-events", task, |task| reader::run(&task.core, task.uffd))
         .map_err(|error| StartError::Thread { errno: error.raw_os_error().unwrap_or(libc::EAGAIN) })
-}
-
-/// The watch of a page while nobody reads the events: whoever unmapped the page then would wait
-/// for ever, so the watch ends first.
-pub(super) struct Unread<'p> {
-    uffd: Descriptor,
-    page: &'p Page,
-}
-
-impl<'p> Unread<'p> {
-    pub(super) fn watch(uffd: Descriptor, page: &'p Page) -> Result<Self, StartError> {
-        register(uffd, page)?;
-        Ok(Self { uffd, page })
-    }
-
-    /// From now on there is a reader, and the watch stays.
-    fn stay(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Unread<'_> {
-    fn drop(&mut self) {
-        let (start, end) = bounds(self.page);
-        // An error means that the page has been replaced, and the new one is not watched.
-        let _ = sys::uffd_unregister(self.uffd, start, end);
-    }
-}
-
-/// Has the changes of `page` reported.
-fn register(uffd: Descriptor, page: &Page) -> Result<(), StartError> {
-    let (start, end) = bounds(page);
-    sys::uffd_register(uffd, start, end).map_err(StartError::register)
-}
-
-fn bounds(page: &Page) -> (usize, usize) {
-    (page.address(), page.address() + page.bytes())
-}
-
-pub(super) fn range_of(page: &Page) -> Option<AddressRange> {
-    AddressRange::new(page.address(), page.bytes()).ok()
 }
 
 const fn kind_is_covered(kind: MappingKind) -> bool {

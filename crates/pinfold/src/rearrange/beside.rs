@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::huge::{Left, collapse, is_mapped};
+use super::collapse::{Obstacle, collapse, is_mapped};
 use super::pages::{self, Entry, Pages};
 use super::{RearrangeError, sys};
 use crate::sys::Errno;
@@ -67,14 +67,14 @@ impl Beside {
     /// # Safety
     ///
     /// The promise of [`Way::by_copy`](super::Way::by_copy).
-    pub(super) unsafe fn prepare(&self, block: AddressRange) -> Result<(), Left> {
+    pub(super) unsafe fn prepare(&self, block: AddressRange) -> Result<(), Obstacle> {
         if !is_mapped(block) {
-            return Err(Left::Unmapped);
+            return Err(Obstacle::Unmapped);
         }
         if !self.plain.iter().any(|plain| plain.contains(&block)) {
-            return Err(Left::OtherKind);
+            return Err(Obstacle::OtherKind);
         }
-        let copy = self.copy_of(block).ok_or(Left::Partial)?;
+        let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;
         Self::make(copy).inspect_err(|_| {
             // It waits for nothing, and over many blocks it would be as much again as the region.
             // SAFETY: ours, and nothing is in it yet.
@@ -87,10 +87,10 @@ impl Beside {
         Ok(())
     }
 
-    fn make(copy: AddressRange) -> Result<(), Left> {
+    fn make(copy: AddressRange) -> Result<(), Obstacle> {
         // Where huge pages are not made at a fault, they are made of small ones.
         let _ = sys::advise_huge(copy);
-        sys::populate(copy).map_err(|Errno(errno)| Left::NoHugePage { errno })?;
+        sys::populate(copy).map_err(|Errno(errno)| Obstacle::NoHugePage { errno })?;
         let is_huge = Pages::of(copy).is_some_and(|it| it.huge == copy.len());
         if is_huge { Ok(()) } else { collapse(copy, true) }
     }
@@ -101,8 +101,8 @@ impl Beside {
     ///
     /// The promise of [`Way::by_copy`](super::Way::by_copy). The block was prepared, and is
     /// switched once.
-    pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Left> {
-        let copy = self.copy_of(block).ok_or(Left::Partial)?;
+    pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
+        let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;
         // SAFETY: the copy is ours, the block was mapped when it was prepared, and nobody writes to
         // it or unmaps it since, on the caller's word.
         unsafe { sys::copy(block, copy) };
@@ -118,11 +118,11 @@ impl Beside {
                 if unsafe { mend(block, copy) } {
                     // SAFETY: ours, and the block holds its content itself.
                     let _ = unsafe { sys::discard(copy) };
-                    return Err(Left::Os { operation: "mremap", errno });
+                    return Err(Obstacle::Os { operation: "mremap", errno });
                 }
                 // The only copy there is: the program's from now on.
                 self.give_away(copy);
-                Err(Left::Displaced { to: copy, errno })
+                Err(Obstacle::Displaced { to: copy, errno })
             }
         }
     }

@@ -8,12 +8,11 @@
 #![allow(unsafe_code)]
 
 use super::beside::Beside;
-use super::pages::{self, Look, Pages};
+use super::collapse::{Obstacle, collapse};
+use super::pages::{Look, Pages};
 use super::{RearrangeError, check, mapped_parts, sys};
-use crate::sys::Errno;
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
-use std::fmt;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -52,76 +51,6 @@ impl Way {
     }
 }
 
-/// Why a part of a region is not huge.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Left {
-    /// It does not fill a huge page.
-    Partial,
-    /// Not all of it is mapped.
-    Unmapped,
-    /// The program has forbidden huge pages there (`MADV_NOHUGEPAGE`, `PR_SET_THP_DISABLE`).
-    Forbidden,
-    /// Some of its pages are pinned by somebody else, or in use by the kernel at this moment.
-    Pinned,
-    /// There is no huge page free, and none could be made free; or a control group allows none.
-    NoHugePage {
-        /// The kernel's error number.
-        errno: i32,
-    },
-    /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
-    OtherKind,
-    /// By copying only: the kernel unmapped it, could not put the copy in its place, and neither
-    /// could new pages be. Its content is elsewhere, in memory that is the program's from now on.
-    Displaced {
-        /// Where its bytes are, as many.
-        to: AddressRange,
-        /// The kernel's error number.
-        errno: i32,
-    },
-    /// The kernel refused for another reason.
-    Os {
-        /// The call that failed.
-        operation: &'static str,
-        /// The kernel's error number.
-        errno: i32,
-    },
-}
-
-impl fmt::Display for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Partial => f.write_str("it does not fill a huge page: align it to 2 MiB"),
-            Self::Unmapped => f.write_str("not all of it is mapped"),
-            Self::Forbidden => f.write_str(
-                "huge pages are forbidden there: look for MADV_NOHUGEPAGE and PR_SET_THP_DISABLE",
-            ),
-            Self::Pinned => f.write_str(
-                "pages of it are pinned by somebody else, or in use just now: end other \
-                 registrations, or try again",
-            ),
-            Self::NoHugePage { errno } => write!(
-                f,
-                "no huge page is free (errno {errno}): free memory, or raise the control group's \
-                 memory.max"
-            ),
-            Self::OtherKind => {
-                f.write_str("the mapping is of a kind that copying would change: use Way::IN_PLACE")
-            }
-            Self::Displaced { to, errno } => write!(
-                f,
-                "its bytes are at {to} now, because the kernel unmapped it and could not put them \
-                 back ({}): use them there, or map its addresses (mmap with MAP_FIXED_NOREPLACE), \
-                 copy them back and unmap what is left over",
-                std::io::Error::from_raw_os_error(*errno)
-            ),
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
 /// What became of a region that was to be huge.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Defragmented {
@@ -134,13 +63,13 @@ pub struct Defragmented {
     /// Bytes that were in huge pages already.
     pub already: usize,
     /// What was left as it is, and why, in order of address.
-    pub left: Vec<(AddressRange, Left)>,
+    pub left: Vec<(AddressRange, Obstacle)>,
     /// How long it took, looking included.
     pub elapsed: Duration,
 }
 
 impl Defragmented {
-    pub(super) fn note(&mut self, block: AddressRange, outcome: Result<(), Left>) {
+    pub(super) fn note(&mut self, block: AddressRange, outcome: Result<(), Obstacle>) {
         match outcome {
             Ok(()) => self.made += block.len(),
             Err(why) => self.left.push((block, why)),
@@ -202,8 +131,8 @@ impl Plan {
         let (pieces, gaps) = cut(range, bytes, &mapped_parts(range)?);
         let (whole, partial): (Vec<_>, Vec<_>) =
             pieces.into_iter().partition(|piece| piece.len() == bytes);
-        report.left.extend(partial.into_iter().map(|piece| (piece, Left::Partial)));
-        report.left.extend(gaps.into_iter().map(|gap| (gap, Left::Unmapped)));
+        report.left.extend(partial.into_iter().map(|piece| (piece, Obstacle::Partial)));
+        report.left.extend(gaps.into_iter().map(|gap| (gap, Obstacle::Unmapped)));
         let look = whole.first().map(|&first| Look::new(range, first));
         let (huge, blocks): (Vec<_>, Vec<_>) = whole
             .into_iter()
@@ -258,13 +187,13 @@ impl Tool {
         }
     }
 
-    fn make_huge(&mut self, block: AddressRange) -> Result<(), Left> {
+    fn make_huge(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         self.prepare(block)?;
         self.switch(block)
     }
 
     /// What can be done before the block is suspended.
-    pub(super) fn prepare(&self, block: AddressRange) -> Result<(), Left> {
+    pub(super) fn prepare(&self, block: AddressRange) -> Result<(), Obstacle> {
         match self {
             Self::InPlace { .. } => Ok(()),
             // SAFETY: whoever made the tool gave the word of `Way::by_copy`.
@@ -273,7 +202,7 @@ impl Tool {
     }
 
     /// What has to wait until it is.
-    pub(super) fn switch(&mut self, block: AddressRange) -> Result<(), Left> {
+    pub(super) fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         match self {
             Self::InPlace { private } => collapse(block, *private),
             // SAFETY: as above.
@@ -285,49 +214,6 @@ impl Tool {
 fn is_private(range: AddressRange) -> bool {
     let plain = |mapping: &mappings::Mapping| mapping.kind == MappingKind::PrivateAnonymous;
     mappings::mappings_in(range).is_ok_and(|mappings| mappings.iter().all(plain))
-}
-
-/// How often a block is tried whose pages the kernel has in its hands.
-const ATTEMPTS: usize = 4;
-
-pub(super) fn collapse(block: AddressRange, private: bool) -> Result<(), Left> {
-    let mut outcome = sys::collapse(block);
-    if private && outcome == Err(Errno(libc::EINVAL)) && !is_forbidden(block) {
-        // A page that is missing is in the way where a monitor watches. For another refusal, pages
-        // that are made now are memory spent on nothing.
-        let _ = sys::populate(block);
-    }
-    for _ in 1..ATTEMPTS {
-        match outcome {
-            Ok(()) | Err(Errno(libc::ENOMEM | libc::EBUSY)) => break,
-            Err(_) => outcome = sys::collapse(block),
-        }
-    }
-    outcome.map_err(|errno| explain(block, errno))
-}
-
-/// What the kernel's refusal to collapse means.
-fn explain(block: AddressRange, Errno(errno): Errno) -> Left {
-    match errno {
-        _ if !is_mapped(block) => Left::Unmapped,
-        libc::EAGAIN => Left::Pinned,
-        libc::ENOMEM | libc::EBUSY => Left::NoHugePage { errno },
-        libc::EINVAL if is_forbidden(block) => Left::Forbidden,
-        errno => Left::Os { operation: "madvise(MADV_COLLAPSE)", errno },
-    }
-}
-
-pub(super) fn is_mapped(block: AddressRange) -> bool {
-    let Ok(mappings) = mappings::mappings_in(block) else { return true };
-    let parts = mappings.iter().filter_map(|mapping| mapping.range.intersection(&block));
-    parts.map(|part| part.len()).sum::<usize>() == block.len()
-}
-
-fn is_forbidden(block: AddressRange) -> bool {
-    let entries = pages::entries(block).unwrap_or_default();
-    entries.iter().any(|entry| entry.flags.iter().any(|flag| flag == "nh"))
-        || fs::read_to_string("/proc/self/status")
-            .is_ok_and(|status| status.lines().any(|line| line.starts_with("THP_enabled:\t0")))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! A region made huge while it is in use: one huge page's worth is suspended at a time.
 
 use super::RearrangeError;
-use super::huge::{Defragmented, Left, Plan, Way};
+use super::collapse::Obstacle;
+use super::huge::{Defragmented, Plan, Way};
 use super::pages::Pages;
 use crate::AddressRange;
 use pinfold_core::{
@@ -141,7 +142,11 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
     }
 
     /// One suspension.
-    fn step(&mut self, block: AddressRange, plan: &mut Plan) -> Result<Result<(), Left>, Stop<R>> {
+    fn step(
+        &mut self,
+        block: AddressRange,
+        plan: &mut Plan,
+    ) -> Result<Result<(), Obstacle>, Stop<R>> {
         // Before anybody has to wait: most of what is registered there is idle.
         self.cache.evict_idle_in(block);
         let (places, leases) = self.take_leases(block);

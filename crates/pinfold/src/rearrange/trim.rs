@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use super::huge::Left;
+use super::collapse::Obstacle;
 use super::pages::Pages;
 use super::{RearrangeError, check, sys};
 use crate::limits::page_bytes;
@@ -29,7 +29,7 @@ pub struct Trimmed {
     /// the pages back. End that lease, and have one of what is needed.
     pub held: Vec<AddressRange>,
     /// What was left for another reason.
-    pub left: Vec<(AddressRange, Left)>,
+    pub left: Vec<(AddressRange, Obstacle)>,
     /// How long it took, looking included.
     pub elapsed: Duration,
 }
@@ -105,21 +105,21 @@ impl Trimmed {
             .map(|inside| inside.len())
             .sum();
         if mapped < part.len() {
-            return self.left.push((part, Left::Unmapped));
+            return self.left.push((part, Obstacle::Unmapped));
         }
         for mapping in mappings {
             let Some(inside) = mapping.range.intersection(&part) else { continue };
             if mapping.kind != MappingKind::PrivateAnonymous {
-                self.left.push((inside, Left::OtherKind));
+                self.left.push((inside, Obstacle::OtherKind));
                 continue;
             }
             // SAFETY: the caller's word; the mapping is private and anonymous.
             match unsafe { sys::discard(inside) } {
                 Ok(()) => self.given_up += inside.len(),
                 // Locked by the program, or by the mlock registrar.
-                Err(Errno(libc::EINVAL)) => self.left.push((inside, Left::Pinned)),
+                Err(Errno(libc::EINVAL)) => self.left.push((inside, Obstacle::Pinned)),
                 Err(Errno(errno)) => {
-                    self.left.push((inside, Left::Os { operation: "madvise", errno }));
+                    self.left.push((inside, Obstacle::Os { operation: "madvise", errno }));
                 }
             }
         }

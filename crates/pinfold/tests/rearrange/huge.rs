@@ -13,7 +13,7 @@ fn by_copy() -> Way {
 }
 
 /// What of `range` was left, and why; nothing where this kernel makes no huge pages.
-fn left(range: AddressRange, way: Way) -> Option<Vec<(AddressRange, Left)>> {
+fn left(range: AddressRange, way: Way) -> Option<Vec<(AddressRange, Obstacle)>> {
     let (_ring, cache) = rig()?;
     let suspended = suspend(&cache, range, Vec::new());
     let done = defragment(&suspended, way);
@@ -29,7 +29,7 @@ fn the_ends_stay_small_and_are_told() {
     for way in [Way::IN_PLACE, by_copy()] {
         let Some(left) = left(crooked, way) else { return };
         let parts: Vec<_> = left.iter().map(|(part, why)| (part.len(), *why)).collect();
-        assert_eq!(parts, [(HUGE - 4096, Left::Partial), (HUGE - 8192, Left::Partial)]);
+        assert_eq!(parts, [(HUGE - 4096, Obstacle::Partial), (HUGE - 8192, Obstacle::Partial)]);
     }
     assert!(is_whole(range));
 }
@@ -41,9 +41,9 @@ fn what_the_program_forbade_stays_small() {
     let block = memory.part(start.next_multiple_of(HUGE) - start, HUGE);
     let before = Pages::of(block);
     let Some(in_place) = left(block, Way::IN_PLACE) else { return };
-    assert_eq!(in_place, [(block, Left::Forbidden)]);
+    assert_eq!(in_place, [(block, Obstacle::Forbidden)]);
     assert_eq!(Pages::of(block), before, "no page is made for what is refused");
-    assert_eq!(left(block, by_copy()), Some(vec![(block, Left::OtherKind)]));
+    assert_eq!(left(block, by_copy()), Some(vec![(block, Obstacle::OtherKind)]));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn what_somebody_else_has_pinned_stays_and_is_told() {
     // SAFETY: no transfer uses it.
     let index = unsafe { other.register(range, Access::READ_WRITE) }.unwrap();
     let Some(pinned) = left(range, Way::IN_PLACE) else { return };
-    assert_eq!(pinned, [(range, Left::Pinned)]);
+    assert_eq!(pinned, [(range, Obstacle::Pinned)]);
     other.deregister_own(index, range).unwrap();
     assert!(is_whole(range));
 }
@@ -75,7 +75,7 @@ fn locked_memory_is_made_huge_in_place_and_not_by_copying() {
         let suspended = suspend(&cache, range, vec![lease]);
         let copied = defragment(&suspended, by_copy());
         if let Ok(copied) = copied {
-            assert_eq!(copied.left, [(range, Left::OtherKind)]);
+            assert_eq!(copied.left, [(range, Obstacle::OtherKind)]);
         }
         let in_place = defragment(&suspended, Way::IN_PLACE);
         let mut resumed = suspended.resume().unwrap();

@@ -94,7 +94,7 @@ fn memory_unmapped_while_suspended_is_an_error_for_its_lease_alone() {
         // SAFETY: nobody writes.
         for way in [Way::IN_PLACE, unsafe { Way::by_copy() }] {
             match defragment(&suspended, way) {
-                Ok(done) => assert!(done.left.contains(&(second, Left::Unmapped)), "{done:?}"),
+                Ok(done) => assert!(done.left.contains(&(second, Obstacle::Unmapped)), "{done:?}"),
                 Err(error) => eprintln!("skipped: {error}"),
             }
         }

@@ -3,7 +3,7 @@
 
 use super::rig::*;
 use io_uring::{opcode, types};
-use pinfold::rearrange::{Left, Pages, Stepped, Way, defragment, defragment_in_steps};
+use pinfold::rearrange::{Obstacle, Pages, Stepped, Way, defragment, defragment_in_steps};
 use pinfold::suspend::{Gets, Keys, SuspensionTerms};
 use pinfold::{AddressRange, Lease};
 use std::fs::File;
@@ -144,7 +144,7 @@ fn is_accounted_for(done: &pinfold::rearrange::Defragmented, range: AddressRange
     }
     for (part, why) in &done.left {
         // The machine may be short of huge pages or hold a page at the wrong moment, no more.
-        assert!(matches!(why, Left::NoHugePage { .. } | Left::Pinned), "{part}: {why}");
+        assert!(matches!(why, Obstacle::NoHugePage { .. } | Obstacle::Pinned), "{part}: {why}");
     }
 }
 

@@ -1,0 +1,46 @@
+//! Single pages that a userfaultfd watches: the monitor's own, and those of its tests.
+
+use super::start::StartError;
+use crate::AddressRange;
+use crate::sys::{self, Descriptor, Page};
+
+/// The watch of a page while no thread reads the events: a thread that unmapped the page would wait
+/// for ever, so the watch ends first.
+pub(super) struct Unread<'p> {
+    uffd: Descriptor,
+    page: &'p Page,
+}
+
+impl<'p> Unread<'p> {
+    pub(super) fn watch(uffd: Descriptor, page: &'p Page) -> Result<Self, StartError> {
+        register(uffd, page)?;
+        Ok(Self { uffd, page })
+    }
+
+    /// From now on there is a reader, and the watch stays.
+    pub(super) fn stay(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unread<'_> {
+    fn drop(&mut self) {
+        let (start, end) = bounds(self.page);
+        // An error means that the page has been replaced, and the new one is not watched.
+        let _ = sys::uffd_unregister(self.uffd, start, end);
+    }
+}
+
+/// Has the changes of `page` reported.
+pub(super) fn register(uffd: Descriptor, page: &Page) -> Result<(), StartError> {
+    let (start, end) = bounds(page);
+    sys::uffd_register(uffd, start, end).map_err(StartError::register)
+}
+
+pub(super) fn bounds(page: &Page) -> (usize, usize) {
+    (page.address(), page.address() + page.bytes())
+}
+
+pub(super) fn range_of(page: &Page) -> Option<AddressRange> {
+    AddressRange::new(page.address(), page.bytes()).ok()
+}

@@ -1,0 +1,120 @@
+//! One block put into a huge page by the kernel, and what can be in the way.
+
+use super::{pages, sys};
+use crate::sys::Errno;
+use crate::{AddressRange, mappings};
+use std::fmt;
+use std::fs;
+
+/// Why a part of a region was left as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// It does not fill a huge page.
+    Partial,
+    /// Not all of it is mapped.
+    Unmapped,
+    /// The program has forbidden huge pages there (`MADV_NOHUGEPAGE`, `PR_SET_THP_DISABLE`).
+    Forbidden,
+    /// Some of its pages are pinned by somebody else, or in use by the kernel at this moment.
+    Pinned,
+    /// There is no huge page free, and none could be made free; or a control group allows none.
+    NoHugePage {
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
+    OtherKind,
+    /// By copying only: the kernel unmapped it, could not put the copy in its place, and neither
+    /// could new pages be. Its content is elsewhere, in memory that is the program's from now on.
+    Displaced {
+        /// Where its bytes are, as many.
+        to: AddressRange,
+        /// The kernel's error number.
+        errno: i32,
+    },
+    /// The kernel refused for another reason.
+    Os {
+        /// The call that failed.
+        operation: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Partial => f.write_str("it does not fill a huge page: align it to 2 MiB"),
+            Self::Unmapped => f.write_str("not all of it is mapped"),
+            Self::Forbidden => f.write_str(
+                "huge pages are forbidden there: look for MADV_NOHUGEPAGE and PR_SET_THP_DISABLE",
+            ),
+            Self::Pinned => f.write_str(
+                "pages of it are pinned by somebody else, or in use just now: end other \
+                 registrations, or try again",
+            ),
+            Self::NoHugePage { errno } => write!(
+                f,
+                "no huge page is free (errno {errno}): free memory, or raise the control group's \
+                 memory.max"
+            ),
+            Self::OtherKind => {
+                f.write_str("the mapping is of a kind that copying would change: use Way::IN_PLACE")
+            }
+            Self::Displaced { to, errno } => write!(
+                f,
+                "its bytes are at {to} now, because the kernel unmapped it and could not put them \
+                 back ({}): use them there, or map its addresses (mmap with MAP_FIXED_NOREPLACE), \
+                 copy them back and unmap what is left over",
+                std::io::Error::from_raw_os_error(*errno)
+            ),
+            Self::Os { operation, errno } => {
+                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+/// How often a block is tried whose pages the kernel has in its hands.
+const ATTEMPTS: usize = 4;
+
+pub(super) fn collapse(block: AddressRange, private: bool) -> Result<(), Obstacle> {
+    let mut outcome = sys::collapse(block);
+    if private && outcome == Err(Errno(libc::EINVAL)) && !is_forbidden(block) {
+        // A page that is missing is in the way where a monitor watches. For another refusal, pages
+        // that are made now are memory spent on nothing.
+        let _ = sys::populate(block);
+    }
+    for _ in 1..ATTEMPTS {
+        match outcome {
+            Ok(()) | Err(Errno(libc::ENOMEM | libc::EBUSY)) => break,
+            Err(_) => outcome = sys::collapse(block),
+        }
+    }
+    outcome.map_err(|errno| explain(block, errno))
+}
+
+/// What the kernel's refusal to collapse means.
+fn explain(block: AddressRange, Errno(errno): Errno) -> Obstacle {
+    match errno {
+        _ if !is_mapped(block) => Obstacle::Unmapped,
+        libc::EAGAIN => Obstacle::Pinned,
+        libc::ENOMEM | libc::EBUSY => Obstacle::NoHugePage { errno },
+        libc::EINVAL if is_forbidden(block) => Obstacle::Forbidden,
+        errno => Obstacle::Os { operation: "madvise(MADV_COLLAPSE)", errno },
+    }
+}
+
+pub(super) fn is_mapped(block: AddressRange) -> bool {
+    let Ok(mappings) = mappings::mappings_in(block) else { return true };
+    let parts = mappings.iter().filter_map(|mapping| mapping.range.intersection(&block));
+    parts.map(|part| part.len()).sum::<usize>() == block.len()
+}
+
+fn is_forbidden(block: AddressRange) -> bool {
+    let entries = pages::entries(block).unwrap_or_default();
+    entries.iter().any(|entry| entry.flags.iter().any(|flag| flag == "nh"))
+        || fs::read_to_string("/proc/self/status")
+            .is_ok_and(|status| status.lines().any(|line| line.starts_with("THP_enabled:\t0")))
+}

@@ -1,0 +1,32 @@
+//! The source files of the workspace, for tests that judge the code itself.
+
+#![allow(dead_code, clippy::unwrap_used)] // each test uses some of it; helpers fail as loudly as tests
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The source folder of each crate, with the crate's name.
+pub(crate) fn crates() -> Vec<(String, PathBuf)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut crates = vec![("pinfold-bench".to_owned(), root.join("bench/src"))];
+    for entry in fs::read_dir(root.join("crates")).unwrap() {
+        let entry = entry.unwrap();
+        crates.push((entry.file_name().into_string().unwrap(), entry.path().join("src")));
+    }
+    crates.sort();
+    crates
+}
+
+/// Every Rust file below a folder.
+pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
