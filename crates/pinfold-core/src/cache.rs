@@ -16,6 +16,7 @@
 use crate::budget::{Account, Lender};
 use crate::config::Config;
 use crate::error::{ConfigError, GetError};
+use crate::foreign::discard;
 use crate::lease::{Lease, Parts};
 use crate::monitor::{Lost, Monitor};
 use crate::pieces::Pieces;
@@ -25,7 +26,6 @@ use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared};
 use crate::statistics::Statistics;
 use crate::sync::{JoinHandle, thread};
-use crate::watchers::discard;
 use crate::{Access, AddressRange};
 use std::fmt;
 use std::io;

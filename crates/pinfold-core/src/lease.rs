@@ -8,11 +8,12 @@
 
 use crate::AddressRange;
 use crate::error::PerUse;
+use crate::foreign::discard;
 use crate::monitor::Monitor;
 use crate::region::{Ask, Region};
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Pin, Shared};
-use crate::watchers::{Callback, discard};
+use crate::watchers::Callback;
 use std::fmt;
 use std::mem::ManuallyDrop;
 

@@ -43,6 +43,8 @@ pub mod coverage;
 pub mod error;
 mod events;
 mod flight;
+#[doc(hidden)]
+pub mod foreign;
 mod hazard;
 mod index;
 pub mod lease;

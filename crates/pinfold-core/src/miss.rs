@@ -14,6 +14,7 @@ use crate::clock::since;
 use crate::config::{Keep, WhenFull};
 use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::flight::{Flight, Landing};
+use crate::foreign::runs_through;
 use crate::index::can_hold;
 use crate::lease::Lease;
 use crate::monitor::{Monitor, Watch};
@@ -223,7 +224,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Takes what `range` will cost, from this cache's own bounds and from the shared budget, or
-    /// from neither.
+    /// from neither. An account that panics has granted nothing; nothing is half done here.
     fn take_budget(
         &self,
         writer: &mut Writer,
@@ -242,11 +243,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         Ok(amount)
     }
 
-    /// Gives back what was taken.
+    /// Gives back what was taken. An account that panics here, under the lock and in the middle of the
+    /// books, is counted, and nothing else.
     pub(crate) fn give_budget(&self, writer: &mut Writer, amount: Amount) {
         writer.held.bytes -= amount.bytes;
         writer.held.regions -= amount.regions;
-        self.account.iter().for_each(|account| account.give(amount));
+        let gives = |account: &Arc<dyn Account>| runs_through(|| account.give(amount));
+        if !self.account.as_ref().is_none_or(gives) {
+            writer.counts.callback_panics += 1;
+        }
     }
 
     /// Has the account tell the program what became due. Nothing is held, not even a flight. In a

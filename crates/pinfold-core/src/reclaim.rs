@@ -10,15 +10,14 @@
 use crate::AddressRange;
 use crate::budget::{Amount, Lender};
 use crate::clock::since;
+use crate::foreign::{self, runs_through};
 use crate::hazard::{Idle, Unpublished};
 use crate::monitor::Monitor;
 use crate::region::{Deregistering, List, Lists, Region, State};
 use crate::registrar::Registrar;
 use crate::shared::{Shared, Writer};
 use crate::sync::{self, Ordering, thread_local};
-use crate::watchers::{discard, runs_through};
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -276,8 +275,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         true
     }
 
-    /// A lease that was alone on its region ended, and has emptied its slot.
+    /// A lease that was alone on its region ended, and has emptied its slot. Called by a destructor, which
+    /// may run because of a panic.
     pub(crate) fn end_per_use<'c>(&'c self, region: &'c Region<R::Handle>) {
+        if let Err(panicked) = foreign::call(|| self.deregister_per_use(region)) {
+            panicked.resume_unless_unwinding();
+        }
+    }
+
+    fn deregister_per_use<'c>(&'c self, region: &'c Region<R::Handle>) {
         let (duties, due) = self.locked_deferring(|writer| {
             writer.per_use.remove(&region.number);
             vec![writer.lists.deregister(Idle::behind_its_only_lease(region))]
@@ -343,15 +349,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// registrar that panics is not given the same again but all the others; then the panic goes
     /// on, unless there is one already.
     pub(crate) fn deregister_all(&self) {
-        let rest = catch_unwind(AssertUnwindSafe(|| self.deregister_rest()));
-        let Err(panic) = rest else { return };
+        let Err(panicked) = foreign::call(|| self.deregister_rest()) else { return };
         // Each of these has given back one more at least.
         while !runs_through(|| self.deregister_rest()) {}
-        if std::thread::panicking() {
-            discard(panic);
-        } else {
-            resume_unwind(panic);
-        }
+        panicked.resume_unless_unwinding();
     }
 
     /// Deregisters what is registered and in nobody's hands.

@@ -9,12 +9,10 @@
 
 #![allow(unsafe_code)]
 
+use crate::foreign::{self, Panicked};
 use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
-use crate::watchers::discard;
 use crate::{Access, AddressRange};
-use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// What both of two devices can take.
 fn both(one: RegistrarLimits, other: RegistrarLimits) -> RegistrarLimits {
@@ -188,7 +186,7 @@ impl<R: Registrar> Drop for Made<'_, R> {
         // The first refusal, or panic, is what the caller must know; nobody can act on a second one.
         // SAFETY: it was made for this operation, which failed, and no other device or caller has it.
         let deregister = || unsafe { self.registrar.deregister(self.handle, self.range) };
-        let _ = catch_unwind(AssertUnwindSafe(deregister)).map_err(discard);
+        let _ = foreign::call(deregister);
     }
 }
 
@@ -196,21 +194,21 @@ impl<R: Registrar> Drop for Made<'_, R> {
 #[derive(Default)]
 struct Each {
     failed: Option<DeregisterError>,
-    panicked: Option<Box<dyn Any + Send>>,
+    panicked: Option<Panicked>,
 }
 
 impl Each {
     fn call(&mut self, call: impl FnOnce() -> Result<(), DeregisterError>) {
-        match catch_unwind(AssertUnwindSafe(call)) {
+        match foreign::call(call) {
             Ok(outcome) => self.failed = self.failed.or(outcome.err()),
-            Err(panic) if self.panicked.is_none() => self.panicked = Some(panic),
-            Err(panic) => discard(panic),
+            // Of several, the first.
+            Err(panicked) => self.panicked = self.panicked.take().or(Some(panicked)),
         }
     }
 
     fn outcome(self) -> Result<(), DeregisterError> {
-        if let Some(panic) = self.panicked {
-            resume_unwind(panic);
+        if let Some(panicked) = self.panicked {
+            panicked.resume();
         }
         self.failed.map_or(Ok(()), Err)
     }

@@ -1,7 +1,7 @@
 //! The program's callbacks: kept under the writer's lock, run outside it.
 
+use crate::foreign::runs_through;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A callback of the program.
@@ -131,21 +131,6 @@ impl Due {
     }
 }
 
-/// Runs `callback`; false if it panicked. Whatever it broke is its own.
-pub(crate) fn runs_through(callback: impl FnOnce()) -> bool {
-    catch_unwind(AssertUnwindSafe(callback)).map_err(discard).is_ok()
-}
-
-/// Drops what is the program's: a callback that is not wanted any more, what a panic carries. Its destructor
-/// may panic, and what that carries may panic again when it is dropped; then it is leaked.
-pub(crate) fn discard<T>(theirs: T) {
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(theirs)))
-        && let Err(last) = catch_unwind(AssertUnwindSafe(|| drop(another)))
-    {
-        std::mem::forget(last);
-    }
-}
-
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -178,10 +163,6 @@ mod tests {
         FUSE.set(3);
         assert_eq!(Due { callbacks, completions: Vec::new() }.run(), 1);
         assert_eq!(*ran.lock().unwrap(), 1);
-        for fuse in 0..4 {
-            FUSE.set(fuse);
-            discard(Bomb);
-        }
         FUSE.set(0);
     }
 

@@ -10,13 +10,14 @@
 #![allow(clippy::unwrap_used)] // only tests use it
 
 use pinfold_core::{
-    Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, Lease, Lost, MappingKind,
-    Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
+    Access, Account, AddressRange, Amount, Cache, Change, Config, Cover, DeregisterError,
+    Exhausted, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal, RegisterError,
+    Registrar, RegistrarLimits, Replay, Sequence, Watch,
 };
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A device that panics at its n-th call. What it registers lives until it is given back, also if the
 /// giving back panics; a registration that panics leaves nothing.
@@ -164,13 +165,21 @@ fn every_operation<R: Registrar>(cache: &Cache<R, Calm>, check: &dyn Fn(&str)) -
 
 /// For every n, until the device is asked less often than that.
 fn panics_at_every_call<R: Registrar>(make: impl Fn(&Arc<Device>) -> R, devices: u64) {
+    let make = |device: &Arc<Device>, config| Cache::new(make(device), Calm, config).unwrap();
+    panics_at_every_call_of(make, devices);
+}
+
+fn panics_at_every_call_of<R: Registrar>(
+    make: impl Fn(&Arc<Device>, Config) -> Cache<R, Calm>,
+    devices: u64,
+) {
     let mut n = 0;
     loop {
         n += 1;
         let device = Arc::new(Device::default());
         device.panics_at.store(n, SeqCst);
         let config = Config { max_regions: 8, piece_bytes: 4 * 4096, ..Config::default() };
-        let cache = Cache::new(make(&device), Calm, config).unwrap();
+        let cache = make(&device, config);
         let check = |name: &str| {
             let statistics = cache.statistics();
             let live = device.live.lock().unwrap().len();
@@ -187,8 +196,8 @@ fn panics_at_every_call<R: Registrar>(make: impl Fn(&Arc<Device>) -> R, devices:
         let ended = runs_through(|| drop(cache));
         assert!(device.live.lock().unwrap().is_empty(), "call {n}: left behind");
         assert_eq!(device.twice.load(SeqCst), 0, "call {n}: given back twice");
-        if ran_through && ended {
-            assert!(device.calls.load(SeqCst) < n && n > 40, "call {n} is beyond the last");
+        if device.calls.load(SeqCst) < n {
+            assert!(ran_through && ended && n > 40, "call {n} is beyond the last");
             return;
         }
     }
@@ -209,6 +218,76 @@ fn each_of_three_registrars_may_panic_at_any_call() {
     let three = |device: &Arc<Device>| (device.clone(), device.clone(), device.clone());
     panics_at_every_call(three, 3);
     panics_at_every_call(|device| [device.clone(), device.clone(), device.clone()], 3);
+}
+
+/// An account that panics at its device's n-th call, and has room for six registrations.
+struct Purse {
+    calls: Arc<Device>,
+    taken: Mutex<Amount>,
+}
+
+impl Purse {
+    fn change(&self, by: impl FnOnce(Amount) -> Amount) {
+        let mut taken = self.taken.lock().unwrap();
+        *taken = by(*taken);
+    }
+}
+
+impl Account for Purse {
+    fn take(&self, amount: Amount) -> Result<(), Refusal> {
+        self.calls.call();
+        if self.taken.lock().unwrap().regions == 6 {
+            let (limit, wanted) = (Limit::SharedRegions, 1);
+            let exhausted = Exhausted { limit, allowed: 6, held: 6, wanted };
+            return Err(Refusal { exhausted, missing: amount });
+        }
+        self.change(|taken| taken + amount);
+        Ok(())
+    }
+
+    fn overdraw(&self, amount: Amount) {
+        self.calls.call();
+        self.change(|taken| taken + amount);
+    }
+
+    fn give(&self, amount: Amount) {
+        self.change(|taken| {
+            assert!(amount.fits(taken), "given back twice");
+            taken - amount
+        });
+        self.calls.call();
+    }
+
+    fn recall(&self, _: Amount) -> bool {
+        self.calls.call();
+        false
+    }
+
+    fn refused(&self, _: RegisterError, _: Amount) -> bool {
+        self.calls.call();
+        false
+    }
+
+    fn settle(&self) {
+        self.calls.call();
+    }
+
+    fn attach(&self, _: Weak<dyn Lender>) {}
+}
+
+impl Drop for Purse {
+    fn drop(&mut self) {
+        assert_eq!(*self.taken.lock().unwrap(), Amount::ZERO, "not all was given back");
+    }
+}
+
+#[test]
+fn an_account_may_panic_at_any_call() {
+    let make = |device: &Arc<Device>, config| {
+        let purse = Purse { calls: Arc::clone(device), taken: Mutex::default() };
+        Cache::with_account(Arc::clone(device), Calm, config, Arc::new(purse)).unwrap()
+    };
+    panics_at_every_call_of(make, 1);
 }
 
 /// What panics when it is dropped.

@@ -57,7 +57,6 @@ compile_error!("Pinfold watches Linux mappings and registers with Linux devices"
 pub mod allocator;
 pub mod budget;
 mod descriptor;
-mod foreign;
 mod fork_mark;
 pub mod handshake;
 mod in_flight;

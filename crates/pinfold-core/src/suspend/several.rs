@@ -11,9 +11,9 @@
 #![allow(unsafe_code)]
 
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
+use crate::foreign;
 use crate::registrar::{DeregisterError, RegisterError};
 use crate::{Access, AddressRange};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ fn or_give_back<T>(
     renew: impl FnOnce() -> Result<T, RegisterError>,
     others: impl FnOnce(),
 ) -> Result<T, RegisterError> {
-    match catch_unwind(AssertUnwindSafe(renew)) {
+    match foreign::call(renew) {
         Ok(renewed) => renewed.inspect_err(|_| others()),
-        Err(panic) => {
+        Err(panicked) => {
             others();
-            resume_unwind(panic)
+            panicked.resume()
         }
     }
 }
@@ -339,6 +339,7 @@ impl<R: Suspend, const N: usize> Suspend for [R; N] {
 mod tests {
     use super::*;
     use crate::registrar::{Registrar, RegistrarLimits};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
     /// A device that renews as often as it is told, then fails; it may change handles.

@@ -14,6 +14,7 @@ use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::flight::{Flight, Landing};
+use crate::foreign::{self, runs_through};
 use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
@@ -22,9 +23,7 @@ use crate::notice::{Notice, Revocation, SuspensionId};
 use crate::region::{List, Lists, Region, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{Shared, Writer};
-use crate::watchers::{discard, runs_through};
 use std::collections::{HashMap, HashSet};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -588,7 +587,7 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
         if self.stage == Stage::Over || self.is_forked() {
             return;
         }
-        let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.abandon())) else { return };
+        let Err(panicked) = foreign::call(|| self.abandon()) else { return };
         // The device panicked: whatever is left is ended, and then the panic goes on, unless there
         // is one already.
         let mut kept_back = u64::from(std::thread::panicking());
@@ -596,11 +595,7 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
             kept_back += u64::from(!runs_through(|| self.kill(Revocation::DevicePanicked)));
         }
         self.locked(|writer| writer.bars.counts.device_panics += kept_back);
-        if std::thread::panicking() {
-            discard(panic);
-        } else {
-            resume_unwind(panic);
-        }
+        panicked.resume_unless_unwinding();
     }
 }
 

@@ -15,7 +15,7 @@
 use super::memory::Memory;
 use super::share::{Budget, BudgetError, Share};
 use super::{Amount, Terms};
-use crate::foreign;
+use pinfold_core::foreign;
 use pinfold_core::{Access, Account, AddressRange, RegisterError, Registrar};
 use std::fmt;
 use std::io;

@@ -5,6 +5,7 @@ use super::figure::SharedWith;
 use super::ledger::{Drawer, Ledger, Terms};
 use super::watermark::{Listener, ListenerId, Marks, Told, Watermark};
 use crate::fork_mark::ForkMark;
+use pinfold_core::foreign::runs_through;
 use pinfold_core::{
     Account, Amount, Exhausted, Lender, Limit, Refusal, RegisterError, RegistrarLimits,
 };
@@ -12,7 +13,6 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -420,7 +420,7 @@ impl Inner {
             while let Some((listener, told)) = self.next_due() {
                 TELLING.set(true);
                 // One that panics harms nobody else.
-                let _panicked = catch_unwind(AssertUnwindSafe(|| listener(&told)));
+                let _ran = runs_through(|| listener(&told));
                 TELLING.set(false);
             }
         }

@@ -8,7 +8,7 @@
 
 use super::{InUse, Kept, Mover, Reason, Request};
 use crate::AddressRange;
-use crate::foreign;
+use pinfold_core::foreign;
 use std::process;
 
 /// The requests under way. However it ends, it waits for all of them: what they move may be the

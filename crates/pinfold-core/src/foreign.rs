@@ -1,0 +1,108 @@
+//! Calls into code that is not ours: registrars, budgets, callbacks, listeners, movers, destructors of
+//! what they left. For this workspace's own crates.
+//!
+//! Such code may panic. Where a panic would leave something half done, it is called by [`call`], which
+//! brings the panic back as a value; what is half done is finished first, then the panic goes on
+//! ([`Panicked::resume`]), or it is dropped where it has nowhere to go. What a panic carries may
+//! panic again when it is dropped: [`discard`] drops it where that does no harm.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// A panic that has been caught and has not gone on yet.
+#[must_use = "a panic goes on, or is dropped on purpose"]
+pub struct Panicked(Option<Payload>);
+
+type Payload = Box<dyn Any + Send>;
+
+/// Calls code that is not ours. The caller answers for its own state: whatever `call` may leave half
+/// done is finished when this returns.
+///
+/// # Errors
+///
+/// Its panic.
+pub fn call<T>(call: impl FnOnce() -> T) -> Result<T, Panicked> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|payload| Panicked(Some(payload)))
+}
+
+/// Calls code that is not ours, whose panic has nowhere to go. False if it panicked.
+pub fn runs_through(f: impl FnOnce()) -> bool {
+    call(f).is_ok()
+}
+
+/// Drops what is the program's: a callback that is not wanted any more, what a panic carries. Its destructor
+/// may panic, and what that carries may panic again when it is dropped; then it is leaked.
+pub fn discard<T>(theirs: T) {
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(theirs)))
+        && let Err(last) = catch_unwind(AssertUnwindSafe(|| drop(another)))
+    {
+        std::mem::forget(last);
+    }
+}
+
+impl Panicked {
+    /// The panic goes on. Not while this thread is unwinding already, which would end the process.
+    pub fn resume(mut self) -> ! {
+        resume_unwind(self.0.take().unwrap_or_else(|| Box::new("a panic without payload")))
+    }
+
+    /// The panic goes on, unless this thread is unwinding already: for destructors.
+    pub fn resume_unless_unwinding(self) {
+        if !std::thread::panicking() {
+            self.resume();
+        }
+    }
+}
+
+impl Drop for Panicked {
+    fn drop(&mut self) {
+        if let Some(payload) = self.0.take() {
+            discard(payload);
+        }
+    }
+}
+
+impl fmt::Debug for Panicked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Panicked")
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How many destructors of payloads are still to panic on this thread.
+        static FUSE: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// Nothing in memory: what is leaked on purpose is no leak to a sanitizer.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            if let Some(left) = FUSE.get().checked_sub(1) {
+                FUSE.set(left);
+                std::panic::panic_any(Bomb);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_panic_carries_may_panic() {
+        for fuse in 0..4 {
+            FUSE.set(fuse);
+            discard(Bomb);
+            FUSE.set(fuse);
+            drop(call(|| std::panic::panic_any(Bomb)).err().unwrap());
+        }
+        FUSE.set(0);
+        let again = call(|| call(|| panic!("told")).map_err(|panicked| panicked.resume()));
+        assert!(again.is_err());
+        assert_eq!(call(|| 7).ok(), Some(7));
+    }
+}
