@@ -5,7 +5,7 @@ use super::figure::SharedWith;
 use super::ledger::{Drawer, Ledger, Terms};
 use super::watermark::{Listener, ListenerId, Marks, Told, Watermark};
 use crate::fork_mark::ForkMark;
-use pinfold_core::foreign::runs_through;
+use pinfold_core::foreign::{discard, runs_through};
 use pinfold_core::{
     Account, Amount, Exhausted, Lender, Limit, Refusal, RegisterError, RegistrarLimits,
 };
@@ -420,7 +420,7 @@ impl Inner {
             while let Some((listener, told)) = self.next_due() {
                 TELLING.set(true);
                 // One that panics harms nobody else.
-                let _ran = runs_through(|| listener(&told));
+                let _ran = runs_through(move || listener(&told));
                 TELLING.set(false);
             }
         }
@@ -476,7 +476,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         // Dropped outside of the lock: the listener may hold anything.
-        drop(self.inner.changed(|state| state.marks.remove(id)));
+        discard(self.inner.changed(|state| state.marks.remove(id)));
     }
 }
 

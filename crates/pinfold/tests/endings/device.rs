@@ -8,15 +8,17 @@
 #![allow(unsafe_code)]
 
 use pinfold::pieces::{Completion, Mover, Request};
+use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 use pinfold::{
     Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, Lost, MappingKind,
     Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub(crate) const PAGE: usize = 4096;
 pub(crate) type TheCache = Cache<Device, Silent>;
@@ -33,6 +35,10 @@ pub(crate) struct Records {
     /// How many registrations a panicking `deregister` has left.
     left_by_panics: AtomicUsize,
     gone: AtomicBool,
+    /// What its clock says, which only [`pass`](Self::pass) moves.
+    now: Mutex<Duration>,
+    stopped: Mutex<BTreeSet<u32>>,
+    failed: AtomicUsize,
 }
 
 pub(crate) fn device() -> (Device, Arc<Records>) {
@@ -62,6 +68,25 @@ impl Records {
 
     pub(crate) fn has(&self, handle: u32, range: AddressRange) -> bool {
         self.table().get(&handle).is_some_and(|registered| registered.contains(&range))
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&self, time: Duration) {
+        *self.now.lock().unwrap() += time;
+    }
+
+    /// How many connections stand still.
+    pub(crate) fn stopped(&self) -> usize {
+        self.connections().len()
+    }
+
+    fn connections(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many connections were failed.
+    pub(crate) fn failed(&self) -> usize {
+        self.failed.load(SeqCst)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -101,6 +126,65 @@ impl Registrar for Device {
         let was = self.0.table().remove(&handle);
         assert_eq!(was, Some(range), "what was registered is deregistered once");
         Ok(())
+    }
+}
+
+/// Its connections can be stopped, by their numbers; it panics behind what it did.
+impl Suspend for Device {
+    type Connection = u32;
+
+    fn now(&self) -> Duration {
+        *self.0.now.lock().unwrap()
+    }
+
+    fn can_suspend(&self, _: AddressRange, _: &[u32]) -> Result<(), Unsupported> {
+        assert!(!self.0.is_to_panic(), "can suspend");
+        Ok(())
+    }
+
+    fn stop(&self, &connection: &u32) -> Result<(), ConnectionLost> {
+        self.0.connections().insert(connection);
+        assert!(!self.0.is_to_panic(), "stop");
+        Ok(())
+    }
+
+    fn in_flight(&self, _: &u32, _: AddressRange) -> Result<Transfers, ConnectionLost> {
+        assert!(!self.0.is_to_panic(), "in flight");
+        Ok(Transfers::default())
+    }
+
+    unsafe fn withdraw(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        assert!(!self.0.is_to_panic(), "withdraw");
+        Ok(())
+    }
+
+    fn quiet(&self, _: AddressRange) -> bool {
+        assert!(!self.0.is_to_panic(), "quiet");
+        true
+    }
+
+    unsafe fn renew(
+        &self,
+        handle: u32,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<u32>, RegisterError> {
+        // SAFETY: the caller's promise.
+        let _gone = unsafe { self.deregister(handle, range) };
+        // SAFETY: as above.
+        unsafe { self.register(range, access) }.map(Renewed::Changed)
+    }
+
+    fn restart(&self, connection: &u32) -> Result<(), ConnectionLost> {
+        assert!(!self.0.is_to_panic(), "restart");
+        self.0.connections().remove(connection);
+        Ok(())
+    }
+
+    fn fail(&self, connection: &u32) {
+        self.0.connections().remove(connection);
+        self.0.failed.fetch_add(1, SeqCst);
+        assert!(!self.0.is_to_panic(), "fail");
     }
 }
 

@@ -1,7 +1,7 @@
 //! How everything that stands for something ends: the table of `docs/src/endings.md`, and what panics
 //! of others leave behind.
 //!
-//! No test here needs io_uring, RDMA or a privilege: the device is [`device::Device`], which counts its
+//! No test here but that of a ring needs io_uring, and none RDMA or a privilege: the device is [`device::Device`], which counts its
 //! registrations and moves bytes by copying them.
 
 #![allow(missing_docs)]
@@ -11,5 +11,6 @@ mod callbacks;
 mod device;
 mod landings;
 mod pools;
+mod suspensions;
 mod table;
 mod transfers;

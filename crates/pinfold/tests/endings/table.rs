@@ -11,22 +11,27 @@
 use crate::device::{
     Device, PAGE, RAN, Records, Silent, TheCache, cache, device, in_a_process_of_its_own, panics,
 };
-use pinfold::budget::{Budget, Reserve, Terms};
-use pinfold::landing::{Options, Slab, Zone};
+use io_uring::{opcode, types};
+use pinfold::budget::{Budget, Reserve, Terms, Watermark};
+use pinfold::landing::{Crossover, Options, Slab, Zone};
 use pinfold::pool::{Pool, PoolConfig};
+use pinfold::registrar::{BufferIndex, IoUring};
 use pinfold::strategy::{Costs, Door, Reuse};
-use pinfold::{Access, Config};
+use pinfold::{Access, AddressRange, Config, Registrar};
 use pinfold_core::Amount;
+use pinfold_core::under_way::UnderWay;
 use std::any::Any;
 use std::cell::RefCell;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
 /// A way to end. After its parent is no way: the borrow checker refuses it (`compile_fail` examples in the
 /// crates' documentation), or the parent is kept by a count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
+pub(crate) enum End {
     Dropped,
     Forgotten,
     InACycle,
@@ -49,7 +54,7 @@ const ENDS: [End; 7] = [
 
 impl End {
     /// Whether no destructor runs.
-    fn leaks(self) -> bool {
+    pub(crate) fn leaks(self) -> bool {
         matches!(self, Self::Forgotten | Self::InACycle)
     }
 }
@@ -64,7 +69,7 @@ thread_local! {
     static LAST: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
-fn end<T: Send + 'static>(it: T, how: End) {
+pub(crate) fn end<T: Send + 'static>(it: T, how: End) {
     match how {
         End::Dropped => drop(it),
         End::Forgotten => std::mem::forget(it),
@@ -111,13 +116,16 @@ fn in_a_child<T>(it: T) {
 }
 
 /// One row, in a process of its own, because it forks.
-fn row(name: &str, cell: impl Fn(End)) {
-    let status = in_a_process_of_its_own(&format!("table::{name}"), || {
-        for how in ENDS {
-            eprintln!("{name}: {how:?}");
-            cell(how);
-        }
-    });
+pub(crate) fn row(name: &str, cell: impl Fn(End)) {
+    let status = in_a_process_of_its_own(
+        &format!("{}{name}", if name.contains("::") { "" } else { "table::" }),
+        || {
+            for how in ENDS {
+                eprintln!("{name}: {how:?}");
+                cell(how);
+            }
+        },
+    );
     assert_eq!(
         status.code(),
         Some(RAN),
@@ -125,7 +133,7 @@ fn row(name: &str, cell: impl Fn(End)) {
     );
 }
 
-fn a_cache() -> (&'static TheCache, Arc<Records>) {
+pub(crate) fn a_cache() -> (&'static TheCache, Arc<Records>) {
     let (cache, records) = cache(Config::keeping_all());
     (Box::leak(Box::new(cache)), records)
 }
@@ -137,7 +145,7 @@ fn a_pool() -> (&'static Pool<Device>, Arc<Records>) {
 }
 
 /// Memory for good.
-fn memory(bytes: usize) -> &'static mut [u8] {
+pub(crate) fn memory(bytes: usize) -> &'static mut [u8] {
     Box::leak(vec![0_u8; bytes].into_boxed_slice())
 }
 
@@ -238,26 +246,58 @@ fn a_pool_itself() {
 #[test]
 fn landing_place() {
     row("landing_place", |how| {
-        for remapped in [false, true] {
-            let (cache, _records) = a_cache();
-            let slab = Slab::new(8 * PAGE, 2, false).unwrap();
-            let zone = Zone::new(cache, slab, Options::default()).unwrap();
-            let zone: &'static _ = Box::leak(Box::new(zone));
-            let target = memory(10 * PAGE);
-            // SAFETY: see the file's header.
-            let place = unsafe { zone.ask(target.as_mut_ptr(), 8 * PAGE) }.unwrap();
-            if remapped {
-                // Memory of the allocator's may be no candidate; then it is a place still.
-                match place.remap() {
-                    Ok(remapped) => end(remapped, how),
-                    Err(refused) => end(refused.state, how),
-                }
-            } else {
-                end(place, how);
-            }
-            assert_eq!(zone.free_slots(), 2 - usize::from(how.leaks()), "remapped: {remapped}");
-        }
+        let (zone, target) = zone_and_target();
+        // SAFETY: see the file's header.
+        end(unsafe { zone.ask(target, LANDING) }.unwrap(), how);
+        assert_eq!(zone.free_slots(), 2 - usize::from(how.leaks()));
     });
+}
+
+/// The same, and its target is its owner's again unless it leaks.
+#[test]
+fn remapped_place() {
+    row("remapped_place", |how| {
+        let (zone, target) = zone_and_target();
+        // SAFETY: see the file's header.
+        let place = unsafe { zone.ask(target, LANDING) }.unwrap();
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(place.range().start());
+        // SAFETY: as the device writes: the place is held.
+        unsafe { at.write_bytes(3, LANDING) };
+        let Ok(remapped) = place.remap() else { panic!("the target is memory of its own") };
+        end(remapped, how);
+        assert_eq!(zone.free_slots(), 2 - usize::from(how.leaks()));
+        // SAFETY: mapped, and nothing writes it.
+        assert_eq!(unsafe { target.read_volatile() }, if how.leaks() { 3 } else { 0 });
+    });
+}
+
+/// What has arrived and is not landed is discarded, and the slot is free with its registration.
+#[test]
+fn arrived_place() {
+    row("arrived_place", |how| {
+        let (zone, target) = zone_and_target();
+        // SAFETY: see the file's header; nothing was begun.
+        end(unsafe { zone.ask(target, LANDING).unwrap().arrived() }, how);
+        assert_eq!(zone.free_slots(), 2 - usize::from(how.leaks()));
+    });
+}
+
+const LANDING: usize = 8 * PAGE;
+
+/// A zone of two slots, and memory of whole pages that it can exchange, in a huge page's room of its own.
+fn zone_and_target() -> (&'static Zone<'static, Device, Silent, Slab>, *mut u8) {
+    const HUGE: usize = 2 << 20;
+    let (cache, _records) = a_cache();
+    let slab = Slab::new(LANDING, 2, false).unwrap();
+    let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+    let zone = Box::leak(Box::new(Zone::new(cache, slab, options).unwrap()));
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: new memory where the kernel likes; leaked.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), 2 * HUGE, rights, kind, -1, 0) };
+    assert_ne!(start, libc::MAP_FAILED);
+    let start = start.cast::<u8>();
+    (zone, start.wrapping_add(start.align_offset(HUGE)))
 }
 
 /// No registration of a zone that has ended is found or kept.
@@ -310,6 +350,77 @@ fn budget_share_and_what_was_drawn() {
         end(share, how);
         assert_eq!(budget.share(all).is_err(), how.leaks());
     });
+}
+
+/// A watch of a budget ends its listener with it, or stays.
+#[test]
+fn budget_watch() {
+    row("budget_watch", |how| {
+        let budget = Budget::new(Amount { bytes: 1 << 20, regions: 16 }).unwrap();
+        let share = budget.share(Terms::default()).unwrap();
+        let heard = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&heard);
+        let watermark = Watermark::Regions(1);
+        end(
+            budget.watch(watermark, move |_| {
+                counts.fetch_add(1, SeqCst);
+            }),
+            how,
+        );
+        drop(share.draw(Amount::one(PAGE)).unwrap());
+        assert_eq!(heard.load(SeqCst) > 0, how.leaks());
+        assert_eq!(Arc::strong_count(&heard), 1 + usize::from(how.leaks()));
+    });
+}
+
+/// A change that was announced stands until it is said to have ended, or until all are forgotten: then its
+/// range is not cached, which is slow and never stale.
+#[test]
+fn ticket_of_a_change() {
+    row("ticket_of_a_change", |how| {
+        let changes: &'static _ = Box::leak(Box::new(UnderWay::<2>::new()));
+        let range = AddressRange::new(PAGE, PAGE).unwrap();
+        for _ in 0..3 {
+            end(changes.begin(range), how);
+            assert!(changes.overlaps(range));
+        }
+        changes.forget_all();
+        assert!(!changes.overlaps(range));
+        changes.end(changes.begin(range));
+        assert!(!changes.overlaps(range));
+    });
+}
+
+/// A ring's slots are emptied when its registrar ends, and stay when it leaks. In a child they are the
+/// parent's.
+#[test]
+fn ring() {
+    row("ring", |how| {
+        let Ok(ring) = io_uring::IoUring::new(8) else {
+            return eprintln!("skipped: no io_uring");
+        };
+        let (registrar, memory) = (IoUring::new(&ring, 4).unwrap(), memory(PAGE));
+        let range = AddressRange::new(memory.as_ptr().expose_provenance(), PAGE).unwrap();
+        // SAFETY: no request writes it.
+        let index = unsafe { registrar.register(range, Access::READ) }.unwrap();
+        assert_eq!(sends(&ring, index, memory), 64);
+        end(registrar, how);
+        assert_eq!(sends(&ring, index, memory), if how.leaks() { 64 } else { -libc::EFAULT });
+    });
+}
+
+/// What comes of sending the first bytes of `memory` by a slot.
+fn sends(ring: &io_uring::IoUring, index: BufferIndex, memory: &[u8]) -> i32 {
+    // SAFETY: the name ends with a zero byte, and the descriptor is new.
+    let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"ring".as_ptr(), 0)) };
+    let to = types::Fd(file.as_raw_fd());
+    let entry = opcode::WriteFixed::new(to, memory.as_ptr(), 64, index.get()).build();
+    // SAFETY: one thread uses the ring, and memory and file are there until the completion is.
+    unsafe {
+        ring.submission_shared().push(&entry).unwrap();
+        ring.submit_and_wait(1).unwrap();
+        ring.completion_shared().next().unwrap().result()
+    }
 }
 
 /// A reservation goes with the last of its buffers.

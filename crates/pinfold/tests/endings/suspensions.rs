@@ -1,0 +1,149 @@
+//! Suspensions: each way to end for each of their states, and panics of the device at any call.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to lease memory of its own, which no device is told of.
+
+#![allow(unsafe_code)]
+
+use crate::device::{Device, PAGE, Records, TheCache, cache, panics, panics_at};
+use crate::table::{a_cache, end, memory, row};
+use pinfold::suspend::{Gets, OnDrop, Progress, Suspending, SuspensionTerms};
+use pinfold::{Access, AddressRange, Config, Lease};
+use std::sync::Arc;
+use std::time::Duration;
+
+const CONNECTIONS: [u32; 2] = [1, 2];
+
+/// Gets fail at once where a test would wait for itself.
+fn terms(on_drop: OnDrop) -> SuspensionTerms {
+    let deadline = Duration::from_millis(10);
+    SuspensionTerms { deadline, gets: Gets::Refuse, on_drop, ..SuspensionTerms::default() }
+}
+
+fn range_of(memory: &[u8]) -> AddressRange {
+    AddressRange::new(memory.as_ptr().expose_provenance(), memory.len()).unwrap()
+}
+
+fn get<'c>(cache: &'c TheCache, memory: &[u8]) -> Option<Lease<'c, Device, crate::device::Silent>> {
+    // SAFETY: see the file's header.
+    unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) }.ok()
+}
+
+/// What waits for a lease.
+fn pending(
+    cache: &'static TheCache,
+    memory: &[u8],
+) -> Suspending<'static, Device, crate::device::Silent> {
+    let begun = cache.begin_suspension(
+        range_of(memory),
+        CONNECTIONS.to_vec(),
+        Vec::new(),
+        terms(OnDrop::Kill),
+    );
+    match begun.unwrap().poll().unwrap() {
+        Progress::Pending(pending, _) => pending,
+        Progress::Suspended(_) => panic!("a lease is alive"),
+    }
+}
+
+/// The one that has not come about stands until its deadline if it leaks, and goes on in every other case.
+#[test]
+fn suspending() {
+    row("suspensions::suspending", |how| {
+        let (cache, records) = a_cache();
+        let memory = memory(3 * PAGE);
+        let lease = get(cache, memory).unwrap();
+        end(pending(cache, memory), how);
+        assert_eq!(get(cache, memory).is_none(), how.leaks());
+        assert_eq!(cache.expire_suspensions(), 0);
+        records.pass(Duration::from_millis(20));
+        assert_eq!(cache.expire_suspensions(), usize::from(how.leaks()));
+        drop((lease, get(cache, memory).unwrap()));
+        assert_eq!((records.stopped(), records.failed()), (0, 0), "connections go on");
+    });
+}
+
+/// The one that has come about ends as its terms say; one that leaks, at its deadline in the open.
+#[test]
+fn suspended() {
+    row("suspensions::suspended", |how| {
+        for on_drop in [OnDrop::Kill, OnDrop::Resume] {
+            let (cache, records) = a_cache();
+            let memory = memory(3 * PAGE);
+            let lease = get(cache, memory).unwrap();
+            let connections = CONNECTIONS.to_vec();
+            let suspended =
+                cache.suspend(range_of(memory), connections, vec![lease], terms(on_drop));
+            end(suspended.unwrap(), how);
+            assert_eq!(records.stopped(), if how.leaks() { 2 } else { 0 });
+            assert_eq!(get(cache, memory).is_none(), how.leaks());
+            records.pass(Duration::from_millis(20));
+            assert_eq!(cache.expire_suspensions(), usize::from(how.leaks()));
+            drop(get(cache, memory).unwrap());
+            let resumed = !how.leaks() && on_drop == OnDrop::Resume;
+            assert_eq!((records.stopped(), records.failed()), (0, if resumed { 0 } else { 2 }));
+            cache.evict_idle();
+            assert_eq!(records.live(), 0);
+        }
+    });
+}
+
+/// What a program hears by is its own: the cache goes on whatever becomes of it.
+#[test]
+fn notices() {
+    row("suspensions::notices", |how| {
+        let (cache, records) = a_cache();
+        end(cache.notices(1), how);
+        let memory = memory(3 * PAGE);
+        for _ in 0..3 {
+            let lease = get(cache, memory).unwrap();
+            let suspended =
+                cache.suspend(range_of(memory), Vec::new(), vec![lease], terms(OnDrop::Kill));
+            drop(suspended.unwrap().resume().unwrap());
+        }
+        cache.evict_idle();
+        assert_eq!(records.live(), 0);
+    });
+}
+
+/// Three leases of two registrations are suspended and resumed; another registration of the range goes.
+fn suspend_and_resume(cache: &TheCache, memory: &[u8]) {
+    let parts = || [get(cache, &memory[..PAGE]), get(cache, &memory[4 * PAGE..5 * PAGE])];
+    drop(get(cache, &memory[8 * PAGE..9 * PAGE]));
+    let leases = parts().into_iter().chain([get(cache, &memory[..PAGE])]).flatten().collect();
+    let connections = CONNECTIONS.to_vec();
+    let suspended =
+        cache.suspend(range_of(memory), connections, leases, terms(OnDrop::Kill)).unwrap();
+    drop(suspended.resume().unwrap());
+}
+
+/// Nothing is stopped or suspended, whatever the device did, and the books balance.
+fn assert_whole(cache: &TheCache, records: &Arc<Records>, memory: &[u8], n: usize) {
+    assert_eq!(records.stopped(), 0, "call {n}: a connection is stopped for good");
+    assert!(get(cache, memory).is_some(), "call {n}");
+    let counts = cache.suspension_statistics();
+    let ended = counts.refused + counts.resumed + counts.killed + counts.expired;
+    assert_eq!(counts.begun, ended, "call {n}: {counts:?}");
+    suspend_and_resume(cache, memory);
+    cache.evict_idle();
+    assert_eq!(records.leaked(), 0, "call {n}");
+}
+
+#[test]
+fn a_device_that_panics_at_any_call_holds_nothing_up() {
+    let memory = vec![0_u8; 12 * PAGE];
+    for n in 1.. {
+        let (cache, records) = cache(Config::keeping_all());
+        panics_at(&records, n);
+        let panicked = panics(|| suspend_and_resume(&cache, &memory));
+        let was_asked = records.has_panicked();
+        panics_at(&records, 0);
+        assert!(was_asked || !panicked);
+        assert_whole(&cache, &records, &memory, n);
+        if !was_asked {
+            assert!(n > 15, "only {n} calls");
+            break;
+        }
+    }
+}
