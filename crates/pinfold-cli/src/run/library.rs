@@ -44,9 +44,17 @@ fn places(named: Option<OsString>, command: Option<&Path>) -> Vec<PathBuf> {
     beside.into_iter().flat_map(around).collect()
 }
 
-/// `LD_PRELOAD` with this library first.
+/// How many directories deep a program may lie; from there the way goes up to the root.
+const DEPTH: usize = 48;
+
+/// `LD_PRELOAD` with this library first, by a name that only glibc's linker understands: `$ORIGIN` is the
+/// directory of the program that it starts. The linker of another C library (musl) looks for a file of that
+/// name, finds none, and starts its program without; it could load the library, but not what that needs, and
+/// the program would not start.
 pub(crate) fn before_others(library: &Path, others: Option<OsString>) -> OsString {
-    let mut all = library.as_os_str().to_owned();
+    let mut all = OsString::from("$ORIGIN");
+    all.push("/..".repeat(DEPTH));
+    all.push(library);
     if let Some(others) = others.filter(|others| !others.is_empty()) {
         all.push(OsStr::new(":"));
         all.push(others);
@@ -74,7 +82,9 @@ mod tests {
 
     #[test]
     fn other_libraries_stay() {
-        assert_eq!(before_others(Path::new("/a.so"), None), "/a.so");
-        assert_eq!(before_others(Path::new("/a.so"), Some("/b.so".into())), "/a.so:/b.so");
+        let ours = before_others(Path::new("/a.so"), None).into_string().unwrap();
+        assert!(ours.starts_with("$ORIGIN/../..") && ours.ends_with("/../a.so"), "{ours}");
+        let both = before_others(Path::new("/a.so"), Some("/b.so".into()));
+        assert_eq!(both, OsString::from(ours + ":/b.so"));
     }
 }
