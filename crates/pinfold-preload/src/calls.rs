@@ -19,7 +19,7 @@ use crate::real::{Real, real};
 use crate::rights;
 use crate::settings::Settings;
 use crate::store::{DomainName, End, Key, Scope};
-use crate::sys::{NotCancelled, errno, set_errno};
+use crate::sys::{NotCancelled, Sandbox, errno, set_errno};
 use libc::{c_int, c_uint, c_void, size_t};
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -195,6 +195,16 @@ pub(crate) fn fork_init() -> c_int {
         Some(init) => unsafe { init() },
         None => refused(),
     })
+}
+
+/// The library is loaded.
+pub(crate) extern "C" fn at_start() {
+    let before = errno();
+    guarded(|| {
+        Sandbox::note_start();
+        Some(())
+    });
+    set_errno(before);
 }
 
 /// The process exits in an orderly way.

@@ -102,6 +102,11 @@ unsafe extern "C" fn ibv_fork_init() -> c_int {
     calls::fork_init()
 }
 
+/// Runs when the library is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = calls::at_start;
+
 /// Runs when the process exits in an orderly way, after the program's own `atexit` functions.
 #[used]
 #[unsafe(link_section = ".fini_array")]

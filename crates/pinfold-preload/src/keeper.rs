@@ -42,6 +42,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -67,6 +68,8 @@ pub(crate) struct Keeper {
     books: Mutex<Books>,
     /// Notified whenever registrations have been given back to libibverbs.
     departed: Condvar,
+    /// The monitor has news that no call of the program has applied.
+    changes_wait: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -108,12 +111,19 @@ impl Keeper {
             in_vain: Vec::with_capacity(IN_VAIN),
             moves: children.moves(),
         };
-        Self { monitor, admission, children, books: Mutex::new(books), departed: Condvar::new() }
+        let (books, departed) = (Mutex::new(books), Condvar::new());
+        let changes_wait = AtomicBool::new(false);
+        Self { monitor, admission, children, books, departed, changes_wait }
     }
 
     /// An idle registration of exactly this, the program's from now on.
     pub(crate) fn find(&self, key: &Key) -> Option<NonNull<ibv_mr>> {
-        let mut books = self.current()?;
+        let books = self.books()?;
+        // Most that is not there never was: that costs no system call.
+        if !books.store.has_idle(key) && !self.has_changes() {
+            return None;
+        }
+        let mut books = self.up_to_date(books)?;
         let (region, is_first) = books.store.take(key)?;
         books.totals.hits += 1;
         self.note_move(&mut books);
@@ -270,6 +280,12 @@ impl Keeper {
     }
 
     fn reclaim_once(&self) {
+        // Whatever allocates or frees on this thread has the C library set addresses aside: they may be
+        // what the program needs. Its own calls deregister what has changed.
+        if sys::addresses_are_limited() {
+            // Release: pairs with `has_changes`.
+            return self.changes_wait.store(true, Ordering::Release);
+        }
         let work = |books: &Books| books.store.has_dead() || !books.in_vain.is_empty();
         if !self.current().is_some_and(|books| work(&books)) {
             return;
@@ -282,6 +298,12 @@ impl Keeper {
         drop(books);
         self.deregister(&dead);
         in_vain.iter().for_each(|range| self.unwatch_around(*range));
+    }
+
+    /// Whether changes wait for the program's calls, because the thread leaves them alone; said once.
+    fn has_changes(&self) -> bool {
+        // Relaxed: read first, so that nothing is written where nothing waits. AcqRel: pairs with the store.
+        self.changes_wait.load(Ordering::Relaxed) && self.changes_wait.swap(false, Ordering::AcqRel)
     }
 
     /// Has the mappings in `range` watched no longer, if nothing in them is worth it: their changes cost
@@ -303,7 +325,10 @@ impl Keeper {
 
     /// The books with everything applied that has happened. `None` if they cannot be believed.
     fn current(&self) -> Option<MutexGuard<'_, Books>> {
-        let mut books = self.books()?;
+        self.up_to_date(self.books()?)
+    }
+
+    fn up_to_date<'k>(&self, mut books: MutexGuard<'k, Books>) -> Option<MutexGuard<'k, Books>> {
         self.heed_children(&mut books);
         match self.monitor.check() {
             Ok(sequence) if sequence == books.applied => {}

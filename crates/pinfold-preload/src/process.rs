@@ -194,6 +194,10 @@ impl Process {
     }
 
     fn new_keeper(&'static self) -> Result<Keeper, String> {
+        // It may end the process at a system call that a monitor needs, and cannot be asked which.
+        if sys::Sandbox::is_the_program_s() {
+            return Err("it has restricted its own system calls (seccomp)".into());
+        }
         if real().is_some_and(Real::keeps_from_children) {
             return Err(
                 "libibverbs keeps registered memory from forked children here (RDMAV_FORK_SAFE, \

@@ -209,6 +209,11 @@ impl Store {
         true
     }
 
+    /// Whether there is an idle registration of exactly this.
+    pub(crate) fn has_idle(&self, key: &Key) -> bool {
+        self.idle.range((*key, 0)..=(*key, u64::MAX)).next().is_some()
+    }
+
     /// An idle registration of exactly this, which is the program's from now on; and whether this is
     /// the first time that it is found.
     pub(crate) fn take(&mut self, key: &Key) -> Option<(Region, bool)> {
@@ -558,7 +563,9 @@ pub(crate) mod tests {
             match any(4) {
                 0 | 1 => {
                     let key = key(1 + any(2), 4096 * (1 + any(64)), 1 + (1 << any(18)) + any(9000));
+                    let is_there = store.has_idle(&key);
                     let found = store.take(&key).map(|(it, _)| it);
+                    assert_eq!(is_there, found.is_some(), "seed {seed:#x}");
                     let idle = |(_, it): &(&u32, &(Key, bool, bool))| it.0 == key && it.1 && it.2;
                     assert_eq!(found.is_some(), plain.iter().any(|it| idle(&it)), "seed {seed:#x}");
                     let it = found.unwrap_or_else(|| registered(&mut store, key, number));

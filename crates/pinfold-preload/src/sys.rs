@@ -15,6 +15,7 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -243,6 +244,54 @@ impl Drop for NotCancelled {
     }
 }
 
+/// Whether the program's address space is limited, so that what is set aside there is missing elsewhere.
+pub(crate) fn addresses_are_limited() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the limit is this function's own.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    limit.rlim_cur != libc::RLIM_INFINITY
+}
+
+/// The filters of system calls (seccomp) that a process was started with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sandbox {
+    mode: c_int,
+    /// `None` without filters, or where the kernel does not say (before 5.9).
+    filters: Option<u32>,
+}
+
+static SANDBOX_AT_START: OnceLock<Sandbox> = OnceLock::new();
+
+impl Sandbox {
+    /// Remembers it. One system call; where there are filters, three more.
+    pub(crate) fn note_start() {
+        SANDBOX_AT_START.get_or_init(|| {
+            let mode = sandbox_mode();
+            Self { mode, filters: if mode > 0 { filters() } else { None } }
+        });
+    }
+
+    /// Whether the program has restricted its system calls since. Where it was started without filters this
+    /// is one system call, because a filter of its own may forbid more.
+    pub(crate) fn is_the_program_s() -> bool {
+        SANDBOX_AT_START.get().is_some_and(|start| {
+            let mode = sandbox_mode();
+            mode != start.mode || mode > 0 && filters() != start.filters
+        })
+    }
+}
+
+fn sandbox_mode() -> c_int {
+    // SAFETY: takes no pointer.
+    unsafe { libc::prctl(libc::PR_GET_SECCOMP) }
+}
+
+fn filters() -> Option<u32> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
+    line.trim().parse().ok()
+}
+
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Memory of our own, given back when it is dropped.
@@ -319,6 +368,13 @@ pub(crate) fn wiped_words() -> Option<&'static SharedWords> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_stays_what_it_is() {
+        Sandbox::note_start();
+        assert!(!Sandbox::is_the_program_s());
+        assert_eq!(filters().is_some_and(|filters| filters > 0), sandbox_mode() > 0);
+    }
 
     #[test]
     fn pages_are_split_by_what_holds_for_one_of_them() {
