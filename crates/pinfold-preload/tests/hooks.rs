@@ -129,6 +129,12 @@ fn an_initialiser_s_calls_are_told() {
 }
 
 #[test]
+fn no_call_is_a_point_of_cancellation() {
+    let Some(said) = with_library(&["cancel"]) else { return };
+    assert_eq!(said, "all made 1 cancelled 1\n");
+}
+
+#[test]
 fn unwinders_get_through_syscall() {
     let Some(said) = with_library(&["unwind"]) else { return };
     assert_eq!(said, "cancelled 1\ndeep enough 1\n");

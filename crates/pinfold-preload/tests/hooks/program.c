@@ -8,6 +8,7 @@
  *   program storm         calls on all threads and in signal handlers at once, none lost
  *   program fork          children made in the middle of that, and a vfork child
  *   program early         called from an initialiser, before main
+ *   program cancel        a thread whose cancellation is pending during the calls
  *   program unwind        a thread cancelled inside syscall(), and a stack looked at from a handler
  *   program time          nanoseconds of a call, medians
  */
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
@@ -29,6 +31,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#define UFFDIO_REGISTER_REQUEST 0xc020aa00ul
 
 enum { PAGE = 4096, GUARD_INSTALL = 102, GUARD_REMOVE = 103 };
 
@@ -175,6 +179,7 @@ static void answer(const char *call, long result, int error, const char *region)
 
 static int answers(const char *seed)
 {
+	int both_ends[2] = { -1, -1 }, made = pipe(both_ends);
 	char *region = mmap((void *)0x200000000000, 16 * PAGE, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	int segment = shmget(IPC_PRIVATE, 2 * PAGE, 0600), self = syscall(SYS_pidfd_open, getpid(), 0), i;
@@ -182,6 +187,7 @@ static int answers(const char *seed)
 			   (char *)1,	  (char *)-1,		  (char *)-PAGE,   region + 15 * PAGE,
 			   region - PAGE, (char *)0xffff800000000000, region + 16 * PAGE };
 	size_t lengths[] = { 0, 1, PAGE, 3 * PAGE + 5, 32 * PAGE, (size_t)-1, (size_t)-PAGE };
+	uint64_t ready[16] = { 0 };
 	/* Not 100 and 101, which give real memory up for broken. */
 	int advices[] = { -1, 0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
 			  20, 21, 22, 23, 24, 25, 26, 99, GUARD_INSTALL, GUARD_REMOVE, 104, 1 << 30 };
@@ -192,10 +198,14 @@ static int answers(const char *seed)
 	int segments[] = { segment, -1, 1 << 30 };
 	int flags[] = { 0, SHM_REMAP, SHM_RND, SHM_RDONLY, SHM_REMAP | SHM_RND, SHM_EXEC | SHM_REMAP, -1 };
 	long numbers[] = { -1, 9999, SYS_close, SYS_getppid, 1l << 40 };
+	char *protected[] = { region, region + 3 * PAGE, region + 5 * PAGE + 1, NULL, (char *)-PAGE, (char *)1 };
+	int rights[] = { PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE, PROT_WRITE, PROT_EXEC, 1 << 20, -1 };
+	int files[] = { -1, both_ends[0], both_ends[1], 0, 9999 };
+	unsigned long requests[] = { FIONREAD, TCGETS, 0, UFFDIO_REGISTER_REQUEST, -1ul };
 	ssize_t (*of_process)(int, const struct iovec *, size_t, int, unsigned) =
 		(ssize_t(*)(int, const struct iovec *, size_t, int, unsigned))dlsym(RTLD_DEFAULT, "process_madvise");
 
-	CHECK(region != MAP_FAILED && segment >= 0);
+	CHECK(region != MAP_FAILED && segment >= 0 && !made);
 	state = strtoull(seed, NULL, 0) * 2 + 1;
 	for (i = 0; i < 20000; i++) {
 		char *start = ONE_OF(starts);
@@ -209,7 +219,7 @@ static int answers(const char *seed)
 		if (!start && length == (size_t)-PAGE)
 			length = PAGE;
 		errno = 77;
-		switch (any(8)) {
+		switch (any(10)) {
 		case 0:
 			result = madvise(start, length, advice);
 			answer("madvise", result, errno, region);
@@ -242,6 +252,15 @@ static int answers(const char *seed)
 			result = syscall(SYS_mmap, region, (size_t)16 * PAGE, PROT_READ | PROT_WRITE,
 					 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, any(2) ? 0L : 5L);
 			answer("syscall mmap", result, errno, region);
+			break;
+		case 8:
+			result = mprotect(ONE_OF(protected), any(3) ? PAGE : (size_t)any(4) * 1000, ONE_OF(rights));
+			answer("mprotect", result, errno, region);
+			break;
+		case 9:
+			result = any(4) ? ioctl(ONE_OF(files), ONE_OF(requests), any(2) ? (void *)&ready : NULL) :
+					  ioctl(ONE_OF(files), FIOCLEX);
+			answer("ioctl", result, errno, region);
 			break;
 		}
 	}
@@ -379,6 +398,45 @@ static void on_look(int signal)
 	depth = backtrace(frames, 64);
 }
 
+/* None of them is a point at which a thread is cancelled, nor becomes one. */
+static void *cancelled_meanwhile(void *unused)
+{
+	char *page = map(PAGE);
+	ssize_t (*of_process)(int, const struct iovec *, size_t, int, unsigned) =
+		(ssize_t(*)(int, const struct iovec *, size_t, int, unsigned))dlsym(RTLD_DEFAULT, "process_madvise");
+	uint64_t range[4] = { (uintptr_t)page, PAGE, 1, 0 };
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+	while (!atomic_load(&waiting))
+		sched_yield();
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+	madvise(page, PAGE, GUARD_INSTALL);
+	madvise(page, PAGE, GUARD_REMOVE);
+	of_process(-1, NULL, 0, GUARD_INSTALL, 0);
+	shmat(-1, page, SHM_REMAP);
+	mprotect(page, PAGE, PROT_NONE);
+	mprotect(page, PAGE, PROT_READ | PROT_WRITE);
+	ioctl(-1, UFFDIO_REGISTER_REQUEST, range);
+	syscall(SYS_madvise, page, (size_t)PAGE, GUARD_INSTALL);
+	syscall(SYS_getppid);
+	atomic_store(&waiting, 2);
+	pthread_testcancel();
+	atomic_store(&waiting, 3);
+	return unused;
+}
+
+static int cancel(void)
+{
+	pthread_t thread;
+	void *result;
+
+	CHECK(!pthread_create(&thread, NULL, cancelled_meanwhile, NULL) && !pthread_cancel(thread));
+	atomic_store(&waiting, 1);
+	CHECK(!pthread_join(thread, &result));
+	printf("all made %d cancelled %d\n", atomic_load(&waiting) == 2, result == PTHREAD_CANCELED);
+	return 0;
+}
+
 static int unwind(void)
 {
 	struct sigaction action = { .sa_handler = on_look };
@@ -465,10 +523,12 @@ int main(int argc, char **argv)
 		printf("before main %llu\n", (unsigned long long)told_early);
 		return 0;
 	}
+	if (!strcmp(what, "cancel"))
+		return cancel();
 	if (!strcmp(what, "unwind"))
 		return unwind();
 	if (!strcmp(what, "time"))
 		return times();
-	fputs("usage: program standing|reach|answers|storm|fork|early|unwind|time\n", stderr);
+	fputs("usage: program standing|reach|answers|storm|fork|early|cancel|unwind|time\n", stderr);
 	return 2;
 }

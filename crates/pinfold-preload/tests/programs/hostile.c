@@ -8,7 +8,7 @@
  * address space) goes to standard error.
  */
 
-#include "loop.h"
+#include "cases.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -24,55 +24,6 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
-
-enum { BYTES = 64 << 10 };
-
-#define LOCAL IBV_ACCESS_LOCAL_WRITE
-#define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
-
-#define SAY(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
-
-static struct ibv_pd *pd;
-
-static struct ibv_context *begin(void)
-{
-	struct ibv_context *context = open_device();
-
-	CHECK((pd = ibv_alloc_pd(context)));
-	return context;
-}
-
-static void end(struct ibv_context *context)
-{
-	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
-	SAY("close %d", ibv_close_device(context));
-}
-
-/* Registers the same bytes so often that whoever keeps registrations keeps this one. */
-static void registered_often(struct ibv_pd *domain, char *memory, size_t bytes)
-{
-	int i;
-
-	for (i = 0; i < 4; i++) {
-		struct ibv_mr *mr = ibv_reg_mr(domain, memory, bytes, LOCAL);
-
-		CHECK(mr && !ibv_dereg_mr(mr));
-	}
-}
-
-static long status_of(const char *key)
-{
-	char line[256];
-	long number = -1;
-	FILE *file = fopen("/proc/self/status", "r");
-
-	CHECK(file);
-	while (fgets(line, sizeof(line), file))
-		if (!strncmp(line, key, strlen(key)))
-			number = atol(line + strlen(key));
-	fclose(file);
-	return number;
-}
 
 /* --- cancellation ------------------------------------------------------------------------------- */
 
@@ -739,10 +690,7 @@ static void queries(void)
 	loop_close(&loop);
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct a_case cases[] = {
 	{ "cancelled_while_pending", cancelled_while_pending },
 	{ "cancelled_in_the_middle", cancelled_in_the_middle },
 	{ "cleaned_up_by_a_child", cleaned_up_by_a_child },
@@ -770,13 +718,5 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	size_t i;
-
-	for (i = 0; argc > 1 && i < sizeof(cases) / sizeof(*cases); i++)
-		if (!strcmp(argv[1], cases[i].name)) {
-			cases[i].run();
-			return 0;
-		}
-	fprintf(stderr, "hostile: no such case\n");
-	return 2;
+	return run_case(cases, sizeof(cases) / sizeof(*cases), argc, argv);
 }

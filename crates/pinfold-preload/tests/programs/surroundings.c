@@ -1,0 +1,479 @@
+/*
+ * What legal programs do to the process and the machine around their registrations: the lines must be the
+ * same with and without a library that keeps some of them.
+ *
+ *   surroundings CASE [ARGUMENT]
+ *
+ * Each case is a process of its own. What a machine may do differently each time goes to standard error.
+ */
+
+#include "cases.h"
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+static char *memory;
+
+/* Runs `body` in a child, which has the device and the domain of its parent; how it ended. */
+static void in_a_child(const char *name, void (*body)(void))
+{
+	int status;
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child) {
+		body();
+		fflush(stdout);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	SAY("%s: status %d, signal %d", name, WEXITSTATUS(status), WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+}
+
+/* --- libraries ---------------------------------------------------------------------------------- */
+
+static void *beside_the_program(const char *name)
+{
+	char path[4096];
+	ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 64);
+	void *handle;
+
+	CHECK(length > 0);
+	path[length] = 0;
+	strcpy(strrchr(path, '/') + 1, name);
+	handle = dlopen(path, RTLD_NOW);
+	if (!handle)
+		fprintf(stderr, "%s\n", dlerror());
+	return handle;
+}
+
+/* A library whose variables of threads must lie in what the C library has set aside for such: a little. */
+static void static_thread_storage(void)
+{
+	struct ibv_context *context = begin();
+	void *handle;
+	int (*count)(void);
+
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK((handle = beside_the_program("tls.so")));
+	CHECK((count = (int (*)(void))dlsym(handle, "count_up")));
+	SAY("%d %d", count(), count());
+	registered_often(pd, memory, BYTES);
+	end(context);
+}
+
+/* A plugin that uses verbs comes and goes. */
+static void plugins(void)
+{
+	int i;
+
+	for (i = 0; i < 10; i++) {
+		void *handle = beside_the_program("plugin.so");
+		int (*use)(void);
+
+		CHECK(handle && (use = (int (*)(void))dlsym(handle, "use_verbs")));
+		SAY("%d", use());
+		CHECK(!dlclose(handle));
+	}
+}
+
+/* --- signals ------------------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t ticks;
+
+static void tick(int unused)
+{
+	(void)unused;
+	ticks++;
+}
+
+static void *stormed(void *unused)
+{
+	int i;
+
+	for (i = 0; i < 60; i++) {
+		char *own = map(BYTES);
+
+		registered_often(pd, own, BYTES);
+		munmap(own, BYTES);
+	}
+	return unused;
+}
+
+/* Signals at any moment; where statistics at a signal are asked for, that one too. */
+static void signal_storm(void)
+{
+	struct sigaction action = { .sa_handler = tick };
+	struct itimerval timer = { { 0, 5000 }, { 0, 5000 } };
+	const char *statistics = getenv("PINFOLD_STATISTICS_SIGNAL");
+	struct ibv_context *context = begin();
+	pthread_t threads[2];
+	int i;
+
+	CHECK(!sigaction(SIGALRM, &action, NULL));
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK(!setitimer(ITIMER_REAL, &timer, NULL));
+	for (i = 0; i < 2; i++)
+		CHECK(!pthread_create(&threads[i], NULL, stormed, NULL));
+	for (i = 0; i < 200; i++) {
+		if (statistics)
+			kill(getpid(), SIGUSR1);
+		registered_often(pd, memory + i % 16 * 4096 / 2, BYTES / 2);
+	}
+	for (i = 0; i < 2; i++)
+		CHECK(!pthread_join(threads[i], NULL));
+	timer = (struct itimerval){ 0 };
+	CHECK(!setitimer(ITIMER_REAL, &timer, NULL));
+	SAY("ticked %d", ticks > 0);
+	end(context);
+}
+
+/* --- sandboxes ---------------------------------------------------------------------------------- */
+
+#define REFUSED(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)
+
+/* A filter that ends the process at what a program has no use for once it has started. */
+static void forbid(unsigned flags)
+{
+	static struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		REFUSED(SYS_userfaultfd),
+		REFUSED(SYS_clone),
+		REFUSED(SYS_clone3),
+		REFUSED(SYS_openat),
+		REFUSED(SYS_bpf),
+		REFUSED(SYS_socket),
+		REFUSED(SYS_pipe2),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
+
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program));
+}
+
+static void register_in_a_sandbox(void)
+{
+	forbid(0);
+	registered_often(pd, memory, BYTES);
+	munmap(memory, BYTES);
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
+	_exit(0);
+}
+
+static void deadly_sandbox_first(void)
+{
+	begin();
+	memory = map(BYTES);
+	in_a_child("sandbox before any registration", register_in_a_sandbox);
+}
+
+static void deadly_sandbox_later(void)
+{
+	begin();
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	register_in_a_sandbox();
+}
+
+static void deadly_sandbox_for_all(void)
+{
+	begin();
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	forbid(SECCOMP_FILTER_FLAG_TSYNC);
+	registered_often(pd, memory, BYTES);
+	munmap(memory, BYTES);
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
+	_exit(0);
+}
+
+/* --- users and limits --------------------------------------------------------------------------- */
+
+/* All threads of the process become another user's. */
+static void becomes_another_user(void)
+{
+	struct ibv_context *context = begin();
+	char path[64], line[256];
+	DIR *tasks;
+	int others = 0;
+
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("setgid %d setuid %d", setgid(1000), setuid(1000));
+	CHECK((tasks = opendir("/proc/self/task")));
+	for (struct dirent *entry; (entry = readdir(tasks));) {
+		FILE *file;
+
+		if (entry->d_name[0] == '.')
+			continue;
+		snprintf(path, sizeof(path), "/proc/self/task/%.20s/status", entry->d_name);
+		CHECK((file = fopen(path, "r")));
+		while (fgets(line, sizeof(line), file))
+			others += !strncmp(line, "Uid:", 4) && strcmp(line, "Uid:\t1000\t1000\t1000\t1000\n");
+		fclose(file);
+	}
+	closedir(tasks);
+	SAY("threads of another user: %d", others);
+	registered_often(pd, memory, BYTES);
+	munmap(memory, BYTES);
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	end(context);
+}
+
+static const struct {
+	const char *name;
+	int which;
+	rlim_t limit;
+} lowered[] = {
+	{ "addresses", RLIMIT_AS, 64 << 20 }, { "data", RLIMIT_DATA, 24 << 20 }, { "threads", RLIMIT_NPROC, 1 },
+	{ "pinned", RLIMIT_MEMLOCK, 192 << 10 }, { "stack", RLIMIT_STACK, 64 << 10 },
+	{ "file size", RLIMIT_FSIZE, 0 }, { "signals", RLIMIT_SIGPENDING, 0 }, { "priority", RLIMIT_NICE, 0 },
+};
+
+static size_t limit_at_hand;
+
+static void under_a_limit(void)
+{
+	struct rlimit limit = { lowered[limit_at_hand].limit, lowered[limit_at_hand].limit };
+	int i, failures = 0, blocks = 0;
+	struct ibv_context *context;
+	struct ibv_mr *mr;
+
+	if (lowered[limit_at_hand].which == RLIMIT_MEMLOCK || lowered[limit_at_hand].which == RLIMIT_NPROC)
+		CHECK(!setgid(1000) && !setuid(1000));
+	CHECK(!setrlimit(lowered[limit_at_hand].which, &limit));
+	context = begin();
+	memory = map(BYTES);
+	for (i = 0; i < 12; i++) {
+		/* Each of these leaves nothing behind that the program has. */
+		mr = ibv_reg_mr(pd, memory + i % 3 * 4096, BYTES / 2, LOCAL);
+		failures += !mr || ibv_dereg_mr(mr);
+		mr = ibv_reg_mr(pd, memory, BYTES, LOCAL);
+		failures += !mr || ibv_dereg_mr(mr);
+		if (i % 4 == 3) {
+			munmap(memory, BYTES);
+			memory = map(BYTES);
+		}
+	}
+	while (blocks < 64 && malloc(4 << 20))
+		blocks++;
+	fprintf(stderr, "%s: %d blocks\n", lowered[limit_at_hand].name, blocks);
+	SAY("%d failures, blocks %d", failures, blocks / 2);
+	end(context);
+}
+
+static void lowered_limits(void)
+{
+	for (limit_at_hand = 0; limit_at_hand < sizeof(lowered) / sizeof(*lowered); limit_at_hand++)
+		in_a_child(lowered[limit_at_hand].name, under_a_limit);
+}
+
+/* What is left of a limited address space when registrations have come and gone: to 16 MiB. */
+static void address_space_left(void)
+{
+	struct ibv_context *context = begin();
+	struct rlimit limit = { (status_of("VmSize:") << 10) + (200 << 20), RLIM_INFINITY };
+	int i, blocks = 0;
+
+	CHECK(!setrlimit(RLIMIT_AS, &limit));
+	for (i = 0; i < 5; i++) {
+		memory = map(BYTES);
+		registered_often(pd, memory, BYTES);
+		munmap(memory, BYTES);
+		usleep(50000); /* time for whoever works in the background */
+	}
+	while (mmap(NULL, 16 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED)
+		blocks++;
+	SAY("%d blocks", blocks);
+	end(context);
+}
+
+/* A program that is executed has what it would have. */
+static void executes_another(void)
+{
+	struct ibv_context *context = begin();
+	int status;
+	pid_t child;
+
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK((child = fork()) >= 0);
+	if (!child) {
+		execl("/bin/bash", "bash", "-c", "ls /proc/self/fd | wc -l; cat < /dev/null; echo $?", NULL);
+		_exit(127);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	SAY("status %d", status);
+	end(context);
+}
+
+/* --- verbs -------------------------------------------------------------------------------------- */
+
+/* As many as a program may have. The argument says how many, for machines that are slow. */
+static long number_of_registrations = 2000;
+
+static void many_registrations(void)
+{
+	long count = number_of_registrations, i, failures = 0, keys = 0;
+	struct ibv_mr **all = calloc(count, sizeof(*all));
+	struct ibv_context *context = begin();
+	uint32_t before = 0;
+	int round;
+
+	memory = map(64 * 4096);
+	for (round = 0; round < 2; round++) {
+		for (i = 0; i < count; i++) {
+			CHECK((all[i] = ibv_reg_mr(pd, memory + i % 64 * 4096, 4096 - i / 64 % 4000, LOCAL)));
+			keys += all[i]->lkey != before;
+			before = all[i]->lkey;
+		}
+		SAY("busy %d", ibv_dealloc_pd(pd));
+		for (i = 0; i < count; i++)
+			failures += ibv_dereg_mr(all[i * 7919 % count]) != 0;
+	}
+	SAY("%ld failures, %ld keys", failures, keys);
+	end(context);
+	free(all);
+}
+
+static enum ibv_wc_status bound(struct loop *loop, struct ibv_mw *window, struct ibv_mr *mr, uint32_t rkey)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+	int polled;
+
+	wr.bind_mw.mw = window;
+	wr.bind_mw.rkey = rkey;
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, (uintptr_t)mr->addr, mr->length,
+							  IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+	if (ibv_post_send(loop->qp, &wr, &bad))
+		return IBV_WC_GENERAL_ERR;
+	while (!(polled = ibv_poll_cq(loop->cq, 1, &wc)))
+		;
+	return polled == 1 ? wc.status : IBV_WC_GENERAL_ERR;
+}
+
+/* A window over a region: bound, used, unbound; its region and its domain are busy meanwhile. */
+static void windows_in_use(void)
+{
+	struct loop loop = loop_open();
+	struct ibv_mr *target, *mr;
+	struct ibv_mw *window;
+	char *sink = map(BYTES);
+	uint32_t rkey;
+
+	memory = map(BYTES);
+	registered_often(loop.pd, memory, BYTES);
+	registered_often(loop.pd, sink, BYTES);
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE | IBV_ACCESS_MW_BIND)));
+	window = ibv_alloc_mw(loop.pd, IBV_MW_TYPE_2);
+	SAY("window %d", !!window);
+	if (window) {
+		rkey = ibv_inc_rkey(window->rkey);
+		SAY("bound: %s", ibv_wc_status_str(bound(&loop, window, target, rkey)));
+		CHECK((mr = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		SAY("through it: %s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr, memory, 4096, sink, rkey)));
+		SAY("arrived %d", !memcmp(memory, sink, 4096));
+		SAY("busy %d", ibv_dealloc_pd(loop.pd));
+		SAY("dereg %d", ibv_dereg_mr(mr));
+		SAY("dealloc_mw %d", ibv_dealloc_mw(window));
+	}
+	SAY("dereg %d", ibv_dereg_mr(target));
+	loop_close(&loop);
+}
+
+static uint32_t digest(const void *start, size_t bytes)
+{
+	const unsigned char *byte = start;
+	uint32_t sum = 2166136261u;
+
+	while (bytes--)
+		sum = (sum ^ *byte++) * 16777619u;
+	return sum;
+}
+
+/* What every query says, and what it writes. */
+static void every_query(void)
+{
+	struct loop loop = loop_open();
+	struct ibv_device_attr device = { 0 };
+	struct ibv_device_attr_ex extended = { 0 };
+	struct ibv_port_attr port = { 0 };
+	struct ibv_qp_attr attr = { 0 };
+	struct ibv_qp_init_attr init = { 0 };
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_srq_attr srq_attr = { 0 };
+	struct ibv_gid_entry entry = { 0 }, table[16] = { { { { 0 } }, 0, 0, 0, 0 } };
+	struct ibv_values_ex values = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK };
+	struct ibv_ece ece = { 0 };
+	struct ibv_srq *srq;
+	union ibv_gid gid = { { 0 } };
+	__be16 pkey = 0;
+	int i;
+
+	pd = loop.pd;
+	memory = map(BYTES);
+	for (i = 0; i < 3; i++) {
+		registered_often(pd, memory + i * 4096, BYTES / 2);
+		SAY("device %d %x", ibv_query_device(loop.context, &device), digest(&device, sizeof(device)));
+		SAY("device_ex %d %x", ibv_query_device_ex(loop.context, NULL, &extended),
+		    digest(&extended.orig_attr, sizeof(extended.orig_attr)));
+		SAY("port %d %x", ibv_query_port(loop.context, 1, &port), digest(&port, sizeof(port)));
+		SAY("port 77 %d", ibv_query_port(loop.context, 77, &port));
+		SAY("gid %d %x", ibv_query_gid(loop.context, 1, 1, &gid), digest(&gid, sizeof(gid)));
+		SAY("gid_ex %d %x", ibv_query_gid_ex(loop.context, 1, 1, &entry, 0), digest(&entry, sizeof(entry)));
+		SAY("gid_table %zd %x", ibv_query_gid_table(loop.context, table, 16, 0), digest(table, sizeof(table)));
+		SAY("pkey %d %x", ibv_query_pkey(loop.context, 1, 0, &pkey), pkey);
+		SAY("qp %d %d", ibv_query_qp(loop.qp, &attr, IBV_QP_STATE | IBV_QP_CAP | IBV_QP_PKEY_INDEX, &init),
+		    attr.qp_state);
+		SAY("qp %x %x", digest(&attr.cap, sizeof(attr.cap)), digest(&init.cap, sizeof(init.cap)));
+		SAY("ece %d", ibv_query_ece(loop.qp, &ece));
+		SAY("in order %d", ibv_query_qp_data_in_order(loop.qp, IBV_WR_RDMA_WRITE, 0));
+		SAY("values %d", ibv_query_rt_values_ex(loop.context, &values));
+		CHECK((srq = ibv_create_srq(pd, &srq_init)));
+		SAY("srq %d %u", ibv_query_srq(srq, &srq_attr), srq_attr.max_sge);
+		CHECK(!ibv_destroy_srq(srq));
+	}
+	loop_close(&loop);
+}
+
+static const struct a_case cases[] = {
+	{ "static_thread_storage", static_thread_storage },
+	{ "plugins", plugins },
+	{ "signal_storm", signal_storm },
+	{ "deadly_sandbox_first", deadly_sandbox_first },
+	{ "deadly_sandbox_later", deadly_sandbox_later },
+	{ "deadly_sandbox_for_all", deadly_sandbox_for_all },
+	{ "becomes_another_user", becomes_another_user },
+	{ "lowered_limits", lowered_limits },
+	{ "address_space_left", address_space_left },
+	{ "executes_another", executes_another },
+	{ "many_registrations", many_registrations },
+	{ "windows_in_use", windows_in_use },
+	{ "every_query", every_query },
+};
+
+int main(int argc, char **argv)
+{
+	if (argc > 2)
+		number_of_registrations = atol(argv[2]);
+	return run_case(cases, sizeof(cases) / sizeof(*cases), argc, argv);
+}

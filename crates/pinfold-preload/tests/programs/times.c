@@ -1,0 +1,193 @@
+/*
+ * What things cost in a process in which a registration is kept: nanoseconds for each, on standard output.
+ *
+ *   times CELL
+ *
+ * The first registration that is kept, which starts a monitor, is not in them.
+ */
+
+#include "cases.h"
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+enum { RANGES = 256 };
+
+static struct ibv_context *context;
+static char *memory, *other;
+
+static void registered(struct ibv_pd *domain, char *start, size_t bytes)
+{
+	struct ibv_mr *mr = ibv_reg_mr(domain, start, bytes, LOCAL);
+
+	CHECK(mr && !ibv_dereg_mr(mr));
+}
+
+/* Bytes that were never registered before, and never are again. */
+static void registered_once(int i)
+{
+	registered(pd, memory + i % 1024 * 4096, 1 + i / 1024 * 7 + BYTES);
+}
+
+static void registered_again(int i)
+{
+	(void)i;
+	registered(pd, other, BYTES);
+}
+
+static void fresh_memory(int i)
+{
+	char *own = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	(void)i;
+	CHECK(own != MAP_FAILED);
+	own[0] = 1;
+	registered(pd, own, BYTES);
+	CHECK(!munmap(own, BYTES));
+}
+
+/* The same bytes, discarded in between: nothing is ever found. */
+static void discarded_memory(int i)
+{
+	(void)i;
+	registered(pd, memory, BYTES);
+	CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
+}
+
+static void from_the_heap(int i)
+{
+	char *own = malloc(8000 + i % 64 * 512);
+
+	CHECK(own);
+	registered(pd, own, 8000);
+	free(own);
+}
+
+static void own_domain(int i)
+{
+	struct ibv_pd *own = ibv_alloc_pd(context);
+	int k;
+
+	(void)i;
+	CHECK(own);
+	for (k = 0; k < 16; k++)
+		registered(own, memory + k % 4 * BYTES, BYTES);
+	CHECK(!ibv_dealloc_pd(own));
+}
+
+static void many_live(int i)
+{
+	static struct ibv_mr *all[RANGES];
+	int k;
+
+	(void)i;
+	for (k = 0; k < RANGES; k++)
+		CHECK((all[k] = ibv_reg_mr(pd, memory + k * 4096, 4096, LOCAL)));
+	for (k = 0; k < RANGES; k++)
+		CHECK(!ibv_dereg_mr(all[k * 7 % RANGES]));
+}
+
+/* Memory of which nothing was ever registered. */
+static void mapped_elsewhere(int i)
+{
+	char *own = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	(void)i;
+	CHECK(own != MAP_FAILED);
+	own[0] = 1;
+	CHECK(!munmap(own, BYTES));
+}
+
+static void discarded_elsewhere(int i)
+{
+	static char *own;
+
+	(void)i;
+	if (!own) {
+		mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		own = map(BYTES);
+	}
+	own[0] = 1;
+	CHECK(!madvise(own, BYTES, MADV_DONTNEED));
+}
+
+static void protected_elsewhere(int i)
+{
+	static char *own;
+
+	if (!own)
+		own = map(BYTES);
+	CHECK(!mprotect(own, BYTES, i % 2 ? PROT_READ : PROT_READ | PROT_WRITE));
+}
+
+static void system_call(int i)
+{
+	(void)i;
+	CHECK(syscall(SYS_getppid) >= 0);
+}
+
+static void *nothing(void *unused)
+{
+	return unused;
+}
+
+static void thread(int i)
+{
+	pthread_t thread;
+
+	(void)i;
+	CHECK(!pthread_create(&thread, NULL, nothing, NULL) && !pthread_join(thread, NULL));
+}
+
+static void child(int i)
+{
+	pid_t child = fork();
+
+	(void)i;
+	CHECK(child >= 0);
+	if (!child)
+		_exit(0);
+	CHECK(waitpid(child, NULL, 0) == child);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(int);
+	int times;
+} cells[] = {
+	{ "registered_once", registered_once, 1500 }, { "registered_again", registered_again, 1500 },
+	{ "fresh_memory", fresh_memory, 800 }, { "discarded_memory", discarded_memory, 800 },
+	{ "from_the_heap", from_the_heap, 1500 }, { "own_domain", own_domain, 60 },
+	{ "many_live", many_live, 8 }, { "mapped_elsewhere", mapped_elsewhere, 4000 },
+	{ "discarded_elsewhere", discarded_elsewhere, 4000 }, { "protected_elsewhere", protected_elsewhere, 8000 },
+	{ "system_call", system_call, 40000 }, { "thread", thread, 300 }, { "child", child, 100 },
+};
+
+int main(int argc, char **argv)
+{
+	size_t i;
+	int k;
+
+	for (i = 0; argc > 1 && i < sizeof(cells) / sizeof(*cells); i++) {
+		double start;
+
+		if (strcmp(argv[1], cells[i].name))
+			continue;
+		context = begin();
+		other = map(BYTES);
+		/* A neighbour that it does not become one mapping with. */
+		mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		memory = map((1024 + 64) * 4096);
+		registered_often(pd, other, BYTES);
+		for (k = 0; k < cells[i].times / 4; k++)
+			cells[i].run(k);
+		start = now_us();
+		for (; k < cells[i].times + cells[i].times / 4; k++)
+			cells[i].run(k);
+		printf("%.0f\n", (now_us() - start) * 1000 / cells[i].times);
+		return 0;
+	}
+	for (i = 0; argc < 2 && i < sizeof(cells) / sizeof(*cells); i++)
+		puts(cells[i].name);
+	return argc < 2 ? 0 : 2;
+}
