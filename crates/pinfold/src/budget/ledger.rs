@@ -509,7 +509,7 @@ mod tests {
                 let of = drawers.get(which % drawers.len().max(1)).copied();
                 let some = if much == 0 { Amount::EVERYTHING } else { amount(much.into()) };
                 match (what, of) {
-                    (0, _) => drawers.extend(ledger.join(terms(which % 4, 90, which as u32 % 5))),
+                    (0, _) => drawers.extend(ledger.join(terms(which % 4, 90, u32::from(much) % 5))),
                     (1, Some(drawer)) => ledger.overdraw(drawer, some),
                     (2, Some(drawer)) => ledger.give(drawer, some),
                     (3, Some(drawer)) => drop(ledger.take(drawer, some)),
