@@ -3,9 +3,9 @@
 //!
 //! # The price
 //!
-//! One system call per [`check`](Monitor::check) (two to three times an empty one), a changing
-//! thread that waits some microseconds until the reader has its event, and one thread asleep, with the
-//! highest real-time priority that the process may ask for.
+//! Once something was watched, one system call per [`check`](Monitor::check) (two to three times an empty
+//! one); a changing thread that waits some microseconds until the reader has its event; and one thread
+//! asleep, with the highest real-time priority that the process may ask for.
 //! `munmap` of memory that was never watched costs what it did before. A `check` that runs into a
 //! change of watched memory waits until that change has returned; after some 10 ms of that it
 //! gives up and declares everything changed.
@@ -50,7 +50,7 @@ use crate::{
     Watch,
 };
 use std::fmt;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -68,6 +68,8 @@ pub struct Userfaultfd {
     /// What was ever watched, by whole mappings. The lock guards the writer's place; it is taken by
     /// `watch`, around some ten nanoseconds, and when the monitor ends.
     watched: Mutex<RangeSet>,
+    /// Whether anything was ever watched but pages of our own. Set before the kernel is asked to.
+    has_watched: AtomicBool,
     price: ChangePrice,
 }
 
@@ -107,7 +109,8 @@ impl Userfaultfd {
         let (doorbell, reader) = (Some(doorbell), Some(reader));
         let watched = Mutex::new(RangeSet::new(WATCHED_RANGES));
         let price = ChangePrice::default();
-        let monitor = Self { core, uffd, maps, doorbell, reader, watched, price };
+        let has_watched = AtomicBool::new(false);
+        let monitor = Self { core, uffd, maps, doorbell, reader, watched, has_watched, price };
         self_test::of_the_events(&monitor, || monitor.watched_page())?;
         monitor.price.measure_first(|| monitor.watched_page());
         Ok(monitor)
@@ -192,6 +195,8 @@ impl Userfaultfd {
     fn watch_mappings(&self, range: AddressRange) -> Result<(), Uncovered> {
         let whole = extent(range, &coverable(&self.maps, range)?);
         self.note_watched(whole);
+        // Release, as a matter of course: the kernel's lock of all mappings orders it; see `check`.
+        self.has_watched.store(true, Ordering::Release);
         self.register(whole).map_err(refusal)?;
         // What was asked above may have been replaced before it was registered, even by memory
         // of another kind, and nobody would have told. From here on everybody is told.
@@ -461,6 +466,11 @@ impl Patience {
 // 3. *Yes* for too long: the log gets an entry that overlaps everything. It is made after it was
 //    asked for, thus after the change took effect, and `check` returns a word that counts it.
 //
+// As long as nothing was watched, there is no such change, and the question is not asked. Let one have
+// taken effect of memory that `watch` had answered for. The mark that something is watched was set before
+// the kernel was asked to watch, which takes the lock of all mappings; the change took that lock
+// later, and `check`'s caller knows of the change. So the mark is visible to `check`.
+//
 // On the ordering: the reader's mark comes before its read, the read releases the event queue's
 // lock, the changing thread acquires it before it lowers the count, and the acquire fence keeps
 // the load of the word behind the question.
@@ -484,7 +494,8 @@ unsafe impl Monitor for Userfaultfd {
     fn check(&self) -> Result<Sequence, Lost> {
         self.usable()?;
         self.core.flux.mark_caller();
-        if !self.wait_until_read()? {
+        // Acquire: pairs with the store in `watch_mappings`.
+        if self.has_watched.load(Ordering::Acquire) && !self.wait_until_read()? {
             self.flood()?;
         }
         // Acquire fence: the word is loaded after the kernel's answer.
