@@ -1,4 +1,5 @@
-//! Memory that does not stay: mapped, used some times, unmapped, over and over, beside registering
+//! Memory that does not stay: mapped (or allocated), used some times, unmapped (or freed), over and over, by
+//! one thread and by two, beside registering
 //! for each use by two calls of the registrar. And what a watched `munmap` takes beside one of memory
 //! that is not watched.
 //!
@@ -12,6 +13,7 @@
 #![allow(unsafe_code)]
 
 use crate::Options;
+use crate::peer::{Allocator, LibC};
 use crate::report::Report;
 use crate::rounds::{compare, nanoseconds, nanoseconds_each};
 use io_uring::IoUring as Ring;
@@ -36,7 +38,7 @@ const SLOTS: u32 = 1024;
 const UNMAPPINGS: usize = 300;
 
 /// What is done with memory before it is unmapped.
-type Preparation<'p> = dyn Fn(&Mapped) -> Result<(), String> + 'p;
+type Preparation<'p> = dyn Fn(&Memory) -> Result<(), String> + 'p;
 
 type TheCache = Cache<IoUring, Arc<Userfaultfd>>;
 
@@ -68,7 +70,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
             return Ok(());
         }
     };
-    let by_hand = IoUring::new(&ring, 1).map_err(|error| error.to_string())?;
+    let by_hand = IoUring::new(&ring, 2).map_err(|error| error.to_string())?;
     let monitor = Arc::new(monitor);
     let caches: Caches = [
         ("userfaultfd, kept from the first use", cache(&monitor, Config::keeping_all())?),
@@ -76,9 +78,11 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     ];
     let sizes = SIZES.into_iter().filter(|&bytes| !options.quick || bytes <= 64 << 10);
     for bytes in sizes {
-        let rig = Rig { caches: &caches, by_hand: &by_hand, bytes };
-        for uses in USES {
-            rig.measure(options, report, uses)?;
+        for (source, threads) in [(Source::Map, 1), (Source::Malloc, 1), (Source::Map, 2)] {
+            let rig = Rig { caches: &caches, by_hand: &by_hand, bytes, source, threads };
+            for uses in USES {
+                rig.measure(options, report, uses)?;
+            }
         }
     }
     let [(_, keeping), _] = &caches;
@@ -106,7 +110,7 @@ fn unmapping(
     let each = |prepare: &Preparation<'_>| {
         let mut took = Duration::ZERO;
         for _ in 0..count {
-            let memory = Mapped::new(bytes)?;
+            let memory = Memory::new(Source::Map, bytes)?;
             prepare(&memory)?;
             let began = Instant::now();
             drop(memory);
@@ -114,11 +118,11 @@ fn unmapping(
         }
         Ok(nanoseconds(took) / count as f64)
     };
-    let watch = |memory: &Mapped| match cache.monitor().watch(memory.range()?) {
+    let watch = |memory: &Memory| match cache.monitor().watch(memory.range()?) {
         Watch::Covered => Ok(()),
         Watch::Uncovered(why) => Err(why.to_string()),
     };
-    let get = |memory: &Mapped| get(cache, memory).map(drop);
+    let get = |memory: &Memory| get(cache, memory).map(drop);
     let cases: [(&str, &Preparation<'_>); 2] =
         [("watched", &watch), ("watched and registered", &get)];
     for (what, prepare) in cases {
@@ -135,6 +139,8 @@ struct Rig<'c> {
     caches: &'c Caches,
     by_hand: &'c IoUring,
     bytes: usize,
+    source: Source,
+    threads: usize,
 }
 
 impl Rig<'_> {
@@ -142,31 +148,45 @@ impl Rig<'_> {
         let by_use = (TURN_USED_BYTES / self.bytes).min(TURN_USES) / uses;
         let lives = (TURN_BYTES / self.bytes).min(by_use).clamp(1, MOST_LIVES);
         let lives = options.scaled(lives).max(1);
-        let each = |way: Way<'_>| {
-            nanoseconds_each(lives, || (0..lives).try_for_each(|_| self.live(way, uses)))
-        };
+        let each = |way: Way<'_>| nanoseconds_each(lives, || self.lives(way, lives, uses));
         for (name, cache) in self.caches {
             let comparison = compare(
                 options.rounds,
                 &mut |_| each(Way::Get(cache)),
                 Some(&mut |_| each(Way::PerUse)),
             )?;
-            let params = json!({"way": name, "bytes": self.bytes, "uses": uses});
+            let (source, threads) = (self.source.name(), self.threads);
+            let params = json!({
+                "way": name, "bytes": self.bytes, "uses": uses, "memory": source, "threads": threads,
+            });
             report.add_against("per_use", "churn", params, "ns", comparison);
         }
         Ok(())
     }
 
+    /// So many on each thread.
+    fn lives(&self, way: Way<'_>, lives: usize, uses: usize) -> Result<(), String> {
+        let run = || (0..lives).try_for_each(|_| self.live(way, uses));
+        if self.threads == 1 {
+            return run();
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(run)).collect();
+            let ended = threads.into_iter().map(|thread| thread.join());
+            ended.map(|end| end.unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+        })
+    }
+
     /// A mapping's life.
     fn live(&self, way: Way<'_>, uses: usize) -> Result<(), String> {
-        let memory = Mapped::new(self.bytes)?;
+        let memory = Memory::new(self.source, self.bytes)?;
         (0..uses).try_for_each(|_| match way {
             Way::PerUse => self.register(&memory),
             Way::Get(cache) => get(cache, &memory).map(|lease| drop(black_box(lease))),
         })
     }
 
-    fn register(&self, memory: &Mapped) -> Result<(), String> {
+    fn register(&self, memory: &Memory) -> Result<(), String> {
         let range = memory.range()?;
         // SAFETY: the memory is mapped, and no request is ever made.
         let handle = unsafe { self.by_hand.register(range, Access::READ) };
@@ -178,30 +198,62 @@ impl Rig<'_> {
 
 fn get<'c>(
     cache: &'c TheCache,
-    memory: &Mapped,
+    memory: &Memory,
 ) -> Result<Lease<'c, IoUring, Arc<Userfaultfd>>, String> {
     // SAFETY: the memory is mapped while the lease lives, and no request is ever made.
     let lease = unsafe { cache.get(memory.start, memory.bytes, Access::READ) };
     lease.map_err(|error| error.to_string())
 }
 
-/// New memory whose pages are there.
-struct Mapped {
-    start: *const u8,
-    bytes: usize,
+/// Where memory comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Map,
+    Malloc,
 }
 
-impl Mapped {
-    fn new(bytes: usize) -> Result<Self, String> {
+impl Source {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Map => "mmap",
+            Self::Malloc => "malloc",
+        }
+    }
+}
+
+/// New memory whose pages are there.
+struct Memory {
+    start: *mut u8,
+    bytes: usize,
+    source: Source,
+}
+
+impl Memory {
+    fn new(source: Source, bytes: usize) -> Result<Self, String> {
+        let start = match source {
+            Source::Map => Self::map(bytes)?,
+            Source::Malloc => LibC::allocate(bytes),
+        };
+        if start.is_null() {
+            return Err(format!("malloc has no {bytes} bytes"));
+        }
+        if source == Source::Malloc {
+            // SAFETY: the bytes are our own.
+            (0..bytes).step_by(4096).for_each(|at| unsafe { start.add(at).write_volatile(1) });
+        }
+        start.expose_provenance();
+        Ok(Self { start, bytes, source })
+    }
+
+    fn map(bytes: usize) -> Result<*mut u8, String> {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        // SAFETY: new memory, which takes nobody's place.
+        // SAFETY: new memory, which takes no other's place.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(format!("mmap: {}", std::io::Error::last_os_error()));
         }
-        start.expose_provenance();
-        Ok(Self { start: start.cast::<u8>().cast_const(), bytes })
+        Ok(start.cast())
     }
 
     fn range(&self) -> Result<AddressRange, String> {
@@ -209,9 +261,13 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, from which nobody borrows.
-        unsafe { libc::munmap(self.start.cast_mut().cast(), self.bytes) };
+        match self.source {
+            // SAFETY: our own mapping, from which nothing borrows.
+            Source::Map => _ = unsafe { libc::munmap(self.start.cast(), self.bytes) },
+            // SAFETY: allocated in `new`, and freed once.
+            Source::Malloc => unsafe { LibC::free(self.start) },
+        }
     }
 }

@@ -280,6 +280,11 @@ impl LearnedCosts {
         self.check.observe(nanoseconds);
     }
 
+    /// Whether something of that length was registered.
+    pub(crate) fn knows(&self, range: AddressRange) -> bool {
+        self.register[length_class(range)].nanoseconds().is_some()
+    }
+
     /// What uses of `range` take, where a change of it takes `change` nanoseconds more if it is watched.
     /// `None` if nothing of such a length was registered yet.
     pub(crate) fn of(&self, range: AddressRange, change: u64) -> Option<UseCosts> {

@@ -360,13 +360,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The module's contract.
     #[inline(always)]
     pub(crate) unsafe fn get(&self, ask: Ask) -> Result<Lease<'_, R, M>, GetError> {
-        if let Ok(true) = self.is_current()
-            && let Some(hit) = self.hit_asked(ask)
-        {
+        let is_current = matches!(self.is_current(), Ok(true));
+        if is_current && let Some(hit) = self.hit_asked(ask) {
             return Ok(Lease::of_hit(self, hit, ask));
         }
         // SAFETY: the caller's promise.
-        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms) }
+        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, is_current) }
             .map(|parts| Lease::of_parts(self, parts))
     }
 
@@ -384,7 +383,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Ok(Lease::of_hit(self, hit, ask));
         }
         // SAFETY: the caller's promise.
-        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms) }
+        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, false) }
             .map(|parts| Lease::of_parts(self, parts))
     }
 
@@ -407,6 +406,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         start: usize,
         length: usize,
         terms: Terms,
+        is_current: bool,
     ) -> Result<Parts<'_, R::Handle>, GetError> {
         let want = Want::new(start, length, terms)?;
         let piece_bytes = self.config.piece_bytes;
@@ -414,7 +414,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.get_slowly(&want) }.map(Lease::into_parts)
+        unsafe { self.get_slowly(&want, is_current) }.map(Lease::into_parts)
     }
 }
 

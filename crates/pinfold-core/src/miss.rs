@@ -57,6 +57,8 @@ struct Attempt {
     past_budget: bool,
     /// What the caller said of further uses.
     intent: Intent,
+    /// The monitor was asked since this `get` began, and all that it knew of is applied.
+    is_current: bool,
 }
 
 /// What a caller says of further uses of the range.
@@ -73,21 +75,28 @@ enum Intent {
 
 impl Attempt {
     /// One whose registration is not to be kept. It waits for nobody: what others register is kept.
-    const ONCE: Self = Self { waited: true, past_budget: false, intent: Intent::Once };
+    const ONCE: Self =
+        Self { waited: true, past_budget: false, intent: Intent::Once, is_current: false };
     /// One whose registration is to be kept.
-    const KEEP: Self = Self { waited: false, past_budget: false, intent: Intent::Keep };
+    const KEEP: Self =
+        Self { waited: false, past_budget: false, intent: Intent::Keep, is_current: false };
 }
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
-    /// A lease for `want`, whatever it takes.
+    /// A lease for `want`, whatever it takes. `is_current` says that [`is_current`](Self::is_current) said
+    /// so since the `get` began.
     ///
     /// # Safety
     ///
     /// As for the door that called: the device may use the bytes of `want` as its terms say.
     #[cold]
-    pub(crate) unsafe fn get_slowly(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
+    pub(crate) unsafe fn get_slowly(
+        &self,
+        want: &Want,
+        is_current: bool,
+    ) -> Result<Lease<'_, R, M>, GetError> {
         // SAFETY: the caller's promise.
-        unsafe { self.attempt(want, Attempt::default()) }
+        unsafe { self.attempt(want, Attempt { is_current, ..Attempt::default() }) }
     }
 
     /// The same, with a registration that ends with its lease unless one is there that serves.
@@ -161,7 +170,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             if self.monitor.forked() {
                 return Err(GetError::Forked);
             }
-            match self.locked(|writer| self.next_step(writer, want, terms, attempt))? {
+            let step = self.locked(|writer| self.next_step(writer, want, terms, attempt))?;
+            // What comes next takes its time, and the registrar's or a program's code runs in it.
+            attempt.is_current = false;
+            match step {
                 Step::Done(lease) => return Ok(lease),
                 Step::Again => {}
                 Step::Wait(landing) => {
@@ -184,6 +196,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// `terms` are those of a registration made for `want`.
+    ///
+    /// What changed since the monitor was last asked, in this `get`, need not be known: a hit may miss it as
+    /// one behind that question may, and a registration that is listed before the change is applied is tainted
+    /// by it.
     fn next_step(
         &self,
         writer: &mut Writer,
@@ -191,7 +207,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         terms: Terms,
         attempt: Attempt,
     ) -> Result<Step<'_, R, M>, GetError> {
-        self.catch_up(writer)?;
+        if !attempt.is_current || self.is_sampled() {
+            self.catch_up(writer)?;
+        }
         if writer.watchers.has_due() {
             return Ok(Step::Again);
         }
@@ -214,7 +232,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
                 let per_use = self.per_use_by_choice(writer, want, range, attempt);
-                let enlisted = self.enlist(writer, range, terms, per_use);
+                let is_timed = self.is_sampled() || !writer.costs.knows(range);
+                let enlisted = self.enlist(writer, range, terms, per_use, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
                     self.give_budget(writer, amount);
                     GetError::Exhausted(full)
@@ -341,6 +360,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         range: AddressRange,
         terms: Terms,
         by_choice: Option<PerUse>,
+        is_timed: bool,
     ) -> Option<Enlisted<'_, R, M>> {
         let number = self.take_place(writer)?;
         let region = self.region(number)?;
@@ -348,7 +368,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             None => Flight::new(range, terms, number),
             Some(_) => Flight::for_one_use(range, terms, number),
         });
-        Some(Enlisted { shared: self, region, range, terms, by_choice, ended: None })
+        Some(Enlisted { shared: self, region, range, terms, by_choice, is_timed, ended: None })
     }
 
     /// Why a registration of `range` is not to be kept though it may be.
@@ -533,6 +553,8 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     terms: Terms,
     /// Why it is not to be kept, though it may be.
     by_choice: Option<PerUse>,
+    /// Whether it is measured what this takes.
+    is_timed: bool,
     /// Set when the flight has left the list: those to be told, if anybody waits.
     ended: Option<Option<Arc<Landing>>>,
 }
@@ -555,20 +577,23 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// As for [`Shared::get_slowly`].
     unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, RegisterError> {
         let (shared, range, access) = (self.shared, self.range, self.terms.access);
-        let began = shared.now();
+        let now = || if self.is_timed { shared.now() } else { 0 };
+        let began = now();
         let per_use = self.by_choice.or_else(|| shared.per_use(want, range));
-        let watched = shared.now();
+        let watched = now();
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) }?;
-        let registered = shared.now();
+        let registered = now();
         if shared.monitor.forked() {
             // Forked inside the registrar: the registration is the parent's, who lands it himself.
             return Err(FORKED_MEANWHILE);
         }
         Ok(shared.locked(|writer| {
-            writer.costs.registered(range, since(watched, registered));
-            if self.by_choice.is_none() {
+            if self.is_timed {
+                writer.costs.registered(range, since(watched, registered));
+            }
+            if self.is_timed && self.by_choice.is_none() {
                 writer.costs.watched(since(began, watched));
             }
             self.land(writer, want, handle, per_use)

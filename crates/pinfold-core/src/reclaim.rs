@@ -316,7 +316,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             ahead: duties.into_iter(),
             gone: Vec::with_capacity(count),
             failed: 0,
-            took: 0,
+            took: None,
         }
         .run();
         count
@@ -449,8 +449,8 @@ struct Departure<'c, R: Registrar, M: Monitor> {
     gone: Duties<'c, R::Handle>,
     /// How many of those it could not give back.
     failed: usize,
-    /// How long the latest of those took.
-    took: u64,
+    /// How long the latest of those took, if it was measured.
+    took: Option<u64>,
 }
 
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
@@ -463,11 +463,12 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
             let Some(duty) = self.ahead.next() else { return };
             self.gone.push(duty);
             self.failed += 1;
-            let began = self.shared.now();
+            let is_timed = self.shared.is_sampled();
+            let began = if is_timed { self.shared.now() } else { 0 };
             if self.gone.last().is_some_and(|duty| self.shared.deregister_one(duty)) {
                 self.failed -= 1;
             }
-            self.took = since(began, self.shared.now());
+            self.took = is_timed.then(|| since(began, self.shared.now()));
         }
     }
 
@@ -475,7 +476,8 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
         writer.counts.deregistration_failures += self.failed as u64;
         writer.counts.deregistrations += (self.gone.len() - self.failed) as u64;
         let latest = self.gone.last().and_then(|gone| gone.region().range());
-        latest.into_iter().for_each(|range| writer.costs.deregistered(range, self.took));
+        let measured = latest.zip(self.took);
+        measured.into_iter().for_each(|(range, took)| writer.costs.deregistered(range, took));
         self.gone.drain(..).for_each(|gone| self.shared.free_place(writer, gone));
         for undone in self.ahead.by_ref() {
             writer.lists.hand_back(undone);

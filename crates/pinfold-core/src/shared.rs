@@ -242,6 +242,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.say_if_awaited(region);
     }
 
+    /// Whether this is one of those misses that are measured: one in so many, because clocks are slow.
+    pub(crate) fn is_sampled(&self) -> bool {
+        const EACH: u64 = 8;
+        self.tick().is_multiple_of(EACH)
+    }
+
     /// The time, to learn what things take; 0 where nothing is compared.
     #[inline]
     pub(crate) fn now(&self) -> u64 {

@@ -27,10 +27,10 @@
 
 use pinfold_core::schedule::{self, AtomicBool, AtomicU32, Ordering, thread};
 use pinfold_core::{
-    Access, AddressRange, Barriers, Cache, Change, Config, ConnectionLost, Cover, DeregisterError,
-    GetError, Gets, Lease, Leases, Lost, MappingKind, Monitor, OnDrop, Position, RegisterError,
-    Registrar, RegistrarLimits, Renewed, Replay, Sequence, Suspend, SuspensionTerms, Transfers,
-    Unsupported, Watch, WhenFull,
+    Access, AddressRange, Barriers, Cache, Change, Clock, Config, ConnectionLost, Cover,
+    DeregisterError, GetError, Gets, Lease, Leases, Lost, MappingKind, Monitor, OnDrop, Position,
+    RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence, Suspend, SuspensionTerms,
+    Transfers, Unsupported, Watch, WhenFull,
 };
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::cell::Cell;
@@ -525,6 +525,10 @@ unsafe impl Monitor for Watcher {
         Watch::Covered
     }
 
+    fn change_surcharge(&self) -> u64 {
+        100
+    }
+
     fn in_flux(&self, _: AddressRange) -> bool {
         self.0.in_flux.load(Ordering::Acquire) > 0
     }
@@ -933,7 +937,25 @@ fn config(random: &mut Random, world: &World) -> Config {
     };
     let max_regions = [2, 2, 3, 64][random.below(4)];
     let when_full = if random.one_in(2) { WhenFull::Refuse } else { WhenFull::RegisterPerUse };
-    Config { max_regions, when_full, barriers, ..Config::default() }
+    // Without a clock every range is kept.
+    let clock = random.one_in(3).then(|| {
+        MOOD.set(random.next());
+        Clock::new(moods)
+    });
+    Config { max_regions, when_full, barriers, clock, ..Config::default() }
+}
+
+std::thread_local! {
+    /// All threads of a schedule run on one, so that a schedule can be repeated.
+    static MOOD: Cell<u64> = const { Cell::new(0) };
+    static NOW: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A clock by which things take now long, now no time: what is kept changes from get to get.
+fn moods() -> u64 {
+    MOOD.set(MOOD.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+    NOW.set(NOW.get().wrapping_add(MOOD.get() >> 52));
+    NOW.get()
 }
 
 /// A barrier that the system takes away now and then.
