@@ -172,8 +172,8 @@ impl Rig<'_> {
         }
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(run)).collect();
-            let ended = threads.into_iter().map(|thread| thread.join());
-            ended.map(|end| end.unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+            let mut ended = threads.into_iter().map(|thread| thread.join());
+            ended.try_for_each(|end| end.unwrap_or_else(|_| Err("a thread panicked".into())))
         })
     }
 
