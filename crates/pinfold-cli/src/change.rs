@@ -7,6 +7,7 @@
 //! that whoever still holds the old translation is caught by the bytes.
 
 mod calls;
+mod direct;
 mod specimen;
 
 pub(crate) use calls::{
@@ -14,6 +15,7 @@ pub(crate) use calls::{
     in_child, in_child_guarded, keep_freed_memory, lag_behind, migrate, stay_on, tasks,
     this_processor, touch,
 };
+pub(crate) use direct::DirectFile;
 pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 
 use pinfold::{Change, MappingKind};

@@ -4,8 +4,10 @@
 //! Each row fills memory with old bytes, sends it through the cache so that it is cached if it
 //! ever will be, changes the mapping, fills the memory with new bytes and moves it again, once out
 //! of the memory and once into it. [`trial`] walks through the catalogue of changes one by one,
-//! [`special`] through what takes several threads, a child or a stack.
+//! [`special`] through what takes several threads, a child or a stack, [`direct`] through what happens
+//! to pages of a file whose entries are gone.
 
+mod direct;
 mod special;
 mod trial;
 
@@ -18,6 +20,7 @@ use crate::races::Stop;
 use comfy_table::Cell;
 use pinfold::{Config, Cover, Monitor};
 use serde::Serialize;
+use std::path::PathBuf;
 
 /// Options of `pinfold events`.
 #[derive(clap::Args, Debug)]
@@ -28,6 +31,10 @@ pub(crate) struct Arguments {
     /// The monitor to judge
     #[arg(long, value_enum, default_value_t)]
     monitor: choice::Wanted,
+    /// Judge pages of this file or block device instead, which are paged out and replaced in it; what
+    /// it holds is lost
+    #[arg(long, value_name = "PATH")]
+    direct: Option<PathBuf>,
     /// Which cache to judge; `naive` proves that the judgement can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -150,7 +157,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
             judge_all(make_monitor, arguments, output)
         }
     }?;
-    output.report(&report, || human(&report));
+    output.report(&report, || human(&report, arguments.direct.is_some()));
     Ok(Verdict::of(report.stale == 0))
 }
 
@@ -162,6 +169,10 @@ fn judge_all<M: Monitor + Clone>(
     let monitor = make_monitor()?;
     let wiring = Wiring { kind: arguments.registrar, slots: 1024, lanes: LANES, audit: false };
     let port = Port::open(wiring, monitor.clone(), Config::keeping_all())?;
+    if let Some(path) = &arguments.direct {
+        let events = direct::ALL.iter().map(|row| row.judge(&port, &monitor, path)).collect();
+        return Ok(Report::new(monitor.name(), arguments, events));
+    }
     let trials = trial::all();
     let progress = output.progress((trials.len() + special::COUNT) as u64, "events");
     let mut events = Vec::new();
@@ -209,8 +220,11 @@ fn persistently(mut attempt: impl FnMut() -> Result<Finding, Stop>) -> Result<Fi
     found
 }
 
-fn human(report: &Report) -> String {
-    let mut text = format!("{}\n{}\n\n", matrix(report), specials(report));
+fn human(report: &Report, is_direct: bool) -> String {
+    let mut text = match is_direct {
+        true => format!("{}\n\n", list("pages of a file", &report.events)),
+        false => format!("{}\n{}\n\n", matrix(report), specials(report)),
+    };
     for note in notes(report) {
         text.push_str(&format!("  {note}\n"));
     }
@@ -244,8 +258,14 @@ fn matrix(report: &Report) -> String {
 }
 
 fn specials(report: &Report) -> comfy_table::Table {
-    let mut table = output::table(&["several threads, a child, a stack", "verdict", "note"]);
-    for event in report.events.iter().filter(|event| event.direction == special::DIRECTION) {
+    let is_special = |event: &&Event| event.direction == special::DIRECTION;
+    list("several threads, a child, a stack", report.events.iter().filter(is_special))
+}
+
+/// One row per event.
+fn list<'e>(heading: &str, events: impl IntoIterator<Item = &'e Event>) -> comfy_table::Table {
+    let mut table = output::table(&[heading, "verdict", "note"]);
+    for event in events {
         let note = event.note.as_deref().unwrap_or_default();
         let verdict = output::cell(event.verdict.name(), event.verdict.tone());
         table.add_row([Cell::new(event.event), verdict, Cell::new(note)]);

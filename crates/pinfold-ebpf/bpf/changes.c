@@ -312,7 +312,7 @@ PROGRAMS(unmap_range)
 	tell(field(argument[0], offsets.gather_mm), argument[3], argument[4], call);
 }
 
-/* unmap_vmas(gather, description), as in Linux 7.2 */
+/* unmap_vmas(gather, description), as in Linux 7.3 */
 PROGRAMS(unmap_described)
 {
 	u64 what = argument[1];
@@ -348,7 +348,7 @@ PROGRAMS(move)
 	tell(mm, argument[3], argument[3] + argument[4], call & ~FIRST);
 }
 
-/* move_page_tables(control), as in Linux 7.2: both addresses advance while it moves; the end of the old range is known once
+/* move_page_tables(control), as in Linux 7.3: both addresses advance while it moves; the end of the old range is known once
  * it has begun, so that the beginnings can be had back. */
 PROGRAMS(move_controlled)
 {

@@ -4,7 +4,7 @@ use super::{Event, Finding, event, persistently};
 use crate::change::{Backing, Mutation, Specimen};
 use crate::port::Port;
 use crate::races::{Stop, receive_wrong, send_wrong};
-use pinfold::{Access, Cover, Monitor};
+use pinfold::{Access, AddressRange, Cover, Monitor};
 
 /// Which way the device moves the bytes after the change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,10 +105,19 @@ fn warm_with<M: Monitor>(
 ) -> Result<bool, Stop> {
     port.forget(specimen.body());
     specimen.fill(specimen.body(), 1);
+    send_until_cached(port, specimen.body(), access)
+}
+
+/// Whether a send of `range` comes from the cache, now or after a few more.
+pub(super) fn send_until_cached<M: Monitor>(
+    port: &Port<M>,
+    range: AddressRange,
+    access: Access,
+) -> Result<bool, Stop> {
     // A discard elsewhere that has not settled keeps the first uses from being cached.
     const USES: usize = 16;
     for _ in 0..USES {
-        if port.send_with(specimen.body(), 0, access)?.cached {
+        if port.send_with(range, 0, access)?.cached {
             return Ok(true);
         }
     }

@@ -4,7 +4,7 @@
 //! | change | where it passes |
 //! |---|---|
 //! | `munmap`, `MAP_FIXED`, `brk`, `shmdt`, `SHM_REMAP`, the ends of `mremap`, the end of a process | `unmap_vmas` |
-//! | `MADV_DONTNEED`, guard pages, and whatever happens to a file that is mapped (truncation, holes, `MADV_REMOVE`, invalidation), by whomever | `zap_page_range_single` or `.._batched`, in 7.2 `zap_vma_range_batched` |
+//! | `MADV_DONTNEED`, guard pages, and whatever happens to a file that is mapped (truncation, holes, `MADV_REMOVE`, invalidation), by whomever | `zap_page_range_single` or `.._batched`, in 7.3 `zap_vma_range_batched` |
 //! | the same for huge pages of hugetlbfs | `unmap_hugepage_range` |
 //! | `mremap` | `move_page_tables`, from and to |
 //! | a file's page, by reclaim (`MADV_PAGEOUT`), splitting of a large folio, a memory failure | `try_to_unmap_one`, 7.3 also `try_to_unmap_hugetlb_one` |

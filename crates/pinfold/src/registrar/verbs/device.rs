@@ -423,7 +423,7 @@ impl fmt::Display for OpenError {
             Self::WrongBytes { name, what } => write!(
                 f,
                 "{name} claims to page on demand and moved the wrong bytes {what} (Soft-RoCE does, \
-                 of Linux 7.2 for one): pin the memory and watch it"
+                 of Linux 7.3 for one): pin the memory and watch it"
             ),
             Self::Untestable { name, why } => {
                 write!(f, "whether {name} pages on demand as it should cannot be tested: {why}")

@@ -31,7 +31,7 @@ use std::sync::Arc;
 /// (tens of microseconds to a millisecond); [`prefetch`](Self::prefetch) takes it beforehand, where
 /// the device and the library can.
 ///
-/// The device's word is not enough: Soft-RoCE of Linux 7.2 claims to page on demand, and takes the
+/// The device's word is not enough: Soft-RoCE of Linux 7.3 claims to page on demand, and takes the
 /// bytes of every packet from the beginning of a page. [`new`](Self::new) refuses such a device.
 #[derive(Debug)]
 pub struct OnDemand {
