@@ -1,33 +1,53 @@
-//! loom models of the lock-free parts outside of `pinfold-core`: every interleaving, in the memory model
-//! of the language.
+//! Models of the lock-free parts outside of `pinfold-core`: every interleaving with loom, in the memory
+//! model of the language, or random ones of sequentially consistent accesses with shuttle.
 //!
 //! The parts are compiled from the source files of their crates: those take their atomics from
-//! `crate::sync`, which is the standard library's there and loom's here. What they need around them,
+//! `crate::sync`, which is the standard library's there and loom's or shuttle's here. What they need around them,
 //! a page that the kernel wipes for instance, stands here in a few lines. So a model needs nothing of the
-//! crate but its part. Empty without `--cfg loom`; run with `./check loom`.
+//! crate but its part. Empty without `--cfg loom` or `--cfg shuttle`; run with `./check loom schedules`.
 //!
-//! loom takes a `SeqCst` access for an `AcqRel` one, so a part whose proof needs the single order of
-//! `SeqCst` accesses (the bell's) cannot be modelled here.
+//! loom takes a `SeqCst` access for an `AcqRel` one. The bell's proof needs the single order of `SeqCst`
+//! accesses, which is shuttle's only one.
 
-#![cfg(loom)]
-#![allow(dead_code)] // a model uses a part of its part
+#![cfg(any(loom, shuttle))]
+#![allow(dead_code, unreachable_pub)] // a model uses a part of its part
 
+#[cfg(shuttle)]
+#[path = "../../pinfold/src/monitor/bell.rs"]
+mod bell;
+#[cfg(shuttle)]
+mod futex;
+
+#[cfg(shuttle)]
+pub(crate) use futex as sys;
+
+#[cfg(shuttle)]
+mod sync {
+    pub(crate) use shuttle::sync::atomic::{AtomicU32, Ordering};
+}
+
+#[cfg(loom)]
 #[path = "../../pinfold/src/monitor/log.rs"]
 mod log;
+#[cfg(loom)]
 #[path = "../../pinfold/src/monitor/ring.rs"]
 mod ring;
 
+#[cfg(loom)]
 pub(crate) use pinfold_core::{AddressRange, Position, Replay, Sequence};
 
+#[cfg(loom)]
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 }
 
+#[cfg(loom)]
 mod sys {
     /// No model fails.
     pub(crate) type Errno = std::convert::Infallible;
 }
 
+#[cfg(loom)]
 mod fork_mark {
     use crate::sync::{AtomicU64, Ordering};
     use crate::sys::Errno;
@@ -52,7 +72,7 @@ mod fork_mark {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
 mod tests {
     use super::log::{Log, Writer};
     use super::ring::Ring;

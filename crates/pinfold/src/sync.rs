@@ -1,4 +1,4 @@
-//! The atomics of the parts that have loom models: the standard library's here, loom's where
+//! The atomics of the parts that have models: the standard library's here, loom's or shuttle's where
 //! `pinfold-models` compiles the same files.
 
-pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};

@@ -1,7 +1,7 @@
 //! A bell: whoever waits is woken, whoever rings pays a system call only if somebody waits.
 
+use crate::sync::{AtomicU32, Ordering};
 use crate::sys;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What [`Monitor::wait`](crate::Monitor::wait) waits for.
 ///
