@@ -12,7 +12,7 @@
 //!
 //! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use.
 //! - A purchase that the hits behind it did not pay for was made *in vain*: then rents of twice the price are
-//!   paid before the same range is bought again, and so on up to [`MOST_PATIENCE`] doublings. A
+//!   paid before the same range is bought again, and so on up to `MOST_PATIENCE` doublings. A
 //!   purchase that paid ends that.
 //!
 //! # What it costs at most
@@ -107,7 +107,7 @@ struct Account {
     paid: u64,
     /// While the range is kept: the hits of all ranges when it was bought.
     hits_before: Option<u64>,
-    /// How many purchases in a row were in vain, at most [`MOST_PATIENCE`].
+    /// How many purchases in a row were in vain, at most `MOST_PATIENCE`.
     patience: u8,
 }
 
