@@ -6,6 +6,7 @@
 #![allow(clippy::panic, clippy::print_stderr)]
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::process::{Command, Output};
 
 /// What the program says with one round of `what`.
@@ -176,9 +177,16 @@ fn pieces_stand_beside_their_slower_part_and_two_threads_beside_one() {
 fn churn_stands_beside_registering_for_each_use_and_unmapping_beside_memory_that_is_not_watched() {
     let Some(lives) = entries("churn", "churn") else { return };
     assert!(lives.iter().all(|life| life["peer"] == "per_use"), "{lives:?}");
-    let uses: Vec<u64> = params(&lives, "uses").iter().filter_map(|uses| uses.as_u64()).collect();
-    let each = [1, 2, 8, 32, 128, 1024].map(|uses| [uses; 2]).concat();
-    assert_eq!(uses, [each.clone(), each].concat(), "two ways for two lengths");
+    let mut uses_of: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for life in &lives {
+        let params = &life["params"];
+        let case = ["memory", "threads", "bytes", "way"].map(|key| params[key].to_string());
+        uses_of.entry(case.join(" ")).or_default().extend(params["uses"].as_u64());
+    }
+    let cases = "two ways for two lengths: mapped, allocated, and mapped by two threads";
+    assert_eq!(uses_of.len(), 12, "{cases}: {uses_of:?}");
+    let all = uses_of.values().all(|uses| *uses == [1, 2, 8, 32, 128, 1024]);
+    assert!(all, "{uses_of:?}");
     let Some(unmappings) = entries("churn", "munmap") else { return };
     assert_eq!(params(&unmappings, "bytes"), [4096, 4096, 65536, 65536]);
 }
