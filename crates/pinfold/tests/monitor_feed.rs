@@ -12,7 +12,9 @@ use pinfold::monitor::{
     Best, Choice, Feed, Follower, News, NoMonitor, Userfaultfd, WithFeed, best,
 };
 use pinfold::registrar::Mlock;
-use pinfold::{Access, AddressRange, Cache, Change, Config, Cover, MappingKind, Monitor, Watch};
+use pinfold::{
+    Access, AddressRange, Cache, Change, Config, Cover, MappingKind, Monitor, Position, Watch,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -326,4 +328,43 @@ fn a_follower_hears_of_what_the_monitor_sees() {
         scope.spawn(|| assert!(munmap(at + PAGE, PAGE)));
         follower.wait();
     });
+}
+
+/// As a cache registers: what was applied, then watched, then asked whether a change is under way, is
+/// believed until the log says otherwise. The end of a watch right behind the second step must say so.
+#[test]
+fn memory_that_was_watched_while_its_watch_ended_is_not_believed() {
+    let monitor = Best::only(Choice::Userfaultfd).unwrap();
+    let at = map(1);
+    let page = range(at, PAGE);
+    let touched_since = |from| {
+        let mut is_touched = false;
+        let replay = monitor
+            .replay(from, &mut |changed: AddressRange| is_touched |= changed.overlaps(&page));
+        (is_touched || !replay.complete, replay.up_to)
+    };
+    let (mut believed, mut applied) = (0, mark(&monitor).up_to);
+    for _ in 0..2_000 {
+        // All of the round before.
+        monitor.check().unwrap();
+        applied = touched_since(applied).1;
+        thread::scope(|scope| {
+            scope.spawn(|| monitor.unwatch(page));
+            while let (false, up_to) = touched_since(applied) {
+                applied = up_to;
+                std::hint::spin_loop();
+            }
+            monitor.check().unwrap();
+            applied = touched_since(applied).1;
+            if monitor.watch(page) != Watch::Covered || monitor.in_flux(page) {
+                return;
+            }
+            believed += 1;
+            support::madvise(at, PAGE, libc::MADV_DONTNEED);
+            monitor.check().unwrap();
+            assert!(touched_since(applied).0, "a change of believed memory is in no log");
+        });
+    }
+    println!("{believed} of 2000 times the watch counted");
+    assert!(munmap(at, PAGE));
 }

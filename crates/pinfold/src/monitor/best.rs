@@ -23,6 +23,7 @@ use super::none::NoMonitor;
 use super::start::StartError;
 use super::userfaultfd::Userfaultfd;
 use super::with_feed::{Combinable, WithFeed};
+use crate::limits::page_bytes;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
 };
@@ -167,15 +168,22 @@ impl Best {
         &self.refused
     }
 
-    /// Ends the watch of `range`, where the monitor has one, from its own call to the next
-    /// [`watch`](Monitor::watch): its changes cost nothing, and another userfaultfd may have it.
+    /// Ends the watch of the pages of `range`, where the monitor has one, from its own call to the next
+    /// [`watch`](Monitor::watch): their changes cost nothing, and another userfaultfd may have them.
     ///
-    /// The process's feed says that the range changes meanwhile, so no registration is believed that
-    /// was made before.
+    /// The process's feed reports that the pages change, meanwhile and once more when the watch has ended, so
+    /// no registration is believed that was made before.
     pub fn unwatch(&self, range: AddressRange) {
         if let Active::Userfaultfd(monitor) = &self.active {
-            let _changing = monitor.feed().begin(range);
+            // Whole pages, because the watch of whole pages ends.
+            let range = range.page_aligned(page_bytes());
+            let changing = monitor.feed().begin(range);
             monitor.monitor().unwatch_range(range);
+            // A registration that began after the entry above was read, and was watched before the watch ended,
+            // learns only from this entry that it is watched no longer: it asks whether a change is under
+            // way after it was watched, and by then this one may be over.
+            monitor.feed().changed(range);
+            drop(changing);
         }
     }
 

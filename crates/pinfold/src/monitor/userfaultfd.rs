@@ -249,10 +249,10 @@ impl Userfaultfd {
     /// Ends the watch of the pages of `range`, so that their changes cost nothing and another
     /// userfaultfd may have them. Nothing is lost where nothing is watched.
     ///
-    /// From here on their changes are not seen, so whoever keeps registrations there must not
-    /// believe them: the caller has a [`Feed`](super::Feed) that is followed together with this monitor
-    /// say that the pages change, from before this call until after it.
-    pub fn unwatch_range(&self, range: AddressRange) {
+    /// From here on their changes are not seen, so a registration of them must not be believed: the caller
+    /// has a [`Feed`](super::Feed) that is followed together with this monitor report that the pages
+    /// change, from before this call until after it, and once more after it.
+    pub(super) fn unwatch_range(&self, range: AddressRange) {
         let range = range.page_aligned(page_bytes());
         if self.usable().is_err() || !self.uffd.is_ours() {
             return;
