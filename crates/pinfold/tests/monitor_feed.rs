@@ -12,9 +12,7 @@ use pinfold::monitor::{
     Best, Choice, Feed, Follower, News, NoMonitor, Userfaultfd, WithFeed, best,
 };
 use pinfold::registrar::Mlock;
-use pinfold::{
-    Access, AddressRange, Cache, Change, Config, Cover, MappingKind, Monitor, Position, Watch,
-};
+use pinfold::{Access, AddressRange, Cache, Change, Config, Cover, MappingKind, Monitor, Watch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
