@@ -131,11 +131,19 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
     }
 
     /// The device is gone, and every request with it.
+    ///
+    /// The end of a lease may call the registrar, which may panic: the others end all the same, because the
+    /// mover must not be asked again.
     fn lose_all(&mut self, error: V::Error) -> Reason<V::Error> {
+        let mut panicked = None;
         while let Some(lost) = self.under_way.pop() {
             self.lowest_failed = self.lowest_failed.min(lost.range.start());
             // SAFETY: the mover promises that nothing is under way any more.
-            unsafe { lost.kept.end().finish(false) };
+            let ended = foreign::call(|| unsafe { lost.kept.end().finish(false) });
+            panicked = panicked.or(ended.err());
+        }
+        if let Some(panicked) = panicked {
+            panicked.resume_unless_unwinding();
         }
         Reason::DeviceGone(error)
     }

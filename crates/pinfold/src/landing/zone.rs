@@ -21,6 +21,7 @@ use crate::{
     Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
     Registrar, Watch,
 };
+use pinfold_core::foreign;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -516,10 +517,14 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     /// that were pinned, and nobody else has them. Where the kernel leaves them in the slot, that is
     /// never used again, and the zone's pages are leaked.
     pub(super) fn abandon(mut self) {
-        self.unregister();
+        // The registrar may panic over a lease for one use: the slot goes without its pages all the same.
+        let ended = foreign::call(|| self.unregister());
         // SAFETY: nobody relies on what a slot holds.
         if unsafe { sys::discard(self.slot).or_else(|_| sys::renew(self.slot)) }.is_err() {
             std::mem::forget(self);
+        }
+        if let Err(panicked) = ended {
+            panicked.resume_unless_unwinding();
         }
     }
 }

@@ -331,6 +331,7 @@ unsafe impl Mover<u32> for Dma {
 
     fn complete(&mut self) -> Result<Completion<&'static str>, &'static str> {
         self.count("complete");
+        assert!(!self.under_way.is_empty(), "called only when something is under way");
         if self.gone_at > 0 && self.calls >= self.gone_at {
             self.under_way.clear();
             return Err("gone");

@@ -10,7 +10,7 @@
 
 use crate::device::{Device, PAGE, Records, Silent, TheCache, cache, panics, panics_at};
 use pinfold::landing::{Crossover, Method, Options, Place, Slab, Zone};
-use pinfold::{Access, AddressRange, Config};
+use pinfold::{Access, AddressRange, Config, WhenFull};
 use std::sync::Arc;
 
 type TheZone<'c> = Zone<'c, Device, Silent, Slab>;
@@ -96,6 +96,27 @@ fn a_forgotten_place_is_not_findable_when_its_zone_is_gone_and_its_pages_stay() 
         drop(cache);
         assert_eq!(records.live(), 0);
     }
+}
+
+/// The lease is for one use, so that its end calls the registrar.
+#[test]
+fn a_place_that_is_dropped_takes_its_pages_along_although_the_registrar_panics() {
+    let little = Config { max_bytes: PAGE, ..Config::keeping_all() };
+    let (cache, records) = cache(Config { when_full: WhenFull::RegisterPerUse, ..little });
+    let (zone, target, other) = (zone(&cache), Target::new(), Target::new());
+    let (place, _other_slot) = (target.ask(&zone), other.ask(&zone));
+    let range = place.range();
+    receive(range, 3);
+    panics_at(&records, 1);
+    assert!(panics(|| drop(place)));
+    let again = target.ask(&zone);
+    assert_eq!(again.range(), range, "the slot is used again");
+    // SAFETY: the place is held, and its pages are mapped as long as it is.
+    let bytes = unsafe {
+        let at = std::ptr::with_exposed_provenance::<u8>(range.start());
+        std::slice::from_raw_parts(at, range.len())
+    };
+    assert!(bytes.iter().all(|&byte| byte == 0), "a device may still write to the pages of before");
 }
 
 #[test]

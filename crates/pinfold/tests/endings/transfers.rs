@@ -13,7 +13,7 @@ use crate::device::{
 use pinfold::pieces::{Options, Progress, Reason, transfer};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::strategy::{Costs, Curve, Direction, Door, Reuse, Way};
-use pinfold::{Access, Config};
+use pinfold::{Access, Config, Keep};
 use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -90,6 +90,24 @@ fn a_device_that_is_gone_is_not_waited_for() {
         assert!(mover.under_way.is_empty());
         cache.evict_idle();
         assert_eq!(records.leaked(), 0, "gone at call {n}");
+    }
+}
+
+/// The leases are for one use each, so that their ends call the registrar.
+#[test]
+fn a_device_that_is_gone_is_not_asked_again_whichever_registration_panics_at_its_end() {
+    for n in 1.. {
+        let (cache, records) =
+            cache(Config { piece_bytes: PAGE, keep: Keep::Never, ..Config::default() });
+        panics_at(&records, n);
+        let mut mover = Dma { gone_at: 6, ..Dma::new(&records) };
+        let _panicked = panics(|| drop(receive(&cache, &options(1), &mut mover)));
+        assert!(mover.under_way.is_empty());
+        assert_eq!(records.leaked(), 0, "panicked at call {n}");
+        if !records.has_panicked() {
+            assert!(n > 8, "it registers and deregisters at least four times");
+            break;
+        }
     }
 }
 
