@@ -222,14 +222,21 @@ impl IoUring {
     /// # let Ok(mut ring) = io_uring::IoUring::new(8) else { return Ok(()) };
     /// let registrar = IoUring::new(&ring, 16)?.with_tags(1 << 63..u64::MAX)?;
     /// for completion in ring.completion() {
-    ///     if !registrar.ended(completion.user_data()) {
+    ///     // SAFETY: the completion is of the ring that the registrar registers in.
+    ///     if !unsafe { registrar.ended(completion.user_data()) } {
     ///         // ... a request of ours ...
     ///     }
     /// }
     /// # Ok(())
     /// # }
     /// ```
-    pub fn ended(&self, user_data: u64) -> bool {
+    ///
+    /// # Safety
+    ///
+    /// The number is that of a completion which this registrar's own ring has posted since the registrar
+    /// was made: memory is taken to be left alone by the ring's requests from then on. Of another ring's,
+    /// which may have the same values, it would be taken too early.
+    pub unsafe fn ended(&self, user_data: u64) -> bool {
         self.tags.as_ref().is_some_and(|tags| tags.ended(user_data))
     }
 
