@@ -71,17 +71,17 @@ impl fmt::Debug for Panicked {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::cell::Cell;
 
     thread_local! {
         /// How many destructors of payloads are still to panic on this thread.
-        static FUSE: Cell<u32> = const { Cell::new(0) };
+        pub(crate) static FUSE: Cell<u32> = const { Cell::new(0) };
     }
 
     /// Nothing in memory: what is leaked on purpose is no leak to a sanitizer.
-    struct Bomb;
+    pub(crate) struct Bomb;
 
     impl Drop for Bomb {
         fn drop(&mut self) {

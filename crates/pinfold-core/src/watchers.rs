@@ -135,24 +135,7 @@ impl Due {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use std::cell::Cell;
-
-    thread_local! {
-        /// How many destructors of payloads are still to panic on this thread.
-        static FUSE: Cell<u32> = const { Cell::new(0) };
-    }
-
-    /// Nothing in memory: what is leaked on purpose is no leak to a sanitizer.
-    struct Bomb;
-
-    impl Drop for Bomb {
-        fn drop(&mut self) {
-            if let Some(left) = FUSE.get().checked_sub(1) {
-                FUSE.set(left);
-                std::panic::panic_any(Bomb);
-            }
-        }
-    }
+    use crate::foreign::tests::{Bomb, FUSE};
 
     #[test]
     fn a_panic_whose_payload_panics_holds_up_no_other_callback() {
