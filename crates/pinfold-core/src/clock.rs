@@ -1,4 +1,4 @@
-//! What time it is, asked of whoever knows: this crate makes no system call.
+//! The time, from a function that the cache is given: this crate makes no system call.
 
 /// A clock that never goes back.
 ///

@@ -392,7 +392,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// Whether to keep a range of which nobody said anything.
+    /// Whether to keep a range for which the caller does not decide.
     fn verdict(&self, writer: &mut Writer, range: AddressRange) -> Verdict {
         match (self.config.keep, self.config.clock) {
             (Keep::Never, _) => Verdict::RegisterPerUse,

@@ -95,7 +95,7 @@ pub trait Registrar: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `handle` is a live registration of `from` by this registrar, nobody deregisters or resizes
+    /// `handle` is a live registration of `from` by this registrar, no other call deregisters or resizes
     /// it meanwhile, and [`register`](Self::register)'s contract holds for `to`.
     unsafe fn resize(
         &self,

@@ -87,14 +87,14 @@ impl DirectFile {
 
     /// Where the mapping holds something else than `wanted`.
     pub(crate) fn difference(&self, wanted: &[u8]) -> Option<usize> {
-        // SAFETY: the mapping is readable as long as the file is as long, which nobody else changes.
+        // SAFETY: the mapping is readable as long as the file is as long, which only this object changes.
         difference(&unsafe { calls::load(self.mapping) }, wanted)
     }
 }
 
 impl Drop for DirectFile {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this object's alone; a refusal leaks it, which harms nobody.
+        // SAFETY: the mapping is this object's alone; a refusal leaks it, which is harmless.
         let _ = unsafe { calls::unmap(self.mapping, Call::Library) };
     }
 }

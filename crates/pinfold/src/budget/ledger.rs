@@ -37,7 +37,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// What nobody else can have: the minimum, or what is held if that is more.
+    /// What no other drawer can have: the minimum, or what is held if that is more.
     fn committed(&self) -> Amount {
         self.held.max(self.terms.minimum)
     }
@@ -157,7 +157,7 @@ impl Ledger {
         if self.kept().fits(self.total) { minimum } else { Amount::ZERO }
     }
 
-    /// What nobody else can have: each drawer's minimum, or what it holds if that is more.
+    /// What no other drawer can have: each drawer's minimum, or what it holds if that is more.
     fn committed(&self) -> Amount {
         self.sums.committed.amount()
     }
