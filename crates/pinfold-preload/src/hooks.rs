@@ -4,8 +4,8 @@
 //! instruction of anybody is changed. Each hook makes the system call itself, so it looks nothing
 //! up, allocates nothing, takes no lock and works before `main`, in a signal handler, in a `vfork`
 //! child, and under any allocator. What it hooks for, it marks in the process's feed, before the
-//! call and after; everything else is one comparison dearer than it was. The last two hooks below serve
-//! kept registrations only, and are claimed to nobody: `syscall` is not looked at for them.
+//! call and after; everything else is one comparison dearer than it was. The last hooks below, of
+//! `mprotect` and `ioctl`, are claimed to nobody, and `syscall` is not looked at for `mprotect`.
 //!
 //! # Which functions, and why no others
 //!
@@ -14,9 +14,10 @@
 //! | `madvise` | `MADV_GUARD_INSTALL` | takes pages away; no userfaultfd event |
 //! | `process_madvise` | the same, on oneself | as above |
 //! | `shmat` | `SHM_REMAP` | maps over watched memory; no userfaultfd event |
-//! | `syscall` | those three by their numbers | allocators and runtimes call them so |
+//! | `syscall` | those three by their numbers, and `ioctl` | allocators and runtimes call them so |
 //! | `mprotect` | rights that are taken away from where registrations were kept | the pages stay, but libibverbs would refuse to register them |
 //! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours lets go of the range |
+//! | `ioctl` | `UFFDIO_UNREGISTER` | before 6.18 it ends our watch, too: reported as a change; later it is refused because of our watch, which ends |
 //! | `munmap`, `mmap`, `mremap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
 //! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/flux`), and the hook would log each discard twice more |
 //! | `mlock`, `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`, `MADV_MERGEABLE`, `move_pages`, `mbind`, `UFFDIO_MOVE` | no | pinned pages stay, or the kernel refuses |
@@ -62,6 +63,7 @@ mod entries;
 mod raw;
 mod self_test;
 mod told;
+mod userfaultfd;
 
 use pinfold::monitor::Feed;
 use pinfold::monitor::hooks::HookRecord;

@@ -83,6 +83,8 @@ fn every_way_through_the_c_library_is_told_and_nothing_else() {
         "syscall madvise 1",
         "syscall process_madvise 1",
         "syscall shmat 1",
+        "ioctl UNREGISTER 1",
+        "syscall ioctl UNREGISTER 1",
         "dlsym 1",
         "a loaded library 1",
         // As documented: these do not pass the hooks.

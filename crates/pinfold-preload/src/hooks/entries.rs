@@ -16,10 +16,8 @@
 
 use super::raw::{Answer, system_call};
 use super::told::{self, GUARD_INSTALL, told};
-use super::{aside, self_test};
-use crate::apart::is_ours;
+use super::{self_test, userfaultfd};
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, iovec, size_t, ssize_t};
-use pinfold::AddressRange;
 
 /// An argument that has 32 bits, as the C library hands it to the kernel.
 fn widened(argument: c_int) -> usize {
@@ -73,21 +71,8 @@ unsafe extern "C" fn mprotect(start: *mut c_void, length: size_t, rights: c_int)
 unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let arguments = [widened(descriptor), request as usize, argument.addr(), 0, 0];
     // SAFETY: see the file's header.
-    let mut answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
-    if request == UFFDIO_REGISTER && answer.is(libc::EBUSY) && !is_ours() {
-        // SAFETY: the kernel has just read two words there, the start and the length.
-        let [start, length] = unsafe { *argument.cast_const().cast::<[u64; 2]>() };
-        let range = AddressRange::new(start as usize, length as usize).ok();
-        if range.is_some_and(aside::step_aside) {
-            // SAFETY: as above.
-            answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
-        }
-    }
-    answer.as_libc() as c_int
+    unsafe { userfaultfd::ioctl(arguments) }.as_libc() as c_int
 }
-
-/// Of `linux/userfaultfd.h`.
-const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
 
 /// Makes the call, marked if it changes what must be told.
 unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> Answer {
@@ -99,7 +84,7 @@ unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> Answer {
     told(change, || unsafe { system_call(number, arguments) })
 }
 
-/// One of the three calls, by its number.
+/// One of the four calls, by its number.
 unsafe extern "C" fn numbered(
     number: c_long,
     a: usize,
@@ -108,8 +93,14 @@ unsafe extern "C" fn numbered(
     d: usize,
     e: usize,
 ) -> c_long {
-    // SAFETY: see the file's header.
-    unsafe { watched_call(number, [a, b, c, d, e]) }.as_libc() as c_long
+    let arguments = [a, b, c, d, e];
+    let answer = match number as c_int as c_long {
+        // SAFETY: see the file's header.
+        libc::SYS_ioctl => unsafe { userfaultfd::ioctl(arguments) },
+        // SAFETY: as above.
+        number => unsafe { watched_call(number, arguments) },
+    };
+    answer.as_libc() as c_long
 }
 
 /// What the kernel refused, in the C library's way.
@@ -131,6 +122,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "je 2f",
         "cmp edi, {process_madvise}",
         "je 2f",
+        "cmp edi, {ioctl}",
+        "je 2f",
         "mov rax, rdi",
         "mov rdi, rsi",
         "mov rsi, rdx",
@@ -151,6 +144,7 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         madvise = const libc::SYS_madvise,
         shmat = const libc::SYS_shmat,
         process_madvise = const libc::SYS_process_madvise,
+        ioctl = const libc::SYS_ioctl,
         numbered = sym numbered,
         refused = sym refused,
     )
@@ -169,6 +163,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "cmp w0, #{shmat}",
         "b.eq 2f",
         "cmp w0, #{process_madvise}",
+        "b.eq 2f",
+        "cmp w0, #{ioctl}",
         "b.eq 2f",
         "uxtw x8, w0",
         "mov x0, x1",
@@ -189,6 +185,7 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         madvise = const libc::SYS_madvise,
         shmat = const libc::SYS_shmat,
         process_madvise = const libc::SYS_process_madvise,
+        ioctl = const libc::SYS_ioctl,
         numbered = sym numbered,
         refused = sym refused,
     )

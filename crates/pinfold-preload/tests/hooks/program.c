@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #define UFFDIO_REGISTER_REQUEST 0xc020aa00ul
+#define UFFDIO_UNREGISTER_REQUEST 0x8010aa01ul
 
 enum { PAGE = 4096, GUARD_INSTALL = 102, GUARD_REMOVE = 103 };
 
@@ -106,6 +107,7 @@ static int reach(const char *library)
 	char *memory = map(8 * PAGE);
 	int segment = shmget(IPC_PRIVATE, 2 * PAGE, 0600), self = syscall(SYS_pidfd_open, getpid(), 0);
 	struct iovec part = { memory, PAGE };
+	uint64_t watched[2] = { (uintptr_t)memory, PAGE };
 	int (*found)(void *, size_t, int);
 	ssize_t (*of_process)(int, const struct iovec *, size_t, int, unsigned) =
 		(ssize_t(*)(int, const struct iovec *, size_t, int, unsigned))dlsym(RTLD_DEFAULT, "process_madvise");
@@ -124,6 +126,10 @@ static int reach(const char *library)
 	say("syscall process_madvise");
 	CHECK(syscall(SYS_shmat, segment, memory, SHM_REMAP) == (long)memory);
 	say("syscall shmat");
+	CHECK(ioctl(-1, UFFDIO_UNREGISTER_REQUEST, watched) == -1 && errno == EBADF);
+	say("ioctl UNREGISTER");
+	CHECK(syscall(SYS_ioctl, -1, UFFDIO_UNREGISTER_REQUEST, watched) == -1 && errno == EBADF);
+	say("syscall ioctl UNREGISTER");
 	found = (int (*)(void *, size_t, int))dlsym(RTLD_DEFAULT, "madvise");
 	found(memory, PAGE, GUARD_INSTALL);
 	say("dlsym");
@@ -201,7 +207,7 @@ static int answers(const char *seed)
 	char *protected[] = { region, region + 3 * PAGE, region + 5 * PAGE + 1, NULL, (char *)-PAGE, (char *)1 };
 	int rights[] = { PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE, PROT_WRITE, PROT_EXEC, 1 << 20, -1 };
 	int files[] = { -1, both_ends[0], both_ends[1], 0, 9999 };
-	unsigned long requests[] = { FIONREAD, TCGETS, 0, UFFDIO_REGISTER_REQUEST, -1ul };
+	unsigned long requests[] = { FIONREAD, TCGETS, 0, UFFDIO_REGISTER_REQUEST, UFFDIO_UNREGISTER_REQUEST, -1ul };
 	ssize_t (*of_process)(int, const struct iovec *, size_t, int, unsigned) =
 		(ssize_t(*)(int, const struct iovec *, size_t, int, unsigned))dlsym(RTLD_DEFAULT, "process_madvise");
 
@@ -258,7 +264,7 @@ static int answers(const char *seed)
 			answer("mprotect", result, errno, region);
 			break;
 		case 9:
-			result = any(4) ? ioctl(ONE_OF(files), ONE_OF(requests), any(2) ? (void *)&ready : NULL) :
+			result = any(4) ? ioctl(ONE_OF(files), ONE_OF(requests), any(2) ? (void *)&ready : (void *)ONE_OF(starts)) :
 					  ioctl(ONE_OF(files), FIOCLEX);
 			answer("ioctl", result, errno, region);
 			break;

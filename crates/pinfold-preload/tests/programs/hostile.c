@@ -389,6 +389,42 @@ static void another_userfaultfd(void)
 	CHECK(munmap(memory, BYTES) == 0);
 }
 
+/* What is sent from memory whose pages were replaced after its watch was ended, by one route or the other. */
+static void ended_and_replaced(struct loop *loop, int uffd, int by_number, char *sink, struct ibv_mr *target)
+{
+	struct uffdio_range range = { 0, BYTES };
+	struct ibv_mr *mr;
+
+	memory = map(BYTES);
+	range.start = (uintptr_t)memory;
+	registered_often(pd, memory, BYTES);
+	SAY("ended: %d", by_number ? (int)syscall(SYS_ioctl, uffd, UFFDIO_UNREGISTER, &range) :
+				      ioctl(uffd, UFFDIO_UNREGISTER, &range));
+	CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
+	memset(memory, 7, BYTES);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL)));
+	SAY("replaced: %s", in_words(loop_move(loop, IBV_WR_RDMA_WRITE, mr, memory, BYTES, sink, target->rkey)));
+	SAY("arrived %d", !memcmp(memory, sink, BYTES));
+	CHECK(!ibv_dereg_mr(mr));
+	CHECK(munmap(memory, BYTES) == 0);
+}
+
+/* The program ends its watch of everything that it has, and never watched some of it. */
+static void ends_watches_of_others(void)
+{
+	struct loop loop = loop_open();
+	int uffd = own_userfaultfd();
+	char *sink = map(BYTES);
+	struct ibv_mr *target;
+
+	pd = loop.pd;
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	ended_and_replaced(&loop, uffd, 0, sink, target);
+	ended_and_replaced(&loop, uffd, 1, sink, target);
+	CHECK(ioctl(uffd, UFFDIO_UNREGISTER, (void *)1) == -1 && errno == EFAULT);
+	CHECK(!ibv_dereg_mr(target));
+}
+
 /* --- the process -------------------------------------------------------------------------------- */
 
 static const char *outcome(int result)
@@ -701,6 +737,7 @@ static const struct a_case cases[] = {
 	{ "protected_memory", protected_memory },
 	{ "keys_and_bounds", keys_and_bounds },
 	{ "another_userfaultfd", another_userfaultfd },
+	{ "ends_watches_of_others", ends_watches_of_others },
 	{ "namespaces", namespaces },
 	{ "many_domains", many_domains },
 	{ "fresh_memory", fresh_memory },

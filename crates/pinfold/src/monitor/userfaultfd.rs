@@ -25,6 +25,9 @@
 //! a request they do not know) and nothing is ever registered again. The number is high, so that
 //! about a thousand descriptors must be open before the kernel hands it out again.
 //!
+//! Before Linux 6.18, `UFFDIO_UNREGISTER` on another userfaultfd of the process ends our watch of the
+//! range, too, silently. The preload library's hook of `ioctl` reports it.
+//!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to promise what [`Monitor`] demands; the proof stands above

@@ -1,0 +1,156 @@
+//! The program's own userfaultfd, and our watch of the same memory.
+//!
+//! A mapping has one watch. If the program asks for one where we have ours (`EBUSY`), ours ends. If the
+//! program ends a watch where we have ours, the kernel refuses since 6.18 (`EINVAL`): ours ends and the
+//! program's call is made once more, as if ours had never been there. Older kernels do not compare whose
+//! watch it is and end ours (`userfaultfd_unregister`), so the range is reported as changing while the
+//! call runs. It is reported once more when the call has returned: a registration that was watched before the
+//! watch ended asks after that whether a change is pending, and by then this one may be over.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to read the request that the program's pointer names, and to make the
+//! program's call with a copy of it.
+
+#![allow(unsafe_code)]
+#![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
+
+use super::raw::{Answer, system_call};
+use super::told::{guarded, told};
+use super::{aside, pinfold_process_feed};
+use crate::apart::is_ours;
+use libc::c_int;
+use pinfold::AddressRange;
+
+/// Of `linux/userfaultfd.h`; the kernel takes a request as 32 bits.
+const REGISTER: u32 = 0xc020_aa00;
+const UNREGISTER: u32 = 0x8010_aa01;
+
+/// What both requests begin with: `struct uffdio_range`.
+type Request = [u64; 2];
+
+/// Makes the program's `ioctl`.
+///
+/// # Safety
+///
+/// As `ioctl` demands.
+pub(super) unsafe fn ioctl(arguments: [usize; 5]) -> Answer {
+    match arguments[1] as u32 {
+        // SAFETY: the caller's promise.
+        REGISTER if !is_ours() => unsafe { register(arguments) },
+        // SAFETY: the caller's promise.
+        UNREGISTER if !is_ours() => unsafe { unregister(arguments) },
+        // SAFETY: the caller's promise.
+        _ => unsafe { system_call(libc::SYS_ioctl, arguments) },
+    }
+}
+
+unsafe fn register(arguments: [usize; 5]) -> Answer {
+    // SAFETY: the caller's promise.
+    unsafe { once_more_aside(libc::EBUSY, arguments, copy_of(arguments[2])) }
+}
+
+unsafe fn unregister(arguments: [usize; 5]) -> Answer {
+    let Some(request) = copy_of(arguments[2]) else {
+        // SAFETY: the caller's promise.
+        let call = || unsafe { system_call(libc::SYS_ioctl, arguments) };
+        // The kernel answers that it cannot read it, unless another thread has mapped it by then.
+        return unwatched(AddressRange::EVERYTHING, call);
+    };
+    let [descriptor, number, _, d, e] = arguments;
+    // What is reported is what the kernel reads, whatever another thread does to the program's.
+    let arguments = [descriptor, number, request.as_ptr().expose_provenance(), d, e];
+    // SAFETY: the kernel reads two words, which the copy has.
+    let call = || unsafe { once_more_aside(libc::EINVAL, arguments, Some(request)) };
+    // What is no range is refused.
+    range_of(request).map_or_else(call, |range| unwatched(range, call))
+}
+
+/// Makes the call; if it is refused for this reason, once more without our watch of the range.
+unsafe fn once_more_aside(
+    refused: c_int,
+    arguments: [usize; 5],
+    request: Option<Request>,
+) -> Answer {
+    // SAFETY: the caller's promise.
+    let answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
+    if answer.is(refused) && request.and_then(range_of).is_some_and(aside::step_aside) {
+        // SAFETY: as above.
+        return unsafe { system_call(libc::SYS_ioctl, arguments) };
+    }
+    answer
+}
+
+/// Runs `end`, which may end our watch of `range`.
+fn unwatched<T>(range: AddressRange, end: impl FnOnce() -> T) -> T {
+    told(Some(range), || {
+        let answer = end();
+        pinfold_process_feed.changed(range);
+        answer
+    })
+}
+
+/// The pages that a request names.
+fn range_of([start, length]: Request) -> Option<AddressRange> {
+    guarded(start as usize, length as usize)
+}
+
+/// What stands at `address`; `None` if the kernel could not read it.
+fn copy_of(address: usize) -> Option<Request> {
+    let last = address.checked_add(size_of::<u64>())?;
+    if !(is_readable(address) && is_readable(last)) {
+        return None;
+    }
+    // SAFETY: the program hands the address to the kernel to be read, and both words were readable
+    // just now. Without alignment, because the kernel asks for none.
+    Some(unsafe { std::ptr::with_exposed_provenance::<Request>(address).read_unaligned() })
+}
+
+/// Whether a word can be read there. Asks the kernel to read a set of signals, for a request that there is
+/// not: it reads first, and changes nothing.
+fn is_readable(address: usize) -> bool {
+    const NO_REQUEST: usize = usize::MAX;
+    let arguments = [NO_REQUEST, address, 0, size_of::<u64>(), 0];
+    // SAFETY: nothing is written.
+    unsafe { system_call(libc::SYS_rt_sigprocmask, arguments) }.is(libc::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold::monitor::{NoMonitor, WithFeed};
+    use pinfold::{Monitor, Position};
+    use std::ptr;
+
+    const PAGE: usize = 65536;
+
+    fn unregister(argument: *const Request) -> Answer {
+        let none = usize::MAX; // no descriptor
+        // SAFETY: without a descriptor nothing changes.
+        unsafe { ioctl([none, UNREGISTER as usize, argument.expose_provenance(), 0, 0]) }
+    }
+
+    #[test]
+    fn the_end_of_a_watch_is_reported_before_the_call_and_after() {
+        let monitor = WithFeed::new(NoMonitor::new().unwrap(), &pinfold_process_feed);
+        let range = AddressRange::new(0x7100_0000, PAGE).unwrap();
+        let request = [range.start() as u64, range.len() as u64];
+        let before = monitor.replay(Position::NOWHERE, &mut |_| ()).up_to;
+        assert!(unregister(&raw const request).is(libc::EBADF));
+        let mut reported = 0;
+        let replay = monitor.replay(before, &mut |changed| reported += u32::from(changed == range));
+        assert!(replay.complete && reported == 2, "{reported}");
+        assert!(!monitor.in_flux(range), "it is over");
+        let is_pending = unwatched(range, || monitor.in_flux(range));
+        assert!(is_pending);
+    }
+
+    #[test]
+    fn a_request_that_cannot_be_read_is_the_kernel_s_to_refuse() {
+        let request = [0_u64; 2];
+        assert_eq!(copy_of((&raw const request).addr()), Some(request));
+        assert_eq!(copy_of(8), None);
+        assert_eq!(copy_of(usize::MAX - 4), None);
+        assert!(unregister(ptr::null()).is(libc::EBADF));
+    }
+}
