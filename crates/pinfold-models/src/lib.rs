@@ -18,8 +18,8 @@ mod bell;
 #[cfg(shuttle)]
 mod futex;
 
-#[cfg(shuttle)]
-pub(crate) use futex as sys;
+// The parts name the kernel's calls by their crate.
+extern crate self as pinfold_kernel;
 
 #[cfg(shuttle)]
 mod sync {
@@ -41,16 +41,14 @@ mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 }
 
+/// No model fails.
 #[cfg(loom)]
-mod sys {
-    /// No model fails.
-    pub(crate) type Errno = std::convert::Infallible;
-}
+pub(crate) type Errno = std::convert::Infallible;
 
 #[cfg(loom)]
 mod fork_mark {
+    use crate::Errno;
     use crate::sync::{AtomicU64, Ordering};
-    use crate::sys::Errno;
 
     /// The word, without the page that a fork wipes: no model forks.
     #[derive(Debug)]

@@ -8,7 +8,7 @@
 //! It closes its copies, so that no file of its parent stays open because of it, but nothing in a
 //! table that is its parent's as well.
 
-use crate::sys::{self, Descriptor, Errno, Identity};
+use pinfold_kernel::{Descriptor, Errno, descriptor, descriptor::Identity};
 
 /// A number and the file it stood for when we got it.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Maker {
     /// so, while one that stays open could keep its owner's memory watched.
     pub(crate) fn is_another_with_our_table(self) -> bool {
         let this = Self::this().0;
-        this != self.0 && sys::share_descriptors(this, self.0)
+        this != self.0 && descriptor::share_descriptors(this, self.0)
     }
 }
 
@@ -41,10 +41,10 @@ impl KnownDescriptor {
     /// Takes over a descriptor that the caller has just opened.
     pub(crate) fn new(opened: Descriptor) -> Result<Self, Errno> {
         let number = moved_up(opened);
-        match sys::identity(number) {
+        match descriptor::identity(number) {
             Ok(identity) => Ok(Self { number, identity, maker: Maker::this() }),
             Err(errno) => {
-                sys::close(number);
+                descriptor::close(number);
                 Err(errno)
             }
         }
@@ -56,14 +56,14 @@ impl KnownDescriptor {
 
     /// Whether the number still stands for that file. One system call.
     pub(crate) fn is_ours(&self) -> bool {
-        sys::identity(self.number) == Ok(self.identity)
+        descriptor::identity(self.number) == Ok(self.identity)
     }
 }
 
 impl Drop for KnownDescriptor {
     fn drop(&mut self) {
         if self.is_ours() && !self.maker.is_another_with_our_table() {
-            sys::close(self.number);
+            descriptor::close(self.number);
         }
     }
 }
@@ -72,9 +72,9 @@ impl Drop for KnownDescriptor {
 /// Not higher than this, because the kernel's table grows with the highest number.
 fn moved_up(low: Descriptor) -> Descriptor {
     let up = [1000, 500, 250, 120];
-    let moved = up.into_iter().find_map(|lowest| sys::duplicate_above(low, lowest).ok());
+    let moved = up.into_iter().find_map(|lowest| descriptor::duplicate_above(low, lowest).ok());
     if moved.is_some() {
-        sys::close(low);
+        descriptor::close(low);
     }
     moved.unwrap_or(low)
 }
@@ -86,14 +86,14 @@ mod tests {
     /// One test, because two at once would hand the same number to each other.
     #[test]
     fn a_descriptor_moves_up_and_is_known_until_it_is_closed() {
-        let open = || KnownDescriptor::new(sys::open(c"/dev/null", 0).unwrap()).unwrap();
+        let open = || KnownDescriptor::new(descriptor::open(c"/dev/null", 0).unwrap()).unwrap();
         let known = open();
         let number = known.number();
         assert!(number >= 120 && known.is_ours());
         drop(known);
-        assert!(sys::identity(number).is_err());
+        assert!(descriptor::identity(number).is_err());
         let known = open();
-        sys::close(known.number());
+        descriptor::close(known.number());
         assert!(!known.is_ours());
     }
 }

@@ -7,19 +7,19 @@
 //! memory (`MADV_WIPEONFORK`, Linux 4.14). A `vfork` child runs in the parent's own memory and is
 //! not a copy, so it finds the word as it is.
 
-use crate::sys::{Errno, Page};
+use pinfold_kernel::{Errno, mapping::AtomicPage};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A word alone in its page: nonzero where it was made, zero in a forked child. Asking costs a
 /// load.
 #[derive(Debug)]
-pub(crate) struct ForkMark(Page);
+pub(crate) struct ForkMark(AtomicPage);
 
 impl ForkMark {
     /// A word with the value `initial`, which is not zero and never becomes zero here.
     pub(crate) fn new(initial: u64) -> Result<Self, Errno> {
         debug_assert_ne!(initial, 0);
-        let page = Page::new()?;
+        let page = AtomicPage::new()?;
         page.wipe_on_fork()?;
         // Relaxed: whoever else sees this value got the page from us by a stronger means.
         page.word().store(initial, Ordering::Relaxed);

@@ -49,7 +49,6 @@ mod crossover;
 mod place;
 mod slab;
 mod split;
-mod sys;
 mod zone;
 
 pub use crossover::{Crossover, CrossoverError, Measured};

@@ -2,15 +2,9 @@
 //!
 //! Three counters meet one limit: io_uring counts the pages it pins per user, verbs per process
 //! (`VmPin`), `mlock` per process (`VmLck`), and each is compared with `RLIMIT_MEMLOCK` on its own.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for `sysconf` and `getrlimit`, which the standard library lacks.
 
-#![allow(unsafe_code)]
-
+use pinfold_kernel::process::{Resource, page_bytes};
 use std::fs;
-use std::mem::MaybeUninit;
 use std::os::unix::fs::MetadataExt;
 use std::str::FromStr;
 
@@ -57,8 +51,8 @@ impl Memlock {
         }
     }
 
-    fn of(value: libc::rlim_t) -> Self {
-        if value == libc::RLIM_INFINITY { Self::Unlimited } else { Self::Bytes(value) }
+    fn of(value: Option<u64>) -> Self {
+        value.map_or(Self::Unlimited, Self::Bytes)
     }
 }
 
@@ -116,12 +110,6 @@ pub(crate) fn pinned_limit() -> Option<usize> {
     Limits::read().enforced().bytes().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// The size of a page, in bytes.
-pub(crate) fn page_bytes() -> usize {
-    // SAFETY: sysconf takes no pointer.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
 /// How many mappings a process may have.
 pub(crate) fn max_map_count() -> Option<u64> {
     setting("/proc/sys/vm/max_map_count")
@@ -129,13 +117,8 @@ pub(crate) fn max_map_count() -> Option<u64> {
 
 /// `RLIMIT_MEMLOCK`, soft and hard.
 fn memlock() -> (Memlock, Memlock) {
-    let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
-    // SAFETY: `limit` has room for the answer; were there none, it is all zero, which is valid.
-    let limit = unsafe {
-        libc::getrlimit(libc::RLIMIT_MEMLOCK, limit.as_mut_ptr());
-        limit.assume_init()
-    };
-    (Memlock::of(limit.rlim_cur), Memlock::of(limit.rlim_max))
+    let limit = Resource::LockedMemory.limit();
+    (Memlock::of(limit.soft), Memlock::of(limit.hard))
 }
 
 fn setting<T: FromStr>(path: &str) -> Option<T> {

@@ -14,8 +14,8 @@
 //! child, keeps it open and saves two thirds of the time.
 
 use crate::descriptor::KnownDescriptor;
-use crate::sys::{self, Descriptor, Errno, ProcmapQuery};
 use crate::{Access, AddressRange, BadAddress, MappingKind};
+use pinfold_kernel::{Descriptor, Errno, descriptor, procmap, procmap::ProcmapQuery};
 use std::io;
 
 /// One mapping of this process: what one line of `/proc/self/maps` says.
@@ -120,13 +120,13 @@ impl OpenMaps {
 }
 
 fn open_table() -> Result<Descriptor, Errno> {
-    sys::open(c"/proc/self/maps", 0)
+    descriptor::open(c"/proc/self/maps", 0)
 }
 
 fn ask_once(range: AddressRange) -> Result<Vec<Mapping>, Errno> {
     let table = Table(open_table()?);
     let answer = table.overlapping(range);
-    sys::close(table.0);
+    descriptor::close(table.0);
     answer
 }
 
@@ -168,10 +168,10 @@ impl Table {
     fn query_one(self, address: usize) -> Result<Mapping, Errno> {
         // Long enough for every name that tells a kind: a memfd's takes at most 266 bytes.
         let mut name = [0; 512];
-        match sys::procmap_query(self.0, address, &mut name) {
+        match procmap::procmap_query(self.0, address, &mut name) {
             Ok(answer) => from_query(&answer, &name),
             Err(Errno(libc::ENAMETOOLONG)) => {
-                let answer = sys::procmap_query(self.0, address, &mut [])?;
+                let answer = procmap::procmap_query(self.0, address, &mut [])?;
                 from_query(&answer, LONG_PATH)
             }
             Err(errno) => Err(errno),
@@ -189,7 +189,7 @@ impl Table {
         let mut text = Vec::new();
         let mut chunk = [0; 8192];
         loop {
-            match sys::read_at(self.0, &mut chunk, text.len())? {
+            match descriptor::read_at(self.0, &mut chunk, text.len())? {
                 0 => return Ok(text),
                 got => text.extend_from_slice(chunk.get(..got).unwrap_or_default()),
             }
@@ -435,7 +435,7 @@ mod tests {
         };
         let text = maps.parse(AddressRange::EVERYTHING).unwrap();
         let after = maps.query(AddressRange::EVERYTHING).unwrap();
-        sys::close(maps.0);
+        descriptor::close(maps.0);
         let steady: Vec<_> = before.iter().filter(|mapping| after.contains(mapping)).collect();
         assert!(steady.len() > 10, "{before:?}");
         for mapping in steady {

@@ -29,7 +29,6 @@ mod prefault;
 mod progress;
 mod register;
 mod serve;
-mod sys;
 mod transfer;
 
 pub use plan::{DoesNotFit, Plan};

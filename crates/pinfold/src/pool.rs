@@ -94,7 +94,6 @@ mod raw;
 mod slab;
 mod space;
 mod statistics;
-mod sys;
 mod threads;
 mod vector;
 

@@ -69,7 +69,6 @@ mod huge;
 mod nodes;
 mod pages;
 mod steps;
-mod sys;
 mod trim;
 
 pub use collapse::Obstacle;

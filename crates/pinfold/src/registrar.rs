@@ -12,7 +12,6 @@
 mod io_uring;
 mod mlock;
 mod page_counts;
-mod sys;
 pub mod verbs;
 
 pub use io_uring::{BufferIndex, IoUring, MAX_BUFFER_BYTES, MAX_SLOTS, OpenError};

@@ -8,11 +8,10 @@
 #![allow(unsafe_code)]
 
 use crate::budget::Share;
-use crate::membarrier;
 use crate::monitor::{StartError, Unneeded};
-use crate::quiet_thread;
 use crate::registrar::verbs::OnDemand;
 use pinfold_core::{Cache, Clock, Config, ConfigError, Monitor, Registrar};
+use pinfold_kernel::{membarrier, thread};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, LazyLock};
@@ -118,9 +117,7 @@ fn started<R: Registrar, M: Monitor>(
 ) -> Result<Cache<R, M>, CacheError> {
     let mut cache = cache.map_err(CacheError::Config)?;
     cache
-        .start_reclaimer(|reclaimer| {
-            quiet_thread::spawn("pinfold-reclaim", move || reclaimer.run())
-        })
+        .start_reclaimer(|reclaimer| thread::spawn("pinfold-reclaim", move || reclaimer.run()))
         .map_err(CacheError::Thread)?;
     Ok(cache)
 }

@@ -2,28 +2,21 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to map and unmap anonymous memory, and to give parts of it out
-//! as slices. A part is given out by index to whoever holds that index alone, which is the
+//! This file reopens `unsafe_code` to give parts of the memory out as slices. A part is given out by index to whoever holds that index alone, which is the
 //! contract of [`Memory::part`].
 
 #![allow(unsafe_code)]
 
-use crate::sys::{Errno, last_errno};
 use pinfold_core::AddressRange;
-use std::ptr::NonNull;
+use pinfold_kernel::{Errno, mapping::OwnedMapping};
 
 /// Zeroed pages, in equal parts.
 #[derive(Debug)]
 pub(super) struct Memory {
-    start: NonNull<u8>,
+    pages: OwnedMapping,
     part_bytes: usize,
     parts: usize,
 }
-
-// SAFETY: the pages belong to this value, which hands parts out under the contract of `part`.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
 
 impl Memory {
     /// `parts` parts of `part_bytes`, a multiple of the page's size.
@@ -32,23 +25,16 @@ impl Memory {
     /// part that is registered.
     pub(super) fn new(parts: usize, part_bytes: usize) -> Result<Self, Errno> {
         let length = parts.checked_mul(part_bytes).ok_or(Errno(libc::ENOMEM))?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(last_errno());
-        }
-        // SAFETY: advice on the mapping just made. A kernel without huge pages refuses it, rightly.
-        unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
-        let start = NonNull::new(start.cast()).ok_or(Errno(libc::ENOMEM))?;
-        Ok(Self { start, part_bytes, parts })
+        let pages = OwnedMapping::new(length)?;
+        // A kernel without huge pages refuses, rightly.
+        let _ = pages.want_huge_pages(false);
+        Ok(Self { pages, part_bytes, parts })
     }
 
     /// The addresses of part `number`.
     pub(super) fn range(&self, number: usize) -> Option<AddressRange> {
         let offset = number.checked_mul(self.part_bytes)?;
-        AddressRange::new(self.start.as_ptr().addr() + offset, self.part_bytes).ok()
+        AddressRange::new(self.pages.start().addr().get() + offset, self.part_bytes).ok()
     }
 
     /// The bytes of part `number`, which is below the number of parts.
@@ -61,15 +47,8 @@ impl Memory {
         debug_assert!(number < self.parts);
         // SAFETY: within the mapping, initialised by the kernel, and the caller's alone.
         unsafe {
-            let start = self.start.as_ptr().add(number * self.part_bytes);
+            let start = self.pages.start().as_ptr().add(number * self.part_bytes);
             std::slice::from_raw_parts_mut(start, self.part_bytes)
         }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and no slice outlives it.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.parts * self.part_bytes) };
     }
 }

@@ -7,13 +7,12 @@
 #![allow(unsafe_code)]
 
 use super::slab::{Slab, SlabError};
-use super::sys;
 use super::zone::{AskError, Options, Zone, ZoneError};
 use super::{LandError, Method};
 use crate::pieces::{self, Progress, prefault};
 use crate::stored::{self, machine};
-use crate::sys::Errno;
 use crate::{Access, AddressRange, Cache, GetError, Monitor, Registrar};
+use pinfold_kernel::{Errno, mapping::OwnedMapping};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -284,7 +283,7 @@ fn least(times: Vec<Times>) -> Times {
 
 /// Memory to land in, whose pages are there.
 struct Target {
-    mapped: AddressRange,
+    _mapped: OwnedMapping,
     range: AddressRange,
 }
 
@@ -295,22 +294,16 @@ impl Target {
     fn new(bytes: usize, huge: bool) -> Result<Self, CrossoverError> {
         let none = CrossoverError::Memory { errno: libc::ENOMEM };
         let all = bytes + HUGE;
-        let start = sys::map(all).map_err(|Errno(errno)| CrossoverError::Memory { errno })?;
-        let mapped = AddressRange::new(start, all).map_err(|_| none)?;
-        let first = start.next_multiple_of(HUGE);
-        let range = AddressRange::between(first, first + bytes).unwrap_or(mapped);
-        sys::advise_huge(mapped, huge);
+        let mapped =
+            OwnedMapping::new(all).map_err(|Errno(errno)| CrossoverError::Memory { errno })?;
+        let first = mapped.start().addr().get().next_multiple_of(HUGE);
+        let range = AddressRange::between(first, first + bytes).ok_or(none)?;
+        // Advice: without huge pages they are small.
+        let _ = mapped.want_huge_pages(huge);
         // Where that is not to be had, the first copy makes the pages, and is not the fastest.
         let how = pieces::Options::for_register_all();
         let _ = prefault(range, Access::WRITE, &how, &Progress::new());
-        Ok(Self { mapped, range })
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
-        unsafe { sys::unmap(self.mapped) };
+        Ok(Self { _mapped: mapped, range })
     }
 }
 

@@ -12,11 +12,10 @@
 
 use super::slab::Pages;
 use super::split::{Split, same_part};
-use super::sys;
 use super::zone::Held;
 use crate::in_flight::{InUse, Kept};
-use crate::limits::page_bytes;
 use crate::{AddressRange, Monitor, Position, Registrar};
+use pinfold_kernel::{memory, process::page_bytes};
 use std::fmt;
 use std::process;
 
@@ -322,7 +321,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     /// The data, in place.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the place is held, mapped, and by the word given to `arrived` written by nobody.
-        unsafe { sys::bytes(self.0.place) }
+        unsafe { memory::bytes(self.0.place) }
     }
 
     /// Where the data is to get.
@@ -417,7 +416,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
             // SAFETY: the place is held and written by nobody; the target came with the word that
             // its bytes are the caller's to be written, and has just been seen not to have changed,
             // or the caller prevents that.
-            unsafe { sys::copy(from, part) };
+            unsafe { memory::copy(from, part) };
             part.len()
         });
         let copied_bytes = copied.sum();

@@ -2,15 +2,13 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare what landing pages are, to keep that promise for memory
-//! of its own, and to unmap it at the end.
+//! This file reopens `unsafe_code` to declare what landing pages are, and to keep that promise for memory
+//! of its own.
 
 #![allow(unsafe_code)]
 
-use super::sys;
 use crate::AddressRange;
-use crate::limits::page_bytes;
-use crate::sys::Errno;
+use pinfold_kernel::{Errno, mapping::OwnedMapping, process::page_bytes};
 use std::fmt;
 
 /// Memory for a landing zone: equal slots of whole pages, and a place aside as long as one of them,
@@ -44,7 +42,9 @@ pub unsafe trait Pages {
 /// Landing pages in one mapping of its own.
 #[derive(Debug)]
 pub struct Slab {
-    mapped: AddressRange,
+    /// The pages; what a device has pinned of them stays with the device when they go.
+    _mapped: OwnedMapping,
+    all: AddressRange,
     first: usize,
     slot_bytes: usize,
     slots: usize,
@@ -108,15 +108,17 @@ impl Slab {
             .ok_or(size)?;
         let all = slots.checked_add(1).and_then(|all| all.checked_mul(slot_bytes)).ok_or(size)?;
         let bytes = all.checked_add(TABLE).ok_or(size)?;
-        let start = sys::map(bytes).map_err(|Errno(errno)| SlabError::Os { errno })?;
-        let mapped = AddressRange::new(start, bytes).map_err(|_| size)?;
-        sys::advise_huge(mapped, huge);
-        Ok(Self { mapped, first: start.next_multiple_of(TABLE), slot_bytes, slots, granule, huge })
+        let mapped = OwnedMapping::new(bytes).map_err(|Errno(errno)| SlabError::Os { errno })?;
+        // Advice: without huge pages they are small.
+        let _ = mapped.want_huge_pages(huge);
+        let first = mapped.start().addr().get().next_multiple_of(TABLE);
+        let all = mapped.range().ok_or(size)?;
+        Ok(Self { _mapped: mapped, all, first, slot_bytes, slots, granule, huge })
     }
 
     fn slot(&self, number: usize) -> AddressRange {
         let start = self.first + number * self.slot_bytes;
-        AddressRange::between(start, start + self.slot_bytes).unwrap_or(self.mapped)
+        AddressRange::between(start, start + self.slot_bytes).unwrap_or(self.all)
     }
 }
 
@@ -137,12 +139,5 @@ unsafe impl Pages for Slab {
 
     fn huge(&self) -> bool {
         self.huge
-    }
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is the slab's own. What a device has pinned of it stays with the device.
-        unsafe { sys::unmap(self.mapped) };
     }
 }

@@ -11,17 +11,15 @@ use super::crossover::Crossover;
 use super::place::{LandError, Place};
 use super::slab::Pages;
 use super::split::{aligned_like, same_part};
-use super::sys;
-use crate::limits::page_bytes;
 use crate::mappings::{Mapping, mappings_in};
 use crate::monitor::follows_page_table;
 use crate::pool::is_near_a_slab;
-use crate::sys::Errno;
 use crate::{
     Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
     Registrar, Watch,
 };
 use pinfold_core::foreign;
+use pinfold_kernel::{Errno, memory, process::page_bytes};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -348,7 +346,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// its content is lost.
     pub(super) unsafe fn take_pages_out(&self, given: AddressRange) -> Result<(), Errno> {
         // SAFETY: the caller's word. Locked memory is not discarded, but can be replaced.
-        let taken = unsafe { sys::discard(given).or_else(|_| sys::renew(given)) };
+        let taken = unsafe { memory::discard(given).or_else(|_| memory::renew(given)) };
         self.cache.invalidate(given);
         taken
     }
@@ -360,8 +358,9 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// Nobody relies on what it holds.
     unsafe fn renew(&self, range: AddressRange) {
         // SAFETY: the caller's word. Where it cannot be, it stays as it is, in several mappings.
-        if unsafe { sys::renew(range) }.is_ok() {
-            sys::advise_huge(range, self.pages.huge());
+        if unsafe { memory::renew(range) }.is_ok() {
+            // Advice: without huge pages they are small.
+            let _ = memory::advise_huge(range, self.pages.huge());
         }
     }
 }
@@ -380,11 +379,11 @@ pub(super) struct Given {
 ///
 /// # Safety
 ///
-/// As for [`sys::move_pages`].
+/// As for [`memory::move_out`].
 unsafe fn move_parts(parts: &[AddressRange], from: AddressRange, to: AddressRange) {
     for part in parts {
         // SAFETY: the caller's word.
-        let _ = unsafe { sys::move_pages(*part, same_part(*part, from, to)) };
+        let _ = unsafe { memory::move_out(*part, same_part(*part, from, to)) };
     }
 }
 
@@ -392,14 +391,14 @@ unsafe fn move_parts(parts: &[AddressRange], from: AddressRange, to: AddressRang
 ///
 /// # Safety
 ///
-/// As for [`sys::move_pages`].
+/// As for [`memory::move_out`].
 unsafe fn give_parts(parts: &[AddressRange], from: AddressRange, to: AddressRange) -> Given {
     for part in parts {
         let goal = same_part(*part, from, to);
         // SAFETY: the caller's word.
-        if let Err(Errno(errno)) = unsafe { sys::move_pages(*part, goal) } {
+        if let Err(Errno(errno)) = unsafe { memory::move_out(*part, goal) } {
             // A kernel that ran out of memory may have unmapped it, and it is going to be written.
-            sys::map_if_free(goal);
+            let _ = memory::map_if_free(goal);
             let bytes = part.start() - from.start();
             return Given { bytes, error: Some(LandError::Exchange { errno }) };
         }
@@ -411,7 +410,7 @@ unsafe fn give_parts(parts: &[AddressRange], from: AddressRange, to: AddressRang
 ///
 /// # Safety
 ///
-/// As for [`sys::move_pages`], both being the zone's.
+/// As for [`memory::move_out`], both being the zone's.
 unsafe fn take_back(spare: AddressRange, room: Option<AddressRange>) {
     let wanted = room.and_then(|room| spare.intersection(&same_length(spare, room)));
     if let (Some(room), Some(wanted)) = (room, wanted)
@@ -520,7 +519,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
         // The registrar may panic over a lease for one use: the slot goes without its pages all the same.
         let ended = foreign::call(|| self.unregister());
         // SAFETY: nobody relies on what a slot holds.
-        if unsafe { sys::discard(self.slot).or_else(|_| sys::renew(self.slot)) }.is_err() {
+        if unsafe { memory::discard(self.slot).or_else(|_| memory::renew(self.slot)) }.is_err() {
             std::mem::forget(self);
         }
         if let Err(panicked) = ended {

@@ -1,7 +1,7 @@
 //! A bell: whoever waits is woken, whoever rings pays a system call only if somebody waits.
 
 use crate::sync::{AtomicU32, Ordering};
-use crate::sys;
+use pinfold_kernel::futex;
 
 /// What [`Monitor::wait`](crate::Monitor::wait) waits for.
 ///
@@ -33,7 +33,7 @@ impl Bell {
         // this load finds the waiter, or the waiter's kernel-side comparison finds the ring.
         self.rung.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) != 0 {
-            sys::futex_wake(&self.rung);
+            futex::futex_wake(&self.rung);
         }
     }
 
@@ -42,7 +42,7 @@ impl Bell {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         while self.rung() == seen {
             // The kernel compares once more, with full barriers, before it puts us to sleep.
-            sys::futex_wait(&self.rung, seen);
+            futex::futex_wait(&self.rung, seen);
         }
         // Relaxed: a stale count costs a needless wake, nothing more.
         self.waiters.fetch_sub(1, Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl Bell {
             if rung[0].wrapping_add(rung[1]) != seen {
                 break;
             }
-            sys::futex_wait_either(bells.map(|bell| &bell.rung), rung);
+            futex::futex_wait_either(bells.map(|bell| &bell.rung), rung);
         }
         // Relaxed: as in `wait`.
         bells.iter().for_each(|bell| _ = bell.waiters.fetch_sub(1, Ordering::Relaxed));

@@ -23,10 +23,10 @@ use super::none::NoMonitor;
 use super::start::StartError;
 use super::userfaultfd::Userfaultfd;
 use super::with_feed::{Combinable, WithFeed};
-use crate::limits::page_bytes;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
 };
+use pinfold_kernel::process::page_bytes;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;

@@ -43,7 +43,6 @@ use super::bell::Bell;
 use super::notify::{self, ConnectError, GivesBack};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
-use crate::sys::Page;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
@@ -54,6 +53,7 @@ use pinfold_ebpf::layout::{
     CLOSED, CROWDED_SECONDS, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks,
     done,
 };
+use pinfold_kernel::{Errno, mapping::AtomicPage};
 use std::fmt;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -163,9 +163,8 @@ impl Ebpf {
     #[cfg(feature = "ebpf")]
     pub fn load() -> Result<Self, EbpfError> {
         let programs = pinfold_ebpf::Programs::load().map_err(EbpfError::Load)?;
-        let this = pinfold_ebpf::this_process().map_err(|error| {
-            EbpfError::map(crate::sys::Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
-        })?;
+        let this = pinfold_ebpf::this_process()
+            .map_err(|error| EbpfError::map(Errno(error.raw_os_error().unwrap_or(libc::EMFILE))))?;
         // The view keeps what it needs of the programs.
         Self::from_view(programs.view(this.as_fd()).map_err(EbpfError::View)?)
     }
@@ -222,7 +221,7 @@ impl Drop for Ebpf {
         // SeqCst: pairs with the keeper's fence. Either it finds this, or it had said that it
         // sleeps, and then what follows wakes it.
         self.core.stop.store(true, Ordering::SeqCst);
-        if let Ok(page) = Page::new() {
+        if let Ok(page) = AtomicPage::new() {
             self.core.wish(super::watched_page::range_of(&page));
         }
     }

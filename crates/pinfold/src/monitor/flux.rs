@@ -62,7 +62,7 @@
 use super::range_set::RangeSet;
 use super::threads::{is_at_rest, list_threads, numbers_agree};
 use crate::AddressRange;
-use crate::sys;
+use pinfold_kernel::thread::thread_id;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, TryLockError};
@@ -136,7 +136,7 @@ impl Flux {
     /// The calling thread is the reader of the events.
     pub(super) fn reader_is_me(&self) {
         // Relaxed: until it is seen, the reader is one suspect more.
-        self.reader.store(sys::thread_id(), Ordering::Relaxed);
+        self.reader.store(thread_id(), Ordering::Relaxed);
     }
 
     /// Makes a record. Called by the reader alone, before the event is in the log.
@@ -260,7 +260,7 @@ fn cached_thread_id(instance: u64) -> u32 {
     if known_for == instance {
         return thread;
     }
-    let thread = sys::thread_id();
+    let thread = thread_id();
     CACHED.set((instance, thread));
     thread
 }
@@ -347,7 +347,7 @@ mod tests {
     fn old_marks_are_no_evidence() {
         let flux = Flux::new();
         flux.mark_caller();
-        let me = sys::thread_id();
+        let me = thread_id();
         assert!(flux.has_mark(me, 0));
         flux.record(range(0x2000));
         assert!(!flux.has_mark(me, 1));

@@ -7,8 +7,8 @@
 use super::ring::Ring;
 use crate::fork_mark::ForkMark;
 use crate::sync::Ordering;
-use crate::sys::Errno;
 use crate::{AddressRange, Position, Replay, Sequence};
+use pinfold_kernel::Errno;
 
 #[derive(Debug)]
 pub(super) struct Log {

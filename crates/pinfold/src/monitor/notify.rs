@@ -10,9 +10,13 @@
 //! seconds](PATIENCE), and one that has many others to serve first, six times as long.
 
 use crate::descriptor::KnownDescriptor;
-use crate::sys;
 use pinfold_ebpf::protocol::{self, BYTES, Challenge, DecodeError, Refusal, ToClient, ToHelper};
 use pinfold_ebpf::{View, socket};
+use pinfold_kernel::{
+    descriptor::wait_readable,
+    process::effective_user,
+    socket::{is_connected, send},
+};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
@@ -105,7 +109,7 @@ impl Connection {
     /// Whether the helper that gave the view is still there. One that is gone has left the view
     /// working; a new one can be [asked](connect) for another. One system call or two.
     pub fn helper_is_there(&self) -> bool {
-        self.socket.is_ours() && sys::is_connected(self.socket.number())
+        self.socket.is_ours() && is_connected(self.socket.number())
     }
 
     /// Tells the helper that the view is not used any more, by nobody in this process. The helper
@@ -113,7 +117,7 @@ impl Connection {
     pub fn give_back(self) {
         if self.process == std::process::id() && self.socket.is_ours() {
             // A helper that is gone, or does not listen, has nothing to give back.
-            let _ = sys::send(self.socket.number(), &ToHelper::GiveBack.encode());
+            let _ = send(self.socket.number(), &ToHelper::GiveBack.encode());
         }
     }
 }
@@ -208,7 +212,7 @@ impl Conversation {
     fn check_helper(&self) -> Result<(), ConnectError> {
         let uid = socket::peer(self.socket.as_fd()).map_err(|error| os("getsockopt", &error))?.uid;
         // The owner of what this process makes: its effective user.
-        if uid == 0 || uid == sys::effective_user() {
+        if uid == 0 || uid == effective_user() {
             Ok(())
         } else {
             Err(ConnectError::Stranger { uid })
@@ -292,7 +296,7 @@ impl Conversation {
             return Err(ConnectError::Silent);
         }
         let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
-        sys::wait_readable(self.socket.as_raw_fd(), milliseconds);
+        wait_readable(self.socket.as_raw_fd(), milliseconds);
         Ok(())
     }
 }
@@ -447,7 +451,7 @@ mod tests {
         let hello = ToClient::Hello(Challenge(7)).encode();
         socket::send(connection.as_fd(), &hello, &[]).unwrap();
         while socket::receive(connection.as_fd(), &mut [0; BYTES]).is_err() {
-            sys::wait_readable(connection.as_raw_fd(), 100);
+            wait_readable(connection.as_raw_fd(), 100);
         }
     }
 

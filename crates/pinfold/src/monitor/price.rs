@@ -4,8 +4,8 @@
 //! one that is not, when the monitor starts and then once for so many calls of `watch`: the reader
 //! has to be woken for one of them, and how long that takes depends on what else the machine does.
 
-use crate::sys::{Errno, Page};
 use pinfold_core::LearnedCost;
+use pinfold_kernel::{Errno, mapping::AtomicPage};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -39,12 +39,12 @@ impl ChangePrice {
     }
 
     /// The monitor has started; `watched_page` makes a page that it watches.
-    pub(super) fn measure_first<E>(&self, watched_page: impl Fn() -> Result<Page, E>) {
+    pub(super) fn measure_first<E>(&self, watched_page: impl Fn() -> Result<AtomicPage, E>) {
         (0..FIRST).for_each(|_| self.measure(&watched_page));
     }
 
     /// Something was watched: measures again now and then.
-    pub(super) fn note_watch<E>(&self, watched_page: impl Fn() -> Result<Page, E>) {
+    pub(super) fn note_watch<E>(&self, watched_page: impl Fn() -> Result<AtomicPage, E>) {
         // Relaxed: a count.
         if self.watches.fetch_add(1, Ordering::Relaxed) % EACH == EACH - 1 {
             self.measure(&watched_page);
@@ -52,9 +52,9 @@ impl ChangePrice {
     }
 
     /// Where no page is to be had, what was known stays.
-    fn measure<E>(&self, watched_page: &impl Fn() -> Result<Page, E>) {
+    fn measure<E>(&self, watched_page: &impl Fn() -> Result<AtomicPage, E>) {
         let watched = unmapping(watched_page);
-        let unwatched = unmapping(&Page::new as &dyn Fn() -> Result<Page, Errno>);
+        let unwatched = unmapping(&AtomicPage::new as &dyn Fn() -> Result<AtomicPage, Errno>);
         let mut learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
         let Learned { watched: with, unwatched: without } = &mut *learned;
         watched.into_iter().for_each(|took| with.observe(took));
@@ -67,7 +67,7 @@ impl ChangePrice {
 }
 
 /// How long it takes to unmap such a page after it was touched.
-fn unmapping<E>(page: impl Fn() -> Result<Page, E>) -> Option<u64> {
+fn unmapping<E>(page: impl Fn() -> Result<AtomicPage, E>) -> Option<u64> {
     let page = page().ok()?;
     // Relaxed: our own page.
     page.word().store(1, Ordering::Relaxed);
@@ -86,10 +86,10 @@ mod tests {
         let (price, made) = (ChangePrice::default(), Cell::new(0));
         let page = || {
             made.set(made.get() + 1);
-            Page::new()
+            AtomicPage::new()
         };
         (0..3 * EACH).for_each(|_| price.note_watch(page));
         assert_eq!(made.get(), 3);
-        price.measure_first(|| Err::<Page, _>(()));
+        price.measure_first(|| Err::<AtomicPage, _>(()));
     }
 }

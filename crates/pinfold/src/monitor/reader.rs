@@ -19,7 +19,9 @@ use super::flux::Flux;
 use super::log::{Log, Writer};
 use super::range_set::RangeSet;
 use crate::AddressRange;
-use crate::sys::{self, Descriptor, Errno, Event, Message};
+use pinfold_kernel::{
+    Descriptor, Errno, descriptor, thread, userfaultfd, userfaultfd::Event, userfaultfd::Message,
+};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 /// How many changes back a cache may be before it has to drop everything.
@@ -121,10 +123,10 @@ impl Core {
 
 /// Reads events until told to stop.
 pub(super) fn run(core: &Core, uffd: Descriptor) {
-    let own_table = sys::keep_only_for_this_thread(uffd).is_ok();
+    let own_table = descriptor::keep_only(&[uffd]).is_ok();
     core.flux.reader_is_me();
     // Without the right to it, nobody else of the process has it either.
-    let _ = sys::run_before_all();
+    let _ = thread::run_before_all();
     let mut reader = Reader { core, uffd, log: Writer::new(&core.log), doorbell_gone: false };
     while reader.wait() {
         reader.drain();
@@ -136,7 +138,7 @@ pub(super) fn run(core: &Core, uffd: Descriptor) {
         }
     }
     if own_table {
-        sys::close(uffd);
+        descriptor::close(uffd);
     }
 }
 
@@ -151,7 +153,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Waits for an event; false if the descriptor is gone, which only happens in a shared table.
     fn wait(&self) -> bool {
-        let open = sys::wait_readable(self.uffd, -1);
+        let open = descriptor::wait_readable(self.uffd, -1);
         if !open {
             self.core.lose(Errno(libc::EBADF));
         }
@@ -162,7 +164,7 @@ impl Reader<'_> {
     fn drain(&mut self) {
         let mut messages = [Message::default(); 16];
         self.log.raise_pending();
-        let got = sys::uffd_read(self.uffd, &mut messages).unwrap_or(0);
+        let got = userfaultfd::read(self.uffd, &mut messages).unwrap_or(0);
         for message in messages.iter().take(got) {
             self.note(message.event());
         }

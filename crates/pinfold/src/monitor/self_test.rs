@@ -5,9 +5,11 @@
 
 use super::start::StartError;
 use super::watched_page::{Unread, range_of};
-use crate::quiet_thread::LeanThread;
-use crate::sys::{self, Descriptor, Message, Page};
 use crate::{AddressRange, Monitor, Position};
+use pinfold_kernel::{
+    Descriptor, descriptor, mapping::AtomicPage, thread, thread::LeanThread, userfaultfd,
+    userfaultfd::Message,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,10 +20,10 @@ use std::time::{Duration, Instant};
 /// stay yes while the second is unread, and be no in the end. Kernels before 5.15 keep a mere flag
 /// and fail in the middle: there, one change that ends hides another.
 pub(super) fn of_the_question(uffd: Descriptor) -> Result<(), StartError> {
-    if sys::uffd_changing(uffd) != Ok(false) {
+    if userfaultfd::changing(uffd) != Ok(false) {
         return Err(StartError::SelfTest { missed: "the absence of changes" });
     }
-    let new_page = || Page::new().map_err(StartError::memory);
+    let new_page = || AtomicPage::new().map_err(StartError::memory);
     let pages = [Arc::new(new_page()?), Arc::new(new_page()?)];
     let _unread = [Unread::watch(uffd, &pages[0])?, Unread::watch(uffd, &pages[1])?];
     let changers = pages.each_ref().map(spawn_changer);
@@ -33,14 +35,14 @@ pub(super) fn of_the_question(uffd: Descriptor) -> Result<(), StartError> {
 
 /// A change of one page, on a thread of its own.
 struct Change {
-    page: Arc<Page>,
+    page: Arc<AtomicPage>,
     is_done: AtomicBool,
 }
 
 type Changer = std::io::Result<LeanThread<Change>>;
 
 /// Replaces `page` in a thread of its own, after marking its old contents.
-fn spawn_changer(page: &Arc<Page>) -> Changer {
+fn spawn_changer(page: &Arc<AtomicPage>) -> Changer {
     // Relaxed: the thread is made after this.
     page.word().store(1, Ordering::Relaxed);
     let change = Change { page: Arc::clone(page), is_done: AtomicBool::new(false) };
@@ -54,7 +56,7 @@ fn spawn_changer(page: &Arc<Page>) -> Changer {
 
 fn judge(
     uffd: Descriptor,
-    pages: &[Arc<Page>; 2],
+    pages: &[Arc<AtomicPage>; 2],
     changers: &[Changer; 2],
 ) -> Result<(), StartError> {
     for changer in changers {
@@ -64,7 +66,7 @@ fn judge(
         }
     }
     // Relaxed: the kernel swaps the page; its lock orders that after the count was raised.
-    let replaced = |page: &Arc<Page>| page.word().load(Ordering::Relaxed) == 0;
+    let replaced = |page: &Arc<AtomicPage>| page.word().load(Ordering::Relaxed) == 0;
     must(|| pages.iter().all(replaced), "a page mapped over another")?;
     must_be(uffd, true, "changes under way")?;
     read_one(uffd)?;
@@ -88,20 +90,20 @@ fn must(condition: impl Fn() -> bool, missed: &'static str) -> Result<(), StartE
         if Instant::now() > deadline {
             return Err(StartError::SelfTest { missed });
         }
-        sys::yield_now();
+        thread::yield_now();
     }
     Ok(())
 }
 
 fn must_be(uffd: Descriptor, changing: bool, missed: &'static str) -> Result<(), StartError> {
-    match sys::uffd_changing(uffd) {
+    match userfaultfd::changing(uffd) {
         Ok(answer) if answer == changing => Ok(()),
         _ => Err(StartError::SelfTest { missed }),
     }
 }
 
 fn read_one(uffd: Descriptor) -> Result<(), StartError> {
-    let read = || sys::uffd_read(uffd, &mut [Message::default()]) == Ok(1);
+    let read = || userfaultfd::read(uffd, &mut [Message::default()]) == Ok(1);
     must(read, "a page mapped over another")
 }
 
@@ -109,8 +111,8 @@ fn read_one(uffd: Descriptor) -> Result<(), StartError> {
 fn read_until_finished(uffd: Descriptor, changers: &[Changer; 2]) {
     let all = changers.iter().flatten().count();
     while finished(changers) < all {
-        sys::wait_readable(uffd, 1);
-        let _ = sys::uffd_read(uffd, &mut [Message::default(); 2]);
+        descriptor::wait_readable(uffd, 1);
+        let _ = userfaultfd::read(uffd, &mut [Message::default(); 2]);
     }
 }
 
@@ -119,7 +121,7 @@ fn read_until_finished(uffd: Descriptor, changers: &[Changer; 2]) {
 /// `watched_page` makes a fresh page that the monitor watches.
 pub(super) fn of_the_events(
     monitor: &impl Monitor,
-    watched_page: impl Fn() -> Result<Page, StartError>,
+    watched_page: impl Fn() -> Result<AtomicPage, StartError>,
 ) -> Result<(), StartError> {
     let page = watched_page()?;
     sees(monitor, &page, "MADV_DONTNEED", || page.discard().is_ok())?;
@@ -134,7 +136,7 @@ pub(super) fn of_the_events(
 
 fn sees(
     monitor: &impl Monitor,
-    page: &Page,
+    page: &AtomicPage,
     missed: &'static str,
     change: impl FnOnce() -> bool,
 ) -> Result<(), StartError> {

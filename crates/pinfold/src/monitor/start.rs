@@ -1,6 +1,6 @@
 //! Why a monitor could not start, and what to do about it.
 
-use crate::sys::{self, Errno, feature};
+use pinfold_kernel::{Errno, descriptor, userfaultfd, userfaultfd::feature};
 use std::fmt;
 
 /// Why a monitor could not start.
@@ -88,9 +88,9 @@ impl StartError {
 
     /// The kernel refuses unknown features without saying which, so a second descriptor asks.
     pub(super) fn features(Errno(errno): Errno) -> Self {
-        let known = sys::userfaultfd().and_then(|asker| {
-            let known = sys::uffd_api(asker, 0);
-            sys::close(asker);
+        let known = userfaultfd::open().and_then(|asker| {
+            let known = userfaultfd::api(asker, 0);
+            descriptor::close(asker);
             known
         });
         match (errno, known) {

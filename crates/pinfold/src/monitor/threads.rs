@@ -2,7 +2,7 @@
 //!
 //! Nothing here allocates: paths and texts live on the stack, the list in room given by the caller.
 
-use crate::sys::{self, Descriptor, Errno};
+use pinfold_kernel::{Descriptor, Errno, descriptor, thread::thread_id};
 use std::ffi::CStr;
 use std::io::Write;
 
@@ -48,7 +48,7 @@ fn each_thread(visit: &mut dyn FnMut(u32) -> bool) -> Result<(), Errno> {
     let directory = Open::new(c"/proc/self/task", libc::O_DIRECTORY)?;
     let mut buffer = [0; 4096];
     loop {
-        let got = sys::read_directory(directory.0, &mut buffer)?;
+        let got = descriptor::read_directory(directory.0, &mut buffer)?;
         let mut records = buffer.get(..got).unwrap_or_default();
         if records.is_empty() {
             return Ok(());
@@ -92,7 +92,7 @@ fn state_of(thread: u32) -> Result<u8, Errno> {
     let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
     let stat = Open::new(path, 0)?;
     let mut text = [0; 512];
-    let got = sys::read(stat.0, &mut text)?;
+    let got = descriptor::read(stat.0, &mut text)?;
     let text = text.get(..got).unwrap_or_default();
     let name_end = text.iter().rposition(|&byte| byte == b')').ok_or(Errno(libc::EINVAL))?;
     text.get(name_end + 2).copied().ok_or(Errno(libc::EINVAL))
@@ -104,9 +104,9 @@ fn state_of(thread: u32) -> Result<u8, Errno> {
 /// those of `gettid`, and a thread could be taken for another.
 pub(super) fn numbers_agree() -> bool {
     let mut buffer = [0; 64];
-    let link = sys::read_link(c"/proc/thread-self", &mut buffer).unwrap_or_default();
+    let link = descriptor::read_link(c"/proc/thread-self", &mut buffer).unwrap_or_default();
     let last = link.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    number(last) == Some(sys::thread_id())
+    number(last) == Some(thread_id())
 }
 
 /// A descriptor that is closed when it goes.
@@ -114,13 +114,13 @@ struct Open(Descriptor);
 
 impl Open {
     fn new(path: &CStr, flags: libc::c_int) -> Result<Self, Errno> {
-        sys::open(path, flags).map(Self)
+        descriptor::open(path, flags).map(Self)
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        sys::close(self.0);
+        descriptor::close(self.0);
     }
 }
 
@@ -137,7 +137,7 @@ mod tests {
         let (busy, number, barrier) = (AtomicBool::new(true), AtomicU32::new(0), Barrier::new(2));
         thread::scope(|scope| {
             scope.spawn(|| {
-                number.store(sys::thread_id(), Ordering::Release);
+                number.store(thread_id(), Ordering::Release);
                 while busy.load(Ordering::Acquire) {
                     std::hint::spin_loop();
                 }
@@ -150,7 +150,7 @@ mod tests {
             assert!(!is_at_rest(thread));
             let mut list = Vec::with_capacity(1024);
             while list_threads(&mut list) == Err(Errno(libc::EAGAIN)) {}
-            assert!(list.contains(&thread) && list.contains(&sys::thread_id()));
+            assert!(list.contains(&thread) && list.contains(&thread_id()));
             busy.store(false, Ordering::Release);
             while !is_at_rest(thread) {
                 thread::yield_now();
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_caller_is_running_and_nobody_is_gone() {
-        assert!(!is_at_rest(sys::thread_id()));
+        assert!(!is_at_rest(thread_id()));
         assert!(is_at_rest(u32::MAX));
         assert!(numbers_agree());
     }

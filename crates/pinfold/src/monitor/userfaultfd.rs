@@ -44,13 +44,14 @@ use super::self_test;
 use super::start::StartError;
 use super::watched_page::{Unread, bounds, range_of, register};
 use crate::descriptor::KnownDescriptor;
-use crate::limits::page_bytes;
 use crate::mappings::{Mapping, OpenMaps};
-use crate::quiet_thread::LeanThread;
-use crate::sys::{self, Descriptor, Errno, Page};
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
+};
+use pinfold_kernel::{
+    Descriptor, Errno, mapping::AtomicPage, process::page_bytes, thread, thread::LeanThread,
+    userfaultfd,
 };
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -66,7 +67,7 @@ pub struct Userfaultfd {
     uffd: KnownDescriptor,
     maps: OpenMaps,
     /// Watched; a change of it wakes the reader. `None` once dropped.
-    doorbell: Option<Page>,
+    doorbell: Option<AtomicPage>,
     reader: Option<LeanThread<ReaderTask>>,
     /// What was ever watched, by whole mappings. The lock guards the writer's place; it is taken by
     /// `watch`, around some ten nanoseconds, and when the monitor ends.
@@ -102,7 +103,7 @@ impl Userfaultfd {
     pub fn new() -> Result<Self, StartError> {
         let uffd = open_uffd()?;
         let maps = OpenMaps::new().map_err(StartError::open)?;
-        let doorbell = Page::new().map_err(StartError::memory)?;
+        let doorbell = AtomicPage::new().map_err(StartError::memory)?;
         let unread = Unread::watch(uffd.number(), &doorbell)?;
         self_test::of_the_question(uffd.number())?;
         let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;
@@ -130,8 +131,8 @@ impl Userfaultfd {
     }
 
     /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
-    pub(super) fn watched_page(&self) -> Result<Page, StartError> {
-        let page = Page::new().map_err(StartError::memory)?;
+    pub(super) fn watched_page(&self) -> Result<AtomicPage, StartError> {
+        let page = AtomicPage::new().map_err(StartError::memory)?;
         register(self.uffd.number(), &page)?;
         Ok(page)
     }
@@ -155,7 +156,7 @@ impl Userfaultfd {
     fn wait_until_read(&self) -> Result<bool, Lost> {
         let mut patience = Patience::new();
         loop {
-            match sys::uffd_changing(self.uffd.number()) {
+            match userfaultfd::changing(self.uffd.number()) {
                 Ok(false) => return Ok(true),
                 Ok(true) if patience.is_over() => return Ok(false),
                 Ok(true) => patience.pause(),
@@ -185,7 +186,7 @@ impl Userfaultfd {
         let number = self.core.want_flood();
         // The change wakes the reader; if it cannot be made, an event that is already under way
         // does.
-        let _ = self.doorbell.as_ref().map(Page::discard);
+        let _ = self.doorbell.as_ref().map(AtomicPage::discard);
         let mut patience = Patience::new();
         while !self.core.flooded(number) {
             patience.pause();
@@ -209,10 +210,10 @@ impl Userfaultfd {
     /// Another monitor of this process that is being dropped holds every mapping for a moment
     /// (see [`unwatch`](Self::unwatch)), so a refusal is tried again.
     fn register(&self, whole: AddressRange) -> Result<(), Errno> {
-        let try_once = || sys::uffd_register(self.uffd.number(), whole.start(), whole.end());
+        let try_once = || userfaultfd::register(self.uffd.number(), whole.start(), whole.end());
         for _ in 0..8 {
             match try_once() {
-                Err(Errno(libc::EBUSY)) => sys::yield_now(),
+                Err(Errno(libc::EBUSY)) => thread::yield_now(),
                 answer => return answer,
             }
         }
@@ -328,10 +329,10 @@ impl Userfaultfd {
     fn unwatch(&self, mapping: &Mapping) -> bool {
         let (start, end) = (mapping.range.start(), mapping.range.end());
         let watched = kind_is_covered(mapping.kind)
-            && sys::uffd_watches(self.uffd.number(), start) != Ok(false);
-        if watched && sys::uffd_register(self.uffd.number(), start, end).is_ok() {
+            && userfaultfd::watches(self.uffd.number(), start) != Ok(false);
+        if watched && userfaultfd::register(self.uffd.number(), start, end).is_ok() {
             // An error means that it is gone, and then its change is in the log.
-            let _ = sys::uffd_unregister(self.uffd.number(), start, end);
+            let _ = userfaultfd::unregister(self.uffd.number(), start, end);
         }
         watched
     }
@@ -341,7 +342,7 @@ impl Userfaultfd {
         let Some(doorbell) = self.doorbell.take() else { return };
         let (start, end) = bounds(&doorbell);
         // The page may have been unwatched together with its neighbours.
-        let rings = sys::uffd_register(self.uffd.number(), start, end).is_ok();
+        let rings = userfaultfd::register(self.uffd.number(), start, end).is_ok();
         if rings && let Some(reader) = self.reader.take() {
             self.core.stop();
             drop(doorbell);
@@ -412,9 +413,9 @@ fn refusal(Errno(errno): Errno) -> Uncovered {
 }
 
 fn open_uffd() -> Result<KnownDescriptor, StartError> {
-    let number = sys::userfaultfd().map_err(StartError::open)?;
+    let number = userfaultfd::open().map_err(StartError::open)?;
     let uffd = KnownDescriptor::new(number).map_err(StartError::open)?;
-    sys::uffd_api(uffd.number(), StartError::FEATURES).map_err(StartError::features)?;
+    userfaultfd::api(uffd.number(), StartError::FEATURES).map_err(StartError::features)?;
     Ok(uffd)
 }
 
@@ -439,8 +440,8 @@ impl Patience {
     fn pause(&mut self) {
         match self.0 {
             0..Self::SPINS => std::hint::spin_loop(),
-            Self::SPINS..Self::YIELDS => sys::yield_now(),
-            _ => sys::sleep(Self::SLEEP),
+            Self::SPINS..Self::YIELDS => thread::yield_now(),
+            _ => thread::sleep(Self::SLEEP),
         }
         self.0 = self.0.saturating_add(1);
     }

@@ -2,17 +2,17 @@
 
 use super::start::StartError;
 use crate::AddressRange;
-use crate::sys::{self, Descriptor, Page};
+use pinfold_kernel::{Descriptor, mapping::AtomicPage, userfaultfd};
 
 /// The watch of a page while no thread reads the events: a thread that unmapped the page would wait
 /// for ever, so the watch ends first.
 pub(super) struct Unread<'p> {
     uffd: Descriptor,
-    page: &'p Page,
+    page: &'p AtomicPage,
 }
 
 impl<'p> Unread<'p> {
-    pub(super) fn watch(uffd: Descriptor, page: &'p Page) -> Result<Self, StartError> {
+    pub(super) fn watch(uffd: Descriptor, page: &'p AtomicPage) -> Result<Self, StartError> {
         register(uffd, page)?;
         Ok(Self { uffd, page })
     }
@@ -27,20 +27,20 @@ impl Drop for Unread<'_> {
     fn drop(&mut self) {
         let (start, end) = bounds(self.page);
         // An error means that the page has been replaced, and the new one is not watched.
-        let _ = sys::uffd_unregister(self.uffd, start, end);
+        let _ = userfaultfd::unregister(self.uffd, start, end);
     }
 }
 
 /// Has the changes of `page` reported.
-pub(super) fn register(uffd: Descriptor, page: &Page) -> Result<(), StartError> {
+pub(super) fn register(uffd: Descriptor, page: &AtomicPage) -> Result<(), StartError> {
     let (start, end) = bounds(page);
-    sys::uffd_register(uffd, start, end).map_err(StartError::register)
+    userfaultfd::register(uffd, start, end).map_err(StartError::register)
 }
 
-pub(super) fn bounds(page: &Page) -> (usize, usize) {
+pub(super) fn bounds(page: &AtomicPage) -> (usize, usize) {
     (page.address(), page.address() + page.bytes())
 }
 
-pub(super) fn range_of(page: &Page) -> Option<AddressRange> {
+pub(super) fn range_of(page: &AtomicPage) -> Option<AddressRange> {
     AddressRange::new(page.address(), page.bytes()).ok()
 }

@@ -3,12 +3,9 @@
 //! A registration that finds no pages makes them while it holds the device's lock, one at a time.
 //! Made beforehand, they cost the same, but every thread makes its own.
 
-use super::sys;
 use super::{Options, Progress};
-use crate::limits::page_bytes;
-use crate::quiet_thread;
-use crate::sys::Errno;
 use crate::{Access, AddressRange};
+use pinfold_kernel::{Errno, memory, pages, process::page_bytes, thread::spawn_scoped};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -84,9 +81,8 @@ pub fn prefault(
     thread::scope(|scope| {
         let more = 1..options.threads.get().min(whole.len().div_ceil(STEP));
         // Threads that cannot be started leave their work to the others.
-        let helpers: Vec<_> = more
-            .filter_map(|_| quiet_thread::spawn_scoped(scope, "pinfold-prefault", work).ok())
-            .collect();
+        let helpers: Vec<_> =
+            more.filter_map(|_| spawn_scoped(scope, "pinfold-prefault", work).ok()).collect();
         let own = work();
         let joined = helpers.into_iter().filter_map(|helper| helper.join().ok());
         joined.fold(own, Result::and)
@@ -117,7 +113,7 @@ fn make_steps(
 /// Whether some page of `range` is known not to be there.
 pub(super) fn lacks_pages(range: AddressRange) -> bool {
     let page = page_bytes();
-    sys::is_there(range.page_aligned(page), page) == Some(false)
+    pages::is_there(range.page_aligned(page), page) == Some(false)
 }
 
 /// Makes the pages of `range` that are not there, on this thread.
@@ -125,10 +121,10 @@ pub(super) fn make(range: AddressRange, to_write: bool) -> Result<(), PrefaultEr
     let page = page_bytes();
     let range = range.page_aligned(page);
     // A look costs a fiftieth of what populating costs that finds nothing to do.
-    if sys::is_there(range, page) == Some(true) {
+    if pages::is_there(range, page) == Some(true) {
         return Ok(());
     }
-    sys::populate(range, to_write).map_err(|Errno(errno)| match errno {
+    memory::populate(range, to_write).map_err(|Errno(errno)| match errno {
         libc::EINVAL => PrefaultError::Unsupported,
         libc::EFAULT | libc::ENOMEM => PrefaultError::BadAddress { range, errno },
         errno => PrefaultError::Os { range, errno },

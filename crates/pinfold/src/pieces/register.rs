@@ -9,8 +9,8 @@
 
 use super::serve::{Parts, Server};
 use super::{DoesNotFit, Options, Plan, Progress};
-use crate::quiet_thread;
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
+use pinfold_kernel::thread::spawn_scoped;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -166,9 +166,7 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
             let left = self.plan.pieces().saturating_sub(outcomes.len());
             // Threads that cannot be started leave their work to the others.
             let helpers: Vec<_> = (1..threads.min(left))
-                .filter_map(|_| {
-                    quiet_thread::spawn_scoped(scope, "pinfold-register", || self.register()).ok()
-                })
+                .filter_map(|_| spawn_scoped(scope, "pinfold-register", || self.register()).ok())
                 .collect();
             outcomes.extend(self.register());
             // A registrar that panicked has nothing to add: its piece counts as not tried.

@@ -15,8 +15,8 @@ use super::line::{Front, Line};
 use super::serve::{Parts, Server, is_about_room};
 use super::{Options, Plan, Progress, prefault};
 use crate::in_flight::{Mover, Reason, Window};
-use crate::quiet_thread;
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
+use pinfold_kernel::thread::spawn_scoped;
 use std::fmt;
 use std::thread::{self, Scope};
 
@@ -169,9 +169,7 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
         let useful = (self.plan.pieces() - first).min(options.ahead.max(1));
         let helpers = if bare { options.threads.get().min(useful) } else { 1 };
         (0..helpers)
-            .map_while(|_| {
-                quiet_thread::spawn_scoped(scope, "pinfold-pieces", || self.register(line)).ok()
-            })
+            .map_while(|_| spawn_scoped(scope, "pinfold-pieces", || self.register(line)).ok())
             .count()
     }
 

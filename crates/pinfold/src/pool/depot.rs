@@ -22,11 +22,10 @@ use super::slab::{Kind, Slab};
 use super::space::{Put, Space};
 use super::statistics::PoolStatistics;
 use crate::fork_mark::ForkMark;
-use crate::membarrier;
-use crate::sys;
 use pinfold_core::foreign;
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
 use pinfold_core::{Amount, Barriers, DeregisterError, Lender};
+use pinfold_kernel::{membarrier, thread};
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
@@ -1132,7 +1131,7 @@ fn is_quiet(hand: &Hand) -> bool {
     (0..LOOKS).any(|_| {
         let quiet = hand.are_quiet();
         if !quiet {
-            sys::yield_now();
+            thread::yield_now();
         }
         quiet
     })

@@ -11,8 +11,7 @@
 //! and a large pool takes fewer places in the processor's own.
 
 use super::classes::MAX_ALIGN;
-use super::sys::{Errno, Mapping};
-use crate::limits::page_bytes;
+use pinfold_kernel::{Errno, mapping::OwnedMapping};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -60,7 +59,7 @@ impl fmt::Display for PageKind {
 /// A slab's memory, and what became of its pages.
 #[derive(Debug)]
 pub(super) struct Memory {
-    mapping: Mapping,
+    mapping: OwnedMapping,
     bytes: usize,
     /// Of what kind the bytes counted below are; the rest is in base pages.
     kind: PageKind,
@@ -92,7 +91,7 @@ impl Memory {
     }
 
     fn set_aside(bytes: usize) -> Result<Self, Errno> {
-        let mapping = Mapping::set_aside(bytes)?;
+        let mapping = OwnedMapping::set_aside(bytes)?;
         // A copy for a child would take as many of these pages again, and where they lack, the
         // fork itself fails; so a child gets none of it.
         mapping.leave_out_of_forks()?;
@@ -101,13 +100,13 @@ impl Memory {
     }
 
     fn mapped(bytes: usize, huge: bool) -> Result<Self, MapError> {
-        let mut mapping = Mapping::aligned(bytes, HUGE).map_err(failed("mmap"))?;
+        let mut mapping = OwnedMapping::aligned(bytes, HUGE).map_err(failed("mmap"))?;
         // A kernel without transparent huge pages refuses either; that is seen below.
         let _ = mapping.want_huge_pages(huge);
         // The kernel copies pinned pages for a child at the fork; a child has no use for them.
         mapping.wipe_on_fork().map_err(failed("madvise(MADV_WIPEONFORK)"))?;
         match mapping.populate() {
-            Err(Errno(libc::EINVAL)) => mapping.touch(page_bytes()),
+            Err(Errno(libc::EINVAL)) => mapping.fill(0),
             done => done.map_err(failed("madvise(MADV_POPULATE_WRITE)"))?,
         }
         let (kind, huge_bytes) = what_came(&mapping, bytes, huge);
@@ -128,7 +127,7 @@ impl Memory {
     }
 }
 
-fn what_came(mapping: &Mapping, bytes: usize, huge: bool) -> (PageKind, usize) {
+fn what_came(mapping: &OwnedMapping, bytes: usize, huge: bool) -> (PageKind, usize) {
     match mapping.huge_bytes() {
         _ if !huge => (PageKind::Base, 0),
         Ok(huge_bytes) => (PageKind::Transparent, huge_bytes.min(bytes)),

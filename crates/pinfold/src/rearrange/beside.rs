@@ -7,11 +7,11 @@
 
 #![allow(unsafe_code)]
 
+use super::RearrangeError;
 use super::collapse::{Obstacle, collapse, is_mapped};
 use super::pages::{self, Entry, Pages};
-use super::{RearrangeError, sys};
-use crate::sys::Errno;
 use crate::{AddressRange, MappingKind, mappings};
+use pinfold_kernel::{Errno, memory, numa};
 
 /// Room for a region's blocks, each at the same distance from its place: so what takes the place
 /// of neighbours becomes one mapping again.
@@ -36,7 +36,7 @@ fn is_plain(entry: &Entry) -> bool {
     let has = |wanted: &str| entry.flags.iter().any(|flag| flag == wanted);
     let flags = entry.flags.iter().all(|flag| PLAIN.contains(&flag.as_str()));
     let plain = has("rd") && has("wr") && flags && entry.key == 0;
-    plain && !sys::has_policy(entry.mapping.start())
+    plain && !numa::has_policy(entry.mapping.start())
 }
 
 impl Beside {
@@ -47,11 +47,9 @@ impl Beside {
         // Whole blocks, and one to align by.
         let whole = range.len().checked_next_multiple_of(bytes);
         let length = whole.and_then(|whole| whole.checked_add(2 * bytes)).ok_or_else(no_room)?;
-        let start = sys::map(length).map_err(failed("mmap"))?;
+        let room = memory::map(length).map_err(failed("mmap"))?;
         let first = range.start() / bytes * bytes;
-        let distance = start.next_multiple_of(bytes).wrapping_sub(first);
-        let room = AddressRange::between(start, start.saturating_add(length));
-        let room = room.ok_or_else(no_room)?;
+        let distance = room.start().next_multiple_of(bytes).wrapping_sub(first);
         Ok(Self { room, ours: vec![room], distance, bytes, plain })
     }
 
@@ -78,19 +76,19 @@ impl Beside {
         Self::make(copy).inspect_err(|_| {
             // It waits for nothing, and over many blocks it would be as much again as the region.
             // SAFETY: ours, and nothing is in it yet.
-            let _ = unsafe { sys::discard(copy) };
+            let _ = unsafe { memory::discard(copy) };
         })?;
         // Devices may write to the block still, so this copy counts for nothing; but it brings
         // both into the processor's caches, which makes the one that counts three times as fast.
         // SAFETY: the copy is ours, the block is mapped, and the program does not write to it.
-        unsafe { sys::copy(block, copy) };
+        unsafe { memory::copy(block, copy) };
         Ok(())
     }
 
     fn make(copy: AddressRange) -> Result<(), Obstacle> {
         // Where huge pages are not made at a fault, they are made of small ones.
-        let _ = sys::advise_huge(copy);
-        sys::populate(copy).map_err(|Errno(errno)| Obstacle::NoHugePage { errno })?;
+        let _ = memory::advise_huge(copy, true);
+        memory::populate(copy, true).map_err(|Errno(errno)| Obstacle::NoHugePage { errno })?;
         let is_huge = Pages::of(copy).is_some_and(|it| it.huge == copy.len());
         if is_huge { Ok(()) } else { collapse(copy, true) }
     }
@@ -105,9 +103,9 @@ impl Beside {
         let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;
         // SAFETY: the copy is ours, the block was mapped when it was prepared, and nobody writes to
         // it or unmaps it since, on the caller's word.
-        unsafe { sys::copy(block, copy) };
+        unsafe { memory::copy(block, copy) };
         // SAFETY: as above; the old pages' content is in the new ones.
-        let exchanged = unsafe { sys::exchange(copy, block) };
+        let exchanged = unsafe { memory::move_over(copy, block) };
         match exchanged {
             Ok(()) => {
                 self.give_away(copy);
@@ -117,7 +115,7 @@ impl Beside {
                 // SAFETY: as above.
                 if unsafe { mend(block, copy) } {
                     // SAFETY: ours, and the block holds its content itself.
-                    let _ = unsafe { sys::discard(copy) };
+                    let _ = unsafe { memory::discard(copy) };
                     return Err(Obstacle::Os { operation: "mremap", errno });
                 }
                 // The only copy there is: the program's from now on.
@@ -147,16 +145,16 @@ impl Beside {
 /// mappings there.
 unsafe fn mend(block: AddressRange, copy: AddressRange) -> bool {
     // Mapping asks nobody but the kernel whether there is a hole.
-    match sys::map_if_free(block) {
+    match memory::map_if_free(block) {
         Ok(()) => {
             // SAFETY: `copy` is mapped because nothing was moved, and the block was just made.
-            unsafe { sys::copy(copy, block) };
+            unsafe { memory::copy(copy, block) };
             true
         }
         // It was not unmapped, or something else has got the addresses.
         Err(Errno(libc::EEXIST)) if is_surely_readable(block) => {
             // SAFETY: both are mapped and readable, on the caller's word for as long as it takes.
-            unsafe { sys::is_same(block, copy) }
+            unsafe { memory::is_same(block, copy) }
         }
         Err(_) => false,
     }
@@ -194,7 +192,7 @@ impl Drop for Beside {
     fn drop(&mut self) {
         for &part in &self.ours {
             // SAFETY: ours, and nobody else knows of it.
-            unsafe { sys::unmap(part) };
+            unsafe { memory::unmap(part) };
         }
     }
 }
@@ -205,7 +203,7 @@ mod tests {
 
     /// Two pages, which hold what is told; the second is what was copied.
     fn pair(bytes: [u8; 2]) -> (AddressRange, AddressRange) {
-        let start = sys::map(2 << 12).unwrap();
+        let start = memory::map(2 << 12).unwrap().start();
         let page = |number: usize| AddressRange::new(start + (number << 12), 1 << 12).unwrap();
         for (number, byte) in bytes.into_iter().enumerate() {
             // SAFETY: this test's own memory.
@@ -224,7 +222,7 @@ mod tests {
         // SAFETY: this test's own memory; the hole is one for a moment, and if another test's
         // mapping should fall into it, that is left alone and has other bytes.
         unsafe {
-            sys::unmap(block);
+            memory::unmap(block);
             if mend(block, copy) {
                 assert_eq!(pointer(block).read(), 7);
             }
@@ -245,10 +243,9 @@ mod tests {
 
     #[test]
     fn memory_with_a_policy_of_its_own_is_not_plain() {
-        let start = sys::map(1 << 12).unwrap();
-        let range = AddressRange::new(start, 1 << 12).unwrap();
+        let range = memory::map(1 << 12).unwrap();
         assert_eq!(plain_parts(range).unwrap().len(), 1);
-        if let Err(Errno(errno)) = sys::prefer_local(range) {
+        if let Err(Errno(errno)) = numa::prefer_local(range) {
             eprintln!("skipped: no memory policies ({errno})");
             return;
         }

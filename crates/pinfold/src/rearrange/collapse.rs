@@ -1,8 +1,8 @@
 //! One block put into a huge page by the kernel, and what can be in the way.
 
-use super::{pages, sys};
-use crate::sys::Errno;
+use super::pages;
 use crate::{AddressRange, mappings};
+use pinfold_kernel::{Errno, memory};
 use std::fmt;
 use std::fs;
 
@@ -80,16 +80,16 @@ impl fmt::Display for Obstacle {
 const ATTEMPTS: usize = 4;
 
 pub(super) fn collapse(block: AddressRange, private: bool) -> Result<(), Obstacle> {
-    let mut outcome = sys::collapse(block);
+    let mut outcome = memory::collapse(block);
     if private && outcome == Err(Errno(libc::EINVAL)) && !is_forbidden(block) {
         // A page that is missing is in the way where a monitor watches. For another refusal, pages
         // that are made now are memory spent on nothing.
-        let _ = sys::populate(block);
+        let _ = memory::populate(block, true);
     }
     for _ in 1..ATTEMPTS {
         match outcome {
             Ok(()) | Err(Errno(libc::ENOMEM | libc::EBUSY)) => break,
-            Err(_) => outcome = sys::collapse(block),
+            Err(_) => outcome = memory::collapse(block),
         }
     }
     outcome.map_err(|errno| explain(block, errno))

@@ -10,9 +10,10 @@
 use super::beside::Beside;
 use super::collapse::{Obstacle, collapse};
 use super::pages::{Look, Pages};
-use super::{RearrangeError, check, mapped_parts, sys};
+use super::{RearrangeError, check, mapped_parts};
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
+use pinfold_kernel::memory;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -177,7 +178,7 @@ impl Tool {
     fn new(range: AddressRange, bytes: usize, way: Way) -> Result<Self, RearrangeError> {
         match way.0 {
             Kind::ByCopy => Beside::new(range, bytes).map(Self::ByCopy),
-            Kind::InPlace if sys::can_collapse() => {
+            Kind::InPlace if memory::can_collapse() => {
                 Ok(Self::InPlace { private: is_private(range) })
             }
             Kind::InPlace => Err(RearrangeError::Unsupported {

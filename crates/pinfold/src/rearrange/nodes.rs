@@ -1,10 +1,9 @@
 //! A region on another memory node.
 
-use super::{RearrangeError, check, mapped_parts, sys};
+use super::{RearrangeError, check, mapped_parts};
 use crate::AddressRange;
-use crate::limits::page_bytes;
-use crate::sys::Errno;
 use pinfold_core::{Monitor, Suspend, Suspended};
+use pinfold_kernel::{Errno, numa, process::page_bytes};
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -88,7 +87,7 @@ const BATCH: usize = 4096;
 fn look(addresses: &[usize]) -> Result<Vec<i32>, RearrangeError> {
     let mut answers = vec![0; addresses.len()];
     for (asked, answers) in addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH)) {
-        sys::nodes_of(asked, answers).map_err(refused)?;
+        numa::nodes_of(asked, answers).map_err(refused)?;
     }
     Ok(answers)
 }
@@ -98,7 +97,7 @@ fn move_all(addresses: &[usize], node: i32) -> Result<Vec<i32>, RearrangeError> 
     let mut answers = vec![0; addresses.len()];
     let batches = addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH));
     for (number, (asked, answers)) in batches.enumerate() {
-        match sys::move_pages(asked, node, answers) {
+        match numa::move_to_node(asked, node, answers) {
             // "No page had to be moved, or none of these could be".
             Ok(()) | Err(Errno(libc::ENOENT)) => {}
             Err(errno) if number == 0 && is_unsupported(errno) => return Err(refused(errno)),
@@ -167,6 +166,7 @@ fn parse(text: &str) -> Vec<Node> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinfold_kernel::memory;
 
     #[test]
     fn lists_are_understood() {
@@ -178,8 +178,7 @@ mod tests {
 
     #[test]
     fn pages_are_those_that_are_mapped() {
-        let start = sys::map(4 * page_bytes()).unwrap();
-        let range = AddressRange::new(start, 4 * page_bytes()).unwrap();
+        let range = memory::map(4 * page_bytes()).unwrap();
         assert_eq!(addresses(range).unwrap().len(), 4);
         // The kernel's half, of which a process has a page at most.
         let kernel = AddressRange::between(1 << (usize::BITS - 1), usize::MAX).unwrap();

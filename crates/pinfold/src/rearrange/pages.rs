@@ -1,8 +1,10 @@
 //! What a range is made of: how much of it is in memory, and how much of that in huge pages.
 
 use crate::AddressRange;
-use crate::pagemap::{self, Present};
-use crate::sys::Errno;
+use pinfold_kernel::{
+    Errno,
+    pages::{Present, present},
+};
 use std::fs;
 
 /// What a range is made of, in bytes.
@@ -24,7 +26,7 @@ impl Pages {
     }
 
     fn scanned(range: AddressRange) -> Result<Self, Errno> {
-        let Present { bytes: resident, huge } = pagemap::present(range)?;
+        let Present { bytes: resident, huge } = present(range)?;
         Ok(Self { resident, huge })
     }
 
@@ -133,7 +135,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rearrange::sys;
+    use pinfold_kernel::memory;
 
     const TEXT: &str = "\
 10000-20000 rw-p 00000000 00:00 0 
@@ -181,14 +183,13 @@ VmFlags: rd wr mr mw me lo ac
 
     #[test]
     fn memory_is_counted_as_it_comes() {
-        let start = sys::map(16 << 12).unwrap();
-        let range = AddressRange::new(start, 16 << 12).unwrap();
+        let range = memory::map(16 << 12).unwrap();
         let Some(empty) = Pages::of(range) else {
             eprintln!("skipped: the kernel does not tell");
             return;
         };
         assert_eq!(empty, Pages::default());
-        if sys::populate(range).is_ok() {
+        if memory::populate(range, true).is_ok() {
             assert_eq!(Pages::of(range).map(|it| it.resident), Some(16 << 12));
         }
     }

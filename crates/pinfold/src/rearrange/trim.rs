@@ -8,11 +8,10 @@
 
 use super::collapse::Obstacle;
 use super::pages::Pages;
-use super::{RearrangeError, check, sys};
-use crate::limits::page_bytes;
-use crate::sys::Errno;
+use super::{RearrangeError, check};
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
+use pinfold_kernel::{Errno, memory, process::page_bytes};
 use std::time::{Duration, Instant};
 
 /// What became of memory that is not needed any more.
@@ -114,7 +113,7 @@ impl Trimmed {
                 continue;
             }
             // SAFETY: the caller's word; the mapping is private and anonymous.
-            match unsafe { sys::discard(inside) } {
+            match unsafe { memory::discard(inside) } {
                 Ok(()) => self.given_up += inside.len(),
                 // Locked by the program, or by the mlock registrar.
                 Err(Errno(libc::EINVAL)) => self.left.push((inside, Obstacle::Pinned)),

@@ -58,14 +58,19 @@
 mod suspend;
 mod tags;
 
-use super::sys::{self, Errno};
 use crate::descriptor::Maker;
 use crate::fork_mark::{FORKED, ForkMark};
-use crate::limits::{Limits, page_bytes};
+use crate::limits::Limits;
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
     ResizeError,
+};
+use pinfold_kernel::{
+    Errno,
+    descriptor::{self, Identity},
+    io_uring,
+    process::page_bytes,
 };
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -132,7 +137,7 @@ impl IoUring {
     ///
     /// [`OpenError::Forbidden`] says who refuses and what to do.
     pub fn is_available() -> Result<(), OpenError> {
-        match sys::setup_refusal() {
+        match io_uring::setup_refusal() {
             // A null pointer is the first thing that a willing kernel objects to.
             Errno(libc::EFAULT | libc::EINVAL | 0) => Ok(()),
             Errno(errno) => Err(OpenError::Forbidden { errno }),
@@ -159,7 +164,7 @@ impl IoUring {
             return Err(OpenError::TableSize { asked: slots });
         }
         Self::open(ring, 0..slots, |ring| {
-            sys::make_table(ring.fd.as_fd(), slots).map_err(OpenError::of_new_table)
+            io_uring::make_table(ring.fd.as_fd(), slots).map_err(OpenError::of_new_table)
         })
     }
 
@@ -189,7 +194,7 @@ impl IoUring {
         }
         let (first, end) = (slots.start, slots.end);
         Self::open(ring, slots, |ring| {
-            sys::clear_slots(ring.fd.as_fd(), first, end)
+            io_uring::clear_slots(ring.fd.as_fd(), first, end)
                 .map_err(|errno| OpenError::of_old_table(errno, end))
         })
     }
@@ -442,7 +447,7 @@ const fn operation(errno: i32) -> &'static str {
 /// A ring's descriptor that is the registrar's own, and how to know the ring again.
 struct Ring {
     fd: ManuallyDrop<OwnedFd>,
-    inode: u64,
+    identity: Identity,
     maker: Maker,
     /// Set once the descriptor was found to lead elsewhere; then nothing is done through it.
     lost: AtomicBool,
@@ -452,11 +457,12 @@ impl Ring {
     /// A descriptor of our own: the program may close its own, and its number may come to mean
     /// another ring, without harm.
     fn duplicate(ring: &impl AsRawFd) -> Result<Self, OpenError> {
-        let fd =
-            sys::duplicate(ring.as_raw_fd()).map_err(|e| OpenError::os("fcntl(F_DUPFD)", e))?;
-        let inode = sys::inode(fd.as_fd()).map_err(|e| OpenError::os("fstat", e))?;
+        let fd = descriptor::duplicate(ring.as_raw_fd())
+            .map_err(|e| OpenError::os("fcntl(F_DUPFD)", e))?;
+        let identity =
+            descriptor::identity(fd.as_raw_fd()).map_err(|e| OpenError::os("fstat", e))?;
         let fd = ManuallyDrop::new(fd);
-        Ok(Self { fd, inode, maker: Maker::this(), lost: AtomicBool::new(false) })
+        Ok(Self { fd, identity, maker: Maker::this(), lost: AtomicBool::new(false) })
     }
 
     /// Whether the descriptor still leads to the ring.
@@ -466,8 +472,8 @@ impl Ring {
     /// mean whatever the first ring had in that slot. What happens between this look and the
     /// registration is not seen.
     fn is_there(&self) -> Result<(), Errno> {
-        match sys::inode(self.fd.as_fd()) {
-            Ok(inode) if inode == self.inode => Ok(()),
+        match descriptor::identity(self.fd.as_raw_fd()) {
+            Ok(identity) if identity == self.identity => Ok(()),
             Ok(_) => Err(self.lose(Errno(libc::EBADF))),
             Err(errno) => Err(self.lose(errno)),
         }
@@ -481,17 +487,17 @@ impl Ring {
 
     fn fill(&self, slot: u16, range: AddressRange, tag: u64) -> Result<(), Errno> {
         self.is_there()?;
-        sys::fill_slot(self.fd.as_fd(), slot, range, tag)
+        io_uring::fill_slot(self.fd.as_fd(), slot, range, tag)
     }
 
     fn clear(&self, slot: u16) -> Result<(), Errno> {
         self.is_there()?;
-        sys::clear_slot(self.fd.as_fd(), slot)
+        io_uring::clear_slot(self.fd.as_fd(), slot)
     }
 
     fn clear_all(&self, slots: &Range<u32>) -> Result<(), Errno> {
         self.is_there()?;
-        sys::clear_slots(self.fd.as_fd(), slots.start, slots.end)
+        io_uring::clear_slots(self.fd.as_fd(), slots.start, slots.end)
     }
 }
 
@@ -514,7 +520,7 @@ fn close(fd: &mut ManuallyDrop<OwnedFd>) {
 
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("fd", &*self.fd).field("inode", &self.inode).finish()
+        f.debug_struct("Ring").field("fd", &*self.fd).field("identity", &self.identity).finish()
     }
 }
 

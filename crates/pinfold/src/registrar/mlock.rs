@@ -36,14 +36,14 @@
 #![allow(unsafe_code)]
 
 use super::page_counts::PageCounts;
-use super::sys::{self, Errno};
 use crate::fork_mark::{FORKED, ForkMark};
-use crate::limits::{Limits, max_map_count, page_bytes};
+use crate::limits::{Limits, max_map_count};
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, ConnectionLost, DeregisterError, RegisterError, Registrar,
     RegistrarLimits, Renewed, ResizeError, Suspend, Transfers, Unsupported,
 };
+use pinfold_kernel::{Errno, memory, process::page_bytes};
 use std::convert::Infallible;
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -115,7 +115,7 @@ impl Mlock {
 
     fn lock(&self, range: AddressRange) -> Result<(), Errno> {
         let work = self.begin(range);
-        let locked = sys::lock(range);
+        let locked = memory::lock(range);
         if locked.is_ok() {
             self.pages().counts.add(range);
         } else {
@@ -192,7 +192,7 @@ impl Drop for AtWork<'_> {
 
 /// Unlocks what is still mapped of `range`; the rest lost its lock with its mapping.
 fn unlock_mapped(range: AddressRange) -> Result<(), Errno> {
-    match sys::unlock(range) {
+    match memory::unlock(range) {
         // Something is not mapped, and there the kernel stopped; or the lock ends in the middle of
         // a mapping, which cannot be split because the table is full.
         Err(Errno(libc::ENOMEM)) => unlock_each(range),

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to map memory of its own, write to it, and have it transferred.
+//! This file reopens `unsafe_code` to have memory of its own transferred.
 
 #![allow(unsafe_code)]
 
@@ -10,14 +10,12 @@ use super::Strategy;
 use super::costs::{Costs, Way};
 use super::curve::{Curve, LENGTHS};
 use super::door::Door;
-use crate::limits::page_bytes;
 use crate::pieces::{Completion, Mover, Reason, Request, TransferError};
 use crate::pool::Pool;
-use crate::sys::{Errno, last_errno};
 use crate::{AddressRange, Cache, GetError, Monitor, Registrar};
+use pinfold_kernel::{Errno, mapping::OwnedMapping, process::page_bytes};
 use std::convert::Infallible;
 use std::fmt;
-use std::ptr;
 use std::time::Instant;
 
 /// Why nothing was measured.
@@ -244,33 +242,22 @@ fn nanoseconds(began: Instant, count: usize) -> f64 {
 }
 
 /// Memory to send from, whose pages are there.
-struct Memory(AddressRange);
+struct Memory {
+    _pages: OwnedMapping,
+    range: AddressRange,
+}
 
 impl Memory {
     fn new(bytes: usize) -> Result<Self, Errno> {
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: at an address of the kernel's choice, where nothing is.
-        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, rights, kind, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(last_errno());
-        }
-        // SAFETY: the mapping is this value's own and so long.
-        unsafe { start.cast::<u8>().write_bytes(0x5a, bytes) };
-        let range = AddressRange::new(start.expose_provenance(), bytes);
-        range.map(Self).map_err(|_| Errno(libc::ENOMEM))
+        let mut pages = OwnedMapping::new(bytes)?;
+        pages.fill(0x5a);
+        let range = pages.range().ok_or(Errno(libc::ENOMEM))?;
+        Ok(Self { _pages: pages, range })
     }
 
     /// The bytes of message `number`; each begins on a page of its own.
     fn message(&self, number: usize, bytes: usize) -> Option<AddressRange> {
-        let start = self.0.start() + number * bytes.next_multiple_of(page_bytes());
-        AddressRange::new(start, bytes).ok().filter(|range| self.0.contains(range))
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and no transfer is under way.
-        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.0.start()), self.0.len()) };
+        let start = self.range.start() + number * bytes.next_multiple_of(page_bytes());
+        AddressRange::new(start, bytes).ok().filter(|range| self.range.contains(range))
     }
 }

@@ -5,8 +5,8 @@
 //! have a change dated and look what the programs wrote.
 
 use super::sys::{Area, monotonic_time};
-use crate::sys::Errno;
 use pinfold_ebpf::layout::Changes;
+use pinfold_kernel::Errno;
 use std::sync::atomic::Ordering;
 
 /// The programs' clock, perhaps a little behind, never ahead: who reads it takes a record for younger

@@ -1,7 +1,7 @@
 //! Why the eBPF monitor could not start, and what to do about it.
 
 use crate::monitor::notify::ConnectError;
-use crate::sys::Errno;
+use pinfold_kernel::Errno;
 use std::fmt;
 
 /// Why the eBPF monitor could not start.

@@ -6,9 +6,9 @@
 
 use super::Core;
 use super::error::EbpfError;
-use super::sys::{Positions, keep_only};
-use crate::quiet_thread;
-use crate::sys::{self, Descriptor, Errno};
+use super::sys::Positions;
+use pinfold_kernel::descriptor::{keep_only, wait_readable};
+use pinfold_kernel::{Descriptor, Errno, thread};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, mpsc};
@@ -38,7 +38,7 @@ pub(super) fn start(
             run(&core, bell, &positions);
         }
     };
-    quiet_thread::spawn("pinfold-keeper", body)
+    thread::spawn("pinfold-keeper", body)
         .map_err(|error| EbpfError::thread(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
     let own_table = told.recv().unwrap_or(Err(Errno(libc::EAGAIN)));
     drop(kept);
@@ -55,7 +55,7 @@ fn run(core: &Core, bell: Descriptor, positions: &Positions) {
         if core.stopped() {
             return;
         }
-        if core.sequence() == told && !sys::wait_readable(bell, -1) {
+        if core.sequence() == told && !wait_readable(bell, -1) {
             core.lose();
             core.bell.ring();
             return;
@@ -68,6 +68,6 @@ fn run(core: &Core, bell: Descriptor, positions: &Positions) {
         if core.closed() {
             return;
         }
-        sys::sleep(PACE);
+        thread::sleep(PACE);
     }
 }

@@ -4,8 +4,8 @@
 use super::Ebpf;
 use super::error::EbpfError;
 use super::sys::{Area, attach_and_detach, nameless_file, punch, truncate};
-use crate::sys::Errno;
 use crate::{AddressRange, Monitor, Position, Watch};
+use pinfold_kernel::Errno;
 
 /// `MADV_GUARD_INSTALL`, since Linux 6.13.
 const GUARD_INSTALL: libc::c_int = 102;

@@ -10,8 +10,9 @@
 #![allow(unsafe_code)]
 
 use crate::AddressRange;
-use crate::sys::{Descriptor, Errno, last_errno};
 use pinfold_ebpf::layout::{Changes, Wishes};
+use pinfold_kernel::process::page_bytes;
+use pinfold_kernel::{Errno, errno::last_errno};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -106,7 +107,7 @@ unsafe impl Send for Positions {}
 
 impl Positions {
     pub(super) fn new(ring: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let page = crate::sys::page_bytes();
+        let page = page_bytes();
         let read = map_shared(ring, page, libc::PROT_READ | libc::PROT_WRITE, 0)?;
         match map_shared(ring, page, libc::PROT_READ, page) {
             Ok(written) => Ok(Self { read, written, page }),
@@ -153,7 +154,7 @@ impl Area {
     /// `pages` pages of private memory.
     pub(super) fn private(pages: usize) -> Result<Self, Errno> {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        Self::map(None, pages * crate::sys::page_bytes(), kind, -1)
+        Self::map(None, pages * page_bytes(), kind, -1)
     }
 
     /// One huge page of private memory, if the machine has one to spare.
@@ -165,7 +166,7 @@ impl Area {
 
     /// `pages` pages of a file.
     pub(super) fn of_file(file: &OwnedFd, pages: usize) -> Result<Self, Errno> {
-        let bytes = pages * crate::sys::page_bytes();
+        let bytes = pages * page_bytes();
         Self::map(None, bytes, libc::MAP_SHARED, file.as_raw_fd())
     }
 
@@ -188,7 +189,7 @@ impl Area {
 
     /// Has a page under every address.
     pub(super) fn touch(&self) {
-        for page in (0..self.bytes).step_by(crate::sys::page_bytes()) {
+        for page in (0..self.bytes).step_by(page_bytes()) {
             // SAFETY: inside the area, which is mapped for writing; nobody else looks at it.
             unsafe { self.start.add(page).write_volatile(1) };
         }
@@ -200,7 +201,7 @@ impl Area {
 
     /// The range of `count` of its pages from `first` on.
     pub(super) fn pages(&self, first: usize, count: usize) -> Option<AddressRange> {
-        let page = crate::sys::page_bytes();
+        let page = page_bytes();
         AddressRange::new(self.start.as_ptr().addr() + first * page, count * page).ok()
     }
 
@@ -259,7 +260,7 @@ pub(super) fn nameless_file(pages: usize) -> Result<OwnedFd, Errno> {
 
 /// Gives a file a length in pages.
 pub(super) fn truncate(file: &OwnedFd, pages: usize) -> Result<(), Errno> {
-    let length = libc::off_t::try_from(pages * crate::sys::page_bytes());
+    let length = libc::off_t::try_from(pages * page_bytes());
     let length = length.map_err(|_| Errno(libc::EFBIG))?;
     // SAFETY: plain numbers; who has mapped the file here never looks at its pages.
     done(unsafe { libc::ftruncate(file.as_raw_fd(), length) })
@@ -267,7 +268,7 @@ pub(super) fn truncate(file: &OwnedFd, pages: usize) -> Result<(), Errno> {
 
 /// Punches a hole of one page into a file.
 pub(super) fn punch(file: &OwnedFd, page: usize) -> Result<(), Errno> {
-    let bytes = crate::sys::page_bytes();
+    let bytes = page_bytes();
     let at = |value: usize| libc::off_t::try_from(value).map_err(|_| Errno(libc::EFBIG));
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: plain numbers.
@@ -276,7 +277,7 @@ pub(super) fn punch(file: &OwnedFd, page: usize) -> Result<(), Errno> {
 
 /// A System V segment of one page: attaches it, tells where, and detaches it.
 pub(super) fn attach_and_detach(between: impl FnOnce(AddressRange)) -> Result<(), Errno> {
-    let bytes = crate::sys::page_bytes();
+    let bytes = page_bytes();
     // SAFETY: plain numbers. The segment is removed below, before anybody else can know of it.
     let segment = unsafe { libc::shmget(libc::IPC_PRIVATE, bytes, 0o600) };
     if segment < 0 {
@@ -299,28 +300,6 @@ pub(super) fn attach_and_detach(between: impl FnOnce(AddressRange)) -> Result<()
 
 fn done(result: libc::c_int) -> Result<(), Errno> {
     if result < 0 { Err(last_errno()) } else { Ok(()) }
-}
-
-/// Gives the calling thread a table of descriptors of its own, with nothing in it but `kept`.
-pub(super) fn keep_only(kept: &[Descriptor]) -> Result<(), Errno> {
-    let mut numbers: Vec<u32> = kept.iter().map(|kept| kept.unsigned_abs()).collect();
-    numbers.sort_unstable();
-    // The first call makes the table; what lies above the highest is not even copied.
-    close_range(numbers.last().map_or(0, |last| last + 1), u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
-    let mut next = 0;
-    for number in numbers {
-        if number > next {
-            close_range(next, number - 1, 0)?;
-        }
-        next = number + 1;
-    }
-    Ok(())
-}
-
-fn close_range(first: u32, last: u32, flags: libc::c_uint) -> Result<(), Errno> {
-    // SAFETY: plain numbers; the table is the calling thread's own, so nobody else loses a file.
-    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) };
-    if answer < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds, as the programs read it.

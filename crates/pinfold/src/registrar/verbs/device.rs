@@ -12,7 +12,7 @@ use super::attributes::{Attributes, Operations, Transport};
 use super::ffi::*;
 use super::library::{Library, LoadError};
 use crate::fork_mark::ForkMark;
-use crate::sys::{Errno, last_errno};
+use pinfold_kernel::{Errno, errno::last_errno};
 use std::ffi::CStr;
 use std::fmt;
 use std::fs::{self, File};

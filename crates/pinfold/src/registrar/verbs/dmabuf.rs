@@ -13,8 +13,8 @@
 use super::attributes::access_flags;
 use super::registrar::{MemoryRegion, Verbs, is_gone};
 use crate::fork_mark::FORKED;
-use crate::sys::{Errno, last_errno};
 use pinfold_core::Access;
+use pinfold_kernel::{Errno, errno::last_errno};
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;

@@ -13,8 +13,8 @@
 
 use super::device::{Domain, OpenError};
 use super::ffi::*;
-use crate::sys::{Errno, last_errno};
 use libc::{c_int, c_uint};
+use pinfold_kernel::{Errno, errno::last_errno};
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr::{self, NonNull};

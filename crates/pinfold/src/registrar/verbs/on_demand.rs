@@ -12,14 +12,12 @@ use super::device::{Domain, OpenError};
 use super::ffi::*;
 use super::loopback::{Direction, Loopback, LoopbackError, Transfer};
 use super::registrar::{MemoryRegion, Verbs, granted};
-use crate::limits::page_bytes;
-use crate::sys::last_errno;
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
 };
+use pinfold_kernel::{Errno, mapping::OwnedMapping, memory, process::page_bytes};
 use std::fmt;
-use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 /// Registers memory that stays unpinned: the device follows the process's page table.
@@ -347,17 +345,17 @@ impl<'r> Test<'r> {
     /// Begins and ends within a page, and crosses two borders.
     fn part(&self) -> std::ops::Range<usize> {
         const BESIDE: usize = 100;
-        BESIDE..self.near.length - 2 * BESIDE
+        BESIDE..self.near.range.len() - 2 * BESIDE
     }
 
     fn transfer(&self, direction: Direction) -> Result<(), LoopbackError> {
         let part = self.part();
         let transfer = Transfer {
             lkey: self.near.region.lkey(),
-            address: self.near.start.as_ptr().expose_provenance() + part.start,
+            address: self.near.range.start() + part.start,
             length: part.len(),
             rkey: self.far.region.rkey(),
-            remote_address: self.far.start.as_ptr().expose_provenance() + part.start,
+            remote_address: self.far.range.start() + part.start,
         };
         // SAFETY: both ends are this test's own memory, not borrowed while it waits here.
         unsafe { self.loopback.transfer(direction, &[transfer]) }
@@ -368,73 +366,47 @@ impl<'r> Test<'r> {
 struct End<'r, R: Registrar<Handle = MemoryRegion>> {
     registrar: &'r R,
     region: MemoryRegion,
-    start: NonNull<u8>,
-    length: usize,
+    /// Unmapped after the registration has ended.
+    pages: OwnedMapping,
+    range: AddressRange,
 }
 
 impl<'r, R: Registrar<Handle = MemoryRegion>> End<'r, R> {
     fn new(registrar: &'r R, access: Access) -> Result<Self, Unproven> {
         let length = PAGES * page_bytes();
-        let start =
-            map(ptr::null_mut(), length, 0).map_err(|errno| OpenError::os("mmap", errno))?;
-        let registered = AddressRange::new(start.as_ptr().expose_provenance(), length)
-            .map_err(|_| RegisterError::Os { operation: "mmap", errno: libc::EINVAL })
-            // SAFETY: the pages are this test's own.
-            .and_then(|range| unsafe { registrar.register(range, registrar.granted(access)) });
-        match registered {
-            Ok(region) => Ok(Self { registrar, region, start, length }),
-            Err(error) => {
-                unmap(start, length);
-                Err(error.into())
-            }
-        }
+        let pages = OwnedMapping::new(length).map_err(|errno| OpenError::os("mmap", errno))?;
+        let range = pages.range().ok_or(OpenError::os("mmap", Errno(libc::EINVAL)))?;
+        // SAFETY: the pages are this test's own.
+        let region = unsafe { registrar.register(range, registrar.granted(access)) }?;
+        Ok(Self { registrar, region, pages, range })
     }
 
     /// Puts a pattern into every page that differs from byte to byte, page to page, and seed to seed.
     fn fill(&self, seed: usize) {
-        for at in 0..self.length {
+        for at in 0..self.range.len() {
             let byte = (at.wrapping_mul(31) + at / 251 + seed * 89).to_le_bytes()[0];
             // SAFETY: within the test's own pages, which no device touches now.
-            unsafe { self.start.add(at).write(byte) };
+            unsafe { self.pages.start().add(at).write(byte) };
         }
     }
 
     fn bytes(&self) -> Vec<u8> {
         // SAFETY: the test's own pages, which no device touches now; copied at once.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }.to_vec()
+        unsafe { std::slice::from_raw_parts(self.pages.start().as_ptr(), self.range.len()) }
+            .to_vec()
     }
 
     /// Maps new pages at the same addresses.
-    fn exchange(&self) -> Result<(), crate::sys::Errno> {
-        map(self.start.as_ptr(), self.length, libc::MAP_FIXED).map(drop)
+    fn exchange(&self) -> Result<(), Errno> {
+        // SAFETY: the test's own pages; what they hold is not needed any more.
+        unsafe { memory::renew(self.range) }
     }
 }
 
 impl<R: Registrar<Handle = MemoryRegion>> Drop for End<'_, R> {
     fn drop(&mut self) {
-        if let Ok(range) = AddressRange::new(self.start.as_ptr().addr(), self.length) {
-            // What cannot be given back is tried again when the registrar is dropped.
-            // SAFETY: this test registered it, and ends it here.
-            let _ = unsafe { self.registrar.deregister(self.region, range) };
-        }
-        unmap(self.start, self.length);
+        // What cannot be deregistered is tried again when the registrar is dropped.
+        // SAFETY: this test registered it, and ends it here.
+        let _ = unsafe { self.registrar.deregister(self.region, self.range) };
     }
-}
-
-/// Maps private pages: at an address of the kernel's choice, or over those at `at`, which are the
-/// caller's.
-fn map(at: *mut u8, length: usize, fixed: i32) -> Result<NonNull<u8>, crate::sys::Errno> {
-    let rights = libc::PROT_READ | libc::PROT_WRITE;
-    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
-    // SAFETY: without MAP_FIXED the addresses are nobody's, with it the caller's.
-    let mapped = unsafe { libc::mmap(at.cast(), length, rights, kind, -1, 0) };
-    match NonNull::new(mapped.cast()) {
-        Some(start) if mapped != libc::MAP_FAILED => Ok(start),
-        _ => Err(last_errno()),
-    }
-}
-
-fn unmap(start: NonNull<u8>, length: usize) {
-    // SAFETY: the test's own pages, borrowed by nobody any more.
-    unsafe { libc::munmap(start.as_ptr().cast(), length) };
 }

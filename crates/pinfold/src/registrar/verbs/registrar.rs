@@ -12,14 +12,14 @@ use super::attributes::access_flags;
 use super::device::{Device, Domain, OpenError};
 use super::ffi::*;
 use crate::fork_mark::{FORKED, ForkMark};
-use crate::limits::{Limits, page_bytes};
+use crate::limits::Limits;
 use crate::mappings;
-use crate::sys::{Errno, last_errno};
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
     ResizeError, Unsupported,
 };
+use pinfold_kernel::{Errno, errno::last_errno, process::page_bytes};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ptr::{self, NonNull};

@@ -1,28 +1,28 @@
-//! Threads of the library's own: with all signals blocked from their first instruction, so that no
-//! handler of the program ever runs on them.
+//! Threads: those of the library's own, with all signals blocked from their first instruction, so that no
+//! handler of the program ever runs on them; and what a thread asks for itself.
 //!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to change the calling thread's signal mask around the start of
-//! a thread, which inherits it, and to start and join threads that are not the standard library's.
+//! a thread, which inherits it, to start and join threads that are not the standard library's, and for calls
+//! that take numbers.
 
 #![allow(unsafe_code)]
 
+use crate::process::Resource;
 use std::ffi::CStr;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+use std::time::Duration;
 
 /// Starts a thread named `name` (15 bytes at most are shown) that no signal interrupts.
 ///
 /// # Errors
 ///
 /// What the system says when it starts no more threads.
-pub(crate) fn spawn(
-    name: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let _blocked = SignalsBlocked::new();
     Builder::new().name(name.into()).spawn(body)
 }
@@ -32,7 +32,7 @@ pub(crate) fn spawn(
 /// # Errors
 ///
 /// As [`spawn`].
-pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
+pub fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
     body: impl FnOnce() -> T + Send + 'scope,
@@ -46,7 +46,7 @@ pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
 /// The standard library's threads allocate, and the C library sets 64 MiB of addresses aside for each
 /// thread that does, which a program with a limit on its address space notices.
 #[derive(Debug)]
-pub(crate) struct LeanThread<T: Sync + 'static> {
+pub struct LeanThread<T: Sync + 'static> {
     thread: libc::pthread_t,
     /// What the thread works on; it has it until it is joined.
     shared: ManuallyDrop<Arc<Work<T>>>,
@@ -66,7 +66,7 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
     /// # Errors
     ///
     /// As [`spawn`].
-    pub(crate) fn spawn(name: &CStr, on: T, body: fn(&T)) -> io::Result<Self> {
+    pub fn spawn(name: &CStr, on: T, body: fn(&T)) -> io::Result<Self> {
         extern "C" fn start<T>(work: *mut libc::c_void) -> *mut libc::c_void {
             // SAFETY: `spawn` passes this, and it lives until the thread is joined, or for ever.
             let work = unsafe { &*work.cast_const().cast::<Work<T>>() };
@@ -100,12 +100,12 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
     }
 
     /// What it works on.
-    pub(crate) fn on(&self) -> &T {
+    pub fn on(&self) -> &T {
         &self.shared.on
     }
 
     /// Waits for its end.
-    pub(crate) fn join(mut self) {
+    pub fn join(mut self) {
         // SAFETY: joined once; behind it the thread uses nothing any more. A value that is dropped
         // without this goes on for ever, and what it works on with it.
         unsafe {
@@ -150,6 +150,51 @@ impl Drop for SignalsBlocked {
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
         }
     }
+}
+
+/// The calling thread's number.
+pub fn thread_id() -> u32 {
+    // SAFETY: the call has no argument and cannot fail.
+    let id = unsafe { libc::syscall(libc::SYS_gettid) };
+    u32::try_from(id).unwrap_or(0)
+}
+
+/// Has the calling thread run before all threads that the process may start: in real time, with the
+/// highest priority that it may ask for. False if it may ask for none.
+///
+/// Threads and processes that this one starts do not inherit it.
+pub fn run_before_all() -> bool {
+    // SAFETY: the call takes and gives numbers.
+    let highest = unsafe { libc::sched_get_priority_max(libc::SCHED_FIFO) };
+    run_in_real_time(highest) || most_real_time_priority().is_some_and(run_in_real_time)
+}
+
+fn run_in_real_time(priority: libc::c_int) -> bool {
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: the kernel reads the parameters.
+    priority > 0 && unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+}
+
+/// What `RLIMIT_RTPRIO` leaves to a process without privilege.
+fn most_real_time_priority() -> Option<libc::c_int> {
+    Resource::RealTimePriority.limit().soft.and_then(|most| most.try_into().ok())
+}
+
+/// Lets another thread run.
+pub fn yield_now() {
+    // SAFETY: the call has no argument and cannot fail.
+    unsafe { libc::sched_yield() };
+}
+
+/// Sleeps without touching anything but the clock.
+pub fn sleep(duration: Duration) {
+    let time = libc::timespec {
+        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    };
+    // SAFETY: the kernel reads `time`.
+    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
 }
 
 #[cfg(test)]

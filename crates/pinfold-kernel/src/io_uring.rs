@@ -1,43 +1,18 @@
-//! The system calls of the registrars, one small function each.
+//! Rings of io_uring: fixed buffers (Linux 5.13 for tables that change, 5.19 for sparse ones).
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` because a system call is a foreign function. None of these
-//! calls writes to memory of the program other than what is passed as `&mut` or owned here: a
-//! registration opens memory to a device only by the requests that the program submits later, and
-//! that contract is [`Registrar::register`](pinfold_core::Registrar::register)'s.
+//! This file reopens `unsafe_code` because a system call is a foreign function. A registration opens memory to
+//! a device only by the requests that the program submits later, and that contract is
+//! [`Registrar::register`](pinfold_core::Registrar::register)'s.
 
 #![allow(unsafe_code)]
 
-pub(super) use crate::sys::Errno;
-use crate::sys::last_errno;
+use crate::errno::{Errno, checked, last_errno};
 use pinfold_core::AddressRange;
-use std::mem::{self, MaybeUninit};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
-
-fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
-    if result < 0 { Err(last_errno()) } else { Ok(result) }
-}
-
-/// A second descriptor of the same open file, closed on `exec`.
-///
-/// A number that stands for no open file is refused by the kernel (`EBADF`).
-pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: F_DUPFD_CLOEXEC takes no pointer.
-    let new = check(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })?;
-    // SAFETY: the kernel just made `new` for this caller; nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(new) })
-}
-
-/// The inode number behind a descriptor: each ring has its own since Linux 5.16.
-pub(super) fn inode(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let mut stat = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: `stat` has room for the answer.
-    check(unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) })?;
-    // SAFETY: fstat succeeded, so it has filled `stat`.
-    Ok(unsafe { stat.assume_init() }.st_ino)
-}
 
 const REGISTER_BUFFERS2: libc::c_uint = 15;
 const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
@@ -79,7 +54,7 @@ const CLEARED_AT_ONCE: u32 = 256;
 
 static EMPTY_SLOTS: [Slot; CLEARED_AT_ONCE as usize] = [EMPTY; CLEARED_AT_ONCE as usize];
 
-fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Result<i32, Errno> {
+fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Result<(), Errno> {
     // SAFETY: both opcodes used here read a `T` of the length given, and the slots and tags that
     // it points to, which outlive the call; they write nothing.
     let done = unsafe {
@@ -91,13 +66,13 @@ fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Resu
             mem::size_of::<T>(),
         )
     };
-    check(libc::c_int::try_from(done).unwrap_or(-1))
+    checked(done).map(drop)
 }
 
 /// Gives the ring a table of `slots` empty slots.
-pub(super) fn make_table(ring: BorrowedFd<'_>, slots: u32) -> Result<(), Errno> {
+pub fn make_table(ring: BorrowedFd<'_>, slots: u32) -> Result<(), Errno> {
     let table = Table { nr: slots, flags: SPARSE, reserved: 0, data: 0, tags: 0 };
-    register(ring, REGISTER_BUFFERS2, &table).map(drop)
+    register(ring, REGISTER_BUFFERS2, &table)
 }
 
 fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot], tags: &[u64]) -> Result<(), Errno> {
@@ -106,12 +81,12 @@ fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot], tags: &[u64]) -> Res
     let data = slots.as_ptr().addr() as u64;
     let tags = if tags.is_empty() { 0 } else { tags.as_ptr().addr() as u64 };
     let update = Update { offset: first, reserved: 0, data, tags, nr, reserved2: 0 };
-    register(ring, REGISTER_BUFFERS_UPDATE, &update).map(drop)
+    register(ring, REGISTER_BUFFERS_UPDATE, &update)
 }
 
 /// Pins the pages of `range` and puts them into a slot. A `tag` that is not zero comes back as a
 /// completion when the slot has something else and the last request that uses the pages has ended.
-pub(super) fn fill_slot(
+pub fn fill_slot(
     ring: BorrowedFd<'_>,
     slot: u16,
     range: AddressRange,
@@ -122,12 +97,12 @@ pub(super) fn fill_slot(
 }
 
 /// Empties a slot.
-pub(super) fn clear_slot(ring: BorrowedFd<'_>, slot: u16) -> Result<(), Errno> {
+pub fn clear_slot(ring: BorrowedFd<'_>, slot: u16) -> Result<(), Errno> {
     update(ring, slot.into(), &[EMPTY], &[])
 }
 
 /// Empties every slot from `first` up to, not including, `end`.
-pub(super) fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<(), Errno> {
+pub fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<(), Errno> {
     let mut next = first;
     while next < end {
         let count = (end - next).min(CLEARED_AT_ONCE);
@@ -138,22 +113,10 @@ pub(super) fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<
 }
 
 /// The error that an impossible `io_uring_setup` meets: `EFAULT` where io_uring may be used.
-pub(super) fn setup_refusal() -> Errno {
+pub fn setup_refusal() -> Errno {
     // SAFETY: the parameters are null, so the kernel makes no ring and touches no memory.
     let made = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, ptr::null_mut::<u8>()) };
     if made < 0 { last_errno() } else { Errno(0) }
-}
-
-/// Locks the pages of `range` in memory.
-pub(super) fn lock(range: AddressRange) -> Result<(), Errno> {
-    // SAFETY: mlock changes where pages live, never what they hold.
-    check(unsafe { libc::mlock(ptr::without_provenance(range.start()), range.len()) }).map(drop)
-}
-
-/// Lets the pages of `range` go again.
-pub(super) fn unlock(range: AddressRange) -> Result<(), Errno> {
-    // SAFETY: munlock changes where pages may live, never what they hold.
-    check(unsafe { libc::munlock(ptr::without_provenance(range.start()), range.len()) }).map(drop)
 }
 
 #[cfg(test)]

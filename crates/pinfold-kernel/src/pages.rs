@@ -1,5 +1,5 @@
-//! Which pages of a range are there, and which of them are huge: `/proc/self/pagemap`, as Linux 6.7 lets
-//! one ask it.
+//! Which pages of a range are there, and which of them are huge: `mincore(2)`, and `/proc/self/pagemap` as
+//! Linux 6.7 lets one ask it.
 //!
 //! # Safety
 //!
@@ -8,21 +8,52 @@
 
 #![allow(unsafe_code)]
 
-use crate::AddressRange;
-use crate::sys::{Descriptor, Errno, close, last_errno, open, request};
+use crate::descriptor::{Descriptor, close, open};
+use crate::errno::{Errno, checked};
+use crate::request::request;
+use pinfold_core::AddressRange;
 use std::mem::size_of;
+use std::ptr;
+
+/// How many pages one look tells about.
+const LOOK: usize = 512;
+
+/// Whether every page of `range` is there. `None` if the kernel does not tell: a part is unmapped, or the
+/// range does not begin at a page.
+///
+/// One system call and half a kilobyte of stack for each 512 pages.
+pub fn is_there(range: AddressRange, page_bytes: usize) -> Option<bool> {
+    let mut found = [0_u8; LOOK];
+    let mut next = range.start();
+    while next < range.end() {
+        let length = (range.end() - next).min(LOOK * page_bytes);
+        // SAFETY: the kernel writes one byte for each page of `length` bytes, which are at most as
+        // many as `found` has.
+        let told =
+            unsafe { libc::mincore(ptr::without_provenance_mut(next), length, found.as_mut_ptr()) };
+        if told != 0 {
+            return None;
+        }
+        let pages = length.div_ceil(page_bytes);
+        if found.iter().take(pages).any(|page| page & 1 == 0) {
+            return Some(false);
+        }
+        next += length;
+    }
+    Some(true)
+}
 
 /// Bytes of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Present {
+pub struct Present {
     /// In pages that are there.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
     /// In huge ones of them.
-    pub(crate) huge: usize,
+    pub huge: usize,
 }
 
 /// What is there of `range`. `ENOTTY` before Linux 6.7.
-pub(crate) fn present(range: AddressRange) -> Result<Present, Errno> {
+pub fn present(range: AddressRange) -> Result<Present, Errno> {
     let pagemap = open(c"/proc/self/pagemap", 0)?;
     let counted = count(pagemap, range);
     close(pagemap);
@@ -109,9 +140,9 @@ fn scan(
     // SAFETY: the kernel reads and writes `scan`, whose size it is told, and writes at most `regions_len`
     // stretches.
     let found = unsafe { libc::ioctl(pagemap, PAGEMAP_SCAN as _, &raw mut scan) };
-    match usize::try_from(found) {
+    match checked(found.into()) {
         Ok(found) => Ok((found, usize::try_from(scan.walk_end).unwrap_or(usize::MAX))),
-        Err(_) => Err(last_errno()),
+        Err(errno) => Err(errno),
     }
 }
 

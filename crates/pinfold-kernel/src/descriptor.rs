@@ -1,0 +1,184 @@
+//! Descriptors by their numbers: files, their identity, the table that they are in.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to name descriptors by numbers that this process does not own: the
+//! program may close any descriptor, and reuse its number. No memory depends on what a number stands for, and a
+//! number of the wrong kind or of none gives an error.
+
+#![allow(unsafe_code)]
+
+use crate::errno::{Errno, checked, done, last_errno};
+use rustix::fs::{Mode, OFlags};
+use std::ffi::CStr;
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// A descriptor number. Not owned: the program may close any descriptor behind our back, and then
+/// closing the number again would close a file of another's.
+pub type Descriptor = RawFd;
+
+/// A number for one call. `EBADF` for a negative one.
+pub(crate) fn named<'call>(descriptor: Descriptor) -> Result<BorrowedFd<'call>, Errno> {
+    if descriptor < 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: not -1. That it stays open is not promised; the kernel looks the number up for each call.
+    Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
+}
+
+/// Opens `path` for reading. `flags` are of `fcntl.h`, `O_DIRECTORY` for instance.
+pub fn open(path: &CStr, flags: libc::c_int) -> Result<Descriptor, Errno> {
+    let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into_raw_fd())
+}
+
+/// Closes a descriptor that the caller opened.
+pub fn close(descriptor: Descriptor) {
+    if descriptor >= 0 {
+        // SAFETY: closing a number cannot break memory safety: no file is memory of this workspace.
+        // A failure leaves nothing to do: Linux frees the number in any case.
+        unsafe { rustix::io::close(descriptor) };
+    }
+}
+
+/// Reads up to `buffer.len()` bytes; 0 at the end.
+pub fn read(descriptor: Descriptor, buffer: &mut [u8]) -> Result<usize, Errno> {
+    Ok(rustix::io::read(named(descriptor)?, buffer)?)
+}
+
+/// As [`read`], from the byte `offset` on.
+pub fn read_at(descriptor: Descriptor, buffer: &mut [u8], offset: usize) -> Result<usize, Errno> {
+    Ok(rustix::io::pread(named(descriptor)?, buffer, offset as u64)?)
+}
+
+/// The text of a symbolic link, cut at the buffer's end.
+pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
+    let length = rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut *buffer)?;
+    Ok(buffer.get(..length).unwrap_or_default())
+}
+
+/// Reads entries of an open directory as `struct linux_dirent64` records; 0 at the end.
+pub fn read_directory(directory: Descriptor, buffer: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel writes at most the buffer's length.
+    checked(unsafe {
+        libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), buffer.len())
+    })
+}
+
+/// What tells one open file from another: device and inode. Linux gives every userfaultfd an
+/// inode of its own (since 5.12), and every ring of io_uring (since 5.16).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+/// The identity of what the number stands for now.
+pub fn identity(descriptor: Descriptor) -> Result<Identity, Errno> {
+    let status = rustix::fs::fstat(named(descriptor)?)?;
+    #[allow(clippy::useless_conversion)] // the fields' types differ between architectures
+    Ok(Identity { device: status.st_dev.into(), inode: status.st_ino.into() })
+}
+
+/// A second number for `descriptor`, at least `lowest`, closed on `exec`.
+pub fn duplicate_above(descriptor: Descriptor, lowest: Descriptor) -> Result<Descriptor, Errno> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(named(descriptor)?, lowest)?.into_raw_fd())
+}
+
+/// A second descriptor of the same open file, above the standard ones and closed on `exec`.
+///
+/// A number that stands for no open file is refused by the kernel (`EBADF`).
+pub fn duplicate(descriptor: Descriptor) -> Result<OwnedFd, Errno> {
+    const ABOVE_STANDARD: Descriptor = 3;
+    Ok(rustix::io::fcntl_dupfd_cloexec(named(descriptor)?, ABOVE_STANDARD)?)
+}
+
+/// Gives the calling thread a table of descriptors of its own with nothing in it but `kept`, under their numbers.
+///
+/// # Errors
+///
+/// `ENOSYS` before Linux 5.9, `EPERM` and the like by filters of system calls: the table is shared as before.
+/// After another error the thread has its own table with more in it.
+pub fn keep_only(kept: &[Descriptor]) -> Result<(), Errno> {
+    let bounds = |&number: &Descriptor| u32::try_from(number).ok();
+    let highest = kept.iter().filter_map(bounds).max();
+    // The first call makes the table; what lies above the highest is not even copied, what lies below is.
+    close_range(highest.map_or(0, |last| last + 1), u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
+    let mut next = 0;
+    while let Some(number) = kept.iter().filter_map(bounds).filter(|&n| n >= next).min() {
+        if number > next {
+            close_range(next, number - 1, 0)?;
+        }
+        next = number + 1;
+    }
+    Ok(())
+}
+
+fn close_range(first: u32, last: u32, flags: libc::c_uint) -> Result<(), Errno> {
+    // SAFETY: closing numbers cannot break memory safety; see `close`.
+    done(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
+}
+
+/// Whether two processes have one table of descriptors; false where the kernel does not tell.
+pub fn share_descriptors(one: u32, other: u32) -> bool {
+    const FILES: libc::c_int = 2; // `KCMP_FILES` of `linux/kcmp.h`
+    // SAFETY: the call takes numbers and changes nothing.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, FILES, 0, 0) == 0 }
+}
+
+/// Waits until `descriptor` has something to read, or for `timeout_ms` (-1: for ever). False if
+/// the number is not open any more.
+pub fn wait_readable(descriptor: Descriptor, timeout_ms: i32) -> bool {
+    let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the kernel reads and writes one `pollfd`.
+    let answered = unsafe { libc::poll(&raw mut poll, 1, timeout_ms) } >= 0;
+    if !answered && last_errno() != Errno(libc::EINTR) {
+        // RLIMIT_NOFILE is zero now, and poll refuses to look at any descriptor; or a filter of
+        // system calls refuses poll. The caller looks again in a millisecond instead of at once for
+        // ever.
+        crate::thread::sleep(Duration::from_millis(1));
+    }
+    poll.revents & libc::POLLNVAL == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_wrong_descriptor_is_an_error() {
+        assert_eq!(read(-1, &mut [0; 4]), Err(Errno(libc::EBADF)));
+        assert_eq!(identity(1 << 20), Err(Errno(libc::EBADF)));
+        assert!(duplicate(1 << 20).is_err() && !wait_readable(1 << 20, 0));
+        close(-1);
+    }
+
+    #[test]
+    fn a_second_number_stands_for_the_same_file() {
+        let null = open(c"/dev/null", 0).unwrap();
+        let second = duplicate(null).unwrap();
+        assert!(second.as_raw_fd() > 2);
+        assert_eq!(identity(second.as_raw_fd()), identity(null));
+        close(null);
+        assert_eq!(read(second.as_raw_fd(), &mut [0; 4]), Ok(0));
+    }
+
+    #[test]
+    fn a_thread_keeps_what_it_names_and_others_keep_all() {
+        let files: Vec<_> = (0..3).map(|_| open(c"/dev/zero", 0).unwrap()).collect();
+        let is_open = |number| read(number, &mut [0; 1]) == Ok(1);
+        let within = files.clone();
+        let seen = std::thread::spawn(move || {
+            keep_only(&[within[2], within[0]])
+                .map(|()| within.into_iter().map(is_open).collect::<Vec<_>>())
+        });
+        match seen.join().unwrap() {
+            Ok(open) => assert_eq!(open, [true, false, true]),
+            Err(Errno(errno)) => eprintln!("skipped: close_range is refused ({errno})"),
+        }
+        assert!(files.iter().copied().all(is_open));
+        files.into_iter().for_each(close);
+    }
+}

@@ -1,0 +1,52 @@
+//! Typed calls of the Linux kernel. **Internal to Pinfold**: no stable interface, and other crates have no use for it.
+//!
+//! Every system call of the workspace stands here once, with what it needs of the kernel: the version that
+//! brought it, the error numbers that callers tell apart, and whether it can change what memory holds. A
+//! function that cannot break memory safety is safe to call with any argument; the others say in `# Safety`
+//! what their callers are responsible for.
+//!
+//! | module | calls |
+//! |---|---|
+//! | [`errno`] | the kernel's error numbers |
+//! | [`process`], [`thread`] | facts of the process, threads without signals, waiting |
+//! | [`descriptor`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
+//! | [`memory`], [`mapping`], [`pages`], [`numa`] | mappings and their pages, on ranges and as owned values |
+//! | [`procmap`], [`userfaultfd`], [`io_uring`], [`symbols`] | the table of mappings, its changes, fixed buffers, the dynamic linker |
+//!
+//! # Which way a call takes
+//!
+//! `rustix` makes its system calls itself: no cancellation point, no write to `errno`, and no function that
+//! another library (UCX, `libpinfold_preload.so`) has replaced. Two kinds of calls go through the C library on
+//! purpose:
+//!
+//! - `mmap`, `munmap` and `madvise`: other caches of registrations replace these functions to see memory go, and
+//!   memory of ours may be in such a cache;
+//! - calls that `rustix` takes for infallible (`gettid`, `getrlimit`, `sched_yield`) and that a filter of system
+//!   calls may refuse.
+//!
+//! `mremap` is always the kernel's own call, because replacements of the C library's function may lose its last
+//! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
+//! that the reader of a monitor may use all of it.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("these are calls of the Linux kernel");
+
+pub mod descriptor;
+pub mod errno;
+pub mod futex;
+pub mod io_uring;
+pub mod mapping;
+pub mod membarrier;
+pub mod memory;
+pub mod numa;
+pub mod pages;
+pub mod process;
+pub mod procmap;
+mod request;
+pub mod socket;
+pub mod symbols;
+pub mod thread;
+pub mod userfaultfd;
+
+pub use descriptor::Descriptor;
+pub use errno::Errno;

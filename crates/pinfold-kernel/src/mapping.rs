@@ -1,0 +1,298 @@
+//! Mappings that one value owns.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` because a system call is a foreign function. What is changed here is
+//! memory that a value owns; code that hands out parts of it keeps the value.
+
+#![allow(unsafe_code)]
+
+use crate::errno::{Errno, done, last_errno};
+use crate::memory::{PRIVATE, RIGHTS};
+use crate::pages::present;
+use crate::process::page_bytes;
+use pinfold_core::AddressRange;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+/// Memory that is mapped until this is dropped; readable and writable unless it was made otherwise.
+#[derive(Debug)]
+pub struct OwnedMapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// From the beginning, and all of it.
+    writable: bool,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread.
+unsafe impl Send for OwnedMapping {}
+// SAFETY: as above; through `&OwnedMapping` nothing of its contents is reached.
+unsafe impl Sync for OwnedMapping {}
+
+impl OwnedMapping {
+    /// Maps private zeros at an address of the kernel's choice; no page is there yet.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for no bytes, `ENOMEM` where addresses, memory or mappings are exhausted.
+    pub fn new(bytes: usize) -> Result<Self, Errno> {
+        Self::anywhere(bytes, RIGHTS, PRIVATE, -1, 0)
+    }
+
+    /// Maps private addresses that nothing may be read from or written to; see [`allow`](Self::allow).
+    pub fn inaccessible(bytes: usize) -> Result<Self, Errno> {
+        Self::anywhere(bytes, libc::PROT_NONE, PRIVATE | libc::MAP_NORESERVE, -1, 0)
+    }
+
+    /// Maps zeros that forked children share.
+    pub fn shared(bytes: usize) -> Result<Self, Errno> {
+        Self::anywhere(bytes, RIGHTS, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)
+    }
+
+    /// Maps what a descriptor stands for, from the byte `offset` on, shared with all who map it.
+    pub fn of_file(
+        file: BorrowedFd<'_>,
+        bytes: usize,
+        writable: bool,
+        offset: usize,
+    ) -> Result<Self, Errno> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EINVAL))?;
+        let rights = if writable { RIGHTS } else { libc::PROT_READ };
+        Self::anywhere(bytes, rights, libc::MAP_SHARED, file.as_raw_fd(), offset)
+    }
+
+    /// Maps private zeros in huge pages of 2 MiB that the system has set aside. `bytes` is a multiple of
+    /// that, and so is the address.
+    pub fn set_aside(bytes: usize) -> Result<Self, Errno> {
+        let kind = PRIVATE | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        Self::anywhere(bytes, RIGHTS, kind, -1, 0)
+    }
+
+    /// Maps private zeros at a multiple of `align`, a power of two of at least a page.
+    pub fn aligned(bytes: usize, align: usize) -> Result<Self, Errno> {
+        let all = bytes.checked_add(align).ok_or(Errno(libc::ENOMEM))?;
+        let whole = Self::new(all)?;
+        let before = whole.start.as_ptr().align_offset(align);
+        let (_, rest) = whole.split(before);
+        Ok(rest.split(bytes).0)
+    }
+
+    fn anywhere(
+        bytes: usize,
+        rights: libc::c_int,
+        kind: libc::c_int,
+        file: libc::c_int,
+        offset: libc::off_t,
+    ) -> Result<Self, Errno> {
+        // SAFETY: without MAP_FIXED the kernel picks addresses that nothing else uses.
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, rights, kind, file, offset) };
+        if start == libc::MAP_FAILED {
+            return Err(last_errno());
+        }
+        // Exposed: ranges name this memory by its addresses.
+        start.expose_provenance();
+        let start = NonNull::new(start.cast()).ok_or(Errno(libc::ENOMEM))?;
+        Ok(Self { start, bytes, writable: rights & libc::PROT_WRITE != 0 })
+    }
+
+    /// Two that own their parts; one of them may be of no bytes.
+    fn split(self, at: usize) -> (Self, Self) {
+        let whole = std::mem::ManuallyDrop::new(self);
+        let at = at.min(whole.bytes);
+        // SAFETY: within the mapping or at its end.
+        let behind = unsafe { whole.start.add(at) };
+        let part = |start, bytes| Self { start, bytes, writable: whole.writable };
+        (part(whole.start, at), part(behind, whole.bytes - at))
+    }
+
+    /// Where it begins.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its addresses, or as many pages of them as `bytes` says; none of it has no bytes.
+    pub fn range(&self) -> Option<AddressRange> {
+        AddressRange::new(self.start.addr().get(), self.bytes).ok()
+    }
+
+    /// It stays as long as the process does.
+    pub fn leak(self) -> NonNull<u8> {
+        let start = self.start;
+        std::mem::forget(self);
+        start
+    }
+
+    /// Asks for huge pages, or for none.
+    pub fn want_huge_pages(&self, wanted: bool) -> Result<(), Errno> {
+        self.advise(if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE })
+    }
+
+    /// From now on a forked child finds zeros here. Linux 4.14.
+    pub fn wipe_on_fork(&self) -> Result<(), Errno> {
+        self.advise(libc::MADV_WIPEONFORK)
+    }
+
+    /// From now on a forked child finds nothing here.
+    pub fn leave_out_of_forks(&self) -> Result<(), Errno> {
+        self.advise(libc::MADV_DONTFORK)
+    }
+
+    /// Brings every page in, to be written; unlike a first touch it fails where there is none.
+    ///
+    /// `EINVAL` before Linux 5.14.
+    pub fn populate(&self) -> Result<(), Errno> {
+        loop {
+            match self.advise(libc::MADV_POPULATE_WRITE) {
+                Err(Errno(libc::EINTR | libc::EAGAIN)) => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn advise(&self, advice: libc::c_int) -> Result<(), Errno> {
+        // SAFETY: the memory is ours, and none of these advices unmaps it here or changes what it
+        // holds here.
+        done(unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) })
+    }
+
+    /// Lets it be read and written from the byte `first` on, for `bytes` bytes: whole pages.
+    pub fn allow(&self, first: usize, bytes: usize) -> Result<(), Errno> {
+        if first.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(Errno(libc::EINVAL));
+        }
+        // SAFETY: inside the mapping. Rights are added, which breaks no one's use of it.
+        done(unsafe { libc::mprotect(self.start.add(first).as_ptr().cast(), bytes, RIGHTS) })
+    }
+
+    /// Writes `byte` over all of it, which brings every page in; nothing if it was not made to be written.
+    ///
+    /// Code that has given out parts of it knows that they are not in use.
+    pub fn fill(&mut self, byte: u8) {
+        if self.writable {
+            // SAFETY: within the mapping, which is ours (`&mut`).
+            unsafe { self.start.write_bytes(byte, self.bytes) };
+        }
+    }
+
+    /// How many of its bytes lie in huge pages. `ENOTTY` before Linux 6.7.
+    pub fn huge_bytes(&self) -> Result<usize, Errno> {
+        Ok(present(self.range().ok_or(Errno(libc::EINVAL))?)?.huge)
+    }
+}
+
+impl Drop for OwnedMapping {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: the mapping is ours, and whoever was given a part of it has returned it.
+            unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+        }
+    }
+}
+
+/// One private anonymous page that is only ever read as atomic words.
+///
+/// Several of its methods change the mapping on purpose: they are how a monitor tests itself.
+#[derive(Debug)]
+pub struct AtomicPage(OwnedMapping);
+
+impl AtomicPage {
+    /// Maps a page of zeros.
+    pub fn new() -> Result<Self, Errno> {
+        OwnedMapping::new(page_bytes()).map(Self)
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> usize {
+        self.0.start.addr().get()
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// The page's first word.
+    pub fn word(&self) -> &AtomicU64 {
+        // SAFETY: the page is mapped readable and writable, aligned and zero-filled for as long as
+        // `self` lives, and is accessed through this reference alone. The kernel may set it to
+        // zero behind our back (in a forked child, on `discard`); an atomic read bears that.
+        unsafe { self.0.start.cast().as_ref() }
+    }
+
+    /// From now on a forked child finds zeros here. Linux 4.14.
+    pub fn wipe_on_fork(&self) -> Result<(), Errno> {
+        self.0.wipe_on_fork()
+    }
+
+    /// Drops the contents: they read as zero again.
+    pub fn discard(&self) -> Result<(), Errno> {
+        self.0.advise(libc::MADV_DONTNEED)
+    }
+
+    /// Maps a fresh page over this one.
+    pub fn replace(&self) -> Result<(), Errno> {
+        let (start, kind) = (self.0.start.as_ptr().cast(), PRIVATE | libc::MAP_FIXED);
+        // SAFETY: the page is ours and stays mapped: the kernel swaps it in one step.
+        let start = unsafe { libc::mmap(start, self.0.bytes, RIGHTS, kind, -1, 0) };
+        if start == libc::MAP_FAILED { Err(last_errno()) } else { Ok(()) }
+    }
+
+    /// Moves the contents to a new page and leaves this one empty. Linux 5.7.
+    pub fn move_contents(&self) -> Result<Self, Errno> {
+        let to = Self::new()?;
+        let range = |page: &Self| page.0.range().ok_or(Errno(libc::EINVAL));
+        // SAFETY: both pages are ours, of one length, and stay mapped; atomic words bear the change.
+        unsafe { crate::memory::move_out(range(self)?, range(&to)?)? };
+        Ok(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed; // one thread
+
+    #[test]
+    fn a_mapping_is_where_and_as_long_as_asked() {
+        const ALIGN: usize = 1 << 21;
+        let mut mapping = OwnedMapping::aligned(3 * page_bytes(), ALIGN).unwrap();
+        let range = mapping.range().unwrap();
+        assert_eq!((range.start() % ALIGN, range.len()), (0, 3 * page_bytes()));
+        mapping.fill(7);
+        let (before, behind) = (range.start() - page_bytes(), range.end());
+        drop(mapping);
+        for place in [range.start(), range.end() - page_bytes(), before, behind] {
+            let page = AddressRange::new(place, page_bytes()).unwrap();
+            assert_eq!(crate::pages::is_there(page, page_bytes()), None, "{place:x} is unmapped");
+        }
+    }
+
+    #[test]
+    fn rights_are_added_inside_only() {
+        let mapping = OwnedMapping::inaccessible(3 * page_bytes()).unwrap();
+        mapping.allow(page_bytes(), page_bytes()).unwrap();
+        assert_eq!(mapping.allow(3 * page_bytes(), page_bytes()), Err(Errno(libc::EINVAL)));
+        assert_eq!(mapping.allow(usize::MAX, page_bytes()), Err(Errno(libc::EINVAL)));
+        // SAFETY: the page was made writable.
+        unsafe { mapping.start().add(page_bytes()).write(7) };
+    }
+
+    #[test]
+    fn a_page_changes_and_stays_ours() {
+        let page = AtomicPage::new().unwrap();
+        page.word().store(7, Relaxed);
+        let moved = page.move_contents().unwrap();
+        assert_eq!((page.word().load(Relaxed), moved.word().load(Relaxed)), (0, 7));
+        moved.replace().unwrap();
+        assert_eq!(moved.word().load(Relaxed), 0);
+        page.word().store(8, Relaxed);
+        page.discard().unwrap();
+        assert_eq!(page.word().load(Relaxed), 0);
+    }
+}
