@@ -25,8 +25,7 @@ pub struct Config {
     /// Which ranges are kept. By default those of which keeping pays.
     pub keep: Keep,
     /// What [`Keep::WhenItPays`] measures with; without one nothing is compared, and every range is
-    /// kept. `pinfold::cache` puts the system's clock here. Called under a lock of the cache: it must not
-    /// call the cache, nor panic.
+    /// kept. `pinfold::cache` puts the system's clock here.
     pub clock: Option<Clock>,
     /// The pair of barriers between leases and reclamation.
     pub barriers: Barriers,

@@ -3,11 +3,18 @@
 use crate::AddressRange;
 use crate::clock::since;
 use crate::error::GetError;
-use crate::monitor::{Lost, Monitor};
+use crate::monitor::{Lost, Monitor, Sequence};
 use crate::region::{List, Lists, Region};
 use crate::registrar::Registrar;
 use crate::shared::{Shared, Writer};
 use crate::watchers::{Callback, Completion};
+
+/// What the monitor answered, and how long it took, if that was measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Checkup {
+    seen: Result<Sequence, Lost>,
+    took: Option<u64>,
+}
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies what the monitor logged and the cache has not applied.
@@ -17,10 +24,26 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// enlisted before its registration begins and leaves the list in the same critical section
     /// in which its region enters the index. So no registration slips between.
     pub(crate) fn catch_up(&self, writer: &mut Writer) -> Result<(), GetError> {
-        let began = self.now();
-        match self.monitor.check() {
+        self.catch_up_with(writer, Checkup { seen: self.monitor.check(), took: None })
+    }
+
+    /// Asks the monitor, and measures what that takes. No lock is held: the clock is the program's.
+    pub(crate) fn ask(&self, is_timed: bool) -> Checkup {
+        let began = self.now_if(is_timed);
+        let seen = self.monitor.check();
+        Checkup { seen, took: since(began, self.now_if(is_timed)) }
+    }
+
+    /// The same as [`catch_up`](Self::catch_up), with what the monitor answered before the lock was taken.
+    /// What was applied since is applied no second time: the log is read from where it was left.
+    pub(crate) fn catch_up_with(
+        &self,
+        writer: &mut Writer,
+        checkup: Checkup,
+    ) -> Result<(), GetError> {
+        match checkup.seen {
             Ok(seen) if seen == self.applied(writer) => {
-                writer.costs.checked(since(began, self.now()));
+                checkup.took.into_iter().for_each(|took| writer.costs.checked(took));
                 Ok(())
             }
             Ok(_) => {

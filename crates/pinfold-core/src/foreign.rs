@@ -41,6 +41,12 @@ pub fn discard<T>(theirs: T) {
     }
 }
 
+/// [Discards](discard) one after the other: where two destructors panic, a list that is dropped as a whole
+/// would end the process.
+pub fn discard_all<T>(theirs: impl IntoIterator<Item = T>) {
+    theirs.into_iter().for_each(discard);
+}
+
 impl Panicked {
     /// The panic goes on. Not while this thread is unwinding already, which would end the process.
     pub fn resume(mut self) -> ! {

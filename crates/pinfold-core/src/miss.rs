@@ -13,6 +13,7 @@ use crate::budget::{Account, Amount, Refusal};
 use crate::clock::since;
 use crate::config::{Keep, WhenFull};
 use crate::error::{Exhausted, GetError, Limit, PerUse};
+use crate::events::Checkup;
 use crate::flight::{Flight, Landing};
 use crate::foreign::runs_through;
 use crate::index::can_hold;
@@ -170,7 +171,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             if self.monitor.forked() {
                 return Err(GetError::Forked);
             }
-            let step = self.locked(|writer| self.next_step(writer, want, terms, attempt))?;
+            let is_sampled = self.is_sampled();
+            let asked = (!attempt.is_current || is_sampled).then(|| self.ask(is_sampled));
+            // Again: a clock may fork.
+            if self.monitor.forked() {
+                return Err(GetError::Forked);
+            }
+            let step = self.locked(|writer| self.next_step(writer, want, terms, attempt, asked))?;
             // What comes next takes its time, and the registrar's or a program's code runs in it.
             attempt.is_current = false;
             match step {
@@ -206,9 +213,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         want: &Want,
         terms: Terms,
         attempt: Attempt,
+        asked: Option<Checkup>,
     ) -> Result<Step<'_, R, M>, GetError> {
-        if !attempt.is_current || self.is_sampled() {
-            self.catch_up(writer)?;
+        if let Some(checkup) = asked {
+            self.catch_up_with(writer, checkup)?;
         }
         if writer.watchers.has_due() {
             return Ok(Step::Again);
@@ -577,7 +585,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// As for [`Shared::get_slowly`].
     unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, RegisterError> {
         let (shared, range, access) = (self.shared, self.range, self.terms.access);
-        let now = || if self.is_timed { shared.now() } else { 0 };
+        let now = || shared.now_if(self.is_timed);
         let began = now();
         let per_use = self.by_choice.or_else(|| shared.per_use(want, range));
         let watched = now();
@@ -590,11 +598,11 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             return Err(FORKED_MEANWHILE);
         }
         Ok(shared.locked(|writer| {
-            if self.is_timed {
-                writer.costs.registered(range, since(watched, registered));
+            if let Some(took) = since(watched, registered) {
+                writer.costs.registered(range, took);
             }
-            if self.is_timed && self.by_choice.is_none() {
-                writer.costs.watched(since(began, watched));
+            if let Some(took) = since(began, watched).filter(|_| self.by_choice.is_none()) {
+                writer.costs.watched(took);
             }
             self.land(writer, want, handle, per_use)
         }))

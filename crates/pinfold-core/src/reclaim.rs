@@ -172,10 +172,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Waits for what other threads are giving back. False if there is nothing to wait for, and for
-    /// a registrar that calls back into a cache from its `deregister`: what it waited for might be
-    /// what this thread is giving back, or wait for that.
+    /// a registrar or a clock that calls back into a cache while registrations are given back: what it
+    /// waited for might be what this thread is giving back, or wait for that.
     fn wait_for_another(&self) -> bool {
-        !InsideDeregister::is_any() && self.wait_for_departure()
+        !InsideDeparture::is_any() && self.wait_for_departure()
     }
 
     /// Gives up what is idle and touches `range`. Says how many were given back here.
@@ -327,7 +327,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let Some(range) = duty.region().range() else { return false };
         // SAFETY: the caller holds the duty to deregister this region.
         let handle = unsafe { duty.region().handle() };
-        let _inside = InsideDeregister::enter();
         // SAFETY: registered for this region, and the duty to deregister it exists once: a proof that no
         // lease is left made it.
         unsafe { self.registrar.deregister(handle, range) }.is_ok()
@@ -407,7 +406,7 @@ fn examined_at_once(writer: &Writer) -> usize {
     (writer.held.regions / EXAMINED_SHARE).clamp(1, MOST_EXAMINED)
 }
 
-// How many calls of `Registrar::deregister`, of whatever cache, this thread is in.
+// How many times this thread is giving registrations back, of whatever cache.
 #[cfg(not(any(loom, shuttle)))]
 thread_local! {
     static INSIDE: Cell<usize> = const { Cell::new(0) };
@@ -417,10 +416,10 @@ thread_local! {
     static INSIDE: Cell<usize> = Cell::new(0);
 }
 
-/// A call of `Registrar::deregister` by this thread.
-struct InsideDeregister;
+/// This thread is giving registrations back: registrars and clocks are called from here.
+struct InsideDeparture;
 
-impl InsideDeregister {
+impl InsideDeparture {
     fn enter() -> Self {
         // Not while the thread is being torn down: then a call from inside waits.
         let _gone = INSIDE.try_with(|inside| inside.set(inside.get() + 1));
@@ -433,7 +432,7 @@ impl InsideDeregister {
     }
 }
 
-impl Drop for InsideDeregister {
+impl Drop for InsideDeparture {
     fn drop(&mut self) {
         let _gone = INSIDE.try_with(|inside| inside.set(inside.get().saturating_sub(1)));
     }
@@ -455,20 +454,21 @@ struct Departure<'c, R: Registrar, M: Monitor> {
 
 impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
     fn run(mut self) {
+        let _inside = InsideDeparture::enter();
         loop {
-            // Forked inside the registrar: the rest is the parent's to give back.
+            let is_timed = self.shared.is_sampled() && !self.ahead.as_slice().is_empty();
+            let began = self.shared.now_if(is_timed);
+            // Forked inside the registrar or the clock: the rest is the parent's to give back.
             if self.shared.monitor.forked() {
                 return;
             }
             let Some(duty) = self.ahead.next() else { return };
             self.gone.push(duty);
             self.failed += 1;
-            let is_timed = self.shared.is_sampled();
-            let began = if is_timed { self.shared.now() } else { 0 };
             if self.gone.last().is_some_and(|duty| self.shared.deregister_one(duty)) {
                 self.failed -= 1;
             }
-            self.took = is_timed.then(|| since(began, self.shared.now()));
+            self.took = since(began, self.shared.now_if(is_timed));
         }
     }
 

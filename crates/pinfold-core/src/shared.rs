@@ -248,12 +248,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.tick().is_multiple_of(EACH)
     }
 
-    /// The time, to learn what things take; 0 where nothing is compared.
-    #[inline]
-    pub(crate) fn now(&self) -> u64 {
+    /// The time, to learn what things take, if that is measured here and anything is compared. No lock is
+    /// held: the clock is the program's.
+    pub(crate) fn now_if(&self, is_timed: bool) -> Option<u64> {
         match (self.config.keep, self.config.clock) {
-            (Keep::WhenItPays, Some(clock)) => clock.now(),
-            _ => 0,
+            (Keep::WhenItPays, Some(clock)) if is_timed => {
+                let now = clock.now();
+                if now.is_none() {
+                    self.count_panics(1);
+                }
+                now
+            }
+            _ => None,
         }
     }
 
@@ -350,8 +356,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return;
         }
         let panics = due.run();
-        // Not in a child that was forked by a callback: the lock may be held for ever there.
-        if panics > 0 && !self.monitor.forked() {
+        if panics > 0 {
+            self.count_panics(panics);
+        }
+    }
+
+    /// Panics of the program's that went nowhere.
+    #[cold]
+    fn count_panics(&self, panics: u64) {
+        // Not in a child that was forked by what panicked: the lock may be held for ever there.
+        if !self.monitor.forked() {
             lock(&self.writer).counts.callback_panics += panics;
         }
     }

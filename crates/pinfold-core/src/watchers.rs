@@ -1,6 +1,6 @@
 //! The program's callbacks: kept under the writer's lock, run outside it.
 
-use crate::foreign::runs_through;
+use crate::foreign::{discard, discard_all, runs_through};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -124,10 +124,35 @@ impl Due {
     }
 
     /// Runs what is due, and says how many callbacks panicked.
-    pub(crate) fn run(self) -> u64 {
-        let completed = self.completions.into_iter().filter_map(Completion::into_callback);
-        let callbacks = self.callbacks.into_iter().chain(completed);
+    pub(crate) fn run(mut self) -> u64 {
+        let (callbacks, completions) = self.take();
+        let completed = completions.into_iter().filter_map(Completion::into_callback);
+        let callbacks = callbacks.into_iter().chain(completed);
         callbacks.map(|callback| u64::from(!runs_through(callback))).sum()
+    }
+}
+
+impl Due {
+    fn take(&mut self) -> (Vec<Callback>, Vec<Arc<Completion>>) {
+        (std::mem::take(&mut self.callbacks), std::mem::take(&mut self.completions))
+    }
+}
+
+/// What is never run is dropped one by one: each may panic.
+impl Drop for Due {
+    fn drop(&mut self) {
+        let (callbacks, completions) = self.take();
+        discard_all(callbacks);
+        discard_all(completions);
+    }
+}
+
+/// As for [`Due`]: those of leases that were forgotten go with the cache.
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        let callbacks = std::mem::take(&mut self.on_invalidate).into_values().flatten();
+        callbacks.for_each(|(_, callback)| discard(callback));
+        discard_all(std::mem::take(&mut self.on_deregister).into_values().flatten());
     }
 }
 

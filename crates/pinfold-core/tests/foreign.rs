@@ -10,10 +10,11 @@
 #![allow(clippy::unwrap_used)] // only tests use it
 
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Cache, Change, Config, Cover, DeregisterError,
+    Access, Account, AddressRange, Amount, Cache, Change, Clock, Config, Cover, DeregisterError,
     Exhausted, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal, RegisterError,
     Registrar, RegistrarLimits, Replay, Sequence, Watch,
 };
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -290,6 +291,73 @@ fn an_account_may_panic_at_any_call() {
     panics_at_every_call_of(make, 1);
 }
 
+type Besides = Box<dyn Fn(u64)>;
+
+thread_local! {
+    /// What a reading of this thread's clock does besides, by its number.
+    static CLOCK: RefCell<Option<Besides>> = const { RefCell::new(None) };
+    static READINGS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A clock that is the program's.
+fn read_clock() -> u64 {
+    let reading = READINGS.get() + 1;
+    READINGS.set(reading);
+    // Taken out, so that a reading from inside is none of the program's.
+    if let Some(besides) = CLOCK.take() {
+        let ended = catch_unwind(AssertUnwindSafe(|| besides(reading)));
+        CLOCK.set(Some(besides));
+        ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+    1000 * reading
+}
+
+/// Its readings have nowhere to panic to: each is counted, and the operation goes on.
+#[test]
+fn a_clock_may_panic_at_any_reading() {
+    let mut n = 0;
+    loop {
+        n += 1;
+        READINGS.set(0);
+        CLOCK.set(Some(Box::new(move |reading| assert!(reading != n, "reading {n}"))));
+        let device = Arc::new(Device::default());
+        let clock = Some(Clock::new(read_clock));
+        let config = Config { max_regions: 8, piece_bytes: 4 * 4096, clock, ..Config::default() };
+        let cache = Cache::new(Arc::clone(&device), Calm, config).unwrap();
+        let check = |name: &str| {
+            let live = device.live.lock().unwrap().len();
+            assert_eq!(live as u64, cache.statistics().regions, "reading {n}: {name}");
+        };
+        assert!(every_operation(&cache, &check), "reading {n}");
+        let panics = cache.statistics().callback_panics;
+        drop(cache);
+        assert!(device.live.lock().unwrap().is_empty(), "reading {n}: left behind");
+        if READINGS.get() < n {
+            assert!(n > 20 && panics == 0, "reading {n} is beyond the last");
+            break;
+        }
+        assert!(panics == 1 || READINGS.get() == n, "reading {n}");
+    }
+    CLOCK.set(None);
+}
+
+static TIMED: OnceLock<Cache<Arc<Device>, Calm>> = OnceLock::new();
+
+/// It is read with no lock held.
+#[test]
+fn a_clock_may_use_the_cache() {
+    let clock = Some(Clock::new(read_clock));
+    let config = Config { max_regions: 8, clock, ..Config::default() };
+    TIMED.set(Cache::new(Arc::default(), Calm, config).unwrap()).ok().unwrap();
+    let cache = TIMED.get().unwrap();
+    CLOCK.set(Some(Box::new(|_| {
+        drop(get(TIMED.get().unwrap(), pages(90, 1)));
+        TIMED.get().unwrap().evict_idle();
+    })));
+    assert!(every_operation(cache, &|_| ()) && READINGS.get() > 20);
+    CLOCK.set(None);
+}
+
 /// What panics when it is dropped.
 struct Bomb;
 
@@ -323,6 +391,22 @@ fn what_a_callback_captured_may_panic_when_its_lease_ends() {
     lease.on_invalidate(|| ());
     drop(lease);
     assert_eq!(cache.evict_idle(), 1);
+}
+
+/// Callbacks of leases that were forgotten go with the cache, each by itself; so does a completion that is never
+/// due.
+#[test]
+fn what_callbacks_of_forgotten_leases_captured_may_panic_when_the_cache_goes() {
+    let cache = cache();
+    for _ in 0..3 {
+        let mut lease = get(&cache, pages(0, 1));
+        let (bomb, other) = (Bomb, Bomb);
+        lease.on_invalidate(move || std::mem::forget(bomb));
+        std::mem::forget(lease);
+        std::mem::forget(get(&cache, pages(4, 1)));
+        cache.invalidate_then(pages(4, 1), move || std::mem::forget(other));
+    }
+    drop(cache);
 }
 
 /// A callback that panics with something that panics when it is dropped does not take the callbacks

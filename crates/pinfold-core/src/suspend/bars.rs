@@ -41,7 +41,8 @@ struct Holds {
     list: Vec<Hold>,
 }
 
-struct Hold {
+/// What is let go of is dropped outside the lock: its connection is the device's.
+pub(crate) struct Hold {
     /// The device's connection; one cache has one type of them.
     connection: Box<dyn Any + Send>,
     state: HoldState,
@@ -147,11 +148,14 @@ impl Bars {
     /// No lock is held while the device is told, so two suspensions could tell it to stop and to
     /// go on in the wrong order; hence one that tells is waited for, and the last to let go
     /// restarts.
-    pub(crate) fn claim<C: PartialEq + Clone + Send + 'static>(
+    ///
+    /// The hold is what `copy` has; where none is taken it stays, to be dropped outside the lock.
+    pub(crate) fn claim<C: PartialEq + Send + 'static>(
         &mut self,
         id: u64,
-        connection: &C,
+        copy: &mut Option<C>,
     ) -> Claim {
+        let Some(connection) = copy else { return Claim::Later };
         let mut others = self.others_on(id, connection).peekable();
         let claim = if others.peek().is_none() {
             Claim::Stop
@@ -166,7 +170,8 @@ impl Bars {
             Claim::Shared => HoldState::Stopped,
             Claim::Later => return claim,
         };
-        let hold = Hold { connection: Box::new(connection.clone()), state };
+        let Some(connection) = copy.take() else { return Claim::Later };
+        let hold = Hold { connection: Box::new(connection), state };
         match self.holds.iter_mut().find(|holds| holds.id == id) {
             Some(holds) => holds.list.push(hold),
             None => self.holds.push(Holds { id, list: vec![hold] }),
@@ -179,23 +184,29 @@ impl Bars {
         self.set(id, connection, HoldState::Stopped);
     }
 
-    /// Lets go of `connection`. True if nobody else holds it: then the device is to be told, and
+    /// Lets go of `connection`. Nothing if nobody else holds it: then the device is to be told, and
     /// [`restarted`](Self::restarted) says that it was.
-    pub(crate) fn release<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> bool {
+    pub(crate) fn release<C: PartialEq + 'static>(
+        &mut self,
+        id: u64,
+        connection: &C,
+    ) -> Result<(), Option<Hold>> {
         let shared = self.others_on(id, connection).next().is_some();
         if shared {
-            self.restarted(id, connection);
-        } else {
-            self.set(id, connection, HoldState::Restarting);
+            return Err(self.restarted(id, connection));
         }
-        !shared
+        self.set(id, connection, HoldState::Restarting);
+        Ok(())
     }
 
     /// The device has been told, or need not be.
-    pub(crate) fn restarted<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) {
-        if let Some((list, place)) = self.own(id, connection) {
-            list.swap_remove(place);
-        }
+    pub(crate) fn restarted<C: PartialEq + 'static>(
+        &mut self,
+        id: u64,
+        connection: &C,
+    ) -> Option<Hold> {
+        let (list, place) = self.own(id, connection)?;
+        Some(list.swap_remove(place))
     }
 
     fn set<C: PartialEq + 'static>(&mut self, id: u64, connection: &C, state: HoldState) {
@@ -244,12 +255,13 @@ impl Bars {
         self.bars.iter_mut().find(|bar| bar.id == id)?.on_expiry.take()
     }
 
-    /// Takes a bar down; those who waited go on.
-    pub(crate) fn take_down(&mut self, id: u64) {
+    /// Takes a bar down; those who waited go on. What was held is to be dropped outside the lock.
+    pub(crate) fn take_down(&mut self, id: u64) -> Vec<Hold> {
         if let Some(position) = self.bars.iter().position(|bar| bar.id == id) {
             self.bars.swap_remove(position).gate.open();
         }
-        self.holds.retain(|hold| hold.id != id);
+        let position = self.holds.iter().position(|holds| holds.id == id);
+        position.map_or_else(Vec::new, |position| self.holds.swap_remove(position).list)
     }
 
     /// Takes a suspension that is overdue at `now` out of the program's hands, and says what it left.

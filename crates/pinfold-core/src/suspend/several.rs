@@ -257,6 +257,10 @@ impl<R: Suspend, const N: usize> Suspend for [R; N] {
         range: AddressRange,
         connections: &[Self::Connection],
     ) -> Result<(), Unsupported> {
+        // Without a device there is no clock by which a suspension would end.
+        if N == 0 {
+            return Err(Unsupported::Device);
+        }
         if let Some(index) = connections.iter().position(|&(device, _)| device >= N) {
             return Err(Unsupported::Connection { index });
         }
@@ -468,6 +472,11 @@ mod tests {
             let _ = renew(&rings, registered(&rings));
         }));
         assert_eq!(rings.each_ref().map(left), [0, 0, 0]);
+    }
+
+    #[test]
+    fn no_device_suspends_nothing() {
+        assert_eq!(<[Slots; 0]>::can_suspend(&[], range(), &[]), Err(Unsupported::Device));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::flight::{Flight, Landing};
-use crate::foreign::{self, runs_through};
+use crate::foreign::{self, discard, discard_all, runs_through};
 use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
@@ -169,7 +169,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             if self.connections.contains(&connection) {
                 continue;
             }
-            match self.locked(|writer| writer.bars.claim(self.id, &connection)) {
+            // Copied, and dropped if it is not needed, outside the lock: it is the device's.
+            let mut copy = Some(connection.clone());
+            match self.locked(|writer| writer.bars.claim(self.id, &mut copy)) {
                 Some(Claim::Stop) => self.stop_one(connection),
                 Some(Claim::Shared) => self.connections.push(connection),
                 Some(Claim::Later) => self.unstopped.push(connection),
@@ -509,9 +511,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         // Taken off the list behind the call: one that panics half-way is failed with the rest.
         while let Some(connection) = self.connections.last().cloned() {
             // Unless somebody else holds it: then it goes on when they let go.
-            let last = self.locked(|writer| writer.bars.release(self.id, &connection));
-            if last == Some(true) {
-                self.restart_one(&connection);
+            match self.locked(|writer| writer.bars.release(self.id, &connection)) {
+                Some(Ok(())) => self.restart_one(&connection),
+                Some(Err(held)) => drop(held),
+                None => {}
             }
             self.connections.pop();
         }
@@ -519,7 +522,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     fn restart_one(&mut self, connection: &R::Connection) {
         let restarted = self.shared.registrar.restart(connection);
-        self.locked(|writer| writer.bars.restarted(self.id, connection));
+        drop(self.locked(|writer| writer.bars.restarted(self.id, connection)));
         if let Err(why) = restarted {
             self.lost.push((connection.clone(), why));
         }
@@ -544,11 +547,13 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     fn end(&mut self, say: impl FnOnce(&mut Writer, &Shared<R, M>)) {
         self.stage = Stage::Over;
         let ended = self.locked(|writer| {
-            writer.bars.take_down(self.id);
+            let held = writer.bars.take_down(self.id);
             self.shared.open_regions(writer, self.range);
             say(writer, self.shared);
+            held
         });
-        if ended.is_some() {
+        if let Some(held) = ended {
+            discard_all(held);
             // What could not be renewed was given back to a shared budget.
             self.shared.settle();
         }
@@ -584,18 +589,22 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
     fn drop(&mut self) {
         // In a forked child connections and registrations are the parent's.
-        if self.stage == Stage::Over || self.is_forked() {
-            return;
+        let ends = self.stage != Stage::Over && !self.is_forked();
+        let ended = if ends { foreign::call(|| self.abandon()) } else { Ok(()) };
+        if ended.is_err() {
+            // The device panicked: whatever is left is ended, and then the panic goes on, unless there
+            // is one already.
+            let mut kept_back = u64::from(std::thread::panicking());
+            if self.stage != Stage::Over {
+                kept_back += u64::from(!runs_through(|| self.kill(Revocation::DevicePanicked)));
+            }
+            self.locked(|writer| writer.bars.counts.device_panics += kept_back);
         }
-        let Err(panicked) = foreign::call(|| self.abandon()) else { return };
-        // The device panicked: whatever is left is ended, and then the panic goes on, unless there
-        // is one already.
-        let mut kept_back = u64::from(std::thread::panicking());
-        if self.stage != Stage::Over {
-            kept_back += u64::from(!runs_through(|| self.kill(Revocation::DevicePanicked)));
+        let lost = self.lost.drain(..).map(|(connection, _)| connection);
+        discard_all(self.unstopped.drain(..).chain(self.connections.drain(..)).chain(lost));
+        if let Err(panicked) = ended {
+            panicked.resume_unless_unwinding();
         }
-        self.locked(|writer| writer.bars.counts.device_panics += kept_back);
-        panicked.resume_unless_unwinding();
     }
 }
 
@@ -627,15 +636,17 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             if self.monitor.forked() {
                 return count;
             }
-            self.locked(|writer| {
-                writer.bars.take_down(id);
+            let held = self.locked(|writer| {
+                let held = writer.bars.take_down(id);
                 self.open_regions(writer, range);
                 writer.bars.counts.expired += 1;
                 writer.bars.counts.device_panics += device_panics;
                 if let End::Fail { parked } = on_expiry.end {
                     self.revoke(writer, (id, range), parked.into_iter(), Revocation::Expired);
                 }
+                held
             });
+            discard_all(held);
             count += 1;
         }
         if count > 0 {
@@ -650,12 +661,14 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         let mut panics = 0;
         while let Some(connection) = connections.pop().filter(|_| !self.monitor.forked()) {
             let let_go_on = || {
-                if self.locked(|writer| writer.bars.release(id, &connection)) {
+                if self.locked(|writer| writer.bars.release(id, &connection)).is_ok() {
                     // What died meanwhile its program hears of from its device.
                     let _lost = self.registrar.restart(&connection);
                 }
             };
-            if !runs_through(let_go_on) {
+            if runs_through(let_go_on) {
+                discard(connection);
+            } else {
                 panics += 1 + fail_all(&self.registrar, &mut vec![connection]);
             }
         }

@@ -68,9 +68,9 @@ impl HookRecord {
         let owner = owner.map_or(ptr::null_mut(), |owner| owner.as_ptr().cast_mut());
         // Relaxed: released by the next store.
         self.owner.store(owner, Ordering::Relaxed);
-        let function = u32::try_from(function).unwrap_or(u32::MAX - FIRST_LOST);
+        let function = u32::try_from(function).unwrap_or(u32::MAX);
         // Release: whoever reads this finds the owner.
-        self.standing.store(FIRST_LOST + function, Ordering::Release);
+        self.standing.store(FIRST_LOST.saturating_add(function), Ordering::Release);
     }
 
     /// Counts a change that was told.
@@ -192,8 +192,10 @@ mod tests {
         let owner = Some("/lib/other.so".to_owned());
         assert_eq!(standing, Hooks::Withdrawn { function: "shmat", owner });
         assert!(standing.to_string().contains("shmat go to /lib/other.so"));
-        record.withdraw(9, None);
-        assert!(record.standing().to_string().contains("go to another library"));
+        for function in [9, u32::MAX as usize, usize::MAX] {
+            record.withdraw(function, None);
+            assert!(record.standing().to_string().contains("go to another library"));
+        }
     }
 
     #[test]

@@ -14,10 +14,11 @@ use pinfold::{
     Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub(crate) const PAGE: usize = 4096;
@@ -39,6 +40,48 @@ pub(crate) struct Records {
     now: Mutex<Duration>,
     stopped: Mutex<BTreeSet<u32>>,
     failed: AtomicUsize,
+    /// What copying or dropping a connection does besides.
+    besides: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// A connection. Copying and dropping it are calls of the device's, too.
+pub(crate) struct Link(u32, Arc<Records>);
+
+impl Link {
+    fn called(&self, what: &str) {
+        if let Some(besides) = self.1.besides.get() {
+            besides();
+        }
+        assert!(!self.1.is_to_panic(), "{what} a connection");
+    }
+}
+
+impl Clone for Link {
+    fn clone(&self) -> Self {
+        self.called("copy");
+        Self(self.0, Arc::clone(&self.1))
+    }
+}
+
+impl PartialEq for Link {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Link").field(&self.0).finish()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Twice at a time would end the process, as with any destructor.
+        if !std::thread::panicking() {
+            self.called("drop");
+        }
+    }
 }
 
 pub(crate) fn device() -> (Device, Arc<Records>) {
@@ -89,6 +132,16 @@ impl Records {
         self.failed.load(SeqCst)
     }
 
+    /// Two connections of this device.
+    pub(crate) fn links(self: &Arc<Self>) -> Vec<Link> {
+        vec![Link(1, Arc::clone(self)), Link(2, Arc::clone(self))]
+    }
+
+    /// What copying or dropping a connection does besides, from now on.
+    pub(crate) fn besides(&self, besides: impl Fn() + Send + Sync + 'static) {
+        assert!(self.besides.set(Box::new(besides)).is_ok());
+    }
+
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(SeqCst)
     }
@@ -131,24 +184,24 @@ impl Registrar for Device {
 
 /// Its connections can be stopped, by their numbers; it panics behind what it did.
 impl Suspend for Device {
-    type Connection = u32;
+    type Connection = Link;
 
     fn now(&self) -> Duration {
         *self.0.now.lock().unwrap()
     }
 
-    fn can_suspend(&self, _: AddressRange, _: &[u32]) -> Result<(), Unsupported> {
+    fn can_suspend(&self, _: AddressRange, _: &[Link]) -> Result<(), Unsupported> {
         assert!(!self.0.is_to_panic(), "can suspend");
         Ok(())
     }
 
-    fn stop(&self, &connection: &u32) -> Result<(), ConnectionLost> {
-        self.0.connections().insert(connection);
+    fn stop(&self, connection: &Link) -> Result<(), ConnectionLost> {
+        self.0.connections().insert(connection.0);
         assert!(!self.0.is_to_panic(), "stop");
         Ok(())
     }
 
-    fn in_flight(&self, _: &u32, _: AddressRange) -> Result<Transfers, ConnectionLost> {
+    fn in_flight(&self, _: &Link, _: AddressRange) -> Result<Transfers, ConnectionLost> {
         assert!(!self.0.is_to_panic(), "in flight");
         Ok(Transfers::default())
     }
@@ -175,14 +228,14 @@ impl Suspend for Device {
         unsafe { self.register(range, access) }.map(Renewed::Changed)
     }
 
-    fn restart(&self, connection: &u32) -> Result<(), ConnectionLost> {
+    fn restart(&self, connection: &Link) -> Result<(), ConnectionLost> {
         assert!(!self.0.is_to_panic(), "restart");
-        self.0.connections().remove(connection);
+        self.0.connections().remove(&connection.0);
         Ok(())
     }
 
-    fn fail(&self, connection: &u32) {
-        self.0.connections().remove(connection);
+    fn fail(&self, connection: &Link) {
+        self.0.connections().remove(&connection.0);
         self.0.failed.fetch_add(1, SeqCst);
         assert!(!self.0.is_to_panic(), "fail");
     }

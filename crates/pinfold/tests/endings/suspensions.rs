@@ -11,9 +11,8 @@ use crate::table::{a_cache, end, memory, row};
 use pinfold::suspend::{Gets, OnDrop, Progress, Suspending, SuspensionTerms};
 use pinfold::{Access, AddressRange, Config, Lease};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
-
-const CONNECTIONS: [u32; 2] = [1, 2];
 
 /// Gets fail at once where a test would wait for itself.
 fn terms(on_drop: OnDrop) -> SuspensionTerms {
@@ -33,14 +32,11 @@ fn get<'c>(cache: &'c TheCache, memory: &[u8]) -> Option<Lease<'c, Device, crate
 /// What waits for a lease.
 fn pending(
     cache: &'static TheCache,
+    records: &Arc<Records>,
     memory: &[u8],
 ) -> Suspending<'static, Device, crate::device::Silent> {
-    let begun = cache.begin_suspension(
-        range_of(memory),
-        CONNECTIONS.to_vec(),
-        Vec::new(),
-        terms(OnDrop::Kill),
-    );
+    let begun =
+        cache.begin_suspension(range_of(memory), records.links(), Vec::new(), terms(OnDrop::Kill));
     match begun.unwrap().poll().unwrap() {
         Progress::Pending(pending, _) => pending,
         Progress::Suspended(_) => panic!("a lease is alive"),
@@ -54,7 +50,7 @@ fn suspending() {
         let (cache, records) = a_cache();
         let memory = memory(3 * PAGE);
         let lease = get(cache, memory).unwrap();
-        end(pending(cache, memory), how);
+        end(pending(cache, &records, memory), how);
         assert_eq!(get(cache, memory).is_none(), how.leaks());
         assert_eq!(cache.expire_suspensions(), 0);
         records.pass(Duration::from_millis(20));
@@ -72,7 +68,7 @@ fn suspended() {
             let (cache, records) = a_cache();
             let memory = memory(3 * PAGE);
             let lease = get(cache, memory).unwrap();
-            let connections = CONNECTIONS.to_vec();
+            let connections = records.links();
             let suspended =
                 cache.suspend(range_of(memory), connections, vec![lease], terms(on_drop));
             end(suspended.unwrap(), how);
@@ -108,11 +104,11 @@ fn notices() {
 }
 
 /// Three leases of two registrations are suspended and resumed; another registration of the range goes.
-fn suspend_and_resume(cache: &TheCache, memory: &[u8]) {
+fn suspend_and_resume(cache: &TheCache, records: &Arc<Records>, memory: &[u8]) {
     let parts = || [get(cache, &memory[..PAGE]), get(cache, &memory[4 * PAGE..5 * PAGE])];
     drop(get(cache, &memory[8 * PAGE..9 * PAGE]));
     let leases = parts().into_iter().chain([get(cache, &memory[..PAGE])]).flatten().collect();
-    let connections = CONNECTIONS.to_vec();
+    let connections = records.links();
     let suspended =
         cache.suspend(range_of(memory), connections, leases, terms(OnDrop::Kill)).unwrap();
     drop(suspended.resume().unwrap());
@@ -125,7 +121,7 @@ fn assert_whole(cache: &TheCache, records: &Arc<Records>, memory: &[u8], n: usiz
     let counts = cache.suspension_statistics();
     let ended = counts.refused + counts.resumed + counts.killed + counts.expired;
     assert_eq!(counts.begun, ended, "call {n}: {counts:?}");
-    suspend_and_resume(cache, memory);
+    suspend_and_resume(cache, records, memory);
     cache.evict_idle();
     assert_eq!(records.leaked(), 0, "call {n}");
 }
@@ -136,13 +132,70 @@ fn a_device_that_panics_at_any_call_holds_nothing_up() {
     for n in 1.. {
         let (cache, records) = cache(Config::keeping_all());
         panics_at(&records, n);
-        let panicked = panics(|| suspend_and_resume(&cache, &memory));
+        let panicked = panics(|| suspend_and_resume(&cache, &records, &memory));
         let was_asked = records.has_panicked();
         panics_at(&records, 0);
         assert!(was_asked || !panicked);
         assert_whole(&cache, &records, &memory, n);
         if !was_asked {
             assert!(n > 15, "only {n} calls");
+            break;
+        }
+    }
+}
+
+/// Every way in which suspensions let go of their connections.
+fn every_way(cache: &TheCache, records: &Arc<Records>, memory: &[u8]) {
+    suspend_and_resume(cache, records, memory);
+    let suspend = |first: usize| {
+        let range = range_of(&memory[first * PAGE..][..PAGE]);
+        cache.suspend(range, records.links(), Vec::new(), terms(OnDrop::Kill)).unwrap()
+    };
+    // With connections that another suspension holds.
+    let held = suspend(1);
+    drop(suspend(3).resume());
+    drop(suspend(5));
+    std::mem::forget(held);
+    let lease = get(cache, &memory[8 * PAGE..9 * PAGE]);
+    let range = range_of(&memory[8 * PAGE..9 * PAGE]);
+    let pending =
+        cache.begin_suspension(range, records.links(), Vec::new(), terms(OnDrop::Kill)).unwrap();
+    std::mem::forget(pending);
+    records.pass(Duration::from_millis(20));
+    cache.expire_suspensions();
+    drop(lease);
+}
+
+/// What belongs to the device is copied and dropped with no lock held: it may use the cache.
+#[test]
+fn connections_that_use_the_cache_are_called_outside_its_lock() {
+    let memory = vec![0_u8; 12 * PAGE];
+    let (cache, records) = a_cache();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&asked);
+    records.besides(move || {
+        assert_eq!(cache.statistics().overflows, 0);
+        counts.fetch_add(1, SeqCst);
+    });
+    every_way(cache, &records, &memory);
+    assert!(asked.load(SeqCst) > 20);
+    assert_eq!(records.stopped(), 0);
+}
+
+#[test]
+fn a_connection_that_panics_at_any_copy_or_drop_holds_nothing_up() {
+    let memory = vec![0_u8; 12 * PAGE];
+    for n in 1.. {
+        let (cache, records) = cache(Config::keeping_all());
+        panics_at(&records, n);
+        let _panicked = panics(|| every_way(&cache, &records, &memory));
+        let was_asked = records.has_panicked();
+        panics_at(&records, 0);
+        records.pass(Duration::from_millis(20));
+        cache.expire_suspensions();
+        assert_whole(&cache, &records, &memory, n);
+        if !was_asked {
+            assert!(n > 60, "only {n} calls");
             break;
         }
     }
