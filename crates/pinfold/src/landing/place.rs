@@ -65,6 +65,8 @@ pub enum LandError {
         /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`).
         errno: i32,
     },
+    /// This process is a forked child: the data is its parent's, and lands there.
+    Forked,
 }
 
 impl fmt::Display for LandError {
@@ -72,6 +74,9 @@ impl fmt::Display for LandError {
         match self {
             Self::TargetChanged => f.write_str(
                 "the target's mapping changed while the data was on its way: land it elsewhere",
+            ),
+            Self::Forked => f.write_str(
+                "this is a forked child, and its parent's data does not land here: make a zone here",
             ),
             Self::NoWholePage => f.write_str("the target has no whole page to be exchanged"),
             Self::UnsuitableMapping => f.write_str(
@@ -161,8 +166,9 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Message<'_, '_, R, M, P> {
 impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
     fn abandon(self) {
         let Self { message, given, .. } = self;
+        // A forked child has copies of the pages.
         if let Some(given) = given
-            && !message.target_changed()
+            && message.has_same_target().is_ok()
         {
             // SAFETY: the target is the message's, by the word that came with it, its content undefined
             // since it was remapped, and it has not changed, or the caller prevents that.
@@ -299,15 +305,15 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     ///
     /// # Errors
     ///
-    /// [`Refused`] if the target has changed since it was remapped: the ends were not copied, and the
+    /// [`Refused`] in a forked child, and if the target has changed since it was remapped: the ends were not copied, and the
     /// pages are where the program has moved them, or gone with their mapping.
     ///
     /// # Safety
     ///
     /// No device writes to the place any more: the transfer is complete, or was never begun.
     pub unsafe fn arrived(self) -> Result<Landed, Refused<Self>> {
-        if self.0.message.target_changed() {
-            return Err(Refused { state: self, error: LandError::TargetChanged });
+        if let Err(error) = self.0.message.has_same_target() {
+            return Err(Refused { state: self, error });
         }
         // SAFETY: the caller's promise.
         let Exchanged { message, left, .. } = unsafe { self.0.end() };
@@ -343,11 +349,13 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     ///
     /// # Errors
     ///
-    /// [`Refused`] with the data if the target has changed.
+    /// [`Refused`] with the data if the target has changed, and in a forked child.
     pub fn land(self) -> Result<Landed, Refused<Self>> {
         let method = self.0.method();
         match self.land_by(method) {
-            Err(Refused { state, error }) if error != LandError::TargetChanged => {
+            Err(Refused { state, error })
+                if !matches!(error, LandError::TargetChanged | LandError::Forked) =>
+            {
                 let copied = state.land_by(Method::Copy)?;
                 Ok(Landed { copied_because: Some(error), ..copied })
             }
@@ -384,15 +392,21 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         self.held.zone.options().crossover.choose(self.target.len())
     }
 
-    fn target_changed(&self) -> bool {
-        self.held.zone.has_changed(self.target, self.watched)
+    /// Whether the target is what it was when its place was asked for, as far as that is looked for.
+    fn has_same_target(&self) -> Result<(), LandError> {
+        let zone = self.held.zone;
+        if zone.is_forked() {
+            return Err(LandError::Forked);
+        }
+        if zone.has_changed(self.target, self.watched) {
+            return Err(LandError::TargetChanged);
+        }
+        Ok(())
     }
 
     /// Moves the whole pages by `method`, and names the parts of the target that are left to copy.
     fn give_to_target(&self, method: Method) -> Result<Left, LandError> {
-        if self.target_changed() {
-            return Err(LandError::TargetChanged);
-        }
+        self.has_same_target()?;
         if method == Method::Copy {
             return Ok(Left { parts: [Some(self.target), None], because: None });
         }

@@ -193,7 +193,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     ///
     /// # Errors
     ///
-    /// [`AskError`].
+    /// [`AskError`]; in a forked child, [`GetError::Forked`] in it.
     ///
     /// # Safety
     ///
@@ -210,6 +210,9 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     ) -> Result<Place<'_, 'c, R, M, P>, AskError> {
         let target =
             AddressRange::new(target.expose_provenance(), length).map_err(AskError::Range)?;
+        if self.is_forked() {
+            return Err(AskError::Register(GetError::Forked));
+        }
         let (slot, place) = self.take_slot(target)?;
         let mut held = Held::new(self, slot);
         let handle = held.registered().map_err(AskError::Register)?;
@@ -222,6 +225,9 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     ///
     /// [`GetError`]: the slots that were not registered are tried again when they are needed.
     pub fn refill(&self) -> Result<usize, GetError> {
+        if self.is_forked() {
+            return Err(GetError::Forked);
+        }
         let mut count = 0;
         while let Some(slot) = self.take_unregistered() {
             Held::new(self, slot).registered()?;
@@ -237,9 +243,9 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         self.refill()
     }
 
-    /// How many slots are free.
+    /// How many slots are free; none in a forked child.
     pub fn free_slots(&self) -> usize {
-        self.lock().free.len()
+        if self.is_forked() { 0 } else { self.lock().free.len() }
     }
 
     /// The settings.
@@ -247,6 +253,13 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         &self.options
     }
 
+    /// Whether this is a forked child of the process whose zone it is: registrations are the parent's, and a
+    /// thread that does not exist here may hold a lock.
+    pub(super) fn is_forked(&self) -> bool {
+        self.cache.monitor().forked()
+    }
+
+    /// Not in a forked child.
     fn lock(&self) -> MutexGuard<'_, Slots<'c, R, M>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -460,17 +473,30 @@ impl<R: Registrar, M: Monitor, P: Pages> Drop for Zone<'_, R, M, P> {
     /// The caller vouched for this memory, which is about to go: no registration of it may be found any
     /// more, that of a forgotten place included.
     fn drop(&mut self) {
+        let is_forked = self.is_forked();
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let free = std::mem::take(&mut slots.free);
+        if is_forked {
+            // Another thread of the parent may have been in the midst of it: it is left as it is.
+            return std::mem::forget(free);
+        }
         self.ranges.iter().for_each(|&range| self.cache.invalidate(range));
-        if slots.free.len() == self.ranges.len() {
-            slots.free.clear();
-            // SAFETY: dropped once, in the destructor, when every slot is back: no device uses any.
-            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        let all_are_back = free.len() == self.ranges.len();
+        // The end of a registration for one use calls the registrar.
+        let ended = foreign::call(|| drop(free));
+        let unmapped = foreign::call(|| {
+            if all_are_back {
+                // SAFETY: dropped once, in the destructor, when every slot is back: no device uses any.
+                unsafe { ManuallyDrop::drop(&mut self.pages) };
+            }
+        });
+        if let Err(panicked) = ended.and(unmapped) {
+            panicked.resume_unless_unwinding();
         }
     }
 }
 
-/// A slot in somebody's hand, to which no device writes; given back when it is dropped.
+/// A slot in somebody's hand, to which no device writes; given back when it is dropped, but in a forked child.
 pub(super) struct Held<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     pub(super) zone: &'z Zone<'c, R, M, P>,
     slot: AddressRange,
@@ -515,7 +541,12 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     /// Gives the slot up, to which a device may still be writing: what is under way goes on into the pages
     /// that were pinned, and nobody else has them. Where the kernel leaves them in the slot, that is
     /// never used again, and the zone's pages are leaked.
+    ///
+    /// In a forked child nothing happens: the pages are the parent's.
     pub(super) fn abandon(mut self) {
+        if self.zone.is_forked() {
+            return;
+        }
         // The registrar may panic over a lease for one use: the slot goes without its pages all the same.
         let ended = foreign::call(|| self.unregister());
         // SAFETY: nobody relies on what a slot holds.
@@ -531,7 +562,9 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
 impl<R: Registrar, M: Monitor, P: Pages> Drop for Held<'_, '_, R, M, P> {
     fn drop(&mut self) {
         let slot = Slot { range: self.slot, lease: self.lease.take() };
-        self.zone.lock().free.push(slot);
+        if !self.zone.is_forked() {
+            self.zone.lock().free.push(slot);
+        }
     }
 }
 

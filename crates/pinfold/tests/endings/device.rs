@@ -251,6 +251,8 @@ impl Drop for Device {
 pub(crate) struct Silent {
     process: u32,
     changes: Mutex<Vec<AddressRange>>,
+    /// What a replay does besides.
+    besides: OnceLock<Box<dyn Fn() + Send + Sync>>,
     rung: Mutex<u32>,
     bell: Condvar,
 }
@@ -258,7 +260,13 @@ pub(crate) struct Silent {
 impl Silent {
     pub(crate) fn new() -> Self {
         let (changes, rung) = (Mutex::default(), Mutex::default());
-        Self { process: std::process::id(), changes, rung, bell: Condvar::new() }
+        let (process, besides) = (std::process::id(), OnceLock::new());
+        Self { process, changes, besides, rung, bell: Condvar::new() }
+    }
+
+    /// What a replay does besides, from now on.
+    pub(crate) fn besides(&self, besides: impl Fn() + Send + Sync + 'static) {
+        assert!(self.besides.set(Box::new(besides)).is_ok());
     }
 
     pub(crate) fn change(&self, range: AddressRange) {
@@ -289,6 +297,9 @@ unsafe impl Monitor for Silent {
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        if let Some(besides) = self.besides.get() {
+            besides();
+        }
         let changes = self.changes.lock().unwrap().clone();
         let end = changes.len() as u64;
         let complete = from != Position::NOWHERE;

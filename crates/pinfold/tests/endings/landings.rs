@@ -8,10 +8,14 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Device, PAGE, Records, Silent, TheCache, cache, panics, panics_at};
-use pinfold::landing::{Crossover, Method, Options, Place, Slab, Zone};
-use pinfold::{Access, AddressRange, Config, WhenFull};
+use crate::device::{
+    Device, PAGE, RAN, Records, Silent, TheCache, cache, in_a_process_of_its_own, panics, panics_at,
+};
+use crate::table::child_does;
+use pinfold::landing::{AskError, Crossover, LandError, Method, Options, Pages, Place, Slab, Zone};
+use pinfold::{Access, AddressRange, Config, GetError, WhenFull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 type TheZone<'c> = Zone<'c, Device, Silent, Slab>;
 type ThePlace<'z, 'c> = Place<'z, 'c, Device, Silent, Slab>;
@@ -209,4 +213,110 @@ fn a_registrar_that_panics_at_any_call_spoils_no_message() {
             break;
         }
     }
+}
+
+/// Landing pages that say when they are gone.
+struct Watched(Slab, Arc<AtomicBool>);
+
+// SAFETY: the slab's promise.
+unsafe impl Pages for Watched {
+    fn slots(&self) -> Vec<AddressRange> {
+        self.0.slots()
+    }
+
+    fn aside(&self) -> AddressRange {
+        self.0.aside()
+    }
+
+    fn granule(&self) -> usize {
+        self.0.granule()
+    }
+
+    fn huge(&self) -> bool {
+        self.0.huge()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.1.store(true, SeqCst);
+    }
+}
+
+/// The leases of the slots are for one use each, so that their ends call the registrar.
+#[test]
+fn a_zone_whose_registrar_panics_as_it_goes_is_gone_with_its_pages() {
+    for n in 1..4 {
+        let little = Config { max_bytes: PAGE, ..Config::keeping_all() };
+        let (cache, records) = cache(Config { when_full: WhenFull::RegisterPerUse, ..little });
+        let gone = Arc::new(AtomicBool::new(false));
+        let pages = Watched(Slab::new(BYTES, 2, false).unwrap(), Arc::clone(&gone));
+        let zone = Zone::new(&cache, pages, Options::default()).unwrap();
+        panics_at(&records, n);
+        assert_eq!(panics(|| drop(zone)), n < 3, "two slots are deregistered");
+        assert!(gone.load(SeqCst), "panicked at call {n}");
+        assert_eq!(records.leaked(), 0);
+    }
+}
+
+/// What a forked child finds of a zone and its places, while a thread that it has not was in the midst of the
+/// zone.
+#[test]
+fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
+    let name = "landings::a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, records) = a_cache();
+        let (inside, go_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+        let zone = Zone::new(&cache, Slab::new(BYTES, 3, false).unwrap(), options).unwrap();
+        let (first, second, third) = (Target::new(), Target::new(), Target::new());
+        let at = third.0.expose_provenance();
+        let (place, other) = (first.ask(&zone), second.ask(&zone));
+        receive(place.range(), 3);
+        receive(other.range(), 4);
+        let remapped = other.remap().unwrap();
+        // SAFETY: the data is there.
+        let arrived = unsafe { place.arrived() };
+        let (there, leave) = (Arc::clone(&inside), Arc::clone(&go_on));
+        cache.monitor().besides(move || {
+            there.store(true, SeqCst);
+            while !leave.load(SeqCst) {
+                std::thread::yield_now();
+            }
+        });
+        std::thread::scope(|scope| {
+            // The zone asks the monitor with its lock held.
+            let asks = scope.spawn(|| {
+                let target = std::ptr::with_exposed_provenance_mut(at);
+                // SAFETY: see the file's header.
+                drop(unsafe { zone.ask(target, BYTES) }.unwrap());
+            });
+            while !inside.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            let (_, arrived, remapped) =
+                child_does((&zone, arrived, remapped), |(zone, arrived, remapped)| {
+                    assert_eq!(zone.free_slots(), 0);
+                    assert_eq!(zone.refill(), Err(GetError::Forked));
+                    // SAFETY: see the file's header.
+                    let asked = unsafe { zone.ask(third.0, BYTES) };
+                    assert_eq!(asked.err(), Some(AskError::Register(GetError::Forked)));
+                    let refused = arrived.land().unwrap_err();
+                    assert_eq!(refused.error, LandError::Forked);
+                    // SAFETY: the data is there.
+                    let other = unsafe { remapped.arrived() }.unwrap_err();
+                    assert_eq!(other.error, LandError::Forked);
+                    drop((refused.state, other.state));
+                });
+            go_on.store(true, SeqCst);
+            asks.join().unwrap();
+            // The parent's are untouched.
+            assert!(records.has(remapped.handle(), remapped.range()));
+            arrived.land().unwrap();
+            // SAFETY: the data is there.
+            unsafe { remapped.arrived() }.unwrap();
+            assert!(first.is_all(3) && second.is_all(4));
+        });
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
 }

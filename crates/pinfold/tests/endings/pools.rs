@@ -7,9 +7,13 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Device, Records, device, panics, panics_at};
+use crate::device::{Device, RAN, Records, device, in_a_process_of_its_own, panics, panics_at};
+use crate::table::child_does;
 use pinfold::budget::{Budget, Terms};
-use pinfold::pool::{Allowance, Denied, Pool, PoolBuffer, PoolConfig, WhenExhausted, deallocate};
+use pinfold::pool::{
+    AllocateError, Allowance, Denied, Pool, PoolBuffer, PoolConfig, PoolStatistics, WhenExhausted,
+    deallocate,
+};
 use pinfold_core::Amount;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -17,6 +21,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 const MIB: usize = 1 << 20;
+/// Longer than what threads have at hand.
+const UNCACHED: usize = 5 * MIB;
 
 fn config() -> PoolConfig {
     PoolConfig { max_bytes: 8 * MIB, ..PoolConfig::default() }
@@ -257,4 +263,52 @@ fn a_pool_whose_registrar_panics_as_it_goes_is_gone() {
             assert_eq!(records.leaked(), 0);
         }
     }
+}
+
+/// A child that was forked while another thread had the pool's lock is refused, and what it drops is its
+/// parent's.
+#[test]
+fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
+    let name = "pools::a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent";
+    let status = in_a_process_of_its_own(name, || {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (pool, records) = pool();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                // Through the pool's lock each time.
+                scope.spawn(|| {
+                    while !ended.load(SeqCst) {
+                        drop(pool.request(UNCACHED).get());
+                    }
+                });
+            }
+            for _ in 0..100 {
+                let (buffer, flight) = (pool.get(1500).unwrap(), pool.get(1500).unwrap());
+                let raw = address(pool.allocate(100, 64).unwrap());
+                let (buffer, flight, _) =
+                    child_does((buffer, flight, &pool), |(buffer, flight, pool)| {
+                        let refused = |error| matches!(error, Err(AllocateError::Forked));
+                        assert!(refused(pool.get(1500).map(drop)));
+                        assert!(refused(pool.request(UNCACHED).get().map(drop)));
+                        assert!(refused(pool.allocate(100, 64).map(|_| ())));
+                        drop((buffer, flight.in_flight()));
+                        // SAFETY: given back once in this process.
+                        unsafe { deallocate(block(raw)) }.unwrap();
+                        assert_eq!(
+                            (pool.trim(0), pool.statistics()),
+                            (0, PoolStatistics::default())
+                        );
+                    });
+                // SAFETY: given back once.
+                unsafe { deallocate(block(raw)) }.unwrap();
+                // SAFETY: no device knows of it.
+                drop((buffer, unsafe { flight.in_flight().complete() }));
+            }
+            ended.store(true, SeqCst);
+        });
+        assert_eq!(pool.statistics().in_use_bytes, 0);
+        let _pool = child_does(pool, drop);
+        assert!(records.live() > 0, "the child ended nothing");
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
 }
