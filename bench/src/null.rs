@@ -156,7 +156,9 @@ pub(crate) fn get_put_vouched<M: Monitor>(
 ) -> Result<(), String> {
     let failed = addresses.iter().find_map(|&address| {
         // SAFETY: this device touches no memory, and nothing here changes.
-        let lease = unsafe { cache.get_vouched(address as *const u8, length, Access::READ_WRITE) };
+        let lease = unsafe {
+            cache.request(address as *const u8, length, Access::READ_WRITE).vouched().get()
+        };
         use_once(lease).err()
     });
     failed.map_or(Ok(()), |error| Err(error.to_string()))

@@ -106,7 +106,7 @@ impl Rig {
         let access = self.aim(pages, &memory);
         let began = Instant::now();
         // SAFETY: see the file's header.
-        let leases = unsafe { self.cache.get_pieces(memory.start(), self.bytes, access) }
+        let leases = unsafe { self.cache.request(memory.start(), self.bytes, access).pieces() }
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
             .map_err(|error| error.to_string())?;
         let registered = began.elapsed().as_secs_f64();

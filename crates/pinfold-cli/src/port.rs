@@ -233,7 +233,8 @@ impl<M: Monitor> Port<M> {
     ) -> Result<PortLease<'_, M>, Refusal> {
         let start = std::ptr::with_exposed_provenance(range.start());
         // SAFETY: as in `lease`; who breaks the promise gets wrong bytes, and counts them.
-        unsafe { self.cache.get_vouched(start, range.len(), access) }.map_err(Refusal::Get)
+        unsafe { self.cache.request(start, range.len(), access).vouched().get() }
+            .map_err(Refusal::Get)
     }
 
     /// Sends `range` and tells what arrived.

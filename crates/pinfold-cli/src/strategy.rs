@@ -447,7 +447,7 @@ impl Cached {
             return Ok(());
         }
         // SAFETY: as above.
-        let pieces = unsafe { checked.get_pieces(start, length, Access::READ) }?;
+        let pieces = unsafe { checked.request(start, length, Access::READ).pieces() }?;
         for piece in pieces {
             leases.push(piece?);
         }

@@ -17,13 +17,12 @@ use crate::budget::{Account, Lender};
 use crate::config::Config;
 use crate::error::{ConfigError, GetError};
 use crate::foreign::discard;
-use crate::lease::{Lease, Parts};
-use crate::monitor::{Lost, Monitor};
-use crate::pieces::Pieces;
+use crate::get::{GetRequest, Uses};
+use crate::lease::Lease;
+use crate::monitor::Monitor;
 use crate::reclaim::Reclaimer;
-use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
-use crate::shared::{Hit, Shared};
+use crate::shared::Shared;
 use crate::statistics::Statistics;
 use crate::sync::{JoinHandle, thread};
 use crate::{Access, AddressRange};
@@ -100,7 +99,8 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// A hit costs the monitor's check, a look-up, and one store to memory of this thread. A miss
     /// costs what the device asks for a registration, with no lock held meanwhile. `length` is at
-    /// most [`Config::piece_bytes`]; more comes through [`get_pieces`](Self::get_pieces).
+    /// most what the device registers at once ([`RegistrarLimits::max_region_bytes`]); longer ranges come
+    /// [in pieces](GetRequest::pieces).
     ///
     /// # Errors
     ///
@@ -119,120 +119,14 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         access: Access,
     ) -> Result<Lease<'_, R, M>, GetError> {
         // SAFETY: the caller's promise.
-        unsafe { self.shared.get(self.ask(start, length, access, false)) }
+        unsafe { self.shared.get(self.shared.wish(start, length, access), Uses::Unknown) }
     }
 
-    /// As [`get`](Self::get), only if a registration that serves it is there: nothing is registered.
-    ///
-    /// `None` also where `get` would say that the arguments make no sense. Costs what a hit costs,
-    /// found or not.
-    ///
-    /// # Safety
-    ///
-    /// As [`get`](Self::get).
-    pub unsafe fn get_if_cached(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Option<Lease<'_, R, M>> {
-        let ask = self.ask(start, length, access, false);
-        let _current = self.check().ok()?;
-        self.shared.hit_asked(ask).map(|hit| Lease::of_hit(&self.shared, hit, ask))
-    }
-
-    /// As [`get`](Self::get), for one use: a registration that is there serves it, else one is made
-    /// within the budget that ends with the lease.
-    ///
-    /// The memory is not watched, so later changes of its mapping cost what they did. Always takes
-    /// the cache's lock: for memory that is not expected to be used again.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get).
-    ///
-    /// # Safety
-    ///
-    /// As [`get`](Self::get).
-    pub unsafe fn get_once(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Result<Lease<'_, R, M>, GetError> {
-        let want = self.want_of_one_piece(start, length, access)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.shared.get_once(&want) }
-    }
-
-    /// As [`get`](Self::get), for memory that the caller means to use often before it changes: it is kept
-    /// from this use on, however seldom it was used before.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get).
-    ///
-    /// # Safety
-    ///
-    /// As [`get`](Self::get).
-    pub unsafe fn get_to_keep(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Result<Lease<'_, R, M>, GetError> {
-        // SAFETY: the caller's promise.
-        if let Some(lease) = unsafe { self.get_if_cached(start, length, access) } {
-            return Ok(lease);
-        }
-        let want = self.want_of_one_piece(start, length, access)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.shared.get_to_keep(&want) }
-    }
-
-    /// As [`get`](Self::get), on memory that the monitor cannot see, for which the caller vouches:
-    /// the registration is kept, and the caller calls [`invalidate`](Self::invalidate) for every
-    /// change of the mapping before anybody asks for it again.
-    ///
-    /// Only gets that vouch as well are served by such a registration. None is kept that was made
-    /// while the monitor had a change [in flux](Monitor::in_flux) there, told to a feed for
-    /// example, nor once it is lost.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get).
-    ///
-    /// # Safety
-    ///
-    /// As [`get`](Self::get), and the word above is kept.
-    pub unsafe fn get_vouched(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Result<Lease<'_, R, M>, GetError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.shared.get(self.ask(start, length, access, true)) }
-    }
-
-    /// Leases of a range of any length, piece by piece.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError`] for arguments that make no range; what each piece meets comes with it.
-    ///
-    /// # Safety
-    ///
-    /// As [`get`](Self::get), until the last piece's lease ends.
-    pub unsafe fn get_pieces(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Result<Pieces<'_, R, M>, GetError> {
-        let want = self.want_of_any_length(start, length, access)?;
-        // SAFETY: the caller's promise.
-        Ok(unsafe { Pieces::new(&self.shared, want, false) })
+    /// The same with something to say about it: for one use only, to be kept, vouched for, only if it is
+    /// cached, in pieces. Nothing happens before the request's last call.
+    #[inline]
+    pub fn request(&self, start: *const u8, length: usize, access: Access) -> GetRequest<'_, R, M> {
+        GetRequest::new(&self.shared, self.shared.wish(start, length, access), false)
     }
 
     /// One check of the monitor for several gets.
@@ -244,12 +138,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// [`GetError::Forked`] in a forked child.
     pub fn check(&self) -> Result<Checked<'_, R, M>, GetError> {
-        match self.shared.is_current() {
-            Ok(true) => {}
-            // A thread that does not exist in the child may have held the lock.
-            Err(Lost::Forked) => return Err(GetError::Forked),
-            _ => self.shared.locked(|writer| self.shared.catch_up(writer))?,
-        }
+        self.shared.bring_up_to_date()?;
         Ok(Checked { cache: self })
     }
 
@@ -311,111 +200,6 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     pub fn monitor(&self) -> &M {
         &self.shared.monitor
     }
-
-    /// What a get asks for, whether or not it makes sense.
-    #[inline(always)]
-    fn ask(&self, start: *const u8, length: usize, access: Access, vouched: bool) -> Ask {
-        Ask::new(start as usize, length, self.terms(access, vouched))
-    }
-
-    /// Remote uses are served by exactly their own rights, so the registrar's word on what those
-    /// are comes first.
-    #[inline(always)]
-    fn terms(&self, access: Access, vouched: bool) -> Terms {
-        let remote = access.is_remote();
-        let access = if remote { self.shared.registrar.granted(access) } else { access };
-        Terms { access, vouched }
-    }
-
-    #[inline]
-    fn want_of_any_length(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Result<Want, GetError> {
-        Want::new(start as usize, length, self.terms(access, false))
-    }
-
-    fn want_of_one_piece(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Result<Want, GetError> {
-        let want = self.want_of_any_length(start, length, access)?;
-        let piece_bytes = self.shared.config.piece_bytes;
-        if length > piece_bytes {
-            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
-        }
-        Ok(want)
-    }
-}
-
-impl<R: Registrar, M: Monitor> Shared<R, M> {
-    /// The life of a get: is anything new, is it there, otherwise register.
-    ///
-    /// # Safety
-    ///
-    /// The module's contract.
-    #[inline(always)]
-    pub(crate) unsafe fn get(&self, ask: Ask) -> Result<Lease<'_, R, M>, GetError> {
-        let is_current = matches!(self.is_current(), Ok(true));
-        if is_current && let Some(hit) = self.hit_asked(ask) {
-            return Ok(Lease::of_hit(self, hit, ask));
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, is_current) }
-            .map(|parts| Lease::of_parts(self, parts))
-    }
-
-    /// The same behind a check that the caller made.
-    ///
-    /// # Safety
-    ///
-    /// The module's contract.
-    #[inline(always)]
-    pub(crate) unsafe fn get_checked(&self, ask: Ask) -> Result<Lease<'_, R, M>, GetError> {
-        // A fork since the check makes every registration the parent's.
-        if !self.monitor.forked()
-            && let Some(hit) = self.hit_asked(ask)
-        {
-            return Ok(Lease::of_hit(self, hit, ask));
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, false) }
-            .map(|parts| Lease::of_parts(self, parts))
-    }
-
-    /// A hit, if the arguments make sense; if not, the slow path says why.
-    #[inline(always)]
-    fn hit_asked(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
-        // One compare for "not zero and not above".
-        let sensible = ask.length.wrapping_sub(1) < self.config.piece_bytes;
-        if sensible && ask.has_rights() { self.hit(ask) } else { None }
-    }
-
-    /// The parts of an [`Ask`], one by one: see [`hit`](Self::hit).
-    ///
-    /// # Safety
-    ///
-    /// The module's contract.
-    #[cold]
-    unsafe fn get_asked_slowly(
-        &self,
-        start: usize,
-        length: usize,
-        terms: Terms,
-        is_current: bool,
-    ) -> Result<Parts<'_, R::Handle>, GetError> {
-        let want = Want::new(start, length, terms)?;
-        let piece_bytes = self.config.piece_bytes;
-        if length > piece_bytes {
-            return Err(GetError::NeedsPieces { range: want.range, piece_bytes });
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.get_slowly(&want, is_current) }.map(Lease::into_parts)
-    }
 }
 
 /// Several gets behind one monitor check; made by [`Cache::check`].
@@ -441,28 +225,16 @@ impl<'c, R: Registrar, M: Monitor> Checked<'c, R, M> {
         length: usize,
         access: Access,
     ) -> Result<Lease<'c, R, M>, GetError> {
+        let shared = &self.cache.shared;
         // SAFETY: the caller's promise.
-        unsafe { self.cache.shared.get_checked(self.cache.ask(start, length, access, false)) }
+        unsafe { shared.get_checked(shared.wish(start, length, access), Uses::Unknown) }
     }
 
-    /// As [`Cache::get_pieces`], begun when the check was made, however late a piece is asked for.
-    ///
-    /// # Errors
-    ///
-    /// As [`Cache::get_pieces`].
-    ///
-    /// # Safety
-    ///
-    /// As [`Cache::get_pieces`].
-    pub unsafe fn get_pieces(
-        &self,
-        start: *const u8,
-        length: usize,
-        access: Access,
-    ) -> Result<Pieces<'c, R, M>, GetError> {
-        let want = self.cache.want_of_any_length(start, length, access)?;
-        // SAFETY: the caller's promise.
-        Ok(unsafe { Pieces::new(&self.cache.shared, want, true) })
+    /// As [`Cache::request`], begun when the check was made, however late it is asked for.
+    #[inline]
+    pub fn request(&self, start: *const u8, length: usize, access: Access) -> GetRequest<'c, R, M> {
+        let shared = &self.cache.shared;
+        GetRequest::new(shared, shared.wish(start, length, access), true)
     }
 }
 

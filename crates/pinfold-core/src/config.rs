@@ -13,9 +13,9 @@ pub struct Config {
     pub max_bytes: usize,
     /// The most registrations at once; the registrar's own maximum bounds it further.
     pub max_regions: usize,
-    /// The longest range of one lease, in bytes: a power of two. Longer ones come in pieces cut
-    /// at multiples of it. 2 MiB by default: long enough that registering it is cheap per byte,
-    /// short enough to be given up and to overlap with transfers.
+    /// The longest piece of a range that is leased [in pieces](crate::GetRequest::pieces), in bytes: a power
+    /// of two; they are cut at multiples of it. 2 MiB by default: long enough that registering it is
+    /// cheap per byte, short enough to be given up and to overlap with transfers.
     pub piece_bytes: usize,
     /// What a `get` does when everything registered is in use.
     pub when_full: WhenFull,
@@ -39,8 +39,8 @@ pub struct Config {
 pub enum Keep {
     /// A range is kept once it has been used so often that keeping it cannot cost more than twice
     /// what registering for each use would; see [`admission`](crate::admission). The costs are learnt
-    /// while running. Ranges for which the caller [vouches](crate::Cache::get_vouched) or that he
-    /// [means to keep](crate::Cache::get_to_keep) are kept at once.
+    /// while running. Ranges for which the caller [vouches](crate::GetRequest::vouched) or that he
+    /// [means to keep](crate::GetRequest::to_keep) are kept at once.
     #[default]
     WhenItPays,
     /// Every range is kept from its first use.

@@ -14,12 +14,13 @@ pub enum GetError {
     Range(RangeError),
     /// No rights were asked for.
     NoAccess,
-    /// The range is longer than one lease can be: use `get_pieces`.
-    NeedsPieces {
+    /// The range is longer than what the device registers at once: ask for it
+    /// [in pieces](crate::GetRequest::pieces).
+    TooLong {
         /// What was asked for.
         range: AddressRange,
-        /// The longest range of one lease, in bytes.
-        piece_bytes: usize,
+        /// The longest registration of the device, in bytes and whole pages.
+        max_region_bytes: usize,
     },
     /// The registrar failed.
     Register(RegisterError),
@@ -98,10 +99,10 @@ impl fmt::Display for GetError {
         match self {
             Self::Range(error) => error.fmt(f),
             Self::NoAccess => f.write_str("no access was asked for: say what the device will do"),
-            Self::NeedsPieces { range, piece_bytes } => write!(
+            Self::TooLong { range, max_region_bytes } => write!(
                 f,
-                "{} bytes at {:#x} exceed one lease of {piece_bytes} bytes: use get_pieces, or \
-                 raise Config::piece_bytes",
+                "{} bytes at {:#x}, in whole pages, exceed the device's longest registration of \
+                 {max_region_bytes} bytes: lease them in pieces (Cache::request, pieces)",
                 range.len(),
                 range.start()
             ),
@@ -204,7 +205,7 @@ pub enum PerUse {
     Full,
     /// The address is beyond what the index holds (2^48), or the index is out of space.
     Unindexed,
-    /// The caller asked for one use ([`Cache::get_once`](crate::Cache::get_once)).
+    /// The caller asked for one use ([`GetRequest::once`](crate::GetRequest::once)).
     Asked,
     /// Keeping it has not paid yet, or [`Config::keep`](crate::Config::keep) says that nothing is kept.
     NotAdmitted,

@@ -24,7 +24,7 @@
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors),
 //! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `order`, `flight`,
-//! `watchers`, `admission` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`,
+//! `watchers`, `admission`, `bars`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
 //! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
 //! stands `magazines`, what a thread keeps at hand of a pool.
@@ -33,6 +33,8 @@ pub mod access;
 pub mod admission;
 mod arena;
 pub mod barrier;
+mod bars;
+mod board;
 pub mod budget;
 pub mod cache;
 pub mod change_log;
@@ -45,6 +47,7 @@ mod events;
 mod flight;
 #[doc(hidden)]
 pub mod foreign;
+mod get;
 mod hazard;
 mod index;
 pub mod lease;
@@ -85,6 +88,7 @@ pub use clock::Clock;
 pub use config::{Config, Keep, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
 pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
+pub use get::GetRequest;
 pub use lease::Lease;
 pub use monitor::{Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
 pub use notice::{Notice, Notices, Revocation, SuspensionId};

@@ -9,6 +9,7 @@
 
 use crate::AddressRange;
 use crate::admission::Verdict;
+use crate::bars::{Gate, Stop};
 use crate::budget::{Account, Amount, Refusal};
 use crate::clock::since;
 use crate::config::{Keep, WhenFull};
@@ -16,6 +17,7 @@ use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::events::Checkup;
 use crate::flight::{Flight, Landing};
 use crate::foreign::runs_through;
+use crate::get::{Begun, Uses};
 use crate::index::can_hold;
 use crate::lease::Lease;
 use crate::monitor::{Monitor, Watch};
@@ -23,7 +25,6 @@ use crate::order::Order;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::shared::{Shared, Writer};
-use crate::suspend::bars::{Gate, Stop};
 use std::sync::Arc;
 
 /// What to do next, decided under the writer's lock.
@@ -49,43 +50,25 @@ enum Whose {
 }
 
 /// What this `get` has been through already.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Attempt {
     /// It waited for another's registration once; from now on it makes its own, so that memory
     /// that cannot be cached, or always fails, is not registered by one thread after the other.
     waited: bool,
     /// The budget is full of regions in use and the configuration says to go on.
     past_budget: bool,
-    /// What the caller said of further uses.
-    intent: Intent,
-    /// The monitor was asked since this `get` began, and all that it knew of is applied.
-    is_current: bool,
-}
-
-/// What a caller says of further uses of the range.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-enum Intent {
-    /// Nothing, so the cache decides.
-    #[default]
-    Unknown,
-    /// No registration shall outlive the lease.
-    Once,
-    /// There will be many.
-    Keep,
+    begun: Begun,
 }
 
 impl Attempt {
-    /// One whose registration is not to be kept. It waits for nobody: what others register is kept.
-    const ONCE: Self =
-        Self { waited: true, past_budget: false, intent: Intent::Once, is_current: false };
-    /// One whose registration is to be kept.
-    const KEEP: Self =
-        Self { waited: false, past_budget: false, intent: Intent::Keep, is_current: false };
+    /// One whose registration is not to be kept waits for nobody: what others register is kept.
+    fn new(begun: Begun) -> Self {
+        Self { waited: begun.uses == Uses::One, past_budget: false, begun }
+    }
 }
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
-    /// A lease for `want`, whatever it takes. `is_current` says that [`is_current`](Self::is_current) said
-    /// so since the `get` began.
+    /// A lease for `want`, whatever it takes.
     ///
     /// # Safety
     ///
@@ -94,43 +77,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) unsafe fn get_slowly(
         &self,
         want: &Want,
-        is_current: bool,
+        begun: Begun,
     ) -> Result<Lease<'_, R, M>, GetError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.attempt(want, Attempt { is_current, ..Attempt::default() }) }
-    }
-
-    /// The same, with a registration that ends with its lease unless one is there that serves.
-    ///
-    /// # Safety
-    ///
-    /// As for [`get_slowly`](Self::get_slowly).
-    pub(crate) unsafe fn get_once(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.attempt(want, Attempt::ONCE) }
-    }
-
-    /// The same, with a registration that is kept if it can be.
-    ///
-    /// # Safety
-    ///
-    /// As for [`get_slowly`](Self::get_slowly).
-    pub(crate) unsafe fn get_to_keep(&self, want: &Want) -> Result<Lease<'_, R, M>, GetError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.attempt(want, Attempt::KEEP) }
-    }
-
-    /// # Safety
-    ///
-    /// As for [`get_slowly`](Self::get_slowly).
-    unsafe fn attempt(&self, want: &Want, attempt: Attempt) -> Result<Lease<'_, R, M>, GetError> {
         // A thread that does not exist in a forked child may have held the lock.
         if self.monitor.forked() {
             return Err(GetError::Forked);
         }
         self.check_length(want)?;
         // SAFETY: the caller's promise.
-        let result = unsafe { self.find_or_register(want, attempt) };
+        let result = unsafe { self.find_or_register(want, Attempt::new(begun)) };
         // A lease counted itself; in a forked child nothing is counted.
         if let Err(error) = result {
             if self.monitor.forked() {
@@ -145,13 +100,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         result
     }
 
-    /// A range that is no longer than a piece may still, in whole pages, exceed the device's
-    /// longest region.
+    /// What counts is the range in whole pages.
     fn check_length(&self, want: &Want) -> Result<(), GetError> {
-        if self.to_register(want).len() <= self.limits.max_region_bytes {
+        let max_region_bytes = self.limits.max_region_bytes;
+        if self.to_register(want).len() <= max_region_bytes {
             return Ok(());
         }
-        Err(GetError::NeedsPieces { range: want.range, piece_bytes: self.config.piece_bytes })
+        Err(GetError::TooLong { range: want.range, max_region_bytes })
     }
 
     /// # Safety
@@ -172,14 +127,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 return Err(GetError::Forked);
             }
             let is_sampled = self.is_sampled();
-            let asked = (!attempt.is_current || is_sampled).then(|| self.ask(is_sampled));
+            let asked = (!attempt.begun.is_current || is_sampled).then(|| self.ask(is_sampled));
             // Again: a clock may fork.
             if self.monitor.forked() {
                 return Err(GetError::Forked);
             }
             let step = self.locked(|writer| self.next_step(writer, want, terms, attempt, asked))?;
             // What comes next takes its time, and the registrar's or a program's code runs in it.
-            attempt.is_current = false;
+            attempt.begun.is_current = false;
             match step {
                 Step::Done(lease) => return Ok(lease),
                 Step::Again => {}
@@ -390,9 +345,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if attempt.past_budget {
             return Some(PerUse::Full);
         }
-        match attempt.intent {
-            Intent::Once => Some(PerUse::Asked),
-            Intent::Unknown if !want.terms.vouched => {
+        match attempt.begun.uses {
+            Uses::One => Some(PerUse::Asked),
+            Uses::Unknown if !want.terms.vouched => {
                 let verdict = self.verdict(writer, range);
                 (verdict == Verdict::RegisterPerUse).then_some(PerUse::NotAdmitted)
             }

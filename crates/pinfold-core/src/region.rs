@@ -94,8 +94,8 @@ impl Want {
 /// What a caller asks for, as he said it: a hit need not know whether it makes sense.
 ///
 /// Start and length as the program gave them. Whoever compares them with a region has made sure
-/// that the length is neither zero nor above that of a piece, at most 2^63; and no index offers a
-/// region for a start above 2^48. So the end does not wrap.
+/// that the length is neither zero nor above the device's longest registration, at most 2^62; and no
+/// index offers a region for a start above 2^48. So the end does not wrap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     pub(crate) start: usize,

@@ -5,6 +5,8 @@
 //! monitor's `watch` or of a program's callback.
 
 use crate::admission::{Admission, LearnedCosts};
+use crate::bars::Bars;
+use crate::board::Board;
 use crate::budget::{Account, Amount};
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
@@ -12,12 +14,10 @@ use crate::flight::Flight;
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Position, Replay, Sequence};
-use crate::notice::Board;
 use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
-use crate::suspend::bars::Bars;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::watchers::{Callback, Due, Watchers};
 use std::collections::HashMap;
@@ -49,6 +49,9 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     /// Rung, with the writer's lock, whenever registrations have been given back.
     departed: Condvar,
 }
+
+/// No range is longer, whatever a device says, so that no sum of an address and a length wraps.
+const LONGEST: usize = 1 << 62;
 
 /// How many regions [`Writer::scratch`] keeps room for.
 const SCRATCH: usize = 256;
@@ -123,8 +126,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         config: Config,
         account: Option<Arc<dyn Account>>,
     ) -> Result<Self, ConfigError> {
-        let limits = registrar.limits();
+        let mut limits = registrar.limits();
         let config = config.within(limits)?;
+        limits.max_region_bytes = limits.max_region_bytes.min(LONGEST);
         monitor.check().map_err(ConfigError::Monitor)?;
         // Nothing is registered yet, so what happened before this look concerns nobody.
         let start = monitor.replay(Position::NOWHERE, &mut |_| {});

@@ -97,8 +97,8 @@ pub struct BufferError<B> {
 }
 
 impl<R: Registrar, M: Monitor> Cache<R, M> {
-    /// Leases a buffer that this crate knows to be stable, in pieces where it is long: the safe
-    /// door.
+    /// Leases a buffer that this crate knows to be stable: the safe door. One lease, or several where
+    /// the device registers no more at once.
     ///
     /// Gives all the rights that the kind of buffer allows: reading for shared ones, reading and
     /// writing for those with one owner.
@@ -111,10 +111,17 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         buffer: B,
     ) -> Result<BufferLease<'_, B, R, M>, BufferError<B>> {
         let bytes = buffer.bytes();
+        let request = || self.request(bytes.as_ptr(), bytes.len(), B::ACCESS);
         // SAFETY: the bytes stay and may be used with these rights as long as the buffer lives
         // (StableBuffer's promise), and the leases end before it.
-        let pieces = unsafe { self.get_pieces(bytes.as_ptr(), bytes.len(), B::ACCESS) };
-        match pieces.and_then(Iterator::collect) {
+        let whole = unsafe { request().get() }.map(|lease| vec![lease]);
+        // SAFETY: as above.
+        let in_pieces = || unsafe { request().pieces() }.and_then(Iterator::collect);
+        let leases = match whole {
+            Err(GetError::TooLong { .. }) => in_pieces(),
+            whole => whole,
+        };
+        match leases {
             Ok(leases) => Ok(BufferLease { leases, buffer }),
             Err(error) => Err(BufferError { error, buffer }),
         }

@@ -65,21 +65,20 @@
 //! [`Suspending`]: crate::Suspending
 //!
 //! Where to look next: `device` (what a device must offer), `report` (the words of the answers),
-//! `bars` (what holds gets back), `ward` (what a suspension owns and must give back), `machine` (the
+//! `ward` (what a suspension owns and must give back), `machine` (the
 //! states).
 
-pub(crate) mod bars;
 mod device;
 mod machine;
 mod report;
 mod several;
 mod ward;
 
-pub use bars::SuspensionStatistics;
+pub use crate::bars::{Gets, SuspensionStatistics};
+pub use crate::board::Keys;
 pub use device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 pub use machine::{Progress, Suspended, Suspending};
 pub use report::{
-    Ended, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Refused, Resumed,
-    SuspensionTerms, Why,
+    Ended, Expired, InFlight, Leases, NotSuspended, OnDrop, Refused, Resumed, SuspensionTerms, Why,
 };
 pub use several::OfEither;

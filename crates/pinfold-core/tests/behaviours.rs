@@ -765,14 +765,26 @@ mod pieces {
     }
 
     #[test]
-    fn a_get_of_more_than_a_piece_says_what_to_call() {
+    fn a_get_is_one_lease_whatever_a_piece_is() {
         let rig = in_pieces_of(4);
+        let lease = rig.lease(bytes(100, 40 * PAGE_BYTES));
+        assert!(lease.is_cached());
+        assert_eq!(rig.device.counts().registrations, 1);
+        // Pieces of it are served by it.
+        rig.get_pieces(pages(0, 16)).unwrap().for_each(|piece| drop(piece.unwrap()));
+        assert_eq!(rig.device.counts().registrations, 1);
+    }
+
+    #[test]
+    fn a_get_of_more_than_the_device_registers_says_what_to_call() {
+        let max_region_bytes = 4 * PAGE_BYTES;
+        let device = DeviceConfig { max_region_bytes, ..DeviceConfig::default() };
+        let rig = Setup { device, ..Setup::default() }.rig();
         let error = rig.refused(pages(0, 5), Access::READ);
-        assert_eq!(
-            error,
-            GetError::NeedsPieces { range: pages(0, 5), piece_bytes: 4 * PAGE_BYTES }
-        );
-        assert!(error.to_string().contains("get_pieces"));
+        assert_eq!(error, GetError::TooLong { range: pages(0, 5), max_region_bytes });
+        assert!(error.to_string().contains("pieces"), "{error}");
+        let error = rig.refused(bytes(0, usize::MAX >> 1), Access::READ);
+        assert!(matches!(error, GetError::TooLong { .. }), "{error}");
     }
 
     #[test]
@@ -1636,7 +1648,7 @@ mod bad_input {
         let rig = Setup { device, ..Setup::default() }.rig();
         match rig.get(bytes(100, 4 * PAGE_BYTES), Access::READ) {
             Ok(lease) => rig.assert_fresh(&lease),
-            Err(error) => assert!(matches!(error, GetError::NeedsPieces { .. }), "{error}"),
+            Err(error) => assert!(matches!(error, GetError::TooLong { .. }), "{error}"),
         }
     }
 }

@@ -117,7 +117,7 @@ fn get<R: Registrar>(cache: &Cache<R, Calm>, range: AddressRange) -> Lease<'_, R
 fn get_once<R: Registrar>(cache: &Cache<R, Calm>, range: AddressRange) -> Lease<'_, R, Calm> {
     let start = std::ptr::without_provenance(range.start());
     // SAFETY: the device touches no memory.
-    unsafe { cache.get_once(start, range.len(), Access::READ) }.unwrap()
+    unsafe { cache.request(start, range.len(), Access::READ).once().get() }.unwrap()
 }
 
 /// Runs a step that may panic. Says whether it did not.
@@ -152,7 +152,7 @@ fn every_operation<R: Registrar>(cache: &Cache<R, Calm>, check: &dyn Fn(&str)) -
     step("pieces", &|| {
         let start = std::ptr::without_provenance(pages(64, 1).start());
         // SAFETY: the device touches no memory.
-        let pieces = unsafe { cache.get_pieces(start, 16 * 4096, Access::READ) }.unwrap();
+        let pieces = unsafe { cache.request(start, 16 * 4096, Access::READ).pieces() }.unwrap();
         let _leases: Vec<_> = pieces.map(Result::unwrap).collect();
     });
     step("giving up a range", &|| {

@@ -747,7 +747,7 @@ impl Worker {
         let returned = self.returned();
         let address = std::ptr::without_provenance(range.start());
         // SAFETY: as in `get`.
-        let lease = unsafe { self.cache.get_once(address, range.len(), Access::READ) };
+        let lease = unsafe { self.cache.request(address, range.len(), Access::READ).once().get() };
         self.keep(lease, returned);
     }
 
@@ -756,7 +756,8 @@ impl Worker {
         let returned = self.returned();
         let address = std::ptr::without_provenance(range.start());
         // SAFETY: as in `get`.
-        let lease = unsafe { self.cache.get_if_cached(address, range.len(), Access::READ) };
+        let lease =
+            unsafe { self.cache.request(address, range.len(), Access::READ).get_if_cached() };
         if let Some(lease) = lease {
             self.keep(Ok(lease), returned);
         }
@@ -822,7 +823,7 @@ impl Worker {
         // SAFETY: as in `get`, for both.
         let (got, found) = unsafe {
             let got = cache.get(address, range.len(), Access::READ).map(drop);
-            (got, cache.get_if_cached(address, range.len(), Access::READ).is_some())
+            (got, cache.request(address, range.len(), Access::READ).get_if_cached().is_some())
         };
         let evicted = cache.evict_idle() + cache.evict_idle_in(range) + cache.reclaim();
         cache.invalidate(range);

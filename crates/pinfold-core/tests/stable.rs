@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::Rig;
+use common::{Rig, Setup};
 use pinfold_core::{AddressRange, GetError, RangeError, StableBuffer};
-use pinfold_sim::{PAGE_BYTES, Protection};
+use pinfold_sim::{DeviceConfig, PAGE_BYTES, Protection};
 use std::sync::Arc;
 
 /// Tells the simulated space of a real buffer's pages.
@@ -33,7 +33,8 @@ fn a_buffer_comes_back_as_it_went_in() {
 
 #[test]
 fn a_long_buffer_is_leased_in_pieces() {
-    let rig = Rig::new();
+    let device = DeviceConfig { max_region_bytes: 2 << 20, ..DeviceConfig::default() };
+    let rig = Setup { device, ..Setup::default() }.rig();
     let piece = rig.cache().config().piece_bytes;
     let buffer = vec![0_u8; 2 * piece + 1];
     let range = map(&rig, &buffer, Protection::ReadWrite);

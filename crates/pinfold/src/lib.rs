@@ -36,7 +36,7 @@
 //! registered once waits for the reader's thread, tens of microseconds and more (`bench/results` has
 //! the figures); of other memory it costs what it did. What the monitor does not cover (with
 //! userfaultfd files and shared memory) is registered for each use, unless the caller vouches for it
-//! ([`Cache::get_vouched`]). A change that it does not detect can be reported by the code that makes
+//! ([`GetRequest::vouched`]). A change that it does not detect can be reported by the code that makes
 //! it ([`monitor::Feed`]).
 //!
 //! # Where to look next
@@ -80,9 +80,9 @@ pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 pub use pinfold_core::suspend;
 pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
-    Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, Keep, Lease, Limit, Lost,
-    MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer, RegisterError,
-    Registrar, RegistrarLimits, Replay, ResizeError, Sequence, StableBuffer, Statistics, Uncovered,
-    Watch, WhenFull,
+    Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, GetRequest, Keep, Lease,
+    Limit, Lost, MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer,
+    RegisterError, Registrar, RegistrarLimits, Replay, ResizeError, Sequence, StableBuffer,
+    Statistics, Uncovered, Watch, WhenFull,
 };
 pub use start::{CacheError, cache, cache_within, on_demand_cache};

@@ -473,7 +473,7 @@ fn registrations_of_the_target_are_given_up<M: Monitor>(rig: &Rig<M>, vouched: b
         // SAFETY: see the file's header; the zone tells the cache of its changes.
         let lease = unsafe {
             if vouched {
-                rig.cache.get_vouched(start, 8 * PAGE, Access::READ)
+                rig.cache.request(start, 8 * PAGE, Access::READ).vouched().get()
             } else {
                 rig.cache.get(start, 8 * PAGE, Access::READ)
             }
@@ -545,9 +545,9 @@ fn places_are_lent_as_long_as_there_are_any() {
 #[test]
 fn a_slot_that_no_registration_can_hold_is_refused() {
     let Some(rig) = watched_rig(1 << 20) else { return };
-    let slab = Slab::new(1 << 20, 1, false).unwrap();
+    let slab = Slab::new(1 << 30, 1, false).unwrap();
     let refused = Zone::new(&rig.cache, slab, Options::default()).unwrap_err();
-    assert!(matches!(refused, ZoneError::SlotTooLong { piece_bytes: 0x10_0000, .. }));
+    assert!(matches!(refused, ZoneError::SlotTooLong { max_region_bytes: 0x4000_0000, .. }));
     assert!(Slab::new(0, 1, false).is_err() && Slab::new(1, 0, false).is_err());
     assert!(Slab::new(usize::MAX, 1, false).is_err() && Slab::new(8, usize::MAX, false).is_err());
 }

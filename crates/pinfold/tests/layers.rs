@@ -19,11 +19,6 @@ const CIRCLES: &[(&str, &str, &[&str])] = &[
     ("pinfold", "landing", &["crossover", "place", "zone"]),
     ("pinfold", "pool", &["depot", "map", "slab"]),
     ("pinfold-cli", "torture", &["arrival", "buffers", "program", "tally", "worker"]),
-    (
-        "pinfold-core",
-        "",
-        &["cache", "lease", "miss", "notice", "pieces", "reclaim", "shared", "suspend"],
-    ),
     ("pinfold-sim", "simulation", &["notices", "program", "suspension"]),
 ];
 

@@ -60,7 +60,7 @@ fn a_told_change_is_applied_beside_a_monitor_that_cannot_see_it() {
     assert!(gives_everything_back(&cache), "the monitor's own news count as before");
 }
 
-/// An allocator that tells everything makes good what `get_vouched` asks for.
+/// An allocator that tells everything makes good what a vouched request asks for.
 #[test]
 fn vouched_memory_is_kept_until_its_owner_tells() {
     static FEED: Feed = Feed::new();
@@ -69,7 +69,7 @@ fn vouched_memory_is_kept_until_its_owner_tells() {
     let vouched = || {
         let start = std::ptr::with_exposed_provenance(at);
         // SAFETY: every change below is told.
-        unsafe { cache.get_vouched(start, LENGTH, Access::READ) }.unwrap().is_cached()
+        unsafe { cache.request(start, LENGTH, Access::READ).vouched().get() }.unwrap().is_cached()
     };
     assert!(vouched() && vouched());
     assert!(!is_cached(&cache, at), "nobody vouched this time");

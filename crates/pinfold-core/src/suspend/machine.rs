@@ -1,16 +1,16 @@
 //! The states of a suspension, as types; the parent module draws them.
 
-use super::bars::SuspensionStatistics;
 use super::device::Suspend;
 use super::report::{
     Ended, Expired, InFlight, Leases, NotSuspended, Refused, Resumed, SuspensionTerms, Why,
 };
 use super::ward::Ward;
 use crate::AddressRange;
+use crate::bars::SuspensionStatistics;
+use crate::board::SuspensionId;
 use crate::cache::Cache;
 use crate::lease::Lease;
 use crate::monitor::Monitor;
-use crate::notice::SuspensionId;
 use crate::registrar::Registrar;
 use crate::shared::Shared;
 use std::fmt;

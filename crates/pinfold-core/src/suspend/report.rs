@@ -2,6 +2,8 @@
 
 use super::device::{ConnectionLost, Suspend, Unsupported};
 use crate::AddressRange;
+use crate::bars::Gets;
+use crate::board::Keys;
 use crate::error::GetError;
 use crate::lease::Lease;
 use crate::monitor::Monitor;
@@ -42,17 +44,6 @@ pub enum Leases {
     #[default]
     Drain,
     /// The suspension is refused at once, with their number.
-    Refuse,
-}
-
-/// What becomes of gets of a suspended region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Gets {
-    /// They wait for the end, and fail with [`GetError::Suspended`] at the deadline. A thread that
-    /// both asks and is to resume would wait for itself that long.
-    #[default]
-    Hold,
-    /// They fail with [`GetError::Suspended`] at once.
     Refuse,
 }
 
@@ -184,15 +175,6 @@ impl<R: Suspend, M: Monitor> fmt::Display for NotSuspended<'_, R, M> {
 }
 
 impl<R: Suspend, M: Monitor> std::error::Error for NotSuspended<'_, R, M> {}
-
-/// Whether the registrations that were kept are known by the same handles.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keys {
-    /// All of them.
-    Same,
-    /// Not all: tell the peers, and post anew what names them.
-    Changed,
-}
 
 /// What a resumption brought back.
 pub struct Resumed<'c, R: Suspend, M: Monitor> {

@@ -8,10 +8,11 @@
 
 #![allow(unsafe_code)]
 
-use super::bars::{Claim, End, OnExpiry, Overdue};
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
-use super::report::{InFlight, Keys, OnDrop, SuspensionTerms};
+use super::report::{InFlight, OnDrop, SuspensionTerms};
 use crate::AddressRange;
+use crate::bars::{Claim, End, OnExpiry, Overdue};
+use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
 use crate::flight::{Flight, Landing};
 use crate::foreign::{self, discard, discard_all, runs_through};
@@ -19,7 +20,6 @@ use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::Monitor;
-use crate::notice::{Notice, Revocation, SuspensionId};
 use crate::region::{List, Lists, Region, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{Shared, Writer};

@@ -59,13 +59,13 @@ pub(crate) fn get(
 /// A lease for reading whose registration is not to be kept.
 pub(crate) fn get_once(cache: &SimCache, range: AddressRange) -> Result<SimLease<'_>, GetError> {
     // SAFETY: there is no memory behind a simulated address.
-    unsafe { cache.get_once(address(range), range.len(), Access::READ) }
+    unsafe { cache.request(address(range), range.len(), Access::READ).once().get() }
 }
 
 /// A lease for reading, if a registration that serves it is there.
 pub(crate) fn get_if_cached(cache: &SimCache, range: AddressRange) -> Option<SimLease<'_>> {
     // SAFETY: there is no memory behind a simulated address.
-    unsafe { cache.get_if_cached(address(range), range.len(), Access::READ) }
+    unsafe { cache.request(address(range), range.len(), Access::READ).get_if_cached() }
 }
 
 /// A `get` of anything at all.
@@ -248,12 +248,12 @@ impl Rig {
 
     pub(crate) fn get_vouched(&self, range: AddressRange) -> Result<SimLease<'_>, GetError> {
         // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache().get_vouched(address(range), range.len(), Access::READ) }
+        unsafe { self.cache().request(address(range), range.len(), Access::READ).vouched().get() }
     }
 
     pub(crate) fn get_to_keep(&self, range: AddressRange) -> Result<SimLease<'_>, GetError> {
         // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache().get_to_keep(address(range), range.len(), Access::READ) }
+        unsafe { self.cache().request(address(range), range.len(), Access::READ).to_keep().get() }
     }
 
     pub(crate) fn get_pieces(
@@ -261,7 +261,7 @@ impl Rig {
         range: AddressRange,
     ) -> Result<Pieces<'_, SimRegistrar, SimMonitor>, GetError> {
         // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache().get_pieces(address(range), range.len(), Access::READ) }
+        unsafe { self.cache().request(address(range), range.len(), Access::READ).pieces() }
     }
 
     /// A lease for reading that moves the program's own pages.

@@ -94,12 +94,12 @@ struct Slot<'c, R: Registrar, M: Monitor> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ZoneError {
-    /// A slot is longer than the cache's pieces.
+    /// A slot is longer than what the device registers at once.
     SlotTooLong {
         /// The slot's length, in bytes.
         slot_bytes: usize,
-        /// [`Config::piece_bytes`](crate::Config::piece_bytes).
-        piece_bytes: usize,
+        /// The device's longest registration, in bytes.
+        max_region_bytes: usize,
     },
     /// The cache's device follows the page table: pages that are exchanged while it writes to them would be
     /// lost to it. Zones are for registrations that hold on to their pages.
@@ -128,10 +128,10 @@ pub enum AskError {
 impl fmt::Display for ZoneError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SlotTooLong { slot_bytes, piece_bytes } => write!(
+            Self::SlotTooLong { slot_bytes, max_region_bytes } => write!(
                 f,
-                "landing slots of {slot_bytes} bytes exceed one registration of {piece_bytes}: raise \
-                 Config::piece_bytes, or let messages land in pieces"
+                "landing slots of {slot_bytes} bytes exceed the device's longest registration of \
+                 {max_region_bytes}: let messages land in pieces"
             ),
             Self::FollowsPageTable => f.write_str(
                 "a device that follows the page table does not hold on to landing pages: make the zone \
@@ -172,10 +172,10 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         if follows_page_table::<M>() {
             return Err(ZoneError::FollowsPageTable);
         }
-        let piece_bytes = cache.config().piece_bytes;
+        let max_region_bytes = cache.registrar().limits().max_region_bytes;
         let ranges = pages.slots().into_boxed_slice();
-        if let Some(slot) = ranges.iter().find(|slot| slot.len() > piece_bytes) {
-            return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), piece_bytes });
+        if let Some(slot) = ranges.iter().find(|slot| slot.len() > max_region_bytes) {
+            return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), max_region_bytes });
         }
         let free = ranges.iter().map(|&range| Slot { range, lease: None }).collect();
         let slots = Slots { free, seen: Position::NOWHERE };
@@ -517,7 +517,8 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
         let start = std::ptr::with_exposed_provenance(self.slot.start());
         // SAFETY: the slot is the zone's alone, and whoever holds the place writes it by the device
         // alone. Its pages change in exchanges, each of which ends in `unregister`.
-        let lease = unsafe { self.zone.cache.get_vouched(start, self.slot.len(), ACCESS) }?;
+        let lease =
+            unsafe { self.zone.cache.request(start, self.slot.len(), ACCESS).vouched().get() }?;
         let handle = lease.handle();
         self.lease = Some(lease);
         Ok(handle)

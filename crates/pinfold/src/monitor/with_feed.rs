@@ -6,8 +6,8 @@
 //! promise for it, because whoever else maps or truncates a file does not know of any feed.
 //!
 //! A program whose own allocator tells everything it does with its memory can vouch for that memory:
-//! [`Cache::get_vouched`](crate::Cache::get_vouched) keeps the registration, and the allocator's word in
-//! the feed invalidates it, which is the promise that `get_vouched` asks for. That works with
+//! [`GetRequest::vouched`](crate::GetRequest::vouched) keeps the registration, and the allocator's word in
+//! the feed invalidates it, which is the promise that it asks for. That works with
 //! [`NoMonitor`](super::NoMonitor) too.
 //!
 //! # The price

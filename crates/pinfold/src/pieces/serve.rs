@@ -85,7 +85,7 @@ impl<'c, 'p, R: Registrar, M: Monitor> Server<'c, 'p, R, M> {
 
     fn lease_cached(&self, range: AddressRange) -> Option<Lease<'c, R, M>> {
         // SAFETY: the promise made to `new`.
-        unsafe { self.cache.get_if_cached(pointer(range), range.len(), self.access) }
+        unsafe { self.cache.request(pointer(range), range.len(), self.access).get_if_cached() }
     }
 
     /// What cannot be made in advance is left to the registration, which says what is wrong.

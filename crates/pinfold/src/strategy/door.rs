@@ -222,9 +222,10 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             Failed::Pool(AllocateError::Register(error)) => {
                 not_registered(range, GetError::Register(error))
             }
-            Failed::Pool(_) => {
-                not_registered(range, GetError::NeedsPieces { range, piece_bytes: self.copy_bytes })
-            }
+            Failed::Pool(_) => not_registered(
+                range,
+                GetError::TooLong { range, max_region_bytes: self.copy_bytes },
+            ),
         })?;
         // SAFETY: the caller's promise.
         unsafe { move_all(Place::new(guard, strategy, None), self.options.in_flight, mover) }
@@ -377,7 +378,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     fn piece_if_cached(&self, range: AddressRange, access: Access) -> Option<Lease<'d, R, M>> {
         let (cache, start) = (self.cache, std::ptr::with_exposed_provenance(range.start()));
         // SAFETY: the contract of whoever wished for it.
-        unsafe { cache.get_if_cached(start, range.len(), access) }
+        unsafe { cache.request(start, range.len(), access).get_if_cached() }
     }
 
     /// The place, said to be slow where it is.
@@ -487,13 +488,10 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         keep: bool,
     ) -> Result<Lease<'d, R, M>, GetError> {
         let (cache, start) = (self.cache, std::ptr::with_exposed_provenance(range.start()));
+        let request = cache.request(start, range.len(), access);
+        let request = if keep { request.to_keep() } else { request.once() };
         // SAFETY: the caller's promise.
-        unsafe {
-            match keep {
-                true => cache.get_to_keep(start, range.len(), access),
-                false => cache.get_once(start, range.len(), access),
-            }
-        }
+        unsafe { request.get() }
     }
 
     /// What to do with memory of which the door knows what the ledger has. Not looked up where it changes

@@ -118,7 +118,7 @@ impl<E> MeasureError<E> {
             return false;
         };
         match error {
-            GetError::Exhausted(_) | GetError::NeedsPieces { .. } => true,
+            GetError::Exhausted(_) | GetError::TooLong { .. } => true,
             GetError::Register(error) => error.is_about_room(),
             _ => false,
         }

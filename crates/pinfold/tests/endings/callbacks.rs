@@ -26,7 +26,7 @@ fn a_callback_whose_captures_panic_keeps_no_lease() {
         let lease = unsafe {
             match once {
                 false => cache.get(buffer.as_ptr(), buffer.len(), Access::READ),
-                true => cache.get_once(buffer.as_ptr(), buffer.len(), Access::READ),
+                true => cache.request(buffer.as_ptr(), buffer.len(), Access::READ).once().get(),
             }
         };
         let (mut lease, bomb) = (lease.unwrap(), Bomb);

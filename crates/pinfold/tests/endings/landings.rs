@@ -75,7 +75,7 @@ fn receive(range: AddressRange, byte: u8) {
 fn is_findable(cache: &TheCache, range: AddressRange, handle: u32) -> bool {
     let start = std::ptr::with_exposed_provenance(range.start());
     // SAFETY: no device is given the lease.
-    let lease = unsafe { cache.get_vouched(start, range.len(), Access::WRITE) };
+    let lease = unsafe { cache.request(start, range.len(), Access::WRITE).vouched().get() };
     lease.unwrap().handle() == handle
 }
 

@@ -166,7 +166,7 @@ fn lease() {
             let lease = unsafe {
                 match once {
                     false => cache.get(memory.as_ptr(), memory.len(), Access::READ),
-                    true => cache.get_once(memory.as_ptr(), memory.len(), Access::READ),
+                    true => cache.request(memory.as_ptr(), memory.len(), Access::READ).once().get(),
                 }
             };
             end(lease.unwrap(), how);

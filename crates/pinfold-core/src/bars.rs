@@ -1,12 +1,22 @@
 //! The bars in the way of gets: which ranges are suspended, and who waits before them.
 
-use super::report::Gets;
 use crate::AddressRange;
 use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+
+/// What becomes of gets of a suspended region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Gets {
+    /// They wait for the end, and fail with [`GetError::Suspended`](crate::GetError::Suspended) at the deadline. A thread that
+    /// both asks and is to resume would wait for itself that long.
+    #[default]
+    Hold,
+    /// They fail with [`GetError::Suspended`](crate::GetError::Suspended) at once.
+    Refuse,
+}
 
 /// All suspensions of a cache. Belongs to the holder of the writer's lock.
 #[derive(Default)]

@@ -1,0 +1,258 @@
+//! What a caller asks of a get, and the life of one: is anything new, is it there, otherwise register.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for the doors that take an address and a length, whose contract the
+//! [cache's module](crate::cache) has, and to pass the caller's word on.
+
+#![allow(unsafe_code)]
+
+use crate::error::GetError;
+use crate::lease::{Lease, Parts};
+use crate::monitor::{Lost, Monitor};
+use crate::region::{Ask, Terms, Want};
+use crate::registrar::Registrar;
+use crate::shared::{Hit, Shared};
+use crate::{Access, AddressRange};
+use std::fmt;
+
+/// What a caller says of further uses of the range.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) enum Uses {
+    /// Nothing, so the cache decides.
+    #[default]
+    Unknown,
+    /// No registration shall outlive the lease.
+    One,
+    /// There will be many.
+    Many,
+}
+
+/// A get with something to say about it; made by [`Cache::request`](crate::Cache::request) and
+/// [`Checked::request`](crate::Checked::request).
+///
+/// ```no_run
+/// # use pinfold_core::{Access, Cache, GetError, Monitor, Registrar};
+/// # unsafe fn f<R: Registrar, M: Monitor>(cache: &Cache<R, M>, at: *const u8) -> Result<(), GetError> {
+/// // SAFETY: the caller may let the device read these bytes while the lease lives.
+/// let lease = unsafe { cache.request(at, 65536, Access::READ).to_keep().get() }?;
+/// # drop(lease);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "nothing is leased before `get`, `get_if_cached` or `pieces`"]
+pub struct GetRequest<'c, R: Registrar, M: Monitor> {
+    shared: &'c Shared<R, M>,
+    ask: Ask,
+    uses: Uses,
+    /// Whether the one who asks has checked the monitor.
+    checked: bool,
+}
+
+impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
+    #[inline]
+    pub(crate) fn new(shared: &'c Shared<R, M>, ask: Ask, checked: bool) -> Self {
+        Self { shared, ask, uses: Uses::Unknown, checked }
+    }
+
+    /// For one use: a registration that is there serves it, else one is made within the budget that ends
+    /// with the lease.
+    ///
+    /// Memory that is registered so is not watched, and later changes of its mapping cost what they did.
+    #[inline]
+    pub fn once(self) -> Self {
+        Self { uses: Uses::One, ..self }
+    }
+
+    /// For memory that the caller means to use often before it changes: it is kept from this use on,
+    /// however seldom it was used before.
+    #[inline]
+    pub fn to_keep(self) -> Self {
+        Self { uses: Uses::Many, ..self }
+    }
+
+    /// For memory that the monitor cannot see: the registration is kept, and the caller calls
+    /// [`Cache::invalidate`](crate::Cache::invalidate) for every change of the mapping before anybody asks
+    /// for it again.
+    ///
+    /// Only gets that vouch as well are served by such a registration. None is kept that was made while
+    /// the monitor had a change [in flux](Monitor::in_flux) there, told to a feed for example, nor once
+    /// it is lost.
+    #[inline]
+    pub fn vouched(mut self) -> Self {
+        self.ask.terms.vouched = true;
+        self
+    }
+
+    /// The lease: of a registration that is there, or of a new one. Costs what
+    /// [`Cache::get`](crate::Cache::get) costs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::get`](crate::Cache::get).
+    ///
+    /// # Safety
+    ///
+    /// As [`Cache::get`](crate::Cache::get); and of a [vouched](Self::vouched) request, the word is kept.
+    #[inline]
+    pub unsafe fn get(self) -> Result<Lease<'c, R, M>, GetError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.checked {
+                true => self.shared.get_checked(self.ask, self.uses),
+                false => self.shared.get(self.ask, self.uses),
+            }
+        }
+    }
+
+    /// The lease, only if a registration that serves it is there: nothing is registered.
+    ///
+    /// `None` also where [`get`](Self::get) would say that the arguments make no sense. Costs what a hit
+    /// costs, found or not.
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get).
+    pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
+        match self.checked {
+            // A fork since the check makes every registration the parent's.
+            true if self.shared.monitor.forked() => return None,
+            true => {}
+            false => self.shared.bring_up_to_date().ok()?,
+        }
+        self.shared.hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
+    }
+
+    /// The same of another range, which lies in this one.
+    pub(crate) fn part(&self, range: AddressRange) -> Self {
+        let ask = Ask::new(range.start(), range.len(), self.ask.terms);
+        Self { ask, ..*self }
+    }
+
+    /// Its range.
+    ///
+    /// # Errors
+    ///
+    /// For arguments that name no bytes or no rights.
+    pub(crate) fn range(&self) -> Result<AddressRange, GetError> {
+        let Ask { start, length, terms } = self.ask;
+        Want::new(start, length, terms).map(|want| want.range)
+    }
+
+    /// What a piece is at most, in bytes.
+    pub(crate) fn piece_bytes(&self) -> usize {
+        self.shared.config.piece_bytes
+    }
+}
+
+impl<R: Registrar, M: Monitor> fmt::Debug for GetRequest<'_, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ask, uses, checked, .. } = self;
+        f.debug_struct("GetRequest")
+            .field("ask", ask)
+            .field("uses", uses)
+            .field("checked", checked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the slow path of a get begins with, in one word.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun {
+    pub(crate) uses: Uses,
+    /// The monitor was asked since the get began, and all that it knew of is applied.
+    pub(crate) is_current: bool,
+}
+
+impl<R: Registrar, M: Monitor> Shared<R, M> {
+    /// What a get asks for, whether or not it makes sense.
+    ///
+    /// Remote uses are served by exactly their own rights, so the registrar's word on what those
+    /// are comes first.
+    #[inline(always)]
+    pub(crate) fn wish(&self, start: *const u8, length: usize, access: Access) -> Ask {
+        let access = if access.is_remote() { self.registrar.granted(access) } else { access };
+        Ask::new(start as usize, length, Terms { access, vouched: false })
+    }
+
+    /// Everything that changed before this call is applied.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::Forked`] in a forked child.
+    pub(crate) fn bring_up_to_date(&self) -> Result<(), GetError> {
+        match self.is_current() {
+            Ok(true) => Ok(()),
+            // A thread that does not exist in the child may have held the lock.
+            Err(Lost::Forked) => Err(GetError::Forked),
+            _ => self.locked(|writer| self.catch_up(writer)),
+        }
+    }
+
+    /// The life of a get.
+    ///
+    /// # Safety
+    ///
+    /// The contract of the cache's module.
+    #[inline(always)]
+    pub(crate) unsafe fn get(&self, ask: Ask, uses: Uses) -> Result<Lease<'_, R, M>, GetError> {
+        let is_current = matches!(self.is_current(), Ok(true));
+        if is_current && let Some(hit) = self.hit_asked(ask) {
+            return Ok(Lease::of_hit(self, hit, ask));
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.get_asked_slowly(ask.start, ask.length, ask.terms, Begun { uses, is_current })
+        }
+        .map(|parts| Lease::of_parts(self, parts))
+    }
+
+    /// The same behind a check that the caller made.
+    ///
+    /// # Safety
+    ///
+    /// The contract of the cache's module.
+    #[inline(always)]
+    pub(crate) unsafe fn get_checked(
+        &self,
+        ask: Ask,
+        uses: Uses,
+    ) -> Result<Lease<'_, R, M>, GetError> {
+        // A fork since the check makes every registration the parent's.
+        if !self.monitor.forked()
+            && let Some(hit) = self.hit_asked(ask)
+        {
+            return Ok(Lease::of_hit(self, hit, ask));
+        }
+        let begun = Begun { uses, is_current: false };
+        // SAFETY: the caller's promise.
+        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
+            .map(|parts| Lease::of_parts(self, parts))
+    }
+
+    /// A hit, if the arguments make sense; if not, the slow path says why.
+    #[inline(always)]
+    fn hit_asked(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
+        // One compare for "not zero and not above".
+        let sensible = ask.length.wrapping_sub(1) < self.limits.max_region_bytes;
+        if sensible && ask.has_rights() { self.hit(ask) } else { None }
+    }
+
+    /// The parts of an [`Ask`], one by one: see [`hit`](Self::hit).
+    ///
+    /// # Safety
+    ///
+    /// The contract of the cache's module.
+    #[cold]
+    unsafe fn get_asked_slowly(
+        &self,
+        start: usize,
+        length: usize,
+        terms: Terms,
+        begun: Begun,
+    ) -> Result<Parts<'_, R::Handle>, GetError> {
+        let want = Want::new(start, length, terms)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.get_slowly(&want, begun) }.map(Lease::into_parts)
+    }
+}
