@@ -99,7 +99,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// A hit costs the monitor's check, a look-up, and one store to memory of this thread. A miss
     /// costs what the device asks for a registration, with no lock held meanwhile. `length` is at
-    /// most what the device registers at once ([`RegistrarLimits::max_region_bytes`]); longer ranges come
+    /// most what the device registers at once ([`RegistrarLimits`](crate::RegistrarLimits)); longer ranges come
     /// [in pieces](GetRequest::pieces).
     ///
     /// # Errors
