@@ -15,6 +15,7 @@ mod buffers;
 mod checks;
 mod notices;
 mod program;
+mod state;
 mod suspension;
 
 use crate::fabric::{Fabric, FabricRegistrar, Mutant, NicConfig, Weather};
@@ -22,7 +23,7 @@ use crate::monitor::SimMonitor;
 use crate::random::Random;
 use crate::space::AddressSpace;
 use pinfold_core::{Cache, Config};
-use program::Program;
+use state::Program;
 use std::fmt;
 use std::sync::Arc;
 

@@ -18,8 +18,6 @@ use workspace::{crates, sources};
 const CIRCLES: &[(&str, &str, &[&str])] = &[
     ("pinfold", "landing", &["crossover", "place", "zone"]),
     ("pinfold", "pool", &["depot", "map", "slab"]),
-    ("pinfold-cli", "torture", &["arrival", "buffers", "program", "tally", "worker"]),
-    ("pinfold-sim", "simulation", &["notices", "program", "suspension"]),
 ];
 
 /// A module's path, without `crate`.

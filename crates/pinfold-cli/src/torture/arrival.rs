@@ -13,8 +13,9 @@
 // What does not land is given back, as large as it is.
 #![allow(clippy::result_large_err, clippy::large_enum_variant)]
 
-use super::tally::WrongBytes;
-use super::worker::{Judged, Worker};
+use super::program::{Arrival, Way, Window};
+use super::tally::{Judged, WrongBytes};
+use super::worker::Worker;
 use crate::change::{Mutation, Part, Specimen, difference};
 use crate::port::{PortRegistrar, Refusal};
 use crate::races::{Stop, joined, send_wrong, start};
@@ -22,8 +23,6 @@ use pinfold::landing::{
     Arrived, Crossover, LandError, Landed, Method, Options, Place, Refused, Remapped, Slab,
 };
 use pinfold::{AddressRange, Monitor};
-use serde::Serialize;
-use std::fmt;
 use std::io;
 use std::thread;
 
@@ -35,77 +34,6 @@ const CHOSEN_EXCHANGES_FROM: usize = 64 << 10;
 
 /// Which cache the landing zone's slots are registered with.
 const ZONE_PORT: usize = 0;
-
-/// How data gets from the landing zone to its target.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
-    Copy,
-    /// By an exchange of pages, once it is there.
-    Exchange,
-    /// By an exchange of pages before it is there.
-    Early,
-    /// As the zone's crossover says.
-    Chosen,
-}
-
-/// One message's way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Arrival {
-    pub(super) way: Way,
-    /// What the program does to the target before the data is there.
-    pub(super) change: Option<Mutation>,
-    /// Whether another thread has the device move the data meanwhile.
-    pub(super) beside: bool,
-    /// Whether slots are registered anew before a place is asked for.
-    pub(super) refill: bool,
-}
-
-/// How the messages of one thread, or of all, have landed.
-#[derive(Clone, Copy, Default, Debug, Serialize)]
-pub(super) struct LandingTally {
-    /// Messages that got to their targets.
-    landed: u64,
-    exchanged_bytes: u64,
-    copied_bytes: u64,
-    /// Whose pages were exchanged before the data was there.
-    early: u64,
-    /// Refused because the target had changed.
-    target_changed: u64,
-    /// Where the monitor could not tell whether it had; the program could, and vouched for it.
-    vouched: u64,
-    /// Copied although pages were to be exchanged.
-    copied_instead: u64,
-}
-
-impl LandingTally {
-    pub(super) fn add(&mut self, other: Self) {
-        self.landed += other.landed;
-        self.exchanged_bytes += other.exchanged_bytes;
-        self.copied_bytes += other.copied_bytes;
-        self.early += other.early;
-        self.target_changed += other.target_changed;
-        self.vouched += other.vouched;
-        self.copied_instead += other.copied_instead;
-    }
-
-    fn count(&mut self, landed: Landed) {
-        self.landed += 1;
-        self.exchanged_bytes += landed.moved_bytes as u64;
-        self.copied_bytes += landed.copied_bytes as u64;
-        self.copied_instead += u64::from(landed.copied_because.is_some());
-    }
-}
-
-impl fmt::Display for LandingTally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "landing: {} messages, {} bytes exchanged ({} times before the data was there), {} \
-             copied; {} refused because the target had changed",
-            self.landed, self.exchanged_bytes, self.early, self.copied_bytes, self.target_changed
-        )
-    }
-}
 
 /// Landing pages for `threads` threads.
 pub(super) fn pages(threads: usize) -> Option<Slab> {
@@ -229,12 +157,12 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
     pub(super) fn arrive(
         &mut self,
         slot: usize,
-        window: super::program::Window,
+        window: Window,
         port: usize,
         arrival: Arrival,
     ) -> Judged {
         let mut specimen = self.take(slot)?;
-        let target = super::worker::within(&specimen, window);
+        let target = window.of(&specimen);
         let judged = self.arrive_in(&mut specimen, target, port, arrival);
         // What could not be mapped anew is another thread's by now.
         if specimen.mend().is_ok() {

@@ -1,10 +1,10 @@
 //! What a thread of `pinfold torture` does: a list of operations that depends on the seed and the
 //! thread's number alone, never on what the machine answers.
 
-use super::arrival::{Arrival, Way};
-use crate::change::{Backing, Call, Mutation, Part};
+use crate::change::{Backing, Call, Mutation, Part, Specimen};
 use crate::races::Pace;
 use fastrand::Rng;
+use pinfold::AddressRange;
 use pinfold::pool::WhenExhausted;
 use std::fmt::Write;
 use std::time::Duration;
@@ -23,6 +23,40 @@ pub(super) const PORTS: usize = 3;
 pub(super) struct Window {
     pub(super) start: u16,
     pub(super) length: u16,
+}
+
+impl Window {
+    /// The bytes of `specimen` that this means, at least one.
+    pub(super) fn of(self, specimen: &Specimen) -> AddressRange {
+        let body = specimen.body();
+        let offset = (body.len() * usize::from(self.start)) >> 16;
+        let length = ((body.len() - offset) * (usize::from(self.length) + 1)) >> 16;
+        AddressRange::new(body.start() + offset, length.max(1)).unwrap_or(body)
+    }
+}
+
+/// How data gets from the landing zone to its target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    Copy,
+    /// By an exchange of pages, once it is there.
+    Exchange,
+    /// By an exchange of pages before it is there.
+    Early,
+    /// As the zone's crossover says.
+    Chosen,
+}
+
+/// One message's way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Arrival {
+    pub(super) way: Way,
+    /// What the program does to the target before the data is there.
+    pub(super) change: Option<Mutation>,
+    /// Whether another thread has the device move the data meanwhile.
+    pub(super) beside: bool,
+    /// Whether slots are registered anew before a place is asked for.
+    pub(super) refill: bool,
 }
 
 /// One step.

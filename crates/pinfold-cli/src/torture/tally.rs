@@ -1,15 +1,16 @@
 //! What the threads of `pinfold torture` have counted.
 
-use super::arrival::LandingTally;
 use super::journal::Row;
 use super::program::Operation;
 use super::weather::WeatherReport;
 use crate::port::Parted;
 use crate::races::Stop;
 use pinfold::AddressRange;
+use pinfold::landing::Landed;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 /// How many wrong transfers are described in full.
@@ -48,6 +49,56 @@ pub(super) struct WrongBytes {
     pub(super) range: AddressRange,
     pub(super) first: usize,
     pub(super) note: Cow<'static, str>,
+}
+
+/// What an operation that was carried out found.
+pub(super) type Judged = Result<Option<WrongBytes>, Stop>;
+
+/// How the messages of one thread, or of all, have landed.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(super) struct LandingTally {
+    /// Messages that got to their targets.
+    pub(super) landed: u64,
+    pub(super) exchanged_bytes: u64,
+    pub(super) copied_bytes: u64,
+    /// Whose pages were exchanged before the data was there.
+    pub(super) early: u64,
+    /// Refused because the target had changed.
+    pub(super) target_changed: u64,
+    /// Where the monitor could not tell whether it had; the program could, and vouched for it.
+    pub(super) vouched: u64,
+    /// Copied although pages were to be exchanged.
+    pub(super) copied_instead: u64,
+}
+
+impl LandingTally {
+    pub(super) fn add(&mut self, other: Self) {
+        self.landed += other.landed;
+        self.exchanged_bytes += other.exchanged_bytes;
+        self.copied_bytes += other.copied_bytes;
+        self.early += other.early;
+        self.target_changed += other.target_changed;
+        self.vouched += other.vouched;
+        self.copied_instead += other.copied_instead;
+    }
+
+    pub(super) fn count(&mut self, landed: Landed) {
+        self.landed += 1;
+        self.exchanged_bytes += landed.moved_bytes as u64;
+        self.copied_bytes += landed.copied_bytes as u64;
+        self.copied_instead += u64::from(landed.copied_because.is_some());
+    }
+}
+
+impl fmt::Display for LandingTally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "landing: {} messages, {} bytes exchanged ({} times before the data was there), {} \
+             copied; {} refused because the target had changed",
+            self.landed, self.exchanged_bytes, self.early, self.copied_bytes, self.target_changed
+        )
+    }
 }
 
 /// What forked children did, which is in no other count.

@@ -3,10 +3,10 @@
 //! Data is judged where the program itself orders change and use: a thread's slots are its own, and
 //! what takes two threads is a [race](crate::races) with its own rules.
 
-use super::buffers::Filled;
 use super::journal::{Row, Stage, Who};
 use super::program::{Operation, PLACES, PORTS, Program, SLOTS, Window};
-use super::tally::{Tally, WrongBytes};
+use super::stock::Filled;
+use super::tally::{Judged, Tally, WrongBytes};
 use super::{Grounds, Owned, Shared, beside};
 use crate::change::{
     Backing, Call, ChildEnd, FirstWrong, MappingFlood, Mutation, NoDescriptors, Obstacle, Part,
@@ -29,9 +29,6 @@ const STARVED_CHANGES: usize = 8;
 
 /// How many operations a forked child carries out.
 const CHILD_OPERATIONS: usize = 40;
-
-/// What an operation that was carried out found.
-pub(super) type Judged = Result<Option<WrongBytes>, Stop>;
 
 /// One thread.
 pub(super) struct Worker<'g, 'p, M: Monitor> {
@@ -221,7 +218,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
     fn send(&mut self, slot: usize, window: Window, refill: bool, port: usize) -> Judged {
         let key = self.next_key();
         let specimen = self.slot(slot)?;
-        let range = within(specimen, window);
+        let range = window.of(specimen);
         if refill {
             specimen.fill(range, key);
         }
@@ -233,7 +230,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
     fn receive(&mut self, slot: usize, window: Window, port: usize) -> Judged {
         let key = self.next_key();
         let specimen = self.slot(slot)?;
-        let (range, body) = (within(specimen, window), specimen.body());
+        let (range, body) = (window.of(specimen), specimen.body());
         let incoming = Specimen::pattern(range, key);
         let mut wanted = specimen.bytes(body);
         let offset = range.start() - body.start();
@@ -250,7 +247,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
     }
 
     fn hold(&mut self, slot: usize, window: Window, port: usize) -> Judged {
-        let range = within(self.slot(slot)?, window);
+        let range = window.of(self.slot(slot)?);
         let piece = range.pieces(Port::<M>::piece_bytes()).next().unwrap_or(range);
         if self.held.len() == HELD {
             self.held.pop_front();
@@ -470,12 +467,4 @@ fn free_huge_pages() -> u64 {
     };
     let free = count("free_hugepages").and_then(|free| free.checked_sub(count("resv_hugepages")?));
     free.unwrap_or(0)
-}
-
-/// The bytes of `specimen` that `window` means, at least one.
-pub(super) fn within(specimen: &Specimen, window: Window) -> AddressRange {
-    let body = specimen.body();
-    let offset = (body.len() * usize::from(window.start)) >> 16;
-    let length = ((body.len() - offset) * (usize::from(window.length) + 1)) >> 16;
-    AddressRange::new(body.start() + offset, length.max(1)).unwrap_or(body)
 }

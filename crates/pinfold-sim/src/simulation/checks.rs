@@ -1,7 +1,7 @@
 //! What is checked, while the program runs and at its end.
 
 use super::Finding;
-use super::program::{Posted, Program};
+use super::state::{Posted, Program};
 use crate::fabric::{CELL_BYTES, Weather, WorkKind, World, stamp};
 use pinfold_core::AddressRange;
 

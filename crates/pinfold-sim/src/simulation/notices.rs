@@ -6,30 +6,10 @@
 //! nothing else.
 
 use super::Finding;
-use super::program::{Program, SimCache, SimLease};
-use crate::fabric::{Fabric, FabricRegistrar, Key, Mutant, Rekeyed, World};
-use crate::monitor::SimMonitor;
-use pinfold_core::{Keys, Notice, Notices, RegisterError, Revocation, SuspensionId};
+use super::state::{Listener, Program, SimCache, SimLease, Told};
+use crate::fabric::{Fabric, Key, Mutant, Rekeyed, World};
+use pinfold_core::{Keys, Notice, RegisterError, Revocation, SuspensionId};
 use std::collections::{BTreeMap, HashMap};
-
-/// How a suspension stands, as far as it was told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Told {
-    /// With whether a key of it has changed since.
-    Suspended(bool),
-    Resumed,
-    Revoked(Revocation),
-}
-
-/// What the program knows from notices alone.
-pub(super) struct Listener<'c> {
-    notices: Notices<'c, FabricRegistrar, SimMonitor>,
-    told: BTreeMap<SuspensionId, Told>,
-    /// What became of keys: the next, or none.
-    keys: HashMap<Key, Option<Key>>,
-    /// Notices were missed since the last suspension began that can be judged.
-    missed: bool,
-}
 
 impl<'c> Listener<'c> {
     pub(super) fn new(cache: &'c SimCache, capacity: usize) -> Self {

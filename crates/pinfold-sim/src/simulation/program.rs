@@ -9,76 +9,23 @@
 #![allow(unsafe_code)]
 
 use super::buffers::{BUFFERS, Buffer, ELSEWHERE};
-use super::notices::Listener;
-use super::suspension::Suspension;
+use super::state::{Exposure, Listener, Posted, Program, SimCache, SimLease};
 use super::{FaultKind, Finding, LINKS, Outcome, Plan, weather};
 use crate::fabric::{
-    Completed, Completion, ConnectionId, DeviceCall, DevicePanic, Fabric, FabricRegistrar, Key,
-    Mutant, NicConfig, Work, WorkKind, World, stamp,
+    Completed, Completion, ConnectionId, DeviceCall, DevicePanic, Fabric, NicConfig, Work,
+    WorkKind, World, stamp,
 };
 use crate::fault::Moment;
-use crate::monitor::SimMonitor;
 use crate::random::Random;
 use crate::space::Protection;
-use pinfold_core::{Access, AddressRange, Cache, Lease};
+use pinfold_core::{Access, AddressRange};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
-pub(super) type SimCache = Cache<FabricRegistrar, SimMonitor>;
-pub(super) type SimLease<'c> = Lease<'c, FabricRegistrar, SimMonitor>;
 
 /// The longest message, in cells.
 const MOST_CELLS: usize = 8;
 /// How many works may be outstanding.
 const MOST_WORKS: usize = 48;
-
-/// A work that has not ended.
-pub(super) struct Posted<'c> {
-    pub(super) id: u64,
-    pub(super) connection: ConnectionId,
-    pub(super) kind: WorkKind,
-    pub(super) buffer: usize,
-    pub(super) range: AddressRange,
-    /// Nothing while a suspension has it, or if it could not be renewed.
-    pub(super) lease: Option<SimLease<'c>>,
-}
-
-/// A buffer that a peer may write.
-pub(super) struct Exposure<'c> {
-    pub(super) id: u64,
-    pub(super) connection: ConnectionId,
-    pub(super) buffer: usize,
-    pub(super) range: AddressRange,
-    pub(super) key: Key,
-    /// What each cell contains, and what it may contain by now.
-    pub(super) cells: Vec<(u64, Option<u64>)>,
-    /// Writes under way: their number, first cell and length.
-    pub(super) writes: Vec<(u64, usize, usize)>,
-    pub(super) lease: Option<SimLease<'c>>,
-}
-
-/// A program with all that it holds.
-pub(super) struct Program<'c, 'o> {
-    pub(super) cache: &'c SimCache,
-    pub(super) fabric: &'c Fabric,
-    pub(super) nic: NicConfig,
-    pub(super) mutant: Option<Mutant>,
-    faults: &'o [FaultKind],
-    pub(super) random: Random,
-    seed: u64,
-    pub(super) step: u64,
-    pub(super) buffers: Vec<Buffer>,
-    /// The connections that the program knows of.
-    pub(super) connections: [Option<ConnectionId>; LINKS],
-    pub(super) works: Vec<Posted<'c>>,
-    pub(super) exposures: Vec<Exposure<'c>>,
-    pub(super) suspensions: Vec<Suspension<'c>>,
-    pub(super) listener: Listener<'c>,
-    /// Panics of the device that it was not told by a panic.
-    hushed_panics: u64,
-    last_id: u64,
-    pub(super) outcome: &'o mut Outcome,
-}
 
 impl<'c, 'o> Program<'c, 'o> {
     pub(super) fn new(

@@ -1,46 +1,14 @@
 //! How the program suspends: whom it stops, what it does with the memory, how it ends.
 
 use super::buffers::BUFFERS;
-use super::notices::Told;
-use super::program::{Program, SimCache, SimLease};
+use super::state::{Holder, Pending, Program, SimCache, SimLease, State, Suspension, Told};
 use super::{FaultKind, Finding};
-use crate::fabric::{ConnectionId, FabricRegistrar, Key, Mutant, WorkKind};
-use crate::monitor::SimMonitor;
+use crate::fabric::{ConnectionId, Mutant, WorkKind};
 use crate::space::Protection;
 use pinfold_core::{
-    AddressRange, Gets, Keys, Leases, OnDrop, Progress, RegisterError, Revocation, Suspended,
-    Suspending, SuspensionId, SuspensionTerms,
+    AddressRange, Gets, Keys, Leases, OnDrop, Progress, RegisterError, Revocation, SuspensionTerms,
 };
 use std::time::Duration;
-
-/// Who gets a lease back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Holder {
-    Work(u64),
-    Exposure(u64),
-}
-
-type Pending<'c> = Suspending<'c, FabricRegistrar, SimMonitor>;
-
-enum State<'c> {
-    Pending(Pending<'c>),
-    /// With what the region contained then.
-    Held(Suspended<'c, FabricRegistrar, SimMonitor>, Vec<u64>),
-}
-
-/// A suspension of the program.
-pub(super) struct Suspension<'c> {
-    pub(super) range: AddressRange,
-    buffer: usize,
-    holders: Vec<Holder>,
-    connections: Vec<ConnectionId>,
-    id: SuspensionId,
-    /// The keys of the holders' leases when they were handed over.
-    keys: Vec<Key>,
-    on_drop: OnDrop,
-    /// Nothing while it is in other hands.
-    state: Option<State<'c>>,
-}
 
 impl Suspension<'_> {
     fn has_expired(&self) -> bool {
