@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::sys;
+use crate::machine;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
@@ -114,10 +114,10 @@ impl Uffd {
     /// Of how many of `count` unmappings `question` knew nothing when it was asked as soon as the
     /// addresses were free, with the event unread: when another thread could have got them.
     pub(crate) fn missed(&self, question: Question, count: usize) -> Result<usize, String> {
-        let processors = sys::processors()?;
+        let processors = machine::processors()?;
         let (here, there) = (processors.first().copied(), processors.last().copied());
         let asker = || {
-            here.map_or(Ok(()), sys::stay_on)?;
+            here.map_or(Ok(()), machine::stay_on)?;
             let known: Result<Vec<bool>, String> =
                 (0..count).map(|_| self.knows_of_an_unmapping(question, there)).collect();
             known.map(|known| known.into_iter().filter(|known| !known).count())
@@ -140,7 +140,7 @@ impl Uffd {
         thread::scope(|scope| {
             let unmapper = scope.spawn(|| {
                 // Nowhere in particular is as well.
-                let _ = there.map(sys::stay_on);
+                let _ = there.map(machine::stay_on);
                 unmap(address);
             });
             while is_mapped(address) {}

@@ -1,9 +1,9 @@
 //! What was measured, as a table or as JSON; the only file that writes to a standard stream.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+use crate::machine;
 use crate::peer;
 use crate::rounds::Comparison;
-use crate::sys;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -49,7 +49,7 @@ pub(crate) struct Report {
 impl Report {
     /// An empty report, to be printed as one JSON object or as a table.
     pub(crate) fn new(json: bool) -> Self {
-        Self { machine: sys::machine(), benches: Vec::new(), json }
+        Self { machine: machine::machine(), benches: Vec::new(), json }
     }
 
     /// A report that was printed as JSON, to be shown as Markdown.

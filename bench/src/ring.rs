@@ -13,9 +13,12 @@ use io_uring::{IoUring, opcode, types};
 use pinfold::AddressRange;
 use pinfold::pieces::{Completion, Mover, Request};
 use pinfold::registrar::BufferIndex;
+use pinfold_kernel::descriptor::{allocate, memory_file as new_file};
+use pinfold_kernel::mapping::OwnedMapping;
+use pinfold_kernel::process::page_bytes;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 /// Which way a ring moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,21 +105,10 @@ unsafe impl Mover<BufferIndex> for Ring {
 }
 
 fn memory_file(bytes: usize) -> io::Result<File> {
-    // SAFETY: the name is constant; the descriptor is new and nobody else's.
-    let file = unsafe {
-        let number = libc::memfd_create(c"pinfold-bench".as_ptr(), libc::MFD_CLOEXEC);
-        if number < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        File::from_raw_fd(number)
-    };
-    file.set_len(bytes as u64)?;
-    let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
-    // SAFETY: pages are allocated to a file.
-    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) } {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let file = File::from(new_file(c"pinfold-bench")?);
+    // Its pages are there from now on.
+    allocate(file.as_fd(), bytes)?;
+    Ok(file)
 }
 
 /// What memory looks like before it is registered.
@@ -143,61 +135,41 @@ impl Pages {
 
 /// New private memory, on a boundary of huge pages.
 pub(crate) struct Memory {
-    mapped: *mut libc::c_void,
-    mapped_bytes: usize,
-    start: *mut u8,
-    bytes: usize,
+    /// The memory.
+    _mapping: OwnedMapping,
+    range: AddressRange,
 }
-
-// SAFETY: the pointers name memory of its own, which is touched through `write` and by the device.
-unsafe impl Sync for Memory {}
 
 const HUGE: usize = 2 << 20;
 
 impl Memory {
     /// `bytes` bytes that no cache has seen.
     pub(crate) fn new(bytes: usize, pages: Pages) -> Result<Self, String> {
-        let mapped_bytes = bytes + HUGE;
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: new memory, which takes nobody's place.
-        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, rights, kind, -1, 0) };
-        if mapped == libc::MAP_FAILED {
-            return Err(format!("mmap: {}", io::Error::last_os_error()));
-        }
-        let start = mapped.cast::<u8>().map_addr(|address| address.next_multiple_of(HUGE));
-        let memory = Self { mapped, mapped_bytes, start, bytes };
-        let huge = pages == Pages::UntouchedHuge;
-        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        // SAFETY: advice on memory of our own.
-        unsafe { libc::madvise(mapped, mapped_bytes, advice) };
+        let mut mapping = OwnedMapping::aligned(bytes.next_multiple_of(page_bytes()), HUGE)
+            .map_err(|errno| format!("mmap: {}", io::Error::from(errno)))?;
+        let range = AddressRange::new(mapping.start().addr().get(), bytes)
+            .map_err(|error| error.to_string())?;
+        // Advice: a kernel without huge pages has small ones.
+        let _ = mapping.want_huge_pages(pages == Pages::UntouchedHuge);
         if pages == Pages::Written {
-            memory.write(0, bytes);
+            mapping.fill(0x5a);
         }
-        Ok(memory)
+        Ok(Self { _mapping: mapping, range })
     }
 
     pub(crate) fn start(&self) -> *const u8 {
-        self.start.expose_provenance();
-        self.start
+        std::ptr::with_exposed_provenance(self.range.start())
     }
 
-    pub(crate) fn range(&self) -> Result<AddressRange, String> {
-        AddressRange::new(self.start.expose_provenance(), self.bytes)
-            .map_err(|error| error.to_string())
+    pub(crate) fn range(&self) -> AddressRange {
+        self.range
     }
 
     /// Writes `length` bytes from `offset`.
     pub(crate) fn write(&self, offset: usize, length: usize) {
-        assert!(offset + length <= self.bytes, "inside of the memory");
-        // SAFETY: inside of our own mapping, from which nobody borrows.
-        unsafe { self.start.add(offset).write_bytes(0x5a, length) };
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping, from which nobody borrows.
-        unsafe { libc::munmap(self.mapped, self.mapped_bytes) };
+        assert!(offset + length <= self.range.len(), "inside of the memory");
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.range.start() + offset);
+        // SAFETY: inside of our own mapping, from which no code borrows.
+        unsafe { start.write_bytes(0x5a, length) };
     }
 }

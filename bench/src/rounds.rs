@@ -1,7 +1,8 @@
 //! How two sides are compared on a machine that is never quiet: in short rounds that take turns,
 //! by the median of the rounds.
 
-use crate::sys;
+use crate::machine;
+use pinfold_kernel::thread::processor_lost;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -165,7 +166,7 @@ impl Line {
         window: Duration,
         work: &impl Fn(&[u64]) -> Result<(), String>,
     ) -> Result<Rate, String> {
-        let settled = sys::stay_on(processor);
+        let settled = machine::stay_on(processor);
         // Once before the line, so that everybody is warm.
         let warm = settled.and_then(|()| work(order.get(..CHUNK).unwrap_or(order)));
         self.wait();
@@ -192,7 +193,7 @@ impl Line {
         window: Duration,
         work: &impl Fn(&[u64]) -> Result<(), String>,
     ) -> Result<Rate, String> {
-        let (lost, began) = (sys::processor_lost(), Instant::now());
+        let (lost, began) = (processor_lost(), Instant::now());
         let mut done = 0;
         for chunk in order.chunks(CHUNK).cycle() {
             work(chunk)?;
@@ -203,7 +204,7 @@ impl Line {
             }
         }
         let per_second = done as f64 / began.elapsed().as_secs_f64();
-        Ok(Rate { per_second, undisturbed: sys::processor_lost() == lost })
+        Ok(Rate { per_second, undisturbed: processor_lost() == lost })
     }
 }
 
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn threads_are_counted_together_and_errors_come_back() {
-        let processor = sys::processors().unwrap()[0];
+        let processor = machine::processors().unwrap()[0];
         let stations = [(processor, &[1_u64][..]), (processor, &[2][..])];
         let both = throughput(&stations, Duration::from_millis(1), &|_| Ok(())).unwrap();
         assert!(both > 0.0);

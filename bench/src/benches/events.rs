@@ -1,10 +1,10 @@
 //! What changes of memory that nobody cached cost a hit: many at once, and a steady stream.
 
 use crate::Options;
+use crate::machine;
 use crate::null::{self, NullCache, NullDevice};
 use crate::report::Report;
 use crate::rounds::{compare, nanoseconds, nanoseconds_each};
-use crate::sys;
 use crate::workload::{LENGTH, addresses, random_order, range};
 use pinfold::monitor::{Ebpf, Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::{AddressRange, Cache, Config, Monitor};
@@ -172,9 +172,9 @@ fn told_by_kernel<M: Monitor>(
     let cache = null::over(monitor, Config::keeping_all()).map_err(|error| error.to_string())?;
     null::get_put(&cache, &memory.cached, LENGTH)?;
     let hits = || null::get_put(&cache, &memory.order, LENGTH);
-    let change = |turn: usize| sys::discard_page(memory.gaps[turn % memory.gaps.len()].start());
+    let change = |turn: usize| machine::discard_page(memory.gaps[turn % memory.gaps.len()].start());
     stream(options, report, &cache, &Stream { name: beside, hits: &hits, change: &change })?;
-    let elsewhere = sys::UnwatchedPage::new()?;
+    let elsewhere = machine::UnwatchedPage::new()?;
     let change = |_: usize| elsewhere.discard();
     stream(options, report, &cache, &Stream { name: unwatched, hits: &hits, change: &change })
 }
@@ -200,7 +200,7 @@ fn stream<M: Monitor>(
     let steadily = || round_of_hits(cache, options.window(ROUND), of.hits);
     // Once before memory is looked at: the C library keeps an ended thread's stack for the next.
     while_changing(of.change, steadily).0?;
-    let memory = sys::memory_used();
+    let memory = machine::memory_used();
     let before = cache.statistics();
     let (mut made, mut busy) = (0, Duration::ZERO);
     let mut changing = |_| {
@@ -211,7 +211,7 @@ fn stream<M: Monitor>(
         ours
     };
     let comparison = compare(options.rounds, &mut changing, Some(&mut |_| steadily()))?;
-    let grown = memory.and_then(|before| Ok(sys::memory_used()? - before)).unwrap_or_default();
+    let grown = memory.and_then(|before| Ok(machine::memory_used()? - before)).unwrap_or_default();
     let params = json!({
         "what": "steady hits", "monitor": of.name, "regions": REGIONS, "seed": options.seed,
         "changes_per_s": (made as f64 / busy.as_secs_f64()).round(), "grown_bytes": grown,

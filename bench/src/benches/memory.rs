@@ -2,11 +2,11 @@
 //! a cache with its first region being there already.
 
 use crate::Options;
+use crate::machine;
 use crate::null;
 use crate::peer;
 use crate::report::Report;
 use crate::rounds::Comparison;
-use crate::sys;
 use crate::workload::{LENGTH, addresses};
 use serde_json::json;
 
@@ -15,7 +15,7 @@ const REGIONS: usize = 100_000;
 /// Regions that begin on a page, side by side; then ones that do not, with gaps, so that whole
 /// pages of one do not touch the next.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    if let Err(why) = sys::memory_used() {
+    if let Err(why) = machine::memory_used() {
         report.remark(&format!("skipped: memory: {why}"));
         return Ok(());
     }
@@ -46,7 +46,7 @@ fn bytes_each(
 ) -> Result<f64, String> {
     let (first, rest) = addresses.split_at(1);
     get_put(first)?;
-    let before = sys::memory_used()?;
+    let before = machine::memory_used()?;
     get_put(rest)?;
-    Ok((sys::memory_used()? - before) / rest.len() as f64)
+    Ok((machine::memory_used()? - before) / rest.len() as f64)
 }

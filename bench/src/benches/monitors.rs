@@ -4,14 +4,15 @@
 use super::hit::all_hits;
 use crate::Options;
 use crate::load_monitor::LoadMonitor;
+use crate::machine;
 use crate::null::{self, NullDevice};
 use crate::question::{Question, Uffd};
 use crate::report::Report;
 use crate::rounds::{Comparison, compare, nanoseconds_each, throughput};
-use crate::sys;
 use crate::workload::{LENGTH, random_order};
 use pinfold::monitor::{Best, Choice, Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::{Cache, Config, Monitor};
+use pinfold_kernel::process::empty_call;
 use serde_json::json;
 use std::hint::black_box;
 use std::time::Duration;
@@ -107,7 +108,7 @@ fn userfaultfd(bench: &mut Bench<'_>) -> Result<(), String> {
     let check = || cache.monitor().check().map(drop).map_err(|error| error.to_string());
     bench.measure("userfaultfd, its check alone", &|| order.iter().try_for_each(|_| check()))?;
     bench.measure("an empty system call", &|| {
-        order.iter().for_each(|_| sys::empty_call());
+        order.iter().for_each(|_| empty_call());
         Ok(())
     })?;
     bench.two_threads(&|some| some.iter().try_for_each(|_| check()))?;
@@ -176,7 +177,7 @@ impl Bench<'_> {
         &mut self,
         check: &(impl Fn(&[u64]) -> Result<(), String> + Sync),
     ) -> Result<(), String> {
-        let [first, second, ..] = *sys::processors()? else { return Ok(()) };
+        let [first, second, ..] = *machine::processors()? else { return Ok(()) };
         let stations = [(first, self.order), (second, self.order)];
         let window = self.options.window(WINDOW);
         let each = |threads: usize| {

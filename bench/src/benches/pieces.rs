@@ -216,7 +216,7 @@ fn divide(
     let how = pieces::Options { threads: count, ..pieces::Options::for_register_all() };
     let progress = Progress::new();
     match part {
-        Part::PagesMade => pieces::prefault(memory.range()?, Access::WRITE, &how, &progress)
+        Part::PagesMade => pieces::prefault(memory.range(), Access::WRITE, &how, &progress)
             .map_err(|error| error.to_string()),
         Part::RingEach => halves(threads, bytes, &|half, offset, length| {
             let how = pieces::Options { threads: NonZeroUsize::MIN, prefault: false, ..how };

@@ -9,11 +9,11 @@
 
 use super::scaling::multiple;
 use crate::Options;
+use crate::machine;
 use crate::null::NullDevice;
 use crate::peer::{self, Allocator, LibC, MiMalloc, one_by_one, turn_over};
 use crate::report::Report;
 use crate::rounds::{Comparison, Turn, compare, nanoseconds_each};
-use crate::sys;
 use pinfold::pool::{AllocateError, Pool, PoolBuffer, PoolConfig};
 use serde_json::json;
 use std::hint::black_box;
@@ -45,7 +45,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
             one_thread::<MiMalloc>(options, report, &pool, length)?;
         }
     }
-    match *sys::processors()? {
+    match *machine::processors()? {
         [first, second, ..] => two_threads(options, report, [first, second]),
         _ => {
             report.remark("skipped: pools on two threads: one processor only");
@@ -146,7 +146,7 @@ fn scaling(
     let peer = peer::PRESENT.then_some(&mut their_turn as &mut Turn<'_>);
     let comparison = compare(options.rounds, &mut our_turn, peer)?;
     let params = json!({
-        "threads": 2, "bytes": length, "one_core": sys::share_a_core(processors[0], processors[1]),
+        "threads": 2, "bytes": length, "one_core": machine::share_a_core(processors[0], processors[1]),
     });
     report.add_against(MiMalloc::NAME, "pool scaling", params, "x", comparison);
     Ok(())
@@ -197,13 +197,13 @@ fn relay(
     let queue: Vec<AtomicUsize> = (0..QUEUE).map(|_| AtomicUsize::new(0)).collect();
     thread::scope(|scope| {
         let putting = scope.spawn(|| {
-            let settled = sys::stay_on(second);
+            let settled = machine::stay_on(second);
             let addresses = queue.iter().cycle().take(count).map_while(received);
             addresses.for_each(put);
             settled
         });
         let taking = scope.spawn(|| {
-            let settled = sys::stay_on(first);
+            let settled = machine::stay_on(first);
             let elapsed = nanoseconds_each(count, || {
                 queue.iter().cycle().take(count).try_for_each(|slot| send(slot, take()))
             });

@@ -2,11 +2,11 @@
 
 use super::hit::all_hits;
 use crate::Options;
+use crate::machine;
 use crate::null::{self, NullCache};
 use crate::peer::{self, Ucx};
 use crate::report::Report;
 use crate::rounds::{Station, Turn, compare, nanoseconds_each, throughput};
-use crate::sys;
 use crate::workload::{LENGTH, adjacent, random_order};
 use serde_json::json;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const ACCESSES: usize = 100_000;
 
 /// Scaling for each size, then with limits, then what limits cost one thread.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    match *sys::processors()? {
+    match *machine::processors()? {
         [first, second, ..] => two_threads(options, report, [first, second])?,
         _ => report.remark("skipped: scaling: one processor only"),
     }
@@ -33,7 +33,7 @@ fn two_threads(
     processors: [usize; 2],
 ) -> Result<(), String> {
     let [first, second] = processors;
-    report.remark(&match sys::share_a_core(first, second) {
+    report.remark(&match machine::share_a_core(first, second) {
         Some(true) => format!("processors {first} and {second} are threads of one core"),
         Some(false) => format!("processors {first} and {second} are cores, says the kernel"),
         None => format!("processors {first} and {second}: the kernel does not say of which cores"),
@@ -75,7 +75,7 @@ fn scaling(
     let [first, second] = processors;
     let params = json!({
         "threads": stations.len(), "regions": regions, "processors": processors,
-        "one_core": sys::share_a_core(first, second), "seed": options.seed,
+        "one_core": machine::share_a_core(first, second), "seed": options.seed,
     });
     report.add(name, params, "x", comparison);
     Ok(())

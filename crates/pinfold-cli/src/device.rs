@@ -24,7 +24,6 @@ use pinfold::registrar::{BufferIndex, IoUring};
 use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use std::fs::File;
 use std::io;
-use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 
 /// Which device, and how memory is registered with it.
@@ -314,13 +313,7 @@ impl Registrar for AnyRegistrar {
 }
 
 pub(crate) fn memory_file() -> io::Result<File> {
-    // SAFETY: the name is a C string; the call touches no other memory.
-    let fd = unsafe { libc::memfd_create(c"pinfold-channel".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    Ok(File::from(pinfold_kernel::descriptor::memory_file(c"pinfold-channel")?))
 }
 
 fn no_channel(error: &io::Error) -> Failure {

@@ -18,8 +18,6 @@ pub mod layout;
 #[cfg(feature = "load")]
 mod programs;
 pub mod protocol;
-pub mod socket;
-mod sys;
 mod view;
 
 #[cfg(feature = "load")]
@@ -35,5 +33,5 @@ use std::os::fd::OwnedFd;
 ///
 /// What `pidfd_open` says.
 pub fn this_process() -> io::Result<OwnedFd> {
-    sys::this_process()
+    Ok(pinfold_kernel::process::pidfd_open(std::process::id())?)
 }

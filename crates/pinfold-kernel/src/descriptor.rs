@@ -2,14 +2,12 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to name descriptors by numbers that this process does not own: the
+//! The unsafe code of this file is there to name descriptors by numbers that this process does not own: the
 //! program may close any descriptor, and reuse its number. No memory depends on what a number stands for, and a
 //! number of the wrong kind or of none gives an error.
 
-#![allow(unsafe_code)]
-
 use crate::errno::{Errno, checked, done, last_errno};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
 use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -92,6 +90,21 @@ pub fn duplicate_above(descriptor: Descriptor, lowest: Descriptor) -> Result<Des
 pub fn duplicate(descriptor: Descriptor) -> Result<OwnedFd, Errno> {
     const ABOVE_STANDARD: Descriptor = 3;
     Ok(rustix::io::fcntl_dupfd_cloexec(named(descriptor)?, ABOVE_STANDARD)?)
+}
+
+/// A file in memory without a name in any directory; `name` is for `/proc` only.
+pub fn memory_file(name: &CStr) -> Result<OwnedFd, Errno> {
+    Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?)
+}
+
+/// Makes a file `bytes` long, with room for all of them.
+pub fn allocate(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
+    Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes as u64)?)
+}
+
+/// Locks an open file for this process (`flock`), unless another one has: `EWOULDBLOCK`.
+pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
 /// Gives the calling thread a table of descriptors of its own with nothing in it but `kept`, under their numbers.

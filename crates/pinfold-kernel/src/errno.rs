@@ -2,9 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to read the calling thread's `errno`.
-
-#![allow(unsafe_code)]
+//! The unsafe code of this file is there to read the calling thread's `errno`.
 
 /// The kernel's error number, as `errno.h` counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,11 +2,9 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` because a system call is a foreign function. A registration opens memory to
+//! The unsafe code of this file is there because a system call is a foreign function. A registration opens memory to
 //! a device only by the requests that the program submits later, and that contract is
 //! [`Registrar::register`](pinfold_core::Registrar::register)'s.
-
-#![allow(unsafe_code)]
 
 use crate::errno::{Errno, checked, last_errno};
 use pinfold_core::AddressRange;

@@ -8,9 +8,9 @@
 //! | module | calls |
 //! |---|---|
 //! | [`errno`] | the kernel's error numbers |
-//! | [`process`], [`thread`] | facts of the process, threads without signals, waiting |
+//! | [`process`], [`thread`], [`signal`], [`poll`] | facts of the process, threads without signals, waiting |
 //! | [`descriptor`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
-//! | [`memory`], [`mapping`], [`pages`], [`numa`] | mappings and their pages, on ranges and as owned values |
+//! | [`memory`], [`mapping`], [`pages`], [`numa`], [`trial`] | mappings and their pages, on ranges and as owned values; changes to test monitors by |
 //! | [`procmap`], [`userfaultfd`], [`io_uring`], [`symbols`] | the table of mappings, its changes, fixed buffers, the dynamic linker |
 //!
 //! # Which way a call takes
@@ -28,6 +28,14 @@
 //! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
 //! that the reader of a monitor may use all of it.
 
+//!
+//! # Safety
+//!
+//! This crate reopens `unsafe_code` once, here: foreign calls are what it is for. Each module says which of its
+//! functions can break memory safety, and why the others cannot.
+
+#![allow(unsafe_code)]
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("these are calls of the Linux kernel");
 
@@ -40,12 +48,15 @@ pub mod membarrier;
 pub mod memory;
 pub mod numa;
 pub mod pages;
+pub mod poll;
 pub mod process;
 pub mod procmap;
 mod request;
+pub mod signal;
 pub mod socket;
 pub mod symbols;
 pub mod thread;
+pub mod trial;
 pub mod userfaultfd;
 
 pub use descriptor::Descriptor;

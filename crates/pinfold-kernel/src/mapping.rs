@@ -2,16 +2,15 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` because a system call is a foreign function. What is changed here is
+//! The unsafe code of this file is there because a system call is a foreign function. What is changed here is
 //! memory that a value owns; code that hands out parts of it keeps the value.
-
-#![allow(unsafe_code)]
 
 use crate::errno::{Errno, done, last_errno};
 use crate::memory::{PRIVATE, RIGHTS};
 use crate::pages::present;
 use crate::process::page_bytes;
 use pinfold_core::AddressRange;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
@@ -207,6 +206,17 @@ impl AtomicPage {
         OwnedMapping::new(page_bytes()).map(Self)
     }
 
+    /// Maps a page of zeros that forked children share.
+    pub fn shared() -> Result<Self, Errno> {
+        OwnedMapping::shared(page_bytes()).map(Self)
+    }
+
+    /// Its first words, for as long as the process lives.
+    pub fn leak(self) -> &'static [AtomicU64; 4] {
+        // SAFETY: as for `word`: it is never unmapped now.
+        unsafe { self.0.leak().cast().as_ref() }
+    }
+
     /// Where it is.
     pub fn address(&self) -> usize {
         self.0.start.addr().get()
@@ -250,6 +260,45 @@ impl AtomicPage {
         // SAFETY: both pages are ours, of one length, and stay mapped; atomic words bear the change.
         unsafe { crate::memory::move_out(range(self)?, range(&to)?)? };
         Ok(to)
+    }
+}
+
+/// What may be shared with a writer outside of this process.
+///
+/// # Safety
+///
+/// Every content is a valid value, code that has a reference may find it changing, and its alignment is at most a
+/// page's.
+pub unsafe trait Shareable {}
+
+// SAFETY: atomics, of eight bytes.
+unsafe impl Shareable for AtomicU64 {}
+
+/// The beginning of what a descriptor stands for, in our memory.
+#[derive(Debug)]
+pub struct SharedValue<T: Shareable> {
+    mapping: OwnedMapping,
+    shared: PhantomData<T>,
+}
+
+// SAFETY: it gives out nothing but `&T`, which bears that others write.
+unsafe impl<T: Shareable> Send for SharedValue<T> {}
+// SAFETY: as above.
+unsafe impl<T: Shareable> Sync for SharedValue<T> {}
+
+impl<T: Shareable> SharedValue<T> {
+    /// Maps the value at the byte `offset`, whole pages, to be `writable` or only read (writing to it is a
+    /// fault then). A map of the kernel's that is shorter is refused; a file of another process's making is to
+    /// be sealed as long as it is.
+    pub fn new(file: BorrowedFd<'_>, offset: usize, writable: bool) -> Result<Self, Errno> {
+        let mapping = OwnedMapping::of_file(file, size_of::<T>(), writable, offset)?;
+        Ok(Self { mapping, shared: PhantomData })
+    }
+
+    /// The value.
+    pub fn get(&self) -> &T {
+        // SAFETY: mapped as long as `self` lives, aligned to a page, and of a type that bears it.
+        unsafe { self.mapping.start.cast().as_ref() }
     }
 }
 

@@ -2,10 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to vouch that the call is the barrier that
+//! The unsafe code of this file is there to vouch that the call is the barrier that
 //! [`Barriers::asymmetric`] asks for.
-
-#![allow(unsafe_code)]
 
 use pinfold_core::Barriers;
 use rustix::thread::{MembarrierCommand, membarrier};

@@ -4,11 +4,9 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` because a system call is a foreign function. A function that can
+//! The unsafe code of this file is there because a system call is a foreign function. A function that can
 //! change what stands at an address is unsafe to call and says what its caller is responsible for; the
 //! others change which pages hold the memory's content, and no content.
-
-#![allow(unsafe_code)]
 
 use crate::errno::{Errno, done, last_errno};
 use pinfold_core::AddressRange;

@@ -2,10 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` because a system call is a foreign function. A page that is moved keeps its
+//! The unsafe code of this file is there because a system call is a foreign function. A page that is moved keeps its
 //! content and its address, and the kernel writes to local memory only.
-
-#![allow(unsafe_code)]
 
 use crate::errno::{Errno, done, last_errno};
 use crate::memory::pointer;

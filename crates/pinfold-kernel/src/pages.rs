@@ -3,10 +3,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` because a request to the kernel is a foreign function. It changes
+//! The unsafe code of this file is there because a request to the kernel is a foreign function. It changes
 //! nothing but what it passes to the kernel to be filled.
-
-#![allow(unsafe_code)]
 
 use crate::descriptor::{Descriptor, close, open};
 use crate::errno::{Errno, checked};

@@ -2,9 +2,11 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for calls of the C library that take numbers, or fill what is local.
+//! The unsafe code of this file is there for calls of the C library that take numbers, or fill what is local.
 
-#![allow(unsafe_code)]
+use crate::errno::{Errno, checked, done};
+use rustix::process::{Pid, PidfdFlags};
+use std::os::fd::OwnedFd;
 
 /// The bytes of a page, a power of two. The C library has the number; no system call.
 pub fn page_bytes() -> usize {
@@ -56,13 +58,17 @@ impl Resource {
         }
     }
 
-    /// The limit; 0, soft and hard, where a filter refuses the question.
-    pub fn limit(self) -> ResourceLimit {
+    /// The limit.
+    ///
+    /// # Errors
+    ///
+    /// Only where a filter of system calls refuses the question.
+    pub fn limit(self) -> Result<ResourceLimit, Errno> {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the kernel fills the structure, or leaves it.
-        unsafe { libc::getrlimit(self.number(), &raw mut limit) };
+        // SAFETY: the kernel fills the structure.
+        done(unsafe { libc::getrlimit(self.number(), &raw mut limit) })?;
         let bounded = |value| (value != libc::RLIM_INFINITY).then_some(value);
-        ResourceLimit { soft: bounded(limit.rlim_cur), hard: bounded(limit.rlim_max) }
+        Ok(ResourceLimit { soft: bounded(limit.rlim_cur), hard: bounded(limit.rlim_max) })
     }
 
     /// Sets the soft limit to the hard one, which needs no privilege, and says what it is.
@@ -70,14 +76,72 @@ impl Resource {
     /// # Errors
     ///
     /// The kernel's.
-    pub fn raise(self) -> Result<ResourceLimit, crate::Errno> {
-        let ResourceLimit { hard, .. } = self.limit();
+    pub fn raise(self) -> Result<ResourceLimit, Errno> {
+        let ResourceLimit { hard, .. } = self.limit()?;
         let value = hard.unwrap_or(libc::RLIM_INFINITY);
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
         // SAFETY: the kernel reads the structure.
-        crate::errno::done(unsafe { libc::setrlimit(self.number(), &raw const limit) })?;
+        done(unsafe { libc::setrlimit(self.number(), &raw const limit) })?;
         Ok(ResourceLimit { soft: hard, hard })
     }
+}
+
+/// A descriptor of the process that has this number now. Linux 5.3.
+pub fn pidfd_open(pid: u32) -> Result<OwnedFd, Errno> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno(libc::EINVAL))?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// A number that cannot be guessed.
+pub fn random() -> Result<u64, Errno> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: the kernel writes at most the array's length. So few bytes come at once or not at all.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    checked(got as libc::c_long)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Enters the kernel and leaves it: what a system call costs at least.
+pub fn empty_call() {
+    // SAFETY: the call has no argument and cannot fail.
+    unsafe { libc::syscall(libc::SYS_getppid) };
+}
+
+/// The C library's heap, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeapUse {
+    /// In use by the program, the heap's own words included.
+    pub used: usize,
+    /// Taken from the kernel.
+    pub taken: usize,
+}
+
+/// How large the heap is. Only the GNU C library tells.
+#[cfg(target_env = "gnu")]
+pub fn heap() -> Option<HeapUse> {
+    // SAFETY: the call looks at the heap and touches nothing else.
+    let heap = unsafe { libc::mallinfo2() };
+    Some(HeapUse { used: heap.uordblks + heap.hblkhd, taken: heap.arena + heap.hblkhd })
+}
+
+/// How large the heap is. Only the GNU C library tells.
+#[cfg(not(target_env = "gnu"))]
+pub fn heap() -> Option<HeapUse> {
+    None
+}
+
+/// How the process's system calls are restricted: 0 not at all, 1 strictly, 2 by filters (seccomp). The error
+/// number, negative, where that is refused.
+pub fn sandbox_mode() -> i32 {
+    // SAFETY: takes no pointer.
+    unsafe { libc::prctl(libc::PR_GET_SECCOMP) }
+}
+
+/// Writes to standard error in one system call; a closed one is no failure of the program. Not through the
+/// standard library's handle, whose lock a forked child may find taken.
+pub fn complain(line: &str) {
+    // SAFETY: the text is as long as is said.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
 #[cfg(test)]
@@ -85,9 +149,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn random_numbers_differ() {
+        assert_ne!(random().unwrap(), random().unwrap());
+    }
+
+    #[test]
     fn the_kernel_answers() {
         assert!(page_bytes().is_power_of_two());
-        let limit = Resource::Descriptors.limit();
+        let limit = Resource::Descriptors.limit().unwrap();
         assert!(limit.soft.is_some_and(|soft| soft > 0));
         assert!(limit.hard.is_none_or(|hard| limit.soft.is_some_and(|soft| soft <= hard)));
     }

@@ -2,9 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for one request, which writes into what it is passed and nothing else.
-
-#![allow(unsafe_code)]
+//! The unsafe code of this file is there for one request, which writes into what it is passed and nothing else.
 
 use crate::descriptor::Descriptor;
 use crate::errno::{Errno, last_errno};

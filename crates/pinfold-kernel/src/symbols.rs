@@ -2,10 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to ask the dynamic linker, which reads names and its own tables. What a symbol
+//! The unsafe code of this file is there to ask the dynamic linker, which reads names and its own tables. What a symbol
 //! is, and calling it, is its finder's responsibility.
-
-#![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;

@@ -3,13 +3,13 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to change the calling thread's signal mask around the start of
-//! a thread, which inherits it, to start and join threads that are not the standard library's, and for calls
+//! The unsafe code of this file is there to start and join threads that are not the standard library's, and for calls
 //! that take numbers.
 
-#![allow(unsafe_code)]
-
+use crate::errno::Errno;
 use crate::process::Resource;
+use crate::signal::SignalsBlocked;
+use rustix::thread::CpuSet;
 use std::ffi::CStr;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -121,37 +121,6 @@ fn succeeded(errno: libc::c_int) -> io::Result<()> {
     if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
 }
 
-/// All signals are blocked on this thread until it is dropped.
-struct SignalsBlocked {
-    /// The mask to go back to; `None` if it could not be changed.
-    before: Option<libc::sigset_t>,
-}
-
-impl SignalsBlocked {
-    fn new() -> Self {
-        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: `sigfillset` fills the set; `pthread_sigmask` writes the old one when it returns
-        // 0, and only then is it used. Blocking signals breaks no invariant of memory.
-        let before = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            let blocked =
-                libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0;
-            blocked.then(|| before.assume_init())
-        };
-        Self { before }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            // SAFETY: the set was filled by the call in `new`.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
-        }
-    }
-}
-
 /// The calling thread's number.
 pub fn thread_id() -> u32 {
     // SAFETY: the call has no argument and cannot fail.
@@ -178,7 +147,78 @@ fn run_in_real_time(priority: libc::c_int) -> bool {
 
 /// What `RLIMIT_RTPRIO` leaves to a process without privilege.
 fn most_real_time_priority() -> Option<libc::c_int> {
-    Resource::RealTimePriority.limit().soft.and_then(|most| most.try_into().ok())
+    Resource::RealTimePriority.limit().ok()?.soft?.try_into().ok()
+}
+
+/// The processors that this thread may run on.
+pub fn processors() -> Result<Vec<usize>, Errno> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&processor| set.is_set(processor)).collect())
+}
+
+/// Keeps the calling thread on `processor`. `EINVAL` if it may not run there.
+pub fn stay_on(processor: usize) -> Result<(), Errno> {
+    let mut set = CpuSet::new();
+    if processor >= CpuSet::MAX_CPU {
+        return Err(Errno(libc::EINVAL));
+    }
+    set.set(processor);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// How often the kernel took the processor from this thread to run another.
+pub fn processor_lost() -> libc::c_long {
+    // SAFETY: the structure is plain numbers, and zeros are some.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills the structure. It knows the calling thread, so it cannot fail.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nivcsw
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds, as eBPF programs read it.
+pub fn monotonic_time() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one `timespec`.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let (seconds, rest) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+    seconds * 1_000_000_000 + rest
+}
+
+/// Whether this process has a thread of that number, be it one that is ending.
+pub fn thread_exists(thread: u32) -> bool {
+    // SAFETY: signal 0 is none.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }
+}
+
+/// This thread is not cancelled (`pthread_cancel`) until it is dropped.
+#[derive(Debug)]
+pub struct NotCancelled {
+    before: libc::c_int,
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const CANCEL_DISABLE: libc::c_int = 1;
+
+impl NotCancelled {
+    /// No system call.
+    #[allow(clippy::new_without_default)] // it does something
+    pub fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: writes the state before, an integer.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for NotCancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state that was there.
+        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
 }
 
 /// Lets another thread run.
@@ -200,6 +240,20 @@ pub fn sleep(duration: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_stays_where_it_is_told_to() {
+        let all = processors().unwrap();
+        let last = *all.last().unwrap();
+        std::thread::spawn(move || {
+            stay_on(last).unwrap();
+            assert_eq!(processors().unwrap(), [last]);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(processors().unwrap(), all, "other threads stay free");
+        assert_eq!(stay_on(usize::MAX), Err(Errno(libc::EINVAL)));
+    }
     use std::sync::mpsc;
 
     fn is_blocked(signal: libc::c_int) -> bool {

@@ -5,11 +5,9 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` because a request to the kernel is a foreign function. Nothing is ever
+//! The unsafe code of this file is there because a request to the kernel is a foreign function. Nothing is ever
 //! write-protected, so memory that is watched behaves as before; the kernel writes into what it is passed and
 //! nothing else.
-
-#![allow(unsafe_code)]
 
 use crate::descriptor::Descriptor;
 use crate::errno::{Errno, checked, done, last_errno};

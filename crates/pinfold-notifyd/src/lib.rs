@@ -41,14 +41,13 @@ mod parting;
 mod peer;
 mod ready;
 mod server;
-mod sys;
 mod table;
 mod turns;
 mod views;
 
 pub use limits::{Limits, MOST_VIEWS, make_room};
 pub use listen::{ListenError, Listener};
+pub use pinfold_kernel::signal::StopSignals;
 pub use ready::tell_service_manager;
 pub use server::{Server, StartError};
-pub use sys::StopSignals;
 pub use views::{OpenError, Views};

@@ -1,7 +1,7 @@
 //! How much one user, and all users, may have.
 
-use crate::sys;
 use pinfold_ebpf::protocol::MAX_DESCRIPTORS;
+use pinfold_kernel::process::Resource;
 use std::io;
 use std::time::Duration;
 
@@ -58,7 +58,8 @@ const RESERVE: u64 = 512;
 ///
 /// The kernel's.
 pub fn make_room(limits: Limits) -> io::Result<Limits> {
-    Ok(fitting(limits, sys::raise_descriptor_limit()?))
+    let raised = Resource::Descriptors.raise()?;
+    Ok(fitting(limits, raised.soft.unwrap_or(u64::MAX)))
 }
 
 fn fitting(limits: Limits, descriptors: u64) -> Limits {

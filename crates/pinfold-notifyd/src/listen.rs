@@ -1,7 +1,8 @@
 //! The socket that clients connect to: a file of our own, or one that the service manager passed.
 
-use crate::sys;
-use pinfold_ebpf::socket;
+use pinfold_kernel::process::effective_user;
+use pinfold_kernel::socket;
+use pinfold_kernel::{Descriptor, Errno, descriptor};
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -14,7 +15,10 @@ use std::time::Duration;
 const BACKLOG: u16 = 1024;
 /// Everybody may connect: what anybody gets concerns itself.
 const MODE: u32 = 0o666;
-/// The first descriptor that a service manager passes.
+/// The first descriptor that a service manager passes. It stays open: nothing in this process has its number for
+/// anything else.
+const PASSED: Descriptor = 3;
+/// The same as a file.
 const FIRST_PASSED: &str = "/proc/self/fd/3";
 
 /// A socket that clients can connect to.
@@ -81,8 +85,8 @@ impl Listener {
     }
 
     fn take_passed() -> Result<Self, ListenError> {
-        let socket =
-            sys::duplicate_passed().map_err(|_| ListenError::Passed("descriptor 3 is not open"))?;
+        let socket = descriptor::duplicate(PASSED)
+            .map_err(|_| ListenError::Passed("descriptor 3 is not open"))?;
         if !socket::is_listener(socket.as_fd()) {
             return Err(ListenError::Passed(
                 "it does not listen, or is no ListenSequentialPacket=",
@@ -116,7 +120,7 @@ fn prepare(directory: &Path) -> Result<(), ListenError> {
         _ => {}
     }
     let status = fs::metadata(directory).map_err(unusable)?;
-    let is_ours = [0, sys::effective_user()].contains(&status.uid());
+    let is_ours = [0, effective_user()].contains(&status.uid());
     let (for_others, sticky) = (status.mode() & 0o022 != 0, status.mode() & 0o1000 != 0);
     if !status.is_dir() {
         Err(unusable(io::Error::from_raw_os_error(libc::ENOTDIR)))
@@ -145,11 +149,10 @@ fn lock(path: &Path) -> Result<File, ListenError> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(&name)
         .map_err(os("open"))?;
-    match sys::lock(file.as_fd()) {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(ListenError::Running(path.into()))
-        }
-        locked => locked.map(|()| file).map_err(os("flock")),
+    match descriptor::lock(file.as_fd()) {
+        Ok(()) => Ok(file),
+        Err(Errno(libc::EWOULDBLOCK)) => Err(ListenError::Running(path.into())),
+        Err(errno) => Err(os("flock")(errno.into())),
     }
 }
 

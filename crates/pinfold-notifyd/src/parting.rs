@@ -12,8 +12,9 @@
 //! for good: a descriptor is lost, and the main thread goes on. Where the kernel refuses descriptors
 //! (Linux 6.16), nothing can be in there, and what is left unread is closed at once.
 
-use crate::sys;
-use pinfold_ebpf::socket;
+use pinfold_kernel::descriptor::keep_only;
+use pinfold_kernel::socket;
+use pinfold_kernel::thread::{thread_exists, thread_id};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,7 +27,7 @@ const STACK_BYTES: usize = 64 << 10;
 const MOST: usize = 64;
 
 /// The threads that were closing something when last looked at, by number. Nothing else is locked under it.
-static CLOSING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+static CLOSING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// Closes a connection, without waiting for anything that is in it.
 pub(crate) fn part(connection: OwnedFd) {
@@ -50,7 +51,7 @@ fn part_by_thread(connection: OwnedFd) {
     // Dropped only once another table has it.
     let connection = ManuallyDrop::new(connection);
     let mut closing = CLOSING.lock().unwrap_or_else(PoisonError::into_inner);
-    closing.retain(|&thread| sys::thread_exists(thread));
+    closing.retain(|&thread| thread_exists(thread));
     if closing.len() >= MOST {
         return;
     }
@@ -59,8 +60,8 @@ fn part_by_thread(connection: OwnedFd) {
     let number = connection.as_raw_fd();
     let started =
         thread::Builder::new().name("parting".into()).stack_size(STACK_BYTES).spawn(move || {
-            let table = sys::keep_only_for_this_thread(number);
-            let _ = taken.send(table.map(|()| sys::this_thread()));
+            let table = keep_only(&[number]);
+            let _ = taken.send(table.map(|()| thread_id()));
             // Ends when the sender is dropped: ours is closed by then.
             let _ = may_go.recv();
         });
@@ -75,6 +76,9 @@ fn part_by_thread(connection: OwnedFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinfold_kernel::descriptor::identity;
+    use pinfold_kernel::poll::Poll;
+    use pinfold_kernel::socket::set_linger;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
@@ -85,7 +89,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (reader, _) = listener.accept().unwrap();
-        crate::sys::linger_for_test(writer.as_fd(), 600);
+        set_linger(writer.as_fd(), Duration::from_secs(600)).unwrap();
         writer.set_nonblocking(true).unwrap();
         while writer.write(&[0; 65536]).is_ok() {}
         (writer, reader)
@@ -117,7 +121,7 @@ mod tests {
             let (tell, number) = mpsc::channel();
             let (end, may_end) = mpsc::channel::<()>();
             let thread = thread::spawn(move || {
-                tell.send(sys::this_thread()).unwrap();
+                tell.send(thread_id()).unwrap();
                 let _ = may_end.recv();
             });
             CLOSING.lock().unwrap().push(number.recv().unwrap());
@@ -128,7 +132,7 @@ mod tests {
         socket::send(there.as_fd(), b"unread", &[]).unwrap();
         let number = here.as_raw_fd();
         part(here);
-        assert!(sys::is_open_for_test(number), "closed in this thread");
+        assert!(identity(number).is_ok(), "closed in this thread");
         for (end, thread) in stuck {
             drop(end);
             thread.join().unwrap();
@@ -143,7 +147,9 @@ mod tests {
                 socket::send(there.as_fd(), word, &[]).unwrap();
             }
             part(here);
-            crate::sys::await_for_test(there.as_fd());
+            let poll = Poll::new().unwrap();
+            poll.add(there.as_fd(), 0).unwrap();
+            while poll.wait(None).unwrap().is_empty() {}
             let end = socket::receive(there.as_fd(), &mut [0; 4]);
             let end = end.or_else(|_| socket::receive(there.as_fd(), &mut [0; 4])).unwrap();
             assert_eq!(end.length, 0);

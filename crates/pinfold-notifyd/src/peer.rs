@@ -29,9 +29,10 @@
 //! callers by marking them as not dumpable, which shows in who owns their files in `/proc`. So do we,
 //! before the view is made and again afterwards.
 
-use crate::sys;
 use pinfold_ebpf::protocol::Refusal;
-use pinfold_ebpf::socket::{self, Process};
+use pinfold_kernel::poll::is_readable;
+use pinfold_kernel::process::pidfd_open;
+use pinfold_kernel::socket::{self, Process};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,7 +54,9 @@ impl Peer {
             return Err(Refusal::NotVisible);
         }
         let process = match socket::peer_process(connection) {
-            Err(error) if is_unknown_option(&error) => sys::pidfd_open(credentials.pid),
+            Err(error) if is_unknown_option(&error) => {
+                pidfd_open(credentials.pid).map_err(io::Error::from)
+            }
             process => process,
         };
         let process = process.map_err(|error| not_opened(&error))?;
@@ -73,7 +76,7 @@ impl Peer {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        sys::is_readable(self.process())
+        is_readable(self.process())
     }
 
     /// Whether a packet is from this process.

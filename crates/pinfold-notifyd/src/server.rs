@@ -16,12 +16,13 @@ use crate::listen::Listener;
 use crate::log::Log;
 use crate::parting::part;
 use crate::peer::{self, Peer};
-use crate::sys::{self, Interest, Poll, Ready};
 use crate::table::{Key, Source, Table};
 use crate::turns::Turns;
 use crate::views::Views;
 use pinfold_ebpf::protocol::{BYTES, Challenge, DecodeError, Refusal, ToClient, ToHelper, VERSION};
-use pinfold_ebpf::socket::{self, Received};
+use pinfold_kernel::poll::{Interest, Poll, Ready};
+use pinfold_kernel::process::random;
+use pinfold_kernel::socket::{self, Received};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -107,9 +108,9 @@ impl<V: Views> Server<V> {
         if !peer::proc_is_ours() {
             return Err(StartError::Proc);
         }
-        let poll = Poll::new().map_err(|error| StartError::Os("epoll_create1", error))?;
+        let poll = Poll::new().map_err(|errno| StartError::Os("epoll_create1", errno.into()))?;
         poll.add(listener.as_fd(), Source::Listener.number())
-            .map_err(|error| StartError::Os("epoll_ctl", error))?;
+            .map_err(|errno| StartError::Os("epoll_ctl", errno.into()))?;
         Ok(Self {
             listener,
             views,
@@ -198,7 +199,7 @@ impl<V: Views> Server<V> {
 
     /// Who it is, counted among those who wait, and what it will have to repeat.
     fn identify(&mut self, connection: BorrowedFd<'_>) -> Result<(Peer, Challenge), Refusal> {
-        let challenge = sys::random().map(Challenge).map_err(|error| kernel(&error))?;
+        let challenge = random().map(Challenge).map_err(|errno| kernel(&errno.into()))?;
         let credentials = socket::peer(connection).map_err(|error| kernel(&error))?;
         self.accounts.arrive(credentials.uid)?;
         Peer::new(connection, credentials)

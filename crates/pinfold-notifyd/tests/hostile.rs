@@ -18,7 +18,7 @@ mod support;
 use fastrand::Rng;
 use pinfold::monitor::notify;
 use pinfold_ebpf::protocol::{Challenge, ToHelper};
-use pinfold_ebpf::socket;
+use pinfold_kernel::socket;
 use pinfold_notifyd::Limits;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;

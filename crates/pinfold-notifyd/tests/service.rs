@@ -6,7 +6,7 @@ mod support;
 
 use pinfold::monitor::notify::{self, ConnectError};
 use pinfold_ebpf::protocol::{BYTES, Refusal, ToClient, ToHelper};
-use pinfold_ebpf::socket;
+use pinfold_kernel::socket;
 use pinfold_notifyd::Limits;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};

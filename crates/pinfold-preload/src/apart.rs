@@ -8,12 +8,14 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to map a stack and to point the processor's register to it. What runs
+//! This file reopens `unsafe_code` to point the processor's register to it. What runs
 //! on it returns before it is unmapped, and does not unwind out of it.
 
 #![allow(unsafe_code)]
 
-use crate::sys::{AllSignalsBlocked, Stack};
+use pinfold_kernel::mapping::OwnedMapping;
+use pinfold_kernel::process::page_bytes;
+use pinfold_kernel::signal::SignalsBlocked;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -41,7 +43,7 @@ pub(crate) fn run<T, F: FnOnce() -> T>(ours: F) -> Option<T> {
     if is_ours() {
         return catch_unwind(AssertUnwindSafe(ours)).ok();
     }
-    let _blocked = AllSignalsBlocked::new();
+    let _blocked = SignalsBlocked::new();
     let stack = Stack::new()?;
     let mut call = Call { ours: Some(ours), result: None };
     IS_OURS.set(true);
@@ -50,6 +52,25 @@ pub(crate) fn run<T, F: FnOnce() -> T>(ours: F) -> Option<T> {
     unsafe { switch(stack.top(), enter::<T, F>, (&raw mut call).cast()) };
     IS_OURS.set(false);
     call.result
+}
+
+/// A stack, with a page below that nothing may touch.
+struct Stack(OwnedMapping);
+
+impl Stack {
+    const BYTES: usize = 256 << 10;
+
+    fn new() -> Option<Self> {
+        let stack = OwnedMapping::inaccessible(Self::BYTES).ok()?;
+        // Rights are added, which no hook looks at.
+        stack.allow(page_bytes(), Self::BYTES - page_bytes()).ok()?;
+        Some(Self(stack))
+    }
+
+    /// Its end, from which it grows down; aligned to a page.
+    fn top(&self) -> *mut libc::c_void {
+        self.0.start().as_ptr().wrapping_add(self.0.bytes()).cast()
+    }
 }
 
 struct Call<T, F> {

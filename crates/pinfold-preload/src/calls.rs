@@ -3,7 +3,7 @@
 //! Whatever is not kept goes to libibverbs with the arguments that came, so its answer, its error
 //! number and its demands on the arguments are libibverbs' own; what is kept was made by the same
 //! call. A panic of ours, were there one, is caught here and has the call passed through. Nothing of
-//! ours is a cancellation point (`sys::NotCancelled`).
+//! ours is a cancellation point (`NotCancelled`).
 //!
 //! # Safety
 //!
@@ -17,11 +17,14 @@ use crate::caller::Caller;
 use crate::process::Process;
 use crate::real::{Real, real};
 use crate::rights;
+use crate::sandbox::Sandbox;
 use crate::settings::Settings;
 use crate::store::{DomainName, End, Key, Scope};
-use crate::sys::{NotCancelled, Sandbox, errno, set_errno};
 use libc::{c_int, c_uint, c_void, size_t};
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
+use pinfold_kernel::Errno;
+use pinfold_kernel::errno::{last_errno, set_errno};
+use pinfold_kernel::thread::NotCancelled;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 
@@ -99,7 +102,7 @@ pub(crate) unsafe fn reg_mr_iova(
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_int {
     let caller = Caller(caller);
-    let before = errno();
+    let before = last_errno();
     // SAFETY: the caller's promises.
     match guarded(|| unsafe { ended(mr, caller) }) {
         Some(End::Kept) => {
@@ -199,7 +202,7 @@ pub(crate) fn fork_init() -> c_int {
 
 /// The library is loaded.
 pub(crate) extern "C" fn at_start() {
-    let before = errno();
+    let before = last_errno();
     guarded(|| {
         Sandbox::note_start();
         Some(())
@@ -223,7 +226,7 @@ impl Request {
     ///
     /// As for `ibv_reg_mr`, of the present ABI.
     unsafe fn kept(&self, register: &dyn Fn(&Real) -> *mut ibv_mr) -> Option<*mut ibv_mr> {
-        let before = errno();
+        let before = last_errno();
         let kept = guarded(|| {
             // What is never kept starts nothing.
             if !rights::can_be_kept(self.flags, true) {
@@ -312,13 +315,13 @@ fn handed_on(call: impl FnOnce(&Real) -> c_int) -> c_int {
 
 /// What the kernel says of a region that is not there.
 fn gone() -> c_int {
-    set_errno(libc::ENOENT);
+    set_errno(Errno(libc::ENOENT));
     libc::ENOENT
 }
 
 /// There is no such function, or no libibverbs.
 fn refused() -> c_int {
-    set_errno(libc::ENOSYS);
+    set_errno(Errno(libc::ENOSYS));
     libc::ENOSYS
 }
 

@@ -6,12 +6,12 @@
 //! parent counts there what it hands out and gets back, so that a child knows whether what it found
 //! idle when it was forked still is.
 
-use crate::sys::{self, SharedWords};
+use pinfold_kernel::mapping::AtomicPage;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// See the module. In memory that children share.
 #[derive(Debug)]
-pub(crate) struct Children(&'static SharedWords);
+pub(crate) struct Children(&'static [AtomicU64; 4]);
 
 /// How much children have done.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Seen {
 impl Children {
     /// `None` without memory. Never given back: a page.
     pub(crate) fn new() -> Option<Self> {
-        sys::shared_words().map(Self)
+        AtomicPage::shared().ok().map(|page| Self(page.leak()))
     }
 
     pub(crate) fn seen(&self) -> Seen {

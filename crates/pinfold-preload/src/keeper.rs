@@ -27,17 +27,20 @@
 #![allow(unsafe_code)]
 
 use crate::admission::Admission;
+use crate::apart;
 use crate::children::{Children, Seen};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
 use crate::report::Totals;
 use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
-use crate::{apart, sys};
 use pinfold::mappings::mappings_in;
 use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
+use pinfold_kernel::Errno;
+use pinfold_kernel::errno::{last_errno, set_errno};
+use pinfold_kernel::process::Resource;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -146,9 +149,9 @@ impl Keeper {
         // small.
         let is_covered = apart::run(|| self.covers(range)).unwrap_or(false);
         let made = self.with_room(|| register(real));
-        let errno = sys::errno();
+        let errno = last_errno();
         self.land(place, made, is_covered);
-        sys::set_errno(errno);
+        set_errno(errno);
         Some(made)
     }
 
@@ -183,10 +186,10 @@ impl Keeper {
     /// Calls `register`, once more if it lacks room that idle registrations take.
     pub(crate) fn with_room(&self, register: impl Fn() -> *mut ibv_mr) -> *mut ibv_mr {
         let made = register();
-        let errno = sys::errno();
-        if made.is_null() && matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC) {
+        let errno = last_errno();
+        if made.is_null() && matches!(errno, Errno(libc::ENOMEM | libc::EAGAIN | libc::ENOSPC)) {
             let freed = self.empty(Scope::Everything);
-            sys::set_errno(errno);
+            set_errno(errno);
             if freed > 0 {
                 return register();
             }
@@ -282,7 +285,7 @@ impl Keeper {
     fn reclaim_once(&self) {
         // Whatever allocates or frees on this thread has the C library set addresses aside: they may be
         // what the program needs. Its own calls deregister what has changed.
-        if sys::addresses_are_limited() {
+        if addresses_are_limited() {
             // Release: pairs with `has_changes`.
             return self.changes_wait.store(true, Ordering::Release);
         }
@@ -290,7 +293,7 @@ impl Keeper {
         if !self.current().is_some_and(|books| work(&books)) {
             return;
         }
-        sys::sleep(GATHER);
+        std::thread::sleep(GATHER);
         let Some(mut books) = self.current() else { return };
         let dead = books.store.take_dead();
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
@@ -439,12 +442,12 @@ const fn note_kept(_: AddressRange) {}
 
 /// Has libibverbs end it; whether it did.
 fn dereg(region: Region) -> bool {
-    let errno = sys::errno();
+    let errno = last_errno();
     let ended = real().zip(handle_of(region)).is_some_and(|(real, mr)| {
         // SAFETY: out of the store, so the program does not have it, and it ends once.
         unsafe { (real.library.dereg_mr)(mr.as_ptr()) == 0 }
     });
-    sys::set_errno(errno);
+    set_errno(errno);
     ended
 }
 
@@ -459,4 +462,9 @@ unsafe fn region_of(mr: NonNull<ibv_mr>) -> Region {
     // SAFETY: the caller's promise.
     let (handle, lkey) = unsafe { ((*mr.as_ptr()).handle, (*mr.as_ptr()).lkey) };
     Region { address: mr.as_ptr().expose_provenance(), handle, lkey }
+}
+
+/// Whether the program's address space is limited, so that what is set aside there is missing elsewhere.
+fn addresses_are_limited() -> bool {
+    Resource::Addresses.limit().is_ok_and(|limit| limit.soft.is_some())
 }

@@ -6,7 +6,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to keep a process's state behind an atomic pointer: a lock could
-//! be found taken for ever in a forked child; and to hand the keeper to its thread.
+//! be found taken for ever in a forked child.
 
 #![allow(unsafe_code)]
 
@@ -16,15 +16,18 @@ use crate::children::Children;
 use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
 use crate::report::{self, Totals};
+use crate::sandbox::Sandbox;
 use crate::settings::{Destination, Settings};
 use crate::store::{Key, Limit};
-use crate::sys::{self, SharedWords};
-use libc::c_void;
 use pinfold::Config;
 use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
 use pinfold::monitor::{Choice, best_without_loading};
 use pinfold::registrar::verbs::ffi::ibv_mr;
+use pinfold_kernel::mapping::AtomicPage;
+use pinfold_kernel::process::complain;
+use pinfold_kernel::signal::CountedSignal;
+use pinfold_kernel::thread::{LeanThread, NotCancelled};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -48,7 +51,7 @@ pub(crate) struct Process {
     starting: Mutex<()>,
     passed: AtomicU64,
     /// Not 0 in the process that made it.
-    mark: &'static SharedWords,
+    mark: &'static [AtomicU64; 4],
     /// The process that this one was forked from, as it was then.
     parent: Option<&'static Process>,
 }
@@ -128,7 +131,7 @@ impl Process {
         if !settings.cache {
             return Ok(None);
         }
-        let (children, mark) = (Children::new(), sys::wiped_words());
+        let (children, mark) = (Children::new(), wiped_words());
         let (Some(children), Some(mark)) = (children, mark) else {
             return Err("no memory, or a kernel before 4.14".into());
         };
@@ -149,14 +152,14 @@ impl Process {
     /// Says why there is no cache, or begins to listen for the signal.
     fn announce(complaint: Option<String>) {
         if let Some(complaint) = complaint {
-            return complain(&complaint);
+            return refuse(&complaint);
         }
         if Self::running().is_some_and(|process| process.settings.keep_memory) {
             keep_memory();
         }
         let signal = Self::running().and_then(|process| process.settings.signal);
         if let Some(Err(error)) = signal.map(listen) {
-            sys::complain(&format!("pinfold: no statistics by signal: {error}\n"));
+            complain(&format!("pinfold: no statistics by signal: {error}\n"));
         }
     }
 
@@ -188,14 +191,14 @@ impl Process {
                 apart::run(|| start_reclaiming(keeper));
                 step_aside_when_asked();
             }
-            complaint.iter().for_each(|complaint| complain(complaint));
+            complaint.iter().for_each(|complaint| refuse(complaint));
         }
         self.keeper()
     }
 
     fn new_keeper(&'static self) -> Result<Keeper, String> {
         // It may end the process at a system call that a monitor needs, and cannot be asked which.
-        if sys::Sandbox::is_the_program_s() {
+        if Sandbox::is_the_program_s() {
             return Err("it has restricted its own system calls (seccomp)".into());
         }
         if real().is_some_and(Real::keeps_from_children) {
@@ -238,7 +241,7 @@ impl Process {
 
     fn report_to(&self, destination: &Destination, totals: &Totals) {
         if let Err(error) = report::write(destination, std::process::id(), totals) {
-            sys::complain(&format!("pinfold: no statistics in {destination:?}: {error}\n"));
+            complain(&format!("pinfold: no statistics in {destination:?}: {error}\n"));
         }
     }
 
@@ -280,15 +283,15 @@ fn affordable(at_most: usize) -> usize {
     half.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(at_most).clamp(4096, at_most)
 }
 
-fn complain(why: &str) {
-    sys::complain(&format!("pinfold: the program runs without it: {why}\n"));
+fn refuse(why: &str) {
+    complain(&format!("pinfold: the program runs without it: {why}\n"));
 }
 
 /// The program's own userfaultfd goes first.
 fn step_aside_when_asked() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     crate::hooks::step_aside_by(|range| {
-        let _not_cancelled = sys::NotCancelled::new();
+        let _not_cancelled = NotCancelled::new();
         if let Some(keeper) = Process::running().and_then(Process::keeper) {
             apart::run(|| keeper.step_aside(range));
         }
@@ -297,36 +300,40 @@ fn step_aside_when_asked() {
 
 /// Starts the thread that deregisters what has changed; without it, that waits for room to be needed.
 fn start_reclaiming(keeper: &'static Keeper) {
-    extern "C" fn body(keeper: *mut c_void) -> *mut c_void {
+    let body = |keeper: &&'static Keeper| {
         apart::note_own_thread();
-        // SAFETY: the keeper below, which stays as long as the process.
-        unsafe { &*keeper.cast_const().cast::<Keeper>() }.reclaim();
-        ptr::null_mut()
+        keeper.reclaim();
+    };
+    if let Err(error) = LeanThread::spawn(c"pinfold-reclaim", keeper, body) {
+        complain(&format!("pinfold: changed memory stays registered: {error}\n"));
     }
-    let argument = ptr::from_ref(keeper).cast_mut().cast();
-    if let Err(error) = sys::spawn_quiet(c"pinfold-reclaim", body, argument) {
-        sys::complain(&format!("pinfold: changed memory stays registered: {error}\n"));
-    }
+}
+
+/// Words that forked children find to be 0, for as long as the process lives. `None` without memory, or before
+/// Linux 4.14.
+fn wiped_words() -> Option<&'static [AtomicU64; 4]> {
+    let page = AtomicPage::new().ok()?;
+    page.wipe_on_fork().ok()?;
+    Some(page.leak())
 }
 
 /// Has the program's allocator keep memory from now on; complains if it will not.
 fn keep_memory() {
     let kept = allocator::keep_memory(Policy::default()).into_iter();
     for kept in kept.filter(|kept| kept.serves_malloc() && !kept.holds()) {
-        sys::complain(&format!("pinfold: memory is not kept: {kept}\n"));
+        complain(&format!("pinfold: memory is not kept: {kept}\n"));
     }
 }
 
 /// Reports at every `signal` from now on, on a thread of its own.
 fn listen(signal: libc::c_int) -> std::io::Result<()> {
-    extern "C" fn body(_: *mut c_void) -> *mut c_void {
+    let body = |signal: &CountedSignal| {
         loop {
-            sys::await_signal();
+            signal.wait();
             if let Some(process) = Process::running() {
                 process.report();
             }
         }
-    }
-    sys::count_signal(signal)?;
-    sys::spawn_quiet(c"pinfold-signal", body, ptr::null_mut())
+    };
+    LeanThread::spawn(c"pinfold-signal", CountedSignal::new(signal)?, body).map(drop)
 }

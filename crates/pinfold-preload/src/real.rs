@@ -8,10 +8,12 @@
 #![allow(unsafe_code)]
 
 use crate::apart;
-use crate::sys::Pages;
 use libc::{c_int, c_void, size_t};
+use pinfold::AddressRange;
 use pinfold::registrar::verbs::Library;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
+use pinfold_kernel::mapping::OwnedMapping;
+use pinfold_kernel::process::page_bytes;
 use std::ffi::CStr;
 use std::mem;
 use std::ptr::{self, NonNull};
@@ -152,6 +154,30 @@ impl Source {
     }
 }
 
+/// Two pages of memory in a mapping of their own.
+struct Pages(OwnedMapping);
+
+impl Pages {
+    /// `None` if there is no memory.
+    fn new() -> Option<Self> {
+        // A page without access on each side keeps neighbours from becoming one mapping with it.
+        let pages = OwnedMapping::inaccessible(4 * page_bytes()).ok()?;
+        pages.allow(page_bytes(), 2 * page_bytes()).ok()?;
+        Some(Self(pages))
+    }
+
+    fn start(&self) -> *mut c_void {
+        self.0.start().as_ptr().wrapping_add(page_bytes()).cast()
+    }
+
+    /// Whether the kernel tells one page from the other.
+    fn are_split(&self) -> bool {
+        let range = AddressRange::new(self.start().addr(), 2 * page_bytes());
+        let mappings = range.map(pinfold::mappings::mappings_in);
+        matches!(mappings, Ok(Ok(mappings)) if mappings.len() > 1)
+    }
+}
+
 impl Real {
     /// Whether the kernel gives forked children copies of registered pages (since 5.12), so that
     /// nothing needs to be kept from them.
@@ -172,10 +198,27 @@ impl Real {
         let Some([dont, redo]) = self.fork_ranges else { return false };
         let Some(pages) = Pages::new() else { return false };
         // SAFETY: the page is ours.
-        unsafe { dont(pages.start(), pages.bytes() / 2) };
+        unsafe { dont(pages.start(), page_bytes()) };
         let kept = pages.are_split();
         // SAFETY: as above.
-        unsafe { redo(pages.start(), pages.bytes() / 2) };
+        unsafe { redo(pages.start(), page_bytes()) };
         kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_split_by_what_holds_for_one_of_them() {
+        let pages = Pages::new().unwrap();
+        assert!(!pages.are_split());
+        // SAFETY: the page is ours.
+        unsafe { libc::madvise(pages.start(), page_bytes(), libc::MADV_DONTFORK) };
+        assert!(pages.are_split());
+        // SAFETY: as above.
+        unsafe { libc::madvise(pages.start(), page_bytes(), libc::MADV_DOFORK) };
+        assert!(!pages.are_split());
     }
 }

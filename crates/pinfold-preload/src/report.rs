@@ -1,8 +1,8 @@
 //! What the caches of this process have done, in words and in numbers.
 
 use crate::settings::Destination;
-use crate::sys;
 use pinfold::monitor::hooks::Hooks;
+use pinfold_kernel::process::complain;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -72,7 +72,7 @@ pub(crate) fn write(to: &Destination, process: u32, totals: &Totals) -> io::Resu
     let hooks = Hooks::of_process();
     match to {
         Destination::StandardError => {
-            sys::complain(&format!("pinfold: {process}: {totals}; {hooks}\n"));
+            complain(&format!("pinfold: {process}: {totals}; {hooks}\n"));
             Ok(())
         }
         Destination::File(path) => {

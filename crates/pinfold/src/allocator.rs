@@ -49,9 +49,9 @@
 //! its functions to [`keep_memory_of`].
 
 mod found;
-mod sys;
+mod functions;
 
-pub use sys::{Functions, MallCtl, MiOptionGet, MiOptionSet};
+pub use functions::{Functions, MallCtl, MiOptionGet, MiOptionSet};
 
 use found::Found;
 use std::fmt;

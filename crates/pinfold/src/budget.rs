@@ -51,7 +51,6 @@ mod advice;
 mod discovery;
 mod figure;
 mod ledger;
-mod machine;
 mod memory;
 mod reservation;
 mod share;

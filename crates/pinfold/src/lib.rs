@@ -61,6 +61,7 @@ pub mod handshake;
 mod in_flight;
 pub mod landing;
 pub mod limits;
+mod machine;
 pub mod mappings;
 pub mod monitor;
 pub mod pieces;

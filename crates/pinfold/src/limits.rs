@@ -3,10 +3,10 @@
 //! Three counters meet one limit: io_uring counts the pages it pins per user, verbs per process
 //! (`VmPin`), `mlock` per process (`VmLck`), and each is compared with `RLIMIT_MEMLOCK` on its own.
 
-use pinfold_kernel::process::{Resource, page_bytes};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::str::FromStr;
+use crate::machine::{self, Machine};
+use pinfold_kernel::process::page_bytes;
+
+pub use crate::machine::Memlock;
 
 /// What this process may pin. A field is `None` where the kernel does not tell.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,29 +33,6 @@ pub struct Limits {
     pub unprivileged_userfaultfd: Option<bool>,
 }
 
-/// A limit on locked memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Memlock {
-    /// There is none.
-    Unlimited,
-    /// This many bytes.
-    Bytes(u64),
-}
-
-impl Memlock {
-    /// The limit in bytes, if there is one.
-    pub const fn bytes(self) -> Option<u64> {
-        match self {
-            Self::Unlimited => None,
-            Self::Bytes(bytes) => Some(bytes),
-        }
-    }
-
-    fn of(value: Option<u64>) -> Self {
-        value.map_or(Self::Unlimited, Self::Bytes)
-    }
-}
-
 /// Whether the process has the capability that waives `RLIMIT_MEMLOCK`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IpcLock {
@@ -68,28 +45,26 @@ pub enum IpcLock {
     Absent,
 }
 
-/// `CAP_IPC_LOCK`.
-const CAP_IPC_LOCK: u32 = 14;
-
-/// The inode of `/proc/self/ns/user` in the machine's own user namespace; part of the kernel's
-/// interface.
-const INITIAL_USER_NAMESPACE: u64 = 0xeffffffd;
-
 impl Limits {
     /// Asks the kernel: some ten system calls, a fraction of a millisecond.
     pub fn read() -> Self {
-        let (memlock_soft, memlock_hard) = memlock();
-        let status = Status::read();
+        let machine = Machine::this();
+        // Where the question is refused, nothing is promised.
+        let none = Memlock::Bytes(0);
+        let (memlock_soft, memlock_hard) = machine.memlock().unwrap_or((none, none));
+        let status = machine.status().unwrap_or_default();
+        let number = |path| machine.parsed(path, machine::number).ok();
         Self {
             memlock_soft,
             memlock_hard,
-            ipc_lock: status.ipc_lock(),
-            locked_bytes: status.bytes("VmLck:"),
-            pinned_bytes: status.bytes("VmPin:"),
-            max_map_count: max_map_count(),
+            ipc_lock: ipc_lock(&machine, &status),
+            locked_bytes: machine::kilobytes(&status, "VmLck:"),
+            pinned_bytes: machine::kilobytes(&status, "VmPin:"),
+            max_map_count: number(MAX_MAP_COUNT),
             page_bytes: page_bytes(),
-            io_uring_disabled: setting("/proc/sys/kernel/io_uring_disabled"),
-            unprivileged_userfaultfd: setting::<u8>("/proc/sys/vm/unprivileged_userfaultfd")
+            io_uring_disabled: number("/proc/sys/kernel/io_uring_disabled")
+                .and_then(|value| value.try_into().ok()),
+            unprivileged_userfaultfd: number("/proc/sys/vm/unprivileged_userfaultfd")
                 .map(|value| value != 0),
         }
     }
@@ -110,52 +85,19 @@ pub(crate) fn pinned_limit() -> Option<usize> {
     Limits::read().enforced().bytes().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
+const MAX_MAP_COUNT: &str = "/proc/sys/vm/max_map_count";
+
 /// How many mappings a process may have.
 pub(crate) fn max_map_count() -> Option<u64> {
-    setting("/proc/sys/vm/max_map_count")
+    Machine::this().parsed(MAX_MAP_COUNT, machine::number).ok()
 }
 
-/// `RLIMIT_MEMLOCK`, soft and hard.
-fn memlock() -> (Memlock, Memlock) {
-    let limit = Resource::LockedMemory.limit();
-    (Memlock::of(limit.soft), Memlock::of(limit.hard))
-}
-
-fn setting<T: FromStr>(path: &str) -> Option<T> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// `/proc/self/status`, empty where it cannot be read.
-struct Status(String);
-
-impl Status {
-    fn read() -> Self {
-        Self(fs::read_to_string("/proc/self/status").unwrap_or_default())
+fn ipc_lock(machine: &Machine, status: &str) -> IpcLock {
+    if !machine::has_ipc_lock(status, "CapEff:") {
+        return IpcLock::Absent;
     }
-
-    /// The first word behind `key`, which ends with a colon.
-    fn word(&self, key: &str) -> Option<&str> {
-        let line = self.0.lines().find_map(|line| line.strip_prefix(key))?;
-        line.split_whitespace().next()
-    }
-
-    fn bytes(&self, key: &str) -> Option<u64> {
-        self.word(key)?.parse::<u64>().ok()?.checked_mul(1024)
-    }
-
-    fn ipc_lock(&self) -> IpcLock {
-        let effective = self.word("CapEff:").and_then(|word| u64::from_str_radix(word, 16).ok());
-        match effective {
-            Some(set) if set >> CAP_IPC_LOCK & 1 == 1 => where_it_counts(),
-            _ => IpcLock::Absent,
-        }
-    }
-}
-
-/// A capability counts against the machine's limits in the machine's own namespace only.
-fn where_it_counts() -> IpcLock {
-    match fs::metadata("/proc/self/ns/user") {
-        Ok(namespace) if namespace.ino() == INITIAL_USER_NAMESPACE => IpcLock::Effective,
+    match machine.is_initial_namespace() {
+        Ok(true) => IpcLock::Effective,
         _ => IpcLock::Inert,
     }
 }
@@ -177,13 +119,13 @@ mod tests {
     }
 
     #[test]
-    fn status_is_read_by_its_keys() {
-        let status =
-            Status("VmPeak:\t  10 kB\nVmLck:\t  12 kB\nCapEff:\t0000000000000000\n".into());
-        assert_eq!(status.bytes("VmLck:"), Some(12 * 1024));
-        assert_eq!(status.bytes("VmPin:"), None);
-        assert_eq!(status.ipc_lock(), IpcLock::Absent);
-        assert_eq!(Status(String::new()).ipc_lock(), IpcLock::Absent);
+    fn without_the_capability_the_limit_holds() {
+        let this = Machine::this();
+        assert_eq!(ipc_lock(&this, "CapEff:\t0000000000000000\n"), IpcLock::Absent);
+        assert_eq!(ipc_lock(&this, ""), IpcLock::Absent);
+        assert_ne!(ipc_lock(&this, "CapEff:\t0000000000004000\n"), IpcLock::Absent);
+        let elsewhere = Machine::at("/nowhere".as_ref());
+        assert_eq!(ipc_lock(&elsewhere, "CapEff:\t0000000000004000\n"), IpcLock::Inert);
     }
 
     #[test]

@@ -20,10 +20,11 @@ use pinfold::registrar::verbs::{
     Verbs, ffi,
 };
 use pinfold::{Access, AddressRange, Registrar};
+use pinfold_kernel::mapping::OwnedMapping;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -175,29 +176,14 @@ impl Drop for ByHand {
 struct Mapped {
     file: File,
     range: AddressRange,
+    _mapping: OwnedMapping,
 }
 
 impl Mapped {
     fn new(file: File) -> io::Result<Self> {
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe {
-            libc::mmap(ptr::null_mut(), length, rights, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let range =
-            AddressRange::new(start.expose_provenance(), length).map_err(io::Error::other)?;
-        Ok(Self { file, range })
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        let start = ptr::with_exposed_provenance_mut::<libc::c_void>(self.range.start());
-        // SAFETY: mapped here, and borrowed by nobody; the device has let go of it.
-        unsafe { libc::munmap(start, self.range.len()) };
+        let mapping = OwnedMapping::of_file(file.as_fd(), length, true, 0)?;
+        let range = mapping.range().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { file, range, _mapping: mapping })
     }
 }

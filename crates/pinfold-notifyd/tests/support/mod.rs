@@ -3,7 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // each test uses a part
 
 use pinfold_ebpf::protocol::{BYTES, Challenge, ToClient, ToHelper};
-use pinfold_ebpf::socket;
+use pinfold_kernel::socket;
 use pinfold_notifyd::{Limits, Listener, OpenError, Server, Views};
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -8,8 +8,9 @@
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
 
-use crate::sys;
 use libc::{c_int, c_long};
+use pinfold_kernel::Errno;
+use pinfold_kernel::errno::set_errno;
 
 /// The kernel's answer, `-errno` where the call failed.
 #[derive(Clone, Copy)]
@@ -22,7 +23,7 @@ impl Answer {
         match self.errno() {
             None => self.0,
             Some(errno) => {
-                sys::set_errno(errno);
+                set_errno(Errno(errno));
                 -1
             }
         }
@@ -87,15 +88,16 @@ pub(super) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinfold_kernel::errno::last_errno;
 
     #[test]
     fn failures_are_told_in_the_c_library_s_way() {
-        sys::set_errno(libc::EXDEV);
+        set_errno(Errno(libc::EXDEV));
         assert_eq!(Answer(0).as_libc(), 0);
         assert_eq!(Answer(-4096).as_libc(), -4096);
-        assert_eq!(sys::errno(), libc::EXDEV, "left as it was");
+        assert_eq!(last_errno(), Errno(libc::EXDEV), "left as it was");
         assert_eq!(Answer(-(libc::EINVAL as isize)).as_libc(), -1);
-        assert_eq!(sys::errno(), libc::EINVAL);
+        assert_eq!(last_errno(), Errno(libc::EINVAL));
     }
 
     #[test]

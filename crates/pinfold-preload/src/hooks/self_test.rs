@@ -14,10 +14,10 @@
 
 use super::told::GUARD_INSTALL;
 use super::{pinfold_process_feed, pinfold_process_hooks};
-use crate::sys;
 use libc::{c_int, c_long, c_uint, c_void, iovec, size_t, ssize_t};
 use pinfold::Change;
 use pinfold::monitor::hooks::HOOKED;
+use pinfold_kernel::errno::{last_errno, set_errno};
 use std::ffi::CStr;
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
@@ -55,12 +55,12 @@ const TRIALS: [Trial; HOOKED.len()] = [
 static AT_START: extern "C" fn() = run;
 
 extern "C" fn run() {
-    let errno = sys::errno();
+    let errno = last_errno();
     match TRIALS.iter().position(|trial| !trial.succeeds()) {
         None => claim(),
         Some(function) => withdraw(function),
     }
-    sys::set_errno(errno);
+    set_errno(errno);
 }
 
 fn claim() {

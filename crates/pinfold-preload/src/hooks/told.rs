@@ -3,9 +3,9 @@
 #![allow(clippy::cast_possible_truncation)] // where the kernel truncates
 
 use super::{aside, pinfold_process_feed, pinfold_process_hooks};
-use crate::sys;
 use libc::{c_int, c_long};
 use pinfold::AddressRange;
+use pinfold_kernel::errno::{last_errno, set_errno};
 
 /// `MADV_GUARD_INSTALL` of `linux/mman.h` (Linux 6.13).
 pub(super) const GUARD_INSTALL: c_int = 102;
@@ -69,18 +69,19 @@ pub(super) fn change_of(number: c_long, [a, b, c, d, _]: [usize; 5]) -> Option<A
 /// Runs `change` between the marks of its beginning and its end. The error number is left as it was.
 pub(super) fn told<T>(range: Option<AddressRange>, change: impl FnOnce() -> T) -> T {
     let Some(range) = range else { return change() };
-    let errno = sys::errno();
+    let errno = last_errno();
     let changing = pinfold_process_feed.begin(range);
     let result = change();
     drop(changing);
     pinfold_process_hooks.count();
-    sys::set_errno(errno);
+    set_errno(errno);
     result
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinfold_kernel::Errno;
 
     const PAGE: usize = LARGEST_PAGE;
 
@@ -124,11 +125,11 @@ mod tests {
 
     #[test]
     fn the_error_number_survives_the_marks() {
-        sys::set_errno(libc::EXDEV);
+        set_errno(Errno(libc::EXDEV));
         let result = told(guarded(PAGE, PAGE), || {
-            sys::set_errno(libc::EPERM);
+            set_errno(Errno(libc::EPERM));
             7
         });
-        assert_eq!((result, sys::errno()), (7, libc::EXDEV));
+        assert_eq!((result, last_errno()), (7, Errno(libc::EXDEV)));
     }
 }

@@ -1,6 +1,6 @@
 //! What each allocator is asked for, in its own terms.
 
-use super::sys::{Functions, Glibc, Jemalloc, Linked, Mimalloc};
+use super::functions::{Functions, Glibc, Jemalloc, Linked, Mimalloc};
 use super::{Allocator, NotSet, Policy, Setting};
 use libc::c_int;
 

@@ -1,8 +1,7 @@
 //! What this process may really pin: every limit in its way, each with its source.
 
 use super::figure::{Figure, SharedWith, Unread};
-use super::machine::{self, Machine, Membership, Mount};
-use crate::limits::Memlock;
+use crate::machine::{self, Machine, Membership, Memlock, Mount};
 use std::fmt;
 use std::path::Path;
 
@@ -159,14 +158,8 @@ pub struct Bound {
     pub shared_with: SharedWith,
 }
 
-const CAP_IPC_LOCK: u32 = 14;
-
 /// The first kernel that charges rings to the user.
 const RINGS_CHARGED: (u32, u32) = (6, 14);
-
-/// What `/proc/self/ns/user` leads to in the machine's own user namespace; part of the kernel's
-/// interface.
-const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
 impl Discovery {
     /// Asks the kernel. Some hundred system calls and more with many processes on the machine:
@@ -179,7 +172,7 @@ impl Discovery {
     /// that a test has made up. `/proc/self` is read there.
     pub fn below(root: &Path) -> Self {
         let machine = Machine::at(root);
-        let status = machine.text("/proc/self/status");
+        let status = machine.status();
         let (groups, groups_unread) = groups(&machine);
         Self {
             memlock: memlock(&machine),
@@ -203,7 +196,7 @@ impl Discovery {
     /// everything else is [`Unread::Untold`].
     pub(super) fn limits_below(root: &Path, kind: Kind) -> Self {
         let machine = Machine::at(root);
-        let status = machine.text("/proc/self/status");
+        let status = machine.status();
         let mut discovery = Self {
             memlock: memlock(&machine),
             privilege: privilege(&machine, &status),
@@ -298,20 +291,18 @@ fn bound_of(figure: &Figure<Option<u64>>, beyond: Beyond) -> Option<Bound> {
 }
 
 fn memlock(machine: &Machine) -> Figure<MemlockLimit> {
-    let of = |text: &str| machine::limit(text, "Max locked memory");
-    let limits = machine.parsed("/proc/self/limits", of);
-    let value = limits.map(|(soft, hard)| MemlockLimit { soft, hard });
+    let value = machine.memlock().map(|(soft, hard)| MemlockLimit { soft, hard });
     Figure::new(value, "RLIMIT_MEMLOCK", SharedWith::Nobody)
 }
 
 fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privilege> {
     let value = status.as_ref().map_err(|&why| why).and_then(|status| {
         let has = |key| match machine::capabilities(status, key) {
-            Some(_) => Ok(has_ipc_lock(status, key)),
+            Some(_) => Ok(machine::has_ipc_lock(status, key)),
             None => Err(Unread::Missing),
         };
         Ok(match (has("CapEff:")?, has("CapPrm:")?) {
-            (true, _) if is_initial_namespace(machine)? => Privilege::Effective,
+            (true, _) if machine.is_initial_namespace()? => Privilege::Effective,
             (true, _) => Privilege::Inert,
             (false, true) => Privilege::Lowered,
             (false, false) => Privilege::Absent {
@@ -320,14 +311,6 @@ fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privi
         })
     });
     Figure::new(value, "/proc/self/status: CapEff, /proc/self/ns/user", SharedWith::Nobody)
-}
-
-fn has_ipc_lock(status: &str, key: &str) -> bool {
-    machine::capabilities(status, key).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
-}
-
-fn is_initial_namespace(machine: &Machine) -> Result<bool, Unread> {
-    machine.link("/proc/self/ns/user").map(|target| target == INITIAL_USER_NAMESPACE)
 }
 
 fn of_status(status: &Result<String, Unread>, key: &str, shared_with: SharedWith) -> Figure<u64> {
@@ -347,7 +330,7 @@ fn pinned_by_others(machine: &Machine, status: &Result<String, Unread>) -> Figur
         others
             .filter_map(|name| machine.text(&format!("/proc/{name}/status")).ok())
             .filter(|status| machine::word(status, "Uid:") == Some(&user))
-            .filter(|status| !has_ipc_lock(status, "CapEff:"))
+            .filter(|status| !machine::has_ipc_lock(status, "CapEff:"))
             .filter_map(|status| machine::kilobytes(&status, "VmPin:"))
             .fold(0, u64::saturating_add)
     });

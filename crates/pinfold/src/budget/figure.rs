@@ -1,5 +1,6 @@
 //! A number with where it came from and who else uses it up.
 
+pub use crate::machine::Unread;
 use std::fmt;
 
 /// A number that was read, or why it was not.
@@ -25,39 +26,6 @@ impl<T: Copy> Figure<T> {
     /// The number, where there is one.
     pub fn get(&self) -> Option<T> {
         self.value.as_ref().ok().copied()
-    }
-}
-
-/// Why a number is not known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Unread {
-    /// There is no such file, or no such line in it: an older kernel, or another set-up.
-    Missing,
-    /// This process may not read it.
-    Forbidden,
-    /// It is there and makes no sense.
-    Garbled,
-    /// The kernel keeps it and tells nobody.
-    Untold,
-    /// Reading failed in another way.
-    Failed {
-        /// The kernel's error number.
-        errno: i32,
-    },
-}
-
-impl fmt::Display for Unread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing => f.write_str("not there"),
-            Self::Forbidden => f.write_str("not readable by this process"),
-            Self::Garbled => f.write_str("not understood"),
-            Self::Untold => f.write_str("known to the kernel alone"),
-            Self::Failed { errno } => {
-                write!(f, "not read: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
     }
 }
 

@@ -1,11 +1,4 @@
 //! Memory of a reservation: pages of our own.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to give parts of the memory out as slices. A part is given out by index to whoever holds that index alone, which is the
-//! contract of [`Memory::part`].
-
-#![allow(unsafe_code)]
 
 use pinfold_core::AddressRange;
 use pinfold_kernel::{Errno, mapping::OwnedMapping};
@@ -37,18 +30,11 @@ impl Memory {
         AddressRange::new(self.pages.start().addr().get() + offset, self.part_bytes).ok()
     }
 
-    /// The bytes of part `number`, which is below the number of parts.
-    ///
-    /// # Safety
-    ///
-    /// The caller alone uses this part, for as long as the slice lives.
-    #[allow(clippy::mut_from_ref)] // that nobody else has the part is the contract
-    pub(super) unsafe fn part(&self, number: usize) -> &mut [u8] {
+    /// The bytes of part `number`, which is below the number of parts: initialised by the kernel, and mapped as
+    /// long as this lives.
+    pub(super) fn part(&self, number: usize) -> *mut [u8] {
         debug_assert!(number < self.parts);
-        // SAFETY: within the mapping, initialised by the kernel, and the caller's alone.
-        unsafe {
-            let start = self.pages.start().as_ptr().add(number * self.part_bytes);
-            std::slice::from_raw_parts_mut(start, self.part_bytes)
-        }
+        let start = self.pages.start().as_ptr().wrapping_add(number * self.part_bytes);
+        std::ptr::slice_from_raw_parts_mut(start, self.part_bytes)
     }
 }

@@ -229,14 +229,14 @@ impl<R: Registrar> Deref for Reserved<R> {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the number left the list of free ones with this value.
-        unsafe { self.inner.memory.part(self.number) }
+        unsafe { &*self.inner.memory.part(self.number) }
     }
 }
 
 impl<R: Registrar> DerefMut for Reserved<R> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and this value is borrowed exclusively.
-        unsafe { self.inner.memory.part(self.number) }
+        unsafe { &mut *self.inner.memory.part(self.number) }
     }
 }
 

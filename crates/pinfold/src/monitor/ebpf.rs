@@ -34,8 +34,8 @@
 mod clock;
 mod error;
 mod keeper;
+mod positions;
 mod self_test;
-mod sys;
 
 pub use error::EbpfError;
 
@@ -53,13 +53,13 @@ use pinfold_ebpf::layout::{
     CLOSED, CROWDED_SECONDS, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks,
     done,
 };
-use pinfold_kernel::{Errno, mapping::AtomicPage};
+use pinfold_kernel::mapping::{AtomicPage, SharedValue};
+use positions::Positions;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use sys::{Mapped, Positions};
 
 /// Sees every change of every kind of memory.
 ///
@@ -75,10 +75,10 @@ pub struct Ebpf {
 struct Core {
     /// [`WORKING`], [`LOST`], or zero in a forked child.
     mark: ForkMark,
-    changes: Mapped<Changes>,
+    changes: SharedValue<Changes>,
     /// By which the programs' records are dated.
     clock: Clock,
-    wishes: Mapped<Wishes>,
+    wishes: SharedValue<Wishes>,
     bell: Bell,
     stop: AtomicBool,
 }
@@ -128,12 +128,12 @@ impl Ebpf {
 
     fn start(view: View, helper: Option<GivesBack>) -> Result<Self, EbpfError> {
         let positions = Positions::new(view.bell.as_fd()).map_err(EbpfError::map)?;
-        let changes = Mapped::new(view.changes.as_fd()).map_err(EbpfError::map)?;
+        let changes = SharedValue::new(view.changes.as_fd(), 0, false).map_err(EbpfError::map)?;
         let core = Arc::new(Core {
             mark: ForkMark::new(WORKING).map_err(EbpfError::memory)?,
             clock: Clock::of(changes.get()).map_err(EbpfError::memory)?,
             changes,
-            wishes: Mapped::new(view.wishes.as_fd()).map_err(EbpfError::map)?,
+            wishes: SharedValue::new(view.wishes.as_fd(), 0, true).map_err(EbpfError::map)?,
             bell: Bell::default(),
             stop: AtomicBool::new(false),
         });
@@ -163,8 +163,9 @@ impl Ebpf {
     #[cfg(feature = "ebpf")]
     pub fn load() -> Result<Self, EbpfError> {
         let programs = pinfold_ebpf::Programs::load().map_err(EbpfError::Load)?;
-        let this = pinfold_ebpf::this_process()
-            .map_err(|error| EbpfError::map(Errno(error.raw_os_error().unwrap_or(libc::EMFILE))))?;
+        let this = pinfold_ebpf::this_process().map_err(|error| {
+            EbpfError::map(pinfold_kernel::Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+        })?;
         // The view keeps what it needs of the programs.
         Self::from_view(programs.view(this.as_fd()).map_err(EbpfError::View)?)
     }

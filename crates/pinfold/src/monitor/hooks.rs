@@ -13,6 +13,7 @@
 
 #![allow(unsafe_code)]
 
+use pinfold_kernel::symbols;
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::ptr;
@@ -138,8 +139,8 @@ impl Hooks {
         // SAFETY: the name is a C string. What has it is the record or, by the magic number, not
         // believed; a data symbol of this name is at least one word long.
         let record = unsafe {
-            let found = libc::dlsym(libc::RTLD_DEFAULT, c"pinfold_process_hooks".as_ptr());
-            found.cast::<HookRecord>().as_ref().filter(|record| record.magic == MAGIC)
+            let found = symbols::address(c"pinfold_process_hooks");
+            found.map(|found| found.cast::<HookRecord>().as_ref()).filter(|it| it.magic == MAGIC)
         };
         record.map_or(Self::Absent, HookRecord::standing)
     }

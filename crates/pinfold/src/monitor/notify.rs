@@ -10,12 +10,13 @@
 //! seconds](PATIENCE), and one that has many others to serve first, six times as long.
 
 use crate::descriptor::KnownDescriptor;
+use pinfold_ebpf::View;
 use pinfold_ebpf::protocol::{self, BYTES, Challenge, DecodeError, Refusal, ToClient, ToHelper};
-use pinfold_ebpf::{View, socket};
+use pinfold_kernel::socket;
 use pinfold_kernel::{
     descriptor::wait_readable,
     process::effective_user,
-    socket::{is_connected, send},
+    socket::{is_connected, send_by_number},
 };
 use std::ffi::OsString;
 use std::fmt;
@@ -117,7 +118,7 @@ impl Connection {
     pub fn give_back(self) {
         if self.process == std::process::id() && self.socket.is_ours() {
             // A helper that is gone, or does not listen, has nothing to give back.
-            let _ = send(self.socket.number(), &ToHelper::GiveBack.encode());
+            let _ = send_by_number(self.socket.number(), &ToHelper::GiveBack.encode());
         }
     }
 }

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::feed::{Feed, Header};
+use pinfold_kernel::symbols;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -54,9 +55,7 @@ impl Feed {
 
 /// The feed that another library exports, if it is one.
 fn exported() -> Option<&'static Feed> {
-    // SAFETY: the name ends in a zero; the call reads the tables of loaded libraries.
-    let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, Feed::SYMBOL.as_ptr()) };
-    let feed = NonNull::new(symbol.cast::<Feed>())?;
+    let feed = symbols::address(Feed::SYMBOL)?.cast::<Feed>();
     // SAFETY: whoever exports this name exports a feed of some version, in a library that is never
     // unloaded.
     unsafe { of_this_make(feed) }

@@ -71,6 +71,7 @@ use pinfold_kernel::{
     descriptor::{self, Identity},
     io_uring,
     process::page_bytes,
+    thread::spawn_scoped,
 };
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -563,7 +564,7 @@ impl fmt::Debug for Slots {
 /// Runs `call` on a thread that has never used the ring: a ring with a single issuer refuses it.
 fn on_another_thread(call: impl FnOnce() -> Result<(), OpenError> + Send) -> Result<(), OpenError> {
     thread::scope(|scope| {
-        let thread = thread::Builder::new().spawn_scoped(scope, call).map_err(|error| {
+        let thread = spawn_scoped(scope, "pinfold-ring", call).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
             OpenError::Os { operation: "starting a thread", errno }
         })?;

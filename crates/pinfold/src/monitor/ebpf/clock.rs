@@ -4,9 +4,10 @@
 //! another, which may be days ahead; by that one, no record would ever be recent, or every one. So we
 //! have a change dated and look what the programs wrote.
 
-use super::sys::{Area, monotonic_time};
 use pinfold_ebpf::layout::Changes;
 use pinfold_kernel::Errno;
+use pinfold_kernel::thread::monotonic_time;
+use pinfold_kernel::trial::TrialArea;
 use std::sync::atomic::Ordering;
 
 /// The programs' clock, perhaps a little behind, never ahead: who reads it takes a record for younger
@@ -20,7 +21,7 @@ pub(super) struct Clock {
 impl Clock {
     /// By a change of our own memory.
     pub(super) fn of(changes: &Changes) -> Result<Self, Errno> {
-        Area::private(1)?.unmap();
+        TrialArea::private(1)?.unmap();
         // Relaxed: our own thread's change is seen, and any other date will do that is not of the future.
         let dates = changes.records.iter().map(|record| record.since.load(Ordering::Relaxed));
         let newest = dates.max().unwrap_or(0).max(changes.crowded.load(Ordering::Relaxed));

@@ -6,7 +6,7 @@
 
 use super::Core;
 use super::error::EbpfError;
-use super::sys::Positions;
+use super::positions::Positions;
 use pinfold_kernel::descriptor::{keep_only, wait_readable};
 use pinfold_kernel::{Descriptor, Errno, thread};
 use std::os::fd::{AsRawFd, OwnedFd};

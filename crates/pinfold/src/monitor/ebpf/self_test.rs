@@ -3,9 +3,9 @@
 
 use super::Ebpf;
 use super::error::EbpfError;
-use super::sys::{Area, attach_and_detach, nameless_file, punch, truncate};
 use crate::{AddressRange, Monitor, Position, Watch};
 use pinfold_kernel::Errno;
+use pinfold_kernel::trial::{TrialArea, attach_and_detach, nameless_file, punch, truncate};
 
 /// `MADV_GUARD_INSTALL`, since Linux 6.13.
 const GUARD_INSTALL: libc::c_int = 102;
@@ -51,18 +51,18 @@ fn every_route(monitor: &Ebpf) -> Result<(), Fault> {
     segments(monitor)
 }
 
-fn area(made: Result<Area, Errno>) -> Result<Area, EbpfError> {
+fn area(made: Result<TrialArea, Errno>) -> Result<TrialArea, EbpfError> {
     made.map_err(EbpfError::memory)
 }
 
 fn unmapping(monitor: &Ebpf) -> Result<(), Fault> {
-    let private = area(Area::private(2))?;
+    let private = area(TrialArea::private(2))?;
     sees(monitor, "munmap", &[private.range()], || {
         private.unmap();
         true
     })?;
     // Few machines have a huge page to spare.
-    let Ok(huge) = Area::huge() else { return Ok(()) };
+    let Ok(huge) = TrialArea::huge() else { return Ok(()) };
     let range = [huge.range()];
     sees(monitor, "MADV_DONTNEED of a huge page", &range, || {
         huge.advise(libc::MADV_DONTNEED).is_ok()
@@ -74,19 +74,19 @@ fn unmapping(monitor: &Ebpf) -> Result<(), Fault> {
 }
 
 fn replacing(monitor: &Ebpf) -> Result<(), Fault> {
-    let old = area(Area::private(2))?;
+    let old = area(TrialArea::private(2))?;
     let range = [old.range()];
     sees(monitor, "mmap over a mapping", &range, || old.replace().is_ok())
 }
 
 fn moving(monitor: &Ebpf) -> Result<(), Fault> {
-    let (from, to) = (area(Area::private(2))?, area(Area::private(2))?);
+    let (from, to) = (area(TrialArea::private(2))?, area(TrialArea::private(2))?);
     let both = [from.range(), to.range()];
     sees(monitor, "mremap", &both, || from.move_over(to).is_ok())
 }
 
 fn advising(monitor: &Ebpf) -> Result<(), Fault> {
-    let private = area(Area::private(2))?;
+    let private = area(TrialArea::private(2))?;
     let range = [private.range()];
     sees(monitor, "MADV_DONTNEED", &range, || private.advise(libc::MADV_DONTNEED).is_ok())?;
     private.touch();
@@ -101,7 +101,7 @@ fn advising(monitor: &Ebpf) -> Result<(), Fault> {
 /// By the file, not by the mapping; and by a mapping of the file for all others.
 fn files(monitor: &Ebpf) -> Result<(), Fault> {
     let file = nameless_file(4).map_err(EbpfError::memory)?;
-    let mapped = area(Area::of_file(&file, 4))?;
+    let mapped = area(TrialArea::of_file(&file, 4))?;
     let (hole, whole) = ([mapped.pages(1, 1)], [mapped.range()]);
     sees(monitor, "a hole punched into a file", &hole, || punch(&file, 1).is_ok())?;
     mapped.touch();

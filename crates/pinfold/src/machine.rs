@@ -1,22 +1,89 @@
-//! Reading `/proc` and `/sys` below a root, which tests make up, and understanding what is read.
+//! The one reader of limits: `/proc` and `/sys` below a root, which tests make up, and what is read there.
 //!
 //! Every parser takes text and panics on none.
 
-use super::figure::Unread;
-use crate::limits::Memlock;
+use pinfold_kernel::process::Resource;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// A limit on locked memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memlock {
+    /// There is none.
+    Unlimited,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+impl Memlock {
+    /// The limit in bytes, if there is one.
+    pub const fn bytes(self) -> Option<u64> {
+        match self {
+            Self::Unlimited => None,
+            Self::Bytes(bytes) => Some(bytes),
+        }
+    }
+
+    pub(crate) fn of(value: Option<u64>) -> Self {
+        value.map_or(Self::Unlimited, Self::Bytes)
+    }
+}
+
+/// Why a number is not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Unread {
+    /// There is no such file, or no such line in it: an older kernel, or another set-up.
+    Missing,
+    /// This process may not read it.
+    Forbidden,
+    /// It is there and makes no sense.
+    Garbled,
+    /// The kernel keeps it and tells nobody.
+    Untold,
+    /// Reading failed in another way.
+    Failed {
+        /// The kernel's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("not there"),
+            Self::Forbidden => f.write_str("not readable by this process"),
+            Self::Garbled => f.write_str("not understood"),
+            Self::Untold => f.write_str("known to the kernel alone"),
+            Self::Failed { errno } => {
+                write!(f, "not read: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+const CAP_IPC_LOCK: u32 = 14;
+
+/// What `/proc/self/ns/user` leads to in the machine's own user namespace; part of the kernel's
+/// interface.
+const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
+
 /// Where `/proc` and `/sys` are.
 #[derive(Clone, Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     root: PathBuf,
 }
 
 impl Machine {
-    pub(super) fn at(root: &Path) -> Self {
+    pub(crate) fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
+    }
+
+    /// The machine that this process runs on.
+    pub(crate) fn this() -> Self {
+        Self::at(Path::new("/"))
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -24,12 +91,12 @@ impl Machine {
     }
 
     /// What is in the file `path`, which begins with a slash.
-    pub(super) fn text(&self, path: &str) -> Result<String, Unread> {
+    pub(crate) fn text(&self, path: &str) -> Result<String, Unread> {
         fs::read_to_string(self.path(path)).map_err(|error| unread(&error))
     }
 
     /// What is in the file, understood.
-    pub(super) fn parsed<T>(
+    pub(crate) fn parsed<T>(
         &self,
         path: &str,
         parse: impl FnOnce(&str) -> Option<T>,
@@ -39,18 +106,38 @@ impl Machine {
     }
 
     /// Where a symbolic link leads.
-    pub(super) fn link(&self, path: &str) -> Result<String, Unread> {
+    pub(crate) fn link(&self, path: &str) -> Result<String, Unread> {
         let target = fs::read_link(self.path(path)).map_err(|error| unread(&error))?;
         target.into_os_string().into_string().map_err(|_| Unread::Garbled)
     }
 
     /// The names in a directory, sorted; none if it cannot be read.
-    pub(super) fn names(&self, path: &str) -> Vec<String> {
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
         let mut names: Vec<String> =
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort_unstable();
         names
+    }
+
+    /// `RLIMIT_MEMLOCK`, soft and hard: of this process the kernel is asked itself, which needs no `/proc`.
+    pub(crate) fn memlock(&self) -> Result<(Memlock, Memlock), Unread> {
+        if self.root != Path::new("/") {
+            return self.parsed("/proc/self/limits", |text| limit(text, "Max locked memory"));
+        }
+        let limit = Resource::LockedMemory.limit();
+        let limit = limit.map_err(|errno| Unread::Failed { errno: errno.0 })?;
+        Ok((Memlock::of(limit.soft), Memlock::of(limit.hard)))
+    }
+
+    /// `/proc/self/status`.
+    pub(crate) fn status(&self) -> Result<String, Unread> {
+        self.text("/proc/self/status")
+    }
+
+    /// Whether this is the machine's own user namespace, where capabilities count against its limits.
+    pub(crate) fn is_initial_namespace(&self) -> Result<bool, Unread> {
+        self.link("/proc/self/ns/user").map(|target| target == INITIAL_USER_NAMESPACE)
     }
 }
 
@@ -64,7 +151,7 @@ fn unread(error: &io::Error) -> Unread {
 }
 
 /// A line of `/proc/self/limits` by its name: the soft and the hard limit.
-pub(super) fn limit(text: &str, name: &str) -> Option<(Memlock, Memlock)> {
+pub(crate) fn limit(text: &str, name: &str) -> Option<(Memlock, Memlock)> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let mut words = line.split_whitespace().map(|word| match word {
         "unlimited" => Some(Memlock::Unlimited),
@@ -74,28 +161,33 @@ pub(super) fn limit(text: &str, name: &str) -> Option<(Memlock, Memlock)> {
 }
 
 /// The first word behind `key`, which ends with a colon, on a line of its own.
-pub(super) fn word<'t>(text: &'t str, key: &str) -> Option<&'t str> {
+pub(crate) fn word<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     text.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()
 }
 
 /// An amount that the kernel gives in kB, in bytes.
-pub(super) fn kilobytes(text: &str, key: &str) -> Option<u64> {
+pub(crate) fn kilobytes(text: &str, key: &str) -> Option<u64> {
     word(text, key)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A set of capabilities.
-pub(super) fn capabilities(text: &str, key: &str) -> Option<u64> {
+pub(crate) fn capabilities(text: &str, key: &str) -> Option<u64> {
     u64::from_str_radix(word(text, key)?, 16).ok()
 }
 
+/// Whether `CAP_IPC_LOCK` is in the set that `key` names.
+pub(crate) fn has_ipc_lock(status: &str, key: &str) -> bool {
+    capabilities(status, key).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
+}
+
 /// The major and the minor number of a kernel.
-pub(super) fn release(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn release(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// The bytes of all mappings of rings of io_uring in `/proc/self/maps`.
-pub(super) fn ring_bytes(maps: &str) -> u64 {
+pub(crate) fn ring_bytes(maps: &str) -> u64 {
     let rings = maps.lines().filter(|line| line.ends_with("anon_inode:[io_uring]"));
     let bytes = rings.filter_map(|line| {
         let (start, rest) = line.split_once('-')?;
@@ -106,12 +198,12 @@ pub(super) fn ring_bytes(maps: &str) -> u64 {
 }
 
 /// One number in a file.
-pub(super) fn number(text: &str) -> Option<u64> {
+pub(crate) fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
 /// A number, or `max`, which is none.
-pub(super) fn number_or_max(text: &str) -> Option<Option<u64>> {
+pub(crate) fn number_or_max(text: &str) -> Option<Option<u64>> {
     match text.trim() {
         "max" => Some(None),
         digits => digits.parse().ok().map(Some),
@@ -119,14 +211,14 @@ pub(super) fn number_or_max(text: &str) -> Option<Option<u64>> {
 }
 
 /// A limit of the first version of control groups, where a number beyond all memory is none.
-pub(super) fn number_or_huge(text: &str) -> Option<Option<u64>> {
+pub(crate) fn number_or_huge(text: &str) -> Option<Option<u64>> {
     // The kernel rounds the largest signed number down to a page, of 64 KiB at most.
     const NONE: u64 = i64::MAX as u64 & !0xffff;
     number(text).map(|bytes| Some(bytes).filter(|&bytes| bytes < NONE))
 }
 
 /// `hca_object` of each device in an `rdma.max`; a device without a limit is left out.
-pub(super) fn rdma_objects(text: &str) -> Vec<(String, u64)> {
+pub(crate) fn rdma_objects(text: &str) -> Vec<(String, u64)> {
     text.lines()
         .filter_map(|line| {
             let mut words = line.split_whitespace();
@@ -139,7 +231,7 @@ pub(super) fn rdma_objects(text: &str) -> Vec<(String, u64)> {
 
 /// Where a process stands in one hierarchy of control groups.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Membership {
+pub(crate) enum Membership {
     /// The one hierarchy of version 2.
     Unified { path: String },
     /// A hierarchy of version 1 with these controllers.
@@ -147,7 +239,7 @@ pub(super) enum Membership {
 }
 
 /// `/proc/self/cgroup`; lines that make no sense are passed over.
-pub(super) fn memberships(text: &str) -> Vec<Membership> {
+pub(crate) fn memberships(text: &str) -> Vec<Membership> {
     text.lines()
         .filter_map(|line| {
             let mut fields = line.splitn(3, ':');
@@ -166,18 +258,18 @@ pub(super) fn memberships(text: &str) -> Vec<Membership> {
 
 /// Where a hierarchy of control groups is mounted.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     /// The group that the mount point shows.
-    pub(super) root: String,
-    pub(super) point: String,
+    pub(crate) root: String,
+    pub(crate) point: String,
     /// `cgroup` or `cgroup2`.
-    pub(super) kind: String,
+    pub(crate) kind: String,
     /// The options of the file system, which name the controllers of version 1.
-    pub(super) options: String,
+    pub(crate) options: String,
 }
 
 /// The hierarchies of control groups in `/proc/self/mountinfo`.
-pub(super) fn group_mounts(text: &str) -> Vec<Mount> {
+pub(crate) fn group_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(group_mount).collect()
 }
 
@@ -214,7 +306,7 @@ fn unescaped(field: &str) -> String {
 /// The directories of a group and of all above it, up to the mount point: the group's own first.
 ///
 /// `None` if the mount does not show the group: it lies above or beside what the mount shows.
-pub(super) fn directories(mount: &Mount, path: &str) -> Option<Vec<String>> {
+pub(crate) fn directories(mount: &Mount, path: &str) -> Option<Vec<String>> {
     let below = match mount.root.as_str() {
         "/" => path,
         root => path.strip_prefix(root).filter(|rest| rest.is_empty() || rest.starts_with('/'))?,

@@ -2,15 +2,16 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to look symbols up and to call them. A symbol is taken for what
+//! This file reopens `unsafe_code` to call what symbols name. A symbol is taken for what
 //! its name says: `mallctl` is jemalloc's, `mi_*` are mimalloc's, and `mallopt` is the C library's.
 
 #![allow(unsafe_code)]
 
 use libc::{c_char, c_int, c_long, c_void, size_t};
-use std::ffi::{CStr, CString};
-use std::mem::{MaybeUninit, size_of, transmute};
-use std::ptr;
+use pinfold_kernel::symbols::{Symbol, symbol};
+use std::ffi::CString;
+use std::mem::{size_of, transmute};
+use std::ptr::{self, NonNull};
 
 /// jemalloc's `mallctl`.
 pub type MallCtl = unsafe extern "C" fn(
@@ -30,28 +31,6 @@ pub type MiOptionSet = unsafe extern "C" fn(option: c_int, value: c_long);
 type Mallopt = unsafe extern "C" fn(c_int, c_int) -> c_int;
 type MallocTrim = unsafe extern "C" fn(size_t) -> c_int;
 type MiVersion = unsafe extern "C" fn() -> c_int;
-
-/// A symbol of this process, and the object that it is in.
-#[derive(Clone, Copy)]
-struct Symbol {
-    address: *mut c_void,
-    object: *mut c_void,
-}
-
-fn symbol(name: &CStr) -> Option<Symbol> {
-    // SAFETY: the name ends with a zero byte.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    if address.is_null() {
-        return None;
-    }
-    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `info` has room for the answer, and is valid as it is, all zero.
-    let info = unsafe {
-        libc::dladdr(address, info.as_mut_ptr());
-        info.assume_init()
-    };
-    Some(Symbol { address, object: info.dli_fbase })
-}
 
 /// Whether `malloc` is in the same object.
 fn serves_malloc(own: Symbol) -> bool {
@@ -75,8 +54,8 @@ impl Glibc {
         // SAFETY: they are the C library's functions of these names.
         unsafe {
             Some(Self {
-                mallopt: transmute::<*mut c_void, Mallopt>(mallopt),
-                trim: transmute::<*mut c_void, MallocTrim>(trim),
+                mallopt: transmute::<NonNull<c_void>, Mallopt>(mallopt),
+                trim: transmute::<NonNull<c_void>, MallocTrim>(trim),
             })
         }
     }
@@ -103,7 +82,7 @@ impl Jemalloc {
     pub(super) fn find() -> Option<(Self, bool)> {
         let own = symbol(c"mallctl").or_else(|| symbol(c"_rjem_mallctl"))?;
         // SAFETY: the function of this name.
-        let mallctl = unsafe { transmute::<*mut c_void, MallCtl>(own.address) };
+        let mallctl = unsafe { transmute::<NonNull<c_void>, MallCtl>(own.address) };
         Some((Self { mallctl }, serves_malloc(own)))
     }
 
@@ -159,9 +138,9 @@ impl Mimalloc {
         // time.
         let found = unsafe {
             Self {
-                version: transmute::<*mut c_void, MiVersion>(own.address)(),
-                get: transmute::<*mut c_void, MiOptionGet>(get),
-                set: transmute::<*mut c_void, MiOptionSet>(set),
+                version: transmute::<NonNull<c_void>, MiVersion>(own.address)(),
+                get: transmute::<NonNull<c_void>, MiOptionGet>(get),
+                set: transmute::<NonNull<c_void>, MiOptionSet>(set),
             }
         };
         Some((found, serves_malloc(own)))

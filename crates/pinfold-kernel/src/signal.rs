@@ -1,0 +1,161 @@
+//! Signals: blocked, counted, or read from a descriptor.
+//!
+//! # Safety
+//!
+//! The unsafe code of this file is there to change a thread's signal mask and what a signal does. Blocking signals
+//! breaks no invariant of memory; the one handler here does nothing but post a semaphore.
+
+use crate::errno::{Errno, done, last_errno, set_errno};
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// All signals are blocked on this thread until it is dropped. Allocates nothing.
+pub struct SignalsBlocked {
+    /// The mask to go back to; `None` if it could not be changed.
+    before: Option<libc::sigset_t>,
+}
+
+impl SignalsBlocked {
+    /// Two system calls with its end.
+    #[allow(clippy::new_without_default)] // it does something
+    pub fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigfillset` fills the set; `pthread_sigmask` writes the old one when it returns
+        // 0, and only then is it used.
+        let before = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            let blocked =
+                libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0;
+            blocked.then(|| before.assume_init())
+        };
+        Self { before }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            // SAFETY: the set was filled by the call in `new`.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
+        }
+    }
+}
+
+impl std::fmt::Debug for SignalsBlocked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SignalsBlocked").finish_non_exhaustive()
+    }
+}
+
+/// The signals that ask a service to end, and one that does no harm: blocked for this thread and
+/// those that it starts, readable here instead.
+#[derive(Debug)]
+pub struct StopSignals(OwnedFd);
+
+impl StopSignals {
+    /// To be called before other threads start.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn new() -> std::io::Result<Self> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigemptyset` fills the set before the others read it.
+        let number = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut());
+            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        done(number)?;
+        // SAFETY: the kernel has just given us this number.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(number) }))
+    }
+}
+
+impl AsFd for StopSignals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// How often the signal came that was not yet waited for.
+struct Semaphore(UnsafeCell<MaybeUninit<libc::sem_t>>);
+
+// SAFETY: a semaphore is made for many threads; it is initialised once, before any other use.
+unsafe impl Sync for Semaphore {}
+
+static COUNT: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// A signal of this process that is counted instead of doing what it did.
+#[derive(Debug)]
+pub struct CountedSignal(());
+
+impl CountedSignal {
+    /// Has `signal` counted from now on, as long as the process lives. The library does so once in a process.
+    ///
+    /// # Errors
+    ///
+    /// The program handles the signal itself (`EBUSY`), or the system refuses.
+    pub fn new(signal: libc::c_int) -> Result<Self, Errno> {
+        static TAKEN: std::sync::Once = std::sync::Once::new();
+        let mut counted = Err(Errno(libc::EBUSY));
+        TAKEN.call_once(|| counted = count(signal));
+        counted.map(|()| Self(()))
+    }
+
+    /// Waits until it has come once more.
+    pub fn wait(&self) {
+        // SAFETY: the semaphore was made; an interrupted wait is begun again.
+        while unsafe { libc::sem_wait(COUNT.0.get().cast()) } != 0 {}
+    }
+}
+
+/// Called once in a process.
+fn count(signal: libc::c_int) -> Result<(), Errno> {
+    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: all zero is a valid action; the semaphore lives as long as the process, and posting is
+    // what a handler may do.
+    unsafe {
+        done(libc::sigaction(signal, ptr::null(), before.as_mut_ptr()))?;
+        if before.assume_init().sa_sigaction != libc::SIG_DFL {
+            return Err(Errno(libc::EBUSY));
+        }
+        done(libc::sem_init(COUNT.0.get().cast(), 0, 0))?;
+        let action = action.assume_init_mut();
+        action.sa_sigaction = post as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        done(libc::sigaction(signal, action, ptr::null_mut()))
+    }
+}
+
+extern "C" fn post(_: libc::c_int) {
+    let before = last_errno();
+    // SAFETY: the handler is installed after the semaphore was made. The only failure is a count
+    // of two billion.
+    unsafe { libc::sem_post(COUNT.0.get().cast()) };
+    set_errno(before);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_counted_once_in_a_process() {
+        let counted = CountedSignal::new(libc::SIGUSR2).unwrap();
+        for _ in 0..2 {
+            // SAFETY: raises a signal that is handled above.
+            unsafe { libc::raise(libc::SIGUSR2) };
+        }
+        counted.wait();
+        counted.wait();
+        assert_eq!(CountedSignal::new(libc::SIGUSR1).err(), Some(Errno(libc::EBUSY)));
+    }
+}
