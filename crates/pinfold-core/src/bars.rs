@@ -3,6 +3,7 @@
 use crate::AddressRange;
 use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,15 +22,24 @@ pub enum Gets {
 /// All suspensions of a cache. Belongs to the holder of the writer's lock.
 #[derive(Default)]
 pub(crate) struct Bars {
-    bars: Vec<Bar>,
-    holds: Vec<Holds>,
+    /// By where their ranges begin; they do not overlap.
+    bars: BTreeMap<usize, Bar>,
+    /// Where the range of each begins.
+    starts: HashMap<u64, usize>,
+    /// Those that may expire, by their deadlines.
+    expiring: BTreeSet<(Duration, u64)>,
+    /// What each suspension holds, in the order in which it was taken; a connection may be held by
+    /// several suspensions at once.
+    ///
+    /// Apart from each other, and let go of from the end, because a node may have ten thousand
+    /// connections: a suspension of them all that searched one list would take seconds.
+    holds: HashMap<u64, Vec<Hold>>,
     last_id: u64,
     pub(crate) counts: SuspensionStatistics,
 }
 
 /// One suspension, as gets and the clock see it.
 pub(crate) struct Bar {
-    id: u64,
     range: AddressRange,
     gets: Gets,
     gate: Arc<Gate>,
@@ -38,17 +48,6 @@ pub(crate) struct Bar {
     /// What to do when the deadline passes; nothing while a call of the suspension's own is running,
     /// which looks at the clock itself.
     on_expiry: Option<OnExpiry>,
-}
-
-/// One suspension's holds, in the order in which they were taken; a connection may be held by
-/// several suspensions at once.
-///
-/// Apart from each other, and let go of from the end, because a node may have ten thousand
-/// connections: a suspension of them all that searched one list would take seconds.
-struct Holds {
-    /// The suspension.
-    id: u64,
-    list: Vec<Hold>,
 }
 
 /// What is let go of is dropped outside the lock: its connection is the device's.
@@ -115,10 +114,7 @@ impl Bars {
     /// What a registration of `range` meets.
     #[inline]
     pub(crate) fn stop(&self, range: AddressRange) -> Option<Stop> {
-        if self.bars.is_empty() {
-            return None;
-        }
-        let bar = self.bars.iter().find(|bar| bar.range.overlaps(&range))?;
+        let bar = self.bar_in(range)?;
         Some(match bar.gets {
             Gets::Hold => Stop::Wait(Arc::clone(&bar.gate)),
             Gets::Refuse => Stop::Refuse(bar.range),
@@ -133,10 +129,25 @@ impl Bars {
 
     /// What is suspended of `range`.
     pub(crate) fn overlapping(&self, range: AddressRange) -> Option<AddressRange> {
-        self.bars.iter().map(|bar| bar.range).find(|other| other.overlaps(&range))
+        self.bar_in(range).map(|bar| bar.range)
     }
 
-    /// Puts up a bar that stands until `deadline`, which is `patience` from now.
+    /// The last that overlaps `range`: of those that begin before its end, the last ends last.
+    #[inline]
+    fn bar_in(&self, range: AddressRange) -> Option<&Bar> {
+        let (_, last) = self.bars.range(..range.end()).next_back()?;
+        last.range.overlaps(&range).then_some(last)
+    }
+
+    fn bar_of(&self, id: u64) -> Option<&Bar> {
+        self.bars.get(self.starts.get(&id)?)
+    }
+
+    fn bar_of_mut(&mut self, id: u64) -> Option<&mut Bar> {
+        self.bars.get_mut(self.starts.get(&id)?)
+    }
+
+    /// Puts up a bar, where nothing is suspended, that stands until `deadline`, which is `patience` from now.
     pub(crate) fn put_up(
         &mut self,
         range: AddressRange,
@@ -147,8 +158,9 @@ impl Bars {
         self.last_id += 1;
         self.counts.begun += 1;
         let gate = Arc::new(Gate::new(range, patience));
-        let bar = Bar { id: self.last_id, range, gets, gate, deadline, on_expiry: None };
-        self.bars.push(bar);
+        let bar = Bar { range, gets, gate, deadline, on_expiry: None };
+        self.starts.insert(self.last_id, range.start());
+        self.bars.insert(range.start(), bar);
         self.last_id
     }
 
@@ -182,10 +194,7 @@ impl Bars {
         };
         let Some(connection) = copy.take() else { return Claim::Later };
         let hold = Hold { connection: Box::new(connection), state };
-        match self.holds.iter_mut().find(|holds| holds.id == id) {
-            Some(holds) => holds.list.push(hold),
-            None => self.holds.push(Holds { id, list: vec![hold] }),
-        }
+        self.holds.entry(id).or_default().push(hold);
         claim
     }
 
@@ -231,9 +240,9 @@ impl Bars {
         id: u64,
         connection: &C,
     ) -> Option<(&mut Vec<Hold>, usize)> {
-        let holds = self.holds.iter_mut().find(|holds| holds.id == id)?;
-        let place = holds.list.iter().rposition(|hold| is_on(hold, connection))?;
-        Some((&mut holds.list, place))
+        let list = self.holds.get_mut(&id)?;
+        let place = list.iter().rposition(|hold| is_on(hold, connection))?;
+        Some((list, place))
     }
 
     /// How others than `id` hold `connection`.
@@ -242,36 +251,42 @@ impl Bars {
         id: u64,
         connection: &C,
     ) -> impl Iterator<Item = HoldState> {
-        let others = self.holds.iter().filter(move |holds| holds.id != id);
-        let all = others.flat_map(|holds| &holds.list);
+        let others = self.holds.iter().filter(move |(other, _)| **other != id);
+        let all = others.flat_map(|(_, list)| list);
         all.filter(move |hold| is_on(hold, connection)).map(|hold| hold.state)
     }
 
     /// From now on the suspension may expire.
     pub(crate) fn hand_over(&mut self, id: u64, on_expiry: OnExpiry) {
-        if let Some(bar) = self.bars.iter_mut().find(|bar| bar.id == id) {
+        if let Some(bar) = self.bar_of_mut(id) {
             bar.on_expiry = Some(on_expiry);
+            let deadline = bar.deadline;
+            self.expiring.insert((deadline, id));
         }
     }
 
     /// Whether it has expired, or is just being ended, if it was handed over.
     pub(crate) fn has_expired(&self, id: u64) -> bool {
-        self.bars.iter().all(|bar| bar.id != id || bar.on_expiry.is_none())
+        self.bar_of(id).is_none_or(|bar| bar.on_expiry.is_none())
     }
 
     /// From now on it may not. `None` if it has. The connections in it are the device's: to be dropped
     /// outside the lock.
     pub(crate) fn take_back(&mut self, id: u64) -> Option<OnExpiry> {
-        self.bars.iter_mut().find(|bar| bar.id == id)?.on_expiry.take()
+        let bar = self.bar_of_mut(id)?;
+        let (deadline, on_expiry) = (bar.deadline, bar.on_expiry.take());
+        self.expiring.remove(&(deadline, id));
+        on_expiry
     }
 
     /// Takes a bar down; those who waited go on. What was held is to be dropped outside the lock.
     pub(crate) fn take_down(&mut self, id: u64) -> Vec<Hold> {
-        if let Some(position) = self.bars.iter().position(|bar| bar.id == id) {
-            self.bars.swap_remove(position).gate.open();
+        let start = self.starts.remove(&id);
+        if let Some(bar) = start.and_then(|start| self.bars.remove(&start)) {
+            self.expiring.remove(&(bar.deadline, id));
+            bar.gate.open();
         }
-        let position = self.holds.iter().position(|holds| holds.id == id);
-        position.map_or_else(Vec::new, |position| self.holds.swap_remove(position).list)
+        self.holds.remove(&id).unwrap_or_default()
     }
 
     /// Takes a suspension that is overdue at `now` out of the program's hands, and says what it left.
@@ -279,9 +294,10 @@ impl Bars {
     /// Its bar and its holds stand until [`take_down`](Self::take_down): nobody lets its connections
     /// go on, or gets what they may still touch, before they were failed.
     pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
-        let overdue = |bar: &&mut Bar| bar.on_expiry.is_some() && bar.deadline < now;
-        let bar = self.bars.iter_mut().find(overdue)?;
-        Some(Overdue { id: bar.id, range: bar.range, on_expiry: bar.on_expiry.take()? })
+        let &(_, id) = self.expiring.first().filter(|&&(deadline, _)| deadline < now)?;
+        let on_expiry = self.take_back(id)?;
+        let range = self.bar_of(id)?.range;
+        Some(Overdue { id, range, on_expiry })
     }
 }
 

@@ -3,10 +3,12 @@
 use crate::AddressRange;
 use crate::clock::since;
 use crate::error::GetError;
+use crate::foreign::discard;
 use crate::monitor::{Lost, Monitor, Sequence};
-use crate::region::{List, Lists, Region};
+use crate::region::{List, Lists, Outside, Region};
 use crate::registrar::Registrar;
-use crate::shared::{Shared, Writer};
+use crate::shared::{SLICE, Shared, Writer};
+use crate::unapplied::{ChangeCount, Unapplied};
 use crate::watchers::{Callback, Completion};
 
 /// What the monitor answered, and how long it took, if that was measured.
@@ -17,12 +19,17 @@ pub(crate) struct Checkup {
 }
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
-    /// Applies what the monitor logged and the cache has not applied.
+    /// Reads what the monitor logged and the cache has not read, and applies a slice of it.
     ///
     /// Every entry is applied exactly once, under the writer's lock, and then finds each region
     /// it concerns in one of two places: in the index, or in the list of flights. A flight is
     /// enlisted before its registration begins and leaves the list in the same critical section
     /// in which its region enters the index. So no registration slips between.
+    ///
+    /// What is left for later covers the regions and flights that it concerns
+    /// ([`UnappliedChanges::cover`](crate::unapplied::UnappliedChanges::cover)): gets that find one
+    /// under the lock do not believe it, hits that go without the lock find none before all of it is
+    /// applied, and a flight that it concerns is not cached when it lands.
     pub(crate) fn catch_up(&self, writer: &mut Writer) -> Result<(), GetError> {
         self.catch_up_with(writer, Checkup { seen: self.monitor.check(), took: None })
     }
@@ -35,25 +42,39 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The same as [`catch_up`](Self::catch_up), with what the monitor answered before the lock was taken.
-    /// What was applied since is applied no second time: the log is read from where it was left.
+    /// What was read since is read no second time: the log is read from where it was left.
     pub(crate) fn catch_up_with(
         &self,
         writer: &mut Writer,
         checkup: Checkup,
     ) -> Result<(), GetError> {
         match checkup.seen {
-            Ok(seen) if seen == self.applied(writer) => {
+            Ok(seen) if seen == writer.replayed => {
                 checkup.took.into_iter().for_each(|took| writer.costs.checked(took));
-                Ok(())
             }
-            Ok(_) => {
-                self.replay(writer);
-                Ok(())
+            Ok(_) => self.replay(writer),
+            Err(Lost::Forked) => return Err(GetError::Forked),
+            Err(Lost::Descriptor { .. }) => self.lose_monitor(writer),
+        }
+        self.apply_slice(writer);
+        Ok(())
+    }
+
+    /// Applies all that is new now, slice by slice.
+    pub(crate) fn catch_up_with_all(&self) -> Result<(), GetError> {
+        let mut target = None;
+        loop {
+            // A thread that does not exist in a forked child may have held the lock.
+            if self.monitor.forked() {
+                return Err(GetError::Forked);
             }
-            Err(Lost::Forked) => Err(GetError::Forked),
-            Err(Lost::Descriptor { .. }) => {
-                self.lose_monitor(writer);
-                Ok(())
+            let done: Result<bool, GetError> = self.locked(|writer| {
+                self.catch_up(writer)?;
+                let target = *target.get_or_insert(writer.unapplied.made());
+                Ok(writer.unapplied.are_applied(target))
+            });
+            if done? {
+                return Ok(());
             }
         }
     }
@@ -61,63 +82,115 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn replay(&self, writer: &mut Writer) {
         let replay = self.monitor.replay(writer.position, &mut |range| {
             writer.counts.events += 1;
-            self.invalidate(writer, range);
+            writer.unapplied.push(range);
         });
         if !replay.complete {
             writer.counts.overflows += 1;
-            self.invalidate(writer, AddressRange::EVERYTHING);
+            writer.unapplied.push(AddressRange::EVERYTHING);
         }
-        self.set_applied(writer, replay);
+        (writer.position, writer.replayed) = (replay.up_to, replay.sequence);
     }
 
     /// Once: nothing that is registered can be believed any more.
     fn lose_monitor(&self, writer: &mut Writer) {
         if !writer.lost {
             writer.lost = true;
-            self.invalidate(writer, AddressRange::EVERYTHING);
+            writer.unapplied.push(AddressRange::EVERYTHING);
         }
     }
 
-    /// Makes every region that shares a byte with `range` unfindable.
-    pub(crate) fn invalidate(&self, writer: &mut Writer, range: AddressRange) {
+    /// Applies what was read, oldest first, until a slice is full; the reclaimer goes on.
+    fn apply_slice(&self, writer: &mut Writer) {
+        let mut room = SLICE;
+        while let Some(change) = writer.unapplied.oldest().filter(|_| room > 0) {
+            room = room.saturating_sub(self.apply_some(writer, change, room));
+        }
+        self.publish_applied(writer);
+    }
+
+    /// Applies a slice of one change, whatever came before it. Whether nothing is left of it.
+    fn apply_slice_of(&self, writer: &mut Writer, number: ChangeCount) -> bool {
+        let Some(change) = writer.unapplied.rest_of(number) else { return true };
+        self.apply_some(writer, change, SLICE);
+        self.publish_applied(writer);
+        writer.unapplied.rest_of(number).is_none()
+    }
+
+    /// Applies what `most` allows of `change`. How much of that it took.
+    fn apply_some(&self, writer: &mut Writer, change: Unapplied, most: usize) -> usize {
+        let (rest, invalidated) = self.apply_part(writer, change, most);
+        writer.unapplied.set_rest(change, rest);
+        // Also a part without regions may have been as long as a part may be.
+        if rest.is_some() { most } else { 1 + invalidated }
+    }
+
+    /// Makes the regions unfindable that `change` concerns, about `most` of them. What is left of it,
+    /// and how many they were.
+    fn apply_part(
+        &self,
+        writer: &mut Writer,
+        change: Unapplied,
+        most: usize,
+    ) -> (Option<AddressRange>, usize) {
         let mut numbers = std::mem::take(&mut writer.scratch);
-        self.findable_in(range, &mut numbers);
+        let mut rest =
+            self.findable_part(change.rest, most, &mut numbers, |born| change.is_later(born));
+        let mut hits = None;
         for &number in &numbers {
-            self.note_kept_no_more(writer, number);
+            self.note_kept_no_more(writer, number, &mut hits);
             self.unpublish(writer, number, Lists::invalidate);
             writer.watchers.invalidated(number);
         }
         writer.counts.invalidations += numbers.len() as u64;
+        let mut count = numbers.len();
         writer.give_scratch(numbers);
-        for list in [List::Superseded, List::SupersededLeased, List::PerUse] {
-            if writer.lists.len(list) > 0 {
-                self.invalidate_unfindable(writer, range, list);
+        let end = rest.map_or(change.rest.end(), |rest| rest.start());
+        if let Some(part) = AddressRange::between(change.rest.start(), end) {
+            let done = change.of(part);
+            let outside = self.invalidate_unfindable(writer, &done, most);
+            writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(&done));
+            count += outside;
+            // There may be more of them.
+            if outside >= most {
+                rest = Some(change.rest);
             }
         }
-        writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(range));
+        (rest, count)
     }
 
-    /// Tells the leases of regions of `list`, which are not in the index but may be in use.
-    fn invalidate_unfindable(&self, writer: &mut Writer, range: AddressRange, list: List) {
-        let mut next = writer.lists.first(list);
-        while let Some(number) = next {
-            next = writer.lists.after(number);
-            let Some(region) = self.region(number).filter(|region| touches(region, range)) else {
-                continue;
-            };
-            // A registration for one use may have been wrong before.
-            if !region.state().is_invalidated() {
-                writer.lists.invalidate(region);
-                writer.watchers.invalidated(number);
-            }
+    /// Tells the leases of regions that are not in the index but may be in use, `most` of them. Says
+    /// how many there were.
+    fn invalidate_unfindable(&self, writer: &mut Writer, change: &Unapplied, most: usize) -> usize {
+        let Some(near) = writer.lists.near(Outside::Valid, change.rest) else { return 0 };
+        let concerned = |region: &&Region<R::Handle>| {
+            region.range().is_some_and(|range| change.concerns(range, region.born()))
+        };
+        let regions = near.filter_map(|number| self.region(number));
+        let regions: Vec<_> = regions.filter(concerned).take(most).collect();
+        for &region in &regions {
+            writer.lists.invalidate(region);
+            writer.watchers.invalidated(region.number);
         }
+        regions.len()
     }
 
     /// Adds to `numbers` the regions in the index that share a byte with `range`, each once. The
     /// writer's lock is held.
     pub(crate) fn findable_in(&self, range: AddressRange, numbers: &mut Vec<u32>) {
-        self.index.overlapping(range, |region| {
-            if touches(region, range) {
+        self.findable_part(range, usize::MAX, numbers, |_| true);
+    }
+
+    /// The same for a part of `range`, from its start on, that has about `most` regions, and only
+    /// those whose registration began after as many changes as `wanted` says. The rest of it.
+    pub(crate) fn findable_part(
+        &self,
+        range: AddressRange,
+        most: usize,
+        numbers: &mut Vec<u32>,
+        wanted: impl Fn(ChangeCount) -> bool,
+    ) -> Option<AddressRange> {
+        let rest = self.index.overlapping_part(range, most, |region| {
+            if touches(region, range) && wanted(region.born()) {
                 numbers.push(region.number);
             }
         });
@@ -125,6 +198,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             numbers.sort_unstable();
             numbers.dedup();
         }
+        rest
     }
 
     /// Takes a region out of the index and hands it to the reclaimer, in the state that `to` gives it.
@@ -149,28 +223,48 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return;
         }
         let completion = completion.map(Completion::new);
-        self.locked(|writer| {
+        let number = self.locked(|writer| {
             if let Some(completion) = &completion {
-                let waiting = self.unfinished_in(writer, range);
-                for number in waiting {
-                    writer.watchers.await_deregistration(number, completion);
+                for waiting in self.unfinished_in(writer, range) {
+                    writer.watchers.await_deregistration(waiting, completion);
                 }
             }
-            self.invalidate(writer, range);
-            // The last holder runs it; without any region that is this call.
-            if let Some(completion) = completion {
-                writer.watchers.complete(completion);
-            }
+            let number = writer.unapplied.push(range);
+            self.apply_slice_of(writer, number);
+            number
         });
+        self.apply_all_of(number);
+        match completion {
+            // The last holder runs it; without any region that is this call.
+            Some(completion) if !self.monitor.forked() => {
+                self.locked(|writer| writer.watchers.complete(completion));
+            }
+            parents => discard(parents),
+        }
+    }
+
+    /// The caller pays for its own change, and for no other.
+    ///
+    /// **Why nothing is found meanwhile.** The change is among those that are not applied from the
+    /// first critical section on, as one that a monitor reported. So as long as a part of it is left,
+    /// hits take the slow path ([`publish_applied`](Self::publish_applied)), and there a region that
+    /// it concerns is not believed: not by the callbacks that run between two slices, and not by
+    /// whoever they call. When it is gone from the queue, all of its regions are unfindable.
+    fn apply_all_of(&self, number: ChangeCount) {
+        // Asked each time, because a callback may fork: the rest is the parent's then.
+        while !self.monitor.forked() && !self.locked(|writer| self.apply_slice_of(writer, number)) {
+        }
     }
 
     /// The regions in `range` that are registered, findable or not, or are being registered.
     pub(crate) fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
         let mut numbers = Vec::new();
         self.findable_in(range, &mut numbers);
-        let others = OUT_OF_INDEX.iter().flat_map(|&list| writer.lists.iter(list));
+        let outside = [Outside::Valid, Outside::Other].into_iter();
+        let outside = outside.filter_map(|outside| writer.lists.near(outside, range)).flatten();
+        let going = GOING.iter().flat_map(|&list| writer.lists.iter(list));
         let in_range = |&number: &u32| self.region(number).is_some_and(|it| touches(it, range));
-        numbers.extend(others.filter(in_range));
+        numbers.extend(outside.chain(going).filter(in_range));
         let flying = writer.flights.iter().filter(|flight| flight.range.overlaps(&range));
         numbers.extend(flying.map(|flight| flight.number));
         numbers
@@ -178,12 +272,31 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Applies news on behalf of a lease that wants to know. In a forked child nothing changes:
     /// its lease is the parent's.
-    pub(crate) fn catch_up_for_lease(&self) {
+    pub(crate) fn catch_up_for_lease(&self, region: &Region<R::Handle>) {
         if self.monitor.forked() {
             return;
         }
-        // Forked since: a lease has no way to tell.
-        let _forked = self.locked(|writer| self.catch_up(writer));
+        self.locked(|writer| {
+            // Forked since: a lease has no way to tell.
+            let _forked = self.catch_up(writer);
+            self.invalidate_if_covered(writer, region);
+        });
+    }
+
+    /// Applies to one leased region what is not applied to all.
+    fn invalidate_if_covered(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+        let born = region.born();
+        let covered = region.range().is_some_and(|range| writer.unapplied.cover(range, born));
+        let state = region.state();
+        if covered && state.is_indexed() {
+            self.unpublish(writer, region.number, Lists::invalidate);
+            writer.counts.invalidations += 1;
+        } else if covered && state.is_outside_and_valid() {
+            writer.lists.invalidate(region);
+        } else {
+            return;
+        }
+        writer.watchers.invalidated(region.number);
     }
 
     /// Keeps `callback` for the invalidation of `region`; gives it back if that happened.
@@ -201,17 +314,201 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 }
 
-/// Where regions stand that are registered but not in the index.
-const OUT_OF_INDEX: [List; 7] = [
-    List::Invalidated,
-    List::InvalidatedLeased,
-    List::Superseded,
-    List::SupersededLeased,
-    List::PerUse,
-    List::Deregistering,
-    List::Parked,
-];
+/// Where regions stand that nobody finds and that wait to be deregistered, or are being.
+const GOING: [List; 2] = [List::Invalidated, List::Deregistering];
 
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
     region.range().is_some_and(|bytes| bytes.overlaps(&range))
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[allow(unsafe_code)] // the simulated device touches no memory
+mod tests {
+    use crate::barrier::Barriers;
+    use crate::coverage::{Change, Cover, MappingKind};
+    use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
+    use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+    use crate::shared::SLICE;
+    use crate::{Access, AddressRange, Cache, Config, Lease, Statistics};
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::sync::{Arc, Mutex};
+
+    /// A device that numbers its registrations.
+    #[derive(Default)]
+    struct Device(AtomicU32);
+
+    impl Registrar for Device {
+        type Handle = u32;
+
+        fn limits(&self) -> RegistrarLimits {
+            RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 30, max_regions: 1 << 20 }
+        }
+
+        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+            Ok(self.0.fetch_add(1, SeqCst))
+        }
+
+        unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+            Ok(())
+        }
+    }
+
+    /// What a test says changed.
+    #[derive(Default)]
+    struct Log(Mutex<Vec<AddressRange>>);
+
+    // SAFETY: every change is in the log before the test goes on.
+    unsafe impl Monitor for Log {
+        fn name(&self) -> &'static str {
+            "log"
+        }
+
+        fn check(&self) -> Result<Sequence, Lost> {
+            Ok(Sequence(self.0.lock().unwrap().len() as u64))
+        }
+
+        fn watch(&self, _: AddressRange) -> Watch {
+            Watch::Covered
+        }
+
+        fn in_flux(&self, _: AddressRange) -> bool {
+            false
+        }
+
+        fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+            let log = self.0.lock().unwrap();
+            let from = if from == Position::NOWHERE { 0 } else { from.0 };
+            log.iter().skip(usize::try_from(from).unwrap()).for_each(|&range| visit(range));
+            let up_to = log.len() as u64;
+            Replay { up_to: Position(up_to, 0), sequence: Sequence(up_to), complete: true }
+        }
+
+        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+            Cover::Seen
+        }
+
+        fn forked(&self) -> bool {
+            false
+        }
+
+        fn bell(&self) -> u32 {
+            0
+        }
+
+        fn ring(&self) {}
+
+        fn wait(&self, _: u32) {}
+    }
+
+    const MANY: usize = 5 * SLICE;
+
+    /// Regions apart from each other, in several of the index's blocks.
+    fn page(number: usize) -> AddressRange {
+        AddressRange::new(0x7000_0000 + number * 3 * 4096, 4096).unwrap()
+    }
+
+    fn all() -> AddressRange {
+        AddressRange::between(page(0).start(), page(MANY).start()).unwrap()
+    }
+
+    fn get(cache: &Cache<Device, Log>, number: usize) -> Lease<'_, Device, Log> {
+        let start = std::ptr::without_provenance(page(number).start());
+        // SAFETY: the device touches no memory.
+        unsafe { cache.get(start, 4096, Access::READ) }.unwrap()
+    }
+
+    fn filled() -> Cache<Device, Log> {
+        let config =
+            Config { max_regions: 10 * MANY, barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Log::default(), config).unwrap();
+        (0..=MANY).for_each(|number| drop(get(&cache, number)));
+        cache
+    }
+
+    fn change(cache: &Cache<Device, Log>, range: AddressRange) {
+        cache.monitor().0.lock().unwrap().push(range);
+    }
+
+    #[test]
+    fn a_get_after_a_large_change_pays_for_a_slice() {
+        let cache = filled();
+        change(&cache, all());
+        // Beside it: served as it is.
+        assert_eq!(get(&cache, MANY).handle(), u32::try_from(MANY).unwrap());
+        let applied = usize::try_from(cache.statistics().invalidations).unwrap();
+        assert!((1..=2 * SLICE).contains(&applied), "{applied}");
+        // All the others pay for the rest.
+        (0..MANY).for_each(|_| drop(get(&cache, MANY)));
+        assert_eq!(cache.statistics().invalidations, MANY as u64);
+    }
+
+    #[test]
+    fn what_is_not_applied_yet_is_not_believed_and_what_came_later_stays() {
+        let cache = filled();
+        change(&cache, all());
+        let fresh = get(&cache, MANY - 1).handle();
+        assert!(fresh > u32::try_from(MANY).unwrap(), "what was there before the change");
+        assert!(cache.statistics().invalidations < MANY as u64, "all was applied at once");
+        assert_eq!(cache.reclaim(), MANY);
+        assert_eq!(get(&cache, MANY - 1).handle(), fresh, "an older change took it away");
+    }
+
+    #[test]
+    fn a_lease_knows_of_a_change_that_is_not_applied_to_all() {
+        let cache = filled();
+        let lease = get(&cache, MANY - 1);
+        // SAFETY: the device touches no memory.
+        let once = unsafe {
+            let start = std::ptr::without_provenance(page(MANY - 2).start() + 4096);
+            cache.request(start, 4096, Access::READ).once().get()
+        };
+        change(&cache, all());
+        assert!(lease.is_invalidated());
+        assert!(cache.statistics().invalidations < MANY as u64, "all was applied at once");
+        assert!(once.unwrap().is_invalidated());
+        assert!(!get(&cache, MANY).is_invalidated());
+    }
+
+    /// What is asked for by a callback, between two slices of the program's own word.
+    #[test]
+    fn nothing_that_an_invalidation_covers_is_found_while_it_is_under_way() {
+        let cache = Arc::new(filled());
+        let found = Arc::new(AtomicU32::new(0));
+        let mut lease = get(&cache, 0);
+        let (inner, result) = (Arc::clone(&cache), Arc::clone(&found));
+        lease.on_invalidate(move || {
+            assert!(inner.statistics().invalidations < MANY as u64, "not between two slices");
+            result.store(get(&inner, MANY - 1).handle(), SeqCst);
+        });
+        cache.invalidate(all());
+        assert!(found.load(SeqCst) > u32::try_from(MANY).unwrap(), "what was there before");
+        let Statistics { invalidations, superseded, .. } = cache.statistics();
+        assert_eq!((invalidations, superseded), (MANY as u64 - 1, 1));
+        assert_eq!(get(&cache, MANY - 1).handle(), found.load(SeqCst), "what came later went too");
+    }
+
+    /// More changes than are kept one by one: the first of them is not forgotten.
+    #[test]
+    fn too_many_changes_are_all_applied() {
+        let cache = filled();
+        (0..5000).for_each(|number| change(&cache, page(2 * MANY + number)));
+        change(&cache, page(MANY - 1));
+        (0..5000).for_each(|number| change(&cache, page(2 * MANY + number)));
+        assert!(get(&cache, MANY - 1).handle() > u32::try_from(MANY).unwrap());
+        cache.check().unwrap();
+        assert!(get(&cache, 3).handle() > u32::try_from(MANY).unwrap(), "folded, and not applied");
+    }
+
+    #[test]
+    fn a_check_and_the_programs_own_word_leave_nothing_for_later() {
+        let cache = filled();
+        change(&cache, all());
+        cache.check().unwrap();
+        assert_eq!(cache.statistics().invalidations, MANY as u64);
+        (0..MANY).for_each(|number| drop(get(&cache, number)));
+        cache.invalidate(all());
+        assert_eq!(cache.statistics().invalidations, 2 * MANY as u64);
+        assert_eq!(cache.evict_idle_in(page(MANY)), 1);
+    }
 }

@@ -3,6 +3,7 @@
 use crate::AddressRange;
 use crate::region::{Terms, Want};
 use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::unapplied::{ChangeCount, Unapplied};
 use std::sync::Arc;
 
 /// One registration under way. Belongs to the holder of the writer's lock.
@@ -13,20 +14,27 @@ pub(crate) struct Flight {
     pub(crate) number: u32,
     /// Whether others may wait for it, because it is to serve more than one use.
     pub(crate) is_shared: bool,
-    /// Set when an event hit `range` since the flight was enlisted.
+    /// How many changes there were when it was enlisted.
+    pub(crate) born: ChangeCount,
+    /// Set when a change was applied that concerns it.
     pub(crate) tainted: bool,
     /// Where others wait for its end; made by the first of them.
     pub(crate) landing: Option<Arc<Landing>>,
 }
 
 impl Flight {
-    pub(crate) fn new(range: AddressRange, terms: Terms, number: u32) -> Self {
-        Self { range, terms, number, is_shared: true, tainted: false, landing: None }
+    pub(crate) fn new(range: AddressRange, terms: Terms, number: u32, born: ChangeCount) -> Self {
+        Self { range, terms, number, is_shared: true, born, tainted: false, landing: None }
     }
 
     /// One that serves a single use.
-    pub(crate) fn for_one_use(range: AddressRange, terms: Terms, number: u32) -> Self {
-        Self { is_shared: false, ..Self::new(range, terms, number) }
+    pub(crate) fn for_one_use(
+        range: AddressRange,
+        terms: Terms,
+        number: u32,
+        born: ChangeCount,
+    ) -> Self {
+        Self { is_shared: false, ..Self::new(range, terms, number, born) }
     }
 
     /// Whether what is being registered would serve `want`.
@@ -34,9 +42,14 @@ impl Flight {
         want.served_by(self.range, self.terms)
     }
 
-    /// Notes an event.
-    pub(crate) fn taint_if_hit(&mut self, event: AddressRange) {
-        self.tainted |= self.range.overlaps(&event);
+    /// What is being registered, and how many changes there were when that began.
+    pub(crate) const fn filling(&self) -> (Want, ChangeCount) {
+        (Want { range: self.range, terms: self.terms }, self.born)
+    }
+
+    /// Notes a change.
+    pub(crate) fn taint_if_hit(&mut self, change: &Unapplied) {
+        self.tainted |= change.concerns(self.range, self.born);
     }
 
     /// Where to wait for its end.

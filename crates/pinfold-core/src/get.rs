@@ -185,7 +185,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             Ok(true) => Ok(()),
             // A thread that does not exist in the child may have held the lock.
             Err(Lost::Forked) => Err(GetError::Forked),
-            _ => self.locked(|writer| self.catch_up(writer)),
+            _ => self.catch_up_with_all(),
         }
     }
 

@@ -195,16 +195,19 @@ impl Hazards {
         counted: &[usize],
         items: Vec<Unpublished<'c, T>>,
     ) -> Scan<'c, T> {
-        let items = items.into_iter().map(|Unpublished(item)| item).collect();
-        Scan { items, in_use: self.in_use(counted) }
+        let items: Vec<&'c T> = items.into_iter().map(|Unpublished(item)| item).collect();
+        let places = Places::of(&items);
+        let in_use = self.in_use(counted, |place| places.may_contain(place));
+        Scan { items, in_use }
     }
 
-    /// The places of all regions in use, `counted` included.
-    fn in_use(&self, counted: &[usize]) -> InUse {
+    /// Those places in use that are `wanted`, `counted` ones included. Reads every slot.
+    fn in_use(&self, counted: &[usize], wanted: impl Fn(usize) -> bool) -> InUse {
         if !self.barriers.heavy() {
             return InUse(None);
         }
-        let mut places: Vec<usize> = self.domain.leased().chain(counted.iter().copied()).collect();
+        let leased = self.domain.leased().chain(counted.iter().copied());
+        let mut places: Vec<usize> = leased.filter(|&place| wanted(place)).collect();
         places.sort_unstable();
         InUse(Some(places))
     }
@@ -374,7 +377,37 @@ impl<'c, T: 'static> Scan<'c, T> {
     }
 }
 
-/// A snapshot of the places in use, sorted; `None` if it could not be taken.
+/// The places of a few items, to tell them from the many that are leased: one bit for each place, of
+/// eight times as many. One of the others may be taken for one of these.
+struct Places(Vec<u64>);
+
+impl Places {
+    /// The distance of two places at least, as a power of two: [`Region`](crate::region::Region).
+    const APART_LOG2: u32 = 6;
+
+    fn of<T>(items: &[&T]) -> Self {
+        let words = (8 * items.len()).div_ceil(64).next_power_of_two();
+        let mut places = Self(vec![0; words]);
+        for &item in items {
+            let (word, bit) = places.bit_of(std::ptr::from_ref(item).addr());
+            places.0[word] |= bit;
+        }
+        places
+    }
+
+    fn may_contain(&self, place: usize) -> bool {
+        let (word, bit) = self.bit_of(place);
+        self.0[word] & bit != 0
+    }
+
+    /// The word of a place's bit, and the bit.
+    const fn bit_of(&self, place: usize) -> (usize, u64) {
+        let number = place >> Self::APART_LOG2;
+        ((number / 64) & (self.0.len() - 1), 1 << (number % 64))
+    }
+}
+
+/// A snapshot of the places in use that a scan asked for, sorted; `None` if it could not be taken.
 struct InUse(Option<Vec<usize>>);
 
 impl InUse {
@@ -387,7 +420,7 @@ impl InUse {
         Some(places[first..].iter().take_while(|&&other| other == place).count())
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     fn contains<T: 'static>(&self, place: &T) -> bool {
         self.count(place).is_none_or(|count| count > 0)
     }
@@ -514,9 +547,9 @@ mod tests {
         let hazards = Hazards::new(Barriers::SYMMETRIC);
         let place = 7;
         let first = hazards.slot().unwrap().protect(&place);
-        assert!(hazards.in_use(&[]).contains(&place));
+        assert!(hazards.in_use(&[], |_| true).contains(&place));
         first.clear();
-        assert!(!hazards.in_use(&[]).contains(&place));
+        assert!(!hazards.in_use(&[], |_| true).contains(&place));
         let again = hazards.slot().unwrap().protect(&place);
         assert!(std::ptr::eq(first.slot, again.slot));
         again.clear();
@@ -528,10 +561,10 @@ mod tests {
         let places = [0_u64; 3 * SLOTS];
         let leases: Vec<_> =
             places.iter().map(|place| hazards.slot().unwrap().protect(place)).collect();
-        let in_use = hazards.in_use(&[]);
+        let in_use = hazards.in_use(&[], |_| true);
         assert!(places.iter().all(|place| in_use.contains(place)));
         leases.into_iter().for_each(Hazard::clear);
-        assert_eq!(hazards.in_use(&[]).0, Some(Vec::new()));
+        assert_eq!(hazards.in_use(&[], |_| true).0, Some(Vec::new()));
         assert_eq!(lock(&hazards.domain.pool).made, 3);
     }
 
@@ -546,7 +579,7 @@ mod tests {
                 held.pop_front().unwrap().clear();
             }
         }
-        assert_eq!(hazards.in_use(&[]).0.unwrap().len(), held.len());
+        assert_eq!(hazards.in_use(&[], |_| true).0.unwrap().len(), held.len());
         assert_eq!(lock(&hazards.domain.pool).made, 1);
     }
 
@@ -558,7 +591,10 @@ mod tests {
         for _ in 0..3 {
             for (hazards, place) in caches.iter().zip(&places) {
                 let lease = hazards.slot().unwrap().protect(place);
-                assert_eq!(hazards.in_use(&[]).0.unwrap(), [std::ptr::from_ref(place).addr()]);
+                assert_eq!(
+                    hazards.in_use(&[], |_| true).0.unwrap(),
+                    [std::ptr::from_ref(place).addr()]
+                );
                 lease.clear();
             }
         }
@@ -575,7 +611,7 @@ mod tests {
             });
         }
         // They outlived their threads, and fill as many records as they need and no more.
-        assert_eq!(hazards.in_use(&[]).0.unwrap().len(), LEASES);
+        assert_eq!(hazards.in_use(&[], |_| true).0.unwrap().len(), LEASES);
         assert_eq!(lock(&hazards.domain.pool).made as usize, LEASES.div_ceil(SLOTS));
     }
 
@@ -598,14 +634,14 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| lease.clear());
         });
-        assert_eq!(hazards.in_use(&[]).0, Some(Vec::new()));
+        assert_eq!(hazards.in_use(&[], |_| true).0, Some(Vec::new()));
     }
 
     #[test]
     fn without_a_barrier_everything_is_in_use() {
         // SAFETY: it never claims to have been a barrier.
         let barriers = unsafe { Barriers::asymmetric(|| false) };
-        assert!(Hazards::new(barriers).in_use(&[]).contains(&0));
+        assert!(Hazards::new(barriers).in_use(&[], |_| true).contains(&0));
     }
 
     /// Threads that live on keep nothing of a cache that is gone, however many used it.
@@ -637,8 +673,14 @@ mod tests {
         let (one, two) = (Hazards::new(Barriers::SYMMETRIC), Hazards::new(Barriers::SYMMETRIC));
         let leases =
             [one.slot().unwrap().protect(&places[0]), two.slot().unwrap().protect(&places[1])];
-        assert!(one.in_use(&[]).contains(&places[0]) && !one.in_use(&[]).contains(&places[1]));
-        assert!(two.in_use(&[]).contains(&places[1]) && !two.in_use(&[]).contains(&places[0]));
+        assert!(
+            one.in_use(&[], |_| true).contains(&places[0])
+                && !one.in_use(&[], |_| true).contains(&places[1])
+        );
+        assert!(
+            two.in_use(&[], |_| true).contains(&places[1])
+                && !two.in_use(&[], |_| true).contains(&places[0])
+        );
         leases.into_iter().for_each(Hazard::clear);
     }
 }

@@ -52,6 +52,8 @@ const CLASSES: usize = 15;
 /// A list with one entry in so many slots moves to half the memory, half of which is free then: an
 /// insertion and a removal in turns do not move it each time.
 const SPARSE: usize = 4;
+/// How many blocks a part of a range has at most, whatever is in them.
+const BLOCKS_AT_ONCE: usize = 4096;
 /// How many entries around its likely position are looked at first.
 const NEIGHBOURS: usize = 8;
 /// User addresses have 48 bits at most where the program does not ask for more.
@@ -499,21 +501,43 @@ impl<T> Index<T> {
 
     /// Calls `visit` with every region that shares a page with `range`; a region in several
     /// blocks is named several times.
-    pub(crate) fn overlapping<'i>(&'i self, range: AddressRange, mut visit: impl FnMut(&'i T)) {
-        let Some(range) = AddressRange::between(range.start(), range.end().min(END)) else {
-            return;
-        };
+    pub(crate) fn overlapping<'i>(&'i self, range: AddressRange, visit: impl FnMut(&'i T)) {
+        self.overlapping_part(range, usize::MAX, visit);
+    }
+
+    /// As [`overlapping`](Self::overlapping) for a part of `range`, from its start on, that ends at
+    /// a page where `most` regions were named. The rest of it, if there is one.
+    pub(crate) fn overlapping_part<'i>(
+        &'i self,
+        range: AddressRange,
+        most: usize,
+        mut visit: impl FnMut(&'i T),
+    ) -> Option<AddressRange> {
+        let behind = range.end();
+        let range = AddressRange::between(range.start(), range.end().min(END))?;
         let mut block = range.start() >> BLOCK_LOG2;
         let last = (range.end() - 1) >> BLOCK_LOG2;
+        let (mut named, mut blocks) = (0, 0);
         while block <= last {
-            match self.list_of(block) {
-                Some(word) => {
-                    self.visit_block(word, range, block, &mut visit);
-                    block += 1;
-                }
-                None => block = self.next_present(block),
+            let from = (block << BLOCK_LOG2).max(range.start());
+            if named >= most || blocks >= BLOCKS_AT_ONCE.max(most) {
+                return AddressRange::between(from, behind);
             }
+            blocks += 1;
+            let Some(word) = self.list_of(block) else {
+                block = self.next_present(block);
+                continue;
+            };
+            let limit = most - named;
+            let (count, page) = self.visit_block(word, range, block, limit, &mut visit);
+            named += count;
+            if let Some(page) = page {
+                let rest = (block << BLOCK_LOG2) + (page << PAGE_LOG2);
+                return AddressRange::between(rest, behind);
+            }
+            block += 1;
         }
+        None
     }
 
     /// The first block behind an absent directory or leaf.
@@ -525,20 +549,34 @@ impl<T> Index<T> {
         (block / step + 1) * step
     }
 
+    /// How many of a block's regions were named, and the page from where on none was, if that is
+    /// not the end: those that begin in one page are named together.
     fn visit_block<'i>(
         &'i self,
         word: &AtomicU64,
         range: AddressRange,
         block: usize,
+        most: usize,
         visit: &mut impl FnMut(&'i T),
-    ) {
+    ) -> (usize, Option<usize>) {
         let (first, end) = pages_in(range, block);
+        let (mut named, mut page) = (0, first);
         // Relaxed: the writer's lock is held.
-        self.entries(List(word.load(Ordering::Relaxed)))
-            .iter()
-            .map(Entry::<T>::load)
-            .filter(|entry| entry.first() < end && first < entry.end())
-            .for_each(|entry| visit(self.place(entry)));
+        let entries = self.entries(List(word.load(Ordering::Relaxed))).iter();
+        for entry in entries.map(Entry::<T>::load) {
+            if entry.first() >= end {
+                break;
+            }
+            if named >= most && entry.first() > page {
+                return (named, Some(entry.first()));
+            }
+            if first < entry.end() {
+                page = page.max(entry.first());
+                named += 1;
+                visit(self.place(entry));
+            }
+        }
+        (named, None)
     }
 
     /// A list with room for `length` entries. All its slots hold entries, or zeros that its

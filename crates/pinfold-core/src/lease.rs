@@ -179,7 +179,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// ([`PerUse::InFlux`]) always is, because nobody can tell. Costs a monitor's check.
     pub fn is_invalidated(&self) -> bool {
         if !matches!(self.shared.is_current(), Ok(true)) {
-            self.shared.catch_up_for_lease();
+            self.shared.catch_up_for_lease(self.region);
         }
         self.region.state().is_invalidated()
     }

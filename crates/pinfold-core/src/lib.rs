@@ -64,6 +64,7 @@ pub mod notice;
 mod order;
 pub mod pieces;
 pub mod range;
+mod range_index;
 pub mod reclaim;
 mod region;
 pub mod registrar;
@@ -75,6 +76,7 @@ pub mod stable;
 pub mod statistics;
 pub mod suspend;
 mod sync;
+mod unapplied;
 pub mod under_way;
 mod watchers;
 

@@ -247,10 +247,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// evictable regions count as well.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
         let (start, end) = (want.range.start(), want.range.end());
-        let bars = &writer.bars;
+        let (bars, unapplied) = (&writer.bars, &writer.unapplied);
         let region = self.index.find(start, end, |region| {
             let (range, terms) = region.findable()?;
-            (want.served_by(range, terms) && !bars.cover(range)).then_some(region)
+            let right = want.served_by(range, terms) && !bars.cover(range);
+            (right && !unapplied.cover(range, region.born())).then_some(region)
         })?;
         let tick = self.tick();
         if region.state() == State::Evictable {
@@ -327,9 +328,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Option<Enlisted<'_, R, M>> {
         let number = self.take_place(writer)?;
         let region = self.region(number)?;
+        let born = writer.unapplied.made();
         writer.flights.push(match by_choice {
-            None => Flight::new(range, terms, number),
-            Some(_) => Flight::for_one_use(range, terms, number),
+            None => Flight::new(range, terms, number, born),
+            Some(_) => Flight::for_one_use(range, terms, number, born),
         });
         Some(Enlisted { shared: self, region, range, terms, by_choice, is_timed, ended: None })
     }
@@ -373,14 +375,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The region is about to be given up or was changed: whether keeping it was in vain.
-    pub(crate) fn note_kept_no_more(&self, writer: &mut Writer, number: u32) {
+    ///
+    /// `hits` is kept for others that go at the same moment: to count them asks every thread's record.
+    pub(crate) fn note_kept_no_more(
+        &self,
+        writer: &mut Writer,
+        number: u32,
+        hits: &mut Option<u64>,
+    ) {
         if self.config.keep != Keep::WhenItPays || self.config.clock.is_none() {
             return;
         }
         let Some(range) = self.region(number).and_then(Region::range) else { return };
         if let Some(costs) = writer.costs.of(range, self.monitor.change_surcharge()) {
-            let hits = writer.counts.hits + self.hazards.hits();
-            writer.admission.end(range, costs, hits);
+            let hits = hits.get_or_insert_with(|| writer.counts.hits + self.hazards.hits());
+            writer.admission.end(range, costs, *hits);
         }
     }
 
@@ -529,7 +538,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// effect after the registration began. If its entry is applied after the flight was
     /// enlisted, it taints the flight or, when the region is published already, invalidates
     /// the region ([`Shared::catch_up`] says why there is no third case). If its entry was
-    /// applied before the flight was enlisted, the change is one that takes effect later than
+    /// read before the flight was enlisted, the change is one that takes effect later than
     /// its entry is logged; the monitor's promise makes `in_flux` say so from before the entry
     /// could be read, until after it took effect; and `in_flux` is asked here, after the
     /// enlisting and before the registration begins. So either the change is still in flux then,
@@ -575,9 +584,10 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let flight = self.leave(writer);
         writer.counts.registrations += 1;
         writer.counts.misses += 1;
+        let (filling, born) = flight.filling();
         // SAFETY: the place was taken from the free ones when this was enlisted, and the
         // writer's lock is held.
-        unsafe { region.fill(flight.range, flight.terms, shared.advance_tick(), handle) };
+        unsafe { region.fill(filling, born, shared.advance_tick(), handle) };
         let per_use = per_use
             .or_else(|| flight.tainted.then_some(PerUse::ChangedMeanwhile))
             .or_else(|| shared.enter(writer, &flight, region).err());
@@ -598,8 +608,15 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let number = self.region.number;
         let position = writer.flights.iter().position(|flight| flight.number == number);
         // Enlisted until now; were it not, no event could have been noted.
-        let lost = || Flight { tainted: true, ..Flight::new(self.range, self.terms, number) };
-        position.map_or_else(lost, |position| writer.flights.swap_remove(position))
+        let mut flight = match position {
+            Some(position) => writer.flights.swap_remove(position),
+            None => {
+                let born = writer.unapplied.made();
+                Flight { tainted: true, ..Flight::new(self.range, self.terms, number, born) }
+            }
+        };
+        flight.tainted |= writer.unapplied.cover(flight.range, flight.born);
+        flight
     }
 
     /// Gives everything back: nothing was registered. Says who waits.

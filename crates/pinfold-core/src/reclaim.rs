@@ -11,12 +11,13 @@ use crate::AddressRange;
 use crate::budget::{Amount, Lender};
 use crate::clock::since;
 use crate::foreign::{self, runs_through};
-use crate::hazard::{Idle, Unpublished};
+use crate::hazard::{Idle, Scan, Unpublished};
 use crate::monitor::Monitor;
 use crate::region::{Deregistering, List, Lists, Region, State};
 use crate::registrar::Registrar;
-use crate::shared::{Shared, Writer};
+use crate::shared::{SLICE, Shared, Writer};
 use crate::sync::{self, Ordering, thread_local};
+use crate::unapplied::ChangeCount;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,82 +40,143 @@ type Duties<'c, H> = Vec<Deregistering<'c, H>>;
 /// Regions with the proof that no lease is left and none can come.
 type Proofs<'c, H> = Vec<Idle<'c, Region<H>>>;
 
+/// What was taken over under one hold of the writer's lock.
+struct Slice<'c, H> {
+    duties: Duties<'c, H>,
+    /// Whether the end of the slice is all that ended it.
+    is_cut: bool,
+}
+
+impl<H> Slice<'_, H> {
+    const fn nothing() -> Self {
+        Self { duties: Vec::new(), is_cut: false }
+    }
+}
+
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies news, then deregisters every region that is neither findable nor leased.
     ///
-    /// Says how many there were.
+    /// Says how many there were. What becomes unfindable meanwhile is left to the next call: this one
+    /// ends, whatever other threads do.
     pub(crate) fn reclaim(&self) -> usize {
-        self.give_back(|writer| self.claim_unfindable(writer))
+        self.give_back(usize::MAX, |writer| self.claim_unfindable(writer))
     }
 
-    /// Applies news, then deregisters what `claim` takes over. Says how many regions that were.
-    fn give_back<'c>(&'c self, claim: impl FnOnce(&mut Writer) -> Duties<'c, R::Handle>) -> usize {
+    /// Applies news, then deregisters what `claim` takes over, slice by slice until `enough` regions
+    /// were given back, or all that there were when this began were looked at. Says how many were
+    /// given back.
+    fn give_back<'c>(
+        &'c self,
+        enough: usize,
+        claim: impl Fn(&mut Writer) -> Slice<'c, R::Handle>,
+    ) -> usize {
+        let (mut count, goal) = (0, Cell::new(Goal::default()));
+        loop {
+            let slice = self.give_slice_back(|writer| {
+                goal.set(goal.get().next(writer));
+                claim(writer)
+            });
+            count += slice.count;
+            if count >= enough || !slice.is_cut || goal.get().is_reached() {
+                return count;
+            }
+        }
+    }
+
+    fn give_slice_back<'c>(
+        &'c self,
+        claim: impl Fn(&mut Writer) -> Slice<'c, R::Handle>,
+    ) -> GivenBack {
         // A forked child's regions are its parent's, and a thread that does not exist here may
         // have held the lock.
         if self.monitor.forked() {
-            return 0;
+            return GivenBack::default();
         }
-        let (duties, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
+        let (slice, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
             Ok(()) => claim(writer),
             // Forked in between, by another thread's leave.
-            Err(_) => Vec::new(),
+            Err(_) => Slice::nothing(),
         });
+        let Slice { duties, is_cut } = slice;
         // Before the callbacks, which may wait for the room that this makes.
         let count = self.deregister(duties);
         drop(due);
         self.settle();
-        count
+        GivenBack { count, is_cut }
     }
 
-    /// Applies news and says whether there is something to give back.
+    /// Applies news, all of them, and says whether there is something to give back.
     fn finds_work(&self) -> bool {
-        if self.monitor.forked() {
-            return false;
-        }
-        self.locked(|writer| {
-            // Forked in between: then nothing is given back either.
-            let _forked = self.catch_up(writer);
-            writer.lists.len(List::Invalidated) + writer.lists.len(List::Superseded) > 0
-        })
+        // Forked in between: then nothing is given back either.
+        let _forked = self.catch_up_with_all();
+        !self.monitor.forked()
+            && self.locked(|writer| {
+                let is_left = writer.has_unscanned() || !writer.unapplied.is_empty();
+                // Called for changes that concerned nothing: the next call must ring again.
+                if !is_left {
+                    writer.answer_call();
+                }
+                is_left
+            })
     }
 
     /// Takes over the duty for the regions that are not in the index and have no lease.
     ///
     /// Those that are leased are set aside until their last lease's end says so
     /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
-    fn claim_unfindable(&self, writer: &mut Writer) -> Duties<'_, R::Handle> {
+    fn claim_unfindable(&self, writer: &mut Writer) -> Slice<'_, R::Handle> {
         writer.answer_call();
-        let unfindable = self.unscanned(writer);
-        if unfindable.is_empty() {
-            return Vec::new();
+        let (duties, known) = self.claim_unscanned(writer);
+        let is_cut = known && writer.has_unscanned() || !writer.unapplied.is_empty();
+        // What is left is somebody's to do, and this call may be another's who stops here.
+        if is_cut {
+            writer.call_reclaimer();
         }
-        // Relaxed: the barriers of the scan and of those who look order it.
-        self.awaiting.store(true, Ordering::Relaxed);
-        let scan = self.scan(writer, unfindable);
-        // Without a barrier everything stays where it is, for another try.
-        let duties = if scan.is_known() {
-            let (idle, leased) = scan.split();
-            leased.into_iter().for_each(|region| writer.lists.await_end(region));
-            idle.into_iter().map(|idle| writer.lists.deregister(idle)).collect()
-        } else {
-            Vec::new()
-        };
-        let lists = &writer.lists;
-        let leased = lists.len(List::InvalidatedLeased) + lists.len(List::SupersededLeased);
-        // Relaxed: nobody's end is missed who is not waited for.
-        self.awaiting.store(leased > 0, Ordering::Relaxed);
-        duties
+        Slice { duties, is_cut }
     }
 
-    /// The regions that are not in the index and have not been scanned since.
+    /// A slice of them, and whether anything is known of it: without a barrier everything stays where
+    /// it is, for another try.
+    fn claim_unscanned(&self, writer: &mut Writer) -> (Duties<'_, R::Handle>, bool) {
+        let unfindable = self.unscanned(writer);
+        if unfindable.is_empty() {
+            return (Vec::new(), true);
+        }
+        let scan = self.scan_awaiting(writer, unfindable);
+        let known = scan.is_known();
+        let mut duties = Vec::new();
+        if known {
+            let (idle, leased) = scan.split();
+            leased.into_iter().for_each(|region| writer.lists.await_end(region));
+            duties.extend(idle.into_iter().map(|idle| writer.lists.deregister(idle)));
+        }
+        self.note_awaited(writer);
+        (duties, known)
+    }
+
+    /// Scans what was unpublished before, having said that the ends of leases are awaited.
+    fn scan_awaiting<'c>(
+        &'c self,
+        writer: &Writer,
+        unpublished: Vec<Unpublished<'c, Region<R::Handle>>>,
+    ) -> Scan<'c, Region<R::Handle>> {
+        // Relaxed: the barriers of the scan and of those who look order it.
+        self.awaiting.store(true, Ordering::Relaxed);
+        self.scan(writer, unpublished)
+    }
+
+    /// Says whether any end is awaited now.
+    fn note_awaited(&self, writer: &Writer) {
+        // Relaxed: nobody's end is missed who is not waited for.
+        self.awaiting.store(writer.lists.awaited() > 0, Ordering::Relaxed);
+    }
+
+    /// A slice of the regions that are not in the index and have not been scanned since, half of it
+    /// of each list at most, so that neither keeps the other waiting.
     fn unscanned(&self, writer: &Writer) -> Vec<Unpublished<'_, Region<R::Handle>>> {
-        let lists = [List::Invalidated, List::Superseded];
-        let count = lists.iter().map(|&list| writer.lists.len(list)).sum();
-        let mut unscanned = Vec::with_capacity(count);
-        let numbers = lists.iter().flat_map(|&list| writer.lists.iter(list));
+        let numbers = UNSCANNED.iter().flat_map(|&list| writer.lists.iter(list).take(HALF));
         let regions = numbers.filter_map(|number| self.region(number));
-        unscanned.extend(regions.filter_map(Unpublished::of));
-        unscanned
+        regions.filter_map(Unpublished::of).collect()
     }
 
     /// A lease of `region` ended, and the light barrier has run since: hands the region to the
@@ -129,10 +191,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// the lock is had here, and it stays there, dead, until somebody says so. The place may hold
     /// another region if this one was not set aside; then that one is looked at once more, or
     /// nothing happens.
+    ///
+    /// The same holds for whoever needs room, with the order of eviction in the place of the
+    /// reclaimer's list: a region that it found leased leaves the order, and comes back here.
     #[inline]
     pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
         // Relaxed: the light barrier that ran before orders it.
-        if !region.is_live() && self.awaiting.load(Ordering::Relaxed) {
+        if region.may_be_awaited() && self.awaiting.load(Ordering::Relaxed) {
             self.look_again(region);
         }
     }
@@ -154,9 +219,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
     /// nothing could be given up.
     pub(crate) fn free_some(&self, shortage: Amount) -> bool {
-        let count = self.give_back(|writer| {
+        let count = self.give_back(1, |writer| {
             let unfindable = self.claim_unfindable(writer);
-            if unfindable.is_empty() { self.evict(writer, shortage) } else { unfindable }
+            if !unfindable.duties.is_empty() {
+                return unfindable;
+            }
+            let Slice { duties, is_cut } = self.evict(writer, shortage);
+            // Behind those that are leased may be one that is not.
+            Slice { duties, is_cut: is_cut || unfindable.is_cut }
         });
         // What another thread is giving back is room to come.
         count > 0 || self.wait_for_another()
@@ -165,8 +235,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up everything idle, and waits for what others are giving back. Says how many were
     /// given back here.
     pub(crate) fn evict_idle(&self) -> usize {
-        let count =
-            self.reclaim() + self.give_back(|writer| self.evict(writer, Amount::EVERYTHING));
+        let evict = |writer: &mut Writer| self.evict(writer, Amount::EVERYTHING);
+        let count = self.reclaim() + self.give_back(usize::MAX, evict);
         while self.wait_for_another() {}
         count
     }
@@ -180,16 +250,29 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives up what is idle and touches `range`. Says how many were given back here.
     pub(crate) fn evict_idle_in(&self, range: AddressRange) -> usize {
-        self.give_back(|writer| self.evict_in(writer, range))
+        let (mut count, rest) = (0, Cell::new(Some(range)));
+        while let Some(range) = rest.take() {
+            let evict = |writer: &mut Writer| {
+                let (duties, left) = self.evict_in(writer, range);
+                rest.set(left);
+                Slice { duties, is_cut: false }
+            };
+            count += self.give_slice_back(evict).count;
+        }
+        count
     }
 
-    /// Takes those regions out of the index.
+    /// Takes those regions out of the index that a part of `range` has. The rest of it.
     ///
     /// What is evictable already needs no scan. All others are closed before it, and opened behind it
     /// if they are in use, each in its place of the order of eviction.
-    fn evict_in(&self, writer: &mut Writer, range: AddressRange) -> Duties<'_, R::Handle> {
+    fn evict_in(
+        &self,
+        writer: &mut Writer,
+        range: AddressRange,
+    ) -> (Duties<'_, R::Handle>, Option<AddressRange>) {
         let mut numbers = Vec::new();
-        self.findable_in(range, &mut numbers);
+        let rest = self.findable_part(range, SLICE, &mut numbers, |_| true);
         let (mut idle, mut others) = (Vec::new(), Vec::new());
         for region in numbers.into_iter().filter_map(|number| self.region(number)) {
             match Lists::evictable(region) {
@@ -203,8 +286,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let (scanned, busy) = self.scan(writer, others).split();
         busy.into_iter().for_each(|region| writer.open(region));
         idle.extend(scanned);
-        let mut made = Amount::EVERYTHING;
-        self.give_up_all(writer, idle, &mut made)
+        let mut eviction = Eviction::of(Amount::EVERYTHING);
+        (self.give_up_all(writer, idle, &mut eviction), rest)
     }
 
     /// Takes idle regions out of the index until they make up for `shortage`.
@@ -213,27 +296,29 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// costs a heavy barrier. So several are examined at once, growing numbers of them if
     /// they turn out to be leased, and those that are not needed now are the next to go. A `get`
     /// that wants one meanwhile finds it under the lock, and it goes to the main list.
-    fn evict(&self, writer: &mut Writer, shortage: Amount) -> Duties<'_, R::Handle> {
-        let (mut duties, mut busy) = (Vec::new(), Vec::new());
-        let mut missing = shortage;
-        let mut batch = examined_at_once(writer);
-        while missing != Amount::ZERO {
+    ///
+    /// What is found leased is not examined again before a lease of it has ended: to find that all
+    /// is in use costs what was registered or released since somebody found that.
+    fn evict(&self, writer: &mut Writer, shortage: Amount) -> Slice<'_, R::Handle> {
+        let mut slice = Slice::nothing();
+        let mut eviction = Eviction::of(shortage);
+        let (mut batch, mut room) = (examined_at_once(writer), SLICE);
+        while eviction.missing != Amount::ZERO {
+            slice.is_cut = slice.duties.len() >= SLICE || room == 0;
             let next = writer.lists.first(List::Evictable).and_then(|number| self.region(number));
-            if let Some(idle) = next.and_then(Lists::evictable) {
-                duties.extend(self.give_up_all(writer, vec![idle], &mut missing));
-            } else if self.examine(writer, batch, &mut busy) {
-                batch *= 2;
-            } else {
+            if slice.is_cut {
                 break;
+            } else if let Some(idle) = next.and_then(Lists::evictable) {
+                slice.duties.extend(self.give_up_all(writer, vec![idle], &mut eviction));
+            } else {
+                match self.examine(writer, batch.min(room)) {
+                    Some(examined) => room -= examined,
+                    None => break,
+                }
+                batch *= 2;
             }
         }
-        let tick = self.tick();
-        for region in busy {
-            let suspended = writer.is_suspended(region);
-            writer.lists.set_mark(region.number, tick);
-            writer.lists.keep_examined(region, suspended);
-        }
-        duties
+        slice
     }
 
     /// Takes idle regions out of the index, and over the duty for them.
@@ -241,38 +326,44 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         writer: &mut Writer,
         idle: Proofs<'c, R::Handle>,
-        missing: &mut Amount,
+        eviction: &mut Eviction,
     ) -> Duties<'c, R::Handle> {
         writer.counts.evictions += idle.len() as u64;
         let mut give_up = |proof: Idle<'c, Region<R::Handle>>| {
-            self.note_kept_no_more(writer, proof.item().number);
+            self.note_kept_no_more(writer, proof.item().number, &mut eviction.hits);
             if let Some(range) = proof.item().range() {
                 self.index.remove(&mut writer.recycler, range, proof.item().number);
-                *missing = *missing - self.amount(range);
+                eviction.missing = eviction.missing - self.amount(range);
             }
             writer.lists.deregister(proof)
         };
         idle.into_iter().map(&mut give_up).collect()
     }
 
-    /// Scans the next `batch` regions in the order of eviction: those that are idle become
-    /// evictable, those in use go to `busy`. False if there was none.
-    fn examine<'c>(
-        &'c self,
-        writer: &mut Writer,
-        batch: usize,
-        busy: &mut Vec<&'c Region<R::Handle>>,
-    ) -> bool {
+    /// Scans the next `batch` regions in the order of eviction, and says how many that were: those
+    /// that are idle become evictable, those in use leave the order until a lease of them ends.
+    /// `None` if there was none, or if nothing is known of them.
+    fn examine(&self, writer: &mut Writer, batch: usize) -> Option<usize> {
         let Writer { order, lists, .. } = &mut *writer;
         let next = || order.pop(lists, |number| self.region(number));
         let examined: Vec<_> = std::iter::from_fn(next).take(batch).collect();
-        if examined.is_empty() {
-            return false;
+        let count = examined.len();
+        if count == 0 {
+            return None;
         }
-        let (idle, in_use) = self.scan(writer, examined).split();
+        let scan = self.scan_awaiting(writer, examined);
+        let known = scan.is_known();
+        let (idle, in_use) = scan.split();
         idle.into_iter().for_each(|idle| writer.lists.make_evictable(idle));
-        busy.extend(in_use);
-        true
+        let keep = if known { Lists::await_room } else { Lists::keep_examined };
+        let tick = self.tick();
+        for region in in_use {
+            let suspended = writer.is_suspended(region);
+            writer.lists.set_mark(region.number, tick);
+            keep(&mut writer.lists, region, suspended);
+        }
+        self.note_awaited(writer);
+        known.then_some(count)
     }
 
     /// A lease that was alone on its region ended, and has emptied its slot. Called by a destructor, which
@@ -398,6 +489,71 @@ impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
 
     fn budget_changed(&self, from: Amount, to: Amount) {
         self.note_budget(from, to);
+    }
+}
+
+/// What an eviction goes by, under one hold of the lock.
+struct Eviction {
+    missing: Amount,
+    /// How many hits there were, once that was asked.
+    hits: Option<u64>,
+}
+
+impl Eviction {
+    const fn of(missing: Amount) -> Self {
+        Self { missing, hits: None }
+    }
+}
+
+/// What came of one hold of the lock.
+#[derive(Default)]
+struct GivenBack {
+    count: usize,
+    is_cut: bool,
+}
+
+/// What there was to do when several slices began: what comes while they go on is not theirs.
+#[derive(Clone, Copy, Default)]
+struct Goal {
+    /// How many changes there were.
+    made: Option<ChangeCount>,
+    /// How many slices are left of what there was when those were applied.
+    left: Option<usize>,
+}
+
+impl Goal {
+    /// The goal behind one more slice. News have been applied, some of them.
+    fn next(self, writer: &Writer) -> Self {
+        let made = self.made.unwrap_or(writer.unapplied.made());
+        let left = match self.left {
+            Some(left) => Some(left.saturating_sub(1)),
+            None => writer.unapplied.are_applied(made).then(|| writer.slices()),
+        };
+        Self { made: Some(made), left }
+    }
+
+    fn is_reached(self) -> bool {
+        self.left == Some(0)
+    }
+}
+
+/// The lists of the regions that are not in the index and have not been scanned since.
+const UNSCANNED: [List; 2] = [List::Invalidated, List::Superseded];
+
+/// What a slice has of each of them at most.
+const HALF: usize = SLICE / UNSCANNED.len();
+
+impl Writer {
+    fn has_unscanned(&self) -> bool {
+        UNSCANNED.iter().any(|&list| self.lists.len(list) > 0)
+    }
+
+    /// How many slices it takes to look at every region that is idle, as far as is known.
+    fn slices(&self) -> usize {
+        let in_order = [List::Small, List::Main, List::Evictable].into_iter();
+        let in_order: usize = in_order.map(|list| self.lists.len(list)).sum();
+        let longest = UNSCANNED.iter().map(|&list| self.lists.len(list)).max();
+        1 + longest.unwrap_or(0).div_ceil(HALF) + in_order.div_ceil(SLICE)
     }
 }
 
@@ -553,6 +709,7 @@ mod tests {
     use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
     use crate::{Access, AddressRange, Cache, Config, Lease};
+    use std::cell::Cell;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
@@ -639,6 +796,90 @@ mod tests {
         (0..129).for_each(|number| drop(get(&cache, number)));
         assert_eq!(*cache.registrar().gone.lock().unwrap(), [0]);
         cache
+    }
+
+    /// As many regions as there is room for.
+    const FULL: usize = 3 * super::SLICE;
+
+    thread_local! {
+        /// How often a heavy barrier ran for a scan of this thread's.
+        static SCANS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    fn count_scan() -> bool {
+        SCANS.set(SCANS.get() + 1);
+        true
+    }
+
+    fn cache_that_counts_scans() -> Cache<Device, Calm> {
+        // SAFETY: one thread alone uses this cache, which is in order with itself.
+        let barriers = unsafe { Barriers::asymmetric(count_scan) };
+        let config = Config { max_regions: FULL, barriers, ..Config::default() };
+        Cache::new(Device::default(), Calm, config).unwrap()
+    }
+
+    fn is_refused(cache: &Cache<Device, Calm>, number: usize) -> bool {
+        let start = std::ptr::without_provenance(page(number).start());
+        // SAFETY: the device touches no memory.
+        unsafe { cache.get(start, 4096, Access::READ) }.is_err()
+    }
+
+    /// What was found leased is looked at again when a lease of it ends, and not before: neither by
+    /// the next refused get, nor by the tenth.
+    #[test]
+    fn a_refused_get_does_not_look_again_at_what_is_leased() {
+        let cache = cache_that_counts_scans();
+        let mut leases: Vec<_> = (0..FULL).map(|number| get(&cache, number)).collect();
+        assert!(is_refused(&cache, FULL));
+        let scans = SCANS.get();
+        assert!(scans > 0);
+        (0..10).for_each(|_| assert!(is_refused(&cache, FULL)));
+        assert_eq!(SCANS.get(), scans, "looked at what is leased");
+        // Found by hits as before, whose ends are not the end of the first lease.
+        drop(get(&cache, 5));
+        assert!(is_refused(&cache, FULL));
+        drop(leases.swap_remove(7));
+        drop(get(&cache, FULL));
+        assert_eq!(*cache.registrar().gone.lock().unwrap(), [7]);
+        assert!(SCANS.get() <= scans + 2, "looked at more than the two that were released");
+    }
+
+    /// One idle region is found among any number of leased ones, wherever it stands.
+    #[test]
+    fn an_idle_region_is_found_behind_any_number_of_leased_ones() {
+        for idle in [0, super::SLICE, FULL - 1] {
+            let cache = cache_that_counts_scans();
+            let mut leases: Vec<_> = (0..FULL).map(|number| get(&cache, number)).collect();
+            drop(leases.swap_remove(idle));
+            drop(get(&cache, FULL));
+            assert_eq!(*cache.registrar().gone.lock().unwrap(), [u32::try_from(idle).unwrap()]);
+        }
+    }
+
+    /// What is invalidated and idle makes room, although more than a slice that is leased stands
+    /// before it.
+    #[test]
+    fn an_idle_region_is_found_behind_many_invalidated_ones_that_are_leased() {
+        let cache = cache_that_counts_scans();
+        let mut leases: Vec<_> = (0..FULL).map(|number| get(&cache, number)).collect();
+        cache.invalidate(AddressRange::new(page(0).start(), FULL * 4096).unwrap());
+        drop(leases.pop());
+        drop(get(&cache, FULL));
+        assert_eq!(*cache.registrar().gone.lock().unwrap(), [u32::try_from(FULL - 1).unwrap()]);
+    }
+
+    /// What is invalidated is given back slice by slice, all of it.
+    #[test]
+    fn more_than_a_slice_is_given_back() {
+        let cache = cache_that_counts_scans();
+        let lease = get(&cache, 0);
+        (1..FULL).for_each(|number| drop(get(&cache, number)));
+        cache.invalidate(AddressRange::new(page(0).start(), FULL * 4096).unwrap());
+        assert_eq!(cache.reclaim(), FULL - 1);
+        drop(lease);
+        assert_eq!(cache.reclaim(), 1);
+        (0..FULL).for_each(|number| drop(get(&cache, number)));
+        assert_eq!((cache.evict_idle(), cache.statistics().regions), (FULL, 0));
     }
 
     /// Page 1 is leased, then room is needed: its registration must not go.

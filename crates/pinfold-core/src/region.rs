@@ -19,11 +19,12 @@ mod lists;
 mod state;
 
 pub(crate) use lists::{Deregistering, Lists};
-pub(crate) use state::{List, State};
+pub(crate) use state::{List, Outside, State};
 
 use crate::error::GetError;
 use crate::hazard::Findable;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
+use crate::unapplied::ChangeCount;
 use crate::{Access, AddressRange};
 use std::mem::MaybeUninit;
 
@@ -142,7 +143,8 @@ impl From<&Want> for Ask {
 /// A cache line of its own, which also frees the low bits of its address for the index.
 #[repr(align(64))]
 pub(crate) struct Region<H> {
-    /// [`State`] in bits 0-7, terms in bits 8-15.
+    /// [`State`] in bits 0-7, terms in bits 8-15; above, how many changes there were when the
+    /// registration began. Where that does not fit, more changes than need be are taken for later.
     state: AtomicU64,
     start: AtomicUsize,
     end: AtomicUsize,
@@ -182,7 +184,13 @@ impl<H: Copy> Region<H> {
     ///
     /// The place is free or parked, so that no reader looks at it, and the caller is the only
     /// writer.
-    pub(crate) unsafe fn fill(&self, range: AddressRange, terms: Terms, tick: u64, handle: H) {
+    pub(crate) unsafe fn fill(
+        &self,
+        Want { range, terms }: Want,
+        born: ChangeCount,
+        tick: u64,
+        handle: H,
+    ) {
         // SAFETY: no reader looks at the handle of such a place, and there is no other writer.
         self.handle.with_mut(|cell| unsafe { (*cell).write(handle) });
         // Relaxed: the Release store of a live state publishes all of it.
@@ -190,7 +198,8 @@ impl<H: Copy> Region<H> {
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
         let state = self.state.load(Ordering::Relaxed) & 0xff;
-        self.state.store(u64::from(terms.bits()) << 8 | state, Ordering::Relaxed);
+        let terms = u64::from(terms.bits());
+        self.state.store(born.bits() << 16 | terms << 8 | state, Ordering::Relaxed);
     }
 
     /// As [`fill`](Self::fill) without a handle.
@@ -222,6 +231,12 @@ impl<H: Copy> Region<H> {
         Some((self.range()?, Terms::from_bits((state >> 8 & 0xff) as u8)))
     }
 
+    /// How many changes there were when the registration began. The writer's lock is held.
+    pub(crate) fn born(&self) -> ChangeCount {
+        // Relaxed: only holders of the writer's lock store here.
+        ChangeCount::from_bits(self.state.load(Ordering::Relaxed) >> 16)
+    }
+
     /// The terms last put here. The writer's lock is held.
     pub(crate) fn terms(&self) -> Terms {
         // Relaxed: only holders of the writer's lock store here.
@@ -239,6 +254,13 @@ impl<H: Copy> Region<H> {
     pub(crate) fn is_live(&self) -> bool {
         // Acquire: pairs with `set_state`.
         self.state.load(Ordering::Acquire) & u64::from(state::LIVE) != 0
+    }
+
+    /// Whether something may wait for the end of a lease of this region.
+    #[inline(always)]
+    pub(crate) fn may_be_awaited(&self) -> bool {
+        // Acquire: pairs with `set_state`.
+        self.state.load(Ordering::Acquire) & u64::from(state::QUIET) == 0
     }
 
     /// Whether the region is live and serves `ask`: [`Want::served_by`] in three compares.
@@ -311,7 +333,7 @@ mod tests {
         let region = Region::new(0);
         let wanted = want(0x1000, 0x2000, Access::READ);
         // SAFETY: a free place, and no other thread.
-        unsafe { region.fill(wanted.range, wanted.terms, 1, 42_u32) };
+        unsafe { region.fill(wanted, ChangeCount::default(), 1, 42_u32) };
         assert!(!region.serves(Ask::from(&wanted)));
         region.set_state(State::Small);
         assert!(region.serves(Ask::from(&wanted)));
@@ -330,7 +352,7 @@ mod tests {
         for (access, vouched) in rights().flat_map(|access| [(access, false), (access, true)]) {
             let (bytes, terms) = (range(0x1000, 0x3000), Terms { access, vouched });
             // SAFETY: findable by nobody, and no other thread.
-            unsafe { region.fill(bytes, terms, 1, 0_u32) };
+            unsafe { region.fill(Want { range: bytes, terms }, ChangeCount::default(), 1, 0_u32) };
             region.set_state(State::Main);
             for access in rights() {
                 for vouched in [false, true] {

@@ -13,12 +13,13 @@ use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
 use crate::index::{Index, Recycler};
-use crate::monitor::{Lost, Monitor, Position, Replay, Sequence};
+use crate::monitor::{Lost, Monitor, Position, Sequence};
 use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use crate::unapplied::UnappliedChanges;
 use crate::watchers::{Callback, Due, Watchers};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,6 +53,10 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
 
 /// No range is longer, whatever a device says, so that no sum of an address and a length wraps.
 const LONGEST: usize = 1 << 62;
+
+/// How many regions are given up, looked at or invalidated under one hold of the writer's lock: no
+/// thread waits longer for it however many there are.
+pub(crate) const SLICE: usize = if cfg!(shuttle) { 2 } else { 128 };
 
 /// How many regions [`Writer::scratch`] keeps room for.
 const SCRATCH: usize = 256;
@@ -90,8 +95,12 @@ pub(crate) struct Writer {
     pub(crate) watchers: Watchers,
     /// What is suspended.
     pub(crate) bars: Bars,
-    /// The log is applied up to here.
+    /// The log has been read up to here...
     pub(crate) position: Position,
+    /// ...which is the sequence that is published when what was read is applied.
+    pub(crate) replayed: Sequence,
+    /// What was read and is not applied.
+    pub(crate) unapplied: UnappliedChanges,
     /// The monitor sees nothing any more; all was invalidated then.
     pub(crate) lost: bool,
 }
@@ -145,7 +154,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             limits,
             board: Board::new(),
             closed: AtomicBool::new(false),
-            writer: Mutex::new(Writer::new(start.up_to)),
+            writer: Mutex::new(Writer::new(start.up_to, start.sequence)),
             departed: Condvar::new(),
         })
     }
@@ -159,24 +168,34 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// load below therefore makes that status visible to every load behind it, and the lease's
     /// own look at the status comes behind it. So either the sequences differ, and the slow path
     /// applies the entry first, or the region is seen as not live.
+    ///
+    /// **The slow path** looks up regions under the lock, where the entry has been read and may not
+    /// have been applied to all regions: then it is among the unapplied changes, and
+    /// [`UnappliedChanges::cover`] is asked before a region is believed. What else believes a region:
+    /// a suspension, which takes the leases for what they are; and a lease, which asks the same
+    /// question ([`catch_up_for_lease`](Self::catch_up_for_lease)).
     #[inline(always)]
     pub(crate) fn is_current(&self) -> Result<bool, Lost> {
         let seen = self.monitor.check()?;
-        // Acquire: pairs with the Release store in `set_applied`; see the argument above.
+        // Acquire: pairs with the Release store in `publish_applied`; see the argument above.
         Ok(self.applied.load(Ordering::Acquire) == seen.0)
     }
 
-    /// Publishes how far the log is applied. The writer's lock is held.
-    pub(crate) fn set_applied(&self, writer: &mut Writer, replay: Replay) {
-        writer.position = replay.up_to;
-        // Release: the statuses set while applying come first; see `is_current`.
-        self.applied.store(replay.sequence.0, Ordering::Release);
-    }
-
-    /// The sequence that was published last.
-    pub(crate) fn applied(&self, _writer: &Writer) -> Sequence {
-        // Relaxed: written under the writer's lock, which is held.
-        Sequence(self.applied.load(Ordering::Relaxed))
+    /// Publishes how far the log is applied, when all that was read of it is; as long as something is
+    /// left, a word that no check answers, so that no `get` is a hit. The writer's lock is held.
+    pub(crate) fn publish_applied(&self, writer: &mut Writer) {
+        let applied = if writer.unapplied.is_empty() {
+            writer.replayed
+        } else {
+            writer.call_reclaimer();
+            Sequence::UNSETTLED
+        };
+        // Relaxed: only holders of the writer's lock store here. Not stored again, because all hits
+        // read this line.
+        if self.applied.load(Ordering::Relaxed) != applied.0 {
+            // Release: the statuses set while applying come first; see `is_current`.
+            self.applied.store(applied.0, Ordering::Release);
+        }
     }
 
     /// A live region that serves `ask`, protected, if one is found without a lock.
@@ -209,8 +228,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         terms: Terms,
     ) -> Option<Hit<'c, R::Handle>> {
         let ask = Ask::new(start, length, terms);
-        let hit =
-            self.index.find(ask.start, ask.end(), |region| self.try_protect(slot, region, ask))?;
+        // Looked at before it is protected: a hazard on a region whose lease's end is awaited takes
+        // the lock when it comes to nothing.
+        let hit = self.index.find(ask.start, ask.end(), |region| {
+            if region.serves(ask) { self.try_protect(slot, region, ask) } else { None }
+        })?;
         slot.count_hit();
         Some(hit)
     }
@@ -426,7 +448,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 }
 
 impl Writer {
-    fn new(position: Position) -> Self {
+    fn new(position: Position, replayed: Sequence) -> Self {
         Self {
             recycler: Recycler::new(),
             free_places: Vec::new(),
@@ -448,6 +470,8 @@ impl Writer {
             watchers: Watchers::default(),
             bars: Bars::default(),
             position,
+            replayed,
+            unapplied: UnappliedChanges::default(),
             lost: false,
         }
     }

@@ -8,8 +8,10 @@
 //! [`transit`](Lists::transit) changes both.
 
 use super::Region;
-use super::state::{List, State};
+use super::state::{List, Outside, State};
+use crate::AddressRange;
 use crate::hazard::{Idle, Unpublished};
+use crate::range_index::RangeIndex;
 use std::iter;
 
 /// No place: one more than the highest number that a place can have.
@@ -39,12 +41,15 @@ pub(crate) struct Lists {
     #[allow(clippy::vec_box)] // which is what the boxes are for
     links: Vec<Box<[Link; CHUNK]>>,
     ends: [Ends; List::COUNT],
+    /// By [`Outside`].
+    outside: [RangeIndex; 2],
 }
 
 impl Lists {
     pub(crate) fn new() -> Self {
         let ends = Ends { first: NOBODY, last: NOBODY, length: 0 };
-        Self { links: Vec::new(), ends: [ends; List::COUNT] }
+        let outside = [RangeIndex::new(), RangeIndex::new()];
+        Self { links: Vec::new(), ends: [ends; List::COUNT], outside }
     }
 
     /// Makes sure that place `number` has a link.
@@ -100,7 +105,37 @@ impl Lists {
                 self.append(list, region.number);
             }
         }
+        if from.outside() != to.outside() {
+            self.move_outside(region, from.outside(), to.outside());
+        }
         region.set_state(to);
+    }
+
+    /// Its range stays the same as long as it stands in an index.
+    fn move_outside<H: Copy>(
+        &mut self,
+        region: &Region<H>,
+        from: Option<Outside>,
+        to: Option<Outside>,
+    ) {
+        let Some(range) = region.range() else { return };
+        if let Some(from) = from {
+            self.outside[from as usize].remove(range, region.number);
+        }
+        if let Some(to) = to {
+            self.outside[to as usize].insert(range, region.number);
+        }
+    }
+
+    /// The places of regions of an index that may touch `range`; `None` if it is empty.
+    #[inline]
+    pub(crate) fn near(
+        &self,
+        outside: Outside,
+        range: AddressRange,
+    ) -> Option<impl Iterator<Item = u32>> {
+        let index = &self.outside[outside as usize];
+        (!index.is_empty()).then(|| index.near(range))
     }
 
     /// A region that was just registered, or renewed, and put into the index: found by hits from
@@ -122,16 +157,22 @@ impl Lists {
         }
     }
 
-    /// The same for one that was examined and found in use.
+    /// The same for one that was examined, of which nothing is known.
     pub(crate) fn keep_examined<H: Copy>(&mut self, region: &Region<H>, closed: bool) {
         self.transit(region, in_order(true, closed));
+    }
+
+    /// The same for one that was examined and found leased: it is not examined again before a lease
+    /// of it has ended, unless it is `closed`, where nothing says so.
+    pub(crate) fn await_room<H: Copy>(&mut self, region: &Region<H>, closed: bool) {
+        self.transit(region, if closed { State::MainClosed } else { State::MainLeased });
     }
 
     /// Hits do not find the region any more, in whatever place of the order it stands.
     pub(crate) fn close<H: Copy>(&mut self, region: &Region<H>) {
         match region.state() {
             State::Small => self.transit(region, State::SmallClosed),
-            State::Main => self.transit(region, State::MainClosed),
+            State::Main | State::MainLeased => self.transit(region, State::MainClosed),
             _ => {}
         }
     }
@@ -192,15 +233,28 @@ impl Lists {
         self.transit(region, to);
     }
 
-    /// A lease of a region ended: it is to be looked at once more, if its end was awaited. False
-    /// if not.
+    /// A lease of a region ended: it is to be looked at once more, if its end was awaited. True if
+    /// that is the reclaimer's to do.
     pub(crate) fn look_again<H: Copy>(&mut self, region: &Region<H>) -> bool {
         match region.state() {
+            // By the next that needs room.
+            State::MainLeased => {
+                self.transit(region, State::Main);
+                return false;
+            }
             State::InvalidatedLeased => self.transit(region, State::Invalidated),
             State::SupersededLeased => self.transit(region, State::Superseded),
             _ => return false,
         }
         true
+    }
+
+    /// How many regions there are of which the end of a lease is awaited.
+    pub(crate) fn awaited(&self) -> usize {
+        [List::MainLeased, List::InvalidatedLeased, List::SupersededLeased]
+            .into_iter()
+            .map(|list| self.len(list))
+            .sum()
     }
 
     /// A registration for one lease, which may be wrong already.
@@ -337,6 +391,7 @@ mod tests {
         let all = [
             List::Small,
             List::Main,
+            List::MainLeased,
             List::Evictable,
             List::Invalidated,
             List::InvalidatedLeased,

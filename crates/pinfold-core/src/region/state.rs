@@ -7,17 +7,19 @@
 //! ```text
 //!          registered                   used again
 //!   Free ─────────────▶ Small ─────────────────────────▶ Main ◀──────────────┐
-//!    │ ▲                 │ ▲  suspended, or                │ ▲               │ leased again,
-//!    │ │                 ▼ │  being scanned                ▼ │               │ or in use
-//!    │ │            SmallClosed ─────────────────▶ MainClosed                │
-//!    │ │                 │    room is needed             │                   │
-//!    │ │                 └───────────▶ Examined ◀────────┘                   │
-//!    │ │                                  │ └──────────────────── in use ────┤
+//!    │ ▲                 │ ▲  suspended, or                │ ▲ ▲             │ leased again,
+//!    │ │                 ▼ │  being scanned                ▼ │ │ a lease     │ or nothing known
+//!    │ │            SmallClosed ─────────────────▶ MainClosed  │ ended       │
+//!    │ │                 │    room is needed             │     │             │
+//!    │ │                 └───────────▶ Examined ◀────────┘  MainLeased       │
+//!    │ │                                  │ │ └── scanned, leased ──▲         │
+//!    │ │                                  │ └────────────────────────────────┤
 //!    │ │                                  ▼ scanned: no lease                │
 //!    │ │                              Evictable ─────────────────────────────┘
 //!    │ │
-//!    │ │  a change of its mapping: Small, Main, closed, Evictable, Superseded ──▶ Invalidated
-//!    │ │  a larger region:         Small, Main, closed, Evictable             ──▶ Superseded
+//!    │ │  a change of its mapping: Small, Main*, closed, Evictable, Superseded ──▶ Invalidated
+//!    │ │  a larger region:         Small, Main*, closed, Evictable             ──▶ Superseded
+//!    │ │  suspended, being scanned: MainLeased ──▶ MainClosed
 //!    │ │  scanned, leased:         Invalidated ⇄ InvalidatedLeased, Superseded ⇄ SupersededLeased
 //!    │ │  a lease handed over:     closed, PerUse, invalidated, superseded    ──▶ Parked ──▶ renewed
 //!    │ │
@@ -35,9 +37,12 @@ pub(crate) enum State {
     /// Nothing is registered here, as far as the cache knows.
     Free = 0,
     /// May be found and leased by a hit; not used since it was registered, as far as is known.
-    Small = LIVE | 1,
+    Small = LIVE | QUIET | 1,
     /// May be found and leased by a hit; used again since it was registered.
-    Main = LIVE | 2,
+    Main = LIVE | QUIET | 2,
+    /// As `Main`, and a scan for room found it leased: the end of a lease is awaited, so that the
+    /// next that needs room does not look at it again before.
+    MainLeased = LIVE | 3,
     /// As `Small`, but only a holder of the writer's lock finds it: part of it is suspended, or the
     /// hazards are being scanned.
     SmallClosed = 1,
@@ -68,8 +73,20 @@ pub(crate) enum State {
     Deregistering = 12,
 }
 
+/// An index of regions that are registered and not in the cache's index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outside {
+    /// Their pages are right, as far as is known: a change concerns them.
+    Valid,
+    /// They are in the hands of a suspension, or wait for the end of a lease.
+    Other,
+}
+
 /// The bit of a state in which hits find the region.
 pub(super) const LIVE: u8 = 1 << 7;
+
+/// The bit of a state in which nothing waits for the end of a lease.
+pub(super) const QUIET: u8 = 1 << 6;
 
 /// A list of places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +96,8 @@ pub(crate) enum List {
     Small,
     /// In the order of eviction: used again.
     Main,
+    /// In use, and out of the order of eviction until a lease ends.
+    MainLeased,
     Evictable,
     Invalidated,
     InvalidatedLeased,
@@ -92,17 +111,18 @@ pub(crate) enum List {
 
 impl List {
     /// How many lists there are.
-    pub(super) const COUNT: usize = 10;
+    pub(super) const COUNT: usize = 11;
 }
 
 impl State {
     /// All of them.
     #[cfg(test)]
     #[cfg(not(loom))]
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::Free,
         Self::Small,
         Self::Main,
+        Self::MainLeased,
         Self::SmallClosed,
         Self::MainClosed,
         Self::Examined,
@@ -121,9 +141,11 @@ impl State {
     pub(super) const fn from_bits(bits: u64) -> Self {
         const SMALL: u8 = State::Small as u8;
         const MAIN: u8 = State::Main as u8;
+        const MAIN_LEASED: u8 = State::MainLeased as u8;
         match bits.to_le_bytes()[0] {
             SMALL => Self::Small,
             MAIN => Self::Main,
+            MAIN_LEASED => Self::MainLeased,
             1 => Self::SmallClosed,
             2 => Self::MainClosed,
             3 => Self::Examined,
@@ -151,7 +173,12 @@ impl State {
     pub(crate) const fn is_indexed(self) -> bool {
         matches!(
             self,
-            Self::Small | Self::Main | Self::SmallClosed | Self::MainClosed | Self::Evictable
+            Self::Small
+                | Self::Main
+                | Self::MainLeased
+                | Self::SmallClosed
+                | Self::MainClosed
+                | Self::Evictable
         )
     }
 
@@ -167,6 +194,7 @@ impl State {
             Self::Free | Self::Examined => return None,
             Self::Small | Self::SmallClosed => List::Small,
             Self::Main | Self::MainClosed => List::Main,
+            Self::MainLeased => List::MainLeased,
             Self::Evictable => List::Evictable,
             Self::Invalidated => List::Invalidated,
             Self::InvalidatedLeased => List::InvalidatedLeased,
@@ -178,22 +206,40 @@ impl State {
         })
     }
 
+    /// Whether a change concerns it although it is not in the cache's index.
+    pub(crate) const fn is_outside_and_valid(self) -> bool {
+        matches!(self.outside(), Some(Outside::Valid))
+    }
+
+    /// The index in which a region of this state stands. What is about to go is in none.
+    #[inline]
+    pub(super) const fn outside(self) -> Option<Outside> {
+        match self {
+            Self::Superseded | Self::SupersededLeased | Self::PerUse => Some(Outside::Valid),
+            Self::InvalidatedLeased | Self::PerUseInvalidated | Self::Parked => {
+                Some(Outside::Other)
+            }
+            _ => None,
+        }
+    }
+
     /// The states that may follow this one.
     pub(super) const fn successors(self) -> &'static [Self] {
         use State::{
             Deregistering, Evictable, Examined, Free, Invalidated, InvalidatedLeased, Main,
-            MainClosed, Parked, PerUse, PerUseInvalidated, Small, SmallClosed, Superseded,
-            SupersededLeased,
+            MainClosed, MainLeased, Parked, PerUse, PerUseInvalidated, Small, SmallClosed,
+            Superseded, SupersededLeased,
         };
         match self {
             Free => &[Small, SmallClosed, Main, MainClosed, PerUse, PerUseInvalidated],
             Small => &[Main, SmallClosed, Examined, Invalidated, Superseded],
             Main => &[MainClosed, Examined, Invalidated, Superseded],
+            MainLeased => &[Main, MainClosed, Invalidated, Superseded],
             SmallClosed => {
                 &[Small, MainClosed, Examined, Invalidated, Superseded, Parked, Deregistering]
             }
             MainClosed => &[Main, Examined, Invalidated, Superseded, Parked, Deregistering],
-            Examined => &[Main, MainClosed, Evictable],
+            Examined => &[Main, MainLeased, MainClosed, Evictable],
             Evictable => &[Main, Invalidated, Superseded, Deregistering],
             Invalidated => &[InvalidatedLeased, Parked, Deregistering],
             InvalidatedLeased => &[Invalidated, Parked],
@@ -251,7 +297,7 @@ mod tests {
             // The eviction list is entered behind a scan alone, and left when it is leased.
             assert!(to != State::Evictable || from == State::Examined, "{from:?}");
         }
-        assert_eq!(pairs().filter(|&(from, to)| from.may_become(to)).count(), 62);
+        assert_eq!(pairs().filter(|&(from, to)| from.may_become(to)).count(), 67);
         assert!(!State::Evictable.may_become(State::Small), "a lease makes it a main region");
     }
 

@@ -22,7 +22,7 @@ use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::Monitor;
 use crate::region::{List, Lists, Region, Terms, Want};
 use crate::registrar::RegisterError;
-use crate::shared::{Shared, Writer};
+use crate::shared::{SLICE, Shared, Writer};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,16 +109,14 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let deadline = began.saturating_add(terms.deadline);
         let id = shared.locked(|writer| match writer.bars.overlapping(range) {
             Some(other) => Err(other),
-            None => {
-                let id = writer.bars.put_up(range, terms.gets, deadline, terms.deadline);
-                shared.close_regions(writer, range);
-                Ok(id)
-            }
+            None => Ok(writer.bars.put_up(range, terms.gets, deadline, terms.deadline)),
         });
         let id = match id {
             Ok(id) => id,
             Err(other) => return Err((other, kept)),
         };
+        // Behind the bar, which closes what is registered from now on.
+        shared.close_regions(range);
         let (connections, lost, parked) = (Vec::new(), Vec::new(), Vec::new());
         let (stage, leases) = (Stage::Leased, kept.len());
         let unstopped = Vec::new();
@@ -548,11 +546,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.stage = Stage::Over;
         let ended = self.locked(|writer| {
             let held = writer.bars.take_down(self.id);
-            self.shared.open_regions(writer, self.range);
             say(writer, self.shared);
             held
         });
         if let Some(held) = ended {
+            self.shared.open_regions(self.range);
             discard_all(held);
             // What could not be renewed was given back to a shared budget.
             self.shared.settle();
@@ -638,7 +636,6 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             }
             let held = self.locked(|writer| {
                 let held = writer.bars.take_down(id);
-                self.open_regions(writer, range);
                 writer.bars.counts.expired += 1;
                 writer.bars.counts.device_panics += device_panics;
                 if let End::Fail { parked } = on_expiry.end {
@@ -646,6 +643,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
                 }
                 held
             });
+            self.open_regions(range);
             discard_all(held);
             count += 1;
         }
@@ -698,27 +696,28 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
     }
 
     /// Closes the regions of `range`: nobody leases them without the writer's lock.
-    fn close_regions(&self, writer: &mut Writer, range: AddressRange) {
-        self.each_findable(writer, range, |writer, region| writer.lists.close(region));
+    fn close_regions(&self, range: AddressRange) {
+        self.each_findable(range, |writer, region| writer.lists.close(region));
     }
 
-    /// Takes that back, except where another suspension wants it.
-    fn open_regions(&self, writer: &mut Writer, range: AddressRange) {
-        self.each_findable(writer, range, Writer::open);
+    /// Takes that back, except where another suspension wants it: until then gets find them under
+    /// the lock.
+    fn open_regions(&self, range: AddressRange) {
+        self.each_findable(range, Writer::open);
     }
 
-    fn each_findable(
-        &self,
-        writer: &mut Writer,
-        range: AddressRange,
-        f: impl Fn(&mut Writer, &Region<R::Handle>),
-    ) {
-        let mut numbers = Vec::new();
-        self.findable_in(range, &mut numbers);
-        for number in numbers {
-            if let Some(region) = self.region(number).filter(|it| it.findable().is_some()) {
-                f(writer, region);
-            }
+    /// Slice by slice, so that nobody waits for all of them.
+    fn each_findable(&self, range: AddressRange, f: impl Fn(&mut Writer, &Region<R::Handle>)) {
+        let mut rest = Some(range);
+        while let Some(range) = rest.filter(|_| !self.monitor.forked()) {
+            rest = self.locked(|writer| {
+                let mut numbers = Vec::new();
+                let rest = self.findable_part(range, SLICE, &mut numbers, |_| true);
+                for region in numbers.into_iter().filter_map(|number| self.region(number)) {
+                    f(writer, region);
+                }
+                rest
+            });
         }
     }
 
@@ -751,7 +750,8 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             let _forked = shared.catch_up(writer);
             let free = !writer.watchers.has_due();
             if free {
-                writer.flights.push(Flight::new(range, terms, region.number));
+                let born = writer.unapplied.made();
+                writer.flights.push(Flight::new(range, terms, region.number, born));
             }
             free
         };
@@ -799,9 +799,10 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     ) -> Vec<Lease<'c, R, M>> {
         self.landed = true;
         let flight = self.leave(writer);
-        let Parked { region, range, terms, .. } = self.parked;
+        let region = self.parked.region;
+        let (filling, born) = flight.filling();
         // SAFETY: the place is findable by nobody, has no lease, and the writer's lock is held.
-        unsafe { region.fill(range, terms, self.shared.advance_tick(), handle) };
+        unsafe { region.fill(filling, born, self.shared.advance_tick(), handle) };
         match self.parked.per_use {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
@@ -845,9 +846,13 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         let Parked { region, range, terms, .. } = self.parked;
         let position = writer.flights.iter().position(|flight| flight.number == region.number);
         // Enlisted until now; were it not, no event could have been noted.
-        let lost = || Flight { tainted: true, ..Flight::new(range, terms, region.number) };
-        let mut flight =
-            position.map_or_else(lost, |position| writer.flights.swap_remove(position));
+        let lost =
+            |born| Flight { tainted: true, ..Flight::new(range, terms, region.number, born) };
+        let mut flight = match position {
+            Some(position) => writer.flights.swap_remove(position),
+            None => lost(writer.unapplied.made()),
+        };
+        flight.tainted |= writer.unapplied.cover(range, flight.born);
         self.awaited = flight.landing.take();
         flight
     }

@@ -1,0 +1,205 @@
+//! Changes of mappings that the cache knows of, and has not finished applying.
+//!
+//! A large unmap may concern a hundred thousand regions. The lock is not held for all of them: the
+//! change is kept here, and every holder of the lock that asks for news applies a slice. Until all is
+//! applied, hits take the slow path, where a region is not believed that a change here
+//! [covers](UnappliedChanges::cover). So one `get` pays for a slice and for what it touches.
+//!
+//! Changes are numbered. A region knows how many there were when its registration began: it is
+//! concerned by those that came later, and by no earlier one, whatever is left of that.
+//!
+//! **Why no change is lost here.** A change enters in the critical section in which it is numbered, and
+//! leaves when nothing is left of its range: each part was taken off it in the critical section that
+//! made the regions of that part unfindable. Where there are too many, they are replaced by one that
+//! has the number of the latest and covers every range, so it concerns whatever any of them did. It
+//! also remembers the first that it stands for: those are applied when it is, and no sooner.
+
+use crate::AddressRange;
+use std::collections::VecDeque;
+
+/// More than so many are folded into one.
+const MOST: usize = 1024;
+
+/// How many changes there were.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct ChangeCount(u64);
+
+impl ChangeCount {
+    pub(crate) const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) const fn bits(self) -> u64 {
+        self.0
+    }
+}
+
+/// What is left to apply of one change, or of those that were folded into it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unapplied {
+    pub(crate) rest: AddressRange,
+    /// What was registered before so many changes is concerned.
+    number: ChangeCount,
+    /// The first change that it stands for.
+    first: ChangeCount,
+}
+
+impl Unapplied {
+    /// Whether it concerns what begins its registration after `born` changes.
+    pub(crate) fn concerns(&self, range: AddressRange, born: ChangeCount) -> bool {
+        self.is_later(born) && self.rest.overlaps(&range)
+    }
+
+    /// Whether it came after the first `born` changes.
+    pub(crate) fn is_later(&self, born: ChangeCount) -> bool {
+        born < self.number
+    }
+
+    /// The same with another rest.
+    pub(crate) const fn of(self, rest: AddressRange) -> Self {
+        Self { rest, ..self }
+    }
+}
+
+/// All of them, in the order of their numbers. Belongs to the holder of the writer's lock.
+#[derive(Default, Debug)]
+pub(crate) struct UnappliedChanges {
+    queue: VecDeque<Unapplied>,
+    made: ChangeCount,
+}
+
+impl UnappliedChanges {
+    /// How many changes there were so far.
+    pub(crate) const fn made(&self) -> ChangeCount {
+        self.made
+    }
+
+    /// Keeps a change until it is applied. Its number.
+    pub(crate) fn push(&mut self, range: AddressRange) -> ChangeCount {
+        self.made = ChangeCount(self.made.0 + 1);
+        let number = self.made;
+        let oldest = self.queue.front().filter(|_| self.queue.len() == MOST).copied();
+        let change = match oldest {
+            None => Unapplied { rest: range, number, first: number },
+            Some(Unapplied { first, .. }) => {
+                self.queue.clear();
+                Unapplied { rest: AddressRange::EVERYTHING, number, first }
+            }
+        };
+        self.queue.push_back(change);
+        number
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether all of the first `count` changes are applied.
+    pub(crate) fn are_applied(&self, count: ChangeCount) -> bool {
+        self.oldest().is_none_or(|oldest| oldest.first > count)
+    }
+
+    pub(crate) fn oldest(&self) -> Option<Unapplied> {
+        self.queue.front().copied()
+    }
+
+    /// What is left of change `number`, or of the one that stands for it.
+    pub(crate) fn rest_of(&self, number: ChangeCount) -> Option<Unapplied> {
+        let change = self.queue.get(self.place_of(number)).copied();
+        change.filter(|change| change.first <= number)
+    }
+
+    /// Keeps so much of `change`, which was taken from here under the same hold of the lock.
+    pub(crate) fn set_rest(&mut self, change: Unapplied, rest: Option<AddressRange>) {
+        let place = self.place_of(change.number);
+        match (rest, self.queue.get_mut(place)) {
+            (Some(rest), Some(kept)) => kept.rest = rest,
+            _ => drop(self.queue.remove(place)),
+        }
+    }
+
+    /// Of the first that does not come before change `number`.
+    fn place_of(&self, number: ChangeCount) -> usize {
+        self.queue.partition_point(|change| change.number < number)
+    }
+
+    /// Whether a change that is not applied concerns what began its registration after `born`.
+    pub(crate) fn cover(&self, range: AddressRange, born: ChangeCount) -> bool {
+        self.queue
+            .iter()
+            .rev()
+            .take_while(|change| change.is_later(born))
+            .any(|change| change.rest.overlaps(&range))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    fn page(number: usize) -> AddressRange {
+        AddressRange::new((1 + number) * 4096, 4096).unwrap()
+    }
+
+    fn push(changes: &mut UnappliedChanges, count: usize) {
+        for number in 0..count {
+            changes.push(page(number));
+        }
+    }
+
+    fn full() -> UnappliedChanges {
+        let mut changes = UnappliedChanges::default();
+        push(&mut changes, MOST);
+        changes
+    }
+
+    #[test]
+    fn concerns_what_came_before_and_nothing_later() {
+        let mut changes = UnappliedChanges::default();
+        let before = changes.made();
+        let number = changes.push(page(3));
+        assert!(changes.cover(page(3), before) && !changes.cover(page(4), before));
+        assert!(!changes.cover(page(3), number) && !changes.are_applied(number));
+        assert!(changes.are_applied(before));
+        changes.set_rest(changes.oldest().unwrap(), None);
+        assert!(changes.is_empty() && changes.are_applied(number));
+    }
+
+    #[test]
+    fn one_in_the_middle_is_applied_by_itself() {
+        let mut changes = UnappliedChanges::default();
+        let [first, second, third] = [0, 1, 2].map(|number| changes.push(page(number)));
+        changes.set_rest(changes.rest_of(second).unwrap(), None);
+        assert!(changes.rest_of(second).is_none() && changes.rest_of(third).is_some());
+        assert!(!changes.cover(page(1), first) && changes.cover(page(0), ChangeCount::default()));
+        changes.set_rest(changes.rest_of(first).unwrap(), None);
+        assert!(changes.are_applied(second) && !changes.are_applied(third));
+    }
+
+    /// A fold concerns all that its changes did, and none of them is applied before it is.
+    #[test]
+    fn too_many_are_one_that_stands_for_all() {
+        let mut changes = full();
+        let early = ChangeCount(7);
+        let before = changes.made();
+        let latest = changes.push(page(5000));
+        assert_eq!(changes.queue.len(), 1);
+        assert!(changes.cover(page(12_345), before) && !changes.cover(page(12_345), latest));
+        assert!(!changes.are_applied(early) && changes.rest_of(early).is_some());
+        let fold = changes.oldest().unwrap();
+        changes.set_rest(fold, Some(page(9)));
+        assert!(!changes.are_applied(early) && changes.cover(page(9), early));
+        changes.set_rest(fold, None);
+        assert!(changes.are_applied(latest) && changes.rest_of(early).is_none());
+    }
+
+    /// The bound holds however many come.
+    #[test]
+    fn a_fold_is_folded_again() {
+        let mut changes = full();
+        push(&mut changes, 5 * MOST);
+        assert!(changes.queue.len() <= MOST);
+        assert!(!changes.are_applied(ChangeCount(1)) && changes.cover(page(0), ChangeCount(1)));
+    }
+}
