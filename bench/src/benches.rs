@@ -10,5 +10,6 @@ pub(crate) mod miss;
 pub(crate) mod monitors;
 pub(crate) mod pieces;
 pub(crate) mod pool;
+pub(crate) mod scale;
 pub(crate) mod scaling;
 pub(crate) mod transfer;

@@ -53,6 +53,9 @@ struct Arguments {
     /// Measure nothing; print what `--json` wrote into this file as a Markdown table
     #[arg(long, value_name = "FILE")]
     show: Option<PathBuf>,
+    /// With `scale`: draw it into this file, on two logarithmic axes
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -81,6 +84,8 @@ enum Bench {
     Churn,
     /// A pool's buffers, beside allocators of memory that nobody registered
     Pool,
+    /// What operations cost beside more and more of what they do not touch; fails where that grows
+    Scale,
     /// All of them
     All,
 }
@@ -135,8 +140,13 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     let options = Options { seed, rounds: arguments.rounds.into(), quick: arguments.quick };
     let mut report = Report::new(arguments.json);
     report.remark(&format!("seed {seed}"));
-    run(arguments.bench, options, &mut report)?;
-    report.print()
+    // What grows is said behind the figures that show it.
+    let outcome = match &arguments.svg {
+        Some(file) => benches::scale::run_and_draw(file, options, &mut report),
+        None => run(arguments.bench, options, &mut report),
+    };
+    report.print()?;
+    outcome
 }
 
 fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String> {
@@ -153,6 +163,7 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Pieces, benches::pieces::run),
         (Bench::Churn, benches::churn::run),
         (Bench::Pool, benches::pool::run),
+        (Bench::Scale, benches::scale::run),
     ];
     let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);
     asked.into_iter().try_for_each(|(_, run)| run(options, report))

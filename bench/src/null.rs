@@ -8,10 +8,12 @@
 #![allow(unsafe_code)]
 
 use crate::load_monitor::LoadMonitor;
+use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 use pinfold::{
     Access, AddressRange, Cache, CacheError, Config, DeregisterError, GetError, Lease, Monitor,
     RegisterError, Registrar, RegistrarLimits,
 };
+use std::convert::Infallible;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -49,6 +51,44 @@ impl Registrar for NullDevice {
 
     unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
         Ok(())
+    }
+}
+
+/// It uses no memory, so any of it may be moved.
+impl Suspend for NullDevice {
+    type Connection = Infallible;
+
+    fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
+    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Infallible,
+        _: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        match *connection {}
+    }
+
+    unsafe fn renew(
+        &self,
+        _: u32,
+        _: AddressRange,
+        _: Access,
+    ) -> Result<Renewed<u32>, RegisterError> {
+        Ok(Renewed::Same)
+    }
+
+    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn fail(&self, connection: &Infallible) {
+        match *connection {}
     }
 }
 
@@ -91,6 +131,16 @@ pub(crate) fn get<M: Monitor>(
 ) -> Result<Lease<'_, NullDevice, M>, GetError> {
     // SAFETY: this device touches no memory.
     unsafe { cache.get(address as *const u8, length, Access::READ_WRITE) }
+}
+
+/// The same, of a registration that is not kept.
+pub(crate) fn get_once<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    address: u64,
+    length: usize,
+) -> Result<Lease<'_, NullDevice, M>, GetError> {
+    // SAFETY: this device touches no memory.
+    unsafe { cache.get_once(address as *const u8, length, Access::READ_WRITE) }
 }
 
 /// get, a look at the handle, release, at every address.

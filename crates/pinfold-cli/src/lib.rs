@@ -19,7 +19,7 @@ mod medians;
 mod notifyd;
 mod output;
 mod page;
-mod plot;
+pub mod plot;
 mod port;
 mod probe;
 mod races;

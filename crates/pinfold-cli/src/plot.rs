@@ -11,33 +11,33 @@ const SIZE: (u32, u32) = (960, 600);
 
 /// A picture of several lines over one logarithmic axis.
 #[derive(Clone, Debug)]
-pub(crate) struct Plot {
+pub struct Plot {
     /// What it shows.
-    pub(crate) title: String,
+    pub title: String,
     /// What runs from left to right, and how its values are written.
-    pub(crate) across: Axis,
+    pub across: Axis,
     /// What runs from bottom to top.
-    pub(crate) up: Axis,
+    pub up: Axis,
     /// The lines; points that are not above zero cannot be shown and are left out.
-    pub(crate) lines: Vec<Line>,
+    pub lines: Vec<Line>,
 }
 
 /// One logarithmic axis.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Axis {
+pub struct Axis {
     /// What it measures, with the unit.
-    pub(crate) title: &'static str,
+    pub title: &'static str,
     /// How a value of it is written.
-    pub(crate) label: fn(f64) -> String,
+    pub label: fn(f64) -> String,
 }
 
 /// One line.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub struct Line {
     /// What the legend calls it.
-    pub(crate) name: String,
+    pub name: String,
     /// From left to right.
-    pub(crate) points: Vec<(f64, f64)>,
+    pub points: Vec<(f64, f64)>,
 }
 
 impl Line {
@@ -52,7 +52,7 @@ impl Plot {
     /// # Errors
     ///
     /// [`Failure`] if there is nothing to show or the file cannot be written.
-    pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
+    pub fn write(&self, file: &Path) -> Result<(), Failure> {
         std::fs::write(file, self.picture()?)
             .map_err(|error| Failure::usage(format!("cannot write {}: {error}", file.display())))
     }

@@ -1,0 +1,358 @@
+//! What each operation costs beside more and more of what it does not touch.
+//!
+//! Each row doubles the rest four times. What grows by more than [`MOST_GROWTH`] for a doubling, on
+//! average, fails the run: the operation looks at something that is not its own. The table in
+//! `docs/src/costs.md` says what each operation touches; the rows here hold it.
+
+use crate::Options;
+use crate::load_monitor::LoadMonitor;
+use crate::null::{NullCache, NullDevice, get, get_once};
+use crate::report::Report;
+use crate::rounds::Comparison;
+use crate::workload::{LENGTH, addresses, elsewhere, range};
+use pinfold::budget::{Amount, Budget, Terms};
+use pinfold::suspend::SuspensionTerms;
+use pinfold::{AddressRange, Cache, Config, Lease, WhenFull};
+use pinfold_cli::plot::{Axis, Line, Plot};
+use serde_json::json;
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+/// The most that a row may grow by when the rest is twice as much, on average over four doublings.
+const MOST_GROWTH: f64 = 1.2;
+
+/// How often the rest is doubled.
+const DOUBLINGS: u32 = 4;
+
+/// Nanoseconds of one operation beside so much of what it does not touch.
+type Measured = Result<f64, String>;
+
+/// One operation.
+struct Row {
+    name: &'static str,
+    /// What it does not touch.
+    rest: &'static str,
+    /// How much of it at most.
+    most: usize,
+    measure: fn(usize, usize) -> Measured,
+}
+
+const ROWS: [Row; 13] = [
+    Row { name: "hit", rest: "regions", most: 1_000_000, measure: hit_beside_regions },
+    Row { name: "hit", rest: "leases held", most: 100_000, measure: hit_beside_leases },
+    Row { name: "hit", rest: "threads with leases", most: 256, measure: hit_beside_threads },
+    Row { name: "hit", rest: "caches", most: 10_000, measure: hit_beside_caches },
+    Row { name: "miss and eviction of it", rest: "regions", most: 1_000_000, measure: miss },
+    Row { name: "refused get", rest: "leased regions", most: 100_000, measure: refused },
+    Row {
+        name: "get past the budget",
+        rest: "leased regions",
+        most: 100_000,
+        measure: past_budget,
+    },
+    Row {
+        name: "get after a change",
+        rest: "regions changed",
+        most: 1_000_000,
+        measure: after_change,
+    },
+    Row { name: "invalidation", rest: "regions", most: 1_000_000, measure: invalidation },
+    Row { name: "invalidation", rest: "per-use leases", most: 100_000, measure: beside_per_use },
+    Row { name: "suspension", rest: "suspensions", most: 10_000, measure: suspension },
+    Row { name: "miss", rest: "suspensions", most: 10_000, measure: miss_beside_suspensions },
+    Row { name: "draw and give", rest: "drawers of the budget", most: 10_000, measure: draw },
+];
+
+/// A row's name, what it is beside, and its figures.
+type Figures = (&'static Row, Vec<(usize, f64)>);
+
+pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
+    judge(&measure_all(options, report)?, options)
+}
+
+/// The same, and a picture of it on two logarithmic axes.
+pub(crate) fn run_and_draw(
+    file: &Path,
+    options: Options,
+    report: &mut Report,
+) -> Result<(), String> {
+    let figures = measure_all(options, report)?;
+    plot(&figures).write(file).map_err(|failure| failure.to_string())?;
+    judge(&figures, options)
+}
+
+fn judge(figures: &[Figures], options: Options) -> Result<(), String> {
+    let grown: Vec<String> = figures.iter().filter_map(too_steep).collect();
+    // A hundredth of the work says nothing about growth.
+    if options.quick || grown.is_empty() { Ok(()) } else { Err(grown.join("; ")) }
+}
+
+fn measure_all(options: Options, report: &mut Report) -> Result<Vec<Figures>, String> {
+    ROWS.iter().map(|row| Ok((row, measure(row, options, report)?))).collect()
+}
+
+fn measure(row: &Row, options: Options, report: &mut Report) -> Result<Vec<(usize, f64)>, String> {
+    let least = (options.scaled(row.most) >> DOUBLINGS).max(1);
+    let sizes = (0..=DOUBLINGS).map(|doubling| least << doubling);
+    let figures: Result<Vec<_>, String> = sizes
+        .map(|n| {
+            let value = (row.measure)(n, options.rounds)
+                .map_err(|why| format!("{} beside {n} {}: {why}", row.name, row.rest))?;
+            let params = json!({ "n": n, "beside": row.rest });
+            report.add(row.name, params, "ns", Comparison::of(value, None));
+            Ok((n, value))
+        })
+        .collect();
+    figures
+}
+
+/// What is to be said of a row that grows.
+fn too_steep((row, figures): &Figures) -> Option<String> {
+    let (&(_, first), &(_, last)) = (figures.first()?, figures.last()?);
+    let growth = (last / first).powf(1.0 / f64::from(DOUBLINGS));
+    (growth > MOST_GROWTH).then(|| {
+        format!(
+            "{} costs {growth:.2} times as much beside twice as many {}: {first:.0} to {last:.0} ns",
+            row.name, row.rest
+        )
+    })
+}
+
+fn plot(figures: &[Figures]) -> Plot {
+    let line = |(row, figures): &Figures| Line {
+        name: format!("{}: {}", row.name, row.rest),
+        points: figures.iter().map(|&(n, value)| (n as f64, value)).collect(),
+    };
+    Plot {
+        title: "What an operation costs beside what it does not touch".into(),
+        across: Axis { title: "how much it does not touch", label: |n| format!("{n:.0}") },
+        up: Axis { title: "nanoseconds", label: |value| format!("{value:.0}") },
+        lines: figures.iter().map(line).collect(),
+    }
+}
+
+/// The least of several runs of `operation`, each of `times` operations, in nanoseconds of one.
+fn least(rounds: usize, times: u32, mut operation: impl FnMut() -> Result<(), String>) -> Measured {
+    let mut least = f64::INFINITY;
+    for _ in 0..rounds {
+        let begin = Instant::now();
+        for _ in 0..times {
+            operation()?;
+        }
+        least = least.min(begin.elapsed().as_nanos() as f64 / f64::from(times));
+    }
+    Ok(least)
+}
+
+/// No reclaimer, which would work beside what is measured.
+fn cache_of(regions: usize, when_full: WhenFull) -> Result<NullCache, String> {
+    let config = *crate::null::limited(regions, usize::MAX >> 1)?.config();
+    let config = Config { when_full, ..config };
+    Cache::new(NullDevice::default(), LoadMonitor::default(), config)
+        .map_err(|error| error.to_string())
+}
+
+/// Every second page-aligned 64 KiB.
+fn apart(count: usize) -> Vec<u64> {
+    addresses(count, 2 * LENGTH as u64)
+}
+
+fn filled(regions: usize) -> Result<NullCache, String> {
+    let cache = cache_of(regions + 1_000, WhenFull::Refuse)?;
+    crate::null::get_put(&cache, &apart(regions), LENGTH)?;
+    Ok(cache)
+}
+
+fn lease(cache: &NullCache, address: u64) -> Result<Lease<'_, NullDevice, LoadMonitor>, String> {
+    get(cache, address, LENGTH).map_err(|error| error.to_string())
+}
+
+fn hit(cache: &NullCache, rounds: usize) -> Measured {
+    let address = elsewhere(1)[0];
+    drop(lease(cache, address)?);
+    least(rounds, 10_000, || lease(cache, address).map(|lease| drop(black_box(lease))))
+}
+
+fn hit_beside_regions(n: usize, rounds: usize) -> Measured {
+    hit(&filled(n)?, rounds)
+}
+
+fn hit_beside_leases(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let held: Result<Vec<_>, String> = apart(n).iter().map(|&at| lease(&cache, at)).collect();
+    let value = hit(&cache, rounds);
+    drop(held?);
+    value
+}
+
+fn hit_beside_threads(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let (begun, over) = (Barrier::new(n + 1), Barrier::new(n + 1));
+    std::thread::scope(|scope| {
+        for address in apart(n) {
+            let (cache, begun, over) = (&cache, &begun, &over);
+            scope.spawn(move || {
+                let lease = lease(cache, address);
+                begun.wait();
+                over.wait();
+                drop(lease);
+            });
+        }
+        begun.wait();
+        let value = hit(&cache, rounds);
+        over.wait();
+        value
+    })
+}
+
+fn hit_beside_caches(n: usize, rounds: usize) -> Measured {
+    let config = *crate::null::unlimited()?.config();
+    let others: Result<Vec<NullCache>, String> = (0..n)
+        .map(|_| Cache::new(NullDevice::default(), LoadMonitor::default(), config))
+        .map(|cache| cache.map_err(|error| error.to_string()))
+        .collect();
+    let value = hit(&filled(1)?, rounds);
+    drop(others?);
+    value
+}
+
+fn miss(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let address = elsewhere(1)[0];
+    let bytes = range(address)?;
+    least(rounds, 100, || {
+        drop(lease(&cache, address)?);
+        cache.evict_idle_in(bytes);
+        Ok(())
+    })
+}
+
+/// A cache all of whose regions are leased.
+fn with_all_leased(
+    n: usize,
+    when_full: WhenFull,
+    measure: impl FnOnce(&NullCache) -> Measured,
+) -> Measured {
+    let cache = cache_of(n, when_full)?;
+    let held: Result<Vec<_>, String> = apart(n).iter().map(|&at| lease(&cache, at)).collect();
+    let held = held?;
+    // The first looks at all, once for what was registered.
+    drop(lease(&cache, elsewhere(1)[0]));
+    let value = measure(&cache);
+    drop(held);
+    value
+}
+
+fn refused(n: usize, rounds: usize) -> Measured {
+    with_all_leased(n, WhenFull::Refuse, |cache| {
+        least(rounds, 100, || match lease(cache, elsewhere(1)[0]) {
+            Ok(_) => Err("was not refused".into()),
+            Err(_) => Ok(()),
+        })
+    })
+}
+
+fn past_budget(n: usize, rounds: usize) -> Measured {
+    with_all_leased(n, WhenFull::RegisterPerUse, |cache| {
+        least(rounds, 100, || lease(cache, elsewhere(1)[0]).map(drop))
+    })
+}
+
+/// The most that one of the gets costs that follow a change of all but what they touch.
+fn after_change(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let (all, other) = (apart(n), elsewhere(1)[0]);
+    let (first, last) = (range(all[0])?, range(all[n - 1])?);
+    let everything = AddressRange::new(first.start(), last.end() - first.start())
+        .map_err(|error| error.to_string())?;
+    let mut least = f64::INFINITY;
+    // To fill it again takes long.
+    for _ in 0..rounds.min(3) {
+        crate::null::get_put(&cache, &all, LENGTH)?;
+        drop(lease(&cache, other)?);
+        cache.monitor().log(std::iter::once(everything));
+        let begin = Instant::now();
+        drop(lease(&cache, other)?);
+        least = least.min(begin.elapsed().as_nanos() as f64);
+        cache.reclaim();
+    }
+    Ok(least)
+}
+
+fn invalidation(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let address = elsewhere(1)[0];
+    let bytes = range(address)?;
+    least(rounds, 100, || {
+        drop(lease(&cache, address)?);
+        cache.invalidate(bytes);
+        cache.reclaim();
+        Ok(())
+    })
+}
+
+fn beside_per_use(n: usize, rounds: usize) -> Measured {
+    let cache = cache_of(n + 1_000, WhenFull::Refuse)?;
+    let once =
+        |&address: &u64| get_once(&cache, address, LENGTH).map_err(|error| error.to_string());
+    let held: Result<Vec<_>, String> = apart(n).iter().map(once).collect();
+    let bytes = range(elsewhere(1)[0])?;
+    let value = least(rounds, 1_000, || {
+        cache.invalidate(bytes);
+        Ok(())
+    });
+    drop(held?);
+    value
+}
+
+/// `measure` beside `n` suspensions.
+fn with_suspensions(n: usize, measure: impl FnOnce(&NullCache) -> Measured) -> Measured {
+    let cache = cache_of(1 << 20, WhenFull::Refuse)?;
+    let terms = SuspensionTerms { deadline: Duration::from_secs(600), ..Default::default() };
+    let mut suspended = Vec::new();
+    for address in apart(n) {
+        let one = cache.suspend(range(address)?, vec![], vec![], terms);
+        suspended.push(one.map_err(|_| "not suspended")?);
+    }
+    let value = measure(&cache);
+    for one in suspended {
+        one.resume().map_err(|_| "not resumed")?;
+    }
+    value
+}
+
+fn suspension(n: usize, rounds: usize) -> Measured {
+    with_suspensions(n, |cache| {
+        let bytes = range(elsewhere(1)[0])?;
+        let terms = SuspensionTerms { deadline: Duration::from_secs(600), ..Default::default() };
+        least(rounds, 100, || {
+            let one = cache.suspend(bytes, vec![], vec![], terms).map_err(|_| "not suspended")?;
+            one.resume().map_err(|_| "not resumed")?;
+            Ok(())
+        })
+    })
+}
+
+fn miss_beside_suspensions(n: usize, rounds: usize) -> Measured {
+    with_suspensions(n, |cache| {
+        let address = elsewhere(1)[0];
+        let bytes = range(address)?;
+        least(rounds, 100, || {
+            drop(lease(cache, address)?);
+            cache.evict_idle_in(bytes);
+            Ok(())
+        })
+    })
+}
+
+fn draw(n: usize, rounds: usize) -> Measured {
+    let all = Amount { bytes: 1 << 40, regions: 1 << 30 };
+    let budget = Budget::new(all).map_err(|error| error.to_string())?;
+    let shares: Result<Vec<Arc<_>>, _> = (0..n).map(|_| budget.share(Terms::default())).collect();
+    let shares = shares.map_err(|error| error.to_string())?;
+    least(rounds, 1_000, || {
+        shares[0].draw(Amount::one(4096)).map(drop).map_err(|error| error.to_string())
+    })
+}
