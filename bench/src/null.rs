@@ -140,7 +140,7 @@ pub(crate) fn get_once<M: Monitor>(
     length: usize,
 ) -> Result<Lease<'_, NullDevice, M>, GetError> {
     // SAFETY: this device touches no memory.
-    unsafe { cache.get_once(address as *const u8, length, Access::READ_WRITE) }
+    unsafe { cache.request(address as *const u8, length, Access::READ_WRITE).once().get() }
 }
 
 /// get, a look at the handle, release, at every address.

@@ -280,6 +280,14 @@ impl Registrar for AnyRegistrar {
         }
     }
 
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        match self {
+            Self::IoUring(ring) => ring.widened(range),
+            Self::Verbs(verbs) => verbs.widened(range),
+            Self::OnDemand(verbs) => verbs.widened(range),
+        }
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,

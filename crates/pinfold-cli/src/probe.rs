@@ -1,7 +1,7 @@
 //! `pinfold probe`: what this machine offers, found out by really using it, and what it lacks.
 
 use crate::bench::{landing, strategies};
-use crate::device::{Device, Kind, Transfer};
+use crate::device::{AnyRegistrar, Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
 use crate::run::library;
@@ -241,8 +241,22 @@ fn sends(kind: Kind) -> Result<String, String> {
     let mut arrived = [0; Page::BYTES];
     device.channel().read_exact_at(&mut arrived, 0).map_err(text)?;
     match arrived == [0xa5; Page::BYTES] {
-        true => Ok("a page was registered and sent".into()),
+        true => Ok(format!("a page was registered and sent{}", about_huge_pages(&registrar))),
         false => Err("other bytes arrived than were sent".into()),
+    }
+}
+
+/// What the device's pins count as in huge pages, where that is not what was registered.
+const fn about_huge_pages(registrar: &AnyRegistrar) -> &'static str {
+    match registrar {
+        AnyRegistrar::IoUring(ring) if ring.sees_huge_pages() => {
+            "; a huge page counts as a whole, and is registered as one"
+        }
+        AnyRegistrar::IoUring(_) => {
+            "; a huge page counts as a whole, and here (it takes Linux 6.7 and /proc/self/pagemap) is \
+             not seen: budgets count too little of it"
+        }
+        _ => "",
     }
 }
 

@@ -336,7 +336,11 @@ mod tests {
 
     /// A device that numbers its registrations.
     #[derive(Default)]
-    struct Device(AtomicU32);
+    struct Device {
+        next: AtomicU32,
+        /// It counts whole blocks of so many bytes.
+        block_bytes: Option<usize>,
+    }
 
     impl Registrar for Device {
         type Handle = u32;
@@ -345,8 +349,12 @@ mod tests {
             RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 30, max_regions: 1 << 20 }
         }
 
+        fn widened(&self, range: AddressRange) -> AddressRange {
+            self.block_bytes.map_or(range, |bytes| range.page_aligned(bytes))
+        }
+
         unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
-            Ok(self.0.fetch_add(1, SeqCst))
+            Ok(self.next.fetch_add(1, SeqCst))
         }
 
         unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
@@ -428,6 +436,30 @@ mod tests {
 
     fn change(cache: &Cache<Device, Log>, range: AddressRange) {
         cache.monitor().0.lock().unwrap().push(range);
+    }
+
+    /// What the device counts as a whole is registered once, and serves the rest; but not what a caller
+    /// vouches for, who reports no change of the rest.
+    #[test]
+    fn what_the_device_counts_is_what_is_registered() {
+        const BLOCK: usize = 64 * 4096;
+        let device = Device { block_bytes: Some(BLOCK), ..Device::default() };
+        let config = Config { barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(device, Log::default(), config).unwrap();
+        let at = |offset| std::ptr::without_provenance(0x7000_0000 + offset);
+        // SAFETY: the device touches no memory.
+        let get = |offset| unsafe { cache.get(at(offset), 100, Access::READ) }.unwrap();
+        let lease = get(5 * 4096);
+        assert_eq!(lease.registered(), AddressRange::new(0x7000_0000, BLOCK).unwrap());
+        assert_eq!(get(60 * 4096).handle(), lease.handle());
+        assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
+        // A change anywhere in it is one of it.
+        change(&cache, AddressRange::new(0x7000_0000, 4096).unwrap());
+        assert!(lease.is_invalidated());
+        // SAFETY: as above, and nothing changes unreported.
+        let vouched = unsafe { cache.request(at(BLOCK), 100, Access::READ).vouched().get() };
+        let vouched = vouched.unwrap();
+        assert_eq!(vouched.registered().len(), 4096);
     }
 
     #[test]

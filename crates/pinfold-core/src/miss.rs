@@ -103,7 +103,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// What counts is the range in whole pages.
     fn check_length(&self, want: &Want) -> Result<(), GetError> {
         let max_region_bytes = self.limits.max_region_bytes;
-        if self.to_register(want).len() <= max_region_bytes {
+        if self.pages_of(want).len() <= max_region_bytes {
             return Ok(());
         }
         Err(GetError::TooLong { range: want.range, max_region_bytes })
@@ -120,6 +120,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // The registrar is asked here, where no lock is held.
         let access = self.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
+        let made = Want { range: self.to_register(want), terms };
         loop {
             // In each round, because the program's own code has run in between, the registrar's or
             // a callback's: a child that was forked there comes back to here as well.
@@ -132,7 +133,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             if self.monitor.forked() {
                 return Err(GetError::Forked);
             }
-            let step = self.locked(|writer| self.next_step(writer, want, terms, attempt, asked))?;
+            let step = self.locked(|writer| self.next_step(writer, want, made, attempt, asked))?;
             // What comes next takes its time, and the registrar's or a program's code runs in it.
             attempt.begun.is_current = false;
             match step {
@@ -157,7 +158,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// `terms` are those of a registration made for `want`.
+    /// `made` is a registration made for `want`.
     ///
     /// What changed since the monitor was last asked, in this `get`, need not be known: a hit may miss it as
     /// one behind that question may, and a registration that is listed before the change is applied is tainted
@@ -166,17 +167,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         writer: &mut Writer,
         want: &Want,
-        terms: Terms,
+        made: Want,
         attempt: Attempt,
         asked: Option<Checkup>,
     ) -> Result<Step<'_, R, M>, GetError> {
+        let terms = made.terms;
         if let Some(checkup) = asked {
             self.catch_up_with(writer, checkup)?;
         }
         if writer.watchers.has_due() {
             return Ok(Step::Again);
         }
-        let range = self.to_register(want);
+        // What is suspended beside what was asked for is not in the way.
+        let is_barred = writer.bars.cover(made.range);
+        let range = if is_barred { self.pages_of(want) } else { made.range };
         match writer.bars.stop(range) {
             Some(Stop::Wait(gate)) => return Ok(Step::HoldBack(gate)),
             Some(Stop::Refuse(range)) => return Err(GetError::Suspended { range }),
@@ -264,12 +268,27 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The bytes to register: whole pages for local uses, exactly what was asked for remote ones.
-    fn to_register(&self, want: &Want) -> AddressRange {
+    fn pages_of(&self, want: &Want) -> AddressRange {
         if want.terms.access.is_remote() {
             want.range
         } else {
             want.range.page_aligned(self.limits.page_bytes)
         }
+    }
+
+    /// The same, or the wider range that the registrar names, which is asked with no lock held.
+    ///
+    /// Not where the caller vouches for what it asked for: of the rest it reports no change, and
+    /// another that vouches for that would be served from here.
+    fn to_register(&self, want: &Want) -> AddressRange {
+        let pages = self.pages_of(want);
+        if want.terms.vouched || want.terms.access.is_remote() {
+            return pages;
+        }
+        let widened = self.registrar.widened(pages);
+        // A registrar that names something else is not believed.
+        let is_right = widened.contains(&pages) && widened.len() <= self.limits.max_region_bytes;
+        if is_right { widened } else { pages }
     }
 
     /// What a registration of `range` counts against the budget: the bytes of its pages.

@@ -36,6 +36,15 @@ pub trait Registrar: Send + Sync + 'static {
         wanted
     }
 
+    /// What is registered so that `range` can be used with local rights: at least that.
+    ///
+    /// More where the system counts more against its limit anyway, and the program has mapped all of it:
+    /// io_uring pays for the whole of a huge page, however little of it is registered. A cache registers
+    /// that once, and serves the rest from it; so its books say what the system counts.
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        range
+    }
+
     /// Registers `range`, which for local rights is made of whole pages.
     ///
     /// Blocks as long as the device needs: half a microsecond to tens of milliseconds.
@@ -125,6 +134,10 @@ impl<R: Registrar> Registrar for Arc<R> {
 
     fn granted(&self, wanted: Access) -> Access {
         R::granted(self, wanted)
+    }
+
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        R::widened(self, range)
     }
 
     unsafe fn register(

@@ -43,6 +43,10 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
         self.0.granted(wanted) | self.1.granted(wanted)
     }
 
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.1.widened(self.0.widened(range))
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,
@@ -82,6 +86,10 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
 
     fn granted(&self, wanted: Access) -> Access {
         self.0.granted(wanted) | self.1.granted(wanted) | self.2.granted(wanted)
+    }
+
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.2.widened(self.1.widened(self.0.widened(range)))
     }
 
     unsafe fn register(
@@ -132,6 +140,10 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
 
     fn granted(&self, wanted: Access) -> Access {
         self.iter().fold(wanted, |granted, registrar| granted | registrar.granted(wanted))
+    }
+
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.iter().fold(range, |range, registrar| registrar.widened(range))
     }
 
     unsafe fn register(

@@ -52,10 +52,22 @@ pub struct Present {
 
 /// What is there of `range`. `ENOTTY` before Linux 6.7.
 pub fn present(range: AddressRange) -> Result<Present, Errno> {
-    let pagemap = open(c"/proc/self/pagemap", 0)?;
+    let pagemap = open_pagemap()?;
     let counted = count(pagemap, range);
     close(pagemap);
     counted
+}
+
+/// The table that [`is_huge`] asks: this process's, also in a forked child that has the descriptor.
+pub fn open_pagemap() -> Result<Descriptor, Errno> {
+    open(c"/proc/self/pagemap", 0)
+}
+
+/// Whether `page` is there and part of a huge page that is mapped as one. `ENOTTY` before Linux 6.7.
+pub fn is_huge(pagemap: Descriptor, page: AddressRange) -> Result<bool, Errno> {
+    let mut stretch = [Stretch::default()];
+    let (found, _) = scan(pagemap, page.start(), page.end(), &mut stretch)?;
+    Ok(found > 0 && stretch[0].is_huge())
 }
 
 fn count(pagemap: Descriptor, range: AddressRange) -> Result<Present, Errno> {

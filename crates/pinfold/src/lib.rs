@@ -58,6 +58,7 @@ pub mod budget;
 mod descriptor;
 mod fork_mark;
 pub mod handshake;
+mod huge_pages;
 mod in_flight;
 pub mod landing;
 pub mod limits;

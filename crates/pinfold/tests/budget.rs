@@ -19,7 +19,7 @@ use pinfold::budget::{
 use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::registrar::{BufferIndex, IoUring, Mlock};
 use pinfold::{
-    Access, AddressRange, Cache, Config, DeregisterError, GetError, Limit, RegisterError,
+    Access, AddressRange, Cache, Config, DeregisterError, GetError, Lease, Limit, RegisterError,
     Registrar, RegistrarLimits, ResizeError,
 };
 use registrar_support::{
@@ -585,6 +585,93 @@ fn a_discovered_budget_can_be_used_to_its_last_page() {
             });
             rings.push(ring);
         }
+    });
+}
+
+const HUGE: usize = 2 << 20;
+
+/// So many transparent huge pages side by side, and the mapping that they are in; `None`, with a note,
+/// where the kernel makes none.
+fn huge_pages(count: usize) -> Option<(Memory, AddressRange)> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let mut memory = Memory::with_protection((count + 1) * HUGE, protection);
+    let start = memory.range().start();
+    let pages = memory.part(start.next_multiple_of(HUGE) - start, count * HUGE);
+    let place = std::ptr::without_provenance_mut(pages.start());
+    // SAFETY: advice on this test's own mapping.
+    unsafe { libc::madvise(place, pages.len(), libc::MADV_HUGEPAGE) };
+    memory.fill(1);
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok());
+    if kibibytes.is_none_or(|huge| huge << 10 < pages.len()) {
+        eprintln!("skipped: no transparent huge pages here: {kibibytes:?} KiB");
+        return None;
+    }
+    Some((memory, pages))
+}
+
+fn lease_of<'c>(
+    cache: &'c RingCache,
+    page: AddressRange,
+    offset: usize,
+) -> Result<Lease<'c, IoUring, Arc<Userfaultfd>>, GetError> {
+    let start = std::ptr::without_provenance(page.start() + offset);
+    // SAFETY: the test's own memory; no transfer uses it.
+    unsafe { cache.get(start, PAGE, Access::READ) }
+}
+
+/// The kernel counts a huge page as a whole, however little of it is registered. The budget does as
+/// well, and refuses before the kernel does; what else is used of the page costs nothing.
+#[test]
+fn what_the_kernel_counts_of_huge_pages_is_within_the_budget() {
+    alone("what_the_kernel_counts_of_huge_pages_is_within_the_budget", || {
+        const LIMIT: usize = 8 << 20;
+        if !live_under_a_limit(LIMIT as u64, 54_886) {
+            return;
+        }
+        // A process that gave up root may not look into its own tables otherwise.
+        // SAFETY: a system call without effect on memory.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+        let Some((_memory, pages)) = huge_pages(100) else { return };
+        let Some((_ring, registrar)) = ring(1024) else { return };
+        if registrar.widened(AddressRange::new(pages.start(), PAGE).unwrap()).len() == PAGE {
+            return eprintln!("skipped: before Linux 6.7 the kernel does not say what is huge");
+        }
+        let Ok(ring) = io_uring::IoUring::new(8) else { return };
+        let registrar = IoUring::new(&ring, 1024).unwrap();
+        let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
+        let Ok(monitor) = Userfaultfd::shared() else {
+            return eprintln!("skipped: no userfaultfd");
+        };
+        let share = budget.share(Terms::default()).unwrap();
+        let config = Config::keeping_all();
+        let cache = pinfold::cache_within(share, registrar, monitor, config).unwrap();
+        let before = status_bytes("VmPin:");
+        let is_within = || status_bytes("VmPin:") - before <= budget.held().bytes;
+        let page = |number| AddressRange::new(pages.start() + number * HUGE, HUGE).unwrap();
+        let mut leases = Vec::new();
+        let refused = (0..100).find_map(|number| {
+            let lease = lease_of(&cache, page(number), 2 * PAGE).map(|lease| leases.push(lease));
+            assert!(is_within(), "{} of {:?}", status_bytes("VmPin:"), budget.held());
+            lease.err()
+        });
+        assert!(matches!(refused, Some(GetError::Exhausted(_))), "{refused:?}");
+        assert_eq!((leases.len(), budget.held().bytes), (3, 3 * HUGE));
+        leases.extend((0..512).map(|number| lease_of(&cache, page(0), number * PAGE).unwrap()));
+        assert_eq!(budget.held().regions, 3, "one registration for each huge page");
+        // Split under its lease: what was counted stays so.
+        let place = std::ptr::without_provenance_mut(page(1).start());
+        // SAFETY: protects what is this test's own, and allows it again.
+        unsafe {
+            libc::mprotect(place, PAGE, libc::PROT_READ);
+            libc::mprotect(place, PAGE, libc::PROT_READ | libc::PROT_WRITE);
+        }
+        leases.push(lease_of(&cache, page(1), 5 * PAGE).unwrap());
+        assert!(is_within() && budget.held().bytes == 3 * HUGE);
+        drop(leases);
+        cache.evict_idle();
+        assert_eq!((budget.held(), status_bytes("VmPin:")), (Amount::ZERO, before));
     });
 }
 

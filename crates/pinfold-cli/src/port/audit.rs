@@ -59,6 +59,10 @@ impl Registrar for Audited {
         self.inner.granted(wanted)
     }
 
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.inner.widened(range)
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,

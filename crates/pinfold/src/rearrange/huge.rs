@@ -11,10 +11,10 @@ use super::beside::Beside;
 use super::collapse::{Obstacle, collapse};
 use super::pages::{Look, Pages};
 use super::{RearrangeError, check, mapped_parts};
+use crate::huge_pages::huge_page_bytes;
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
 use pinfold_kernel::memory;
-use std::fs;
 use std::time::{Duration, Instant};
 
 /// How memory gets into huge pages.
@@ -108,11 +108,8 @@ pub fn defragment<R: Suspend, M: Monitor>(
 ///
 /// [`RearrangeError::Unsupported`] where it makes none.
 fn huge_bytes() -> Result<usize, RearrangeError> {
-    const FILE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-    let bytes = fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse().ok());
-    let bytes = bytes.filter(|bytes: &usize| bytes.is_power_of_two());
     let what = "transparent huge pages (or /sys is not mounted)";
-    bytes.ok_or(RearrangeError::Unsupported { what, errno: 0 })
+    huge_page_bytes().ok_or(RearrangeError::Unsupported { what, errno: 0 })
 }
 
 /// What is to be done for a region, found out beforehand.
