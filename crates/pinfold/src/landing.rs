@@ -45,14 +45,18 @@
 //! `sys` (calls that move pages), `split` (which bytes are whole pages), `slab` (where landing pages
 //! come from), `crossover` (which way), `zone` and `place` (the states above).
 
+mod calibration;
 mod crossover;
+mod method;
 mod place;
 mod slab;
 mod split;
 mod zone;
 
-pub use crossover::{Crossover, CrossoverError, Measured};
-pub use place::{Arrived, LandError, Landed, Method, Place, Refused, Remapped};
+pub use calibration::CrossoverError;
+pub use crossover::{Crossover, Measured};
+pub use method::{LandError, Landed, Method};
+pub use place::{Arrived, Place, Refused, Remapped};
 pub use slab::{Pages, Slab, SlabError};
 pub use split::Split;
 pub use zone::{AskError, Options, Zone, ZoneError};

@@ -15,10 +15,7 @@ use workspace::{crates, sources};
 
 /// Circles that are there today: the crate, the module they lie in, and who takes part. A circle may leave
 /// this list, none may join it.
-const CIRCLES: &[(&str, &str, &[&str])] = &[
-    ("pinfold", "landing", &["crossover", "place", "zone"]),
-    ("pinfold", "pool", &["depot", "map", "slab"]),
-];
+const CIRCLES: &[(&str, &str, &[&str])] = &[];
 
 /// A module's path, without `crate`.
 type Module = Vec<String>;

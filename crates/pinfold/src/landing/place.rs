@@ -10,95 +10,15 @@
 // A refusal gives the message back, which is as large as the message.
 #![allow(clippy::result_large_err)]
 
+use super::method::{LandError, Landed, Method};
 use super::slab::Pages;
 use super::split::{Split, same_part};
-use super::zone::Held;
+use super::zone::{AskError, Held, Zone};
 use crate::in_flight::{InUse, Kept};
-use crate::{AddressRange, Monitor, Position, Registrar};
+use crate::{AddressRange, GetError, Monitor, Position, Registrar};
 use pinfold_kernel::{memory, process::page_bytes};
 use std::fmt;
 use std::process;
-
-/// How data gets from landing pages into its target.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Method {
-    /// Every byte is copied.
-    Copy,
-    /// Whole pages change places with the target's; ragged ends are copied.
-    Exchange,
-    /// Whole pages go to the target, whose own are given up; the zone's are made anew. Loses to one
-    /// of the others everywhere we have measured, and is never chosen.
-    Replace,
-}
-
-/// How a message has landed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Landed {
-    /// Bytes that came with their pages.
-    pub moved_bytes: usize,
-    /// Bytes that were copied.
-    pub copied_bytes: usize,
-    /// Why some or all pages were copied that were to be exchanged.
-    pub copied_because: Option<LandError>,
-}
-
-/// Why data does not land.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum LandError {
-    /// The target was unmapped, replaced or moved since its place was asked for; or the monitor has
-    /// lost count, as one may when the machine is overloaded, and nobody can tell. Who knows better
-    /// vouches for the target ([`Arrived::vouch`]).
-    TargetChanged,
-    /// The target has no whole page.
-    NoWholePage,
-    /// The target is not private, writable memory without a file, or its pages are huge pages of
-    /// hugetlbfs.
-    UnsuitableMapping,
-    /// The target is a pool's, or lies in the same 2 MiB as one's slab: its buffers' registration would
-    /// go on naming the pages that were there.
-    PoolMemory,
-    /// The target consists of so many mappings that exchanging its pages does not pay.
-    TooManyMappings,
-    /// The kernel would not exchange the pages.
-    Exchange {
-        /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`).
-        errno: i32,
-    },
-    /// This process is a forked child: the data is its parent's, and lands there.
-    Forked,
-}
-
-impl fmt::Display for LandError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TargetChanged => f.write_str(
-                "the target's mapping changed while the data was on its way: land it elsewhere",
-            ),
-            Self::Forked => f.write_str(
-                "this is a forked child, and its parent's data does not land here: make a zone here",
-            ),
-            Self::NoWholePage => f.write_str("the target has no whole page to be exchanged"),
-            Self::UnsuitableMapping => f.write_str(
-                "only pages of private anonymous memory can be exchanged: others are copied",
-            ),
-            Self::PoolMemory => f.write_str(
-                "a pool's buffers are registered with the pages that they have: data is copied into \
-                 them, or received by the device itself",
-            ),
-            Self::TooManyMappings => f.write_str(
-                "the target consists of too many mappings for an exchange to pay: let messages begin \
-                 and end at the same addresses, or in whole pages",
-            ),
-            Self::Exchange { errno } => {
-                let error = std::io::Error::from_raw_os_error(*errno);
-                write!(f, "the kernel would not exchange the pages: {error}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for LandError {}
 
 /// What did not land, as it was before.
 pub struct Refused<S> {
@@ -191,6 +111,40 @@ struct Left {
 /// A place with its data, which no device writes any more.
 #[must_use = "the data has not landed yet"]
 pub struct Arrived<'z, 'c, R: Registrar, M: Monitor, P: Pages>(Message<'z, 'c, R, M, P>);
+
+impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
+    /// A registered place for `length` bytes that are to get to `target`.
+    ///
+    /// Costs a look at the list of slots and, with [`Options::watch_targets`], at the monitor; a
+    /// registration if the slot was exchanged and nobody has called [`refill`](Self::refill) since.
+    ///
+    /// # Errors
+    ///
+    /// [`AskError`]; in a forked child, [`GetError::Forked`] in it.
+    ///
+    /// # Safety
+    ///
+    /// The bytes of the target are the caller's, to be written and to be moved to other pages, until
+    /// the place has landed or its destructor has returned: nobody borrows them, and no device is using
+    /// them. So they are never the caller's again if the place is forgotten. A change of their mapping
+    /// that is complete before a method of the place is called, its destructor included, is found out if
+    /// targets are watched and the monitor covers this one; others the caller prevents. Where a remapped
+    /// target has changed, what was its pages is the device's until the transfer has ended.
+    pub unsafe fn ask(
+        &self,
+        target: *mut u8,
+        length: usize,
+    ) -> Result<Place<'_, 'c, R, M, P>, AskError> {
+        let target =
+            AddressRange::new(target.expose_provenance(), length).map_err(AskError::Range)?;
+        if self.is_forked() {
+            return Err(AskError::Register(GetError::Forked));
+        }
+        let (mut held, place) = self.hold(target)?;
+        let handle = held.registered().map_err(AskError::Register)?;
+        Ok(Place::new(held, handle, place, target, self.watch(target)))
+    }
+}
 
 impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     pub(super) fn new(

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::crossover::Crossover;
-use super::place::{LandError, Place};
+use super::method::LandError;
 use super::slab::Pages;
 use super::split::{aligned_like, same_part};
 use crate::mappings::{Mapping, mappings_in};
@@ -186,37 +186,13 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Ok(zone)
     }
 
-    /// A registered place for `length` bytes that are to get to `target`.
-    ///
-    /// Costs a look at the list of slots and, with [`Options::watch_targets`], at the monitor; a
-    /// registration if the slot was exchanged and nobody has called [`refill`](Self::refill) since.
-    ///
-    /// # Errors
-    ///
-    /// [`AskError`]; in a forked child, [`GetError::Forked`] in it.
-    ///
-    /// # Safety
-    ///
-    /// The bytes of the target are the caller's, to be written and to be moved to other pages, until
-    /// the place has landed or its destructor has returned: nobody borrows them, and no device is using
-    /// them. So they are never the caller's again if the place is forgotten. A change of their mapping
-    /// that is complete before a method of the place is called, its destructor included, is found out if
-    /// targets are watched and the monitor covers this one; others the caller prevents. Where a remapped
-    /// target has changed, what was its pages is the device's until the transfer has ended.
-    pub unsafe fn ask(
+    /// A slot for a message to `target`, in the hands of one place, and where in it the message goes.
+    pub(super) fn hold(
         &self,
-        target: *mut u8,
-        length: usize,
-    ) -> Result<Place<'_, 'c, R, M, P>, AskError> {
-        let target =
-            AddressRange::new(target.expose_provenance(), length).map_err(AskError::Range)?;
-        if self.is_forked() {
-            return Err(AskError::Register(GetError::Forked));
-        }
+        target: AddressRange,
+    ) -> Result<(Held<'_, 'c, R, M, P>, AddressRange), AskError> {
         let (slot, place) = self.take_slot(target)?;
-        let mut held = Held::new(self, slot);
-        let handle = held.registered().map_err(AskError::Register)?;
-        Ok(Place::new(held, handle, place, target, self.watch(target)))
+        Ok((Held::new(self, slot), place))
     }
 
     /// Registers every free slot that an exchange has left without a registration. Says how many.
@@ -509,7 +485,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     }
 
     /// The slot's handle; registers it if it has none.
-    fn registered(&mut self) -> Result<R::Handle, GetError> {
+    pub(super) fn registered(&mut self) -> Result<R::Handle, GetError> {
         if let Some(lease) = &self.lease {
             return Ok(lease.handle());
         }

@@ -11,10 +11,9 @@
 use super::allowance::{Allowance, Unshared};
 use super::classes::{Class, LINE, MAX_ALIGN, UNIT};
 use super::config::{Bounds, PoolConfig, WhenExhausted};
-use super::depot::{Depot, Want};
+use super::depot::{Depot, Slab, Want, slab_at};
 use super::error::{AllocateError, OpenError};
-use super::map;
-use super::slab::{Kind, Slab};
+use super::slab::Kind;
 use super::statistics::PoolStatistics;
 use super::threads;
 use pinfold_core::{Access, AddressRange, Registrar, StableBuffer};
@@ -292,7 +291,7 @@ impl<'p, R: Registrar> PoolBuffer<'p, R> {
 
     #[inline]
     fn slab(&self) -> &Slab {
-        let slab = map::find(self.block.addr().get());
+        let slab = slab_at(self.block.addr().get());
         // A buffer's slab is published before it is handed out and hidden after it came back.
         debug_assert!(slab.is_some());
         // SAFETY: as above; the slab lives as long as one of its buffers is out.

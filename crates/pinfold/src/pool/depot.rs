@@ -18,7 +18,7 @@ use super::error::{AllocateError, Exhausted, OpenError};
 use super::map;
 use super::memory::Memory;
 use super::queue::{Queue, Seat};
-use super::slab::{Kind, Slab};
+use super::slab::{self, Kind};
 use super::space::{Put, Space};
 use super::statistics::PoolStatistics;
 use crate::fork_mark::ForkMark;
@@ -83,6 +83,15 @@ impl Want {
             Self::Long { units, .. } => units as usize * UNIT,
         }
     }
+}
+
+/// A slab of a pool. The only kind that is published.
+pub(super) type Slab = slab::Slab<Depot>;
+
+/// The slab that the address lies in, if it is one's; dangling if the slab has gone since.
+#[inline(always)]
+pub(super) fn slab_at(address: usize) -> Option<NonNull<Slab>> {
+    map::find(address).map(NonNull::cast)
 }
 
 /// A pool without its registrars' types.
@@ -984,7 +993,7 @@ impl State {
         let address = block.addr().get();
         // SAFETY: whatever is put was handed out of a slab, which stays as long as it is out; and
         // slabs go with the lock held. A pointer that never was a buffer is the caller's breach.
-        let slab = map::find(address).map(|slab| unsafe { slab.as_ref() });
+        let slab = slab_at(address).map(|slab| unsafe { slab.as_ref() });
         let put = slab.and_then(|slab| slab.place_of(address)).map(|place| self.space.put(place));
         self.counts.refused_puts += u64::from(put.is_none_or(|put| put == Put::NotInUse));
         if put == Some(Put::SlabEmpty) {

@@ -5,7 +5,6 @@
 //! Those are kept for good.
 
 use super::memory::HUGE;
-use super::slab::Slab;
 use pinfold_core::AddressRange;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -16,7 +15,10 @@ const ADDRESSES: usize = 1 << 47;
 const LEAF: usize = 1 << 14;
 const ROOT: usize = ADDRESSES / HUGE / LEAF;
 
-type Leaf = Box<[AtomicPtr<Slab>]>;
+/// A slab, whose type the table need not know.
+pub(super) enum Found {}
+
+type Leaf = Box<[AtomicPtr<Found>]>;
 
 static TABLE: [OnceLock<Leaf>; ROOT] = [const { OnceLock::new() }; ROOT];
 
@@ -26,7 +28,7 @@ fn leaf() -> Leaf {
 
 /// The slab that the address lies in, if it is one's; dangling if the slab has gone since.
 #[inline(always)]
-pub(super) fn find(address: usize) -> Option<NonNull<Slab>> {
+pub(super) fn find(address: usize) -> Option<NonNull<Found>> {
     let block = address / HUGE;
     let leaf = TABLE.get(block / LEAF)?.get()?;
     // Acquire: pairs with `set`; whoever finds a slab finds what it consists of.
@@ -43,7 +45,7 @@ pub(crate) fn is_near_a_slab(range: AddressRange) -> bool {
 /// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to nobody. False
 /// if the table does not reach that far.
 #[must_use]
-pub(super) fn set(start: usize, bytes: usize, slab: Option<NonNull<Slab>>) -> bool {
+pub(super) fn set(start: usize, bytes: usize, slab: Option<NonNull<Found>>) -> bool {
     let pointer = slab.map_or(std::ptr::null_mut(), NonNull::as_ptr);
     let Some(end) = start.checked_add(bytes).filter(|&end| end <= ADDRESSES) else { return false };
     for block in start / HUGE..end.div_ceil(HUGE) {
@@ -61,7 +63,7 @@ mod tests {
     #[test]
     fn an_address_is_found_in_its_slab_only() {
         // Addresses that no program has: the last ones below the table's end.
-        let (start, slab) = (ADDRESSES - 4 * HUGE, NonNull::<Slab>::dangling());
+        let (start, slab) = (ADDRESSES - 4 * HUGE, NonNull::<Found>::dangling());
         assert!(set(start, 2 * HUGE + 4096, Some(slab)));
         assert_eq!(find(start), Some(slab));
         assert_eq!(find(start + 2 * HUGE), Some(slab), "its beginning of a block is the slab's");

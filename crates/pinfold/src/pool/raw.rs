@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::buffer::{Pool, PoolBuffer, give_back_slowly, keep_at_hand};
-use super::map;
-use super::slab::{Kind, Slab};
+use super::depot::{Slab, slab_at};
+use super::slab::Kind;
 use pinfold_core::Registrar;
 use std::fmt;
 use std::ptr::NonNull;
@@ -120,7 +120,7 @@ pub unsafe fn capacity_of(block: NonNull<u8>) -> Option<usize> {
 #[inline]
 unsafe fn slab_of<'a>(block: NonNull<u8>) -> Option<&'a Slab> {
     // SAFETY: a slab lives as long as one of its buffers is out.
-    let slab = unsafe { map::find(block.addr().get())?.as_ref() };
+    let slab = unsafe { slab_at(block.addr().get())?.as_ref() };
     slab.place_of(block.addr().get()).map(|_| slab)
 }
 

@@ -1,7 +1,6 @@
 //! One slab: memory, what each device gave for it, and what each of its units is.
 
 use super::classes::{Class, UNIT};
-use super::depot::Depot;
 use super::devices::Handles;
 use super::map;
 use super::memory::{Memory, PageKind};
@@ -11,15 +10,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Registered memory that is cut into buffers.
+/// Registered memory that is cut into buffers, of a pool whose state is a `D`.
 #[derive(Debug)]
-pub(super) struct Slab {
+pub(super) struct Slab<D> {
     number: SlabNumber,
     memory: Memory,
     handles: Handles,
     /// The pool's, which lives as long as one of its slabs: buffers that come back when the pool is
     /// gone find it.
-    depot: Arc<Depot>,
+    depot: Arc<D>,
     /// For each unit what begins in it: a class's blocks, or a long buffer.
     ///
     /// Written relaxed, before a buffer that begins there is handed out; whoever has the buffer
@@ -67,12 +66,12 @@ impl Kind {
     }
 }
 
-impl Slab {
+impl<D> Slab<D> {
     pub(super) fn new(
         number: SlabNumber,
         memory: Memory,
         handles: Handles,
-        depot: Arc<Depot>,
+        depot: Arc<D>,
     ) -> Arc<Self> {
         let kinds = (0..memory.bytes().div_ceil(UNIT)).map(|_| AtomicU32::new(0)).collect();
         Arc::new(Self { number, memory, handles, depot, kinds })
@@ -80,7 +79,7 @@ impl Slab {
 
     /// Has the slab be found by its addresses; false if the table does not reach them.
     pub(super) fn publish(self: &Arc<Self>) -> bool {
-        let slab = NonNull::new(Arc::as_ptr(self).cast_mut());
+        let slab = NonNull::new(Arc::as_ptr(self).cast_mut().cast());
         map::set(self.start(), self.bytes(), slab)
     }
 
@@ -115,7 +114,7 @@ impl Slab {
         &self.handles
     }
 
-    pub(super) fn depot(&self) -> &Arc<Depot> {
+    pub(super) fn depot(&self) -> &Arc<D> {
         &self.depot
     }
 

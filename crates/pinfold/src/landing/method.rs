@@ -1,0 +1,84 @@
+//! The ways in which data lands, and why it does not.
+
+use std::fmt;
+
+/// How data gets from landing pages into its target.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Method {
+    /// Every byte is copied.
+    Copy,
+    /// Whole pages change places with the target's; ragged ends are copied.
+    Exchange,
+    /// Whole pages go to the target, whose own are given up; the zone's are made anew. Loses to one
+    /// of the others everywhere we have measured, and is never chosen.
+    Replace,
+}
+
+/// How a message has landed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Landed {
+    /// Bytes that came with their pages.
+    pub moved_bytes: usize,
+    /// Bytes that were copied.
+    pub copied_bytes: usize,
+    /// Why some or all pages were copied that were to be exchanged.
+    pub copied_because: Option<LandError>,
+}
+
+/// Why data does not land.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LandError {
+    /// The target was unmapped, replaced or moved since its place was asked for; or the monitor has
+    /// lost count, as one may when the machine is overloaded, and nobody can tell. Who knows better
+    /// vouches for the target ([`Arrived::vouch`](super::Arrived::vouch)).
+    TargetChanged,
+    /// The target has no whole page.
+    NoWholePage,
+    /// The target is not private, writable memory without a file, or its pages are huge pages of
+    /// hugetlbfs.
+    UnsuitableMapping,
+    /// The target is a pool's, or lies in the same 2 MiB as one's slab: its buffers' registration would
+    /// go on naming the pages that were there.
+    PoolMemory,
+    /// The target consists of so many mappings that exchanging its pages does not pay.
+    TooManyMappings,
+    /// The kernel would not exchange the pages.
+    Exchange {
+        /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`).
+        errno: i32,
+    },
+    /// This process is a forked child: the data is its parent's, and lands there.
+    Forked,
+}
+
+impl fmt::Display for LandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TargetChanged => f.write_str(
+                "the target's mapping changed while the data was on its way: land it elsewhere",
+            ),
+            Self::Forked => f.write_str(
+                "this is a forked child, and its parent's data does not land here: make a zone here",
+            ),
+            Self::NoWholePage => f.write_str("the target has no whole page to be exchanged"),
+            Self::UnsuitableMapping => f.write_str(
+                "only pages of private anonymous memory can be exchanged: others are copied",
+            ),
+            Self::PoolMemory => f.write_str(
+                "a pool's buffers are registered with the pages that they have: data is copied into \
+                 them, or received by the device itself",
+            ),
+            Self::TooManyMappings => f.write_str(
+                "the target consists of too many mappings for an exchange to pay: let messages begin \
+                 and end at the same addresses, or in whole pages",
+            ),
+            Self::Exchange { errno } => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                write!(f, "the kernel would not exchange the pages: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for LandError {}
