@@ -114,11 +114,12 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     ///
     /// As [`get`](Self::get).
     pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
-        match self.checked {
-            // A fork since the check makes every registration the parent's.
-            true if self.shared.monitor.forked() => return None,
-            true => {}
-            false => self.shared.bring_up_to_date().ok()?,
+        if !self.checked {
+            self.shared.bring_up_to_date().ok()?;
+        }
+        // A fork since the check, in a callback for one, makes every registration the parent's.
+        if self.shared.monitor.forked() {
+            return None;
         }
         self.shared.hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
     }

@@ -548,12 +548,14 @@ impl Writer {
         UNSCANNED.iter().any(|&list| self.lists.len(list) > 0)
     }
 
-    /// How many slices it takes to look at every region that is idle, as far as is known.
+    /// How many slices it takes at most to give up every region that is idle, as far as is known: a slice
+    /// that is cut has examined or given up `HALF` of each at least, and each is examined once and given
+    /// up once.
     fn slices(&self) -> usize {
         let in_order = [List::Small, List::Main, List::Evictable].into_iter();
         let in_order: usize = in_order.map(|list| self.lists.len(list)).sum();
         let longest = UNSCANNED.iter().map(|&list| self.lists.len(list)).max();
-        1 + longest.unwrap_or(0).div_ceil(HALF) + in_order.div_ceil(SLICE)
+        1 + longest.unwrap_or(0).div_ceil(HALF) + in_order.div_ceil(HALF)
     }
 }
 
@@ -880,6 +882,17 @@ mod tests {
         assert_eq!(cache.reclaim(), 1);
         (0..FULL).for_each(|number| drop(get(&cache, number)));
         assert_eq!((cache.evict_idle(), cache.statistics().regions), (FULL, 0));
+    }
+
+    /// Examining takes of a slice as giving up does, and all the same nothing idle stays.
+    #[test]
+    fn all_that_is_idle_is_given_up_however_much_it_is() {
+        const COUNT: usize = if cfg!(miri) { 1000 } else { 10_000 };
+        let config =
+            Config { max_regions: COUNT, barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Calm, config).unwrap();
+        (0..COUNT).for_each(|number| drop(get(&cache, number)));
+        assert_eq!((cache.evict_idle(), cache.statistics().regions), (COUNT, 0));
     }
 
     /// Page 1 is leased, then room is needed: its registration must not go.

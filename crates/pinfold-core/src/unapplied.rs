@@ -12,13 +12,15 @@
 //! leaves when nothing is left of its range: each part was taken off it in the critical section that
 //! made the regions of that part unfindable. Where there are too many, they are replaced by one that
 //! has the number of the latest and covers every range, so it concerns whatever any of them did. It
-//! also remembers the first that it stands for: those are applied when it is, and no sooner.
+//! also remembers the first that it stands for: those are applied when it is, and no sooner. One that
+//! stands for others already, and is the next to be applied, is not replaced again.
 
 use crate::AddressRange;
 use std::collections::VecDeque;
 
-/// More than so many are folded into one.
-const MOST: usize = 1024;
+/// More than so many are folded into one: more than two monitors' logs hold, so that who reads a log
+/// that is full folds none.
+const MOST: usize = 10_000;
 
 /// How many changes there were.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
@@ -55,6 +57,11 @@ impl Unapplied {
         born < self.number
     }
 
+    /// Whether it stands for others.
+    fn is_fold(&self) -> bool {
+        self.first < self.number
+    }
+
     /// The same with another rest.
     pub(crate) const fn of(self, rest: AddressRange) -> Self {
         Self { rest, ..self }
@@ -78,16 +85,26 @@ impl UnappliedChanges {
     pub(crate) fn push(&mut self, range: AddressRange) -> ChangeCount {
         self.made = ChangeCount(self.made.0 + 1);
         let number = self.made;
-        let oldest = self.queue.front().filter(|_| self.queue.len() == MOST).copied();
-        let change = match oldest {
+        let change = match self.make_room() {
             None => Unapplied { rest: range, number, first: number },
-            Some(Unapplied { first, .. }) => {
-                self.queue.clear();
-                Unapplied { rest: AddressRange::EVERYTHING, number, first }
-            }
+            Some(first) => Unapplied { rest: AddressRange::EVERYTHING, number, first },
         };
         self.queue.push_back(change);
         number
+    }
+
+    /// Where there is no room for one more, takes out what is to be folded. The first change of that.
+    ///
+    /// A fold that is being applied stays, or whoever waits for it would wait for as long as others
+    /// report changes: behind it, the others become one.
+    fn make_room(&mut self) -> Option<ChangeCount> {
+        if self.queue.len() < MOST {
+            return None;
+        }
+        let stays = usize::from(self.queue.front()?.is_fold());
+        let first = self.queue.get(stays)?.first;
+        self.queue.truncate(stays);
+        Some(first)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -201,5 +218,19 @@ mod tests {
         push(&mut changes, 5 * MOST);
         assert!(changes.queue.len() <= MOST);
         assert!(!changes.are_applied(ChangeCount(1)) && changes.cover(page(0), ChangeCount(1)));
+    }
+
+    /// What is applied of the oldest stays applied, however many come: so it comes to an end.
+    #[test]
+    fn a_fold_that_is_being_applied_does_not_begin_again() {
+        let mut changes = full();
+        let target = changes.push(page(1));
+        changes.set_rest(changes.oldest().unwrap(), Some(page(9)));
+        push(&mut changes, 5 * MOST);
+        assert_eq!(changes.oldest().unwrap().rest, page(9));
+        assert!(!changes.are_applied(target) && changes.cover(page(0), target));
+        changes.set_rest(changes.oldest().unwrap(), None);
+        assert!(changes.are_applied(target) && !changes.are_applied(changes.made()));
+        assert!(changes.cover(page(0), target), "what came later concerns everything");
     }
 }
