@@ -203,11 +203,13 @@ impl Device {
         if self.config.always_writes { wanted | Access::WRITE } else { wanted }
     }
 
-    pub(crate) fn register(
-        &self,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Handle, RegisterError> {
+    /// What [`Registrar::register`](pinfold_core::Registrar::register) does with this device, without a promise:
+    /// there is no memory behind a simulated address.
+    ///
+    /// # Errors
+    ///
+    /// What the device's configuration and its faults demand.
+    pub fn register(&self, range: AddressRange, access: Access) -> Result<Handle, RegisterError> {
         let attempt = Attempt { device: self, succeeded: false };
         let order = self.registration_order(range);
         let order = Fault::before(order)?;
@@ -218,11 +220,12 @@ impl Device {
         Ok(handle)
     }
 
-    pub(crate) fn deregister(
-        &self,
-        handle: Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
+    /// Ends a registration.
+    ///
+    /// # Errors
+    ///
+    /// A fault that was asked for, or a handle that has none.
+    pub fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
         let order = lock(&self.faults).deregistrations.pop_front();
         let order = Fault::before(order)?;
         lock(&self.ledger).remove(handle, range)?;

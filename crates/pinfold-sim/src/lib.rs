@@ -51,5 +51,5 @@ pub use device::{Counts, Device, DeviceConfig, Handle, Registration, Violation};
 pub use fault::{Fault, Gate, Moment};
 pub use monitor::SimMonitor;
 pub use random::Random;
-pub use registrar::SimRegistrar;
+pub use registrar::{SimRegistrar, Simulated, get_simulated};
 pub use space::{AddressSpace, Discard, PAGE_BYTES, PhysicalPage, Protection, RemapError};

@@ -2,16 +2,15 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to implement the unsafe function of [`Registrar`]. There is no
-//! memory behind a simulated address, so nothing can be touched through one; the file contains no
-//! unsafe block outside its tests.
+//! This file reopens `unsafe_code` to implement the unsafe function of [`Registrar`], and to call the cache's
+//! `get` for ranges of simulated addresses. There is no memory behind one, so nothing can be touched through it.
 
 #![allow(unsafe_code)]
 
 use crate::device::{Device, Handle};
 use pinfold_core::{
-    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
-    RegistrarLimits, Suspend, Transfers,
+    Access, AddressRange, Cache, ConnectionLost, DeregisterError, GetError, Lease, Monitor,
+    RegisterError, Registrar, RegistrarLimits, Suspend, Transfers,
 };
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,6 +26,31 @@ impl SimRegistrar {
     pub fn new(device: &Arc<Device>) -> Self {
         Self { device: Arc::clone(device) }
     }
+}
+
+/// A registrar of simulated addresses: no memory of this process is read or written for a registration.
+///
+/// # Safety
+///
+/// That holds for every range.
+pub unsafe trait Simulated: Registrar {}
+
+// SAFETY: the device is a table of numbers.
+unsafe impl Simulated for SimRegistrar {}
+
+/// The cache's `get` for simulated addresses, whose contract there is nothing to say for.
+///
+/// # Errors
+///
+/// As [`Cache::get`].
+pub fn get_simulated<R: Simulated, M: Monitor>(
+    cache: &Cache<R, M>,
+    range: AddressRange,
+    access: Access,
+) -> Result<Lease<'_, R, M>, GetError> {
+    let start = std::ptr::without_provenance(range.start());
+    // SAFETY: there is no memory behind a simulated address.
+    unsafe { cache.get(start, range.len(), access) }
 }
 
 impl Registrar for SimRegistrar {

@@ -4,22 +4,16 @@
 //! and 256 MiB, in buffers of 64 KiB to 4 MiB of which each is used when it is made and some again,
 //! and between the phases it rests, so that allocators that wait before they give memory back
 //! get to it. The program is this command, started again with the allocator before libc.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the cache's `get`: the lease ends before the buffer does, and
-//! no transfer uses it.
-
-#![allow(unsafe_code)]
 
 use super::Bench;
+use crate::block::register_ahead;
 use crate::device::Ring;
 use crate::output::{Failure, Output};
 use pinfold::allocator::{self, Kept};
 use pinfold::budget::{Budget, Kind, Terms};
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
-use pinfold::{Access, Cache, Config, Registrar};
+use pinfold::{AddressRange, Cache, Config, Registrar};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs;
@@ -237,9 +231,9 @@ impl<'l> Program<'l> {
 
     fn use_buffer(&mut self, which: usize) -> Result<(), Failure> {
         let buffer = &self.buffers[which];
-        // SAFETY: the lease ends in this statement, and no transfer was made with it.
-        let lease = unsafe { self.library.get(buffer.as_ptr(), buffer.len(), Access::READ) };
-        lease.map(drop).map_err(Failure::unavailable)?;
+        let range = AddressRange::new(buffer.as_ptr().expose_provenance(), buffer.len());
+        let range = range.map_err(Failure::unavailable)?;
+        register_ahead(self.library, range).map_err(Failure::unavailable)?;
         self.pinned_peak = self.pinned_peak.max(self.library.statistics().pinned_bytes);
         Ok(())
     }

@@ -1,20 +1,13 @@
 //! What the library costs a program that has it: at its start, and where it unmaps memory.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the cache's `get`: the lease ends before the block is
-//! changed, and no transfer uses it.
-
-#![allow(unsafe_code)]
 
 use super::Bench;
-use crate::block::{Block, Origin};
+use crate::block::{Block, Origin, register_ahead};
 use crate::device::Ring;
 use crate::medians::{median, times_faster};
 use crate::output::Failure;
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
-use pinfold::{Access, Cache, Config};
+use pinfold::{AddressRange, Cache, Config};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -125,8 +118,6 @@ fn mapping() -> Result<Block, Failure> {
 
 /// Has the library watch the block: a lease that ends at once leaves it registered and watched.
 fn watch(library: &Library, block: &Block) -> Result<(), Failure> {
-    let start = std::ptr::with_exposed_provenance(block.address());
-    // SAFETY: the lease ends in this statement, and no transfer was made with it.
-    let lease = unsafe { library.get(start, block.length(), Access::READ) };
-    lease.map(drop).map_err(Failure::unavailable)
+    let range = AddressRange::new(block.address(), block.length());
+    register_ahead(library, range.map_err(Failure::unavailable)?).map_err(Failure::unavailable)
 }

@@ -3,22 +3,15 @@
 //!
 //! A simulated page is a number, so no bytes move and no time is worth telling. A message is wrong where the device
 //! would touch other pages than the program's.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the registrar and the cache's `get`: there is no memory behind a simulated
-//! address, so nothing can be spoilt.
-
-#![allow(unsafe_code)]
 
 use super::Tally;
 use super::program::{Change, Program, SLOTS, Step};
 use super::report::Row;
 use crate::output::Failure;
 use crate::strategy::Counts;
-use pinfold::{Access, AddressRange, Cache, Config, Registrar};
+use pinfold::{Access, AddressRange, Cache, Config};
 use pinfold_sim::{
-    AddressSpace, Device, DeviceConfig, Handle, Protection, SimMonitor, SimRegistrar,
+    AddressSpace, Device, DeviceConfig, Handle, Protection, SimMonitor, SimRegistrar, get_simulated,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -63,15 +56,11 @@ impl World {
     }
 
     fn register(&self, range: AddressRange) -> Result<Handle, Failure> {
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { SimRegistrar::new(&self.device).register(range, Access::READ) }
-            .map_err(Failure::unavailable)
+        self.device.register(range, Access::READ).map_err(Failure::unavailable)
     }
 
     fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), Failure> {
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { SimRegistrar::new(&self.device).deregister(handle, range) }
-            .map_err(Failure::unavailable)
+        self.device.deregister(handle, range).map_err(Failure::unavailable)
     }
 }
 
@@ -153,9 +142,7 @@ impl Sender {
             }
             Way::Beforehand(handle, buffer) => Ok(device.is_fresh(*handle, *buffer)),
             Way::Pinfold(cache) => {
-                let start = std::ptr::without_provenance(message.start());
-                // SAFETY: there is no memory behind a simulated address.
-                let lease = unsafe { cache.get(start, message.len(), Access::READ) };
+                let lease = get_simulated(cache, message, Access::READ);
                 let lease = lease.map_err(Failure::unavailable)?;
                 Ok(device.is_fresh(lease.handle(), message))
             }

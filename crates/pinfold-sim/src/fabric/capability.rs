@@ -12,6 +12,7 @@ use super::mutant::Mutant;
 use super::nic::Key;
 use super::world::{DeviceCall, DevicePanic, Event, Fabric, Rekeyed, World};
 use crate::fault::Moment;
+use crate::registrar::Simulated;
 use crate::space::PAGE_BYTES;
 use pinfold_core::{
     Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
@@ -46,6 +47,9 @@ impl FabricRegistrar {
         }
     }
 }
+
+// SAFETY: the fabric is a table of numbers.
+unsafe impl Simulated for FabricRegistrar {}
 
 impl Registrar for FabricRegistrar {
     type Handle = Key;

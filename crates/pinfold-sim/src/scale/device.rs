@@ -9,6 +9,7 @@
 
 use super::Costs;
 use crate::fabric::Nanos;
+use crate::registrar::Simulated;
 use crate::space::{AddressSpace, PAGE_BYTES, PhysicalPage};
 use crate::sync::lock;
 use pinfold_core::{
@@ -139,6 +140,9 @@ impl TimedDevice {
         f(&mut lock(&self.0))
     }
 }
+
+// SAFETY: the device is a table of numbers.
+unsafe impl Simulated for TimedDevice {}
 
 impl Registrar for TimedDevice {
     type Handle = u32;

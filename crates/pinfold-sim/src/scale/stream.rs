@@ -1,16 +1,10 @@
 //! A stream of messages, under one policy.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to call the cache's door. There is no memory behind a simulated
-//! address, so there is nothing that a device could spoil.
-
-#![allow(unsafe_code)]
 
 use super::device::{Machine, TimedDevice, pages, to_nanos};
 use super::{Policy, Row, Scenario};
 use crate::monitor::SimMonitor;
 use crate::random::Random;
+use crate::registrar::get_simulated;
 use crate::space::{AddressSpace, PAGE_BYTES, Protection};
 use pinfold_core::{Access, AddressRange, Cache, Config, Lease};
 use std::collections::BTreeMap;
@@ -178,9 +172,7 @@ impl<'c, 's> Stream<'c, 's> {
     }
 
     pub(super) fn lease(&self, range: AddressRange) -> Option<TimedLease<'c>> {
-        let start = std::ptr::without_provenance(range.start());
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache.get(start, range.len(), Access::READ) }.ok()
+        get_simulated(self.cache, range, Access::READ).ok()
     }
 
     /// Hot peers come first in the order of peers.

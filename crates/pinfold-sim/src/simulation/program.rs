@@ -1,12 +1,5 @@
 //! The program: random, but legal. It keeps memory that is in use where it is, unless it has
 //! suspended it, and tells its peers what they must know.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to call the cache's door. There is no memory behind a simulated
-//! address, so there is nothing that a device could spoil.
-
-#![allow(unsafe_code)]
 
 use super::buffers::{BUFFERS, Buffer, ELSEWHERE};
 use super::state::{Exposure, Listener, Posted, Program, SimCache, SimLease};
@@ -17,6 +10,7 @@ use crate::fabric::{
 };
 use crate::fault::Moment;
 use crate::random::Random;
+use crate::registrar::get_simulated;
 use crate::space::Protection;
 use pinfold_core::{Access, AddressRange};
 use std::fmt;
@@ -137,9 +131,7 @@ impl<'c, 'o> Program<'c, 'o> {
 
     /// A lease of `range`; nothing if there is none to be had, which is nobody's fault here.
     fn lease(&mut self, range: AddressRange, access: Access) -> Option<SimLease<'c>> {
-        let start = std::ptr::without_provenance(range.start());
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache.get(start, range.len(), access) }.ok()
+        get_simulated(self.cache, range, access).ok()
     }
 
     fn some_connection(&mut self) -> Option<ConnectionId> {
