@@ -101,9 +101,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Applies what was read, oldest first, until a slice is full; the reclaimer goes on.
     fn apply_slice(&self, writer: &mut Writer) {
-        let mut room = SLICE;
+        let (mut room, mut hits) = (SLICE, None);
         while let Some(change) = writer.unapplied.oldest().filter(|_| room > 0) {
-            room = room.saturating_sub(self.apply_some(writer, change, room));
+            room = room.saturating_sub(self.apply_some(writer, change, room, &mut hits));
         }
         self.publish_applied(writer);
     }
@@ -111,14 +111,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies a slice of one change, whatever came before it. Whether nothing is left of it.
     fn apply_slice_of(&self, writer: &mut Writer, number: ChangeCount) -> bool {
         let Some(change) = writer.unapplied.rest_of(number) else { return true };
-        self.apply_some(writer, change, SLICE);
+        self.apply_some(writer, change, SLICE, &mut None);
         self.publish_applied(writer);
         writer.unapplied.rest_of(number).is_none()
     }
 
-    /// Applies what `most` allows of `change`. How much of that it took.
-    fn apply_some(&self, writer: &mut Writer, change: Unapplied, most: usize) -> usize {
-        let (rest, invalidated) = self.apply_part(writer, change, most);
+    /// Applies what `most` allows of `change`. How much of that it took. `hits` is the sum of all threads'
+    /// hits, which is made once, by the first who needs it.
+    fn apply_some(
+        &self,
+        writer: &mut Writer,
+        change: Unapplied,
+        most: usize,
+        hits: &mut Option<u64>,
+    ) -> usize {
+        let (rest, invalidated) = self.apply_part(writer, change, most, hits);
         writer.unapplied.set_rest(change, rest);
         // Also a part without regions may have been as long as a part may be.
         if rest.is_some() { most } else { 1 + invalidated }
@@ -131,13 +138,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer: &mut Writer,
         change: Unapplied,
         most: usize,
+        hits: &mut Option<u64>,
     ) -> (Option<AddressRange>, usize) {
         let mut numbers = std::mem::take(&mut writer.scratch);
         let mut rest =
             self.findable_part(change.rest, most, &mut numbers, |born| change.is_later(born));
-        let mut hits = None;
         for &number in &numbers {
-            self.note_kept_no_more(writer, number, &mut hits);
+            self.note_kept_no_more(writer, number, hits);
             self.unpublish(writer, number, Lists::invalidate);
             writer.watchers.invalidated(number);
         }

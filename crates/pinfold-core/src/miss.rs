@@ -57,13 +57,15 @@ struct Attempt {
     waited: bool,
     /// The budget is full of regions in use and the configuration says to go on.
     past_budget: bool,
+    /// No more is registered than was asked for, in whole pages: more could not be had.
+    is_narrow: bool,
     begun: Begun,
 }
 
 impl Attempt {
     /// One whose registration is not to be kept waits for nobody: what others register is kept.
     fn new(begun: Begun) -> Self {
-        Self { waited: begun.uses == Uses::One, past_budget: false, begun }
+        Self { waited: begun.uses == Uses::One, past_budget: false, is_narrow: false, begun }
     }
 }
 
@@ -120,13 +122,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // The registrar is asked here, where no lock is held.
         let access = self.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
-        let made = Want { range: self.to_register(want), terms };
         loop {
             // In each round, because the program's own code has run in between, the registrar's or
             // a callback's: a child that was forked there comes back to here as well.
             if self.monitor.forked() {
                 return Err(GetError::Forked);
             }
+            // In each round as well: the mapping may have changed meanwhile.
+            let made = Want { range: self.to_register(want, attempt), terms };
             let is_sampled = self.is_sampled();
             let asked = (!attempt.begun.is_current || is_sampled).then(|| self.ask(is_sampled));
             // Again: a clock may fork.
@@ -146,14 +149,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 Step::HoldBack(gate) => {
                     gate.wait().map_err(|range| GetError::Suspended { range })?;
                 }
-                Step::MakeRoom(refusal, whose) => {
-                    attempt.past_budget = self.make_room(refusal, whose)?;
-                }
-                // SAFETY: the caller's promise.
-                Step::Register(enlisted) => match unsafe { enlisted.fly(want) } {
-                    Ok(lease) => return Ok(lease),
-                    Err(error) => self.recover(want, error)?,
+                Step::MakeRoom(refusal, whose) => match self.make_room(refusal, whose) {
+                    Ok(false) => {}
+                    _ if made.range != self.pages_of(want) => attempt.is_narrow = true,
+                    past_budget => attempt.past_budget = past_budget?,
                 },
+                Step::Register(enlisted) => {
+                    let tried = enlisted.range;
+                    // SAFETY: the caller's promise.
+                    match unsafe { enlisted.fly(want) } {
+                        Ok(lease) => return Ok(lease),
+                        Err(error) => attempt.is_narrow |= self.recover(want, tried, error)?,
+                    }
+                }
             }
         }
     }
@@ -280,9 +288,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Not where the caller vouches for what it asked for: of the rest it reports no change, and
     /// another that vouches for that would be served from here.
-    fn to_register(&self, want: &Want) -> AddressRange {
+    fn to_register(&self, want: &Want, attempt: Attempt) -> AddressRange {
         let pages = self.pages_of(want);
-        if want.terms.vouched || want.terms.access.is_remote() {
+        if attempt.is_narrow || want.terms.vouched || want.terms.access.is_remote() {
             return pages;
         }
         let widened = self.registrar.widened(pages);
@@ -495,21 +503,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer.counts.superseded += needless.len() as u64;
     }
 
-    /// After a failed registration: Ok if there is room to try again.
-    fn recover(&self, want: &Want, error: RegisterError) -> Result<(), GetError> {
+    /// After a failed registration of `tried`: Ok if it may be tried again, with whether to try no more
+    /// than was asked for.
+    fn recover(
+        &self,
+        want: &Want,
+        tried: AddressRange,
+        error: RegisterError,
+    ) -> Result<bool, GetError> {
         // Forked inside the registrar, the account is the parent's as well.
         if self.monitor.forked() {
             return Err(GetError::Forked);
         }
-        if error.is_about_room() && self.make_room_on_device(want, error) {
-            return Ok(());
+        if error.is_about_room() && self.make_room_on_device(tried, error) {
+            return Ok(false);
         }
-        Err(GetError::Register(error))
+        // What nobody asked for may be what cannot be registered: it may even be unmapped by now.
+        if tried != self.pages_of(want) { Ok(true) } else { Err(GetError::Register(error)) }
     }
 
     /// The account hears of it in any case: it may have to adapt.
-    fn make_room_on_device(&self, want: &Want, error: RegisterError) -> bool {
-        let missing = self.amount(want.range);
+    fn make_room_on_device(&self, tried: AddressRange, error: RegisterError) -> bool {
+        let missing = self.amount(tried);
         let refused = |account: &Arc<dyn Account>| account.refused(error, missing);
         let recalled = self.account.as_ref().is_some_and(refused);
         if self.account.is_none() {
