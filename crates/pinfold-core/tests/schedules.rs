@@ -483,7 +483,7 @@ impl Suspend for Device {
         Ok(Renewed::Same)
     }
 
-    fn restart(&self, connection: &u8) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &u8) -> Result<(), ConnectionLost> {
         let mut state = self.touch("restarted");
         let connection = usize::from(*connection);
         match state.connections[connection] {

@@ -97,7 +97,7 @@ impl Suspend for SimRegistrar {
         match *connection {}
     }
 
-    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
         match *connection {}
     }
 

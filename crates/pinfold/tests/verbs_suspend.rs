@@ -464,7 +464,8 @@ impl Writer<'_> {
         if let Some(change) = keys.iter().find(|change| change.old == self.rkey) {
             self.rkey = change.new;
         }
-        self.connection.restart().unwrap();
+        // SAFETY: nothing is suspended.
+        unsafe { self.connection.restart() }.unwrap();
         idle
     }
 }
@@ -653,7 +654,8 @@ fn what_is_posted_to_a_stopped_queue_pair_waits_and_goes_on() {
     }
     assert!(far.memory.bytes() == [0; PAGE], "nothing moved");
     assert_eq!(connection.in_flight().unwrap().count, 0);
-    connection.restart().unwrap();
+    // SAFETY: nothing is suspended.
+    unsafe { connection.restart() }.unwrap();
     assert_eq!(raw.wait(), ffi::IBV_WC_SUCCESS);
     assert!(far.memory.bytes() == [7; PAGE]);
 }
@@ -868,8 +870,10 @@ fn a_forked_child_leaves_its_parents_queue_pairs_alone() {
         connection.fail();
         connection.stop() == Err(ConnectionLost::Gone)
             && connection.in_flight() == Err(ConnectionLost::Gone)
-            && connection.restart() == Err(ConnectionLost::Gone)
+            // SAFETY: the suspension, if there is one, is the parent's.
+            && unsafe { connection.restart() } == Err(ConnectionLost::Gone)
     }));
     connection.stop().unwrap();
-    connection.restart().unwrap();
+    // SAFETY: nothing is suspended.
+    unsafe { connection.restart() }.unwrap();
 }

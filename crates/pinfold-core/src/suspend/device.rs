@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare a function that opens memory to a device, and to
+//! This file reopens `unsafe_code` to declare the functions that open memory to a device, and to
 //! hand its caller's word on to [`Registrar::register`].
 
 #![allow(unsafe_code)]
@@ -136,7 +136,12 @@ pub trait Suspend: Registrar {
     /// # Errors
     ///
     /// [`ConnectionLost`] if it died meanwhile.
-    fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost>;
+    ///
+    /// # Safety
+    ///
+    /// No memory is being re-arranged on the word that the connection stands still: every suspension that
+    /// stopped it lets it go on.
+    unsafe fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost>;
 
     /// Ends a connection in the open: its program and its peer hear of it, and what was posted
     /// is aborted.

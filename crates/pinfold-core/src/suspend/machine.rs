@@ -33,8 +33,11 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
     /// Stops every connection that can touch `range`, widened to whole pages, and waits until
     /// nothing touches it; see [`suspend`](crate::suspend) for the whole course and its price.
     ///
-    /// `connections` are all that can touch the range, which only the program knows. `leases` are
-    /// those that come back when it resumes, with their registrations renewed; each touches the
+    /// `connections` are all that can touch the range, which only the program knows. One that is not named
+    /// goes on: what it still moves by a lease that was handed over it moves to or from the pages that were
+    /// registered, or it fails, and no other memory is touched; but the program may find the bytes of before
+    /// where it replaced these pages. So what replaces pages is unsafe, and asks for the whole list.
+    /// `leases` are those that come back when it resumes, with their registrations renewed; each touches the
     /// range. Their callbacks for invalidation are dropped.
     ///
     /// # Errors

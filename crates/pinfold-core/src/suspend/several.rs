@@ -6,7 +6,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to pass a withdrawal and a renewal on to each device.
+//! This file reopens `unsafe_code` to pass a withdrawal, a renewal and a restart on to each device.
 
 #![allow(unsafe_code)]
 
@@ -91,8 +91,9 @@ impl<R: Suspend> Suspend for Arc<R> {
         unsafe { R::renew(self, handle, range, access) }
     }
 
-    fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
-        R::restart(self, connection)
+    unsafe fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { R::restart(self, connection) }
     }
 
     fn fail(&self, connection: &Self::Connection) {
@@ -225,10 +226,12 @@ impl<A: Suspend, B: Suspend> Suspend for (A, B) {
         Ok(before(((first, second), first_changed || second_changed)))
     }
 
-    fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost> {
         match connection {
-            OfEither::First(own) => self.0.restart(own),
-            OfEither::Second(own) => self.1.restart(own),
+            // SAFETY: the caller's promise, passed on.
+            OfEither::First(own) => unsafe { self.0.restart(own) },
+            // SAFETY: as above.
+            OfEither::Second(own) => unsafe { self.1.restart(own) },
         }
     }
 
@@ -321,8 +324,10 @@ impl<R: Suspend, const N: usize> Suspend for [R; N] {
         Ok(before((handles, changed)))
     }
 
-    fn restart(&self, (device, own): &Self::Connection) -> Result<(), ConnectionLost> {
-        self.get(*device).ok_or(ConnectionLost::Gone)?.restart(own)
+    unsafe fn restart(&self, (device, own): &Self::Connection) -> Result<(), ConnectionLost> {
+        let device = self.get(*device).ok_or(ConnectionLost::Gone)?;
+        // SAFETY: the caller's promise, passed on.
+        unsafe { device.restart(own) }
     }
 
     fn fail(&self, (device, own): &Self::Connection) {
@@ -407,7 +412,7 @@ mod tests {
             Ok(if self.changes { Renewed::Changed(handle + 1) } else { Renewed::Same })
         }
 
-        fn restart(&self, _: &usize) -> Result<(), ConnectionLost> {
+        unsafe fn restart(&self, _: &usize) -> Result<(), ConnectionLost> {
             Ok(())
         }
 

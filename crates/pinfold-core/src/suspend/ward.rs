@@ -3,8 +3,8 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to read and write the handle of a region that the suspension has
-//! taken out of everybody's reach, and to have its registration renewed on the word that came
-//! with its leases.
+//! taken out of everybody's reach, to have its registration renewed on the word that came
+//! with its leases, and to let connections go on that nothing holds any more.
 
 #![allow(unsafe_code)]
 
@@ -519,7 +519,8 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 
     fn restart_one(&mut self, connection: &R::Connection) {
-        let restarted = self.shared.registrar.restart(connection);
+        // SAFETY: the last suspension to hold it lets it go on.
+        let restarted = unsafe { self.shared.registrar.restart(connection) };
         drop(self.locked(|writer| writer.bars.restarted(self.id, connection)));
         if let Err(why) = restarted {
             self.lost.push((connection.clone(), why));
@@ -661,7 +662,8 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             let let_go_on = || {
                 if self.locked(|writer| writer.bars.release(id, &connection)).is_ok() {
                     // What died meanwhile its program hears of from its device.
-                    let _lost = self.registrar.restart(&connection);
+                    // SAFETY: the last suspension to hold it lets it go on.
+                    let _lost = unsafe { self.registrar.restart(&connection) };
                 }
             };
             if runs_through(let_go_on) {

@@ -141,7 +141,7 @@ impl Suspend for FabricRegistrar {
         self.call(DeviceCall::Renew, |world| world.renew(key, range, access))
     }
 
-    fn restart(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
         self.call(DeviceCall::Restart, |world| world.restart(*connection))
     }
 

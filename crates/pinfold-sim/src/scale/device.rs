@@ -203,7 +203,7 @@ impl Suspend for TimedDevice {
         })
     }
 
-    fn restart(&self, &peer: &usize) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, &peer: &usize) -> Result<(), ConnectionLost> {
         self.with(|machine| {
             machine.work(machine.costs.restart);
             if let Some(since) = machine.stopped[peer].take() {

@@ -41,8 +41,8 @@ impl Way {
     /// # Safety
     ///
     /// For as long as this value is in use for a region: nobody writes to it, maps or unmaps
-    /// anything in it, nor protects it; no device writes to it but through the suspended cache; no
-    /// request is in flight on a lease that was handed over, unless the device sees to that itself
+    /// anything in it, nor protects it; no device writes to it but through the suspended cache, by
+    /// connections that were named when it was suspended; no request is in flight on a lease that was handed over, unless the device sees to that itself
     /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); nobody calls
     /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile; and no registration
     /// of it by others (another library's cache, which does not hear of the exchange; a device of the

@@ -307,7 +307,7 @@ impl Suspend for Mlock {
         locked.map(|_| Renewed::Same)
     }
 
-    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
         match *connection {}
     }
 

@@ -228,7 +228,7 @@ impl Suspend for Device {
         unsafe { self.register(range, access) }.map(Renewed::Changed)
     }
 
-    fn restart(&self, connection: &Link) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Link) -> Result<(), ConnectionLost> {
         assert!(!self.0.is_to_panic(), "restart");
         self.0.connections().remove(&connection.0);
         Ok(())

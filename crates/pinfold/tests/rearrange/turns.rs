@@ -78,7 +78,7 @@ impl Suspend for Forks {
         Ok(Renewed::Same)
     }
 
-    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
         match *connection {}
     }
 
@@ -176,7 +176,7 @@ impl Suspend for Waits {
         Ok(Renewed::Same)
     }
 
-    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
         match *connection {}
     }
 

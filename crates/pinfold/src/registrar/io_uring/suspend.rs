@@ -68,7 +68,7 @@ impl Suspend for IoUring {
         }
     }
 
-    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
         match *connection {}
     }
 

@@ -188,7 +188,12 @@ impl Connection {
     /// # Errors
     ///
     /// [`ConnectionLost`]: it is not re-established.
-    pub fn restart(&self) -> Result<(), ConnectionLost> {
+    ///
+    /// # Safety
+    ///
+    /// No memory is being re-arranged on the word that the connection stands still: suspensions of it are
+    /// over, or let it go on themselves.
+    pub unsafe fn restart(&self) -> Result<(), ConnectionLost> {
         const STEP: Duration = Duration::from_micros(50);
         let mut state = self.state()?;
         let began = Instant::now();
@@ -367,7 +372,8 @@ impl Connection {
             }
             std::thread::yield_now();
         }
-        self.restart().map_err(|lost| refused("ibv_modify_qp from SQD to RTS", lost))
+        // SAFETY: the queue pair is the trial's own, and no memory depends on it.
+        unsafe { self.restart() }.map_err(|lost| refused("ibv_modify_qp from SQD to RTS", lost))
     }
 }
 

@@ -118,8 +118,9 @@ impl Suspend for Verbs {
         unsafe { self.renew_with(handle, range, access, 0) }
     }
 
-    fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
-        connection.restart()
+    unsafe fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { connection.restart() }
     }
 
     fn fail(&self, connection: &Connection) {
@@ -161,8 +162,9 @@ impl Suspend for OnDemand {
         Ok(Renewed::Same)
     }
 
-    fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
-        connection.restart()
+    unsafe fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { connection.restart() }
     }
 
     fn fail(&self, connection: &Connection) {
