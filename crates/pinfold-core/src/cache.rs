@@ -246,10 +246,11 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
             std::mem::forget(self.reclaimer.take());
             return;
         }
-        self.shared.close();
+        let is_told = self.shared.close();
         let other = |handle: &JoinHandle<()>| handle.thread().id() != thread::current().id();
-        // A callback that the reclaimer runs may hold the last reference to the cache.
-        if let Some(reclaimer) = self.reclaimer.take().filter(other) {
+        // A callback that the reclaimer runs may hold the last reference to the cache; and one that was not told
+        // sleeps on with what it shares, which is no harm.
+        if let Some(reclaimer) = self.reclaimer.take().filter(other).filter(|_| is_told) {
             // A reclaimer that panicked in the monitor has nothing to add.
             reclaimer.join().unwrap_or_else(discard);
         }

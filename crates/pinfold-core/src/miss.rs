@@ -390,8 +390,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             (Keep::Never, _) => Verdict::RegisterPerUse,
             (Keep::Always, _) | (_, None) => Verdict::Keep,
             (Keep::WhenItPays, Some(_)) => {
+                let surcharge = self.change_surcharge(writer);
                 let Writer { admission, costs, counts, .. } = writer;
-                let surcharge = self.monitor.change_surcharge();
                 let Some(costs) = costs.of(range, surcharge) else {
                     // Nothing was measured; what costs nothing need not be.
                     return if surcharge == 0 { Verdict::Keep } else { Verdict::RegisterPerUse };
@@ -414,7 +414,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return;
         }
         let Some(range) = self.region(number).and_then(Region::range) else { return };
-        if let Some(costs) = writer.costs.of(range, self.monitor.change_surcharge()) {
+        let surcharge = self.change_surcharge(writer);
+        if let Some(costs) = writer.costs.of(range, surcharge) {
             let hits = hits.get_or_insert_with(|| writer.counts.hits + self.hazards.hits());
             writer.admission.end(range, costs, *hits);
         }

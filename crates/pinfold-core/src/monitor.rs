@@ -58,6 +58,14 @@ impl Position {
 ///    ([`Replay::complete`] false).
 /// 4. **Calm.** Nothing here waits for a lock that is held while memory is mapped, unmapped,
 ///    allocated or freed, except by `watch`.
+///
+/// # Locks and panics
+///
+/// `check`, `replay` and `change_surcharge` are also called under the cache's lock, `replay` under a landing
+/// zone's: they must not call the cache or the zone. Any call may panic but [`forked`](Self::forked), which
+/// destructors ask: what was asked for ends with the panic, or it is counted
+/// ([`callback_panics`](crate::Statistics::callback_panics)) where it has nowhere to go, and nothing that was not
+/// told is believed. Of a bell that panics, the reclaimer may not hear.
 pub unsafe trait Monitor: Send + Sync + 'static {
     /// The monitor's name: `userfaultfd`, `none`.
     fn name(&self) -> &'static str;

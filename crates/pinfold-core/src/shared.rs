@@ -11,6 +11,7 @@ use crate::budget::{Account, Amount};
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
+use crate::foreign::{self, runs_through};
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Lost, Monitor, Position, Sequence};
@@ -334,9 +335,26 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         drop(writer);
         let deferred = due.map(|due| Deferred { shared: self, due });
         if must_ring {
-            self.monitor.ring();
+            self.ring();
         }
         deferred
+    }
+
+    /// False if the monitor panicked, which is counted: what the caller has in hand must not be lost.
+    fn ring(&self) -> bool {
+        let rang = runs_through(|| self.monitor.ring());
+        if !rang {
+            self.count_panics(1);
+        }
+        rang
+    }
+
+    /// What a change of watched memory costs more: a hint, so that a monitor that panics over it, in the middle
+    /// of the books, is counted and nothing else.
+    pub(crate) fn change_surcharge(&self, writer: &mut Writer) -> u64 {
+        let surcharge = foreign::call(|| self.monitor.change_surcharge());
+        writer.counts.callback_panics += u64::from(surcharge.is_err());
+        surcharge.unwrap_or(0)
     }
 
     /// Waits until a registration that was being given back is gone. False if none was.
@@ -389,7 +407,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Panics of the program's that went nowhere.
     #[cold]
-    fn count_panics(&self, panics: u64) {
+    pub(crate) fn count_panics(&self, panics: u64) {
         // Not in a child that was forked by what panicked: the lock may be held for ever there.
         if !self.monitor.forked() {
             lock(&self.writer).counts.callback_panics += panics;
@@ -434,11 +452,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         counts
     }
 
-    /// Tells the reclaimer to end.
-    pub(crate) fn close(&self) {
+    /// Tells the reclaimer to end. False if it may not have heard, because the monitor panicked.
+    pub(crate) fn close(&self) -> bool {
         // SeqCst: once in a cache's life; the bell's own order makes it visible.
         self.closed.store(true, Ordering::SeqCst);
-        self.monitor.ring();
+        self.ring()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -44,8 +44,8 @@ pub struct Statistics {
     /// Times the monitor's log had been overwritten before it was read, so that everything was
     /// invalidated.
     pub overflows: u64,
-    /// Callbacks of the program that panicked, readings of its clock that did, and accounts that did when
-    /// they were given something back.
+    /// Callbacks of the program that panicked, readings of its clock that did, accounts that did when
+    /// they were given something back, and monitors that did where it had nowhere to go.
     pub callback_panics: u64,
     /// Regions registered now, those per use and those waiting for their last lease included.
     pub regions: u64,

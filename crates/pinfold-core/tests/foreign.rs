@@ -104,17 +104,81 @@ unsafe impl Monitor for Calm {
     fn wait(&self, _: u32) {}
 }
 
+/// Reports changes in turn, and panics at its n-th call, but for the question that destructors ask.
+#[derive(Default)]
+struct Nervous {
+    calls: Device,
+    changes: Mutex<Vec<AddressRange>>,
+}
+
+// SAFETY: the simulated memory changes by `change` alone.
+unsafe impl Monitor for Nervous {
+    fn name(&self) -> &'static str {
+        "nervous"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        self.calls.call();
+        Ok(Sequence(self.changes.lock().unwrap().len() as u64))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        self.calls.call();
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        self.calls.call();
+        false
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.calls.call();
+        let changes = self.changes.lock().unwrap().clone();
+        let (end, complete) = (changes.len() as u64, from != Position::NOWHERE);
+        let seen = if complete { usize::try_from(from.0).unwrap() } else { changes.len() };
+        for range in changes.into_iter().skip(seen) {
+            visit(range);
+            self.calls.call();
+        }
+        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn change_surcharge(&self) -> u64 {
+        self.calls.call();
+        1
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        0
+    }
+
+    fn ring(&self) {
+        self.calls.call();
+    }
+
+    fn wait(&self, _: u32) {}
+}
+
 fn pages(first: usize, count: usize) -> AddressRange {
     AddressRange::new(0x7000_0000 + first * 4096, count * 4096).unwrap()
 }
 
-fn get<R: Registrar>(cache: &Cache<R, Calm>, range: AddressRange) -> Lease<'_, R, Calm> {
+fn get<R: Registrar, M: Monitor>(cache: &Cache<R, M>, range: AddressRange) -> Lease<'_, R, M> {
     let start = std::ptr::without_provenance(range.start());
     // SAFETY: the device touches no memory.
     unsafe { cache.get(start, range.len(), Access::READ) }.unwrap()
 }
 
-fn get_once<R: Registrar>(cache: &Cache<R, Calm>, range: AddressRange) -> Lease<'_, R, Calm> {
+fn get_once<R: Registrar, M: Monitor>(cache: &Cache<R, M>, range: AddressRange) -> Lease<'_, R, M> {
     let start = std::ptr::without_provenance(range.start());
     // SAFETY: the device touches no memory.
     unsafe { cache.request(start, range.len(), Access::READ).once().get() }.unwrap()
@@ -126,7 +190,7 @@ fn runs_through(step: impl FnOnce()) -> bool {
 }
 
 /// Every operation that asks the device for anything, each on its own. Says whether all ran through.
-fn every_operation<R: Registrar>(cache: &Cache<R, Calm>, check: &dyn Fn(&str)) -> bool {
+fn every_operation<R: Registrar, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn(&str)) -> bool {
     let mut all = true;
     let mut step = |name: &str, step: &dyn Fn()| {
         all &= runs_through(step);
@@ -219,6 +283,78 @@ fn each_of_three_registrars_may_panic_at_any_call() {
     let three = |device: &Arc<Device>| (device.clone(), device.clone(), device.clone());
     panics_at_every_call(three, 3);
     panics_at_every_call(|device| [device.clone(), device.clone(), device.clone()], 3);
+}
+
+/// What changes while it panics is not found afterwards, and nothing is left behind.
+#[test]
+fn a_monitor_may_panic_at_any_call() {
+    for n in 1.. {
+        let (device, monitor) = (Arc::new(Device::default()), Arc::new(Nervous::default()));
+        let clock = Some(Clock::new(read_clock));
+        let config = Config { max_regions: 8, piece_bytes: 4 * 4096, clock, ..Config::default() };
+        // A cache that cannot be made leaves nothing.
+        let cache = Cache::new(Arc::clone(&device), Arc::clone(&monitor), config).unwrap();
+        monitor.calls.calls.store(0, SeqCst);
+        monitor.calls.panics_at.store(n, SeqCst);
+        let check = |name: &str| {
+            let live = device.live.lock().unwrap().len();
+            assert_eq!(live as u64, cache.statistics().regions, "call {n}: {name}");
+        };
+        for _ in 0..3 {
+            every_operation(&cache, &check);
+            monitor.changes.lock().unwrap().extend([pages(8, 1), pages(64, 16)]);
+        }
+        let asked = monitor.calls.calls.load(SeqCst);
+        monitor.calls.panics_at.store(0, SeqCst);
+        let lease = get(&cache, pages(8, 1));
+        monitor.changes.lock().unwrap().push(pages(8, 1));
+        assert!(lease.is_invalidated(), "call {n}");
+        drop(lease);
+        cache.evict_idle();
+        check("at the end");
+        assert_eq!(cache.statistics().regions, 0, "call {n}");
+        monitor.calls.calls.store(0, SeqCst);
+        monitor.calls.panics_at.store(n, SeqCst);
+        runs_through(|| std::mem::forget(get(&cache, pages(0, 1))));
+        let _panicked = runs_through(|| drop(cache));
+        assert!(device.live.lock().unwrap().is_empty(), "call {n}: left behind");
+        assert_eq!(device.twice.load(SeqCst), 0, "call {n}: given back twice");
+        if asked < n {
+            assert!(n > 60, "call {n} is beyond the last");
+            return;
+        }
+    }
+}
+
+/// Callbacks and completions that panic at any of their calls, and drop what panics when it is dropped.
+#[test]
+fn any_callback_may_panic() {
+    for n in 1.. {
+        let (cache, calls) = (cache(), Arc::new(Device::default()));
+        calls.panics_at.store(n, SeqCst);
+        let callback = || {
+            let calls = Arc::clone(&calls);
+            move || calls.call()
+        };
+        for round in 0..3 {
+            let mut leases: Vec<_> = (0..3).map(|page| get(&cache, pages(page, 1))).collect();
+            leases.push(get_once(&cache, pages(7, 1)));
+            leases.iter_mut().for_each(|lease| lease.on_invalidate(callback()));
+            cache.invalidate_then(pages(0, 2), callback());
+            if round == 1 {
+                leases[0].on_invalidate(callback());
+            }
+            drop(leases);
+            cache.invalidate_then(pages(0, 9), callback());
+            cache.reclaim();
+            assert_eq!(cache.statistics().regions, 0, "callback {n}");
+        }
+        assert_eq!(cache.statistics().callback_panics, u64::from(calls.calls.load(SeqCst) >= n));
+        if calls.calls.load(SeqCst) < n {
+            assert!(n > 12, "callback {n} is beyond the last");
+            return;
+        }
+    }
 }
 
 /// An account that panics at its device's n-th call, and has room for six registrations.

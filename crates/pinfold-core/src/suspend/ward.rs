@@ -748,8 +748,10 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // for what it would serve, and would wait for themselves.
         let enlist = |writer: &mut Writer| {
             // What the program did to the memory until now concerns what it had before. Forked in
-            // between: then nothing of it is used again.
-            let _forked = shared.catch_up(writer);
+            // between: then nothing of it is used again. What a monitor that panics did not tell it tells
+            // later, and the registration is not cached.
+            let asked = foreign::call(|| shared.catch_up(writer));
+            writer.counts.callback_panics += u64::from(asked.is_err());
             let free = !writer.watchers.has_due();
             if free {
                 let born = writer.unapplied.made();
@@ -770,7 +772,12 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             return Err(FORKED_MEANWHILE);
         }
         let Parked { region, range, terms, .. } = self.parked;
-        let per_use = self.shared.per_use(&Want { range, terms }, range);
+        // With a monitor that panics nobody can tell; what was withdrawn is renewed all the same.
+        let asked = foreign::call(|| self.shared.per_use(&Want { range, terms }, range));
+        let per_use = asked.unwrap_or_else(|_panicked| {
+            self.shared.count_panics(1);
+            Some(PerUse::InFlux)
+        });
         // SAFETY: filled, and out of everybody's reach but this renewal's.
         let handle = unsafe { region.handle() };
         // SAFETY: a lease of this region was handed over and is given back, or ends, behind this;

@@ -16,6 +16,7 @@ use super::split::{Split, same_part};
 use super::zone::{AskError, Held, Zone};
 use crate::in_flight::{InUse, Kept};
 use crate::{AddressRange, GetError, Monitor, Position, Registrar};
+use pinfold_core::foreign;
 use pinfold_kernel::{memory, process::page_bytes};
 use std::fmt;
 use std::process;
@@ -63,9 +64,10 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, '
 ///
 /// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
 /// them to the device; the ragged ends are given up. A target that has changed meanwhile is left alone:
-/// the pages are where the program has moved them. If the kernel takes pages out of a target by no
-/// means, the process is aborted: the target would be written behind its owner's back. Forgotten, it
-/// leaves the target to the device for good.
+/// the pages are where the program has moved them. If nobody can tell whether it has changed (the monitor is
+/// lost, or has lost count), or if the kernel takes pages out of it by no means, the process is aborted: the
+/// target would be written behind its owner's back. ([`vouch`](Self::vouch) before, where you know.)
+/// Forgotten, it leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
 pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Exchanged<'z, 'c, R, M, P>>);
 
@@ -86,9 +88,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Message<'_, '_, R, M, P> {
 impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
     fn abandon(self) {
         let Self { message, given, .. } = self;
-        // A forked child has copies of the pages.
         if let Some(given) = given
-            && message.has_same_target().is_ok()
+            && message.still_has(given).unwrap_or_else(|NobodyKnows| process::abort())
         {
             // SAFETY: the target is the message's, by the word that came with it, its content undefined
             // since it was remapped, and it has not changed, or the caller prevents that.
@@ -99,6 +100,10 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
         message.abandon();
     }
 }
+
+/// The monitor is lost, has lost count or panics: the pages may be the target's, to which a device writes, or
+/// whatever the program has there now.
+struct NobodyKnows;
 
 /// What is left to copy of a target whose pages were exchanged.
 #[derive(Clone, Copy, Debug)]
@@ -352,10 +357,22 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         if zone.is_forked() {
             return Err(LandError::Forked);
         }
-        if zone.has_changed(self.target, self.watched) {
-            return Err(LandError::TargetChanged);
+        match zone.has_changed(self.target, self.watched) {
+            Some(false) => Ok(()),
+            Some(true) | None => Err(LandError::TargetChanged),
         }
-        Ok(())
+    }
+
+    /// Whether the pages that were given to the target stand there still. Not in a forked child, which has
+    /// copies. Asked by a destructor, which may run because of a panic.
+    fn still_has(&self, given: AddressRange) -> Result<bool, NobodyKnows> {
+        let zone = self.held.zone;
+        if zone.is_forked() {
+            return Ok(false);
+        }
+        let changed = foreign::call(|| zone.has_changed(given, self.watched));
+        let changed = changed.ok().flatten().ok_or(NobodyKnows)?;
+        Ok(!changed)
     }
 
     /// Moves the whole pages by `method`, and names the parts of the target that are left to copy.

@@ -277,13 +277,18 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Some(slots.seen)
     }
 
-    /// Whether `target` changed since, or nobody can tell.
-    pub(super) fn has_changed(&self, target: AddressRange, since: Option<Position>) -> bool {
-        let Some(since) = since else { return false };
+    /// Whether `target` changed since; `None` if nobody can tell.
+    pub(super) fn has_changed(
+        &self,
+        target: AddressRange,
+        since: Option<Position>,
+    ) -> Option<bool> {
+        let Some(since) = since else { return Some(false) };
         let monitor = self.cache.monitor();
-        let mut changed = monitor.check().is_err();
+        let is_told = monitor.check().is_ok();
+        let mut changed = false;
         let replay = monitor.replay(since, &mut |range| changed |= range.overlaps(&target));
-        changed || !replay.complete
+        (changed || is_told && replay.complete).then_some(changed)
     }
 
     /// Gives the pages of `from`, which is in a slot, to `to`, and those of `to`, if they are to be

@@ -251,8 +251,8 @@ impl Drop for Device {
 pub(crate) struct Silent {
     process: u32,
     changes: Mutex<Vec<AddressRange>>,
-    /// What a replay does besides.
-    besides: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// What a question does besides, by its name.
+    besides: OnceLock<Box<dyn Fn(&str) + Send + Sync>>,
     rung: Mutex<u32>,
     bell: Condvar,
 }
@@ -264,9 +264,15 @@ impl Silent {
         Self { process, changes, besides, rung, bell: Condvar::new() }
     }
 
-    /// What a replay does besides, from now on.
-    pub(crate) fn besides(&self, besides: impl Fn() + Send + Sync + 'static) {
+    /// What a question does besides, from now on.
+    pub(crate) fn besides(&self, besides: impl Fn(&str) + Send + Sync + 'static) {
         assert!(self.besides.set(Box::new(besides)).is_ok());
+    }
+
+    fn asked(&self, question: &str) {
+        if let Some(besides) = self.besides.get() {
+            besides(question);
+        }
     }
 
     pub(crate) fn change(&self, range: AddressRange) {
@@ -285,21 +291,22 @@ unsafe impl Monitor for Silent {
         if self.forked() {
             return Err(Lost::Forked);
         }
+        self.asked("check");
         Ok(Sequence(self.changes.lock().unwrap().len() as u64))
     }
 
     fn watch(&self, _: AddressRange) -> Watch {
+        self.asked("watch");
         Watch::Covered
     }
 
     fn in_flux(&self, _: AddressRange) -> bool {
+        self.asked("in flux");
         false
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        if let Some(besides) = self.besides.get() {
-            besides();
-        }
+        self.asked("replay");
         let changes = self.changes.lock().unwrap().clone();
         let end = changes.len() as u64;
         let complete = from != Position::NOWHERE;

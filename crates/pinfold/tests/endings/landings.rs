@@ -14,6 +14,7 @@ use crate::device::{
 use crate::table::child_does;
 use pinfold::landing::{AskError, Crossover, LandError, Method, Options, Pages, Place, Slab, Zone};
 use pinfold::{Access, AddressRange, Config, GetError, WhenFull};
+use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -278,10 +279,12 @@ fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
         // SAFETY: the data is there.
         let arrived = unsafe { place.arrived() };
         let (there, leave) = (Arc::clone(&inside), Arc::clone(&go_on));
-        cache.monitor().besides(move || {
-            there.store(true, SeqCst);
-            while !leave.load(SeqCst) {
-                std::thread::yield_now();
+        cache.monitor().besides(move |question| {
+            if question == "replay" {
+                there.store(true, SeqCst);
+                while !leave.load(SeqCst) {
+                    std::thread::yield_now();
+                }
             }
         });
         std::thread::scope(|scope| {
@@ -319,4 +322,31 @@ fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
         });
     });
     assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Where nobody can tell what stands in a remapped target, neither the device nor its owner may go on with it.
+#[test]
+fn a_remapped_place_of_which_nobody_can_tell_ends_the_process() {
+    let name = "landings::a_remapped_place_of_which_nobody_can_tell_ends_the_process";
+    let mut went_on = false;
+    let status = in_a_process_of_its_own(name, || {
+        for vouched in [true, false] {
+            let (cache, _records) = a_cache();
+            let (zone, target) = (zone(&cache), Target::new());
+            let place = target.ask(&zone);
+            receive(place.range(), 3);
+            let mut remapped = place.remap().unwrap();
+            cache.monitor().besides(|question| panic!("{question}"));
+            if vouched {
+                // SAFETY: nothing has changed.
+                remapped = unsafe { remapped.vouch() };
+            }
+            assert_eq!(went_on, !vouched);
+            drop(remapped);
+            assert!(vouched && target.is_all(0));
+            went_on = true;
+        }
+    });
+    // Not by the second round's assertions, which would end it with a status.
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
 }

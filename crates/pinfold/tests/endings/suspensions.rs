@@ -200,3 +200,27 @@ fn a_connection_that_panics_at_any_copy_or_drop_holds_nothing_up() {
         }
     }
 }
+
+#[test]
+fn a_monitor_that_panics_at_any_question_holds_nothing_up() {
+    let memory = vec![0_u8; 12 * PAGE];
+    for n in 1.. {
+        let (cache, records) = cache(Config::keeping_all());
+        let (asked, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (counts, over) = (Arc::clone(&asked), Arc::clone(&ended));
+        cache.monitor().besides(move |question| {
+            let is_on = over.load(SeqCst) == 0 && !std::thread::panicking();
+            let number = if is_on { counts.fetch_add(1, SeqCst) + 1 } else { 0 };
+            assert!(number != n, "{question}");
+        });
+        let _panicked = panics(|| every_way(&cache, &records, &memory));
+        ended.store(1, SeqCst);
+        records.pass(Duration::from_millis(20));
+        cache.expire_suspensions();
+        assert_whole(&cache, &records, &memory, n);
+        if asked.load(SeqCst) < n {
+            assert!(n > 20, "only {n} questions");
+            break;
+        }
+    }
+}
