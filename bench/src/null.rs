@@ -83,7 +83,7 @@ impl Suspend for NullDevice {
         Ok(Renewed::Same)
     }
 
-    fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
         match *connection {}
     }
 
