@@ -1,26 +1,37 @@
-//! What forked children did to registrations that they inherited.
+//! What forked children do to registrations that they inherited.
 //!
 //! A child has its parent's descriptors of devices, so a registration that it ends is its parent's
-//! too, and the kernel may give its number to the next one. The parent must not end, or hand out, what
-//! has such a number. So a child counts what it does in memory that it shares with its parent. The
-//! parent counts there what it hands out and gets back, so that a child knows whether what it found
-//! idle when it was forked still is.
+//! too, and the kernel may give its number to the next one. What has such a number must not be ended a second
+//! time, or be handed out. Two words in memory that a child shares with its parent prevent that.
+//!
+//! **What is idle** is ended by one side alone. The word counts the parent's changes of what it keeps idle:
+//! before it hands out, gets back or ends something, it counts. A child has the count of the moment at which
+//! it was forked in its copy of the parent's memory, and may end what it inherited if it can change the word
+//! from that count to the same count with [`EMPTIED`]. Each side changes the word by a compare-exchange
+//! from a count that it knows, so of the two one comes first, and the other learns of it:
+//!
+//! - the child first: the parent's next change fails, and the parent forgets everything that was idle;
+//!   it was the same for both, and the child ends all of it;
+//! - the parent first: the count is another for ever, and the child ends nothing;
+//! - two children of one fork: the second finds the mark, and ends nothing.
+//!
+//! **What the program has** is ended by whom the program lets. A child counts that before it does, and the
+//! parent forgets what the program had when it sees another count. A program that ends one handle in two
+//! processes without waiting in one for the other has a race of its own, with or without this library.
 
 use pinfold_kernel::mapping::AtomicPage;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// In the word of changes: a child ends what was idle.
+const EMPTIED: u64 = 1 << 63;
 
 /// See the module. In memory that children share.
 #[derive(Debug)]
 pub(crate) struct Children(&'static [AtomicU64; 4]);
 
-/// How much children have done.
+/// The parent's changes of what is idle, as it counts them in its own memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Seen {
-    /// Handles that the program had.
-    pub(crate) ended: u64,
-    /// Times that idle registrations were deregistered.
-    pub(crate) emptied: u64,
-}
+pub(crate) struct Moves(u64);
 
 impl Children {
     /// `None` without memory. Never given back: a page.
@@ -28,41 +39,124 @@ impl Children {
         AtomicPage::shared().ok().map(|page| Self(page.leak()))
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        // Acquire: what a child did is done before it is counted.
-        let load = |word: &AtomicU64| word.load(Ordering::Acquire);
-        Seen { ended: load(self.ended()), emptied: load(self.emptied()) }
+    /// How many handles that the program had were ended by children.
+    pub(crate) fn ended(&self) -> u64 {
+        // Acquire: what a child did before it counted is done.
+        self.0[0].load(Ordering::Acquire)
     }
 
     /// Before a child ends a handle that it inherited.
     pub(crate) fn note_ended(&self) {
         // AcqRel: pairs with the load above.
-        self.ended().fetch_add(1, Ordering::AcqRel);
+        self.0[0].fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Before a child ends what its parent keeps idle.
-    pub(crate) fn note_emptied(&self) {
-        // AcqRel: as above.
-        self.emptied().fetch_add(1, Ordering::AcqRel);
+    /// How often the parent changed what is idle, when it begins to count.
+    pub(crate) fn moves(&self) -> Moves {
+        // Relaxed: the parent's own, and no child is there yet.
+        Moves(self.moves_word().load(Ordering::Relaxed))
     }
 
-    /// The parent hands out or gets back what it keeps.
-    pub(crate) fn note_move(&self, count: u64) {
-        // Release: pairs with `moves`.
-        self.0[2].store(count, Ordering::Release);
+    /// The parent changes what is idle: no child that was forked before ends any of it from here on.
+    ///
+    /// False if a child has begun to: then nothing that was idle is the parent's any more.
+    pub(crate) fn take_over(&self, moves: &mut Moves) -> bool {
+        let (before, after) = (moves.0, moves.0 + 1);
+        moves.0 = after;
+        // AcqRel on success and acquire on failure: what is read of the registrations is read after the
+        // other side's claim. The claims themselves are ordered by the word alone.
+        let word = self.moves_word();
+        match word.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(_) => {
+                // Release: pairs with the acquire of a child. The mark is the only change that a child
+                // makes, and only from the count before, so nothing changes the word in between.
+                word.store(after, Ordering::Release);
+                false
+            }
+        }
     }
 
-    /// How often the parent did so, now.
-    pub(crate) fn moves(&self) -> u64 {
-        // Acquire: pairs with `note_move`.
-        self.0[2].load(Ordering::Acquire)
+    /// Whether a child ends what was idle at the parent's latest change.
+    pub(crate) fn is_emptied(&self) -> bool {
+        // Acquire: as above.
+        self.moves_word().load(Ordering::Acquire) & EMPTIED != 0
     }
 
-    fn ended(&self) -> &AtomicU64 {
-        &self.0[0]
+    /// In a child: whether it is the one to end what was idle when it was forked, all of it.
+    pub(crate) fn empty(&self, moves: Moves) -> bool {
+        let (from, marked) = (moves.0, moves.0 | EMPTIED);
+        // As in `take_over`.
+        self.moves_word()
+            .compare_exchange(from, marked, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
-    fn emptied(&self) -> &AtomicU64 {
+    fn moves_word(&self) -> &AtomicU64 {
         &self.0[1]
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // only tests use it
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::thread;
+
+    #[test]
+    fn a_child_ends_nothing_once_the_parent_went_on() {
+        let children = Children::new().unwrap();
+        let mut moves = children.moves();
+        let forked = moves;
+        assert!(children.take_over(&mut moves));
+        assert!(!children.empty(forked) && !children.is_emptied());
+        assert!(children.take_over(&mut moves));
+    }
+
+    #[test]
+    fn what_one_child_ends_is_nobody_else_s() {
+        let children = Children::new().unwrap();
+        let mut moves = children.moves();
+        let forked = moves;
+        assert!(children.empty(forked) && children.is_emptied());
+        assert!(!children.empty(forked), "another child, or the same once more");
+        assert!(!children.take_over(&mut moves) && !children.is_emptied());
+        assert!(children.empty(moves), "a child that was forked since");
+    }
+
+    #[test]
+    fn of_parent_and_children_one_has_what_is_idle() {
+        const ROUNDS: usize = 20_000;
+        let children = Children::new().unwrap();
+        let mut moves = children.moves();
+        let (begin, end) = (Barrier::new(3), Barrier::new(3));
+        let forked = AtomicU64::new(0);
+        let child = || {
+            let mut won = Vec::with_capacity(ROUNDS);
+            for _ in 0..ROUNDS {
+                begin.wait();
+                // Relaxed, here and below: ordered by the barriers.
+                won.push(children.empty(Moves(forked.load(Ordering::Relaxed))));
+                end.wait();
+            }
+            won
+        };
+        let (parent, first, second) = thread::scope(|scope| {
+            let others = [scope.spawn(child), scope.spawn(child)];
+            let mut won = Vec::with_capacity(ROUNDS);
+            for _ in 0..ROUNDS {
+                forked.store(moves.0, Ordering::Relaxed);
+                begin.wait();
+                won.push(children.take_over(&mut moves));
+                end.wait();
+            }
+            let [first, second] = others.map(|other| other.join().unwrap());
+            (won, first, second)
+        });
+        for round in 0..ROUNDS {
+            let winners = [parent[round], first[round], second[round]];
+            assert_eq!(winners.iter().filter(|&&won| won).count(), 1, "{round}: {winners:?}");
+        }
     }
 }

@@ -28,7 +28,7 @@
 
 use crate::admission::Admission;
 use crate::apart;
-use crate::children::{Children, Seen};
+use crate::children::{Children, Moves};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
@@ -85,12 +85,13 @@ struct Books {
     /// How many of each domain are being deregistered.
     leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
     totals: Totals,
-    seen: Seen,
+    /// What children have ended of the program's handles, as far as it was heeded.
+    ended: u64,
     /// Where something was kept in vain: perhaps nothing there needs to be watched. A few, the others are
     /// forgotten.
     in_vain: Vec<AddressRange>,
-    /// How often something was handed out or came back; see [`Children::note_move`].
-    moves: u64,
+    /// How often what is idle was changed; see [`Children::take_over`].
+    moves: Moves,
 }
 
 impl Keeper {
@@ -110,7 +111,7 @@ impl Keeper {
             lost: false,
             leaving: HashMap::default(),
             totals: Totals::default(),
-            seen: children.seen(),
+            ended: children.ended(),
             in_vain: Vec::with_capacity(IN_VAIN),
             moves: children.moves(),
         };
@@ -127,9 +128,11 @@ impl Keeper {
             return None;
         }
         let mut books = self.up_to_date(books)?;
+        if !books.store.has_idle(key) || !self.take_over(&mut books) {
+            return None;
+        }
         let (region, is_first) = books.store.take(key)?;
         books.totals.hits += 1;
-        self.note_move(&mut books);
         drop(books);
         if is_first {
             self.admission.note_found(key);
@@ -205,11 +208,10 @@ impl Keeper {
     pub(crate) unsafe fn end(&self, mr: NonNull<ibv_mr>) -> End {
         let Some(mut books) = self.books() else { return End::Foreign };
         self.heed_children(&mut books);
+        // What becomes idle, and what is ended below.
+        self.take_over(&mut books);
         // SAFETY: the caller's promise.
         let end = books.store.release(unsafe { region_of(mr) });
-        if end == End::Kept {
-            self.note_move(&mut books);
-        }
         let mut excess = books.store.take_excess(&mut |key| self.admission.note_vain(key));
         books.totals.evictions += excess.len() as u64;
         excess.append(&mut books.store.take_some_dead(ALONG));
@@ -238,6 +240,7 @@ impl Keeper {
     pub(crate) fn empty(&self, scope: Scope) -> usize {
         let Some(mut books) = self.books() else { return 0 };
         self.heed_children(&mut books);
+        self.take_over(&mut books);
         let idle = books.store.take_idle(scope);
         books.note_leaving(&idle);
         drop(books);
@@ -246,19 +249,16 @@ impl Keeper {
         idle.len()
     }
 
-    /// Deregisters what is idle in `scope`, in a forked child of the process that kept it.
+    /// Deregisters what is idle, in a forked child of the process that kept it, if some of it is in `scope`.
     pub(crate) fn empty_inherited(&self, scope: Scope) {
         // Another thread of the parent may have had the lock.
         let Ok(mut books) = self.books.try_lock() else { return };
-        if books.moves != self.children.moves() {
-            // The parent goes on with it.
+        // Everything, because the parent forgets everything. Not if the parent goes on with it.
+        if !books.store.has_idle_in(scope) || !self.children.empty(books.moves) {
             return;
         }
-        let idle = books.store.take_idle(scope);
+        let idle = books.store.take_idle(Scope::Everything);
         drop(books);
-        if !idle.is_empty() {
-            self.children.note_emptied();
-        }
         idle.iter().for_each(|leaving| _ = dereg(leaving.region));
     }
 
@@ -295,6 +295,7 @@ impl Keeper {
         }
         std::thread::sleep(GATHER);
         let Some(mut books) = self.current() else { return };
+        self.take_over(&mut books);
         let dead = books.store.take_dead();
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
@@ -368,20 +369,23 @@ impl Keeper {
 
     /// A forked child may end what it inherited, and with it the parent's.
     fn heed_children(&self, books: &mut Books) {
-        let now = self.children.seen();
-        let before = std::mem::replace(&mut books.seen, now);
-        if now.emptied != before.emptied {
-            // The kernel may have given their numbers to others.
-            _ = books.store.take_idle(Scope::Everything);
+        if self.children.is_emptied() {
+            self.take_over(books);
         }
-        if now.ended != before.ended {
+        let ended = self.children.ended();
+        if std::mem::replace(&mut books.ended, ended) != ended {
             books.store.forget_live(Scope::Everything);
         }
     }
 
-    fn note_move(&self, books: &mut Books) {
-        books.moves += 1;
-        self.children.note_move(books.moves);
+    /// Before what is idle is changed. False if a child ended it: then it is forgotten, because the kernel may
+    /// have given its numbers to others.
+    fn take_over(&self, books: &mut Books) -> bool {
+        let is_ours = self.children.take_over(&mut books.moves);
+        if !is_ours {
+            _ = books.store.take_idle(Scope::Everything);
+        }
+        is_ours
     }
 
     /// With no lock held.

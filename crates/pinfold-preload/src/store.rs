@@ -116,6 +116,12 @@ struct Record {
     was_found: bool,
 }
 
+impl Record {
+    fn is_idle_in(&self, scope: Scope) -> bool {
+        matches!(self.phase, Phase::Idle(_) | Phase::Dead) && scope.holds(&self.key.domain)
+    }
+}
+
 /// A place in [`Store::records`].
 type Place = u32;
 
@@ -310,10 +316,14 @@ impl Store {
         !self.dead.is_empty()
     }
 
+    /// Whether some are idle in `scope`, whether or not their bytes have changed.
+    pub(crate) fn has_idle_in(&self, scope: Scope) -> bool {
+        self.records.iter().flatten().any(|record| record.is_idle_in(scope))
+    }
+
     /// Those that are idle in `scope`, whether or not their bytes have changed.
     pub(crate) fn take_idle(&mut self, scope: Scope) -> Vec<Leaving> {
-        let unused = |record: &Record| matches!(record.phase, Phase::Idle(_) | Phase::Dead);
-        let places = self.places(|record| unused(record) && scope.holds(&record.key.domain));
+        let places = self.places(|record| record.is_idle_in(scope));
         places.into_iter().filter_map(|place| self.remove(place)).collect()
     }
 

@@ -163,6 +163,45 @@ static void cleaned_up_by_a_child(void)
 	}
 }
 
+/* The parent's memory changes and it registers other memory, before the child cleans up what it inherited: the numbers
+ * of what was idle are others' by then. */
+static void cleaned_up_late_by_a_child(void)
+{
+	struct loop loop = loop_open();
+	struct ibv_mr *target, *mr[8];
+	char *sink = map(BYTES), byte;
+	int ready[2], status, i;
+	pid_t child;
+
+	CHECK(!pipe(ready));
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	memory = map(BYTES);
+	for (i = 0; i < 8; i++)
+		registered_often(loop.pd, memory + i * BYTES / 8, BYTES / 8);
+	CHECK((child = fork()) >= 0);
+	if (!child) {
+		CHECK(read(ready[0], &byte, 1) == 1);
+		ibv_dealloc_pd(loop.pd);
+		_exit(0);
+	}
+	CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
+	/* Whoever keeps registrations ends those now, in a thread of its own. */
+	usleep(500 * 1000);
+	memset(memory, 7, BYTES);
+	for (i = 0; i < 8; i++)
+		CHECK((mr[i] = ibv_reg_mr(loop.pd, memory, BYTES, REMOTE)));
+	CHECK(write(ready[1], "", 1) == 1 && waitpid(child, &status, 0) == child);
+	SAY("child: status %d", status);
+	for (i = 0; i < 8; i++) {
+		memset(sink, i, BYTES);
+		SAY("%s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr[i], memory, BYTES, sink, target->rkey)));
+		SAY("arrived %d", !memcmp(memory, sink, BYTES));
+		SAY("dereg %d", ibv_dereg_mr(mr[i]));
+	}
+	CHECK(!ibv_dereg_mr(target));
+	loop_close(&loop);
+}
+
 /* A child ends nothing that its parent goes on with. */
 static void fork_and_go_on(void)
 {
@@ -730,6 +769,7 @@ static const struct a_case cases[] = {
 	{ "cancelled_while_pending", cancelled_while_pending },
 	{ "cancelled_in_the_middle", cancelled_in_the_middle },
 	{ "cleaned_up_by_a_child", cleaned_up_by_a_child },
+	{ "cleaned_up_late_by_a_child", cleaned_up_late_by_a_child },
 	{ "fork_and_go_on", fork_and_go_on },
 	{ "vforks", vforks },
 	{ "mixed_routes", mixed_routes },
