@@ -26,7 +26,7 @@ const LENGTH: usize = 16 * PAGE;
 /// To what a direct write's memory is aligned: the largest block of a usual device.
 const PAGE: usize = 4096;
 
-/// The beginning of a file, mapped shared and read-only.
+/// The beginning of a file, mapped shared. Writable, because Linux 6.1 pins nothing else for a device.
 #[derive(Debug)]
 pub(crate) struct DirectFile {
     direct: File,
@@ -40,11 +40,12 @@ impl DirectFile {
         let mut options = File::options();
         options.read(true).write(true).custom_flags(libc::O_DIRECT);
         let direct = options.open(path).map_err(failed)?;
-        // A descriptor that reads through the page cache.
-        let cached = OwnedFd::from(File::open(path).map_err(failed)?);
+        // A descriptor that goes through the page cache.
+        let cached = File::options().read(true).write(true).open(path).map_err(failed)?;
+        let (cached, rights) = (OwnedFd::from(cached), libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: new memory anywhere replaces nothing.
         let start = unsafe {
-            calls::map(0, LENGTH, Place::Anywhere, libc::PROT_READ, libc::MAP_SHARED, Some(&cached))
+            calls::map(0, LENGTH, Place::Anywhere, rights, libc::MAP_SHARED, Some(&cached))
         }?;
         let mapping = AddressRange::new(start, LENGTH).map_err(|_| Obstacle::unsuitable("mmap"))?;
         Ok(Self { direct, mapping })

@@ -82,6 +82,7 @@ impl Trial {
         let cached = warm_with(port, &specimen, self.direction.access())?;
         specimen.apply(self.mutation)?;
         let body = specimen.body();
+        specimen.populate()?;
         specimen.fill(body, 2);
         let wrong = match self.direction {
             Direction::Send => send_wrong(port, &specimen, body, 0),
@@ -104,6 +105,7 @@ fn warm_with<M: Monitor>(
     access: Access,
 ) -> Result<bool, Stop> {
     port.forget(specimen.body());
+    specimen.populate()?;
     specimen.fill(specimen.body(), 1);
     send_until_cached(port, specimen.body(), access)
 }
