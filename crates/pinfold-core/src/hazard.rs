@@ -627,6 +627,30 @@ mod tests {
         assert_eq!((pool.made, pool.free.len()), (1, 1));
     }
 
+    /// As in a forked child, where a thread that does not exist holds the pool's lock.
+    #[test]
+    fn a_thread_that_ends_in_a_child_waits_for_no_lock_of_its_parents() {
+        let mut hazards = Hazards::new(Barriers::SYMMETRIC);
+        Arc::get_mut(&mut hazards.domain).unwrap().process = 0;
+        let domain = Arc::clone(&hazards.domain);
+        let (taken, wait_for_taken) = std::sync::mpsc::channel();
+        let (go, wait_for_go) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            hazards.slot().unwrap().protect(&0).clear();
+            taken.send(()).unwrap();
+            wait_for_go.recv().unwrap();
+        });
+        wait_for_taken.recv().unwrap();
+        let pool = lock(&domain.pool);
+        go.send(()).unwrap();
+        let begun = std::time::Instant::now();
+        while !thread.is_finished() {
+            assert!(begun.elapsed().as_secs() < 60, "it waits for the lock");
+            std::thread::yield_now();
+        }
+        assert!(pool.free.is_empty());
+    }
+
     #[test]
     fn a_lease_may_end_on_another_thread() {
         let hazards = Hazards::new(Barriers::SYMMETRIC);

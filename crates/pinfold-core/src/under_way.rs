@@ -272,6 +272,19 @@ mod tests {
         table.end(again);
     }
 
+    /// Another thread was writing a range into a record when the process forked.
+    #[test]
+    fn a_record_taken_by_a_thread_that_does_not_exist_is_free() {
+        let table = UnderWay::<1>::new();
+        table.records[0].state.store(TAKEN, Ordering::Relaxed);
+        table.forget_all();
+        assert!(!table.overlaps(page(1)));
+        let ticket = table.begin(page(1));
+        assert!(table.overlaps(page(1)) && !table.overlaps(page(9)), "a record, not the count");
+        table.end(ticket);
+        assert!(!table.overlaps(page(1)));
+    }
+
     /// What began before everything was forgotten ends nothing that began since.
     #[test]
     fn a_forgotten_ticket_ends_nothing() {
