@@ -27,8 +27,14 @@ mod sync {
 }
 
 #[cfg(loom)]
+#[path = "../../pinfold/src/monitor/flux.rs"]
+mod flux;
+#[cfg(loom)]
 #[path = "../../pinfold/src/monitor/log.rs"]
 mod log;
+#[cfg(loom)]
+#[path = "../../pinfold/src/monitor/range_set.rs"]
+mod range_set;
 #[cfg(loom)]
 #[path = "../../pinfold/src/monitor/ring.rs"]
 mod ring;
@@ -38,12 +44,53 @@ pub(crate) use pinfold_core::{AddressRange, Position, Replay, Sequence};
 
 #[cfg(loom)]
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use loom::sync::Mutex;
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
 /// No model fails.
 #[cfg(loom)]
 pub(crate) type Errno = std::convert::Infallible;
+
+/// The kernel's table of threads, of a process with the threads [`DISCARDS`](threads::DISCARDS) and
+/// [`ASKS`](threads::ASKS).
+#[cfg(loom)]
+mod threads {
+    use crate::Errno;
+    use std::cell::Cell;
+
+    loom::thread_local! {
+        static THREAD: Cell<u32> = Cell::new(0);
+    }
+
+    /// Names the calling thread of a model.
+    pub(crate) fn be_thread(number: u32) {
+        THREAD.with(|thread| thread.set(number));
+    }
+
+    pub(crate) fn thread_id() -> u32 {
+        THREAD.with(Cell::get)
+    }
+
+    /// It announces a discard, makes it, and calls the monitor. It is never seen at rest.
+    pub(crate) const DISCARDS: u32 = 1;
+    pub(crate) const ASKS: u32 = 2;
+
+    #[allow(clippy::unnecessary_wraps)] // as the part expects it
+    pub(crate) fn list_threads(list: &mut Vec<u32>) -> Result<(), Errno> {
+        list.clear();
+        list.extend([DISCARDS, ASKS]);
+        Ok(())
+    }
+
+    pub(crate) const fn is_at_rest(_: u32) -> bool {
+        false
+    }
+
+    pub(crate) const fn numbers_agree() -> bool {
+        true
+    }
+}
 
 #[cfg(loom)]
 mod fork_mark {
@@ -72,10 +119,13 @@ mod fork_mark {
 
 #[cfg(all(test, loom))]
 mod tests {
+    use super::flux::Flux;
     use super::log::{Log, Writer};
     use super::ring::Ring;
+    use super::threads::{ASKS, DISCARDS, be_thread};
     use super::{AddressRange, Position};
     use loom::sync::Mutex;
+    use loom::sync::atomic::{AtomicU64, Ordering};
     use loom::thread;
     use std::sync::Arc;
 
@@ -177,5 +227,68 @@ mod tests {
             }
             reading.join().unwrap();
         });
+    }
+
+    /// Whether another thread has set the word, by now or when it has had its turn.
+    fn is_set(word: &AtomicU64) -> bool {
+        let is_set = || word.load(Ordering::Acquire) == 1;
+        is_set() || {
+            thread::yield_now();
+            is_set()
+        }
+    }
+
+    /// The claim of `flux.rs`: who knows of a discard, and finds it settled, sees what it did.
+    #[test]
+    fn loom_a_settled_discard_has_taken_effect() {
+        /// Not loom's: it counts over all interleavings.
+        static BELIEVED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        explore(2, || {
+            let flux = Arc::new(Flux::new());
+            let [queued, announced, pages] = [0, 0, 1].map(|word| Arc::new(AtomicU64::new(word)));
+            let page = AddressRange::new(1 << 12, 4096).unwrap();
+            let reading = {
+                let (flux, queued) = (Arc::clone(&flux), Arc::clone(&queued));
+                let announced = Arc::clone(&announced);
+                thread::spawn(move || {
+                    if is_set(&queued) {
+                        flux.record(page);
+                        announced.store(1, Ordering::Release);
+                    }
+                })
+            };
+            let discarding = {
+                let (flux, announced) = (Arc::clone(&flux), Arc::clone(&announced));
+                let pages = Arc::clone(&pages);
+                thread::spawn(move || {
+                    be_thread(DISCARDS);
+                    // An earlier call, which is no evidence.
+                    flux.mark_caller();
+                    // From here on it is in its system call.
+                    queued.store(1, Ordering::Release);
+                    // The kernel keeps it in there until the reader has its event.
+                    if is_set(&announced) {
+                        pages.store(0, Ordering::Relaxed);
+                        flux.mark_caller();
+                    }
+                })
+            };
+            // A thread of its own: loom lets none read a second time, after it yielded, what it has seen.
+            let asking = thread::spawn(move || {
+                be_thread(ASKS);
+                for _ in 0..2 {
+                    if is_set(&announced) && !flux.overlaps_unsettled(page) {
+                        assert_eq!(pages.load(Ordering::Relaxed), 0, "believed too early");
+                        BELIEVED.fetch_add(1, Ordering::Relaxed);
+                        break;
+                    }
+                    thread::yield_now();
+                }
+            });
+            asking.join().unwrap();
+            reading.join().unwrap();
+            discarding.join().unwrap();
+        });
+        assert_ne!(BELIEVED.load(Ordering::Relaxed), 0);
     }
 }

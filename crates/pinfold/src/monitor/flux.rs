@@ -60,22 +60,22 @@
 //! acquires the proof, and the set's version hands it on to whoever finds the range gone.
 
 use super::range_set::RangeSet;
-use super::threads::{is_at_rest, list_threads, numbers_agree};
+use super::threads::{is_at_rest, list_threads, numbers_agree, thread_id};
 use crate::AddressRange;
-use pinfold_kernel::thread::thread_id;
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, fence};
+#[cfg(not(loom))]
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, TryLockError};
+use std::sync::TryLockError;
 
 /// How many discarded ranges can be told apart; with more, gaps between them are in flux too.
-const RECORDS: usize = 1024;
+const RECORDS: usize = if cfg!(loom) { 2 } else { 1024 };
 /// How many threads there can be; with more, nothing is settled.
 const MOST_THREADS: usize = 8192;
 /// How many threads one call looks at: about 0.2 ms.
 const SUSPECTS_PER_CALL: usize = 64;
 /// Room for marks. Threads whose numbers agree modulo this overwrite each other's marks, which
 /// loses evidence and makes none.
-const MARKS: usize = 256;
+const MARKS: usize = if cfg!(loom) { 4 } else { 256 };
 
 #[derive(Debug)]
 pub(super) struct Flux {
@@ -117,7 +117,8 @@ struct Prover {
 
 impl Flux {
     pub(super) fn new() -> Self {
-        static INSTANCES: AtomicU64 = AtomicU64::new(1);
+        /// Not a loom atomic: it only makes names.
+        static INSTANCES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let suspects = Vec::with_capacity(MOST_THREADS);
         Self {
             records: RangeSet::new(RECORDS),
@@ -250,8 +251,15 @@ impl Prover {
     }
 }
 
+/// The threads of a model share the standard library's thread-local variables.
+#[cfg(loom)]
+fn cached_thread_id(_: u64) -> u32 {
+    thread_id()
+}
+
 /// The calling thread's number: a system call the first time, and whenever a thread goes back and
 /// forth between two monitors.
+#[cfg(not(loom))]
 fn cached_thread_id(instance: u64) -> u32 {
     thread_local! {
         static CACHED: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
@@ -266,6 +274,7 @@ fn cached_thread_id(instance: u64) -> u32 {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;

@@ -2,7 +2,9 @@
 //!
 //! Nothing here allocates: paths and texts live on the stack, the list in room given by the caller.
 
-use pinfold_kernel::{Descriptor, Errno, descriptor, thread::thread_id};
+/// The calling thread's number.
+pub(super) use pinfold_kernel::thread::thread_id;
+use pinfold_kernel::{Descriptor, Errno, descriptor};
 use std::ffi::CStr;
 use std::io::Write;
 
