@@ -290,6 +290,42 @@ INLINE void tell(u64 mm, u64 start, u64 end, u64 call)
 	tell_views(mm, start, end, call);
 }
 
+INLINE u64 up_to_gigantic(u64 address)
+{
+	return (address + GIGANTIC - 1) & -GIGANTIC;
+}
+
+/* Whether a table of hugetlbfs entries that has some of these may be several processes': one of 1 GiB, all of it in
+ * the mapping. As adjust_range_if_pmd_sharing_possible has it. */
+INLINE int may_share_tables(u64 vma, u64 start, u64 end)
+{
+	u64 flags = field(vma, offsets.vma_flags), first, last;
+
+	if (!(flags & VM_HUGETLB) || !(flags & VM_MAYSHARE))
+		return 0;
+	first = up_to_gigantic(field(vma, offsets.vma_start));
+	last = field(vma, offsets.vma_end) & -GIGANTIC;
+	return first < last && start < last && end > first;
+}
+
+/* Such a table is taken from a process whole. The pages of its other entries stay in the file, but a hole that
+ * is punched later may pass over a mapping that has no entries (docs/src/catalogue.md). */
+INLINE void tell_mapping(u64 vma, u64 start, u64 end, u64 call)
+{
+	if (may_share_tables(vma, start, end)) {
+		start &= -GIGANTIC;
+		end = up_to_gigantic(end);
+	}
+	tell(field(vma, offsets.vma_mm), start, end, call);
+}
+
+/* Where nothing but such tables goes. */
+INLINE void unshare(u64 vma, u64 start, u64 end, u64 call)
+{
+	if (may_share_tables(vma, start, end))
+		tell_mapping(vma, start, end, call);
+}
+
 /* PROGRAMS(shape) { ... }: the two programs for functions of this shape; `call` says which of them it is, and at
  * which depth. */
 #define PROGRAMS(shape)                                                             \
@@ -324,19 +360,19 @@ PROGRAMS(unmap_described)
 /* (mapping, address, length) */
 PROGRAMS(zap)
 {
-	tell(field(argument[0], offsets.vma_mm), argument[1], argument[1] + argument[2], call);
+	tell_mapping(argument[0], argument[1], argument[1] + argument[2], call);
 }
 
 /* (gather, mapping, address, length) */
 PROGRAMS(zap_gathered)
 {
-	tell(field(argument[1], offsets.vma_mm), argument[2], argument[2] + argument[3], call);
+	tell_mapping(argument[1], argument[2], argument[2] + argument[3], call);
 }
 
 /* (mapping, start, end) */
 PROGRAMS(zap_between)
 {
-	tell(field(argument[0], offsets.vma_mm), argument[1], argument[2], call);
+	tell_mapping(argument[0], argument[1], argument[2], call);
 }
 
 /* move_page_tables(mapping, from, new mapping, to, length), as in Linux 6.1 and 6.12 */
@@ -391,6 +427,26 @@ PROGRAMS(unmap_folio)
 		bytes = HUGE;
 	}
 	tell(field(vma, offsets.vma_mm), address, address + bytes, call);
+}
+
+/* (mapping, start, end, ...) */
+PROGRAMS(unshare_between)
+{
+	unshare(argument[0], argument[1], argument[2], call);
+}
+
+/* (mapping, address), where a mapping is split */
+PROGRAMS(unshare_at)
+{
+	unshare(argument[0], argument[1], argument[1] + 1, call);
+}
+
+/* (mapping) */
+PROGRAMS(unshare_all)
+{
+	u64 vma = argument[0];
+
+	unshare(vma, field(vma, offsets.vma_start), field(vma, offsets.vma_end), call);
 }
 
 /* (mapping, entry, address, ...), when a huge page's one entry is given up for many; a file's are left to faults */

@@ -56,6 +56,7 @@ struct wishes {
 #define HUGE (2ULL << 20)
 #define GIGANTIC (1ULL << 30)
 #define VM_HUGETLB 0x400000ULL
+#define VM_MAYSHARE 0x80ULL
 /* "ftrace_enabled" as two words. */
 #define FTRACE_E 0x655f656361727466ULL
 #define NABLED 0x000064656c62616eULL
@@ -72,6 +73,7 @@ struct offsets {
 	u64 unmap_start, unmap_end;
 	u64 move_vma, move_old_address, move_old_end, move_new_address, move_length;
 	u64 vma_ops, vma_flags, setting_name;
+	u64 vma_start, vma_end;
 	/* The bit of a folio's first word that says that it has several pages. */
 	u64 head;
 	u64 preemption;

@@ -8,6 +8,9 @@
 #[path = "ebpf_support/mod.rs"]
 mod support;
 
+#[path = "sharer/mod.rs"]
+mod sharer;
+
 use pinfold::monitor::{Ebpf, Feed, WithFeed};
 use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Watch};
 use pinfold_ebpf::ViewError;
@@ -16,6 +19,7 @@ use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 use support::{Memory, Watched, alone, pidfd, programs};
 
 /// What was logged while `change` ran, and whether that is all.
@@ -81,6 +85,35 @@ fn each_route_tells_its_exact_range() {
     tells(monitor, "shmdt", memory.range(), || memory.detach());
     let (memory, file) = Memory::of_file_privately(2);
     tells(monitor, "a private file, truncated", memory.pages(1, 1), || support::truncate(&file, 1));
+}
+
+/// A table of entries that is shared goes whole, and a hole that is punched later is reported for no mapping
+/// without entries.
+#[test]
+fn shared_tables_of_huge_pages_are_told_whole() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let Some(memory) = support::Gigantic::new() else { return };
+    tells(monitor, "a discarded part", memory.range(), || memory.discard_first());
+    tells(monitor, "a hole", memory.range(), || memory.punch_first());
+    tells(monitor, "a part with other rights", memory.range(), || memory.protect_first());
+}
+
+/// userfaultfd does not report it: `monitor_loss` has that.
+#[test]
+fn a_change_whose_maker_is_killed_is_told() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let mut changed = 0;
+    for tenths in 0..20 {
+        let (at, bytes) = sharer::populated();
+        let range = watch(monitor, AddressRange::new(at, bytes).unwrap());
+        let after = Duration::from_micros(100 * tenths);
+        let mut is_gone = false;
+        let (told, complete) =
+            logged(monitor, || is_gone = sharer::killed_while_unmapping(at, bytes, after));
+        assert!(!is_gone || !complete || told.contains(&range), "{range:?} is not in {told:?}");
+        changed += u32::from(is_gone);
+    }
+    assert!(changed > 0, "none was made");
 }
 
 /// What the kernel does not know of, a driver's doing for example, is told to the feed.

@@ -9,6 +9,7 @@
 //! | `mremap` | `move_page_tables`, from and to |
 //! | a file's page, by reclaim (`MADV_PAGEOUT`), splitting of a large folio, a memory failure | `try_to_unmap_one`, 7.3 also `try_to_unmap_hugetlb_one` |
 //! | a file's page, by migration that splits a huge entry | `try_to_migrate_one` |
+//! | tables of hugetlbfs entries that processes share (`mprotect`, a split of a mapping, a userfaultfd) | `hugetlb_change_protection`, `hugetlb_split`, `hugetlb_unshare_all_pmds` |
 //! | a file's huge page whose one entry is split (`mprotect`, `munmap`, `madvise` of a part) | `__split_huge_pmd` |
 //! | a file's huge page whose entries are given up for one (`MADV_COLLAPSE`, khugepaged) | `collapse_pte_mapped_thp`, 7.3 `try_..` |
 //! | program text that gets or loses a breakpoint (uprobes) | `uprobe_write_opcode`, 7.3 `uprobe_write` |
@@ -50,7 +51,7 @@ const MAPPING: Parameter = PointerTo("vm_area_struct");
 const FOLIO: Shape =
     Shape { program: "unmap_folio", parameters: &[PointerTo("folio"), MAPPING, Word] };
 
-pub(super) static HOOKS: [Hook; 12] = [
+pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "unmapping",
         functions: &["unmap_vmas"],
@@ -110,6 +111,18 @@ pub(super) static HOOKS: [Hook; 12] = [
         functions: &["try_to_migrate_one"],
         if_there_is: Some("try_to_migrate"),
         shapes: &[FOLIO],
+        both_ends: true,
+    },
+    // Each is called from another file than its own, so no compiler has put it into its caller.
+    Hook {
+        change: "taking shared tables of hugetlbfs away",
+        functions: &["hugetlb_change_protection", "hugetlb_split", "hugetlb_unshare_all_pmds"],
+        if_there_is: Some("hugetlb_change_protection"),
+        shapes: &[
+            Shape { program: "unshare_between", parameters: &[MAPPING, Word, Word] },
+            Shape { program: "unshare_at", parameters: &[MAPPING, Word] },
+            Shape { program: "unshare_all", parameters: &[MAPPING] },
+        ],
         both_ends: true,
     },
     Hook {

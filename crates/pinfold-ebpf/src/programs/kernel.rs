@@ -28,7 +28,7 @@ pub(super) enum Preemption {
 
 /// The members of structures that the programs read, in the order of `struct offsets`, and whether the
 /// kernel must have them. Which of two descriptions of the same thing it has, the hooks find out.
-const MEMBERS: [(&str, &str, bool); 14] = [
+const MEMBERS: [(&str, &str, bool); 16] = [
     ("mmu_gather", "mm", true),
     ("vm_area_struct", "vm_mm", true),
     ("task_struct", "mm", true),
@@ -43,6 +43,8 @@ const MEMBERS: [(&str, &str, bool); 14] = [
     ("vm_area_struct", "vm_ops", true),
     ("vm_area_struct", "vm_flags", true),
     ("ctl_table", "procname", true),
+    ("vm_area_struct", "vm_start", true),
+    ("vm_area_struct", "vm_end", true),
 ];
 
 /// How many words `struct offsets` has: the members, the bit of a folio that has several pages, and the address

@@ -28,6 +28,9 @@
 //! Before Linux 6.18, `UFFDIO_UNREGISTER` on another userfaultfd of the process ends our watch of the
 //! range, too, silently. The preload library's hook of `ioctl` reports it.
 //!
+//! A process that shares this one's memory, and is killed while it changes some of it, takes its event along:
+//! `docs/src/catalogue.md` has the argument.
+//!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to promise what [`Monitor`] demands; the proof stands above

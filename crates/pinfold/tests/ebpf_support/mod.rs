@@ -164,6 +164,61 @@ pub(crate) fn becomes_writable(file: &OwnedFd) -> bool {
 
 // --- memory --------------------------------------------------------------------------------------
 
+/// One whole GiB of a shared file of huge pages, without a page in it: a table of entries that processes share.
+pub(crate) struct Gigantic {
+    range: AddressRange,
+    file: OwnedFd,
+}
+
+impl Gigantic {
+    const BYTES: usize = 1 << 30;
+
+    /// `None` where there is no such file system.
+    pub(crate) fn new() -> Option<Self> {
+        let file = memfd(libc::MFD_HUGETLB);
+        let (none, rights) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
+        let reserved = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let shared = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: a fresh mapping, and a part of it replaced. It stays: a few tables.
+        let mapped = unsafe {
+            libc::ftruncate(file.as_raw_fd(), 1 << 30);
+            let room = libc::mmap(std::ptr::null_mut(), 2 * Self::BYTES, none, reserved, -1, 0);
+            let aligned = room.map_addr(|at| at.next_multiple_of(Self::BYTES));
+            libc::mmap(aligned, Self::BYTES, rights, shared, file.as_raw_fd(), 0)
+        };
+        (mapped != libc::MAP_FAILED).then_some(())?;
+        let range = AddressRange::new(mapped.expose_provenance(), Self::BYTES).unwrap();
+        Some(Self { range, file })
+    }
+
+    pub(crate) const fn range(&self) -> AddressRange {
+        self.range
+    }
+
+    fn first(&self) -> *mut libc::c_void {
+        std::ptr::with_exposed_provenance_mut(self.range.start())
+    }
+
+    /// Discards its first huge page.
+    pub(crate) fn discard_first(&self) {
+        // SAFETY: the mapping is this value's.
+        assert_eq!(unsafe { libc::madvise(self.first(), 2 << 20, libc::MADV_DONTNEED) }, 0);
+    }
+
+    /// Punches a hole of one huge page into the file.
+    pub(crate) fn punch_first(&self) {
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: plain numbers.
+        assert_eq!(unsafe { libc::fallocate(self.file.as_raw_fd(), hole, 0, 2 << 20) }, 0);
+    }
+
+    /// Takes rights to its first huge page away, which splits the mapping.
+    pub(crate) fn protect_first(&self) {
+        // SAFETY: the mapping is this value's.
+        assert_eq!(unsafe { libc::mprotect(self.first(), 2 << 20, libc::PROT_READ) }, 0);
+    }
+}
+
 /// Memory to change; nobody has references into it. It is unmapped by the test, or never.
 pub(crate) struct Memory {
     start: usize,
