@@ -39,7 +39,7 @@ struct Row {
     measure: fn(usize, usize) -> Measured,
 }
 
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 17] = [
     Row { name: "hit", rest: "regions", most: 1_000_000, measure: hit_beside_regions },
     Row { name: "hit", rest: "leases held", most: 100_000, measure: hit_beside_leases },
     Row { name: "hit", rest: "threads with leases", most: 256, measure: hit_beside_threads },
@@ -60,6 +60,10 @@ const ROWS: [Row; 13] = [
     },
     Row { name: "invalidation", rest: "regions", most: 1_000_000, measure: invalidation },
     Row { name: "invalidation", rest: "per-use leases", most: 100_000, measure: beside_per_use },
+    Row { name: "invalidation with word", rest: "regions", most: 1_000_000, measure: with_word },
+    Row { name: "get for one use", rest: "per-use leases", most: 100_000, measure: one_use },
+    Row { name: "idle eviction of a range", rest: "regions", most: 1_000_000, measure: evict_in },
+    Row { name: "suspension", rest: "regions", most: 1_000_000, measure: suspend_beside_regions },
     Row { name: "suspension", rest: "suspensions", most: 10_000, measure: suspension },
     Row { name: "miss", rest: "suspensions", most: 10_000, measure: miss_beside_suspensions },
     Row { name: "draw and give", rest: "drawers of the budget", most: 10_000, measure: draw },
@@ -307,6 +311,41 @@ fn beside_per_use(n: usize, rounds: usize) -> Measured {
     value
 }
 
+fn with_word(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let address = elsewhere(1)[0];
+    let bytes = range(address)?;
+    least(rounds, 100, || {
+        drop(lease(&cache, address)?);
+        cache.invalidate_then(bytes, || ());
+        cache.reclaim();
+        Ok(())
+    })
+}
+
+fn one_use(n: usize, rounds: usize) -> Measured {
+    let cache = cache_of(n + 1_000, WhenFull::Refuse)?;
+    let once = |address: u64| get_once(&cache, address, LENGTH).map_err(|error| error.to_string());
+    let held: Result<Vec<_>, String> = apart(n).into_iter().map(once).collect();
+    let address = elsewhere(1)[0];
+    let value = least(rounds, 1_000, || once(address).map(drop));
+    drop(held?);
+    value
+}
+
+fn evict_in(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let bytes = range(elsewhere(1)[0])?;
+    least(rounds, 1_000, || {
+        cache.evict_idle_in(bytes);
+        Ok(())
+    })
+}
+
+fn suspend_beside_regions(n: usize, rounds: usize) -> Measured {
+    suspend_and_resume(&filled(n)?, rounds)
+}
+
 /// `measure` beside `n` suspensions.
 fn with_suspensions(n: usize, measure: impl FnOnce(&NullCache) -> Measured) -> Measured {
     let cache = cache_of(1 << 20, WhenFull::Refuse)?;
@@ -324,14 +363,16 @@ fn with_suspensions(n: usize, measure: impl FnOnce(&NullCache) -> Measured) -> M
 }
 
 fn suspension(n: usize, rounds: usize) -> Measured {
-    with_suspensions(n, |cache| {
-        let bytes = range(elsewhere(1)[0])?;
-        let terms = SuspensionTerms { deadline: Duration::from_secs(600), ..Default::default() };
-        least(rounds, 100, || {
-            let one = cache.suspend(bytes, vec![], vec![], terms).map_err(|_| "not suspended")?;
-            one.resume().map_err(|_| "not resumed")?;
-            Ok(())
-        })
+    with_suspensions(n, |cache| suspend_and_resume(cache, rounds))
+}
+
+fn suspend_and_resume(cache: &NullCache, rounds: usize) -> Measured {
+    let bytes = range(elsewhere(1)[0])?;
+    let terms = SuspensionTerms { deadline: Duration::from_secs(600), ..Default::default() };
+    least(rounds, 100, || {
+        let one = cache.suspend(bytes, vec![], vec![], terms).map_err(|_| "not suspended")?;
+        one.resume().map_err(|_| "not resumed")?;
+        Ok(())
     })
 }
 

@@ -445,6 +445,20 @@ mod tests {
         cache.monitor().0.lock().unwrap().push(range);
     }
 
+    /// Under one hold of the lock a slice of the small ones goes for a large one; the others serve on.
+    #[test]
+    fn a_large_region_supersedes_a_slice_of_the_small_ones() {
+        let cache = filled();
+        let start = std::ptr::without_provenance(all().start());
+        // SAFETY: the device touches no memory.
+        let large = unsafe { cache.get(start, all().len(), Access::READ) }.unwrap();
+        let superseded = usize::try_from(cache.statistics().superseded).unwrap();
+        assert!((1..=SLICE).contains(&superseded), "{superseded}");
+        assert_eq!(get(&cache, 0).handle(), large.handle());
+        drop(get(&cache, MANY - 1));
+        assert_eq!(cache.statistics().registrations, MANY as u64 + 2);
+    }
+
     /// What the device counts as a whole is registered once, and serves the rest; but not what a caller
     /// vouches for, who reports no change of the rest.
     #[test]

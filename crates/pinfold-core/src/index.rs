@@ -499,14 +499,9 @@ impl<T> Index<T> {
         true
     }
 
-    /// Calls `visit` with every region that shares a page with `range`; a region in several
-    /// blocks is named several times.
-    pub(crate) fn overlapping<'i>(&'i self, range: AddressRange, visit: impl FnMut(&'i T)) {
-        self.overlapping_part(range, usize::MAX, visit);
-    }
-
-    /// As [`overlapping`](Self::overlapping) for a part of `range`, from its start on, that ends at
-    /// a page where `most` regions were named. The rest of it, if there is one.
+    /// Calls `visit` with every region that shares a page with a part of `range`, from its start on, that
+    /// ends at a page where `most` regions were named; a region in several blocks is named several
+    /// times. The rest of the range, if there is one.
     pub(crate) fn overlapping_part<'i>(
         &'i self,
         range: AddressRange,
@@ -671,7 +666,7 @@ mod tests {
 
     fn touched(index: &Index<Place>, start: usize, end: usize) -> Vec<u32> {
         let mut numbers = Vec::new();
-        index.overlapping(range(start, end), |place| numbers.push(place.0));
+        index.overlapping_part(range(start, end), usize::MAX, |place| numbers.push(place.0));
         numbers.sort_unstable();
         numbers.dedup();
         numbers

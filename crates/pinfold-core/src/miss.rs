@@ -24,7 +24,7 @@ use crate::monitor::{Monitor, Watch};
 use crate::order::Order;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
-use crate::shared::{Shared, Writer};
+use crate::shared::{SLICE, Shared, Writer};
 use std::sync::Arc;
 
 /// What to do next, decided under the writer's lock.
@@ -487,10 +487,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Gives up the regions that the new one makes needless: every use that they would serve, it
-    /// serves as well.
+    /// serves as well. A slice of them, because the lock is held; what is left is right as well, and
+    /// goes when room is needed.
     fn supersede(&self, writer: &mut Writer, flight: &Flight) {
         let mut needless = Vec::new();
-        self.index.overlapping(flight.range, |region| {
+        self.index.overlapping_part(flight.range, SLICE, |region| {
             if region.number != flight.number && is_needless(region, flight) {
                 needless.push(region.number);
             }

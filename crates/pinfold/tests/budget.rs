@@ -588,6 +588,47 @@ fn a_discovered_budget_can_be_used_to_its_last_page() {
     });
 }
 
+/// One page is served, one after the other, and two pages are refused by name.
+#[test]
+fn a_budget_of_one_page_serves_one_page() {
+    let budget = Budget::new(Amount::one(PAGE)).unwrap();
+    let share = budget.share(Terms::default()).unwrap();
+    let Some((_ring, cache)) = cache_on(&share) else { return };
+    let memory = Memory::new(4 * PAGE);
+    for number in [0, 1, 0, 3] {
+        get_range(&cache, memory.part(number * PAGE, PAGE)).unwrap();
+        assert_eq!(budget.held(), Amount::one(PAGE));
+    }
+    let error = get_range(&cache, memory.part(PAGE, 2 * PAGE)).unwrap_err();
+    assert!(matches!(error, GetError::Exhausted(it) if it.limit == Limit::SharedBytes), "{error}");
+    let none = Budget::new(Amount { bytes: 0, regions: 1 }).unwrap_err();
+    assert!(matches!(none, BudgetError::Nothing { .. }), "{none}");
+}
+
+/// Rings made later take of the limit as well: a refreshed budget is what is left, to its last page, and
+/// it is as before when they are gone.
+#[test]
+fn a_ring_made_later_takes_of_a_discovered_budget() {
+    alone("a_ring_made_later_takes_of_a_discovered_budget", || {
+        const LIMIT: usize = 8 << 20;
+        if !live_under_a_limit(LIMIT as u64, 54_887) {
+            return;
+        }
+        let Some((_ring, registrar)) = ring(4096) else { return };
+        let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
+        let (before, memory) = (budget.total(), Memory::new(LIMIT));
+        let Ok(later) = io_uring::IoUring::new(4096) else { return };
+        let after = budget.refresh();
+        assert!(after.fits(before), "{after:?} of {before:?}");
+        at_last(|| {
+            let taken = taken_by_kernel(&registrar, &memory, LIMIT / PAGE);
+            if taken == after.bytes { Ok(()) } else { Err(taken) }
+        });
+        drop(later);
+        assert_eq!(budget.refresh(), before);
+    });
+}
+
 const HUGE: usize = 2 << 20;
 
 /// So many transparent huge pages side by side, and the mapping that they are in; `None`, with a note,
