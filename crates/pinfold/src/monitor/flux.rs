@@ -279,15 +279,17 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
     use std::thread;
+    use std::time::Duration;
 
     fn range(start: usize) -> AddressRange {
         AddressRange::new(start, 0x1000).unwrap()
     }
 
-    /// Asks until the answer is no; other tests' threads may be busy for a while.
+    /// Asks until the answer is no; other tests' threads may be busy for a while. Sleeps in between: two tests
+    /// that only yield here are each a thread that never rests to the other, and none would end.
     fn settles(flux: &Flux, range: AddressRange) {
         while flux.overlaps_unsettled(range) {
-            thread::yield_now();
+            thread::sleep(Duration::from_micros(100));
         }
     }
 
