@@ -56,14 +56,17 @@ struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
 /// A place in registered pages, to be announced to whoever sends.
 ///
 /// Dropped, it gives its pages up for the device to finish with: the next use of the slot makes new
-/// ones. Forgotten (`mem::forget`), it keeps its slot, and the zone's pages are leaked.
+/// ones. Their registration, which a request that still waits in a queue may name, is never used again, and
+/// stays within the cache's budget until the cache goes: whoever knows that no request names the place says
+/// so ([`arrived`](Self::arrived)) and drops what that gives. Forgotten (`mem::forget`), it keeps its slot,
+/// and the zone's pages are leaked.
 #[must_use = "a place that is dropped gives its pages up"]
 pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, 'c, R, M, P>>);
 
 /// A place whose whole pages the target has already, while the device still writes to them.
 ///
 /// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
-/// them to the device; the ragged ends are given up. A target that has changed meanwhile is left alone:
+/// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target that has changed meanwhile is left alone:
 /// the pages are where the program has moved them. If nobody can tell whether it has changed (the monitor is
 /// lost, or has lost count), or if the kernel takes pages out of it by no means, the process is aborted: the
 /// target would be written behind its owner's back. ([`vouch`](Self::vouch) before, where you know.)

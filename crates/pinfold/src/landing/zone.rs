@@ -524,13 +524,17 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     /// that were pinned, and nobody else has them. Where the kernel leaves them in the slot, that is
     /// never used again, and the zone's pages are leaked.
     ///
+    /// The registration stays until the cache goes, because a request that the device has not looked at yet
+    /// (linked, drained, not submitted) names it: under the same handle another use would get its bytes.
+    ///
     /// In a forked child nothing happens: the pages are the parent's.
     pub(super) fn abandon(mut self) {
         if self.zone.is_forked() {
             return;
         }
-        // The registrar may panic over a lease for one use: the slot goes without its pages all the same.
-        let ended = foreign::call(|| self.unregister());
+        std::mem::forget(self.lease.take());
+        // Should that panic, the slot goes without its pages all the same.
+        let ended = foreign::call(|| self.zone.cache.invalidate(self.slot));
         // SAFETY: nobody relies on what a slot holds.
         if unsafe { memory::discard(self.slot).or_else(|_| memory::renew(self.slot)) }.is_err() {
             std::mem::forget(self);

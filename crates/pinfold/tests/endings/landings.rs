@@ -103,25 +103,43 @@ fn a_forgotten_place_is_not_findable_when_its_zone_is_gone_and_its_pages_stay() 
     }
 }
 
-/// The lease is for one use, so that its end calls the registrar.
+/// A request that the device has not looked at yet names the registration still: it is given to no other
+/// use, and its end is not asked for while such a request may stand in a queue.
 #[test]
-fn a_place_that_is_dropped_takes_its_pages_along_although_the_registrar_panics() {
+fn what_a_dropped_place_was_registered_as_stays_until_the_cache_goes() {
     let little = Config { max_bytes: PAGE, ..Config::keeping_all() };
-    let (cache, records) = cache(Config { when_full: WhenFull::RegisterPerUse, ..little });
-    let (zone, target, other) = (zone(&cache), Target::new(), Target::new());
-    let (place, _other_slot) = (target.ask(&zone), other.ask(&zone));
-    let range = place.range();
-    receive(range, 3);
-    panics_at(&records, 1);
-    assert!(panics(|| drop(place)));
-    let again = target.ask(&zone);
-    assert_eq!(again.range(), range, "the slot is used again");
-    // SAFETY: the place is held, and its pages are mapped as long as it is.
-    let bytes = unsafe {
-        let at = std::ptr::with_exposed_provenance::<u8>(range.start());
-        std::slice::from_raw_parts(at, range.len())
-    };
-    assert!(bytes.iter().all(|&byte| byte == 0), "a device may still write to the pages of before");
+    let per_use = Config { when_full: WhenFull::RegisterPerUse, ..little };
+    for (config, remapped) in
+        [(Config::keeping_all(), false), (Config::keeping_all(), true), (per_use, false)]
+    {
+        let (cache, records) = cache(config);
+        let (zone, target, other) = (zone(&cache), Target::new(), Target::new());
+        let (place, _other_slot) = (target.ask(&zone), other.ask(&zone));
+        let (range, handle) = (place.range(), place.handle());
+        receive(range, 3);
+        if remapped {
+            drop(place.remap().unwrap());
+        } else {
+            drop(place);
+        }
+        cache.reclaim();
+        cache.evict_idle();
+        assert!(records.has(handle, range), "a queued request names it");
+        let again = target.ask(&zone);
+        assert_eq!(again.range(), range, "the slot is used again");
+        assert_ne!(again.handle(), handle);
+        // SAFETY: the place is held, and its pages are mapped as long as it is.
+        let bytes = unsafe {
+            let at = std::ptr::with_exposed_provenance::<u8>(range.start());
+            std::slice::from_raw_parts(at, range.len())
+        };
+        assert!(bytes.iter().all(|&byte| byte == 0), "a device may still write to those of before");
+        drop((again, _other_slot));
+        drop(zone);
+        assert!(records.has(handle, range));
+        drop(cache);
+        assert_eq!(records.live(), 0);
+    }
 }
 
 #[test]
