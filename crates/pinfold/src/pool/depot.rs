@@ -147,6 +147,7 @@ struct Counts {
     raids: u64,
     failed_deregistrations: u64,
     refused_puts: u64,
+    panics_kept_back: u64,
 }
 
 type Guard<'d> = MutexGuard<'d, State>;
@@ -222,6 +223,13 @@ impl Depot {
         (0..CLASSES).for_each(|size| hand.allow(size, 0));
         state.unowned.push(Arc::clone(hand));
         self.after_puts(state, emptied);
+    }
+
+    /// Counts a panic that has nowhere to go.
+    pub(super) fn keep_panic_back(&self) {
+        if !self.gate().is_wiped() {
+            self.lock().counts.panics_kept_back += 1;
+        }
     }
 
     /// Has every thread's magazines emptied; how many blocks that gave.
@@ -1084,7 +1092,7 @@ impl State {
         let cached_bytes = cached_by_thread.iter().sum();
         let out: usize = classes().map(|class| self.space.blocks_out(class) * class.bytes()).sum();
         let Counts { grown, trimmed, refused, visits, raids, .. } = self.counts;
-        let Counts { failed_deregistrations, refused_puts, .. } = self.counts;
+        let Counts { failed_deregistrations, refused_puts, panics_kept_back, .. } = self.counts;
         let mut statistics = PoolStatistics {
             waiting: self.queue.len() + self.apart,
             in_use_bytes: (out + self.space.long_bytes()).saturating_sub(cached_bytes),
@@ -1097,6 +1105,7 @@ impl State {
             raids,
             failed_deregistrations,
             refused_puts,
+            panics_kept_back,
             ..PoolStatistics::default()
         };
         for slab in self.slabs.iter().flatten() {

@@ -47,6 +47,8 @@ pub struct PoolStatistics {
     pub failed_deregistrations: u64,
     /// Pointers that were given back and were no buffer in use.
     pub refused_puts: u64,
+    /// Panics of registrars and budgets at the end of a thread, which had nowhere to go.
+    pub panics_kept_back: u64,
 }
 
 impl PoolStatistics {

@@ -13,6 +13,7 @@
 
 use super::classes::Class;
 use super::depot::{Depot, Hand, PoolId};
+use pinfold_core::foreign;
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -122,9 +123,13 @@ impl Drop for Seats {
             hands.iter().for_each(|at_hand| at_hand.pool.set(PoolId::NONE));
         });
         for seat in &self.0 {
-            if let Some(depot) = seat.depot.upgrade() {
-                depot.retire_hand(&seat.hand);
+            let Some(depot) = seat.depot.upgrade() else { continue };
+            // No panic may leave the destructor of a thread-local.
+            if foreign::call(|| depot.retire_hand(&seat.hand)).is_err() {
+                depot.keep_panic_back();
             }
+            // The last reference takes the registrar and the budget along.
+            foreign::discard(depot);
         }
     }
 }

@@ -265,6 +265,45 @@ fn a_pool_whose_registrar_panics_as_it_goes_is_gone() {
     }
 }
 
+/// What a thread has at hand goes back in a destructor that no panic may leave.
+#[test]
+fn a_thread_ends_although_what_it_gives_back_makes_others_panic() {
+    let name = "pools::a_thread_ends_although_what_it_gives_back_makes_others_panic";
+    let status = in_a_process_of_its_own(name, || {
+        for of_registrar in [true, false] {
+            let (device, records) = device();
+            let allowance = Arc::new(Panicking::default());
+            let config = PoolConfig { idle_bytes: 0, ..config() };
+            let theirs = Arc::clone(&allowance);
+            let pool = Pool::with_allowance(device, config, theirs).unwrap();
+            let ended = thread::scope(|scope| {
+                scope
+                    .spawn(|| {
+                        drop(pool.get(1500).unwrap());
+                        // The first call from now on is that of the thread's end.
+                        if of_registrar {
+                            panics_at(&records, 1);
+                        } else {
+                            allowance.calls.store(0, SeqCst);
+                            allowance.panic_at.store(1, SeqCst);
+                        }
+                    })
+                    .join()
+            });
+            assert!(ended.is_ok());
+            allowance.panic_at.store(0, SeqCst);
+            panics_at(&records, 0);
+            assert_eq!(pool.statistics().panics_kept_back, 1);
+            assert_eq!(pool.statistics().registered_bytes, 0);
+            drop(pool.get(1500).unwrap());
+            drop(pool);
+            assert_eq!(allowance.granted.load(SeqCst), 0);
+            assert_eq!(records.leaked(), 0);
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
 /// A child that was forked while another thread had the pool's lock is refused, and what it drops is its
 /// parent's.
 #[test]
