@@ -12,6 +12,7 @@ mod registrar_support;
 
 use io_uring::{opcode, squeue, types};
 use pinfold::registrar::{BufferIndex, IoUring, MAX_BUFFER_BYTES, MAX_SLOTS, OpenError};
+use pinfold::suspend::Suspend;
 use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar};
 use registrar_support::{
     Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
@@ -370,6 +371,29 @@ fn a_closed_descriptor_is_noticed() {
         assert_eq!(register(&registrar, memory.range()), Err(RegisterError::DeviceGone { errno }));
         let given_back = registrar.deregister_own(index, memory.range());
         assert_eq!(given_back, Err(DeregisterError::DeviceGone { errno }));
+    });
+}
+
+/// The ring lives, and with it what is in flight: only its completions tell when that has ended.
+#[test]
+fn a_registration_has_not_ended_because_the_descriptor_is_lost() {
+    alone("a_registration_has_not_ended_because_the_descriptor_is_lost", || {
+        let Some(ring) = ring() else { return };
+        let registrar = IoUring::new(&ring, 2).unwrap().with_tags(1 << 63..u64::MAX).unwrap();
+        let memory = Memory::new(PAGE);
+        let (withdrawn, ended) = (memory.range(), Memory::new(PAGE));
+        let first = register(&registrar, withdrawn).unwrap();
+        let second = register(&registrar, ended.range()).unwrap();
+        assert!(registrar.quiet(withdrawn) && registrar.quiet(ended.range()));
+        std::mem::forget(ring);
+        close_everything();
+        let gone = Err(DeregisterError::DeviceGone { errno: libc::EBADF });
+        assert_eq!(registrar.withdraw_own(first, withdrawn), gone);
+        assert_eq!(registrar.deregister_own(second, ended.range()), gone);
+        assert!(!registrar.quiet(withdrawn) && !registrar.quiet(ended.range()));
+        // SAFETY: stands for the completion that somebody finds in the ring's mapped queue.
+        assert!(unsafe { registrar.ended(1 << 63) });
+        assert!(registrar.quiet(withdrawn) && !registrar.quiet(ended.range()));
     });
 }
 

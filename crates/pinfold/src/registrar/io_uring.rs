@@ -215,7 +215,8 @@ impl IoUring {
     /// on leases that were handed over to it. Ask for it before the first registration.
     ///
     /// Costs a lock for each registration and its end. Whoever suspends, takes completions
-    /// meanwhile (on another thread, or between polls), or the suspension waits until its deadline.
+    /// meanwhile (on another thread, or between polls), or the suspension waits until its deadline; so does
+    /// one whose ring cannot be reached any more, because the registrar's descriptor was closed.
     ///
     /// # Errors
     ///
@@ -271,14 +272,10 @@ impl IoUring {
     fn clear(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
         let Some(tags) = &self.tags else { return self.ring.clear(slot) };
         // Before the call: the completion may be found while the call is still on its way back.
-        let tag = tags.begin_end(slot, range);
-        self.ring.clear(slot).inspect_err(|&Errno(errno)| {
-            // A ring that is gone says nothing. A slot that was not emptied holds what it held, and
-            // the ring says the end of that when the slot is filled anew.
-            if is_gone(errno) {
-                let _ours = tag.map(|tag| tags.ended(tag));
-            }
-        })
+        let _ending = tags.begin_end(slot, range);
+        // Whatever comes of it, only the ring says the end. One that cannot be reached any more may live on,
+        // with requests in flight; a slot that was not emptied holds what it held until it is filled anew.
+        self.ring.clear(slot)
     }
 
     fn open(
