@@ -47,6 +47,48 @@ pub fn discard_all<T>(theirs: impl IntoIterator<Item = T>) {
     theirs.into_iter().for_each(discard);
 }
 
+/// What the program has handed over for a call and gets back at its end, with devices that may go on using
+/// it. Dropped, it is forgotten: a panic that comes between ends no use.
+pub struct HandedOver<T>(Vec<T>);
+
+impl<T> HandedOver<T> {
+    /// Until [`into_vec`](Self::into_vec).
+    pub const fn new(theirs: Vec<T>) -> Self {
+        Self(theirs)
+    }
+
+    /// All of it, to be given back.
+    pub fn into_vec(mut self) -> Vec<T> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl<T> fmt::Debug for HandedOver<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HandedOver({})", self.0.len())
+    }
+}
+
+impl<T> std::ops::Deref for HandedOver<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<T> std::ops::DerefMut for HandedOver<T> {
+    fn deref_mut(&mut self) -> &mut Vec<T> {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for HandedOver<T> {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(std::mem::forget);
+    }
+}
+
 impl Panicked {
     /// The panic goes on. Not while this thread is unwinding already, which would end the process.
     pub fn resume(mut self) -> ! {
@@ -96,6 +138,19 @@ pub(crate) mod tests {
                 std::panic::panic_any(Bomb);
             }
         }
+    }
+
+    #[test]
+    fn what_was_handed_over_outlives_a_panic() {
+        let theirs = std::sync::Arc::new(());
+        let lost = call(|| {
+            let _theirs = HandedOver::new(vec![std::sync::Arc::clone(&theirs)]);
+            panic!("in between");
+        });
+        assert!(lost.is_err());
+        assert_eq!(std::sync::Arc::strong_count(&theirs), 2);
+        drop(HandedOver::new(vec![std::sync::Arc::clone(&theirs)]).into_vec());
+        assert_eq!(std::sync::Arc::strong_count(&theirs), 2);
     }
 
     #[test]

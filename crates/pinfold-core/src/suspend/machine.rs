@@ -9,6 +9,7 @@ use crate::AddressRange;
 use crate::bars::SuspensionStatistics;
 use crate::board::SuspensionId;
 use crate::cache::Cache;
+use crate::foreign::HandedOver;
 use crate::lease::Lease;
 use crate::monitor::Monitor;
 use crate::registrar::Registrar;
@@ -85,13 +86,15 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
         leases: Vec<Lease<'c, R, M>>,
         terms: SuspensionTerms,
     ) -> Result<Ward<'c, R, M>, Refusal<'c, R, M>> {
+        let leases = HandedOver::new(leases);
         let range = range.page_aligned(self.shared.limits.page_bytes);
         if let Err(why) = check(&self.shared, range, &connections, &leases) {
-            return Err(not_suspended(why, leases));
+            return Err(not_suspended(why, leases.into_vec()));
         }
         let ward = Ward::new(&self.shared, range, terms, leases);
-        let mut ward =
-            ward.map_err(|(range, leases)| not_suspended(Why::AlreadySuspended { range }, leases))?;
+        let mut ward = ward.map_err(|(range, leases)| {
+            not_suspended(Why::AlreadySuspended { range }, leases.into_vec())
+        })?;
         if terms.leases == Leases::Refuse {
             let in_flight = ward.leases_in_flight();
             if !in_flight.is_empty() {
@@ -151,8 +154,8 @@ fn refuse<'c, R: Suspend, M: Monitor>(
     if ward.is_forked() {
         return not_suspended(Why::Forked, Vec::new());
     }
-    let lost = std::mem::take(&mut ward.lost);
-    Box::new(NotSuspended { why: Why::Refused(Refused { in_flight, waited, lost }), leases })
+    let why = Why::Refused(Refused { in_flight, waited, lost: std::mem::take(&mut ward.lost) });
+    Box::new(NotSuspended { why, leases: leases.into_vec() })
 }
 
 /// What a suspension meets that [`Cache::expire_suspensions`] has ended.
@@ -330,7 +333,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
         let paused = self.ward.waited();
         let late = paused.checked_sub(self.ward.terms.deadline).filter(|late| !late.is_zero());
         let lost = std::mem::take(&mut self.ward.lost);
-        Ok(Resumed { leases, keys, lost, paused, late })
+        Ok(Resumed { leases: leases.into_vec(), keys, lost, paused, late })
     }
 }
 

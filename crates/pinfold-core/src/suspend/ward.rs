@@ -15,7 +15,7 @@ use crate::bars::{Claim, End, OnExpiry, Overdue};
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
 use crate::flight::{Flight, Landing};
-use crate::foreign::{self, discard, discard_all, runs_through};
+use crate::foreign::{self, HandedOver, discard, discard_all, runs_through};
 use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
@@ -59,8 +59,10 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
     unstopped: Vec<R::Connection>,
     /// Those that are stopped and alive, as far as is known.
     pub(crate) connections: Vec<R::Connection>,
+    /// Those that go on again, until all do.
+    restarted: Vec<R::Connection>,
     pub(crate) lost: Vec<(R::Connection, ConnectionLost)>,
-    kept: Vec<Lease<'c, R, M>>,
+    kept: HandedOver<Lease<'c, R, M>>,
     /// Their places in that list, by the numbers of their regions.
     kept_of: HashMap<u32, Vec<usize>>,
     parked: Vec<Parked<'c, R::Handle>>,
@@ -103,8 +105,8 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         shared: &'c Shared<R, M>,
         range: AddressRange,
         terms: SuspensionTerms,
-        kept: Vec<Lease<'c, R, M>>,
-    ) -> Result<Self, (AddressRange, Vec<Lease<'c, R, M>>)> {
+        kept: HandedOver<Lease<'c, R, M>>,
+    ) -> Result<Self, (AddressRange, HandedOver<Lease<'c, R, M>>)> {
         let began = shared.registrar.now();
         let deadline = began.saturating_add(terms.deadline);
         let id = shared.locked(|writer| match writer.bars.overlapping(range) {
@@ -119,7 +121,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         shared.close_regions(range);
         let (connections, lost, parked) = (Vec::new(), Vec::new(), Vec::new());
         let (stage, leases) = (Stage::Leased, kept.len());
-        let unstopped = Vec::new();
+        let (unstopped, restarted) = (Vec::new(), Vec::new());
         let mut kept_of: HashMap<u32, Vec<usize>> = HashMap::with_capacity(leases);
         for (index, lease) in kept.iter().enumerate() {
             kept_of.entry(lease.number()).or_default().push(index);
@@ -133,6 +135,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             stage,
             unstopped,
             connections,
+            restarted,
             lost,
             kept,
             kept_of,
@@ -466,7 +469,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     /// Renews what was parked and lets everything go on. The leases come back in the order in
     /// which they were handed over.
-    pub(crate) fn resume(&mut self) -> (Vec<Returned<'c, R, M>>, Keys) {
+    pub(crate) fn resume(&mut self) -> (HandedOver<Returned<'c, R, M>>, Keys) {
         let before = std::mem::replace(&mut self.stage, Stage::Returning);
         let (returned, keys) = self.renew();
         self.restart();
@@ -486,10 +489,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         (returned, keys)
     }
 
-    fn renew(&mut self) -> (Vec<Returned<'c, R, M>>, Keys) {
+    fn renew(&mut self) -> (HandedOver<Returned<'c, R, M>>, Keys) {
         let mut keys = Keys::Same;
         // Those that were not parked yet are as they were.
-        let mut returned: Vec<_> = self.kept.drain(..).map(|lease| Some(Ok(lease))).collect();
+        let kept = self.kept.drain(..).map(|lease| Some(Ok(lease)));
+        let mut returned = HandedOver::new(kept.collect());
         returned.resize_with(self.leases, || None);
         // In a forked child registrations are the parent's.
         while let Some(parked) = self.parked.pop().filter(|_| !self.is_forked()) {
@@ -502,7 +506,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
                 Err(error) => places.into_iter().for_each(|n| returned[n] = Some(Err(error))),
             }
         }
-        (returned.into_iter().flatten().collect(), keys)
+        (HandedOver::new(returned.into_vec().into_iter().flatten().collect()), keys)
     }
 
     fn restart(&mut self) {
@@ -510,11 +514,18 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         while let Some(connection) = self.connections.last().cloned() {
             // Unless somebody else holds it: then it goes on when they let go.
             match self.locked(|writer| writer.bars.release(self.id, &connection)) {
-                Some(Ok(())) => self.restart_one(&connection),
-                Some(Err(held)) => drop(held),
-                None => {}
+                Some(Ok(())) => {
+                    self.restart_one(&connection);
+                    self.restarted.extend(self.connections.pop());
+                }
+                Some(Err(held)) => {
+                    self.connections.pop();
+                    drop(held);
+                }
+                None => {
+                    self.connections.pop();
+                }
             }
-            self.connections.pop();
         }
     }
 
@@ -527,8 +538,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         }
     }
 
-    /// Fails the connections in the open and gives up what was parked.
+    /// Fails the connections in the open, those that go on again too, and gives up what was parked.
     fn kill(&mut self, by: Revocation) {
+        self.connections.append(&mut self.restarted);
         let device_panics = fail_all(&self.shared.registrar, &mut self.connections);
         let parked = std::mem::take(&mut self.parked);
         let (id, range) = (self.id, self.range);
@@ -566,8 +578,13 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             Stage::Returning => self.kill(Revocation::DevicePanicked),
             // Nobody has touched the memory.
             Stage::Leased | Stage::Draining | Stage::Settling => {
+                let theirs = self.entrusted;
                 if self.take_back() {
-                    drop(self.resume());
+                    let (leases, _) = self.resume();
+                    // The program has dropped them; else a panic has, on its way through the library.
+                    if theirs {
+                        drop(leases.into_vec());
+                    }
                 }
             }
         }
@@ -580,13 +597,14 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         match self.terms.on_drop {
             OnDrop::Kill => self.kill(Revocation::Dropped),
             // On the program's word.
-            OnDrop::Resume => drop(self.resume()),
+            OnDrop::Resume => drop(self.resume().0.into_vec()),
         }
     }
 }
 
 impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
     fn drop(&mut self) {
+        let theirs = self.entrusted;
         // In a forked child connections and registrations are the parent's.
         let ends = self.stage != Stage::Over && !self.is_forked();
         let ended = if ends { foreign::call(|| self.abandon()) } else { Ok(()) };
@@ -600,7 +618,13 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
             self.locked(|writer| writer.bars.counts.device_panics += kept_back);
         }
         let lost = self.lost.drain(..).map(|(connection, _)| connection);
-        discard_all(self.unstopped.drain(..).chain(self.connections.drain(..)).chain(lost));
+        let connections = self.connections.drain(..).chain(self.restarted.drain(..));
+        discard_all(self.unstopped.drain(..).chain(connections).chain(lost));
+        // What is left of a suspension that has expired. Behind a panic of the device's, whose connections
+        // may go on, they are forgotten.
+        if theirs && ended.is_ok() {
+            discard_all(self.kept.drain(..));
+        }
         if let Err(panicked) = ended {
             panicked.resume_unless_unwinding();
         }

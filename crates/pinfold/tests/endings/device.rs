@@ -39,7 +39,7 @@ pub(crate) struct Records {
     /// What its clock says, which only [`pass`](Self::pass) moves.
     now: Mutex<Duration>,
     stopped: Mutex<BTreeSet<u32>>,
-    failed: AtomicUsize,
+    failed: Mutex<BTreeSet<u32>>,
     /// What copying or dropping a connection does besides.
     besides: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -129,7 +129,12 @@ impl Records {
 
     /// How many connections were failed.
     pub(crate) fn failed(&self) -> usize {
-        self.failed.load(SeqCst)
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Whether a live registration has these bytes.
+    pub(crate) fn covers(&self, range: AddressRange) -> bool {
+        self.table().values().any(|registered| registered.contains(&range))
     }
 
     /// Two connections of this device.
@@ -187,6 +192,7 @@ impl Suspend for Device {
     type Connection = Link;
 
     fn now(&self) -> Duration {
+        assert!(!self.0.is_to_panic(), "now");
         *self.0.now.lock().unwrap()
     }
 
@@ -236,7 +242,7 @@ impl Suspend for Device {
 
     fn fail(&self, connection: &Link) {
         self.0.connections().remove(&connection.0);
-        self.0.failed.fetch_add(1, SeqCst);
+        self.0.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(connection.0);
         assert!(!self.0.is_to_panic(), "fail");
     }
 }

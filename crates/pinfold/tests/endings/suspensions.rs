@@ -29,6 +29,15 @@ fn get<'c>(cache: &'c TheCache, memory: &[u8]) -> Option<Lease<'c, Device, crate
     unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) }.ok()
 }
 
+fn get_range(
+    cache: &TheCache,
+    range: AddressRange,
+) -> Option<Lease<'_, Device, crate::device::Silent>> {
+    let start = std::ptr::with_exposed_provenance(range.start());
+    // SAFETY: see the file's header.
+    unsafe { cache.get(start, range.len(), Access::READ) }.ok()
+}
+
 /// What waits for a lease.
 fn pending(
     cache: &'static TheCache,
@@ -114,15 +123,16 @@ fn suspend_and_resume(cache: &TheCache, records: &Arc<Records>, memory: &[u8]) {
     drop(suspended.resume().unwrap());
 }
 
-/// Nothing is stopped or suspended, whatever the device did, and the books balance.
-fn assert_whole(cache: &TheCache, records: &Arc<Records>, memory: &[u8], n: usize) {
+/// Nothing is stopped or suspended, whatever the device did, and the books balance. Leases that a panic has
+/// kept from the program hold their registrations until the cache goes.
+fn assert_whole(cache: TheCache, records: &Arc<Records>, memory: &[u8], n: usize) {
     assert_eq!(records.stopped(), 0, "call {n}: a connection is stopped for good");
-    assert!(get(cache, memory).is_some(), "call {n}");
+    assert!(get(&cache, memory).is_some(), "call {n}");
     let counts = cache.suspension_statistics();
     let ended = counts.refused + counts.resumed + counts.killed + counts.expired;
     assert_eq!(counts.begun, ended, "call {n}: {counts:?}");
-    suspend_and_resume(cache, records, memory);
-    cache.evict_idle();
+    suspend_and_resume(&cache, records, &vec![0_u8; 12 * PAGE]);
+    drop(cache);
     assert_eq!(records.leaked(), 0, "call {n}");
 }
 
@@ -136,10 +146,50 @@ fn a_device_that_panics_at_any_call_holds_nothing_up() {
         let was_asked = records.has_panicked();
         panics_at(&records, 0);
         assert!(was_asked || !panicked);
-        assert_whole(&cache, &records, &memory, n);
+        assert_whole(cache, &records, &memory, n);
         if !was_asked {
             assert!(n > 15, "only {n} calls");
             break;
+        }
+    }
+}
+
+/// A device that panics gives no leases back, and its connections may go on with them.
+#[test]
+fn leases_that_were_handed_over_outlive_a_panic_or_their_connections_are_failed() {
+    let memory = vec![0_u8; 12 * PAGE];
+    let parts = [range_of(&memory[..PAGE]), range_of(&memory[4 * PAGE..5 * PAGE])];
+    for poll in [false, true] {
+        for n in 1.. {
+            let (cache, records) = cache(Config::keeping_all());
+            let leases = parts.map(|part| get_range(&cache, part).unwrap()).into_iter().collect();
+            let links = records.links();
+            panics_at(&records, n);
+            let panicked = panics(|| {
+                let (range, terms) = (range_of(&memory), terms(OnDrop::Kill));
+                let suspended = if poll {
+                    let begun = cache.begin_suspension(range, links, leases, terms).unwrap();
+                    match begun.poll().unwrap() {
+                        Progress::Suspended(suspended) => suspended,
+                        Progress::Pending(..) => panic!("nothing is in flight"),
+                    }
+                } else {
+                    cache.suspend(range, links, leases, terms).unwrap()
+                };
+                suspended.resume().unwrap().leases.into_iter().for_each(std::mem::forget);
+            });
+            let was_asked = records.has_panicked();
+            panics_at(&records, 0);
+            cache.evict_idle();
+            let kept = parts.iter().all(|&part| records.covers(part));
+            assert!(kept || records.failed() == 2, "call {n}");
+            assert_eq!(records.stopped(), 0, "call {n}");
+            drop(cache);
+            assert_eq!(records.leaked(), 0, "call {n}");
+            if !was_asked {
+                assert!(!panicked && n > 20, "only {n} calls");
+                break;
+            }
         }
     }
 }
@@ -193,7 +243,7 @@ fn a_connection_that_panics_at_any_copy_or_drop_holds_nothing_up() {
         panics_at(&records, 0);
         records.pass(Duration::from_millis(20));
         cache.expire_suspensions();
-        assert_whole(&cache, &records, &memory, n);
+        assert_whole(cache, &records, &memory, n);
         if !was_asked {
             assert!(n > 60, "only {n} calls");
             break;
@@ -217,7 +267,7 @@ fn a_monitor_that_panics_at_any_question_holds_nothing_up() {
         ended.store(1, SeqCst);
         records.pass(Duration::from_millis(20));
         cache.expire_suspensions();
-        assert_whole(&cache, &records, &memory, n);
+        assert_whole(cache, &records, &memory, n);
         if asked.load(SeqCst) < n {
             assert!(n > 20, "only {n} questions");
             break;
