@@ -123,7 +123,7 @@ pub struct Arrived<'z, 'c, R: Registrar, M: Monitor, P: Pages>(Message<'z, 'c, R
 impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// A registered place for `length` bytes that are to get to `target`.
     ///
-    /// Costs a look at the list of slots and, with [`Options::watch_targets`], at the monitor; a
+    /// Costs a look at the list of slots and, with [`Options::watch_targets`](super::Options::watch_targets), at the monitor; a
     /// registration if the slot was exchanged and nobody has called [`refill`](Self::refill) since.
     ///
     /// # Errors

@@ -253,12 +253,15 @@ impl Drop for Device {
     }
 }
 
+/// What a question does besides, by its name.
+type Besides = Box<dyn Fn(&str) + Send + Sync>;
+
 /// Sees what it is told, by [`change`](Self::change).
 pub(crate) struct Silent {
     process: u32,
     changes: Mutex<Vec<AddressRange>>,
     /// What a question does besides, by its name.
-    besides: OnceLock<Box<dyn Fn(&str) + Send + Sync>>,
+    besides: OnceLock<Besides>,
     rung: Mutex<u32>,
     bell: Condvar,
 }
