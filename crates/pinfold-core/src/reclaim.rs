@@ -315,7 +315,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                     Some(examined) => room -= examined,
                     None => break,
                 }
-                batch *= 2;
+                batch = batch.saturating_mul(2);
             }
         }
         slice
