@@ -395,11 +395,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Runs callbacks; one that panics is counted and harms nobody.
     #[cold]
     fn run(&self, due: Due) {
-        // Forked inside the registrar since they became due: they are the parent's to run.
-        if self.monitor.forked() {
-            return;
-        }
-        let panics = due.run();
+        // Forked inside the registrar since they became due, or by one of them: they are the parent's to run.
+        let panics = due.run(|| self.monitor.forked());
         if panics > 0 {
             self.count_panics(panics);
         }

@@ -123,12 +123,20 @@ impl Due {
         self.callbacks.is_empty() && self.completions.is_empty()
     }
 
-    /// Runs what is due, and says how many callbacks panicked.
-    pub(crate) fn run(mut self) -> u64 {
+    /// Runs what is due, and says how many callbacks panicked. `is_forked` is asked before each: one may
+    /// fork, and the rest are the parent's then.
+    pub(crate) fn run(mut self, is_forked: impl Fn() -> bool) -> u64 {
         let (callbacks, completions) = self.take();
         let completed = completions.into_iter().filter_map(Completion::into_callback);
-        let callbacks = callbacks.into_iter().chain(completed);
-        callbacks.map(|callback| u64::from(!runs_through(callback))).sum()
+        let mut panics = 0;
+        for callback in callbacks.into_iter().chain(completed) {
+            if is_forked() {
+                discard(callback);
+            } else {
+                panics += u64::from(!runs_through(callback));
+            }
+        }
+        panics
     }
 }
 
@@ -169,7 +177,7 @@ mod tests {
         let first: Callback = Box::new(|| std::panic::panic_any(Bomb));
         let callbacks = vec![first, Box::new(move || *second.lock().unwrap() += 1)];
         FUSE.set(3);
-        assert_eq!(Due { callbacks, completions: Vec::new() }.run(), 1);
+        assert_eq!(Due { callbacks, completions: Vec::new() }.run(|| false), 1);
         assert_eq!(*ran.lock().unwrap(), 1);
         FUSE.set(0);
     }

@@ -1729,6 +1729,42 @@ mod corners {
         rig.device_forgets();
     }
 
+    /// A callback that runs on the way of a get may fork: what is cached is the parent's then.
+    #[test]
+    fn a_child_forked_by_a_callback_finds_nothing_cached() {
+        let rig = Rig::new();
+        rig.touch(pages(0, 1));
+        let mut watched = rig.lease(pages(8, 1));
+        assert!(common::get_if_cached(rig.cache(), pages(0, 1)).is_some());
+        let monitor = rig.monitor.clone();
+        watched.on_invalidate(move || monitor.lose(Lost::Forked));
+        rig.space.unmap(pages(8, 1));
+        assert!(common::get_if_cached(rig.cache(), pages(0, 1)).is_none());
+        assert!(rig.monitor.forked());
+        drop(watched);
+        rig.device_forgets();
+    }
+
+    /// The other callbacks that became due with it are the parent's to run.
+    #[test]
+    fn a_child_forked_by_a_callback_runs_no_other() {
+        let rig = Rig::new();
+        let called = Calls::default();
+        let mut leases = [rig.lease(pages(8, 1)), rig.lease(pages(12, 1))];
+        for lease in &mut leases {
+            let (monitor, count) = (rig.monitor.clone(), called.callback());
+            lease.on_invalidate(move || {
+                count();
+                monitor.lose(Lost::Forked);
+            });
+        }
+        rig.space.unmap(pages(8, 8));
+        assert_eq!(rig.cache().reclaim(), 0);
+        assert_eq!(called.count(), 1);
+        drop(leases);
+        rig.device_forgets();
+    }
+
     /// A thread that is not there in a forked child may hold the cache's lock for ever.
     #[test]
     fn a_forked_child_waits_for_no_lock() {

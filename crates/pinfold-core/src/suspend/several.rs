@@ -31,14 +31,15 @@ fn or_give_back<T>(
     }
 }
 
-/// The refusal of another device is what the caller must know; nobody can act on a second error.
+/// The refusal of another device is what the caller must know; nobody can act on a second error, or on a
+/// panic, which would leave the others with what is theirs.
 ///
 /// # Safety
 ///
 /// As for [`Registrar::deregister`](crate::Registrar::deregister).
 unsafe fn give_back<R: Suspend>(device: &R, handle: R::Handle, range: AddressRange) {
     // SAFETY: the caller's promise.
-    let _gone = unsafe { device.deregister(handle, range) };
+    let _gone = foreign::call(|| unsafe { device.deregister(handle, range) });
 }
 
 impl<R: Suspend> Suspend for Arc<R> {
@@ -358,6 +359,7 @@ mod tests {
         renewals: AtomicUsize,
         changes: bool,
         panics: bool,
+        panics_at_end: bool,
         connections: usize,
     }
 
@@ -375,6 +377,7 @@ mod tests {
 
         unsafe fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
             self.held.fetch_sub(1, Ordering::Relaxed); // one thread
+            assert!(!self.panics_at_end, "as told");
             Ok(())
         }
     }
@@ -477,6 +480,17 @@ mod tests {
             let _ = renew(&rings, registered(&rings));
         }));
         assert_eq!(rings.each_ref().map(left), [0, 0, 0]);
+    }
+
+    #[test]
+    fn what_is_given_back_leaves_nothing_although_one_panics_over_it() {
+        let panicking = || Slots { panics_at_end: true, ..slots(1, true) };
+        let rings = [panicking(), slots(0, true), slots(1, true), panicking(), slots(1, true)];
+        let handle = registered(&rings);
+        let renewed = catch_unwind(AssertUnwindSafe(|| renew(&rings, handle)));
+        let left = rings.each_ref().map(|it| it.held.load(Ordering::Relaxed)); // one thread
+        assert_eq!(left, [0; 5]);
+        assert_eq!(renewed.unwrap(), Err(RegisterError::TableFull { capacity: 0 }));
     }
 
     #[test]
