@@ -288,6 +288,14 @@ impl Registrar for AnyRegistrar {
         }
     }
 
+    fn holds_pages(&self) -> bool {
+        match self {
+            Self::IoUring(ring) => ring.holds_pages(),
+            Self::Verbs(verbs) => verbs.holds_pages(),
+            Self::OnDemand(verbs) => verbs.holds_pages(),
+        }
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,

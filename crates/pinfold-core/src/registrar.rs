@@ -45,6 +45,14 @@ pub trait Registrar: Send + Sync + 'static {
         range
     }
 
+    /// Whether a registration holds on to the pages that it was made for: all devices that pin memory.
+    ///
+    /// False where the device looks them up in the process's page table at each transfer, and so moves the
+    /// bytes that are there then. Pages that are exchanged under a transfer would be lost to it.
+    fn holds_pages(&self) -> bool {
+        true
+    }
+
     /// Registers `range`, which for local rights is made of whole pages.
     ///
     /// Blocks as long as the device needs: half a microsecond to tens of milliseconds.
@@ -138,6 +146,10 @@ impl<R: Registrar> Registrar for Arc<R> {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         R::widened(self, range)
+    }
+
+    fn holds_pages(&self) -> bool {
+        R::holds_pages(self)
     }
 
     unsafe fn register(

@@ -47,6 +47,10 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
         self.1.widened(self.0.widened(range))
     }
 
+    fn holds_pages(&self) -> bool {
+        self.0.holds_pages() && self.1.holds_pages()
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,
@@ -90,6 +94,10 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         self.2.widened(self.1.widened(self.0.widened(range)))
+    }
+
+    fn holds_pages(&self) -> bool {
+        self.0.holds_pages() && self.1.holds_pages() && self.2.holds_pages()
     }
 
     unsafe fn register(
@@ -144,6 +152,10 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         self.iter().fold(range, |range, registrar| registrar.widened(range))
+    }
+
+    fn holds_pages(&self) -> bool {
+        self.iter().all(R::holds_pages)
     }
 
     unsafe fn register(

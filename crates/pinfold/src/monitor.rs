@@ -66,6 +66,5 @@ pub use follower::{Follower, News};
 pub use none::NoMonitor;
 pub use start::StartError;
 pub use unneeded::Unneeded;
-pub(crate) use unneeded::follows_page_table;
 pub use userfaultfd::Userfaultfd;
 pub use with_feed::{Combinable, WithFeed};

@@ -63,6 +63,10 @@ impl Registrar for Audited {
         self.inner.widened(range)
     }
 
+    fn holds_pages(&self) -> bool {
+        self.inner.holds_pages()
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,

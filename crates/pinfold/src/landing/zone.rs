@@ -12,7 +12,6 @@ use super::method::LandError;
 use super::slab::Pages;
 use super::split::{aligned_like, same_part};
 use crate::mappings::{Mapping, mappings_in};
-use crate::monitor::follows_page_table;
 use crate::pool::is_near_a_slab;
 use crate::{
     Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
@@ -169,7 +168,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     ///
     /// [`ZoneError`].
     pub fn new(cache: &'c Cache<R, M>, pages: P, options: Options) -> Result<Self, ZoneError> {
-        if follows_page_table::<M>() {
+        if !cache.registrar().holds_pages() {
             return Err(ZoneError::FollowsPageTable);
         }
         let max_region_bytes = cache.registrar().limits().max_region_bytes;

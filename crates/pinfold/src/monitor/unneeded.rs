@@ -15,8 +15,6 @@ use super::still::Still;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
 };
-use std::any::TypeId;
-use std::sync::Arc;
 
 /// Sees one thing only: that this process is a forked child. A check costs a load.
 #[derive(Debug)]
@@ -35,11 +33,6 @@ impl Unneeded {
     pub unsafe fn new() -> Result<Self, StartError> {
         Still::new().map(Self)
     }
-}
-
-/// Whether a monitor is that of a device which needs none, because it follows the page table.
-pub(crate) fn follows_page_table<M: Monitor>() -> bool {
-    [TypeId::of::<Unneeded>(), TypeId::of::<Arc<Unneeded>>()].contains(&TypeId::of::<M>())
 }
 
 // SAFETY: see the file's header.

@@ -15,7 +15,6 @@ use super::place::{Copied, Guard, Place};
 use super::tally::{DoorStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
 use crate::in_flight::Window;
-use crate::monitor::follows_page_table;
 use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError};
 use crate::pool::{AllocateError, Pool};
 use crate::{
@@ -122,7 +121,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         let account = self.ledger.look(range.start());
         let coverage = match self.cache.monitor().watch(range) {
             Watch::Uncovered(why) => Coverage::Uncovered(Some(why)),
-            Watch::Covered if follows_page_table::<M>() => Coverage::OnDemand,
+            Watch::Covered if self.follows_page_table() => Coverage::OnDemand,
             Watch::Covered => Coverage::Covered,
         };
         Ok(self.costs.advise(self.question(&wish, account, coverage)))
@@ -497,7 +496,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// What to do with memory of which the door knows what the ledger has. Not looked up where it changes
     /// nothing: for one who knows the reuse, and is better off without keeping a registration anyway.
     fn decide(&self, wish: &Wish) -> Decision {
-        let coverage = match follows_page_table::<M>() {
+        let coverage = match self.follows_page_table() {
             true => Coverage::OnDemand,
             false => Coverage::Covered,
         };
@@ -516,10 +515,15 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         decision
     }
 
+    /// Whether registrations need no monitor, because the device looks pages up when it moves them.
+    fn follows_page_table(&self) -> bool {
+        !self.cache.registrar().holds_pages()
+    }
+
     /// What the door remembers of the memory, if that says that nothing can be kept.
     fn coverage_by(&self, account: Account, wish: &Wish) -> Option<Coverage> {
         let refused = account.refused && !self.is_spent(account, wish.range.len());
-        (refused && !follows_page_table::<M>()).then_some(Coverage::Uncovered(None))
+        (refused && !self.follows_page_table()).then_some(Coverage::Uncovered(None))
     }
 
     fn question(&self, wish: &Wish, account: Account, coverage: Coverage) -> Question {

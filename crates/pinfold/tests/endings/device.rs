@@ -84,6 +84,31 @@ impl Drop for Link {
     }
 }
 
+/// The same, but it follows the page table.
+pub(crate) struct Following(pub(crate) Device);
+
+impl Registrar for Following {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.limits()
+    }
+
+    fn holds_pages(&self) -> bool {
+        false
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u32, RegisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.register(range, access) }
+    }
+
+    unsafe fn deregister(&self, handle: u32, range: AddressRange) -> Result<(), DeregisterError> {
+        // SAFETY: as above.
+        unsafe { self.0.deregister(handle, range) }
+    }
+}
+
 pub(crate) fn device() -> (Device, Arc<Records>) {
     let records = Arc::new(Records::default());
     (Device(Arc::clone(&records)), records)

@@ -9,11 +9,13 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Device, PAGE, RAN, Records, Silent, TheCache, cache, in_a_process_of_its_own, panics, panics_at,
+    Device, Following, PAGE, RAN, Records, Silent, TheCache, cache, device,
+    in_a_process_of_its_own, panics, panics_at,
 };
 use crate::table::child_does;
+use pinfold::landing::ZoneError;
 use pinfold::landing::{AskError, Crossover, LandError, Method, Options, Pages, Place, Slab, Zone};
-use pinfold::{Access, AddressRange, Config, GetError, WhenFull};
+use pinfold::{Access, AddressRange, Config, GetError, Registrar, WhenFull};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -276,6 +278,22 @@ fn a_zone_whose_registrar_panics_as_it_goes_is_gone_with_its_pages() {
         assert!(gone.load(SeqCst), "panicked at call {n}");
         assert_eq!(records.leaked(), 0);
     }
+}
+
+/// Whatever watches for its cache, and however many devices there are with it.
+#[test]
+fn a_device_that_follows_the_page_table_gets_no_zone() {
+    fn refused(registrar: impl Registrar) -> bool {
+        let cache = pinfold::cache(registrar, Silent::new(), Config::keeping_all()).unwrap();
+        let zone = Zone::new(&cache, Slab::new(BYTES, 2, false).unwrap(), Options::default());
+        matches!(zone, Err(ZoneError::FollowsPageTable))
+    }
+    let (pinned, following) = (|| device().0, || Following(device().0));
+    assert!(!refused(pinned()) && !refused((pinned(), pinned())));
+    assert!(refused(following()) && refused(Arc::new(following())));
+    assert!(refused((pinned(), following())) && refused((following(), pinned())));
+    assert!(refused((pinned(), pinned(), following())));
+    assert!(refused([following(), following()]));
 }
 
 /// What a forked child finds of a zone and its places, while a thread that it has not was in the midst of the

@@ -163,6 +163,10 @@ impl Registrar for OnDemand {
         self.verbs.limits()
     }
 
+    fn holds_pages(&self) -> bool {
+        false
+    }
+
     fn granted(&self, wanted: Access) -> Access {
         granted(wanted)
     }
