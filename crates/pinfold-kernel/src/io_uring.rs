@@ -84,7 +84,12 @@ fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot], tags: &[u64]) -> Res
 
 /// Pins the pages of `range` and puts them into a slot. A `tag` that is not zero comes back as a
 /// completion when the slot has something else and the last request that uses the pages has ended.
-pub fn fill_slot(
+///
+/// # Safety
+///
+/// The slot is the caller's alone, and nothing relies on the bytes of `range` while the ring may write them:
+/// whoever submits a request that names the slot has them written.
+pub unsafe fn fill_slot(
     ring: BorrowedFd<'_>,
     slot: u16,
     range: AddressRange,
@@ -95,12 +100,20 @@ pub fn fill_slot(
 }
 
 /// Empties a slot.
-pub fn clear_slot(ring: BorrowedFd<'_>, slot: u16) -> Result<(), Errno> {
+///
+/// # Safety
+///
+/// The slot is the caller's alone: what it holds is nobody else's registration.
+pub unsafe fn clear_slot(ring: BorrowedFd<'_>, slot: u16) -> Result<(), Errno> {
     update(ring, slot.into(), &[EMPTY], &[])
 }
 
 /// Empties every slot from `first` up to, not including, `end`.
-pub fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<(), Errno> {
+///
+/// # Safety
+///
+/// As for [`clear_slot`], of each.
+pub unsafe fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<(), Errno> {
     let mut next = first;
     while next < end {
         let count = (end - next).min(CLEARED_AT_ONCE);

@@ -8,6 +8,7 @@
 
 use crate::descriptor::{Descriptor, close, open};
 use crate::errno::{Errno, checked};
+use crate::process::page_bytes;
 use crate::request::request;
 use pinfold_core::AddressRange;
 use std::mem::size_of;
@@ -20,13 +21,14 @@ const LOOK: usize = 512;
 /// range does not begin at a page.
 ///
 /// One system call and half a kilobyte of stack for each 512 pages.
-pub fn is_there(range: AddressRange, page_bytes: usize) -> Option<bool> {
+pub fn is_there(range: AddressRange) -> Option<bool> {
+    let page_bytes = page_bytes();
     let mut found = [0_u8; LOOK];
     let mut next = range.start();
     while next < range.end() {
         let length = (range.end() - next).min(LOOK * page_bytes);
         // SAFETY: the kernel writes one byte for each page of `length` bytes, which are at most as
-        // many as `found` has.
+        // many as `found` has: the size of a page is the kernel's own.
         let told =
             unsafe { libc::mincore(ptr::without_provenance_mut(next), length, found.as_mut_ptr()) };
         if told != 0 {

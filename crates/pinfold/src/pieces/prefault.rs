@@ -113,7 +113,7 @@ fn make_steps(
 /// Whether some page of `range` is known not to be there.
 pub(super) fn lacks_pages(range: AddressRange) -> bool {
     let page = page_bytes();
-    pages::is_there(range.page_aligned(page), page) == Some(false)
+    pages::is_there(range.page_aligned(page)) == Some(false)
 }
 
 /// Makes the pages of `range` that are not there, on this thread.
@@ -121,7 +121,7 @@ pub(super) fn make(range: AddressRange, to_write: bool) -> Result<(), PrefaultEr
     let page = page_bytes();
     let range = range.page_aligned(page);
     // A look costs a fiftieth of what populating costs that finds nothing to do.
-    if pages::is_there(range, page) == Some(true) {
+    if pages::is_there(range) == Some(true) {
         return Ok(());
     }
     memory::populate(range, to_write).map_err(|Errno(errno)| match errno {

@@ -54,8 +54,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare [`Registrar::register`], which does nothing unsafe
-//! itself, and to close a descriptor in a destructor.
+//! This file reopens `unsafe_code` to declare [`Registrar::register`], to fill and empty the slots that are
+//! the registrar's own, and to close a descriptor in a destructor.
 
 #![allow(unsafe_code)]
 
@@ -202,7 +202,8 @@ impl IoUring {
         }
         let (first, end) = (slots.start, slots.end);
         Self::open(ring, slots, |ring| {
-            io_uring::clear_slots(ring.fd.as_fd(), first, end)
+            // SAFETY: the caller's promise: the slots are this registrar's from now on.
+            unsafe { io_uring::clear_slots(ring.fd.as_fd(), first, end) }
                 .map_err(|errno| OpenError::of_old_table(errno, end))
         })
     }
@@ -503,17 +504,21 @@ impl Ring {
 
     fn fill(&self, slot: u16, range: AddressRange, tag: u64) -> Result<(), Errno> {
         self.is_there()?;
-        io_uring::fill_slot(self.fd.as_fd(), slot, range, tag)
+        // SAFETY: the slot is one of the registrar's own; the bytes are on the word given to `register`,
+        // `renew` or `resize`, which alone fill slots.
+        unsafe { io_uring::fill_slot(self.fd.as_fd(), slot, range, tag) }
     }
 
     fn clear(&self, slot: u16) -> Result<(), Errno> {
         self.is_there()?;
-        io_uring::clear_slot(self.fd.as_fd(), slot)
+        // SAFETY: the slot is one of the registrar's own, and its registration ends on the caller's word.
+        unsafe { io_uring::clear_slot(self.fd.as_fd(), slot) }
     }
 
     fn clear_all(&self, slots: &Range<u32>) -> Result<(), Errno> {
         self.is_there()?;
-        io_uring::clear_slots(self.fd.as_fd(), slots.start, slots.end)
+        // SAFETY: all are the registrar's own, which is being dropped.
+        unsafe { io_uring::clear_slots(self.fd.as_fd(), slots.start, slots.end) }
     }
 }
 
