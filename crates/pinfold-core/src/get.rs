@@ -183,11 +183,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// [`GetError::Forked`] in a forked child.
     pub(crate) fn bring_up_to_date(&self) -> Result<(), GetError> {
         match self.is_current() {
-            Ok(true) => Ok(()),
+            Ok(true) => return Ok(()),
             // A thread that does not exist in the child may have held the lock.
-            Err(Lost::Forked) => Err(GetError::Forked),
-            _ => self.catch_up_with_all(),
+            Err(Lost::Forked) => return Err(GetError::Forked),
+            _ => self.catch_up_with_all()?,
         }
+        // Again, because a callback that became due with the last of it may have forked.
+        if self.monitor.forked() { Err(GetError::Forked) } else { Ok(()) }
     }
 
     /// The life of a get.

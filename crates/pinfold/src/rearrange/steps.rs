@@ -5,6 +5,7 @@ use super::collapse::Obstacle;
 use super::huge::{Defragmented, Plan, Way};
 use super::pages::Pages;
 use crate::AddressRange;
+use pinfold_core::foreign::HandedOver;
 use pinfold_core::{
     Cache, ConnectionLost, Keys, Lease, Monitor, Progress, RegisterError, Suspend, Suspended,
     SuspensionTerms, Why,
@@ -86,10 +87,11 @@ pub fn defragment_in_steps<'c, R: Suspend, M: Monitor>(
     let begun = Instant::now();
     let mut steps = Steps::new(cache, connections, leases, terms);
     let outcome = steps.run(range, way);
-    let Steps { mut done, .. } = steps;
+    let Steps { mut done, leases, .. } = steps;
     done.defragmented.left.sort_by_key(|(part, _)| part.start());
     done.defragmented.after = Pages::of(range);
     done.defragmented.elapsed = begun.elapsed();
+    done.leases = leases.into_vec();
     match outcome {
         Ok(()) => Ok(done),
         Err(why) => Err(Box::new(Stopped { why, done })),
@@ -101,6 +103,8 @@ struct Steps<'c, 'a, R: Suspend, M: Monitor> {
     connections: &'a [R::Connection],
     terms: SuspensionTerms,
     done: Stepped<'c, R, M>,
+    /// Until all is done, or cannot be.
+    leases: HandedOver<Result<Lease<'c, R, M>, LeaseEnded>>,
 }
 
 type Stop<R> = StoppedBy<<R as Suspend>::Connection>;
@@ -117,10 +121,11 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
             suspensions: 0,
             longest: Duration::ZERO,
             keys: Keys::Same,
-            leases: leases.into_iter().map(Ok).collect(),
+            leases: Vec::new(),
             lost: Vec::new(),
         };
-        Self { cache, connections, terms, done }
+        let leases = HandedOver::new(leases.into_iter().map(Ok).collect());
+        Self { cache, connections, terms, done, leases }
     }
 
     fn run(&mut self, range: AddressRange, way: Way) -> Result<(), Stop<R>> {
@@ -176,22 +181,23 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
 
     /// The leases whose registrations touch `block`, and their places. Those that do not come
     /// back have ended with their suspension.
-    fn take_leases(&mut self, block: AddressRange) -> (Vec<usize>, Vec<Lease<'c, R, M>>) {
+    fn take_leases(&mut self, block: AddressRange) -> (Vec<usize>, HandedOver<Lease<'c, R, M>>) {
         let touches = |slot: &Result<Lease<'c, R, M>, LeaseEnded>| {
             slot.as_ref().is_ok_and(|lease| lease.registered().overlaps(&block))
         };
-        let slots = self.done.leases.iter_mut().enumerate();
+        let slots = self.leases.iter_mut().enumerate();
         let taken = slots.filter_map(|(place, slot)| {
             let taken =
                 touches(slot).then(|| std::mem::replace(slot, Err(LeaseEnded::WithSuspension)));
             Some((place, taken?.ok()?))
         });
-        taken.unzip()
+        let (places, leases) = taken.unzip();
+        (places, HandedOver::new(leases))
     }
 
     fn put_back(&mut self, places: &[usize], leases: Vec<Result<Lease<'c, R, M>, RegisterError>>) {
         for (&place, lease) in places.iter().zip(leases) {
-            self.done.leases[place] = lease.map_err(LeaseEnded::NotRegistered);
+            self.leases[place] = lease.map_err(LeaseEnded::NotRegistered);
         }
     }
 
@@ -201,12 +207,13 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
     fn suspend(
         &self,
         block: AddressRange,
-        leases: Vec<Lease<'c, R, M>>,
+        leases: HandedOver<Lease<'c, R, M>>,
     ) -> Result<
         Suspended<'c, R, M>,
         (Why<R::Connection>, Vec<Result<Lease<'c, R, M>, RegisterError>>),
     > {
         let connections = self.connections.to_vec();
+        let leases = leases.into_vec();
         let begun = self.cache.begin_suspension(block, connections, leases, self.terms);
         let mut suspending = begun.map_err(|refused| (refused.why, refused.leases))?;
         let mut round = 0_usize;

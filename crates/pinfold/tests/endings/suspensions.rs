@@ -194,6 +194,40 @@ fn leases_that_were_handed_over_outlive_a_panic_or_their_connections_are_failed(
     }
 }
 
+/// As above, by way of what makes memory huge block by block; it gives up what is idle there first.
+#[test]
+fn leases_that_were_handed_over_in_steps_outlive_a_panic_or_their_connections_are_failed() {
+    const HUGE: usize = 2 << 20;
+    let memory = vec![1_u8; 2 * HUGE];
+    let first = memory.as_ptr().align_offset(HUGE);
+    let memory = &memory[first..first + HUGE];
+    let part = range_of(&memory[..PAGE]);
+    for n in 1.. {
+        let (cache, records) = cache(Config::keeping_all());
+        let leases = vec![get_range(&cache, part).unwrap()];
+        drop(get(&cache, &memory[8 * PAGE..9 * PAGE]));
+        let links = records.links();
+        panics_at(&records, n);
+        let panicked = panics(|| {
+            let (range, terms) = (range_of(memory), terms(OnDrop::Kill));
+            let way = pinfold::rearrange::Way::IN_PLACE;
+            let done =
+                pinfold::rearrange::defragment_in_steps(&cache, range, &links, leases, terms, way);
+            done.unwrap().leases.into_iter().for_each(std::mem::forget);
+        });
+        let was_asked = records.has_panicked();
+        panics_at(&records, 0);
+        cache.evict_idle();
+        assert!(records.covers(part) || records.failed() == 2, "call {n}");
+        drop(cache);
+        assert_eq!(records.leaked(), 0, "call {n}");
+        if !was_asked {
+            assert!(!panicked && n > 1, "only {n} calls");
+            break;
+        }
+    }
+}
+
 /// Every way in which suspensions let go of their connections.
 fn every_way(cache: &TheCache, records: &Arc<Records>, memory: &[u8]) {
     suspend_and_resume(cache, records, memory);
