@@ -303,6 +303,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut slice = Slice::nothing();
         let mut eviction = Eviction::of(shortage);
         let (mut batch, mut room) = (examined_at_once(writer), SLICE);
+        // What is suspended and leased is examined and stays in the order: each is looked at once.
+        let mut left = [List::Small, List::Main].map(|list| writer.lists.len(list)).iter().sum();
         while eviction.missing != Amount::ZERO {
             slice.is_cut = slice.duties.len() >= SLICE || room == 0;
             let next = writer.lists.first(List::Evictable).and_then(|number| self.region(number));
@@ -311,11 +313,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             } else if let Some(idle) = next.and_then(Lists::evictable) {
                 slice.duties.extend(self.give_up_all(writer, vec![idle], &mut eviction));
             } else {
-                match self.examine(writer, batch.min(room)) {
-                    Some(examined) => room -= examined,
-                    None => break,
-                }
-                batch = batch.saturating_mul(2);
+                let Some(examined) = self.examine(writer, batch.min(room).min(left)) else { break };
+                (room, left) = (room - examined, left - examined);
+                batch *= 2;
             }
         }
         slice

@@ -13,8 +13,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // tests may fail loudly
 
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Cache, Config, GetError, Gets, InFlight, Keys, Lease,
-    Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Progress,
+    Access, Account, AddressRange, Amount, Barriers, Cache, Config, GetError, Gets, InFlight, Keys,
+    Lease, Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Progress,
     Refusal as BudgetRefusal, Refused, RegisterError, Revocation, Suspended, Suspending,
     SuspensionTerms, Unsupported, Why,
 };
@@ -25,6 +25,7 @@ use pinfold_sim::fabric::{
 use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, Moment, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
 };
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -288,6 +289,32 @@ mod refusals {
         let not = rig.suspend(pages(0, 4), leases, terms()).unwrap_err();
         assert_eq!(not.why, Why::ForeignLease { index: 0 });
         assert!(not.leases[0].is_ok());
+    }
+
+    thread_local! {
+        static SCANS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    fn count_scan() -> bool {
+        SCANS.set(SCANS.get() + 1);
+        true
+    }
+
+    /// A get that finds no room looks at a leased region that is being suspended once, not until its
+    /// patience is spent.
+    #[test]
+    fn are_looked_at_once_by_a_get_without_room() {
+        // SAFETY: one thread alone uses this cache, which is in order with itself.
+        let barriers = unsafe { Barriers::asymmetric(count_scan) };
+        let config = Config { max_regions: 1, barriers, ..Config::default() };
+        let rig = Rig::with(NicConfig::default(), config);
+        let lease = rig.get(pages(0, 1), Access::READ).unwrap();
+        let _pending = rig.begin(pages(0, 1), terms());
+        SCANS.set(0);
+        let refused = rig.get(pages(5, 1), Access::READ).map(|lease| lease.range()).unwrap_err();
+        assert!(matches!(refused, GetError::Exhausted(_)), "{refused}");
+        assert!(SCANS.get() <= 4, "{} scans", SCANS.get());
+        drop(lease);
     }
 
     #[test]
