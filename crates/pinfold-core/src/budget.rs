@@ -87,6 +87,13 @@ pub struct Refusal {
     pub missing: Amount,
 }
 
+impl Refusal {
+    /// Whether the whole budget would not do, whoever is given up for it.
+    pub(crate) const fn is_hopeless(&self) -> bool {
+        self.exhausted.wanted > self.exhausted.allowed
+    }
+}
+
 /// One drawer's side of a shared budget.
 ///
 /// What [`take`](Self::take) or [`overdraw`](Self::overdraw) gave comes back by

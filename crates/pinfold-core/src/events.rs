@@ -545,9 +545,9 @@ mod tests {
     #[test]
     fn too_many_changes_are_all_applied() {
         let cache = filled();
-        (0..5000).for_each(|number| change(&cache, page(2 * MANY + number)));
+        (0..20_000).for_each(|number| change(&cache, page(2 * MANY + number)));
         change(&cache, page(MANY - 1));
-        (0..5000).for_each(|number| change(&cache, page(2 * MANY + number)));
+        (0..20_000).for_each(|number| change(&cache, page(2 * MANY + number)));
         assert!(get(&cache, MANY - 1).handle() > u32::try_from(MANY).unwrap());
         cache.check().unwrap();
         assert!(get(&cache, 3).handle() > u32::try_from(MANY).unwrap(), "folded, and not applied");

@@ -149,11 +149,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 Step::HoldBack(gate) => {
                     gate.wait().map_err(|range| GetError::Suspended { range })?;
                 }
-                Step::MakeRoom(refusal, whose) => match self.make_room(refusal, whose) {
-                    Ok(false) => {}
-                    _ if made.range != self.pages_of(want) => attempt.is_narrow = true,
-                    past_budget => attempt.past_budget = past_budget?,
-                },
+                // More than there ever is: what was asked for may fit.
+                Step::MakeRoom(refusal, _)
+                    if refusal.is_hopeless() && made.range != self.pages_of(want) =>
+                {
+                    attempt.is_narrow = true;
+                }
+                Step::MakeRoom(refusal, whose) => {
+                    attempt.past_budget = self.make_room(refusal, whose)?;
+                }
                 Step::Register(enlisted) => {
                     let tried = enlisted.range;
                     // SAFETY: the caller's promise.
@@ -331,11 +335,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Of a shared budget, others give back first what is due to this cache.
     fn make_room(&self, refusal: Refusal, whose: Whose) -> Result<bool, GetError> {
         let Refusal { exhausted, missing } = refusal;
-        // What exceeds the whole budget never fits, whoever is given up for it.
-        let hopeless = exhausted.wanted > exhausted.allowed;
         let others = self.account.as_ref().filter(|_| whose == Whose::Shared);
         let recalled = || others.is_some_and(|account| account.recall(missing));
-        if !hopeless && (recalled() || self.free_some(missing)) {
+        if !refusal.is_hopeless() && (recalled() || self.free_some(missing)) {
             return Ok(false);
         }
         match self.config.when_full {
