@@ -73,11 +73,11 @@ fn nothing_is_cached_without_a_monitor() {
     assert!(outcome.held);
 }
 
+/// Those with two threads meet the moment in nearly every run, on a machine that does nothing else: three
+/// runs are enough anywhere.
 #[test]
 fn a_naive_cache_is_found_out() {
-    let Some(outcome) = run(&["events", "--json", "--cache", "naive"]) else { return };
-    let stale = rows(&outcome.report, "stale");
-    for event in [
+    let mut unnoticed = vec![
         "munmap",
         "munmap, raw system call",
         "mremap(MREMAP_FIXED) on top",
@@ -86,9 +86,16 @@ fn a_naive_cache_is_found_out() {
         "discarded while being registered",
         "half discarded while the other half is in use",
         "used in a forked child",
-    ] {
-        assert!(stale.contains(&(event, "anonymous")), "{event} went unnoticed");
+    ];
+    for _ in 0..3 {
+        let Some(outcome) = run(&["events", "--json", "--cache", "naive"]) else { return };
+        let stale = rows(&outcome.report, "stale");
+        unnoticed.retain(|event| !stale.contains(&(event, "anonymous")));
+        assert!(!stale.contains(&("mprotect", "anonymous")), "mprotect takes no page away");
+        assert!(!outcome.held);
+        if unnoticed.is_empty() {
+            return;
+        }
     }
-    assert!(!stale.contains(&("mprotect", "anonymous")), "mprotect takes no page away");
-    assert!(!outcome.held);
+    panic!("{unnoticed:?} went unnoticed");
 }
