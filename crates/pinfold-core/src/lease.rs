@@ -25,6 +25,17 @@ use std::mem::ManuallyDrop;
 /// A lease holds the registration, not the memory: if the program unmaps the memory meanwhile,
 /// the device goes on with the old pages, and [`is_invalidated`](Self::is_invalidated) says so.
 /// A lease that is leaked (`mem::forget`) pins its own region until the cache is dropped.
+///
+/// It does not outlive its cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold_core::{Access, Cache, Monitor, Registrar};
+/// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>, start: *const u8) {
+/// let lease = unsafe { cache.get(start, 1, Access::READ) }.unwrap();
+/// drop(cache);
+/// drop(lease);
+/// # }
+/// ```
 #[must_use = "a registration may be given back as soon as its lease is dropped"]
 pub struct Lease<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,

@@ -69,6 +69,17 @@ use std::fmt;
 use std::time::Duration;
 
 /// What hears the notices of one cache: one of its queues.
+///
+/// It does not outlive its cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold_core::{Cache, Monitor, Registrar};
+/// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>) {
+/// let notices = cache.notices(1);
+/// drop(cache);
+/// drop(notices);
+/// # }
+/// ```
 pub struct Notices<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
     id: u64,

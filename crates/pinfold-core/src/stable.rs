@@ -81,6 +81,17 @@ unsafe impl StableBuffer for Vec<u8> {
 /// A buffer and the leases of its bytes. Gives the buffer back when the use is over.
 ///
 /// While it is leased, the buffer can be neither changed nor freed by safe code.
+///
+/// It does not outlive its cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold_core::{Cache, Monitor, Registrar};
+/// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>) {
+/// let lease = cache.lease_buffer(vec![0_u8; 1]).ok().unwrap();
+/// drop(cache);
+/// drop(lease);
+/// # }
+/// ```
 #[must_use = "the buffer is deregistered as soon as this is dropped"]
 pub struct BufferLease<'c, B: StableBuffer, R: Registrar, M: Monitor> {
     // Before the buffer, so that the leases end first.

@@ -11,6 +11,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers fail as loudly as tests
 
 mod registrar_support;
+#[path = "endings/ways.rs"]
+mod ways;
 
 use pinfold::monitor::Userfaultfd;
 use pinfold::pool::{Pool, PoolBuffer, PoolConfig};
@@ -33,6 +35,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use ways::{ENDS, End, child_does, end};
 
 /// A domain of the first device, or a note why there is none.
 fn domain() -> Option<Arc<Domain>> {
@@ -250,6 +253,55 @@ fn pinned_bytes_go_when_they_are_given_back_and_when_the_registrar_goes() {
         let _left_to_the_registrar = whole;
         drop(registrar);
         assert_eq!(status_bytes("VmPin:"), before);
+    });
+}
+
+// --- rows of the table of endings ----------------------------------------------------------------
+
+#[test]
+fn however_a_registrar_ends_what_it_pinned_goes_or_leaks_with_it() {
+    alone("however_a_registrar_ends_what_it_pinned_goes_or_leaks_with_it", || {
+        let Some(domain) = domain() else { return };
+        for how in ENDS {
+            let before = status_bytes("VmPin:");
+            // For good: what leaks is pinned.
+            let memory = Box::leak(Box::new(Memory::new(1 << 20)));
+            let mut registrar = Verbs::new(Arc::clone(&domain)).unwrap();
+            register(&registrar, memory.range(), Access::READ).unwrap();
+            if how == End::InAForkedChild {
+                registrar = child_does(registrar, drop);
+                assert_eq!(status_bytes("VmPin:"), before + (1 << 20), "it is the parent's");
+            }
+            end(registrar, how);
+            let left = if how.leaks() { 1 << 20 } else { 0 };
+            assert_eq!(status_bytes("VmPin:"), before + left, "{how:?}");
+        }
+    });
+}
+
+fn descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// A domain is kept by its registrars; its device is closed with the last of them, or leaks.
+#[test]
+fn however_a_domain_ends_its_registrars_go_on_and_take_it_along() {
+    alone("however_a_domain_ends_its_registrars_go_on_and_take_it_along", || {
+        // What the library opens once for all.
+        let Some(first) = domain() else { return };
+        drop(first);
+        for how in ENDS {
+            let before = descriptors();
+            let domain = domain().unwrap();
+            let registrar = Verbs::new(Arc::clone(&domain)).unwrap();
+            end(domain, how);
+            let memory = Memory::new(PAGE);
+            let region = register(&registrar, memory.range(), Access::READ).unwrap();
+            registrar.deregister_own(region, memory.range()).unwrap();
+            assert!(descriptors() > before);
+            drop(registrar);
+            assert_eq!(descriptors() > before, how.leaks(), "{how:?}");
+        }
     });
 }
 

@@ -205,6 +205,18 @@ fn go_on<'c, R: Suspend, M: Monitor>(
 ///
 /// Dropping it cancels it: everything goes on, and the leases handed over end. Forgotten, it stands until
 /// [`Cache::expire_suspensions`] finds it overdue.
+///
+/// It does not outlive its cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold_core::{AddressRange, Cache, Monitor, Suspend, SuspensionTerms};
+/// # fn after_its_parent<R: Suspend, M: Monitor>(cache: Cache<R, M>, range: AddressRange) {
+/// let terms = SuspensionTerms::default();
+/// let it = cache.begin_suspension(range, Vec::new(), Vec::new(), terms).ok().unwrap();
+/// drop(cache);
+/// drop(it);
+/// # }
+/// ```
 #[must_use = "what is dropped here goes on as before"]
 pub struct Suspending<'c, R: Suspend, M: Monitor> {
     ward: Ward<'c, R, M>,
@@ -262,6 +274,18 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
 ///
 /// Ends in [`resume`](Self::resume). Dropped instead, by a panic for one, it ends as
 /// [`OnDrop`](crate::OnDrop) says, and is counted.
+///
+/// It does not outlive its cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold_core::{AddressRange, Cache, Monitor, Suspend, SuspensionTerms};
+/// # fn after_its_parent<R: Suspend, M: Monitor>(cache: Cache<R, M>, range: AddressRange) {
+/// let terms = SuspensionTerms::default();
+/// let it = cache.suspend(range, Vec::new(), Vec::new(), terms).ok().unwrap();
+/// drop(cache);
+/// drop(it);
+/// # }
+/// ```
 #[must_use = "a suspension that is dropped is killed, unless its terms say otherwise"]
 pub struct Suspended<'c, R: Suspend, M: Monitor> {
     ward: Ward<'c, R, M>,

@@ -19,6 +19,17 @@ use std::ptr::{self, NonNull};
 ///
 /// If this is dropped, the buffer is lost: it stays registered, counts as
 /// [lost](super::PoolStatistics::lost_bytes), and is handed to nobody.
+///
+/// It does not outlive its pool:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Registrar, pool::Pool};
+/// # fn after_its_parent<R: Registrar>(pool: Pool<R>) {
+/// let flight = pool.get(1500).unwrap().in_flight();
+/// drop(pool);
+/// drop(flight);
+/// # }
+/// ```
 #[must_use = "a buffer in flight that is dropped is lost"]
 pub struct InFlight<'p, R: Registrar> {
     buffer: InUse<PoolBuffer<'p, R>>,

@@ -21,6 +21,18 @@ use std::ptr;
 /// Dropped instead, also by a panic, it leaves what it holds to the device for good: leases are leaked,
 /// a pool's buffer is lost. A place that was not used after all is
 /// [abandoned](Self::abandon).
+///
+/// It does not outlive its cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Cache, Monitor, Registrar, strategy::{Costs, Door, Reuse}};
+/// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>, start: *const u8) {
+/// let door = Door::new(&cache, Costs::UNMEASURED);
+/// let place = unsafe { door.send(start, 1, Reuse::Often) }.unwrap();
+/// drop(cache);
+/// drop(place);
+/// # }
+/// ```
 #[must_use = "the transfer needs the place until it has ended"]
 pub struct Place<'d, R: Registrar, M: Monitor> {
     guard: InUse<Guard<'d, R, M>>,

@@ -6,7 +6,8 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Silent, cache, device, panics, panics_at};
+use crate::device::{Silent, cache, device, panics_at};
+use crate::ways::panics;
 use pinfold::{Access, Config};
 
 struct Bomb;

@@ -15,7 +15,6 @@ use pinfold::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -374,7 +373,18 @@ unsafe impl Monitor for Silent {
 
 pub(crate) fn cache(config: Config) -> (TheCache, Arc<Records>) {
     let (device, records) = device();
-    (pinfold::cache(device, Silent::new(), config).unwrap(), records)
+    (started(device, Silent::new(), config), records)
+}
+
+#[cfg(not(miri))]
+fn started(device: Device, monitor: Silent, config: Config) -> TheCache {
+    pinfold::cache(device, monitor, config).unwrap()
+}
+
+/// In the interpreter, without what the kernel adds: its barriers, and the thread that reclaims.
+#[cfg(miri)]
+fn started(device: Device, monitor: Silent, config: Config) -> TheCache {
+    Cache::new(device, monitor, config).unwrap()
 }
 
 /// What the device writes.
@@ -448,11 +458,6 @@ unsafe impl Mover<u32> for Dma {
         self.write(&request);
         Ok(Completion { number: request.number, outcome: Ok(()) })
     }
-}
-
-/// Runs `work`, whose panics are expected; whether it panicked.
-pub(crate) fn panics(work: impl FnOnce()) -> bool {
-    catch_unwind(AssertUnwindSafe(work)).is_err()
 }
 
 /// The exit code of a process that has run its work.

@@ -10,9 +10,9 @@
 
 use crate::device::{
     Device, Following, PAGE, RAN, Records, Silent, TheCache, cache, device,
-    in_a_process_of_its_own, panics, panics_at,
+    in_a_process_of_its_own, panics_at,
 };
-use crate::table::child_does;
+use crate::ways::{child_does, panics};
 use pinfold::landing::ZoneError;
 use pinfold::landing::{AskError, Crossover, LandError, Method, Options, Pages, Place, Slab, Zone};
 use pinfold::{Access, AddressRange, Config, GetError, Registrar, WhenFull};

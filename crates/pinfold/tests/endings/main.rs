@@ -14,3 +14,4 @@ mod pools;
 mod suspensions;
 mod table;
 mod transfers;
+mod ways;

@@ -7,8 +7,8 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Device, RAN, Records, device, in_a_process_of_its_own, panics, panics_at};
-use crate::table::child_does;
+use crate::device::{Device, RAN, Records, device, in_a_process_of_its_own, panics_at};
+use crate::ways::{child_does, panics};
 use pinfold::budget::{Budget, Terms};
 use pinfold::pool::{
     AllocateError, Allowance, Denied, Pool, PoolBuffer, PoolConfig, PoolStatistics, WhenExhausted,

@@ -6,8 +6,9 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Device, PAGE, Records, TheCache, cache, panics, panics_at};
-use crate::table::{a_cache, end, memory, row};
+use crate::device::{Device, PAGE, Records, TheCache, cache, panics_at};
+use crate::table::{a_cache, memory, row};
+use crate::ways::{end, panics};
 use pinfold::suspend::{Gets, OnDrop, Progress, Suspending, SuspensionTerms};
 use pinfold::{Access, AddressRange, Config, Lease};
 use std::sync::Arc;

@@ -4,13 +4,14 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to lease memory of its own, which no device is told of, to ask for
-//! landing places in it, and to fork.
+//! landing places in it, and to use a ring.
 
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Device, PAGE, RAN, Records, Silent, TheCache, cache, device, in_a_process_of_its_own, panics,
+    Device, PAGE, RAN, Records, Silent, TheCache, cache, device, in_a_process_of_its_own,
 };
+use crate::ways::{ENDS, End, end};
 use io_uring::{opcode, types};
 use pinfold::budget::{Budget, Reserve, Terms, Watermark};
 use pinfold::landing::{Crossover, Options, Slab, Zone};
@@ -20,106 +21,10 @@ use pinfold::strategy::{Costs, Door, Reuse};
 use pinfold::{Access, AddressRange, Config, Registrar};
 use pinfold_core::Amount;
 use pinfold_core::under_way::UnderWay;
-use std::any::Any;
-use std::cell::RefCell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, mpsc};
 use std::thread;
-
-/// A way to end. After its parent is no way: the borrow checker refuses it (`compile_fail` examples in the
-/// crates' documentation), or the parent is kept by a count.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum End {
-    Dropped,
-    Forgotten,
-    InACycle,
-    ByAPanic,
-    OnAnotherThread,
-    InAThreadLocal,
-    /// A child has ended its copy; then it is dropped here.
-    InAForkedChild,
-}
-
-const ENDS: [End; 7] = [
-    End::Dropped,
-    End::Forgotten,
-    End::InACycle,
-    End::ByAPanic,
-    End::OnAnotherThread,
-    End::InAThreadLocal,
-    End::InAForkedChild,
-];
-
-impl End {
-    /// Whether no destructor runs.
-    pub(crate) fn leaks(self) -> bool {
-        matches!(self, Self::Forgotten | Self::InACycle)
-    }
-}
-
-/// What refers to itself, and so to what it holds.
-struct Node<T> {
-    _held: T,
-    me: RefCell<Option<Rc<Self>>>,
-}
-
-thread_local! {
-    static LAST: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
-}
-
-pub(crate) fn end<T: Send + 'static>(it: T, how: End) {
-    match how {
-        End::Dropped => drop(it),
-        End::Forgotten => std::mem::forget(it),
-        End::InACycle => {
-            let node = Rc::new(Node { _held: it, me: RefCell::new(None) });
-            *node.me.borrow_mut() = Some(Rc::clone(&node));
-        }
-        End::ByAPanic => assert!(panics(|| {
-            let _held = it;
-            panic!("ends it");
-        })),
-        End::OnAnotherThread => thread::spawn(move || drop(it)).join().unwrap(),
-        End::InAThreadLocal => {
-            let (keep, kept) = mpsc::channel();
-            let thread = thread::spawn(move || {
-                let it: Box<dyn Any> = Box::new(it);
-                LAST.with(|last| *last.borrow_mut() = Some(it));
-                keep.send(()).unwrap();
-            });
-            kept.recv().unwrap();
-            thread.join().unwrap();
-        }
-        End::InAForkedChild => in_a_child(it),
-    }
-}
-
-/// The child drops its copy; this process then its own.
-fn in_a_child<T>(it: T) {
-    drop(child_does(it, drop));
-}
-
-/// A forked child does `work` with its copy, in time and without a panic; this process has its own back.
-pub(crate) fn child_does<T>(it: T, work: impl FnOnce(T)) -> T {
-    // SAFETY: what other threads of this process are in the midst of stays so in the child: that is what is
-    // tested. It works and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: the child's own timer, and its own end.
-        unsafe {
-            libc::alarm(30);
-            let panicked = panics(|| work(it));
-            libc::_exit(i32::from(panicked));
-        }
-    }
-    let mut status = 0;
-    // SAFETY: the child of this process.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child went on to its end");
-    it
-}
 
 /// One row, in a process of its own, because it forks.
 pub(crate) fn row(name: &str, cell: impl Fn(End)) {

@@ -8,8 +8,9 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Dma, PAGE, Records, TheCache, WRITTEN, cache, in_a_process_of_its_own, panics, panics_at,
+    Dma, PAGE, Records, TheCache, WRITTEN, cache, in_a_process_of_its_own, panics_at,
 };
+use crate::ways::panics;
 use pinfold::pieces::{Options, Progress, Reason, transfer};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::strategy::{Costs, Curve, Direction, Door, Reuse, Way};
