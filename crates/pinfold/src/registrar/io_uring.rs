@@ -141,6 +141,7 @@ pub struct IoUring {
 impl fmt::Debug for IoUring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IoUring")
+            .field("fd", &self.ring.fd.as_raw_fd())
             .field("slots", &self.slots.capacity)
             .field("tags", &self.tags.is_some())
             .field("sees_huge_pages", &self.sees_huge_pages())
