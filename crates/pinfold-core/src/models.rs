@@ -512,8 +512,9 @@ fn loom_a_transient_hazard_makes_nothing_leasable_that_is_evictable() {
             let (cache, world) = (Arc::clone(&cache), Arc::clone(&world));
             thread::spawn(move || {
                 // SAFETY: the model's device touches no memory.
-                let lease =
-                    unsafe { cache.get_if_cached((START + PAGE) as *const u8, PAGE, Access::READ) };
+                let lease = unsafe {
+                    cache.request((START + PAGE) as *const u8, PAGE, Access::READ).get_if_cached()
+                };
                 if let Some(lease) = lease {
                     let handle = lease.handle();
                     assert!(world.is_pinned(handle));
