@@ -887,7 +887,7 @@ mod tests {
     /// Examining takes of a slice as giving up does, and all the same nothing idle stays.
     #[test]
     fn all_that_is_idle_is_given_up_however_much_it_is() {
-        const COUNT: usize = if cfg!(miri) { 1000 } else { 10_000 };
+        const COUNT: usize = if cfg!(miri) { 100 } else { 10_000 };
         let config =
             Config { max_regions: COUNT, barriers: Barriers::SYMMETRIC, ..Config::default() };
         let cache = Cache::new(Device::default(), Calm, config).unwrap();

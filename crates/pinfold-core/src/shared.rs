@@ -57,7 +57,13 @@ const LONGEST: usize = 1 << 62;
 
 /// How many regions are given up, looked at or invalidated under one hold of the writer's lock: no
 /// thread waits longer for it however many there are.
-pub(crate) const SLICE: usize = if cfg!(shuttle) { 2 } else { 128 };
+pub(crate) const SLICE: usize = if cfg!(shuttle) {
+    2
+} else if cfg!(miri) {
+    8
+} else {
+    128
+};
 
 /// How many regions [`Writer::scratch`] keeps room for.
 const SCRATCH: usize = 256;
