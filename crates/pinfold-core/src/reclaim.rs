@@ -793,9 +793,10 @@ mod tests {
 
     /// A full cache in which page 0 was evicted and page 1 is the next to go.
     fn full_cache(barriers: Barriers) -> Cache<Device, Calm> {
-        let config = Config { max_regions: 128, barriers, ..Config::default() };
+        const ROOM: usize = if cfg!(miri) { 16 } else { 128 };
+        let config = Config { max_regions: ROOM, barriers, ..Config::default() };
         let cache = Cache::new(Device::default(), Calm, config).unwrap();
-        (0..129).for_each(|number| drop(get(&cache, number)));
+        (0..=ROOM).for_each(|number| drop(get(&cache, number)));
         assert_eq!(*cache.registrar().gone.lock().unwrap(), [0]);
         cache
     }
@@ -899,7 +900,8 @@ mod tests {
     fn assert_a_lease_keeps(cache: &Cache<Device, Calm>) {
         let lease = get(cache, 1);
         let before = lease.handle();
-        (500..600).for_each(|number| drop(get(cache, number)));
+        let others = if cfg!(miri) { 500..530 } else { 500..600 };
+        others.for_each(|number| drop(get(cache, number)));
         assert_eq!(lease.handle(), before, "the place holds another region");
         assert!(!cache.registrar().gone.lock().unwrap().contains(&before), "given back");
     }
