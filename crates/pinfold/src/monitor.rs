@@ -47,7 +47,6 @@ mod price;
 mod process_feed;
 mod range_set;
 mod reader;
-mod ring;
 mod self_test;
 mod shared;
 mod start;
