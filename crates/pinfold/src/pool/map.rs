@@ -31,18 +31,18 @@ fn leaf() -> Leaf {
 pub(super) fn find(address: usize) -> Option<NonNull<Found>> {
     let block = address / HUGE;
     let leaf = TABLE.get(block / LEAF)?.get()?;
-    // Acquire: pairs with `set`; whoever finds a slab finds what it consists of.
+    // Acquire: pairs with `set`; a thread that finds a slab finds what it consists of.
     NonNull::new(leaf.get(block % LEAF)?.load(Ordering::Acquire))
 }
 
-/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what somebody else
+/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what other code
 /// has mapped behind a slab that is shorter than its last block.
 pub(crate) fn is_near_a_slab(range: AddressRange) -> bool {
     let blocks = range.start() / HUGE..range.end().div_ceil(HUGE);
     blocks.into_iter().any(|block| find(block * HUGE).is_some())
 }
 
-/// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to nobody. False
+/// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to none. False
 /// if the table does not reach that far.
 #[must_use]
 pub(super) fn set(start: usize, bytes: usize, slab: Option<NonNull<Found>>) -> bool {
