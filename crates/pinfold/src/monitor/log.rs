@@ -91,7 +91,7 @@ impl<'a> Writer<'a> {
         let odd = EMPTY + 2 * self.entries + PENDING;
         // SeqCst, though release would do: the read that follows takes and releases the event
         // queue's lock inside the kernel, and the changing thread takes that lock after us before
-        // it goes on. Whoever knows that it went on therefore sees this store.
+        // it goes on. A thread that knows that it went on therefore sees this store.
         self.log.word.word().store(odd, Ordering::SeqCst);
     }
 
@@ -104,7 +104,7 @@ impl<'a> Writer<'a> {
     /// Says that everything that was in our hands is in the log.
     pub(super) fn publish(&self) {
         let even = EMPTY + 2 * self.entries;
-        // Release: whoever reads this word can read the entries it counts.
+        // Release: a thread that reads this word can read the entries it counts.
         self.log.word.word().store(even, Ordering::Release);
     }
 }
