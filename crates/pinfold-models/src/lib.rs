@@ -18,7 +18,9 @@ mod bell;
 #[cfg(shuttle)]
 mod futex;
 
-// The parts name the kernel's calls by their crate.
+// The parts name the kernel's calls, and the library's types, by their crates.
+#[cfg(loom)]
+extern crate self as pinfold;
 extern crate self as pinfold_kernel;
 
 #[cfg(shuttle)]
@@ -27,27 +29,87 @@ mod sync {
 }
 
 #[cfg(loom)]
+#[path = "../../pinfold-preload/src/children.rs"]
+mod children;
+#[cfg(loom)]
 #[path = "../../pinfold/src/monitor/flux.rs"]
 mod flux;
+#[cfg(loom)]
+#[path = "../../pinfold-preload/src/keeper.rs"]
+mod keeper;
+#[cfg(loom)]
+mod keeping;
 #[cfg(loom)]
 #[path = "../../pinfold/src/monitor/log.rs"]
 mod log;
 #[cfg(loom)]
+#[path = "../../pinfold/src/pool/map.rs"]
+mod map;
+#[cfg(loom)]
 #[path = "../../pinfold/src/monitor/range_set.rs"]
 mod range_set;
+#[cfg(loom)]
+#[path = "../../pinfold/src/monitor/ring.rs"]
+mod ring;
+#[cfg(loom)]
+#[path = "../../pinfold-preload/src/store.rs"]
+mod store;
 
 #[cfg(loom)]
-pub(crate) use pinfold_core::{AddressRange, Position, Replay, Sequence};
+pub(crate) use self::keeping::{
+    admission, apart, errno, hooks, mapping, mappings, monitor, process, real, registrar, report,
+};
+#[cfg(loom)]
+pub(crate) use pinfold_core::{AddressRange, Lost, Monitor, Position, Replay, Sequence, Watch};
 
 #[cfg(loom)]
 mod sync {
-    pub(crate) use loom::sync::Mutex;
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    /// What others do meanwhile is another interleaving; a thread that yields would run after all of it.
+    pub(crate) const fn sleep(_: std::time::Duration) {}
+
+    /// loom has none. Threads that initialise it wait for a lock, and a thread that sees it ready sees its value.
+    pub(crate) struct OnceLock<T> {
+        value: std::sync::OnceLock<T>,
+        making: Mutex<()>,
+        ready: AtomicBool,
+    }
+
+    impl<T> OnceLock<T> {
+        pub(crate) fn new() -> Self {
+            let value = std::sync::OnceLock::new();
+            Self { value, making: Mutex::new(()), ready: AtomicBool::new(false) }
+        }
+
+        pub(crate) fn get(&self) -> Option<&T> {
+            // Acquire: pairs with the store below.
+            if self.ready.load(Ordering::Acquire) { self.value.get() } else { None }
+        }
+
+        pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+            let _making = self.making.lock().expect("no model goes on after a panic");
+            let value = self.value.get_or_init(make);
+            // Release: the value is there before it is said to be.
+            self.ready.store(true, Ordering::Release);
+            value
+        }
+    }
+}
+
+/// The size of a slab's blocks.
+#[cfg(loom)]
+mod memory {
+    pub(crate) const HUGE: usize = 2 << 20;
 }
 
 /// No model fails.
 #[cfg(loom)]
-pub(crate) type Errno = std::convert::Infallible;
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Errno(pub(crate) i32);
 
 /// The kernel's table of threads, of a process with the threads [`DISCARDS`](threads::DISCARDS) and
 /// [`ASKS`](threads::ASKS).
@@ -118,12 +180,14 @@ mod fork_mark {
 mod tests {
     use super::flux::Flux;
     use super::log::{Log, Writer};
+    use super::map::{Found, LEAF, Table};
+    use super::memory::HUGE;
+    use super::ring::Ring;
     use super::threads::{ASKS, DISCARDS, be_thread};
     use super::{AddressRange, Position};
     use loom::sync::Mutex;
     use loom::sync::atomic::{AtomicU64, Ordering};
     use loom::thread;
-    use pinfold_core::{Found, StampedSlot};
     use std::sync::Arc;
 
     /// Every range says which entry it is, so a mixture of two entries shows.
@@ -132,7 +196,7 @@ mod tests {
         AddressRange::new(start, start).unwrap()
     }
 
-    fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    pub(crate) fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         let asked = builder.preemption_bound.unwrap_or(0);
         builder.preemption_bound = Some(asked.max(preemptions));
@@ -141,24 +205,18 @@ mod tests {
 
     /// Two entries for one slot: what is read is one of them, whole, or nothing.
     #[test]
-    fn loom_a_slot_never_gives_half_of_an_entry() {
+    fn loom_a_ring_never_gives_half_of_an_entry() {
         explore(3, || {
-            let slot = Arc::new(StampedSlot::new());
+            let ring = Arc::new(Ring::new(1));
             let writer = {
-                let slot = Arc::clone(&slot);
-                thread::spawn(move || {
-                    (0..2).for_each(|index| assert!(slot.write(index, range(index))));
-                })
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || (0..2).for_each(|index| ring.write(index, range(index))))
             };
             for index in 0..2 {
-                match slot.read(index) {
-                    Found::Entry(entry) => assert_eq!(entry, range(index)),
-                    Found::Hole | Found::Overwritten => {}
-                }
+                assert!(ring.read(index).is_none_or(|entry| entry == range(index)));
             }
             writer.join().unwrap();
-            assert_eq!(slot.read(0), Found::Overwritten);
-            assert_eq!(slot.read(1), Found::Entry(range(1)));
+            assert_eq!((ring.read(0), ring.read(1)), (None, Some(range(1))));
         });
     }
 
@@ -293,5 +351,44 @@ mod tests {
             discarding.join().unwrap();
         });
         assert_ne!(BELIEVED.load(Ordering::Relaxed), 0);
+    }
+
+    /// A slab without what is in it: a thread that finds it reads a number of it.
+    struct Slab(AtomicU64);
+
+    /// Two pools make their first slabs, which lie in one leaf of the table; a thread that finds
+    /// one finds it whole.
+    #[test]
+    fn loom_a_slab_is_found_whole() {
+        explore(3, || {
+            let table = Arc::new(Table::<1>::new());
+            let slabs = Arc::new([0, 0].map(|number| Slab(AtomicU64::new(number))));
+            let publish = |place: usize, table: &Table<1>, slabs: &[Slab; 2]| {
+                // What a slab consists of, written by the thread that makes it.
+                slabs[place].0.store(10 + place as u64, Ordering::Relaxed);
+                let slab = std::ptr::NonNull::from(&slabs[place]).cast::<Found>();
+                assert!(table.set(place * HUGE, HUGE, Some(slab)));
+            };
+            let other = {
+                let (table, slabs) = (Arc::clone(&table), Arc::clone(&slabs));
+                thread::spawn(move || publish(0, &table, &slabs))
+            };
+            let finding = {
+                let (table, slabs) = (Arc::clone(&table), Arc::clone(&slabs));
+                thread::spawn(move || {
+                    for place in 0..LEAF {
+                        if let Some(found) = table.find(place * HUGE + 1) {
+                            assert_eq!(found, std::ptr::NonNull::from(&slabs[place]).cast());
+                            assert_eq!(slabs[place].0.load(Ordering::Relaxed), 10 + place as u64);
+                        }
+                    }
+                })
+            };
+            publish(1, &table, &slabs);
+            assert!(table.find(HUGE).is_some(), "its own");
+            other.join().unwrap();
+            finding.join().unwrap();
+            assert!((0..LEAF).all(|place| table.find(place * HUGE).is_some()));
+        });
     }
 }

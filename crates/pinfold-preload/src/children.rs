@@ -19,8 +19,8 @@
 //! parent forgets what the program had when it sees another count. A program that ends one handle in two
 //! processes without waiting in one for the other has a race of its own, with or without this library.
 
+use crate::sync::{AtomicU64, Ordering};
 use pinfold_kernel::mapping::AtomicPage;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// In the word of changes: a child ends what was idle.
 const EMPTIED: u64 = 1 << 63;
@@ -98,6 +98,7 @@ impl Children {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 #[allow(clippy::unwrap_used)] // only tests use it
 mod tests {
     use super::*;
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_child_ends_is_no_other_child_s() {
+    fn what_one_child_ends_is_nobody_else_s() {
         let children = Children::new().unwrap();
         let mut moves = children.moves();
         let forked = moves;

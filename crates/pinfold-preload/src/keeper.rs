@@ -34,6 +34,7 @@ use crate::hooks::note_kept;
 use crate::real::{Real, real};
 use crate::report::Totals;
 use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
+use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, sleep};
 use pinfold::mappings::mappings_in;
 use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
@@ -45,8 +46,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The monitor of a process.
@@ -282,7 +282,7 @@ impl Keeper {
         }
     }
 
-    fn reclaim_once(&self) {
+    pub(crate) fn reclaim_once(&self) {
         // Whatever allocates or frees on this thread has the C library set addresses aside: they may be
         // what the program needs. Its own calls deregister what has changed.
         if addresses_are_limited() {
@@ -293,7 +293,7 @@ impl Keeper {
         if !self.current().is_some_and(|books| work(&books)) {
             return;
         }
-        std::thread::sleep(GATHER);
+        sleep(GATHER);
         let Some(mut books) = self.current() else { return };
         self.take_over(&mut books);
         let dead = books.store.take_dead();

@@ -430,6 +430,7 @@ fn class_of(length: usize) -> usize {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 pub(crate) mod tests {
     use super::*;
     use std::collections::HashMap;

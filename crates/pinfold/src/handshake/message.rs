@@ -162,7 +162,7 @@ pub enum HandshakeError {
         /// Which.
         theirs: u8,
     },
-    /// No side may say this now.
+    /// Nobody may say this now.
     OutOfTurn {
         /// What was said.
         kind: &'static str,

@@ -5,58 +5,90 @@
 //! Those are kept for good.
 
 use super::memory::HUGE;
+use crate::sync::{AtomicPtr, OnceLock, Ordering};
+#[cfg(not(loom))]
 use pinfold_core::AddressRange;
 use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// What the kernel gives a program that does not ask for more: 47 bits.
-const ADDRESSES: usize = 1 << 47;
-const LEAF: usize = 1 << 14;
-const ROOT: usize = ADDRESSES / HUGE / LEAF;
+/// Blocks of a leaf; few in a model, which follows an atomic for each.
+pub(crate) const LEAF: usize = if cfg!(loom) { 2 } else { 1 << 14 };
 
 /// A slab, whose type the table need not know.
-pub(super) enum Found {}
+pub(crate) enum Found {}
 
 type Leaf = Box<[AtomicPtr<Found>]>;
-
-static TABLE: [OnceLock<Leaf>; ROOT] = [const { OnceLock::new() }; ROOT];
 
 fn leaf() -> Leaf {
     (0..LEAF).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect()
 }
 
-/// The slab that the address lies in, if it is one's; dangling if the slab has gone since.
-#[inline(always)]
-pub(super) fn find(address: usize) -> Option<NonNull<Found>> {
-    let block = address / HUGE;
-    let leaf = TABLE.get(block / LEAF)?.get()?;
-    // Acquire: pairs with `set`; a thread that finds a slab finds what it consists of.
-    NonNull::new(leaf.get(block % LEAF)?.load(Ordering::Acquire))
+/// The table of the first `LEAVES` times [`LEAF`] blocks of addresses.
+pub(crate) struct Table<const LEAVES: usize>([OnceLock<Leaf>; LEAVES]);
+
+impl<const LEAVES: usize> Table<LEAVES> {
+    const ADDRESSES: usize = LEAVES * LEAF * HUGE;
+
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        Self(std::array::from_fn(|_| OnceLock::new()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn find(&self, address: usize) -> Option<NonNull<Found>> {
+        let block = address / HUGE;
+        let leaf = self.0.get(block / LEAF)?.get()?;
+        // Acquire: pairs with `set`; whoever finds a slab finds what it consists of.
+        NonNull::new(leaf.get(block % LEAF)?.load(Ordering::Acquire))
+    }
+
+    #[must_use]
+    pub(crate) fn set(&self, start: usize, bytes: usize, slab: Option<NonNull<Found>>) -> bool {
+        let pointer = slab.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        let end = start.checked_add(bytes).filter(|&end| end <= Self::ADDRESSES);
+        let Some(end) = end else { return false };
+        for block in start / HUGE..end.div_ceil(HUGE) {
+            let leaf = self.0[block / LEAF].get_or_init(leaf);
+            // Release: pairs with `find`.
+            leaf[block % LEAF].store(pointer, Ordering::Release);
+        }
+        true
+    }
 }
 
-/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what other code
+/// What the kernel gives a program that does not ask for more: 47 bits.
+#[cfg(not(loom))]
+const ADDRESSES: usize = 1 << 47;
+#[cfg(not(loom))]
+const ROOT: usize = ADDRESSES / HUGE / LEAF;
+
+#[cfg(not(loom))]
+static TABLE: Table<ROOT> = Table([const { OnceLock::new() }; ROOT]);
+
+/// The slab that the address lies in, if it is one's; dangling if the slab has gone since.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(super) fn find(address: usize) -> Option<NonNull<Found>> {
+    TABLE.find(address)
+}
+
+/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what somebody else
 /// has mapped behind a slab that is shorter than its last block.
+#[cfg(not(loom))]
 pub(crate) fn is_near_a_slab(range: AddressRange) -> bool {
     let blocks = range.start() / HUGE..range.end().div_ceil(HUGE);
     blocks.into_iter().any(|block| find(block * HUGE).is_some())
 }
 
-/// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to none. False
+/// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to nobody. False
 /// if the table does not reach that far.
+#[cfg(not(loom))]
 #[must_use]
 pub(super) fn set(start: usize, bytes: usize, slab: Option<NonNull<Found>>) -> bool {
-    let pointer = slab.map_or(std::ptr::null_mut(), NonNull::as_ptr);
-    let Some(end) = start.checked_add(bytes).filter(|&end| end <= ADDRESSES) else { return false };
-    for block in start / HUGE..end.div_ceil(HUGE) {
-        let leaf = TABLE[block / LEAF].get_or_init(leaf);
-        // Release: pairs with `find`.
-        leaf[block % LEAF].store(pointer, Ordering::Release);
-    }
-    true
+    TABLE.set(start, bytes, slab)
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

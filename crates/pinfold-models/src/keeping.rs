@@ -1,0 +1,506 @@
+//! The preload library's keeper, its store, and what forked children do, in every interleaving.
+//!
+//! Keeper, store and the words that children share are the library's own files. Around them stands the
+//! smallest world that can go wrong, as in the core's models: one page, whose number changes when the
+//! program's mapping does; a libibverbs that remembers which page it pinned; a monitor whose check is one load.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to implement the monitor, and to follow the handles that its own
+//! libibverbs made and keeps as long as the world.
+
+#![allow(unsafe_code)]
+
+use crate::registrar::verbs::ffi::ibv_mr;
+use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use pinfold_core::{AddressRange, Change, Cover, Lost, MappingKind};
+use pinfold_core::{Monitor, Position, Replay, Sequence, Watch};
+use std::sync::Arc;
+
+/// What a keeper asks for besides.
+pub(crate) mod admission {
+    use crate::store::Key;
+
+    /// What is worth keeping is not asked here: a model keeps all.
+    #[derive(Debug)]
+    pub(crate) struct Admission;
+
+    impl Admission {
+        pub(crate) const fn note_found(&self, _: &Key) {}
+        pub(crate) const fn note_vain(&self, _: &Key) {}
+    }
+}
+
+pub(crate) mod apart {
+    /// A model's threads have stack enough.
+    #[allow(clippy::unnecessary_wraps)] // as the part expects it
+    pub(crate) fn run<T>(ours: impl FnOnce() -> T) -> Option<T> {
+        Some(ours())
+    }
+}
+
+pub(crate) mod hooks {
+    pub(crate) const fn note_kept(_: pinfold_core::AddressRange) {}
+}
+
+pub(crate) mod report {
+    #[derive(Clone, Copy, Default, Debug)]
+    pub(crate) struct Totals {
+        pub(crate) hits: u64,
+        pub(crate) misses: u64,
+        pub(crate) regs: u64,
+        pub(crate) deregs: u64,
+        pub(crate) invalidations: u64,
+        pub(crate) per_use: u64,
+        pub(crate) evictions: u64,
+    }
+}
+
+pub(crate) mod mappings {
+    use pinfold_core::AddressRange;
+
+    pub(crate) struct Mapping {
+        pub(crate) range: AddressRange,
+    }
+
+    #[allow(clippy::unnecessary_wraps)] // as the part expects it
+    pub(crate) fn mappings_in(range: AddressRange) -> std::io::Result<Vec<Mapping>> {
+        Ok(vec![Mapping { range }])
+    }
+}
+
+pub(crate) mod errno {
+    use crate::Errno;
+
+    pub(crate) const fn last_errno() -> Errno {
+        Errno(0)
+    }
+
+    pub(crate) const fn set_errno(_: Errno) {}
+}
+
+pub(crate) mod process {
+    use crate::Errno;
+
+    pub(crate) enum Resource {
+        Addresses,
+    }
+
+    pub(crate) struct Limit {
+        pub(crate) soft: Option<u64>,
+    }
+
+    impl Resource {
+        #[allow(clippy::unnecessary_wraps, clippy::unused_self)] // as the part expects it
+        pub(crate) const fn limit(&self) -> Result<Limit, Errno> {
+            Ok(Limit { soft: None })
+        }
+    }
+}
+
+pub(crate) mod mapping {
+    use crate::Errno;
+    use crate::sync::AtomicU64;
+
+    /// A page that all threads of a model share, its processes as well.
+    pub(crate) struct AtomicPage;
+
+    impl AtomicPage {
+        #[allow(clippy::unnecessary_wraps)] // as the part expects it
+        pub(crate) const fn shared() -> Result<Self, Errno> {
+            Ok(Self)
+        }
+
+        #[allow(clippy::unused_self)] // as the part expects it
+        pub(crate) fn leak(self) -> &'static [AtomicU64; 4] {
+            Box::leak(Box::new(std::array::from_fn(|_| AtomicU64::new(0))))
+        }
+    }
+}
+
+pub(crate) mod registrar {
+    pub(crate) mod verbs {
+        pub(crate) mod ffi {
+            #[allow(non_camel_case_types)] // libibverbs' name
+            #[derive(Debug)]
+            pub(crate) struct ibv_mr {
+                pub(crate) world: *const crate::keeping::World,
+                pub(crate) handle: u32,
+                pub(crate) lkey: u32,
+            }
+        }
+    }
+}
+
+pub(crate) mod monitor {
+    pub(crate) use crate::keeping::Best;
+}
+
+pub(crate) mod real {
+    use crate::registrar::verbs::ffi::ibv_mr;
+
+    pub(crate) struct Library {
+        pub(crate) dereg_mr: unsafe fn(*mut ibv_mr) -> i32,
+    }
+
+    pub(crate) struct Real {
+        pub(crate) library: Library,
+    }
+
+    #[allow(clippy::unnecessary_wraps)] // as the part expects it
+    pub(crate) fn real() -> Option<&'static Real> {
+        static REAL: Real = Real { library: Library { dereg_mr: crate::keeping::dereg_mr } };
+        Some(&REAL)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no model goes on after a panic")
+}
+
+/// The page that the program's address means now, and what libibverbs has pinned.
+#[derive(Debug)]
+pub(crate) struct World {
+    page: AtomicU64,
+    /// Pinned pages by handle; `None` once deregistered.
+    pinned: Mutex<Vec<Option<u64>>>,
+    /// Not loom's: nothing is read of it.
+    handles: std::sync::Mutex<Vec<Box<ibv_mr>>>,
+    /// The log's length, published after the entry.
+    sequence: AtomicU64,
+    log: Mutex<Vec<AddressRange>>,
+    in_flux: AtomicU32,
+    bell: Mutex<u32>,
+    rung: Condvar,
+}
+
+// SAFETY: the handles in it point back to it, and nothing writes through them.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+const START: usize = 1 << 16;
+const PAGE: usize = 4096;
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            page: AtomicU64::new(0),
+            pinned: Mutex::new(Vec::new()),
+            handles: std::sync::Mutex::new(Vec::new()),
+            sequence: AtomicU64::new(0),
+            log: Mutex::new(Vec::new()),
+            in_flux: AtomicU32::new(0),
+            bell: Mutex::new(0),
+            rung: Condvar::new(),
+        })
+    }
+
+    /// A change that is logged before its call returns, as `munmap` is.
+    fn change(&self) {
+        self.page.fetch_add(1, Ordering::AcqRel);
+        self.append();
+    }
+
+    /// A change that is logged first and takes effect later, as `MADV_DONTNEED` is.
+    fn discard(&self) {
+        self.in_flux.fetch_add(1, Ordering::AcqRel);
+        self.append();
+        self.page.fetch_add(1, Ordering::AcqRel);
+        self.in_flux.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn append(&self) {
+        let mut log = lock(&self.log);
+        log.push(AddressRange::new(START, PAGE).expect("a page"));
+        // Release: the entry is there before the sequence says so.
+        self.sequence.store(log.len() as u64, Ordering::Release);
+        drop(log);
+        *lock(&self.bell) += 1;
+        self.rung.notify_all();
+    }
+
+    fn page(&self) -> u64 {
+        self.page.load(Ordering::Acquire)
+    }
+
+    /// `ibv_reg_mr`.
+    fn reg_mr(self: &Arc<Self>) -> *mut ibv_mr {
+        let page = self.page();
+        let mut pinned = lock(&self.pinned);
+        pinned.push(Some(page));
+        let handle = u32::try_from(pinned.len()).expect("few");
+        let mr = Box::new(ibv_mr { world: Arc::as_ptr(self), handle, lkey: handle });
+        let mut handles = self.handles.lock().expect("no panic under it");
+        handles.push(mr);
+        handles.last_mut().map_or(std::ptr::null_mut(), |mr| std::ptr::from_mut(&mut **mr))
+    }
+
+    /// What is pinned for this handle.
+    fn pinned(&self, mr: *const ibv_mr) -> Option<u64> {
+        // SAFETY: the world's own, which stays as long as the world.
+        let place = unsafe { (*mr).handle } as usize - 1;
+        lock(&self.pinned)[place]
+    }
+}
+
+/// `ibv_dereg_mr`.
+///
+/// # Safety
+///
+/// `mr` is a handle of a world that is still there.
+unsafe fn dereg_mr(mr: *mut ibv_mr) -> i32 {
+    // SAFETY: the caller's promise.
+    let (world, place) = unsafe { (&*(*mr).world, (*mr).handle as usize - 1) };
+    let pinned = lock(&world.pinned)[place].take();
+    assert!(pinned.is_some(), "deregistered twice");
+    0
+}
+
+/// The world's monitor.
+#[derive(Debug)]
+pub(crate) struct Best(Arc<World>);
+
+impl Best {
+    /// Nothing is watched less for it: a monitor may report more than is asked for.
+    #[allow(clippy::unused_self)] // as the part expects it
+    pub(crate) const fn unwatch(&self, _: AddressRange) {}
+}
+
+// SAFETY: `change` and `discard` append before they return, a discard is in flux from before its
+// entry until after its effect, and the log keeps everything.
+unsafe impl Monitor for Best {
+    fn name(&self) -> &'static str {
+        "model"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        // Acquire: whoever sees the sequence sees the entry.
+        Ok(Sequence(self.0.sequence.load(Ordering::Acquire)))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn in_flux(&self, _: AddressRange) -> bool {
+        self.0.in_flux.load(Ordering::Acquire) > 0
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let log = lock(&self.0.log);
+        log.iter().skip(usize::try_from(from.0).unwrap_or(0)).for_each(|&range| visit(range));
+        let end = log.len() as u64;
+        Replay {
+            up_to: Position(end, 0),
+            sequence: Sequence(end),
+            complete: from != Position::NOWHERE,
+        }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Seen
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        *lock(&self.0.bell)
+    }
+
+    fn ring(&self) {
+        *lock(&self.0.bell) += 1;
+        self.0.rung.notify_all();
+    }
+
+    fn wait(&self, seen: u32) {
+        let mut bell = lock(&self.0.bell);
+        while *bell == seen {
+            bell = self.0.rung.wait(bell).expect("no model goes on after a panic");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::admission::Admission;
+    use super::{PAGE, START, World, lock};
+    use crate::children::{Children, Moves};
+    use crate::keeper::Keeper;
+    use crate::monitor::Best;
+    use crate::store::{DomainName, End, Key, Limit, Scope};
+    use crate::sync::{AtomicU64, Ordering};
+    use crate::tests::explore;
+    use loom::thread;
+    use std::ptr::NonNull;
+    use std::sync::Arc;
+
+    fn key() -> Key {
+        let domain = DomainName { address: 1, device: 2, number: 3 };
+        Key { start: START, length: PAGE, domain, flags: 1 }
+    }
+
+    fn keeper_of(world: &Arc<World>, regions: usize) -> Arc<Keeper> {
+        let children = Box::leak(Box::new(Children::new().unwrap()));
+        let limit = Limit { bytes: 1 << 20, regions };
+        Arc::new(Keeper::new(Arc::new(Best(Arc::clone(world))), limit, &Admission, children))
+    }
+
+    /// Registers as the program does: finds what is kept, else has it registered and kept.
+    fn reg(keeper: &Keeper, world: &Arc<World>) -> NonNull<super::ibv_mr> {
+        keeper.find(&key()).unwrap_or_else(|| {
+            NonNull::new(keeper.register(key(), &|_| world.reg_mr()).unwrap()).unwrap()
+        })
+    }
+
+    /// Gives back as the program does.
+    fn dereg(keeper: &Keeper, mr: NonNull<super::ibv_mr>) {
+        // SAFETY: the program has it, and uses it no more.
+        if unsafe { keeper.end(mr) } == End::Foreign {
+            // SAFETY: as above; its world is still there.
+            unsafe { super::dereg_mr(mr.as_ptr()) };
+        }
+    }
+
+    /// A registration is what the page is after a change that has returned.
+    fn assert_fresh(keeper: &Keeper, world: &Arc<World>) {
+        let mr = reg(keeper, world);
+        assert_eq!(world.pinned(mr.as_ptr()), Some(world.page()));
+        dereg(keeper, mr);
+    }
+
+    fn registered_beside_a_change(change: fn(&World)) {
+        let world = World::new();
+        let keeper = keeper_of(&world, 8);
+        let other = {
+            let (keeper, world) = (Arc::clone(&keeper), Arc::clone(&world));
+            thread::spawn(move || dereg(&keeper, reg(&keeper, &world)))
+        };
+        change(&world);
+        assert_fresh(&keeper, &world);
+        other.join().unwrap();
+        assert_fresh(&keeper, &world);
+    }
+
+    #[test]
+    fn loom_what_was_registered_during_a_change_is_not_found() {
+        explore(2, || registered_beside_a_change(World::change));
+    }
+
+    #[test]
+    fn loom_what_was_registered_during_a_discard_is_not_found() {
+        explore(2, || registered_beside_a_change(World::discard));
+    }
+
+    /// What the program has stays registered, and what it gave back is deregistered once, while the thread
+    /// that deregisters what has changed does so.
+    #[test]
+    fn loom_what_the_program_has_stays_registered() {
+        explore(2, || {
+            let world = World::new();
+            let keeper = keeper_of(&world, 8);
+            dereg(&keeper, reg(&keeper, &world));
+            let reclaiming = {
+                let keeper = Arc::clone(&keeper);
+                thread::spawn(move || keeper.reclaim_once())
+            };
+            world.change();
+            let mr = reg(&keeper, &world);
+            assert_eq!(world.pinned(mr.as_ptr()), Some(world.page()));
+            reclaiming.join().unwrap();
+            assert_eq!(world.pinned(mr.as_ptr()), Some(world.page()));
+            dereg(&keeper, mr);
+            keeper.empty(Scope::Everything);
+            assert!(lock(&world.pinned).iter().all(Option::is_none), "one is left");
+        });
+    }
+
+    /// Two threads of one program: each has a handle of its own, whichever of them finds the one that is kept.
+    #[test]
+    fn loom_a_handle_is_one_holder_s() {
+        explore(2, || {
+            let world = World::new();
+            let keeper = keeper_of(&world, 1);
+            dereg(&keeper, reg(&keeper, &world));
+            let used = Arc::new(std::array::from_fn::<_, 4, _>(|_| AtomicU64::new(0)));
+            let program = |keeper: Arc<Keeper>, world: Arc<World>, used: Arc<[AtomicU64; 4]>| {
+                let mr = reg(&keeper, &world);
+                // SAFETY: the world's own, which stays as long as the world.
+                let user = &used[unsafe { mr.as_ref() }.handle as usize];
+                assert_eq!(user.swap(1, Ordering::Relaxed), 0, "two have it");
+                assert!(world.pinned(mr.as_ptr()).is_some());
+                user.store(0, Ordering::Relaxed);
+                dereg(&keeper, mr);
+            };
+            let other = {
+                let (keeper, world) = (Arc::clone(&keeper), Arc::clone(&world));
+                let used = Arc::clone(&used);
+                thread::spawn(move || program(keeper, world, used))
+            };
+            program(Arc::clone(&keeper), Arc::clone(&world), used);
+            other.join().unwrap();
+            let kept = lock(&world.pinned).iter().flatten().count();
+            assert_eq!(kept, 1, "the limit");
+        });
+    }
+
+    /// A domain that is emptied, to be deallocated, has none of its registrations left, though another
+    /// thread is deregistering them.
+    #[test]
+    fn loom_an_emptied_domain_has_no_registration() {
+        explore(2, || {
+            let world = World::new();
+            let keeper = keeper_of(&world, 8);
+            dereg(&keeper, reg(&keeper, &world));
+            world.change();
+            let reclaiming = {
+                let keeper = Arc::clone(&keeper);
+                thread::spawn(move || keeper.reclaim_once())
+            };
+            keeper.empty(Scope::Domain(key().domain.address));
+            assert!(lock(&world.pinned).iter().all(Option::is_none), "one is left");
+            reclaiming.join().unwrap();
+        });
+    }
+
+    /// The parent goes on with what is idle, while a child that was forked before, or two, end it.
+    #[test]
+    fn loom_of_parent_and_children_one_has_what_is_idle() {
+        explore(3, || {
+            let children = Arc::new(Children::new().unwrap());
+            let mut moves = children.moves();
+            let forked = moves;
+            let child = |children: &Arc<Children>, moves: Moves| {
+                let children = Arc::clone(children);
+                thread::spawn(move || children.empty(moves))
+            };
+            let others = [child(&children, forked), child(&children, forked)];
+            let ours = children.take_over(&mut moves);
+            let won = others.map(|other| other.join().unwrap());
+            let winners = won.into_iter().chain([ours]).filter(|&won| won).count();
+            assert_eq!(winners, 1, "{won:?} {ours}");
+        });
+    }
+
+    /// The same of children of two forks: what the first left to the parent is the parent's or the second's.
+    #[test]
+    fn loom_of_two_forks_each_has_one_who_ends_what_was_idle() {
+        explore(3, || {
+            let children = Arc::new(Children::new().unwrap());
+            let mut moves = children.moves();
+            let child = |children: &Arc<Children>, moves: Moves| {
+                let children = Arc::clone(children);
+                thread::spawn(move || children.empty(moves))
+            };
+            let first = child(&children, moves);
+            let ours = children.take_over(&mut moves);
+            let second = child(&children, moves);
+            let still_ours = children.take_over(&mut moves);
+            let (first, second) = (first.join().unwrap(), second.join().unwrap());
+            assert_ne!(first, ours, "the first fork's");
+            assert_ne!(second, still_ours, "the second fork's");
+        });
+    }
+}
