@@ -40,7 +40,7 @@ impl LoadMonitor {
             log.push_back(range);
             sequence += 1;
         }
-        // Release: whoever sees this sequence finds the entries, behind the lock.
+        // Release: a thread that sees this sequence finds the entries, behind the lock.
         self.sequence.store(sequence, Ordering::Release);
     }
 }
@@ -97,7 +97,7 @@ unsafe impl Monitor for LoadMonitor {
     }
 }
 
-/// As cheap for the ringer as the real monitors' bell: it pays only if somebody waits.
+/// As cheap for the ringer as the real monitors' bell: it costs something only if a thread waits.
 #[derive(Debug, Default)]
 struct Bell {
     rung: AtomicU32,

@@ -73,7 +73,7 @@ impl UnwatchedPage {
 /// The bytes in use on the C library's heap, the heap's own included, and what is mapped beside it:
 /// a cache may map memory itself. Only differences mean anything.
 ///
-/// Both sides are measured by it, for whoever allocates small things pays for the heap's words too.
+/// Both sides are measured by it, because small allocations pay for the heap's words too.
 ///
 /// # Errors
 ///

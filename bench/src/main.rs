@@ -82,7 +82,7 @@ enum Bench {
     Pieces,
     /// Memory that does not stay, beside registering it for each use; what watched unmapping takes
     Churn,
-    /// A pool's buffers, beside allocators of memory that nobody registered
+    /// A pool's buffers, compared with allocators of unregistered memory
     Pool,
     /// What operations cost beside more and more of what they do not touch; fails where that grows
     Scale,

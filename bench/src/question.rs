@@ -4,7 +4,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for the calls on a userfaultfd of its own and on mappings of its
-//! own, which nobody borrows from: they are named by address only.
+//! own, from which no reference is borrowed: they are named by address only.
 
 #![allow(unsafe_code)]
 
@@ -70,7 +70,7 @@ impl Uffd {
         let opened = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         let number = i32::try_from(opened).ok().filter(|&number| number >= 0);
         let number = number.ok_or_else(|| failed("userfaultfd"))?;
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let uffd = Self(unsafe { OwnedFd::from_raw_fd(number) });
         match uffd.request(API, &mut [0xaa, FEATURES, 0, 0]) {
             0 => Ok(uffd),
@@ -167,13 +167,13 @@ impl Uffd {
 fn map() -> Result<usize, String> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-    // SAFETY: new memory, which takes nobody's place.
+    // SAFETY: new memory, which replaces no mapping.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED { Err(failed("mmap")) } else { Ok(start.expose_provenance()) }
 }
 
 fn unmap(address: usize) {
-    // SAFETY: the mapping is this file's own, and nobody borrows from it.
+    // SAFETY: the mapping is this file's own, and no reference borrows from it.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(address), BYTES) };
 }
 

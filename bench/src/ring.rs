@@ -1,5 +1,5 @@
 //! A real device: an io_uring ring between registered memory and a file in memory, and memory that
-//! nobody has seen before.
+//! neither has seen before.
 //!
 //! # Safety
 //!

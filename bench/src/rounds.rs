@@ -100,8 +100,8 @@ const TRIES: usize = 50;
 
 /// How many addresses a second the threads together work on.
 ///
-/// Each thread stays on its processor and measures its own rate. They start together, and whoever
-/// has worked for the length of the window ends it for all, so that none is measured alone; nobody
+/// Each thread stays on its processor and measures its own rate. They start together, and the first that
+/// has worked for the length of the window ends it for all, so that none is measured alone; nothing
 /// else runs meanwhile on behalf of the measurement. A window in which a thread lost its processor
 /// to another program is measured again: a cache that has its threads wait for each other makes
 /// them sleep or spin, which is not that.
@@ -154,7 +154,7 @@ fn one_window(
 struct Line {
     /// How many have not come yet.
     missing: AtomicUsize,
-    /// Whether somebody is through.
+    /// Whether a thread has finished.
     over: AtomicBool,
 }
 
@@ -167,17 +167,17 @@ impl Line {
         work: &impl Fn(&[u64]) -> Result<(), String>,
     ) -> Result<Rate, String> {
         let settled = machine::stay_on(processor);
-        // Once before the line, so that everybody is warm.
+        // Once before the line, so that every thread is warm.
         let warm = settled.and_then(|()| work(order.get(..CHUNK).unwrap_or(order)));
         self.wait();
-        // Behind the line, where nobody waits any more for a thread that gives up.
+        // Behind the line, where no thread waits any more for one that fails.
         let rate = warm.and_then(|()| self.steadily(order, window, work));
         // Relaxed: a chunk more or less.
         self.over.store(true, Ordering::Relaxed);
         rate
     }
 
-    /// Awake, because whoever had to be woken would be late.
+    /// Awake, because a thread that has to be woken would be late.
     fn wait(&self) {
         // Relaxed: nothing is handed over here.
         self.missing.fetch_sub(1, Ordering::Relaxed);

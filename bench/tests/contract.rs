@@ -48,7 +48,7 @@ fn well_formed(entry: &Value) {
     assert_eq!(entry["ratio"].is_number(), comparable, "{entry}");
 }
 
-/// Beside UCX if this build has it, else beside nobody.
+/// Compared with UCX if this build has it, else with no peer.
 fn beside_ucx(entry: &Value) {
     if cfg!(feature = "peers") {
         assert_eq!(entry["peer"], "ucx", "{entry}");

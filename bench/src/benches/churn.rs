@@ -3,7 +3,7 @@
 //! for each use by two calls of the registrar. And what a watched `munmap` takes beside one of memory
 //! that is not watched.
 //!
-//! A cache that everybody switches on must be harmless for a program that never uses a buffer again.
+//! A cache that is on by default must be harmless for a program that never uses a buffer again.
 //!
 //! # Safety
 //!

@@ -1,4 +1,4 @@
-//! What changes of memory that nobody cached cost a hit: many at once, and a steady stream.
+//! What changes of memory that is not cached cost a hit: many at once, and a steady stream.
 
 use crate::Options;
 use crate::machine;
@@ -41,7 +41,7 @@ fn gaps(cached: &[u64]) -> Result<Vec<AddressRange>, String> {
     cached.iter().map(|address| range(address + LENGTH as u64)).collect()
 }
 
-/// The first hit behind many changes, with nobody else to apply them.
+/// The first hit behind many changes, with no other thread to apply them.
 fn burst(
     options: Options,
     report: &mut Report,
@@ -160,8 +160,8 @@ fn ebpf(options: Options, report: &mut Report) -> Result<(), String> {
     }
 }
 
-/// Changes that the kernel tells: discards of watched memory beside the cached. And of memory that
-/// nobody watches, which it does not tell.
+/// Changes that the kernel reports: discards of watched memory beside the cached. And of memory that
+/// is not watched, which it does not report.
 fn told_by_kernel<M: Monitor>(
     options: Options,
     report: &mut Report,

@@ -4,7 +4,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for the doors that take an address. The memory is the bench's
-//! own, lives until every lease has ended, and nobody reads or writes it while a device does.
+//! own, lives until every lease has ended, and no thread reads or writes it while a device does.
 
 #![allow(unsafe_code)]
 

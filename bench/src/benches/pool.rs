@@ -1,5 +1,5 @@
-//! What a registered buffer of a pool costs, beside memory of an allocator that nobody has
-//! registered: on one thread, on two, and from one thread to another.
+//! What a registered buffer of a pool costs, compared with an allocator's memory,
+//! which is not registered: on one thread, on two, and from one thread to another.
 //!
 //! # Safety
 //!
@@ -187,7 +187,7 @@ fn put_back(address: *mut u8) {
 }
 
 /// The time for each of `count` addresses that go from one processor to the other through a queue
-/// of words, the same for whoever allocates.
+/// of words, the same for each allocator.
 fn relay(
     [first, second]: [usize; 2],
     count: usize,

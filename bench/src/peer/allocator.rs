@@ -1,4 +1,4 @@
-//! Allocators of memory that nobody has registered, beside which a pool stands.
+//! Allocators of unregistered memory, with which a pool is compared.
 //!
 //! # Safety
 //!

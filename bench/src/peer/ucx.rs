@@ -44,8 +44,8 @@ mod c {
 
 /// Starts this program anew if UCX, when it was loaded, patched the C library's memory calls.
 ///
-/// The caches compared here hear of no events through those hooks, but the hooks stay in the way
-/// of everybody: UCX 1.13's `mremap` drops an argument. Nothing but the environment of a new
+/// The caches compared here hear of no events through those hooks, but the hooks act on every
+/// call: UCX 1.13's `mremap` drops an argument. Nothing but the environment of a new
 /// program keeps them out, and what UCX has to say off standard output.
 pub(crate) fn keep_hooks_out() -> Result<(), String> {
     const SWITCH: &str = "UCX_MEM_EVENTS";

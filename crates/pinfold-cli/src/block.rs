@@ -1,10 +1,10 @@
 //! The sender's memory: blocks whose pages are changed in every way that a program may change its
-//! own, behind the back of whoever registered them.
+//! own, without the knowledge of the cache that registered them.
 //!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for the calls that allocate, move, replace and discard memory.
-//! A [`Block`] owns its bytes, nobody holds a reference into them, and they are only ever written
+//! A [`Block`] owns its bytes, no reference into them exists, and they are only ever written
 //! through [`Block::write`], which checks its bounds; so whatever a change does to the pages, no
 //! Rust value is harmed. The device reads them by address, through registrations made elsewhere.
 
@@ -61,7 +61,7 @@ impl Block {
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
         let room = self.length.checked_sub(offset);
         assert!(room.is_some_and(|room| bytes.len() <= room), "a write inside of the block");
-        // SAFETY: the range is inside of the block, which is writable and which nobody borrows.
+        // SAFETY: the range is inside of the block, which is writable and not borrowed.
         unsafe {
             let to = self.start.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -72,7 +72,7 @@ impl Block {
     pub(crate) fn copy_from(&mut self, at: usize, from: &Self, offset: usize, length: usize) {
         assert!(offset + length <= from.length && at + length <= self.length, "inside of both");
         // SAFETY: both ranges are inside of their blocks, which do not overlap; bytes that were
-        // never written are copied as they are and read by nobody.
+        // never written are copied as they are and read by no thread.
         unsafe {
             let from = from.start.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(from, self.start.as_ptr().add(at), length);
@@ -107,12 +107,12 @@ impl Block {
     /// Tells the kernel that the bytes are not needed: the pages go, the addresses stay.
     pub(crate) fn discard(&mut self) -> io::Result<()> {
         let Some((start, length)) = self.whole_pages() else { return Ok(()) };
-        // SAFETY: the pages are the block's own and nobody borrows them; they read as zero then.
+        // SAFETY: the pages are the block's own and not borrowed; they read as zero then.
         let outcome = unsafe { libc::madvise(start.cast(), length, libc::MADV_DONTNEED) };
         if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The whole pages inside of the block, of which nothing belongs to anybody else.
+    /// The whole pages inside of the block, which hold nothing that is not the block's.
     fn whole_pages(&self) -> Option<(*mut u8, usize)> {
         let skip = self.start.as_ptr().align_offset(PAGE);
         let length = self.length.checked_sub(skip)? / PAGE * PAGE;
@@ -131,7 +131,7 @@ impl Block {
 
     fn remap(&mut self, length: usize) -> io::Result<NonNull<u8>> {
         let old = self.start.as_ptr().cast();
-        // SAFETY: the mapping is the block's own and nobody borrows from it.
+        // SAFETY: the mapping is the block's own and not borrowed.
         let new = unsafe { libc::mremap(old, self.length, length, libc::MREMAP_MAYMOVE) };
         mapped(new)
     }
@@ -185,7 +185,7 @@ fn heap(length: usize) -> io::Result<NonNull<u8>> {
 fn map(hint: *mut u8, length: usize, flags: i32) -> io::Result<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
-    // SAFETY: new pages, or pages of a block that nobody borrows from.
+    // SAFETY: new pages, or pages of a block that is not borrowed.
     mapped(unsafe { libc::mmap(hint.cast(), length, protection, flags, -1, 0) })
 }
 

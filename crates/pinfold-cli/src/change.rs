@@ -4,7 +4,7 @@
 //! A [`Mutation`] is one kind of change, a [`Backing`] one kind of memory, and
 //! [`Mutation::fits`] says which belong together. A [`Specimen`] is a piece of such memory that
 //! knows how to do each of them to itself and to be valid memory again at the same address, so
-//! that whoever still holds the old translation is caught by the bytes.
+//! that the bytes show if the old translation is still used.
 
 mod calls;
 mod direct;

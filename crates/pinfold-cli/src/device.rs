@@ -186,7 +186,7 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// As for `Registrar::register`; nobody else uses the slot.
+    /// As for `Registrar::register`; the slot has no other user.
     ///
     /// # Errors
     ///

@@ -113,7 +113,7 @@ impl Output {
         Self { json, unwritten: AtomicBool::new(false) }
     }
 
-    /// Whether the report was written, or nobody was left to read it; said on standard error if not.
+    /// Whether the report was written, or it had no reader left; said on standard error if not.
     pub(crate) fn is_written(&self) -> bool {
         // Relaxed: set by this thread, or by one that it has waited for.
         !self.unwritten.load(Ordering::Relaxed)

@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for one call of [`Registrar::register`]: the page is owned here,
-//! nobody borrows its bytes while it is registered, and the registration ends before the page does.
+//! its bytes are not borrowed while it is registered, and the registration ends before the page does.
 
 #![allow(unsafe_code)]
 

@@ -7,7 +7,7 @@
 //!
 //! This file reopens `unsafe_code` for the cache's `get`. Its contract holds because the memory
 //! that passes here is a [`Specimen`](crate::change::Specimen)'s or its neighbour's: it is touched
-//! by address only, so the device may read and write it at any time, and a change that nobody saw
+//! by address only, so the device may read and write it at any time, and an undetected change
 //! costs wrong bytes, which are what this program looks for.
 
 #![allow(unsafe_code)]

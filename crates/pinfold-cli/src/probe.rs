@@ -434,8 +434,8 @@ fn in_container() -> bool {
 fn about_io_uring(limits: &Limits) -> Option<String> {
     let who = match limits.io_uring_disabled? {
         0 => return None,
-        1 => "to everybody but root and the members of kernel.io_uring_group",
-        _ => "to everybody",
+        1 => "to all users but root and the members of kernel.io_uring_group",
+        _ => "to all users",
     };
     Some(format!("kernel.io_uring_disabled refuses io_uring {who}: set it to 0 to allow it"))
 }

@@ -2,7 +2,7 @@
 //!
 //! Each race is one round. What is judged is only what the program itself orders: a `get` that
 //! begins after the change has returned, or after the address was mapped anew, and bytes that
-//! nobody changes.
+//! no thread changes.
 
 use crate::change::{
     FirstWrong, Foothold, Mutation, Obstacle, Part, Specimen, difference, lag_behind, stay_on,

@@ -175,7 +175,7 @@ impl Reports {
     fn new() -> io::Result<Self> {
         let name = format!("pinfold-run.{}.{:016x}", std::process::id(), fastrand::u64(..));
         let path = std::env::temp_dir().join(name);
-        // New, so that nobody else's file is followed or truncated.
+        // New, so that no other file is followed or truncated.
         fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
         Ok(Self(path))
     }
@@ -194,7 +194,7 @@ impl Reports {
 
 impl Drop for Reports {
     fn drop(&mut self) {
-        // One file left in a temporary directory harms nobody.
+        // One file left in a temporary directory does no harm.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -76,8 +76,8 @@ impl Message<'_> {
         mover: &mut V,
     ) -> Result<strategy::Strategy, TransferError<V::Error>> {
         let (start, length) = (self.start(), self.length);
-        // SAFETY: as above; nobody writes a block that is borrowed, and what was never written of it is read
-        // by nobody.
+        // SAFETY: as above; no thread writes a block that is borrowed, and what was never written of it is read
+        // by no thread.
         unsafe { door.transfer(Direction::Leaving, start, length, reuse, mover) }
     }
 }

@@ -146,8 +146,8 @@ struct Shared<M: Monitor> {
     make_monitor: MakeMonitor<M>,
     /// Held by the one thread that has lowered the limit on descriptors.
     starving: Mutex<()>,
-    /// Held by whoever has threads begin or end; for writing while a fork is made. The standard library
-    /// keeps a table of threads behind a lock, and a child that was forked while somebody held it could
+    /// Held by each thread that has others begin or end; for writing during a fork. The standard library
+    /// keeps a table of threads behind a lock, and a child that was forked while it was held could
     /// begin none: its own would wait for ever.
     births: RwLock<()>,
 }
@@ -422,7 +422,7 @@ fn run_threads<M: Monitor + Clone>(
             let bar = (thread == 0).then_some(progress);
             let (begun, over) = (begun.clone(), over.clone());
             scope.spawn(move || {
-                // Nobody may listen any more.
+                // The receiver may be gone.
                 let _ = begun.send(());
                 let program = Program::new(seed, thread);
                 let run = AssertUnwindSafe(|| run_program(worker, program, until, bar));

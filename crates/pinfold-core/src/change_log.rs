@@ -32,7 +32,8 @@
 //! The layout is `#[repr(C)]`, because two copies of this code may share one log.
 
 use crate::AddressRange;
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
+use crate::stamped::{Found, StampedSlot};
+use crate::sync::{AtomicU64, Ordering};
 
 /// The last `ENTRIES` changed ranges and the word that counts them.
 #[repr(C)]
@@ -44,17 +45,7 @@ pub struct ChangeLog<const ENTRIES: usize> {
     reserved: AtomicU64,
     /// Some entry below this number was given up.
     lost: AtomicU64,
-    slots: [Slot; ENTRIES],
-}
-
-/// The room of one entry in each round.
-#[repr(C)]
-#[derive(Debug)]
-struct Slot {
-    /// `2 * number + 1` while the entry is being written, one more when it is whole.
-    stamp: AtomicU64,
-    start: AtomicUsize,
-    end: AtomicUsize,
+    slots: [StampedSlot; ENTRIES],
 }
 
 /// What a replay of a [`ChangeLog`] found.
@@ -68,20 +59,11 @@ pub struct Told {
     pub complete: bool,
 }
 
-/// What stands in a slot.
-enum Found {
-    Entry(AddressRange),
-    /// Its writer has not finished.
-    Hole,
-    /// A later entry, or its beginning.
-    Overwritten,
-}
-
 impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
     /// An empty log, also in a `static`.
     #[cfg(not(any(loom, shuttle)))]
     pub const fn new() -> Self {
-        let slots = [const { Slot::new() }; ENTRIES];
+        let slots = [const { StampedSlot::new() }; ENTRIES];
         let [word, reserved, lost] = [const { AtomicU64::new(0) }; 3];
         Self { word, reserved, lost, slots }
     }
@@ -89,7 +71,7 @@ impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
     /// The atomics of a model cannot be made at compile time.
     #[cfg(any(loom, shuttle))]
     pub fn new() -> Self {
-        let slots = std::array::from_fn(|_| Slot::new());
+        let slots = std::array::from_fn(|_| StampedSlot::new());
         let [word, reserved, lost] = std::array::from_fn(|_| AtomicU64::new(0));
         Self { word, reserved, lost, slots }
     }
@@ -146,7 +128,7 @@ impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
         Some(first_hole)
     }
 
-    fn slot(&self, number: u64) -> Option<&Slot> {
+    fn slot(&self, number: u64) -> Option<&StampedSlot> {
         self.slots.get(usize::try_from(number % ENTRIES.max(1) as u64).ok()?)
     }
 }
@@ -157,67 +139,11 @@ impl<const ENTRIES: usize> Default for ChangeLog<ENTRIES> {
     }
 }
 
-impl Slot {
-    #[cfg(not(any(loom, shuttle)))]
-    const fn new() -> Self {
-        let [start, end] = [const { AtomicUsize::new(0) }; 2];
-        Self { stamp: AtomicU64::new(0), start, end }
-    }
-
-    #[cfg(any(loom, shuttle))]
-    fn new() -> Self {
-        let [start, end] = std::array::from_fn(|_| AtomicUsize::new(0));
-        Self { stamp: AtomicU64::new(0), start, end }
-    }
-
-    /// False if the slot is in the hands of a writer who began a round ago and has not finished,
-    /// or if this writer was so slow that a later one was here: waiting could be for ever.
-    fn write(&self, number: u64, range: AddressRange) -> bool {
-        let (writing, whole) = (2 * number + 1, 2 * number + 2);
-        // Relaxed: the exchange decides.
-        let before = self.stamp.load(Ordering::Relaxed);
-        if before % 2 == 1 || before > writing {
-            return false;
-        }
-        // Acquire: the words of the entry before, which its stamp released, are overwritten by
-        // ours and not the other way round.
-        let mine =
-            self.stamp.compare_exchange(before, writing, Ordering::Acquire, Ordering::Relaxed);
-        if mine.is_err() {
-            return false;
-        }
-        // Release fence: whoever reads one of the two new words, and then passes the acquire
-        // fence in `read`, sees that the old stamp is gone.
-        fence(Ordering::Release);
-        self.start.store(range.start(), Ordering::Relaxed);
-        self.end.store(range.end(), Ordering::Relaxed);
-        // Release: whoever reads this stamp reads both words.
-        self.stamp.store(whole, Ordering::Release);
-        true
-    }
-
-    fn read(&self, number: u64) -> Found {
-        let whole = 2 * number + 2;
-        // Acquire: the words below are those of this stamp or newer ones.
-        let before = self.stamp.load(Ordering::Acquire);
-        if before < whole {
-            return Found::Hole;
-        }
-        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
-        // Acquire fence: if either word was newer, the stamp below is too.
-        fence(Ordering::Acquire);
-        let after = self.stamp.load(Ordering::Relaxed);
-        match AddressRange::between(start, end) {
-            Some(range) if before == whole && after == whole => Found::Entry(range),
-            _ => Found::Overwritten,
-        }
-    }
-}
-
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::sync::AtomicUsize;
     use std::thread;
 
     fn range(number: usize) -> AddressRange {
@@ -286,7 +212,7 @@ mod tests {
     fn a_slot_that_is_never_finished_loses_an_entry_a_round_and_says_so() {
         let log = ChangeLog::<2>::new();
         log.reserved.fetch_add(1, Ordering::Relaxed);
-        log.slots[0].stamp.store(1, Ordering::Relaxed);
+        log.slots[0].begin_for_ever();
         log.append(range(1));
         assert_eq!(replayed(&log, 0).0, [range(1)]);
         log.append(range(2));

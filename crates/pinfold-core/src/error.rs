@@ -1,10 +1,16 @@
 //! What can go wrong at the cache's door, one enum per operation.
 
-use crate::monitor::Lost;
+use crate::monitor::{Forked, Lost};
 use crate::range::RangeError;
 use crate::registrar::RegisterError;
 use crate::{Access, AddressRange};
 use std::fmt;
+
+impl From<Forked> for GetError {
+    fn from(Forked: Forked) -> Self {
+        Self::Forked
+    }
+}
 
 /// Why a `get` gave no lease. Nothing is left registered or reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

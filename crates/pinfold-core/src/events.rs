@@ -4,7 +4,7 @@ use crate::AddressRange;
 use crate::clock::since;
 use crate::error::GetError;
 use crate::foreign::discard;
-use crate::monitor::{Lost, Monitor, Sequence};
+use crate::monitor::{Forked, Lost, Monitor, Sequence};
 use crate::region::{List, Lists, Outside, Region};
 use crate::registrar::Registrar;
 use crate::shared::{SLICE, Shared, Writer};
@@ -64,15 +64,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn catch_up_with_all(&self) -> Result<(), GetError> {
         let mut target = None;
         loop {
-            // A thread that does not exist in a forked child may have held the lock.
-            if self.monitor.forked() {
-                return Err(GetError::Forked);
-            }
             let done: Result<bool, GetError> = self.locked(|writer| {
                 self.catch_up(writer)?;
                 let target = *target.get_or_insert(writer.unapplied.made());
                 Ok(writer.unapplied.are_applied(target))
-            });
+            })?;
             if done? {
                 return Ok(());
             }
@@ -226,11 +222,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The program's own word that `range` changed or is about to; `completion` runs when the
     /// last registration of it is gone.
     pub(crate) fn invalidate_now(&self, range: AddressRange, completion: Option<Callback>) {
-        if self.monitor.forked() {
-            return;
-        }
         let completion = completion.map(Completion::new);
-        let number = self.locked(|writer| {
+        let entered = self.locked(|writer| {
             if let Some(completion) = &completion {
                 for waiting in self.unfinished_in(writer, range) {
                     writer.watchers.await_deregistration(waiting, completion);
@@ -240,13 +233,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             self.apply_slice_of(writer, number);
             number
         });
+        // In a forked child it is the parent's.
+        let Ok(number) = entered else { return discard(completion) };
         self.apply_all_of(number);
-        match completion {
+        if let Some(completion) = completion {
             // The last holder runs it; without any region that is this call.
-            Some(completion) if !self.monitor.forked() => {
-                self.locked(|writer| writer.watchers.complete(completion));
-            }
-            parents => discard(parents),
+            let _forked = self.locked(|writer| writer.watchers.complete(completion));
         }
     }
 
@@ -258,9 +250,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// it concerns is not believed: not by the callbacks that run between two slices, and not by
     /// whoever they call. When it is gone from the queue, all of its regions are unfindable.
     fn apply_all_of(&self, number: ChangeCount) {
-        // Asked each time, because a callback may fork: the rest is the parent's then.
-        while !self.monitor.forked() && !self.locked(|writer| self.apply_slice_of(writer, number)) {
-        }
+        // In a child that a callback forked the rest is the parent's.
+        while self.locked(|writer| self.apply_slice_of(writer, number)) == Ok(false) {}
     }
 
     /// The regions in `range` that are registered, findable or not, or are being registered.
@@ -280,11 +271,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies news on behalf of a lease that wants to know. In a forked child nothing changes:
     /// its lease is the parent's.
     pub(crate) fn catch_up_for_lease(&self, region: &Region<R::Handle>) {
-        if self.monitor.forked() {
-            return;
-        }
-        self.locked(|writer| {
-            // Forked since: a lease has no way to tell.
+        // A lease has no way to tell.
+        let _forked = self.locked(|writer| {
             let _forked = self.catch_up(writer);
             self.invalidate_if_covered(writer, region);
         });
@@ -311,7 +299,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         region: &Region<R::Handle>,
         callback: Callback,
-    ) -> Result<u64, Callback> {
+    ) -> Result<Result<u64, Callback>, Forked> {
         self.locked(|writer| {
             if region.state().is_invalidated() {
                 return Err(callback);

@@ -17,10 +17,9 @@ use crate::{Access, AddressRange};
 use std::fmt;
 
 /// What a caller says of further uses of the range.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Uses {
     /// Nothing, so the cache decides.
-    #[default]
     Unknown,
     /// No registration shall outlive the lease.
     One,
@@ -108,7 +107,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     /// The lease, only if a registration that serves it is there: nothing is registered.
     ///
     /// `None` also where [`get`](Self::get) would say that the arguments make no sense. Costs what a hit
-    /// costs, found or not.
+    /// costs, found or not; behind a change of any memory, what applying it costs as well.
     ///
     /// # Safety
     ///
@@ -116,9 +115,8 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
         if !self.checked {
             self.shared.bring_up_to_date().ok()?;
-        }
-        // A fork since the check, in a callback for one, makes every registration the parent's.
-        if self.shared.monitor.forked() {
+        } else if self.shared.monitor.forked() {
+            // A fork since the check makes every registration the parent's.
             return None;
         }
         self.shared.hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
@@ -184,7 +182,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn bring_up_to_date(&self) -> Result<(), GetError> {
         match self.is_current() {
             Ok(true) => return Ok(()),
-            // A thread that does not exist in the child may have held the lock.
             Err(Lost::Forked) => return Err(GetError::Forked),
             _ => self.catch_up_with_all()?,
         }

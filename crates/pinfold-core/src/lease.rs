@@ -9,7 +9,7 @@
 use crate::AddressRange;
 use crate::error::PerUse;
 use crate::foreign::discard;
-use crate::monitor::Monitor;
+use crate::monitor::{Forked, Monitor};
 use crate::region::{Ask, Region};
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Pin, Shared};
@@ -169,11 +169,11 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// A region that was given up since, or invalidated, counts as it was when leased. Takes the
     /// cache's lock for a registration that is not kept. In a forked child always `None`.
     pub fn per_use(&self) -> Option<PerUse> {
-        if !self.duties.is_per_use() || self.shared.monitor.forked() {
+        if !self.duties.is_per_use() {
             return None;
         }
         let number = self.region.number;
-        self.shared.locked(|writer| writer.per_use.get(&number).copied())
+        self.shared.locked(|writer| writer.per_use.get(&number).copied()).ok().flatten()
     }
 
     /// Whether the registration is kept for later uses.
@@ -202,14 +202,12 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// lock of the cache held; it may use the cache. A panic in it is caught and counted. Ending
     /// the lease takes the callback back, unless it is being run. In a forked child it is dropped.
     pub fn on_invalidate(&mut self, callback: impl FnOnce() + Send + 'static) {
-        if self.shared.monitor.forked() {
-            return;
-        }
         self.shared.forget_callback(self.region, self.duties);
         self.duties = self.duties.with_callback(0);
         match self.shared.watch_region(self.region, Box::new(callback)) {
-            Ok(id) => self.duties = self.duties.with_callback(id),
-            Err(callback) => self.shared.run_now(callback),
+            Ok(Ok(id)) => self.duties = self.duties.with_callback(id),
+            Ok(Err(callback)) => self.shared.run_now(callback),
+            Err(Forked) => {}
         }
     }
 }
@@ -218,7 +216,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Takes back the callback of a lease of `region`.
     fn forget_callback(&self, region: &Region<R::Handle>, duties: Duties) {
         if duties.callback() != 0 {
-            let callback: Option<Callback> =
+            let callback: Result<Option<Callback>, Forked> =
                 self.locked(|writer| writer.watchers.forget(region.number, duties.callback()));
             // Dropped here, outside the lock: what it captured may use the cache.
             discard(callback);
@@ -231,8 +229,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// hit would write it.
     #[cold]
     fn end_slowly(&self, region: &Region<R::Handle>, pin: Pin<'_>, duties: Duties) {
-        // In a forked child all of it is the parent's, and the lock may be held by a thread that
-        // does not exist here.
+        // In a forked child all of it is the parent's.
         if self.monitor.forked() {
             return;
         }

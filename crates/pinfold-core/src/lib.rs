@@ -22,7 +22,7 @@
 //! one serves all of its uses; leases of it go on until they end.
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `change_log`, `under_way`, `combination` (parts of monitors),
+//! `registrar` (the two interfaces), `stamped`, `change_log`, `under_way`, `combination` (parts of monitors),
 //! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `order`, `flight`,
 //! `watchers`, `admission`, `bars`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
 //! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves), `notice` (what a program
@@ -73,6 +73,7 @@ pub mod schedule;
 mod several;
 mod shared;
 pub mod stable;
+pub mod stamped;
 pub mod statistics;
 pub mod suspend;
 mod sync;
@@ -101,6 +102,7 @@ pub use registrar::{
     BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
 };
 pub use stable::{BufferError, BufferLease, StableBuffer};
+pub use stamped::{Found, StampedSlot};
 pub use statistics::Statistics;
 pub use suspend::{
     ConnectionLost, Ended, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Progress,

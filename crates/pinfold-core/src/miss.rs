@@ -20,7 +20,7 @@ use crate::foreign::runs_through;
 use crate::get::{Begun, Uses};
 use crate::index::can_hold;
 use crate::lease::Lease;
-use crate::monitor::{Monitor, Watch};
+use crate::monitor::{Forked, Monitor, Watch};
 use crate::order::Order;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
@@ -81,19 +81,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         want: &Want,
         begun: Begun,
     ) -> Result<Lease<'_, R, M>, GetError> {
-        // A thread that does not exist in a forked child may have held the lock.
-        if self.monitor.forked() {
-            return Err(GetError::Forked);
-        }
         self.check_length(want)?;
         // SAFETY: the caller's promise.
         let result = unsafe { self.find_or_register(want, Attempt::new(begun)) };
-        // A lease counted itself; in a forked child nothing is counted.
+        // A lease counted itself.
         if let Err(error) = result {
-            if self.monitor.forked() {
-                return Err(GetError::Forked);
-            }
-            self.locked(|writer| writer.counts.misses += 1);
+            self.locked(|writer| writer.counts.misses += 1)?;
             self.settle();
             return Err(error);
         }
@@ -123,20 +116,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let access = self.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
         loop {
-            // In each round, because the program's own code has run in between, the registrar's or
-            // a callback's: a child that was forked there comes back to here as well.
-            if self.monitor.forked() {
-                return Err(GetError::Forked);
-            }
-            // In each round as well: the mapping may have changed meanwhile.
+            // In each round: the mapping may have changed meanwhile.
             let made = Want { range: self.to_register(want, attempt), terms };
             let is_sampled = self.is_sampled();
             let asked = (!attempt.begun.is_current || is_sampled).then(|| self.ask(is_sampled));
-            // Again: a clock may fork.
-            if self.monitor.forked() {
-                return Err(GetError::Forked);
-            }
-            let step = self.locked(|writer| self.next_step(writer, want, made, attempt, asked))?;
+            let step =
+                self.locked(|writer| self.next_step(writer, want, made, attempt, asked))??;
             // What comes next takes its time, and the registrar's or a program's code runs in it.
             attempt.begun.is_current = false;
             match step {
@@ -595,11 +580,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) }?;
         let registered = now();
-        if shared.monitor.forked() {
-            // Forked inside the registrar: the registration is the parent's, who lands it himself.
-            return Err(FORKED_MEANWHILE);
-        }
-        Ok(shared.locked(|writer| {
+        let landed = shared.locked(|writer| {
             if let Some(took) = since(watched, registered) {
                 writer.costs.registered(range, took);
             }
@@ -607,7 +588,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
                 writer.costs.watched(took);
             }
             self.land(writer, want, handle, per_use)
-        }))
+        });
+        // Forked inside the registrar: the registration is the parent's, who lands it himself.
+        landed.map_err(|Forked| FORKED_MEANWHILE)
     }
 
     /// Takes the registration into the books and makes the caller's lease.
@@ -673,14 +656,17 @@ pub(crate) const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { e
 
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {
-        // The flight is the parent's; here a lock may be held by a thread that does not exist.
+        // The flight is the parent's; here a landing's lock may be held by a thread that does not exist.
         if self.shared.monitor.forked() {
             return;
         }
         let (landing, due) = match self.ended.take() {
             Some(landing) => (landing, None),
             // The registrar failed or panicked.
-            None => self.shared.locked_deferring(|writer| self.withdraw(writer)),
+            None => match self.shared.locked_deferring(|writer| self.withdraw(writer)) {
+                Ok(withdrawn) => withdrawn,
+                Err(Forked) => return,
+            },
         };
         if let Some(landing) = landing {
             landing.land();

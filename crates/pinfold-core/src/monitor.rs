@@ -229,6 +229,11 @@ pub enum Lost {
     },
 }
 
+/// This process is a forked child, in which a cache's lock may be held by a thread that does not exist,
+/// and all that is registered is the parent's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Forked;
+
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -90,8 +90,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// most [`MOST_NOTICES`]).
     /// Each of several queues hears everything.
     pub fn notices(&self, capacity: usize) -> Notices<'_, R, M> {
-        let forked = self.shared.monitor.forked();
-        let id = if forked { 0 } else { self.shared.board.subscribe(capacity) };
+        let id = self.shared.own_board().map_or(0, |board| board.subscribe(capacity));
         Notices { shared: &self.shared, id }
     }
 }
@@ -100,24 +99,19 @@ impl<R: Registrar, M: Monitor> Notices<'_, R, M> {
     /// The oldest that was not heard yet; nothing in a forked child, whose parent hears it.
     #[expect(clippy::should_implement_trait)] // there may be more after nothing
     pub fn next(&mut self) -> Option<Notice<R::Handle>> {
-        if self.is_forked() { None } else { self.shared.board.take(self.id) }
+        self.shared.own_board().ok()?.take(self.id)
     }
 
     /// As [`next`](Self::next), waiting for at most `patience` if there is none.
     pub fn wait(&mut self, patience: Duration) -> Option<Notice<R::Handle>> {
-        if self.is_forked() { None } else { self.shared.board.wait(self.id, patience) }
-    }
-
-    fn is_forked(&self) -> bool {
-        self.shared.monitor.forked()
+        self.shared.own_board().ok()?.wait(self.id, patience)
     }
 }
 
 impl<R: Registrar, M: Monitor> Drop for Notices<'_, R, M> {
     fn drop(&mut self) {
-        // In a forked child the lock may be held by a thread that does not exist.
-        if !self.is_forked() {
-            self.shared.board.unsubscribe(self.id);
+        if let Ok(board) = self.shared.own_board() {
+            board.unsubscribe(self.id);
         }
     }
 }
@@ -131,15 +125,15 @@ impl<R: Registrar, M: Monitor> fmt::Debug for Notices<'_, R, M> {
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Others say that the whole budget is another now.
     pub(crate) fn note_budget(&self, from: Amount, to: Amount) {
-        if !self.monitor.forked() {
-            self.board.tell_change_of_budget(from, to);
+        if let Ok(board) = self.own_board() {
+            board.tell_change_of_budget(from, to);
         }
     }
 
     /// The device had no room for `wanted` beside what is held, though the settings allow it: there is
     /// less than both, for now.
     pub(crate) fn note_refused_by_device(&self, error: RegisterError, wanted: Amount) {
-        let held = self.locked(|writer| writer.held);
+        let Ok(held) = self.locked(|writer| writer.held) else { return };
         let less = held + wanted - Amount::one(1);
         let most = Amount { bytes: self.config.max_bytes, regions: self.config.max_regions };
         let bound = match error {

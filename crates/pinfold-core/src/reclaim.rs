@@ -87,16 +87,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &'c self,
         claim: impl Fn(&mut Writer) -> Slice<'c, R::Handle>,
     ) -> GivenBack {
-        // A forked child's regions are its parent's, and a thread that does not exist here may
-        // have held the lock.
-        if self.monitor.forked() {
-            return GivenBack::default();
-        }
-        let (slice, due) = self.locked_deferring(|writer| match self.catch_up(writer) {
+        let claimed = self.locked_deferring(|writer| match self.catch_up(writer) {
             Ok(()) => claim(writer),
-            // Forked in between, by another thread's leave.
-            Err(_) => Slice::nothing(),
+            Err(_forked) => Slice::nothing(),
         });
+        // A forked child's regions are its parent's.
+        let Ok((slice, due)) = claimed else { return GivenBack::default() };
         let Slice { duties, is_cut } = slice;
         // Before the callbacks, which may wait for the room that this makes.
         let count = self.deregister(duties);
@@ -107,17 +103,17 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Applies news, all of them, and says whether there is something to give back.
     fn finds_work(&self) -> bool {
-        // Forked in between: then nothing is given back either.
+        // In a forked child nothing is given back.
         let _forked = self.catch_up_with_all();
-        !self.monitor.forked()
-            && self.locked(|writer| {
-                let is_left = writer.has_unscanned() || !writer.unapplied.is_empty();
-                // Called for changes that concerned nothing: the next call must ring again.
-                if !is_left {
-                    writer.answer_call();
-                }
-                is_left
-            })
+        let is_left = self.locked(|writer| {
+            let is_left = writer.has_unscanned() || !writer.unapplied.is_empty();
+            // Called for changes that concerned nothing: the next call must ring again.
+            if !is_left {
+                writer.answer_call();
+            }
+            is_left
+        });
+        is_left == Ok(true)
     }
 
     /// Takes over the duty for the regions that are not in the index and have no lease.
@@ -204,12 +200,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     #[cold]
     fn look_again(&self, region: &Region<R::Handle>) {
-        // In a forked child all of it is the parent's, and the lock may be held by a thread that
-        // does not exist here.
-        if self.monitor.forked() {
-            return;
-        }
-        self.locked(|writer| {
+        // In a forked child all of it is the parent's.
+        let _forked = self.locked(|writer| {
             if writer.lists.look_again(region) {
                 writer.call_reclaimer();
             }
@@ -375,10 +367,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     fn deregister_per_use<'c>(&'c self, region: &'c Region<R::Handle>) {
-        let (duties, due) = self.locked_deferring(|writer| {
+        let claimed = self.locked_deferring(|writer| {
             writer.per_use.remove(&region.number);
             vec![writer.lists.deregister(Idle::behind_its_only_lease(region))]
         });
+        let Ok((duties, due)) = claimed else { return };
         self.deregister(duties);
         drop(due);
         self.settle();
@@ -387,7 +380,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// A lease without a hazard ended.
     pub(crate) fn uncount(&self, region: &Region<R::Handle>) {
         let place = std::ptr::from_ref(region).addr();
-        self.locked(|writer| {
+        let _forked = self.locked(|writer| {
             if let Some(position) = writer.counted.iter().position(|&other| other == place) {
                 writer.counted.swap_remove(position);
             }
@@ -397,8 +390,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives registrations back to the device, with no lock held, then their places and their
     /// share of the budget to the cache. Says how many there were.
     fn deregister(&self, duties: Duties<'_, R::Handle>) -> usize {
-        // What a forked child inherited is its parent's to give back.
-        if duties.is_empty() || self.monitor.forked() {
+        if duties.is_empty() {
             return 0;
         }
         let count = duties.len();
@@ -447,12 +439,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Deregisters what is registered and in nobody's hands.
     fn deregister_rest(&self) {
-        let (duties, due) = self.locked_deferring(|writer| {
+        let claimed = self.locked_deferring(|writer| {
             let regions = (0..writer.made_places).filter_map(|number| self.region(number));
             let duties = regions.filter_map(|region| self.take_over(writer, region)).collect();
             writer.per_use.clear();
             duties
         });
+        let Ok((duties, due)) = claimed else { return };
         self.deregister(duties);
         drop(due);
         self.settle();
@@ -483,8 +476,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 /// For those who draw on the same budget.
 impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
     fn give_back(&self, missing: Amount) -> bool {
-        // In a forked child nothing here is anybody's to give.
-        !self.monitor.forked() && self.free_some(missing)
+        self.free_some(missing)
     }
 
     fn budget_changed(&self, from: Amount, to: Amount) {
@@ -647,10 +639,8 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
 
 impl<R: Registrar, M: Monitor> Drop for Departure<'_, R, M> {
     fn drop(&mut self) {
-        if !self.shared.monitor.forked() {
-            let shared = self.shared;
-            shared.locked(|writer| self.enter_into_books(writer));
-        }
+        // In a forked child they are the parent's.
+        let _forked = self.shared.locked(|writer| self.enter_into_books(writer));
     }
 }
 

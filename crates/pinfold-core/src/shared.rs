@@ -1,5 +1,9 @@
 //! What the cache's handle, its leases and its reclaimer share; and the path of a hit.
 //!
+//! The writer's lock is the one gate that a forked child does not pass: [`Shared::locked`] gives
+//! [`Forked`] there. What does without the lock asks the monitor: a hit behind a check that was made
+//! before, and what calls the device, the account or the program.
+//!
 //! Ranks of locks, outermost first: the writer's lock (1), the hazard records' pool (2), a
 //! flight (3, taken with nothing else held). None is held across a call of the registrar, of a
 //! monitor's `watch` or of a program's callback.
@@ -11,10 +15,10 @@ use crate::budget::{Account, Amount};
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
-use crate::foreign::{self, runs_through};
+use crate::foreign::{self, discard, runs_through};
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
 use crate::index::{Index, Recycler};
-use crate::monitor::{Lost, Monitor, Position, Sequence};
+use crate::monitor::{Forked, Lost, Monitor, Position, Sequence};
 use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
@@ -311,26 +315,51 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         next
     }
 
-    /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
+    /// The board, for those who do not hold the writer's lock: it has a lock of its own, which is as much
+    /// in the way of a forked child.
+    pub(crate) fn own_board(&self) -> Result<&Board<R::Handle>, Forked> {
+        if self.monitor.forked() { Err(Forked) } else { Ok(&self.board) }
+    }
+
+    /// The writer's lock. Not in a forked child, where a thread that does not exist may hold it: asked
+    /// here each time, because the device, the account and the program's callbacks may fork in between.
     #[inline]
-    pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> T {
-        let mut writer = lock(&self.writer);
-        let result = f(&mut writer);
-        drop(self.unlock(writer));
-        result
+    fn lock(&self) -> Result<MutexGuard<'_, Writer>, Forked> {
+        if self.monitor.forked() { Err(Forked) } else { Ok(lock(&self.writer)) }
+    }
+
+    /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child, where `f` is dropped.
+    #[inline]
+    pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> Result<T, Forked> {
+        self.locked_deferring(f).map(|(result, _due)| result)
     }
 
     /// Runs `f` under the writer's lock; the callbacks that became due run when the second half
     /// of the result, if there is one, is dropped, which the caller does once it holds nothing that
     /// they may want.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child, where `f` is dropped.
     #[inline]
     pub(crate) fn locked_deferring<T>(
         &self,
         f: impl FnOnce(&mut Writer) -> T,
-    ) -> (T, Option<Deferred<'_, R, M>>) {
-        let mut writer = lock(&self.writer);
+    ) -> Result<(T, Option<Deferred<'_, R, M>>), Forked> {
+        let mut writer = match self.lock() {
+            Ok(writer) => writer,
+            Err(forked) => {
+                // With what it captured, which may be the program's.
+                discard(f);
+                return Err(forked);
+            }
+        };
         let result = f(&mut writer);
-        (result, self.unlock(writer))
+        Ok((result, self.unlock(writer)))
     }
 
     /// Gives the writer's lock back, and rings if the reclaimer was called under it.
@@ -367,11 +396,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// The caller has no such registration in hand.
     pub(crate) fn wait_for_departure(&self) -> bool {
-        // In a forked child nobody departs, and a thread that does not exist may hold the lock.
-        if self.monitor.forked() {
-            return false;
-        }
-        let mut writer = lock(&self.writer);
+        // In a forked child no registration departs.
+        let Ok(mut writer) = self.lock() else { return false };
         let departures = writer.departures;
         if writer.lists.len(List::Deregistering) == 0 {
             return false;
@@ -411,9 +437,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Panics of the program's that went nowhere.
     #[cold]
     pub(crate) fn count_panics(&self, panics: u64) {
-        // Not in a child that was forked by what panicked: the lock may be held for ever there.
-        if !self.monitor.forked() {
-            lock(&self.writer).counts.callback_panics += panics;
+        // Not in a child that was forked by what panicked.
+        if let Ok(mut writer) = self.lock() {
+            writer.counts.callback_panics += panics;
         }
     }
 
@@ -441,13 +467,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.hazards.scan(&writer.counted, regions)
     }
 
-    /// The exact counters; zeros in a forked child, where a thread that does not exist may have
-    /// held the lock.
+    /// The exact counters; zeros in a forked child.
     pub(crate) fn statistics(&self) -> Statistics {
-        if self.monitor.forked() {
+        let Ok((mut counts, held)) = self.locked(|writer| (writer.counts, writer.held)) else {
             return Statistics::default();
-        }
-        let (mut counts, held) = self.locked(|writer| (writer.counts, writer.held));
+        };
         counts.hits += self.hazards.hits();
         counts.gets = counts.hits + counts.misses;
         counts.regions = held.regions as u64;

@@ -138,9 +138,7 @@ impl Due {
         }
         panics
     }
-}
 
-impl Due {
     fn take(&mut self) -> (Vec<Callback>, Vec<Arc<Completion>>) {
         (std::mem::take(&mut self.callbacks), std::mem::take(&mut self.completions))
     }

@@ -24,8 +24,8 @@
  *    Without such a call the record is believed for RECORD_SECONDS.
  * 3. The filter. A process sets the bit of a block, then a full barrier, then looks for records, then
  *    has the pages looked up. The programs write the record, full barrier, look at the bit; and at the
- *    end: the pages are gone, full barrier, look at the bit. So whoever misses a bit that is set later is
- *    before the look-up of the pages, which then finds the new ones, or his record is seen.
+ *    end: the pages are gone, full barrier, look at the bit. So a program that misses a bit set later is
+ *    before the look-up of the pages, which then finds the new ones, or its record is seen.
  *    Records are therefore made whatever the filter says.
  * 4. When a kernel skips a program: a counter for each program and processor keeps it from running
  *    inside itself. If a task is preempted in the middle of it, then until it goes on no other task on that
@@ -34,13 +34,13 @@
  *    in the kernel since the last tick but one, or in favour of a realtime task; then the two programs
  *    protect each other, and a change is lost only if two tasks wait on one processor, one preempted in
  *    each of its two programs, while a third changes something there. Kernels that preempt fully are refused
- *    (when the programs are loaded: who lets the kernel preempt fully later, by sched/preempt of debugfs, takes
- *    the risk). The kernel counts what it skips, but that does not mend it: a skipped program wakes nobody, so
- *    the count would have to be looked at for every hit, by a system call for each program; whoever looks now
+ *    (when the programs are loaded: a user who enables full preemption later, by sched/preempt of debugfs, takes
+ *    the risk). The kernel counts what it skips, but that does not mend it: a skipped program wakes no thread, so
+ *    the count would have to be looked at for every hit, by a system call for each program; a thread that looks now
  *    and then finds a loss when what was stale has been used. And a view's descriptors do not lead there: a
  *    link tells its program's number, but to open a program by that takes CAP_SYS_ADMIN.
  *    Before the kernel changes how it preempts (sched_dynamic_update) every view is closed.
- * 5. When a kernel skips ends: whoever attaches a program to one of these functions, or detaches one, or patches
+ * 5. When a kernel skips ends: a tool that attaches a program to one of these functions, or detaches one, or patches
  *    the function live, replaces its trampoline, and the tasks inside skip the programs at the end
  *    (bpf_tramp_image_put). The beginning has run in the old trampoline or runs in the new one. See 2.
  * 6. When a kernel skips everything: kernel.ftrace_enabled=0 takes the calls of all trampolines out of the
@@ -64,7 +64,7 @@ struct map changes SECTION("maps"); /* number of a view -> struct changes */
 struct map wishes SECTION("maps"); /* number of a view -> struct wishes */
 struct map bells SECTION("maps"); /* number of a view -> ring buffer */
 
-/* How many watched address spaces share each hash: a process that nobody watches pays for a look at this. */
+/* How many watched address spaces share each hash: an unwatched process pays for a look at this. */
 u32 filter[1 << FILTER_BITS];
 /* How often kernel.ftrace_enabled was read: by this the loader knows that `setting` stands where it should. */
 u32 setting_reads;
@@ -112,7 +112,7 @@ INLINE u64 depth(u64 *argument)
 	return low & 0xffff;
 }
 
-/* Of the lower half, because the verifier knows that this is a pointer, and lets nobody multiply those; half
+/* Of the lower half, because the verifier knows that this is a pointer, and refuses to multiply those; half
  * a pointer is a number to it. */
 INLINE u32 hash(u64 mm)
 {
@@ -219,8 +219,8 @@ INLINE void note(struct changes *c, u64 start, u64 end)
 	exchange(&e->stamp, DONE(index));
 }
 
-/* Wakes whoever sleeps. He says that he sleeps, full barrier, looks at the sequence; we have changed
- * the sequence by an atomic operation, and look whether he sleeps. */
+/* Wakes the sleeper. It says that it sleeps, full barrier, looks at the sequence; we have changed
+ * the sequence by an atomic operation, and look whether it sleeps. */
 INLINE void wake_sleeper(u32 view, struct wishes *w)
 {
 	u64 nothing = 0;
@@ -502,7 +502,7 @@ INLINE void close_view(u32 view)
 		wake_sleeper(view, w);
 }
 
-/* exit_mmap(address space): nobody runs in it any more, and its address will be another's. */
+/* exit_mmap(address space): no thread runs in it any more, and its address will be another's. */
 SECTION("begin/gone") int gone(u64 *argument)
 {
 	u64 mm = argument[0];

@@ -6,17 +6,17 @@
 //! # The log
 //!
 //! [`Changes::sequence`] counts the entries, so it is the one word that a process has to look at.
-//! Entry `i` (counted from zero) stands in place `i % ENTRIES`. Whoever writes it takes its number by
+//! Entry `i` (counted from zero) stands in place `i % ENTRIES`. Its writer takes its number by
 //! adding one to the sequence, takes the place by putting [`busy`]`(i)` into its stamp, writes the
 //! range, and puts [`done`]`(i)` there. A place is taken only from a stamp that is `done` and older,
-//! so two writers are never in one place; one who finds it taken leaves it alone, and then nobody
-//! will find [`done`]`(i)` there. So a reader who does not find it has lost an entry and takes
+//! so two writers are never in one place; one that finds it taken leaves it alone, and then no reader
+//! will find [`done`]`(i)` there. So a reader that does not find it has lost an entry and takes
 //! everything for changed.
 //!
 //! # Changes under way
 //!
-//! A change that has begun and not ended has a [`Record`]: whoever begins takes one whose owner is
-//! 0 or that is [too old](RECORD_SECONDS), whoever ends gives it back. If none among [`TRIES`] places is
+//! A change that has begun and not ended has a [`Record`]: its thread takes one whose owner is
+//! 0 or that is [too old](RECORD_SECONDS), and frees it at the end. If none among [`TRIES`] places is
 //! free, the program notes the time in [`Changes::crowded`], and everything is under way for
 //! [`CROWDED_SECONDS`].
 //!
@@ -100,12 +100,12 @@ pub const CLOSED: u64 = 1 << 63;
 /// Added to a record's owner while the record is being written.
 pub const WRITING: u64 = 1 << 63;
 
-/// What a process tells the programs; it may write it as it likes, and harms nobody else.
+/// What a process asks of the programs; it may write anything here, and harms no other process.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Wishes {
-    /// Not 0 while somebody sleeps who wants to be woken by the next entry. Whoever wakes him sets
-    /// it to 0.
+    /// Not 0 while a thread sleeps that is to be woken by the next entry. The program that wakes it sets
+    /// this to 0.
     pub asleep: AtomicU64,
     reserved: [u64; 7],
     /// A bit for each block of addresses whose changes are to be logged.

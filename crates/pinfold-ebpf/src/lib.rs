@@ -1,13 +1,13 @@
 //! eBPF programs that tell a process which of its mappings change, and what it shares with them.
 //!
 //! The programs (`bpf/changes.c`) stand at both ends of every function of the kernel that takes
-//! pages away from a range of addresses. Whoever loads them ([`Programs`], feature `load`, needs a
+//! pages away from a range of addresses. The process that loads them ([`Programs`], feature `load`, needs a
 //! privilege) gives each process a [`View`] of its own changes: descriptors, which may be sent to
 //! a process that has no privilege at all. What these hold is in [`layout`].
 //!
 //! # The price
 //!
-//! A process that nobody watches pays two short programs for each change of its mappings, tens of
+//! An unwatched process pays two short programs for each change of its mappings, tens of
 //! nanoseconds together. A watched one pays some hundred more, and a process that waits for changes
 //! is woken. Each view takes about 130 KiB of kernel memory.
 

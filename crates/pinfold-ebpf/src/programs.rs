@@ -72,8 +72,8 @@ impl Programs {
         Ok(Self { maps: Mutex::new(maps), attached, whose, close, preemption })
     }
 
-    /// A view of the changes of one process. `process` is a pidfd, which tells exactly which process
-    /// is meant: one that ends, or runs another program, gives its number to nobody.
+    /// A view of the changes of one process. `process` is a pidfd, which names exactly one process:
+    /// the number of one that ends, or runs another program, does not pass to another.
     ///
     /// Takes 130 KiB of kernel memory and some tens of milliseconds: for each of its three maps the
     /// kernel waits until no program is in the middle of something that is as it was before.
@@ -94,12 +94,12 @@ impl Programs {
         // two the process has told us that it has `mm`. So the address space that is `mm` from the
         // moment that there is one is the process's, and changes are told of none before it. The process
         // cannot leave it and come back, because what it left by running another program ends
-        // unless somebody shares it, and then it is not given to the process again.
+        // unless another process shares it, and then it is not given to the process again.
         if self.address_space(process) != Ok(mm) || !maps.is_open(number) {
             maps.close(number, &self.close);
             return Err(ViewError::Gone);
         }
-        // From now on whoever switches the programs off closes this view before.
+        // From now on a switch-off of the programs closes this view before.
         if let Err(error) = self.programs_run() {
             maps.close(number, &self.close);
             return Err(error);
@@ -141,7 +141,7 @@ impl Programs {
     }
 
     fn lock(&self) -> MutexGuard<'_, Maps> {
-        // Whoever panicked left a view open at worst.
+        // A thread that panicked left a view open at worst.
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

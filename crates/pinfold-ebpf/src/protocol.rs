@@ -13,7 +13,7 @@
 //! [`ToClient::Refused`], stay as they are in every later version, so that two sides of different
 //! versions can still tell each other so.
 //!
-//! A conversation: the helper says hello with a number that nobody can guess; the client asks with
+//! A conversation: the helper says hello with a number that cannot be guessed; the client asks with
 //! that number; the helper grants, with the view's descriptors beside the message, or refuses and
 //! closes. Then both are silent. The client may give the view back; when the helper ends, the
 //! client reads the end of the stream.
@@ -307,7 +307,7 @@ impl fmt::Display for Refusal {
             ),
             Self::NotDumpable => f.write_str(
                 "this process is not dumpable (it has changed its user, or has rights from its \
-                 executable), so nobody may look at its addresses: connect before that, or allow \
+                 executable), so its addresses may not be looked at: connect before that, or allow \
                  it by prctl(PR_SET_DUMPABLE, 1)",
             ),
             Self::Gone => f.write_str("the process ended or executed another program meanwhile"),

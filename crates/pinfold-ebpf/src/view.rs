@@ -10,15 +10,15 @@ pub struct ViewId(pub(crate) u64);
 /// Everything a process needs to follow its own changes: descriptors only, so that it can be sent
 /// over a Unix socket.
 ///
-/// Whoever holds one can read where one process's mappings change and say which of them matter to
-/// him; he can write nothing that the programs believe beyond that, and sees nobody else's changes.
+/// Its holder can read where one process's mappings change and say which of them matter to
+/// it; it can write nothing else that the programs believe, and sees no other process's changes.
 #[derive(Debug)]
 pub struct View {
     /// Array map of one [`Changes`](crate::layout::Changes); can be mapped for reading only.
     pub changes: OwnedFd,
     /// Array map of one [`Wishes`](crate::layout::Wishes); can be mapped for reading and writing.
     pub wishes: OwnedFd,
-    /// Ring buffer; readable when there is news for somebody asleep.
+    /// Ring buffer; readable when there is an entry for a sleeping thread.
     pub bell: OwnedFd,
     /// The attachments: as long as one process holds them, the programs stay, whatever becomes of
     /// the one who loaded them.

@@ -88,7 +88,7 @@ fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot], tags: &[u64]) -> Res
 /// # Safety
 ///
 /// The slot is the caller's alone, and nothing relies on the bytes of `range` while the ring may write them:
-/// whoever submits a request that names the slot has them written.
+/// a request that names the slot writes them.
 pub unsafe fn fill_slot(
     ring: BorrowedFd<'_>,
     slot: u16,
@@ -103,7 +103,7 @@ pub unsafe fn fill_slot(
 ///
 /// # Safety
 ///
-/// The slot is the caller's alone: what it holds is nobody else's registration.
+/// The slot is the caller's alone: what it holds is no other owner's registration.
 pub unsafe fn clear_slot(ring: BorrowedFd<'_>, slot: u16) -> Result<(), Errno> {
     update(ring, slot.into(), &[EMPTY], &[])
 }

@@ -27,7 +27,6 @@
 //! `mremap` is always the kernel's own call, because replacements of the C library's function may lose its last
 //! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
 //! that the reader of a monitor may use all of it.
-
 //!
 //! # Safety
 //!

@@ -188,7 +188,7 @@ impl OwnedMapping {
 impl Drop for OwnedMapping {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: the mapping is ours, and whoever was given a part of it has returned it.
+            // SAFETY: the mapping is ours, and every part that was handed out has come back.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
         }
     }

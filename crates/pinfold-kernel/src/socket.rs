@@ -151,9 +151,9 @@ pub fn never_wait(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// The kernel's; `EAGAIN` if none waits.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    let nobody = std::ptr::null_mut();
+    let unasked = std::ptr::null_mut();
     // SAFETY: no address is asked for.
-    let number = unsafe { libc::accept4(listener.as_raw_fd(), nobody, nobody.cast(), flags) };
+    let number = unsafe { libc::accept4(listener.as_raw_fd(), unasked, unasked.cast(), flags) };
     let number = checked(number)?;
     // SAFETY: the kernel has just given us this number.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
@@ -252,7 +252,7 @@ fn company_bytes(payload: usize) -> usize {
 ///
 /// # Errors
 ///
-/// `EAGAIN` if the other side's queue is full, `EPIPE` if nobody is there, `EINVAL` for more than
+/// `EAGAIN` if the other side's queue is full, `EPIPE` if the other side is gone, `EINVAL` for more than
 /// 64 descriptors, `ETOOMANYREFS` if too many of this user's descriptors are under way.
 pub fn send(
     socket: BorrowedFd<'_>,
@@ -355,7 +355,7 @@ fn receive_with(
 impl Received {
     /// # Safety
     ///
-    /// The company of `message` is alive and was filled by `recvmsg`, and nobody else takes the
+    /// The company of `message` is alive and was filled by `recvmsg`, and no other call takes the
     /// descriptors in it.
     unsafe fn unpack(&mut self, message: &libc::msghdr) {
         // SAFETY: the kernel wrote whole headers, which these functions walk along; what each of

@@ -15,7 +15,7 @@ use rustix::fs::FallocateFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Memory to try changes on. Nobody ever gets a reference into it.
+/// Memory to try changes on. No reference into it ever exists.
 #[derive(Debug)]
 pub struct TrialArea(OwnedMapping);
 

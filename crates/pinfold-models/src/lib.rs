@@ -49,9 +49,6 @@ mod map;
 #[path = "../../pinfold/src/monitor/range_set.rs"]
 mod range_set;
 #[cfg(loom)]
-#[path = "../../pinfold/src/monitor/ring.rs"]
-mod ring;
-#[cfg(loom)]
 #[path = "../../pinfold-preload/src/store.rs"]
 mod store;
 
@@ -182,12 +179,12 @@ mod tests {
     use super::log::{Log, Writer};
     use super::map::{Found, LEAF, Table};
     use super::memory::HUGE;
-    use super::ring::Ring;
     use super::threads::{ASKS, DISCARDS, be_thread};
     use super::{AddressRange, Position};
     use loom::sync::Mutex;
     use loom::sync::atomic::{AtomicU64, Ordering};
     use loom::thread;
+    use pinfold_core::{Found, StampedSlot};
     use std::sync::Arc;
 
     /// Every range says which entry it is, so a mixture of two entries shows.
@@ -205,18 +202,24 @@ mod tests {
 
     /// Two entries for one slot: what is read is one of them, whole, or nothing.
     #[test]
-    fn loom_a_ring_never_gives_half_of_an_entry() {
+    fn loom_a_slot_never_gives_half_of_an_entry() {
         explore(3, || {
-            let ring = Arc::new(Ring::new(1));
+            let slot = Arc::new(StampedSlot::new());
             let writer = {
-                let ring = Arc::clone(&ring);
-                thread::spawn(move || (0..2).for_each(|index| ring.write(index, range(index))))
+                let slot = Arc::clone(&slot);
+                thread::spawn(move || {
+                    (0..2).for_each(|index| assert!(slot.write(index, range(index))));
+                })
             };
             for index in 0..2 {
-                assert!(ring.read(index).is_none_or(|entry| entry == range(index)));
+                match slot.read(index) {
+                    Found::Entry(entry) => assert_eq!(entry, range(index)),
+                    Found::Hole | Found::Overwritten => {}
+                }
             }
             writer.join().unwrap();
-            assert_eq!((ring.read(0), ring.read(1)), (None, Some(range(1))));
+            assert_eq!(slot.read(0), Found::Overwritten);
+            assert_eq!(slot.read(1), Found::Entry(range(1)));
         });
     }
 

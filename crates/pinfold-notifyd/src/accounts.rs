@@ -15,7 +15,7 @@ struct Account {
     views: usize,
 }
 
-/// What everybody has.
+/// What all users have.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     limits: Limits,
@@ -69,7 +69,7 @@ impl Accounts {
         self.users.get(&user).copied().unwrap_or_default()
     }
 
-    /// Changes the user's account and, unless it is root's, everybody's.
+    /// Changes the user's account and, unless it is root's, that of all users.
     fn each(&mut self, user: u32, change: impl Fn(&mut Account)) {
         let account = self.users.entry(user).or_default();
         change(account);

@@ -11,7 +11,7 @@
 //! A process gets the view of itself, because there is nothing else that it could ask for. Who it
 //! is says the kernel, not the process (`peer`): the process that connected, proved to be the one
 //! that asks, and to be still there. A connection that was passed on, or inherited by a forked
-//! child, is refused: whoever connected is not who asks. A process whose addresses its own user may
+//! child, is refused: the process that connected is not the one that asks. A process whose addresses its own user may
 //! not look at (it is not dumpable) gets no view; otherwise a program that executes a
 //! set-user-ID program could be left holding that one's view.
 //!
@@ -20,10 +20,10 @@
 //! Nothing that others notice but that their turn comes a little later: one thread, in which nothing waits
 //! for a client; a fixed number of fixed-size packets in each conversation; limits for each user and for all
 //! ([`Limits`]), root being counted apart; users take turns in what waits for the kernel, which is
-//! making a view and forgetting one (some tens of milliseconds each); descriptors that nobody asked for are refused
-//! by the kernel, or let go where that cannot hold anybody up (`parting`). What it cannot be kept
-//! from: users with many user numbers (subordinate ones) have as many allowances; and whoever passes
-//! a view's descriptors on keeps the kernel's memory behind them for as long as somebody holds them,
+//! making a view and forgetting one (some tens of milliseconds each); unexpected descriptors are refused
+//! by the kernel, or closed where that delays no client (`parting`). What it cannot be kept
+//! from: users with many user numbers (subordinate ones) have as many allowances; and a process that passes
+//! a view's descriptors on keeps the kernel's memory behind them for as long as any process holds them,
 //! which the memory limit of the helper's control group bounds.
 //!
 //! # What it costs

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: u16 = 1024;
-/// Everybody may connect: what anybody gets concerns itself.
+/// Every user may connect: what a process gets concerns itself.
 const MODE: u32 = 0o666;
 /// The first descriptor that a service manager passes. It stays open: nothing in this process has its number for
 /// anything else.
@@ -48,7 +48,7 @@ pub enum ListenError {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket that nobody listens to any more is replaced; the directory is
+    /// Listens at `path`. A socket without a listener is replaced; the directory is
     /// made if only it is missing.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Listener {
         let os = |operation| move |error| ListenError::Os(operation, path.into(), error);
         let socket = socket::bind(path, MODE).map_err(os("bind"))?;
         let file = SocketFile::new(path, lock).map_err(os("stat"))?;
-        // The process's mask may have taken something away. Nobody can connect yet.
+        // The process's mask may have taken something away. No client can connect yet.
         fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(os("chmod"))?;
         socket::listen(socket.as_fd(), BACKLOG).map_err(os("listen"))?;
         Self::prepared(socket, Some(file)).map_err(os("setsockopt"))
@@ -112,7 +112,7 @@ impl AsFd for Listener {
     }
 }
 
-/// The directory is there, and nobody but root and us can exchange what is in it.
+/// The directory is there, and only root and this user can exchange what is in it.
 fn prepare(directory: &Path) -> Result<(), ListenError> {
     let unusable = |error| ListenError::Directory(directory.into(), error);
     match DirBuilder::new().mode(0o755).create(directory) {
@@ -131,7 +131,7 @@ fn prepare(directory: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// The lock of whoever listens at `path`; the kernel gives it back when its holder ends.
+/// The lock of the listener at `path`; the kernel releases it when its holder ends.
 fn lock(path: &Path) -> Result<File, ListenError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -212,7 +212,7 @@ impl fmt::Display for ListenError {
             Self::Unsafe(path) => write!(
                 f,
                 "{}: others may exchange what is in this directory, so clients could be led to \
-                 another helper: it must belong to root or to the helper's user, and nobody else \
+                 another helper: it must belong to root or to the helper's user, and no other user \
                  may write to it (chmod 755)",
                 path.display()
             ),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_there_for_everybody_and_goes_with_its_listener() {
+    fn a_socket_is_there_for_all_users_and_goes_with_its_listener() {
         let directory = Directory::new("there");
         let path = directory.0.join("made").join("socket");
         let listener = Listener::at(&path).unwrap();
@@ -297,7 +297,7 @@ mod tests {
         assert!(matches!(Listener::at(&path), Err(ListenError::InTheWay(_))));
         assert_eq!(fs::read(&path).unwrap(), b"precious");
         let path = directory.0.join("stream");
-        let _somebody = UnixListener::bind(&path).unwrap();
+        let _another = UnixListener::bind(&path).unwrap();
         assert!(matches!(Listener::at(&path), Err(ListenError::Running(_))));
         assert!(path.exists());
     }

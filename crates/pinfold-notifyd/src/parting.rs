@@ -1,8 +1,8 @@
 //! Letting a connection go, whatever its other side has put into it.
 //!
-//! Packets that nobody has read may carry descriptors, and with the connection the kernel closes
-//! these too. Closing can wait: a TCP socket with `SO_LINGER` and bytes that nobody takes waits for
-//! as long as its owner has set. The last one who closes it waits, and that would be us.
+//! Unread packets may carry descriptors, and with the connection the kernel closes
+//! these too. Closing can wait: a TCP socket with `SO_LINGER` and unread bytes waits for
+//! as long as its owner has set. The process that closes it last waits, and that would be the helper.
 //!
 //! A TCP socket does not wait in a thread that is ending; a file of a FUSE server that never answers waits
 //! there, too, for ever. So where something is left unread, a thread
@@ -83,8 +83,8 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
-    /// A connection that waits for ten minutes when it is closed, because nobody reads what was
-    /// written to it; and the reader.
+    /// A connection that waits for ten minutes when it is closed, because the reader leaves what was
+    /// written to it; and that reader.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lingering_descriptor_in_the_queue_holds_nobody_up() {
+    fn a_lingering_descriptor_in_the_queue_delays_no_thread() {
         let (here, there) = socket::pair().unwrap();
         socket::pass_credentials(here.as_fd()).unwrap();
         let (writer, reader) = lingering();
@@ -113,7 +113,7 @@ mod tests {
         drop(reader);
     }
 
-    /// As many as may be are stuck for as long as the test runs; the next is not closed, and nobody waits.
+    /// As many as may be are stuck for as long as the test runs; the next is not closed, and no thread waits.
     #[test]
     fn beyond_the_limit_a_connection_stays_open() {
         let mut stuck = vec![];

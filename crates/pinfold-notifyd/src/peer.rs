@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_process_that_we_cannot_see_is_refused() {
         let (here, _there) = socket::pair().unwrap();
-        let nobody = Process { pid: 0, uid: 1000 };
-        assert_eq!(Peer::new(here.as_fd(), nobody).unwrap_err(), Refusal::NotVisible);
+        let unseen = Process { pid: 0, uid: 1000 };
+        assert_eq!(Peer::new(here.as_fd(), unseen).unwrap_err(), Refusal::NotVisible);
     }
 }

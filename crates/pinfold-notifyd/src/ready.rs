@@ -39,6 +39,6 @@ mod tests {
         let mut heard = [0; 16];
         let length = manager.recv(&mut heard).unwrap();
         assert_eq!(&heard[..length], b"READY=1");
-        assert!(tell("/nobody/there".into()).is_err());
+        assert!(tell("/not/there".into()).is_err());
     }
 }

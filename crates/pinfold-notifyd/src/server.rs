@@ -4,7 +4,7 @@
 //! `Queued` once it has proved who it is, `Holding` its view until its process ends. The connection
 //! may close before that: a process whose connection is gone still believes its view, so only the
 //! end of the process, or its own word, makes the helper forget one (`Leaving`). And a process may end
-//! before somebody has read what it was sent: then its view counts until that is read or closed
+//! before what it was sent is read: then its view counts until that is read or closed
 //! (`Unread`), because the kernel limits how many descriptors of one user may be under way.
 //!
 //! Making a view and forgetting one take the kernel some tens of milliseconds each, so users take turns
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// Connections that are accepted before others are served again.
 const ACCEPTED_AT_ONCE: usize = 32;
-/// How long nobody is accepted after the kernel had no room for one more.
+/// How long no client is accepted after the kernel had no room for one more.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The helper's server.
@@ -43,9 +43,9 @@ pub struct Server<V: Views> {
     accounts: Accounts,
     turns: Turns<Key>,
     limits: Limits,
-    /// When the clients are looked through next; `None` if nobody waits.
+    /// When the clients are looked through next; `None` if no client waits.
     sweep_at: Option<Instant>,
-    /// Nobody is accepted until the next sweep.
+    /// No client is accepted until the next sweep.
     paused: bool,
     log: Log,
 }
@@ -475,7 +475,7 @@ impl<Id> Client<Id> {
         }
     }
 
-    /// What the client, and nobody else, said.
+    /// What the client, and no other process, said.
     fn word(&self, received: &Received, packet: &[u8]) -> Result<ToHelper, Refusal> {
         if received.truncated {
             return Err(Refusal::Malformed);

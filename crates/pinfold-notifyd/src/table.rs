@@ -12,7 +12,7 @@ pub(crate) struct Key {
 /// What an event is about; the number under which a descriptor is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
-    /// Somebody wants to connect.
+    /// A client wants to connect.
     Listener,
     /// The helper is to end.
     Stop,

@@ -132,7 +132,7 @@ fn be_monitors() {
         let page = vec![0_u8; 4 * PAGE];
         let start = page.as_ptr().addr().next_multiple_of(PAGE);
         monitor.watch(AddressRange::new(start, PAGE).unwrap());
-        // SAFETY: the page lies within the vector; its contents, which nobody reads, are lost.
+        // SAFETY: the page lies within the vector; its contents, which are not read, are lost.
         let done = unsafe {
             let page = std::ptr::with_exposed_provenance_mut(start);
             libc::madvise(page, PAGE, libc::MADV_DONTNEED)
@@ -268,12 +268,12 @@ fn clients_outlive_helpers(place: &Path, start: impl Fn() -> Option<Process>) {
     second.kill();
     third.kill();
     drop(again);
-    first.follows_itself_only(&mut Process::client_of_nobody(place, &start));
+    first.follows_itself_only(&mut Process::client_without_helper(place, &start));
 }
 
 impl Process {
     /// A client of a helper that is gone by the time that it is returned.
-    fn client_of_nobody(place: &Path, start: &impl Fn() -> Option<Process>) -> Self {
+    fn client_without_helper(place: &Path, start: &impl Fn() -> Option<Process>) -> Self {
         let helper = start().expect("it could be started before");
         let client = Self::client(place, 1003);
         helper.kill();

@@ -205,7 +205,7 @@ fn what_a_dead_client_has_not_read_is_counted() {
 }
 
 #[test]
-fn whoever_says_nothing_is_sent_away() {
+fn a_client_that_says_nothing_is_sent_away() {
     let served = Served::new(small());
     let connection = connect(&served.path);
     assert!(challenge(&connection).is_some());
@@ -239,7 +239,7 @@ fn nonsense_is_refused_and_another_version_told() {
 }
 
 #[test]
-fn descriptors_that_nobody_asked_for_are_not_kept() {
+fn unexpected_descriptors_are_not_kept() {
     let served = Served::new(Limits::default());
     let (mut reader, writer) = std::io::pipe().unwrap();
     let connection = connect(&served.path);
@@ -250,7 +250,7 @@ fn descriptors_that_nobody_asked_for_are_not_kept() {
         Ok(()) => assert_eq!(refusal(heard(&connection)), Some(Refusal::Malformed)),
     }
     drop(writer);
-    // The end comes when nobody has the other side any more.
+    // The end comes when no process has the other side any more.
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
 }
 
@@ -267,7 +267,7 @@ fn too_many_at_once_are_told_so_and_others_are_served() {
     notify::request(&served.path, notify::PATIENCE).unwrap();
 }
 
-/// Forgetting takes the kernel its time. Whoever ends many processes at once has them forgotten by turns.
+/// Forgetting takes the kernel its time. Many processes that end at once are forgotten by turns.
 #[test]
 fn many_that_end_at_once_delay_another_user_by_few() {
     if !support::is_root() {

@@ -82,7 +82,7 @@ type Entry = unsafe extern "C" fn(*mut libc::c_void);
 
 /// # Safety
 ///
-/// `call` is a `Call<T, F>` that nobody else uses.
+/// `call` is a `Call<T, F>` that no other code uses.
 unsafe extern "C" fn enter<T, F: FnOnce() -> T>(call: *mut libc::c_void) {
     // SAFETY: the caller's promise.
     let call = unsafe { &mut *call.cast::<Call<T, F>>() };
@@ -95,7 +95,7 @@ unsafe extern "C" fn enter<T, F: FnOnce() -> T>(call: *mut libc::c_void) {
 ///
 /// # Safety
 ///
-/// Below `top`, which is aligned to 16 bytes, is a stack that nobody uses; `entry` may be called with
+/// Below `top`, which is aligned to 16 bytes, is an unused stack; `entry` may be called with
 /// `call` and does not unwind.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_known_asked_for_anything() {
+    fn an_unknown_caller_asked_for_nothing() {
         assert_eq!(Caller(0).asked(), Asked::default());
         assert_eq!(Caller(1).asked(), Asked::default());
     }
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn a_module_s_relocations_name_what_it_wants_and_in_which_version() {
         let mut versions = Vec::new();
-        let here = nobody_known_asked_for_anything as fn() as usize;
+        let here = an_unknown_caller_asked_for_nothing as fn() as usize;
         let found = look_around(here, &mut |wanted| {
             if wanted.name == c"write" {
                 versions.push(wanted.version.expect("a version").to_owned());

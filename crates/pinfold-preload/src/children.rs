@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_child_ends_is_nobody_else_s() {
+    fn what_one_child_ends_is_no_other_child_s() {
         let children = Children::new().unwrap();
         let mut moves = children.moves();
         let forked = moves;

@@ -1,11 +1,11 @@
 //! Hooks on the C library's memory functions, for what the kernel tells no userfaultfd.
 //!
 //! Symbol interposition only: a function of the same name that the dynamic linker finds first. No
-//! instruction of anybody is changed. Each hook makes the system call itself, so it looks nothing
+//! instruction is changed. Each hook makes the system call itself, so it looks nothing
 //! up, allocates nothing, takes no lock and works before `main`, in a signal handler, in a `vfork`
 //! child, and under any allocator. What it hooks for, it marks in the process's feed, before the
 //! call and after; everything else is one comparison dearer than it was. The last hooks below, of
-//! `mprotect` and `ioctl`, are claimed to nobody, and `syscall` is not looked at for `mprotect`.
+//! `mprotect` and `ioctl`, are claimed to no process, and `syscall` is not looked at for `mprotect`.
 //!
 //! # Which functions, and why no others
 //!
@@ -27,8 +27,8 @@
 //! # What is not seen
 //!
 //! Hooks stand between modules. These calls do not pass them: the C library's own (`free`,
-//! `malloc_trim` and thread stacks call `__madvise` inside it: discards, which userfaultfd tells;
-//! from glibc 2.42 on also the guard of a new thread's stack, which nobody tells: it lies where the
+//! `malloc_trim` and thread stacks call `__madvise` inside it: discards, which userfaultfd reports;
+//! from glibc 2.42 on also the guard of a new thread's stack, which no monitor reports: it lies where the
 //! program may not touch it); a system call instruction in the program itself; io_uring's
 //! `IORING_OP_MADVISE`; functions
 //! taken from the C library's own handle (`dlsym` on `dlopen("libc.so.6")`); a library loaded with
@@ -41,9 +41,9 @@
 //!
 //! jemalloc and mimalloc may be preloaded before or behind; neither has these functions. The address
 //! sanitizer has none either, but its runtime refuses to be any but the first library:
-//! `LD_PRELOAD=libasan.so:libpinfold_preload.so`, or a runtime linked statically. Whoever does take
-//! one of these functions over may stand first if he hands on to the next (`dlsym(RTLD_NEXT, ...)`);
-//! if he makes the call himself, the hooks notice when the program starts, withdraw what they claim,
+//! `LD_PRELOAD=libasan.so:libpinfold_preload.so`, or a runtime linked statically. A library that does take
+//! one of these functions over may stand first if it hands on to the next (`dlsym(RTLD_NEXT, ...)`);
+//! if it makes the call itself, the hooks notice when the program starts, withdraw what they claim,
 //! and name him ([`Hooks`](pinfold::monitor::hooks::Hooks)).
 //!
 //! A hook that is left by `longjmp` from a signal handler, or whose `vfork` child is killed in the
@@ -68,7 +68,7 @@ mod userfaultfd;
 use pinfold::monitor::Feed;
 use pinfold::monitor::hooks::HookRecord;
 
-/// What the hooks tell, for whoever in this process asks the dynamic linker for it.
+/// What the hooks report, for code in this process that asks the dynamic linker for it.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)] // a name for C
 pub(crate) static pinfold_process_feed: Feed = Feed::new();

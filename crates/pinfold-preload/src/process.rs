@@ -47,7 +47,7 @@ pub(crate) struct Process {
     children: Children,
     /// `None` inside if there can be none.
     keeper: OnceLock<Option<Keeper>>,
-    /// Held while the keeper is started; nobody waits for it.
+    /// Held while the keeper is started; no thread waits for it.
     starting: Mutex<()>,
     passed: AtomicU64,
     /// Not 0 in the process that made it.
@@ -107,7 +107,7 @@ impl Process {
             (Box::into_raw(Box::new(standing)), complaint)
         };
         let (fresh, complaint) = apart::run(begin)?;
-        // AcqRel: releases the state to whoever loads the pointer, acquires a winner's.
+        // AcqRel: releases the state to a thread that loads the pointer, acquires a winner's.
         match CURRENT.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => _ = apart::run(|| Self::announce(complaint)),
             // SAFETY: the box is still ours alone.

@@ -56,7 +56,7 @@ pub(crate) fn real() -> Option<&'static Real> {
 #[cold]
 fn find() -> Option<&'static Real> {
     let found = apart::run(|| Some(Box::into_raw(Box::new(Source::loaded()?.functions()?))))??;
-    // AcqRel: releases the functions to whoever loads the pointer, acquires the winner's.
+    // AcqRel: releases the functions to a thread that loads the pointer, acquires the winner's.
     let exchanged =
         REAL.compare_exchange(ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);
     // SAFETY: the box is either leaked now, or still ours alone; a winner's is leaked.

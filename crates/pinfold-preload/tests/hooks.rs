@@ -143,7 +143,7 @@ fn unwinders_get_through_syscall() {
 }
 
 #[test]
-fn whoever_stands_first_has_the_hooks_withdraw_unless_he_hands_on() {
+fn a_library_that_stands_first_has_the_hooks_withdraw_unless_it_hands_on() {
     let Some(programs) = programs() else { return };
     let program = programs.join("program");
     let (first, forwards) = (programs.join("first.so"), programs.join("forwards.so"));

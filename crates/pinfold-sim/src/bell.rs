@@ -1,4 +1,4 @@
-//! The bell of a monitor: somebody rings, everybody who waits wakes.
+//! The bell of a monitor: a ring wakes every thread that waits.
 
 use crate::sync::lock;
 use std::sync::{Condvar, Mutex, PoisonError};

@@ -14,7 +14,7 @@
 //!
 //! Faults come on command ([`Weather`], [`World::fail_next_registrations`],
 //! [`World::panic_next`]), defects on purpose
-//! ([`Mutant`]): whoever checks something with this shows first that the check can fail.
+//! ([`Mutant`]): a test with this shows first that its check can fail.
 
 mod capability;
 mod clock;

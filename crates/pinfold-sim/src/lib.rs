@@ -4,7 +4,7 @@
 //! What it costs: nothing here is memory. A page is a number, so a transfer cannot be made, only
 //! asked about: *which physical pages would the device touch?* That question is the whole point
 //! of a registration cache, and asked this way it has an exact answer. The rest is deterministic:
-//! whoever needs an order between threads closes a [`Gate`] in the device's way and opens it.
+//! a test that needs an order between threads closes a [`Gate`] in the device's way and opens it.
 //!
 //! - [`AddressSpace`] maps virtual pages to [`PhysicalPage`]s that are never used twice.
 //! - [`Device`] pins what it registers as real devices do: it keeps the pages of that moment,

@@ -72,7 +72,7 @@ impl SimMonitor {
         lock(&self.orders).lost
     }
 
-    /// Why `range` cannot be watched, if somebody said so.
+    /// Why `range` cannot be watched, if a test said so.
     fn told_uncovered(&self, range: AddressRange) -> Option<Uncovered> {
         let mut orders = lock(&self.orders);
         orders.watched += 1;

@@ -15,7 +15,7 @@
 //! **What is not.** Several processors or devices; congestion, losses, retries (`fabric` has
 //! them); the peers' processors; the device's own cache of translations, so registering millions
 //! of pages costs nothing on the way of a transfer; eviction and barriers count as part of a miss.
-//! A page fault of a device that pages on demand delays its own message and nobody else's. During a
+//! A page fault of a device that pages on demand delays its own message and no other. During a
 //! suspension the program does nothing else, and connections that are not stopped are taken not to
 //! notice.
 //!

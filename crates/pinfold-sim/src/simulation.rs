@@ -119,7 +119,7 @@ pub enum Finding {
     Wrong,
     /// A work that never ended.
     LostCompletion,
-    /// A connection that nobody asked for.
+    /// A connection that no side asked for.
     CovertReconnect,
     /// A suspension that did not end, or left something stopped.
     Stuck,
@@ -158,7 +158,7 @@ pub struct Outcome {
     pub wrong: u64,
     /// Works that never ended.
     pub lost_completions: u64,
-    /// Connections that nobody asked for.
+    /// Connections that no side asked for.
     pub covert_reconnects: u64,
     /// Suspensions that did not end, or left something stopped.
     pub stuck: u64,

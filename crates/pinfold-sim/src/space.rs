@@ -63,7 +63,7 @@ impl std::error::Error for RemapError {}
 /// changes of unwatched pages are not logged.
 #[derive(Debug)]
 pub struct AddressSpace {
-    /// Guards the translation together with the log: nobody sees one without the other.
+    /// Guards the translation together with the log: no thread sees one without the other.
     state: Mutex<State>,
     bell: Bell,
 }
@@ -229,7 +229,7 @@ impl AddressSpace {
         &self.bell
     }
 
-    /// Logs `range` if somebody watches it and applies `change`, as one step.
+    /// Logs `range` if it is watched, and applies `change`, as one step.
     fn change(&self, range: AddressRange, change: impl FnOnce(&mut State)) {
         let mut state = lock(&self.state);
         let logged = state.log_if_watched(range);
@@ -295,7 +295,7 @@ impl State {
         true
     }
 
-    /// Logs also what nobody watches yet: it may be watched before the pages go.
+    /// Logs also what is not watched yet: it may be watched before the pages go.
     fn begin_discard(&mut self, range: AddressRange) -> u64 {
         let id = self.next_flux;
         self.next_flux += 1;

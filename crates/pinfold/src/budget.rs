@@ -24,7 +24,7 @@
 //!
 //! # What it costs
 //!
-//! A hit asks no budget. A registration takes one lock, of nobody else's concern, twice for some
+//! A hit asks no budget. A registration takes the budget's own lock twice, for some
 //! tens of nanoseconds. [`Budget::discover`] reads some dozens of files, a millisecond.
 //!
 //! # Which promise is worth what
@@ -33,12 +33,12 @@
 //! |---|---|---|
 //! | [`Terms::minimum`] | the other drawers of this budget | arithmetic |
 //! | [`Budget::discover`] | what was there when it was called | the kernel's own figures |
-//! | [`Reservation`] | everybody, other processes of the same user included | memory that is registered now |
+//! | [`Reservation`] | all, other processes of the same user included | memory that is registered now |
 //!
 //! There is no way to hold a place in the kernel's count and fill it with other memory later. A
 //! slot of an io_uring table that is updated has the new pages counted *before* the old ones are
-//! let go, so a spare registration makes no room for its own replacement; and what is given up first
-//! is anybody's in between. A later registration that cannot fail is therefore one that has been
+//! released, so a spare registration makes no room for its own replacement; and what is released first
+//! may be taken by another in between. A later registration that cannot fail is therefore one that has been
 //! made: a [`Reservation`] is real registered pages, handed out later.
 //!
 //! # Where to look next

@@ -21,7 +21,7 @@ impl ForkMark {
         debug_assert_ne!(initial, 0);
         let page = AtomicPage::new()?;
         page.wipe_on_fork()?;
-        // Relaxed: whoever else sees this value got the page from us by a stronger means.
+        // Relaxed: another thread that sees this value got the page from us by a stronger means.
         page.word().store(initial, Ordering::Relaxed);
         Ok(Self(page))
     }

@@ -35,7 +35,7 @@
 //! read in place; nothing is written to whatever stands at the address now. The zone's cache's monitor
 //! tells of the change; what it cannot watch, or all with [`Options::watch_targets`] off, is the
 //! caller's promise. If the target was remapped already, the pages are the target's: they go where the
-//! program moves them, and, if it unmaps them, the device writes to pages that nobody else has. A place
+//! program moves them, and, if it unmaps them, the device writes to pages that have no other use. A place
 //! that is dropped while data may still fly gives its pages up for the device to finish with; if it was
 //! remapped, they are taken out of the target as well. A place that is forgotten keeps its target, its
 //! slot and its zone's pages for good; nothing finds its registration when the zone is gone.

@@ -25,8 +25,8 @@ pub struct Limits {
     pub max_map_count: Option<u64>,
     /// The size of a page, in bytes.
     pub page_bytes: usize,
-    /// Who may make rings (`kernel.io_uring_disabled`): 0 everybody, 1 the privileged and members
-    /// of `kernel.io_uring_group`, 2 nobody. Absent before Linux 6.6.
+    /// Which processes may make rings (`kernel.io_uring_disabled`): 0 all, 1 the privileged and members
+    /// of `kernel.io_uring_group`, 2 none. Absent before Linux 6.6.
     pub io_uring_disabled: Option<u8>,
     /// Whether the unprivileged may have the kernel's own faults handled
     /// (`vm.unprivileged_userfaultfd`); faults of user mode need no leave.

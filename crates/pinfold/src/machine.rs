@@ -41,7 +41,7 @@ pub enum Unread {
     Forbidden,
     /// It is there and makes no sense.
     Garbled,
-    /// The kernel keeps it and tells nobody.
+    /// The kernel keeps it and reports it nowhere.
     Untold,
     /// Reading failed in another way.
     Failed {

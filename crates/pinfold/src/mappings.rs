@@ -314,7 +314,7 @@ impl Backing<'_> {
 }
 
 /// A memfd, or a file where tmpfs is mounted by convention. A tmpfs elsewhere counts as a file on
-/// disk, which nobody watches either.
+/// disk, which is not watched either.
 fn in_memory(name: &[u8]) -> bool {
     name.starts_with(b"/memfd:") || name.starts_with(b"/dev/shm/")
 }

@@ -3,10 +3,10 @@
 //! | monitor | needs | caches |
 //! |---|---|---|
 //! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
-//! | [`Ebpf`] | a privilege, or somebody who has it | everything |
+//! | [`Ebpf`] | a privilege, or a helper that has it | everything |
 //! | [`NoMonitor`] | nothing | only what the caller vouches for |
 //! | [`Unneeded`] | a device that follows the page table | everything |
-//! | [`WithFeed`] | a monitor, and somebody who tells a [`Feed`] | what that monitor does |
+//! | [`WithFeed`] | a monitor, and code that reports to a [`Feed`] | what that monitor does |
 //! | [`Best`] | nothing | what the best of them does that this machine has |
 //!
 //! [`best`] picks one. [`Feed`] is how allocators and hooks tell what they change, [`Follower`] how
@@ -47,7 +47,6 @@ mod price;
 mod process_feed;
 mod range_set;
 mod reader;
-mod ring;
 mod self_test;
 mod shared;
 mod start;

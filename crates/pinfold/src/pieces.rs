@@ -7,7 +7,7 @@
 //! completely if it goes on meanwhile ([`transfer`]). Memory that was never touched costs 400 ms
 //! for each GiB, because the kernel fills its pages with zeros first; that can be divided among
 //! threads ([`register_all`], [`prefault`]), while a ring of io_uring takes one registration at a time
-//! whoever asks. What is cached already is found without starting a thread.
+//! whichever thread asks. What is cached already is found without starting a thread.
 //!
 //! # What a piece is
 //!

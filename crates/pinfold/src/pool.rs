@@ -49,7 +49,7 @@
 //!
 //! # Transfers in flight
 //!
-//! A buffer must not be put back while a device works on it: somebody else would be given it.
+//! A buffer must not be put back while a device works on it: another thread would be given it.
 //! [`PoolBuffer::in_flight`] turns a buffer into an [`InFlight`], which cannot be read, written or
 //! put back until the caller says that the transfer has ended; if it is dropped instead, the buffer
 //! is lost rather than given to others. [`InFlight::into_user_data`] makes it the one word that goes
@@ -60,8 +60,8 @@
 //! A tuple or an array of registrars is a registrar (`(ring, verbs)`, `[ring_a, ring_b]`), whose
 //! handle holds each device's own; an [`Arc`](std::sync::Arc) of one can be a cache's as well.
 //! [`PoolVec`] grows from size to size. The standard library's containers take no allocator on
-//! stable Rust, and a crate's trait for one would be a dependency of everybody for the sake of a
-//! few: who wants it writes `allocate` and `deallocate` in terms of [`Pool::allocate`] and
+//! stable Rust, and a crate's trait for one would be a dependency of all users for the sake of a
+//! few: a program that wants it writes `allocate` and `deallocate` in terms of [`Pool::allocate`] and
 //! [`deallocate`], which take and give bare addresses, as C does.
 //!
 //! # Exhausted

@@ -3,7 +3,7 @@
 //! # What it costs
 //!
 //! Pages that a device has pinned cannot be made huge nor moved. So the region is
-//! [suspended](crate::suspend) first: whoever asks for it waits, and what is registered of it is
+//! [suspended](crate::suspend) first: a `get` of it waits, and what is registered of it is
 //! registered anew. Of 16 MiB in small pages, on a virtual machine of two processors, in times of
 //! registering it (0.3-0.4 ms), medians of 41 rounds:
 //!
@@ -15,7 +15,7 @@
 //! | the same two, beside a lease of the whole that was handed over | 3.7, 2.7: each step registers all of it |
 //! | nothing happens | 0.4 |
 //!
-//! In the worst of the rounds it was ten times as much: somebody else had the processor, or the lock of the
+//! In the worst of the rounds it was ten times as much: another program had the processor, or the lock of the
 //! process's mappings.
 //!
 //! Afterwards registering and deregistering it takes a twenty-fifth. `pinfold bench suspend` measures all
@@ -24,8 +24,8 @@
 //! # Which one
 //!
 //! [`Way::IN_PLACE`] is the kernel's `MADV_COLLAPSE` (Linux 6.1): the program may read and write
-//! the memory meanwhile, a page that somebody else has pinned is left alone and told, and nothing
-//! can be lost. [`Way::by_copy`] has a shorter pause and works on older kernels, but nobody may
+//! the memory meanwhile, a page that is pinned elsewhere is left alone and reported, and nothing
+//! can be lost. [`Way::by_copy`] has a shorter pause and works on older kernels, but no thread may
 //! write to the memory meanwhile, and only plain private memory can be replaced; so it is unsafe.
 //!
 //! [`defragment_in_steps`] suspends one huge page's worth at a time and lets everything go on in

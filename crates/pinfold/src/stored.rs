@@ -13,7 +13,7 @@ pub(crate) fn file(name: &str) -> Option<PathBuf> {
     Some(caches.join("pinfold").join(name))
 }
 
-/// Writes a file. Whoever reads at the same time finds the old one or the new one.
+/// Writes a file. A concurrent reader finds the old one or the new one.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_finds_one_whole_file_whoever_writes() {
+    fn a_reader_finds_one_whole_file_during_writes() {
         let directory = directory("threads");
         // Two names that differ behind a dot alone are two files.
         let files = [directory.join("costs.first"), directory.join("costs.second")];

@@ -24,7 +24,7 @@
 //! let door = Door::new(&cache, costs).with_pool(&pool);
 //!
 //! let message = vec![7_u8; 65536];
-//! // SAFETY: the message outlives the place, and nobody writes it meanwhile.
+//! // SAFETY: the message outlives the place, and no thread writes it meanwhile.
 //! let place = unsafe { door.send(message.as_ptr(), message.len(), Reuse::Unknown) }?;
 //! for part in place.parts() {
 //!     let (buf_index, address, length) = (part.handle.get(), part.range.start(), part.range.len());

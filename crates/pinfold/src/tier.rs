@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct OnDemandOrPinned<M: Monitor> {
     on_demand: Result<Cache<OnDemand, Unneeded>, OpenError>,
     pinned: Cache<Verbs, M>,
-    /// False once a prefetch was unsupported: then nobody asks again.
+    /// False once a prefetch was unsupported: then no `get` asks again.
     prefetches: AtomicBool,
 }
 

@@ -135,7 +135,7 @@ fn mimalloc_keeps_what_is_freed_and_remembers_what_it_was() {
     });
 }
 
-/// An allocator that is there but serves somebody else is set, and glibc's stays what it is.
+/// An allocator that is there but serves another caller is set, and glibc's stays what it is.
 #[test]
 fn what_was_set_says_so() {
     under("what_was_set_says_so", None, || {

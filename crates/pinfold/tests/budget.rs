@@ -249,7 +249,7 @@ fn fact_a_spare_registration_makes_no_room_for_its_replacement() {
         // In one step: the kernel counts the new pages before it lets the old ones go.
         let resized = unsafe_resize(&registrar, index, &spare, &wanted);
         assert!(matches!(resized, Err(ResizeError::Register(error)) if is_about_the_limit(error)));
-        // In two: what is let go is anybody's.
+        // In two steps: other processes may take what is released.
         let (mut reader, mut writer) = std::io::pipe().unwrap();
         let (mut go_reader, mut go_writer) = std::io::pipe().unwrap();
         let other = Process::start(move || {
@@ -338,7 +338,11 @@ fn caches_borrow_and_give_back() {
     };
     let memory: Vec<Memory> = (0..64).map(|_| Memory::new(PAGE)).collect();
     memory.iter().for_each(|memory| get(&one, memory).unwrap());
-    assert_eq!(shares[0].held().bytes, 64 * PAGE, "all of it is borrowed while nobody asks");
+    assert_eq!(
+        shares[0].held().bytes,
+        64 * PAGE,
+        "all of it is borrowed while no other share asks"
+    );
     for memory in &memory[..32] {
         get(&other, memory).unwrap();
     }
@@ -430,7 +434,7 @@ fn the_program_is_told_with_no_lock_held() {
             if let Some(cache) = cache.upgrade() {
                 get_range(&cache, extra).unwrap();
             }
-            panic!("a panic here is nobody's");
+            panic!("a panic here reaches no caller");
         }
     });
     let memory: Vec<Memory> = (0..8).map(|_| Memory::new(PAGE)).collect();
@@ -447,10 +451,10 @@ fn the_program_is_told_with_no_lock_held() {
     assert_eq!(told.lock().unwrap()[1].notice, Notice::Left(Watermark::Percent(80)));
     drop(watch);
     memory.iter().for_each(|memory| get(&cache, memory).unwrap());
-    assert_eq!(told.lock().unwrap().len(), 2, "nobody listens any more");
+    assert_eq!(told.lock().unwrap().len(), 2, "the callback is gone");
 }
 
-/// A device that has no room for anybody.
+/// A device that has no room for any registration.
 struct Full;
 
 impl Registrar for Full {
@@ -558,7 +562,7 @@ fn taken_by_kernel(registrar: &IoUring, memory: &Memory, most: usize) -> usize {
     }
     let bytes = taken.len() * PAGE;
     for (index, range) in taken {
-        // SAFETY: registered above, and used by nobody.
+        // SAFETY: registered above, and not used.
         unsafe { registrar.deregister(index, range) }.unwrap();
     }
     bytes
@@ -749,7 +753,7 @@ fn a_limit_that_others_use_up_is_told() {
 }
 
 #[test]
-fn a_forked_child_is_granted_nothing_and_waits_for_nobody() {
+fn a_forked_child_is_granted_nothing_and_waits_for_no_thread() {
     let budget = Budget::new(Amount { bytes: 64 * PAGE, regions: 64 }).unwrap();
     let share = budget.share(Terms::default()).unwrap();
     let Some((_ring, cache)) = cache_on(&share) else { return };

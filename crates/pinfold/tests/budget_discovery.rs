@@ -96,7 +96,7 @@ fn three_counters_meet_one_limit() {
     assert_eq!((found.locked.get(), found.pinned.get()), (Some(4096), Some(MIB)));
     let sharing = |kind| found.bounds(kind)[0].shared_with;
     assert_eq!(sharing(Kind::IoUring), SharedWith::User);
-    assert_eq!(sharing(Kind::Verbs), SharedWith::Nobody);
+    assert_eq!(sharing(Kind::Verbs), SharedWith::Process);
     // What counts already is not there to be given.
     let bytes = |kind| machine.budget(kind).unwrap().bytes as u64;
     assert_eq!(bytes(Kind::IoUring), 7 * MIB);

@@ -484,7 +484,7 @@ fn one_process_after_the_other_sees_its_own_changes() {
     for _ in 0..30 {
         let mut child = spawn("read line");
         let watched = Watched::of(programs, pidfd(child.id()).as_fd());
-        assert_eq!(watched.sequence(), 0, "somebody else's change");
+        assert_eq!(watched.sequence(), 0, "another process's change");
         drop(child.stdin.take());
         child.wait().unwrap();
         assert!(watched.is_closed());
@@ -506,7 +506,7 @@ fn a_view_that_is_taken_back_says_so() {
 }
 
 #[test]
-fn nobody_but_the_programs_writes_the_log() {
+fn only_the_programs_write_the_log() {
     let Some((_turn, programs)) = programs() else { return };
     let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
     assert!(support::maps(&view.changes, libc::PROT_READ));

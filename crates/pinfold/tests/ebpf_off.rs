@@ -1,5 +1,5 @@
 //! What keeps the kernel from calling the eBPF programs: no view answers "current" from then on. Changes settings of
-//! the whole machine, so it is a program of its own and one test, and runs where nobody else needs them: in the
+//! the whole machine, so it is a program of its own and one test, and runs where no other program needs them: in the
 //! virtual machine, or where `PINFOLD_CHANGE_SETTINGS` is set.
 
 #![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
@@ -89,7 +89,7 @@ fn switched_off(programs: &Programs) {
     memory.raw_unmap();
     let after = monitor.check();
     assert!(after.is_err() || after.is_ok_and(|after| after != before), "the change is not seen");
-    assert!(after.is_err(), "whoever writes the setting closes every view");
+    assert!(after.is_err(), "a write to the setting closes every view");
     match switched {
         Ok(()) => {
             let this = pidfd(std::process::id());

@@ -4,7 +4,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to give targets out and to change their mappings while data is on
-//! its way. Every target is memory of the test's own, which nobody borrows; a transfer is complete
+//! its way. Every target is memory of the test's own, which is not borrowed; a transfer is complete
 //! before [`Place::arrived`](pinfold::landing::Place::arrived) is said.
 
 #![allow(unsafe_code, missing_docs)]
@@ -51,7 +51,7 @@ fn rig<M: Monitor>(monitor: M, piece_bytes: usize) -> Option<Rig<M>> {
     let registrar = registrar::IoUring::new(&ring, 64).unwrap();
     let config = Config { piece_bytes, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).unwrap();
-    // SAFETY: a new descriptor that is nobody else's.
+    // SAFETY: a new descriptor without another owner.
     let file = unsafe {
         File::from_raw_fd(libc::memfd_create(c"pinfold-landing".as_ptr(), libc::MFD_CLOEXEC))
     };
@@ -124,7 +124,7 @@ struct Flight {
 impl Flight {
     fn begin<M: Monitor>(rig: &Rig<M>, place: AddressRange, handle: BufferIndex) -> Self {
         let mut ends = [0; 2];
-        // SAFETY: two new descriptors that are nobody else's.
+        // SAFETY: two new descriptors without another owner.
         let [reader, writer] = unsafe {
             assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
             ends.map(|end| File::from_raw_fd(end))
@@ -327,7 +327,7 @@ fn a_target_that_is_gone_while_the_data_flies_is_refused() {
     });
 }
 
-/// What the device writes is in pages that nobody else has; the new mapping keeps its own.
+/// What the device writes is in pages that have no other use; the new mapping keeps its own.
 #[test]
 fn a_target_replaced_behind_the_remapping_loses_the_data_and_nothing_else_is_written() {
     let Some(rig) = watched_rig(1 << 20) else { return };
@@ -687,7 +687,7 @@ fn what_lands_in_a_pools_buffer_is_what_its_registration_sends() {
     let buffer = pool.get(data.len()).unwrap();
     let (handle, range) = (buffer.handle(), buffer.range().unwrap());
     let target = buffer.into_raw();
-    // SAFETY: the buffer is out, as a bare address, and nobody's but this test's.
+    // SAFETY: the buffer is out, as a bare address, and this test's alone.
     let place = unsafe { zone.ask(target.as_ptr(), data.len()) }.unwrap();
     rig.receive(&data, place.range(), place.handle());
     let Refused { state: place, error } = place.remap().unwrap_err();

@@ -56,7 +56,7 @@ impl Drop for Uffd {
 }
 
 /// `UFFDIO_MOVE` keeps mappings whole, but wants an empty target that no other userfaultfd watches,
-/// and pages that nobody has pinned: landing pages would have to be deregistered before each move.
+/// and pages that are not pinned: landing pages would have to be deregistered before each move.
 #[test]
 fn userfaultfd_moves_no_pinned_page() {
     let Some(uffd) = Uffd::open() else {

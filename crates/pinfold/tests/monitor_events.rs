@@ -139,7 +139,7 @@ fn a_moved_mapping_is_still_watched() {
 }
 
 #[test]
-fn what_nobody_watches_makes_no_entry() {
+fn what_is_not_watched_makes_no_entry() {
     let monitor = Userfaultfd::new().unwrap();
     let (watched, other) = (map(4), map(24));
     assert_eq!(monitor.watch(range(watched, LENGTH)), Watch::Covered);
@@ -182,7 +182,7 @@ fn an_address_used_again_during_its_munmap_is_seen() {
             returned.store(false, Ordering::SeqCst);
             barrier.wait();
             if map_when_free(at, &returned) {
-                // As a cache does: the same sequence is a hit, and nobody reads the log.
+                // As a cache does: the same sequence is a hit, and the log is not read.
                 let now = monitor.check().unwrap();
                 overtaken += u32::from(!returned.load(Ordering::SeqCst));
                 let seen =
@@ -252,7 +252,7 @@ fn a_discard_is_in_flux_until_it_has_happened() {
     assert_eq!(stale, 0);
 }
 
-/// Once everybody sleeps or is gone, nothing stays in flux; and other ranges never were.
+/// Once every changing thread sleeps or is gone, no change stays pending; other ranges never were.
 #[test]
 fn a_discard_settles() {
     let monitor = Userfaultfd::new().unwrap();
@@ -323,8 +323,8 @@ fn a_cache_left_behind_is_told_to_drop_everything() {
 }
 
 /// A `munmap` that has taken effect and does not go on: the event of its lower half belongs to a
-/// userfaultfd that nobody reads, and the kernel announces one after the other. The upper half is
-/// free, anybody may have it by now, and the monitor's event for it is not even on its way.
+/// userfaultfd without a reader, and the kernel announces one after the other. The upper half is
+/// free, another thread may have mapped it by now, and the monitor's event for it is not even on its way.
 ///
 /// Runs `meanwhile` in that state with the sequence from before; `meanwhile` has the deaf one read.
 fn during_a_change(
@@ -471,8 +471,8 @@ fn one_mapping_has_one_monitor_at_a_time() {
     assert!(touch(&changes_since(&second, before), mine));
 }
 
-/// What grew out of a watched mapping is watched, though nobody asked for it. When the monitor is
-/// gone nobody reads its events, and whoever unmapped what is still watched would wait for ever.
+/// What grew out of a watched mapping is watched, though no `watch` named it. When the monitor is
+/// gone no thread reads its events, and one that unmapped what is still watched would wait for ever.
 #[test]
 fn what_grew_out_of_watched_memory_is_free_when_the_monitor_is_gone() {
     let how_it_is_cut_off: [fn(usize); 4] = [

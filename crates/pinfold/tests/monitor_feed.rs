@@ -24,7 +24,7 @@ const MADV_GUARD_INSTALL: libc::c_int = 102;
 
 fn is_cached<M: Monitor>(cache: &Cache<Mlock, M>, at: usize) -> bool {
     let start = std::ptr::with_exposed_provenance(at);
-    // SAFETY: nobody minds that these bytes are locked.
+    // SAFETY: these bytes may be locked.
     unsafe { cache.get(start, LENGTH, Access::READ) }.unwrap().is_cached()
 }
 
@@ -72,7 +72,7 @@ fn vouched_memory_is_kept_until_its_owner_tells() {
         unsafe { cache.request(start, LENGTH, Access::READ).vouched().get() }.unwrap().is_cached()
     };
     assert!(vouched() && vouched());
-    assert!(!is_cached(&cache, at), "nobody vouched this time");
+    assert!(!is_cached(&cache, at), "not vouched this time");
     assert_eq!(cache.statistics().registrations, 2);
     FEED.changed(range(at + PAGE, PAGE));
     assert!(vouched());
@@ -244,7 +244,7 @@ impl Last {
     }
 }
 
-/// Whoever waits is woken by the monitor's news, by the feed's, and by a ring.
+/// A thread that waits is woken by the monitor's news, by the feed's, and by a ring.
 #[test]
 fn a_waiter_is_woken_by_either_source() {
     static FEED: Feed = Feed::new();

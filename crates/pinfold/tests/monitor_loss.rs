@@ -105,7 +105,7 @@ fn a_forked_child_finds_out_and_starts_afresh() {
         assert!(monitor.forked());
         is_lost(&monitor, Lost::Forked);
         assert!(!monitor.replay(before.up_to, &mut |_| {}).complete);
-        assert!(munmap(at, PAGE), "nobody waits for a reader that is not here");
+        assert!(munmap(at, PAGE), "no change waits for a reader that is not here");
         let (own, other) = with_watched_memory();
         let before = mark(&own);
         assert!(munmap(other, LENGTH));
@@ -128,7 +128,7 @@ fn a_parent_goes_on_after_fork() {
 }
 
 /// A child that lives on holds a copy of the descriptor, so the kernel goes on waiting for
-/// somebody to read what happens to memory that is still watched.
+/// a reader of what happens to memory that is still watched.
 #[test]
 fn a_dropped_monitor_leaves_no_memory_watched() {
     let _alone = alone();
@@ -144,7 +144,7 @@ fn a_dropped_monitor_leaves_no_memory_watched() {
         wait_for_end(read);
     });
     drop(monitor);
-    assert!(munmap(at, LENGTH) && munmap(moved_to, LENGTH), "nobody reads, nobody waits");
+    assert!(munmap(at, LENGTH) && munmap(moved_to, LENGTH), "no thread reads, no thread waits");
     close(write);
     assert_eq!(wait_for(child), 0);
 }
@@ -179,10 +179,10 @@ fn the_reader_blocks_every_signal() {
     assert!(masks.iter().all(|mask| mask | unblockable == u64::MAX), "{masks:x?}");
 }
 
-/// A monitor that cannot start its reader has watched a page by then, and nobody reads the event
+/// A monitor that cannot start its reader has watched a page by then, and no thread reads the event
 /// of that page's end.
 #[test]
-fn a_monitor_that_gets_no_thread_is_an_error_and_hangs_nobody() {
+fn a_monitor_that_gets_no_thread_is_an_error_and_hangs_no_change() {
     let _alone = alone();
     let child = fork(|| {
         alarm(20);
@@ -193,8 +193,8 @@ fn a_monitor_that_gets_no_thread_is_an_error_and_hangs_nobody() {
     assert_eq!(wait_for(child), 0);
 }
 
-/// The reader may be busy with another event when it is told to stop; it must still read the one
-/// that whoever stops it waits for.
+/// The reader may be busy with another event when it is asked to stop; it must still read the one
+/// that the stopping thread waits for.
 #[test]
 fn a_monitor_ends_while_its_memory_is_being_unmapped() {
     let _alone = alone();

@@ -44,7 +44,7 @@ const DOUBLE: [&str; 30] = [
     "Way",
 ];
 
-/// The name that a line declares for everybody: `pub struct Name`, and the like.
+/// The name that a line declares publicly: `pub struct Name`, and the like.
 fn declared(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix("pub ")?;
     let kinds = ["struct ", "enum ", "union ", "trait ", "unsafe trait ", "type "];

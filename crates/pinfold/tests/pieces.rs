@@ -89,7 +89,7 @@ unsafe impl Mover<BufferIndex> for Ring {
 }
 
 fn memory_file(bytes: usize) -> File {
-    // SAFETY: a new descriptor that is nobody else's.
+    // SAFETY: a new descriptor without another owner.
     let file = unsafe {
         let number = libc::memfd_create(c"pinfold-pieces".as_ptr(), libc::MFD_CLOEXEC);
         assert!(number >= 0);

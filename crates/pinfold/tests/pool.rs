@@ -92,7 +92,7 @@ fn ledger_pool(config: PoolConfig) -> (Ledger, Pool<Ledger>) {
     (ledger.clone(), Pool::new(ledger, config).unwrap())
 }
 
-/// What must be so whenever nobody is at it.
+/// What must hold whenever no thread uses the pool.
 fn consistent<R: Registrar>(pool: &Pool<R>) -> pool::PoolStatistics {
     let statistics = pool.statistics();
     let by_use = statistics.in_use_bytes + statistics.cached_bytes + statistics.free_bytes;
@@ -238,7 +238,7 @@ fn a_buffer_goes_through_the_ring_as_one_word() {
 }
 
 #[test]
-fn a_buffer_whose_transfer_never_ended_is_nobodys() {
+fn a_buffer_whose_transfer_never_ended_goes_to_no_thread() {
     let (ledger, pool) = ledger_pool(config(64 * KIB));
     let flight = pool.get(16 * KIB).unwrap().in_flight();
     let lost = flight.as_ptr().addr();
@@ -559,7 +559,7 @@ fn waiting_ends_when_a_buffer_comes_back_or_time_is_up() {
     });
     drop(all);
     assert_eq!(consistent(&pool).in_use_bytes, 0);
-    // Nobody waits any more: threads keep buffers at hand again.
+    // No thread waits any more: threads cache buffers again.
     drop(pool.get(100).unwrap());
     let before = pool.statistics().visits;
     drop(pool.get(100).unwrap());
@@ -697,7 +697,7 @@ fn a_budgets_listener_may_use_the_pool_that_grows() {
     });
     let buffer = pool.get(MIB).unwrap();
     let inside = heard.try_recv().unwrap().unwrap();
-    assert!(inside.is_err(), "nothing is there yet, and nobody waits for it");
+    assert!(inside.is_err(), "nothing is there yet, and no thread waits for it");
     drop(buffer);
     drop(pool);
     assert_eq!(budget.held(), Amount::ZERO);
@@ -897,8 +897,8 @@ fn a_vector_grows_from_size_to_size() {
 // --- forks and limits ----------------------------------------------------------------------------
 
 #[test]
-fn a_forked_child_is_refused_and_harms_nobody() {
-    alone("a_forked_child_is_refused_and_harms_nobody", || {
+fn a_forked_child_is_refused_and_does_no_harm() {
+    alone("a_forked_child_is_refused_and_does_no_harm", || {
         let (ledger, pool) = ledger_pool(config(4 * MIB));
         let (mut buffer, other) = (pool.get(PAGE).unwrap(), pool.get(PAGE).unwrap());
         buffer.fill(1);

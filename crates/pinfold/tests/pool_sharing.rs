@@ -119,7 +119,7 @@ fn who_waits_is_served_in_the_order_of_coming() {
     assert_eq!(pool.statistics().in_use_bytes, 0);
 }
 
-/// Short buffers that come and go do not keep a long one from whoever waits for it.
+/// Short buffers that come and go do not keep a long one from the thread that waits for it.
 #[test]
 fn who_waits_for_a_long_buffer_is_not_passed_by() {
     let pool = &pool_of(512 * KIB);
@@ -138,7 +138,7 @@ fn who_waits_for_a_long_buffer_is_not_passed_by() {
         }
         assert_eq!(waiter.join().unwrap(), Ok(512 * KIB));
     });
-    assert!(short().is_ok(), "nobody waits any more");
+    assert!(short().is_ok(), "no thread waits any more");
 }
 
 /// Who gives up makes way for who came later.
@@ -197,7 +197,7 @@ fn a_pool_that_grows_serves_who_waits() {
 
 /// What no slab can hold is waited for without keeping what there is from others.
 #[test]
-fn who_waits_for_more_than_a_slab_holds_up_nobody() {
+fn a_thread_that_waits_for_more_than_a_slab_delays_no_other() {
     let budget = budget(8 * MIB);
     let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
     let (pool, other) = (&pool(), pool());
@@ -209,7 +209,7 @@ fn who_waits_for_more_than_a_slab_holds_up_nobody() {
         assert_eq!(get(MIB, WhenExhausted::Fail), Ok(()));
         assert!(other.get(MIB).is_ok(), "what is idle is lent");
         assert!(pool.trim(0) > 0);
-        // Somebody else makes the slab.
+        // Another thread makes the slab.
         assert_eq!(get(4 * MIB, WhenExhausted::Grow), Ok(()));
         assert_eq!(waiter.join().unwrap(), Ok(()));
     });
@@ -239,9 +239,9 @@ fn who_waits_for_room_to_grow_gets_it() {
     }
 }
 
-/// What was kept because somebody waited is given back when nobody does.
+/// What was kept because a thread waited is released when none does.
 #[test]
-fn what_nobody_waits_for_any_more_is_given_back() {
+fn what_no_thread_waits_for_any_more_is_released() {
     let config =
         PoolConfig { max_bytes: 2 * MIB, idle_bytes: 0, thread_cache_bytes: 0, ..lending() };
     let pool = &Pool::new(Slow::default(), config).unwrap();
@@ -466,7 +466,7 @@ impl Machine {
         memory.fill(byte);
         let range = memory.range();
         let start = std::ptr::with_exposed_provenance(range.start());
-        // SAFETY: the test's own memory, which nobody else touches before the lease ends.
+        // SAFETY: the test's own memory, which no other thread touches before the lease ends.
         let lease = unsafe { self.cache.get(start, range.len(), Access::READ) }?;
         assert!(self.moves(start, range.len(), lease.handle(), byte));
         Ok(())
@@ -513,7 +513,7 @@ fn a_cache_and_a_pool_get_what_the_other_leaves_idle() {
     // What is due to the cache is its own now.
     machine.lease_until_kept(&mut memory[..4], 3, 4 * MIB);
     assert_eq!(machine.pool.statistics().registered_bytes, 4 * MIB);
-    // What the pool leaves to everybody the cache may borrow, and gives back.
+    // What the pool leaves unused the cache may borrow, and returns.
     machine.pool.trim(0);
     machine.lease_until_kept(&mut memory, 4, TOTAL);
     let buffers: Vec<_> = (0..4).map(|_| machine.take(MIB, 5).unwrap()).collect();
@@ -535,7 +535,7 @@ fn a_listener_may_ask_for_what_a_pool_gives_back() {
     let watch = machine.budget.watch(Watermark::Percent(90), move |told| {
         let Some(machine) = seen.upgrade().filter(|_| told.held.bytes < TOTAL) else { return };
         let start = std::ptr::with_exposed_provenance(range.start());
-        // SAFETY: the test's own memory, which nobody touches before the lease ends.
+        // SAFETY: the test's own memory, which no thread touches before the lease ends.
         let lease = unsafe { machine.cache.get(start, range.len(), Access::READ) };
         counted.fetch_add(usize::from(lease.is_ok()), SeqCst);
     });
@@ -545,7 +545,7 @@ fn a_listener_may_ask_for_what_a_pool_gives_back() {
     Arc::into_inner(machine).unwrap().end();
 }
 
-/// Nobody asks for more than is due, so nobody is refused, whatever the others do, and nobody waits
+/// No thread asks for more than is due, so none is refused, whatever the others do, and none waits
 /// for ever.
 #[test]
 fn threads_of_a_cache_and_a_pool_always_get_what_is_due() {

@@ -118,7 +118,7 @@ fn bytes_go_out_and_come_back() {
         registrar.deregister_own(from, source.range()).unwrap();
         registrar.deregister_own(to, target.range()).unwrap();
         let gone = send(&mut ring, file.as_raw_fd(), &source, from.get());
-        assert_eq!(gone, -libc::EFAULT, "an emptied slot serves nobody");
+        assert_eq!(gone, -libc::EFAULT, "an emptied slot serves no request");
     }
 }
 
@@ -329,7 +329,7 @@ fn pinned_bytes_go_when_they_are_given_back_and_when_the_registrar_goes() {
 
 /// The registrar keeps its ring alive by a descriptor of its own, so the order of the ends is free.
 #[test]
-fn a_ring_dropped_before_its_registrar_harms_nobody() {
+fn a_ring_dropped_before_its_registrar_does_no_harm() {
     let Some(ring) = ring() else { return };
     let registrar = IoUring::new(&ring, 2).unwrap();
     let memory = Memory::new(PAGE);
@@ -391,7 +391,7 @@ fn a_registration_has_not_ended_because_the_descriptor_is_lost() {
         assert_eq!(registrar.withdraw_own(first, withdrawn), gone);
         assert_eq!(registrar.deregister_own(second, ended.range()), gone);
         assert!(!registrar.quiet(withdrawn) && !registrar.quiet(ended.range()));
-        // SAFETY: stands for the completion that somebody finds in the ring's mapped queue.
+        // SAFETY: stands for the completion that the program finds in the ring's mapped queue.
         assert!(unsafe { registrar.ended(1 << 63) });
         assert!(registrar.quiet(withdrawn) && !registrar.quiet(ended.range()));
     });

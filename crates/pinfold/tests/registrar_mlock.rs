@@ -302,7 +302,7 @@ fn mapping_of(line: &str) -> Option<AddressRange> {
     AddressRange::between(parse(start)?, parse(end)?)
 }
 
-/// Threads that lock and unlock overlapping ranges: a page that somebody holds is locked, whatever
+/// Threads that lock and unlock overlapping ranges: a page that any thread holds is locked, whatever
 /// the others do.
 #[test]
 fn threads_that_overlap_never_unlock_each_other() {

@@ -4,7 +4,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to have memory of the tests' own transferred and its mappings changed
-//! between transfers. Nobody borrows it, and each transfer has ended before its place is completed.
+//! between transfers. It is not borrowed, and each transfer has ended before its place is completed.
 
 #![allow(unsafe_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::panic)]
@@ -72,7 +72,7 @@ fn watched(config: Config, pool: PoolConfig) -> Option<Rig<Arc<Userfaultfd>>> {
 }
 
 fn memory_file() -> File {
-    // SAFETY: a new descriptor that is nobody else's.
+    // SAFETY: a new descriptor without another owner.
     unsafe {
         File::from_raw_fd(libc::memfd_create(c"pinfold-strategy".as_ptr(), libc::MFD_CLOEXEC))
     }
@@ -199,7 +199,7 @@ const REUSES: [Reuse; 3] = [Reuse::Once, Reuse::Often, Reuse::Unknown];
 
 fn discard(memory: &Memory) {
     let (start, length) = (memory.pointer().cast(), memory.range().len());
-    // SAFETY: the test's own memory, which nobody borrows.
+    // SAFETY: the test's own memory, which is not borrowed.
     assert_eq!(unsafe { libc::madvise(start, length, libc::MADV_DONTNEED) }, 0);
 }
 
@@ -257,8 +257,8 @@ fn a_kept_registration_is_found_again() {
 
 /// A mapping whose changes no userfaultfd can see is never kept: neither believed to be, nor silently.
 #[test]
-fn memory_that_nobody_watches_is_registered_for_each_use_and_counted() {
-    alone("memory_that_nobody_watches_is_registered_for_each_use_and_counted", || {
+fn unwatched_memory_is_registered_for_each_use_and_counted() {
+    alone("unwatched_memory_is_registered_for_each_use_and_counted", || {
         let Some(rig) = rig() else { return };
         let shared = memory_file();
         shared.set_len(PAGE as u64).unwrap();
@@ -589,7 +589,7 @@ fn a_place_that_is_abandoned_delivers_nothing() {
     assert_eq!(rig.pool.statistics().in_use_bytes, 0);
 }
 
-/// What a buffer's last user left in it is nobody else's to see.
+/// What a buffer's last user left in it is hidden from the next.
 #[test]
 fn a_short_arrival_delivers_what_arrived() {
     let Some(rig) = rig() else { return };

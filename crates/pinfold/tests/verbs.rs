@@ -971,10 +971,10 @@ fn a_dmabuf_is_registered_or_refused_in_words() {
     let part = DmabufPart { offset: 0, length: PAGE, address: 0 };
     let (buffer, file) = (dmabuf(), memfd());
     if buffer.is_none() {
-        eprintln!("skipped: nobody here makes a dmabuf; another descriptor is refused");
+        eprintln!("skipped: nothing here makes a dmabuf; another descriptor is refused");
     }
     let descriptor = buffer.as_ref().map_or(file.as_fd(), AsFd::as_fd);
-    // SAFETY: nobody uses that memory.
+    // SAFETY: that memory is not used.
     match unsafe { registrar.register_dmabuf(descriptor, part, Access::READ_WRITE) } {
         Ok(registered) => assert_ne!(registered.region().lkey(), 0),
         Err(error @ (DmabufError::Unsupported { .. } | DmabufError::BadDescriptor { .. })) => {
@@ -995,7 +995,7 @@ struct OwnDevice {
 impl OwnDevice {
     const PREFIX: &str = "own";
 
-    /// One called `own` and `number`, or a note why there is none: nobody makes devices outside of
+    /// One called `own` and `number`, or a note why there is none: devices are not made outside of
     /// the machine that `vm/run` boots.
     fn new(number: u8) -> Option<Self> {
         if std::env::var_os("PINFOLD_KERNEL").is_none() || device_names().is_err() {
@@ -1021,7 +1021,7 @@ impl OwnDevice {
         Command::new("rdma").args(arguments).stderr(Stdio::null()).spawn().unwrap()
     }
 
-    /// Waits until nobody finds it any more.
+    /// Waits until it is not listed any more.
     fn until_unlisted(&self) {
         let name = format!("own{}", self.number);
         while device_names().unwrap().contains(&name) {
@@ -1032,7 +1032,7 @@ impl OwnDevice {
 
 impl Drop for OwnDevice {
     fn drop(&mut self) {
-        // Nobody holds it any more, or it is gone already.
+        // It is not open any more, or it is gone already.
         let _ = self.unplugging().wait();
         tool("ip", &format!("link delete own{}", self.number));
     }
@@ -1046,7 +1046,7 @@ fn tool(name: &str, arguments: &str) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// Soft-RoCE lets nobody go who holds it open: leases work on, and the device goes when the last of
+/// Soft-RoCE stays while it is open: leases work on, and the device goes when the last of
 /// ours has closed it. That it goes at all shows that nothing of ours is left.
 #[test]
 fn a_device_unplugged_while_leases_live_goes_when_they_are_gone() {

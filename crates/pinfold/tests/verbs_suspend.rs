@@ -178,7 +178,7 @@ struct Stream<'t> {
 impl Stream<'_> {
     fn run(&self, far: &Far, mut chunk: usize) {
         let mut last = Instant::now();
-        // SeqCst, here and where they are changed: so that nobody needs to think about it.
+        // SeqCst, here and where they are changed: so that no argument is needed.
         while !self.over.load(Ordering::SeqCst) {
             chunk = (chunk * 5 + 3) % (REGION / CHUNK);
             let start = self.memory.start() + chunk * CHUNK;
@@ -273,7 +273,7 @@ impl Drop for Over<'_> {
 fn remap(memory: &Memory) -> bool {
     let fresh = std::mem::ManuallyDrop::new(Memory::new(REGION));
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: both mappings are the test's own; the fresh one is nobody's any more.
+    // SAFETY: both mappings are the test's own; the fresh one has no user any more.
     let moved = unsafe {
         libc::mremap(fresh.pointer().cast(), REGION, REGION, flags, memory.pointer().cast::<u8>())
     };
@@ -557,7 +557,7 @@ fn a_peer_that_did_not_agree_makes_it_unsupported_and_goes_on() {
     let not = cache.suspend(memory.range(), vec![owner.clone()], vec![lease], TERMS).unwrap_err();
     assert_eq!(not.why, Why::Unsupported(Unsupported::PeerMayWrite));
     let not = cache.suspend(memory.range(), Vec::new(), Vec::new(), TERMS).unwrap_err();
-    assert_eq!(not.why, Why::Unsupported(Unsupported::PeerMayWrite), "nobody agreed");
+    assert_eq!(not.why, Why::Unsupported(Unsupported::PeerMayWrite), "no peer agreed");
     // An agreement that is over, or about something else, is none.
     let (asking, request) = owner_side.ask(memory.range(), TERMS.deadline, now);
     let Ok(Heard::Asked(asked)) = Idle::default().hear(&request, now) else { panic!() };
@@ -574,7 +574,7 @@ fn a_peer_that_did_not_agree_makes_it_unsupported_and_goes_on() {
 
 // --- the device ---------------------------------------------------------------------------------
 
-/// Posts to a queue pair that nobody else uses now.
+/// Posts to a queue pair that has no other user now.
 struct Raw(NonNull<ibv_qp>);
 
 impl Raw {
@@ -625,7 +625,7 @@ impl Raw {
     }
 }
 
-/// What is posted in `SQD` waits, and goes on without anybody posting more.
+/// What is posted in `SQD` waits, and goes on without another post.
 #[test]
 fn what_is_posted_to_a_stopped_queue_pair_waits_and_goes_on() {
     let Some(domain) = stopping_domain() else { return };

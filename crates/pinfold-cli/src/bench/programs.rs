@@ -1,4 +1,4 @@
-//! What the eBPF programs cost: a process that nobody watches, a watched one, one whose changes are
+//! What the eBPF programs cost: an unwatched process, a watched one, one whose changes are
 //! logged; and a look at their word.
 //!
 //! Attaching takes long, so a round takes turns without the programs, then with them, then without them.
@@ -31,7 +31,7 @@ enum Telling {
     /// The programs are not loaded.
     Unloaded,
     /// They are, and this process has no view.
-    Nobody,
+    Unwatched,
     /// It has one, and wishes for nothing there.
     Watched,
     /// It is told.
@@ -40,7 +40,7 @@ enum Telling {
 
 const TELLINGS: [(Telling, &str); 4] = [
     (Telling::Unloaded, "unloaded"),
-    (Telling::Nobody, "unwatched"),
+    (Telling::Unwatched, "unwatched"),
     (Telling::Watched, "watched"),
     (Telling::Logged, "logged"),
 ];
@@ -101,7 +101,7 @@ fn round(times: &mut Times) -> Result<(), Failure> {
     let this = pinfold_ebpf::this_process().map_err(Failure::unavailable)?;
     let none = NoMonitor::new().map_err(Failure::unavailable)?;
     for _ in 0..TURNS {
-        turn(times, Telling::Nobody, &no_wish)?;
+        turn(times, Telling::Unwatched, &no_wish)?;
         let view = programs.view(this.as_fd()).map_err(Failure::unavailable)?;
         let id = view.id();
         let monitor = Ebpf::from_view(view).map_err(Failure::unavailable)?;

@@ -1,10 +1,10 @@
 //! Every way for a transfer to reach memory, at every length, beside the one that the library chooses.
 //!
 //! Three situations. *Hot*: one buffer is sent over and over. *Cold*: each buffer is sent once; its pages are
-//! there and the process has mapped it, but nobody has ever registered it, and giving the registrations
-//! back is part of the turn, because nobody will use them again, and so is unmapping, in which a monitor
+//! there and the process has mapped it, but it was never registered, and releasing the registrations
+//! is part of the turn, because they will not be used again, and so is unmapping, in which a monitor
 //! has a hand. *Untouched*: as cold, and the pages are not there either, which no advice asks about. Cold
-//! buffers of a turn lie side by side in one new mapping.
+//! buffers of a turn lie next to each other in one new mapping.
 //!
 //! The device is a ring that writes into a pipe: what it adds to a short transfer is as little as can be, so
 //! that what the ways differ in shows.
@@ -124,7 +124,7 @@ unsafe impl Mover<Handle> for Sender<'_> {
     type Error = io::Error;
 
     fn begin(&mut self, request: Request<Handle>) -> io::Result<()> {
-        // Whoever measures sends one transfer after the other through one mover.
+        // A measurement sends one transfer after the other through one mover.
         let offset = if request.number == 0 { 0 } else { self.end };
         let (address, length) = (request.range.start(), request.range.len());
         self.device.send(&[Transfer { key: request.handle.key(), address, length, offset }])?;
@@ -370,7 +370,7 @@ impl Case {
         Ok(self.outcome(&runners))
     }
 
-    /// The hot buffer, which everybody has sent so often that nothing is new about it any more.
+    /// The hot buffer, which every runner has sent so often that nothing is new about it any more.
     fn warm(&self, runners: &mut [Runner<'_>]) -> Result<Option<Block>, Failure> {
         let often = if self.bytes > 1 << 20 { 3 } else { 100 };
         let hot =

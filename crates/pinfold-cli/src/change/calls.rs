@@ -454,7 +454,7 @@ pub(crate) fn in_child_guarded<T>(guard: T, work: impl FnOnce() -> u8) -> Outcom
         let child = libc::fork();
         drop(guard);
         if child == 0 {
-            // Should nobody be left to end it.
+            // In case no process is left to end it.
             libc::alarm(2 * u32::try_from(CHILD_PATIENCE.as_secs()).unwrap_or(0));
             let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             libc::_exit(answer.map_or(PANICKED, c_int::from));
@@ -654,7 +654,7 @@ pub(super) unsafe fn map(
     let got = address("mmap", result)?;
     if place == Place::Free && got != start {
         // A kernel before 4.17 takes the address as a hint.
-        // SAFETY: the mapping was just made and nobody knows of it.
+        // SAFETY: the mapping was just made and nothing refers to it.
         unsafe { libc::munmap(pointer(got), length) };
         return Err(Obstacle::taken("mmap"));
     }
@@ -796,7 +796,7 @@ fn new_descriptor(call: &'static str, descriptor: c_int) -> Outcome<OwnedFd> {
     if descriptor < 0 {
         return Err(Obstacle::last(call));
     }
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

@@ -8,7 +8,7 @@
 //! This file reopens `unsafe_code` for the calls of [`super::calls`]. Their contract holds because
 //! a specimen's range was mapped for it alone, is unmapped only by it, and is never lent out as a
 //! reference of Rust's: bytes are copied in and out by address. While part of it is a
-//! hole that part is nobody's, and no call but the mapping anew names it.
+//! hole that part has no owner, and no call but the mapping anew names it.
 
 #![allow(unsafe_code)]
 
@@ -90,7 +90,7 @@ impl Specimen {
     }
 
     /// Makes missing pages of memory where writing could end the process. A huge page that was set aside for
-    /// this memory, and discarded while somebody had it pinned, comes back only if another one is free;
+    /// this memory, and discarded while it was pinned, comes back only if another one is free;
     /// writing without would raise `SIGBUS`.
     pub(crate) fn populate(&self) -> Outcome {
         assert!(self.hole.is_none());
@@ -220,7 +220,7 @@ impl Specimen {
 
     fn unmap(&mut self, part: Part, by: Call) -> Outcome {
         let part = self.part(part);
-        // The part is a hole from the moment of the call: the address is anybody's at once.
+        // The part is a hole from the moment of the call: any thread may map the address at once.
         self.hole = Some(part);
         // SAFETY: the part is this specimen's alone.
         unsafe { calls::unmap(part, by) }.inspect_err(|_| self.hole = None)
@@ -235,7 +235,7 @@ impl Specimen {
     }
 
     /// Moves one mapping after the other. The kernel moves several in one call too, but stops at
-    /// one that is watched, and then nobody knows which of them are gone.
+    /// one that is watched, and then which of them are gone is unknown.
     fn move_each(&mut self, to: usize) -> Outcome {
         let mappings = pinfold::mappings::mappings_in(self.body)
             .map_err(|error| Obstacle::from_error("/proc/self/maps", &error))?;
@@ -307,7 +307,7 @@ impl Specimen {
         unsafe { calls::detach(self.body) }.inspect_err(|_| self.hole = None)
     }
 
-    /// Only if nobody has moved the break since: what lies above it is somebody else's.
+    /// Only if the break was not moved since: what lies above it is not this specimen's.
     fn shrink_break(&mut self) -> Outcome {
         if calls::program_break() != self.body.end() {
             return Err(Obstacle::taken("brk"));
@@ -453,7 +453,7 @@ impl Specimen {
     }
 
     /// A mapping over another that the kernel refuses late (huge pages where there are none)
-    /// leaves a gap, and the address is anybody's. Takes it back, or gives it up for good.
+    /// leaves a gap, which any thread may map. Takes it back, or abandons it for good.
     fn refused(&mut self, part: AddressRange, place: Place) {
         let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         if place == Place::Over && map(part, Place::Free, private, None).is_err() {
@@ -465,7 +465,7 @@ impl Specimen {
     fn give_back(&self, part: Option<AddressRange>) {
         if let Some(part) = part {
             // SAFETY: the part is this specimen's alone and no hole; nothing can be done about a
-            // refusal (the table of mappings is full), and a leak harms nobody.
+            // refusal (the table of mappings is full), and a leak does no harm.
             let _ = unsafe { calls::unmap(part, Call::Library) };
         }
     }
@@ -523,7 +523,7 @@ impl Foothold {
 
 impl Drop for Foothold {
     fn drop(&mut self) {
-        // SAFETY: it was mapped for this foothold alone; as for a specimen, a leak harms nobody.
+        // SAFETY: it was mapped for this foothold alone; as for a specimen, a leak does no harm.
         let _ = unsafe { calls::unmap(self.0, Call::Library) };
     }
 }
@@ -599,7 +599,7 @@ mod tests {
     use pinfold::monitor::Userfaultfd;
     use pinfold::{Monitor, Watch};
 
-    /// Whether somebody else could have mapped memory at `place`.
+    /// Whether another mapping could have been made at `place`.
     fn is_free(place: AddressRange) -> bool {
         Foothold::take(place).is_ok()
     }

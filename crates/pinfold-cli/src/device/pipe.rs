@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
-/// What the pipe holds, in bytes: what everybody may ask for (`fs.pipe-max-size`). Longer transfers go in
+/// What the pipe holds, in bytes: what any process may ask for (`fs.pipe-max-size`). Longer transfers go in
 /// parts, as they do on any wire.
 const ROOM: usize = 1 << 20;
 

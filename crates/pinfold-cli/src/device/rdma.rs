@@ -6,9 +6,9 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to map and register the channel, to register by hand, and to
+//! This file reopens `unsafe_code` to map and register the channel, to register explicitly, and to
 //! post transfers. A transfer names memory by a key and an address; the device refuses every address
-//! outside of the registration behind the key, and whoever registered the memory has promised
+//! outside of the registration behind the key, and the caller that registered the memory has promised
 //! (`Registrar::register`) that the device may use all of it.
 
 #![allow(unsafe_code)]
@@ -62,7 +62,7 @@ impl Rdma {
     fn on_demand(&self) -> Result<OnDemand, OpenError> {
         let domain = Arc::clone(&self.domain);
         match self.kind {
-            // SAFETY: whoever asks for this looks for wrong bytes.
+            // SAFETY: a caller that asks for this kind looks for wrong bytes.
             Kind::VerbsOnDemandUntested => unsafe {
                 OnDemand::untested(domain, Transport::Rc, OPERATIONS)
             },
@@ -157,7 +157,7 @@ impl ByHand {
     }
 
     fn give_back(&self, region: &Region) -> i32 {
-        // SAFETY: taken out of the list, so nobody else gives it back.
+        // SAFETY: taken out of the list, so no other call deregisters it.
         unsafe { (self.domain.device().library().dereg_mr)(region.0.as_ptr()) }
     }
 }

@@ -7,9 +7,9 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for two calls: the registration by hand, whose caller makes the
+//! This file reopens `unsafe_code` for two calls: the explicit registration, whose caller makes the
 //! registrar's promise, and the push of a submission entry. An entry names memory by a table index and an address; the kernel refuses every
-//! address outside of the registration behind that index, and whoever registered the memory has
+//! address outside of the registration behind that index, and the caller that registered the memory has
 //! promised (`Registrar::register`) that the device may use all of it. So a wrong index or address
 //! moves wrong data, or none, and breaks no rule of Rust's.
 

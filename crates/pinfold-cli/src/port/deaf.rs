@@ -6,7 +6,7 @@
 //!
 //! This file reopens `unsafe_code` to implement `Monitor`, and breaks its promise on purpose. What
 //! follows is a device that reads and writes pages which are no longer the program's. These pages
-//! stay pinned by the registration, so they are nobody else's either, and the program touches its
+//! stay pinned by the registration, so they belong to no other process either, and the program touches its
 //! memory by address only: the harm is wrong bytes, which are counted.
 
 #![allow(unsafe_code)]

@@ -7,7 +7,7 @@
 //!
 //! This file reopens `unsafe_code` for the word that a target is the caller's and that a device is
 //! done. A target is a slot's memory, which belongs to one thread, is touched by address only and
-//! is changed by nobody else; that the transfer has ended is known because it was waited for.
+//! is changed by no other thread; that the transfer has ended is known because it was waited for.
 
 #![allow(unsafe_code)]
 // What does not land is given back, as large as it is.

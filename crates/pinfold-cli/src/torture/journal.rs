@@ -1,4 +1,4 @@
-//! Where every thread of a trial is, kept in a file in memory that outlives the process: whoever
+//! Where every thread of a trial is, kept in a file in memory that outlives the process: the parent that
 //! started the trial reads it, also when the trial has died or hangs.
 //!
 //! Each thread has a row of its own, and so has the forked child that it may have. A row is written

@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many bytes the pool, and whoever shares its budget, may have registered.
+/// How many bytes the pool, and the caches that share its budget, may have registered.
 pub(super) const BUDGET_BYTES: usize = 8 << 20;
 
 /// How many buffers are on their way between threads.

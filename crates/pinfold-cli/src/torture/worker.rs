@@ -457,7 +457,7 @@ fn new_specimen(backing: Backing, grains: usize) -> Result<Specimen, Obstacle> {
     Specimen::new(backing, grains).or_else(|_| Specimen::new(Backing::Anonymous, grains))
 }
 
-/// Of those of 2 MiB that are set aside, those that nobody has or was promised.
+/// Of those of 2 MiB that are set aside, those that are neither used nor reserved.
 fn free_huge_pages() -> u64 {
     // Two files: the whole of `Discovery` takes as long as many operations.
     const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";

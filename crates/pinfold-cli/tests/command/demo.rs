@@ -1,4 +1,4 @@
-//! The demo on the real kernel: the naive cache sends wrong data, and nobody else does.
+//! The demo on the real kernel: the naive cache sends wrong data, and no other does.
 
 use crate::support::{object, pinfold, status, unavailable};
 use serde_json::Value;

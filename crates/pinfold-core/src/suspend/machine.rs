@@ -23,10 +23,7 @@ type Refusal<'c, R, M> = Box<NotSuspended<'c, R, M>>;
 impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// What became of the suspensions of this cache; zeros in a forked child.
     pub fn suspension_statistics(&self) -> SuspensionStatistics {
-        if self.shared.monitor.forked() {
-            return SuspensionStatistics::default();
-        }
-        self.shared.locked(|writer| writer.bars.counts)
+        self.shared.locked(|writer| writer.bars.counts).unwrap_or_default()
     }
 }
 
@@ -92,9 +89,7 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
             return Err(not_suspended(why, leases.into_vec()));
         }
         let ward = Ward::new(&self.shared, range, terms, leases);
-        let mut ward = ward.map_err(|(range, leases)| {
-            not_suspended(Why::AlreadySuspended { range }, leases.into_vec())
-        })?;
+        let mut ward = ward.map_err(|(why, leases)| not_suspended(why, leases.into_vec()))?;
         if terms.leases == Leases::Refuse {
             let in_flight = ward.leases_in_flight();
             if !in_flight.is_empty() {
@@ -328,7 +323,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
     /// region is like any other: gets go on, and whoever moves its memory sees to it that no
     /// transfer uses it.
     pub fn has_expired(&self) -> bool {
-        !self.ward.is_forked() && self.ward.has_expired()
+        self.ward.has_expired()
     }
 
     /// Renews the registrations that were kept and lets everything go on.

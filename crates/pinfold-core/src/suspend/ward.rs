@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
-use super::report::{InFlight, OnDrop, SuspensionTerms};
+use super::report::{InFlight, OnDrop, SuspensionTerms, Why};
 use crate::AddressRange;
 use crate::bars::{Claim, End, OnExpiry, Overdue};
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
@@ -19,7 +19,7 @@ use crate::foreign::{self, HandedOver, discard, discard_all, runs_through};
 use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
-use crate::monitor::Monitor;
+use crate::monitor::{Forked, Monitor};
 use crate::region::{List, Lists, Region, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{SLICE, Shared, Writer};
@@ -93,6 +93,9 @@ const GIVEN_UP_AT_THE_DEADLINE: RegisterError = RegisterError::Os {
 /// Linux's, on every processor that Pinfold runs on.
 const ETIMEDOUT: i32 = 110;
 
+/// Why a suspension does not begin, and the leases that were to be kept.
+type NotBarred<'c, R, M> = (Why<<R as Suspend>::Connection>, HandedOver<Lease<'c, R, M>>);
+
 type Returned<'c, R, M> = Result<Lease<'c, R, M>, RegisterError>;
 
 impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
@@ -100,22 +103,24 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     ///
     /// # Errors
     ///
-    /// What is suspended already, and the leases.
+    /// What is in the way, and the leases.
     pub(crate) fn new(
         shared: &'c Shared<R, M>,
         range: AddressRange,
         terms: SuspensionTerms,
         kept: HandedOver<Lease<'c, R, M>>,
-    ) -> Result<Self, (AddressRange, HandedOver<Lease<'c, R, M>>)> {
+    ) -> Result<Self, NotBarred<'c, R, M>> {
         let began = shared.registrar.now();
         let deadline = began.saturating_add(terms.deadline);
-        let id = shared.locked(|writer| match writer.bars.overlapping(range) {
-            Some(other) => Err(other),
+        let put_up = shared.locked(|writer| match writer.bars.overlapping(range) {
+            Some(range) => Err(Why::AlreadySuspended { range }),
             None => Ok(writer.bars.put_up(range, terms.gets, deadline, terms.deadline)),
         });
-        let id = match id {
-            Ok(id) => id,
-            Err(other) => return Err((other, kept)),
+        let id = match put_up {
+            Ok(Ok(id)) => id,
+            Ok(Err(why)) => return Err((why, kept)),
+            // The device's clock forked.
+            Err(Forked) => return Err((Why::Forked, kept)),
         };
         // Behind the bar, which closes what is registered from now on.
         shared.close_regions(range);
@@ -218,10 +223,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.shared.monitor.forked()
     }
 
-    /// Nothing in a forked child, where the lock may be held by a thread that does not exist. Asked
-    /// each time, because the device's own code may fork in between.
+    /// Nothing in a forked child.
     fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> Option<T> {
-        (!self.is_forked()).then(|| self.shared.locked(f))
+        self.shared.locked(f).ok()
     }
 
     /// Goes on as far as it can, and says what is in the way. Nothing: the memory may be moved.
@@ -495,10 +499,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let kept = self.kept.drain(..).map(|lease| Some(Ok(lease)));
         let mut returned = HandedOver::new(kept.collect());
         returned.resize_with(self.leases, || None);
-        // In a forked child registrations are the parent's.
-        while let Some(parked) = self.parked.pop().filter(|_| !self.is_forked()) {
+        while let Some(parked) = self.parked.pop() {
             let places: Vec<_> = parked.leases.iter().map(|&(place, _)| place).collect();
-            match Renewal::begin(self.shared, parked).run() {
+            match Renewal::begin(self.shared, parked).and_then(Renewal::run) {
                 Ok((leases, renewed)) => {
                     keys = if renewed == Keys::Changed { renewed } else { keys };
                     places.into_iter().zip(leases).for_each(|(n, it)| returned[n] = Some(Ok(it)));
@@ -642,12 +645,9 @@ fn fail_all<R: Suspend>(registrar: &R, connections: &mut Vec<R::Connection>) -> 
 impl<R: Suspend, M: Monitor> Shared<R, M> {
     /// Ends what is overdue on the device's clock. Says how many suspensions that were.
     pub(crate) fn expire_suspensions(&self) -> usize {
-        if self.monitor.forked() {
-            return 0;
-        }
         let now = self.registrar.now();
         let mut count = 0;
-        while let Some(overdue) = self.locked(|writer| writer.bars.take_overdue(now)) {
+        while let Ok(Some(overdue)) = self.locked(|writer| writer.bars.take_overdue(now)) {
             let Overdue { id, range, on_expiry } = overdue;
             let connections = on_expiry.connections.downcast::<Vec<R::Connection>>();
             let mut connections = connections.map_or_else(|_| Vec::new(), |all| *all);
@@ -655,11 +655,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
                 End::GoOn => self.let_all_go_on(id, &mut connections),
                 End::Fail { .. } => fail_all(&self.registrar, &mut connections),
             };
-            // The device may have forked: all of it is the parent's then.
-            if self.monitor.forked() {
-                return count;
-            }
-            let held = self.locked(|writer| {
+            let ended = self.locked(|writer| {
                 let held = writer.bars.take_down(id);
                 writer.bars.counts.expired += 1;
                 writer.bars.counts.device_panics += device_panics;
@@ -668,6 +664,8 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
                 }
                 held
             });
+            // In a child that the device forked all of it is the parent's.
+            let Ok(held) = ended else { return count };
             self.open_regions(range);
             discard_all(held);
             count += 1;
@@ -682,9 +680,9 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
     /// device panic is failed, and does not save the others. Says how many did.
     fn let_all_go_on(&self, id: u64, connections: &mut Vec<R::Connection>) -> u64 {
         let mut panics = 0;
-        while let Some(connection) = connections.pop().filter(|_| !self.monitor.forked()) {
+        while let Some(connection) = connections.pop() {
             let let_go_on = || {
-                if self.locked(|writer| writer.bars.release(id, &connection)).is_ok() {
+                if let Ok(Ok(())) = self.locked(|writer| writer.bars.release(id, &connection)) {
                     // What died meanwhile its program hears of from its device.
                     // SAFETY: the last suspension to hold it lets it go on.
                     let _lost = unsafe { self.registrar.restart(&connection) };
@@ -735,8 +733,8 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
     /// Slice by slice, so that nobody waits for all of them.
     fn each_findable(&self, range: AddressRange, f: impl Fn(&mut Writer, &Region<R::Handle>)) {
         let mut rest = Some(range);
-        while let Some(range) = rest.filter(|_| !self.monitor.forked()) {
-            rest = self.locked(|writer| {
+        while let Some(range) = rest {
+            let left = self.locked(|writer| {
                 let mut numbers = Vec::new();
                 let rest = self.findable_part(range, SLICE, &mut numbers, |_| true);
                 for region in numbers.into_iter().filter_map(|number| self.region(number)) {
@@ -744,6 +742,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
                 }
                 rest
             });
+            rest = left.unwrap_or_default();
         }
     }
 
@@ -766,7 +765,13 @@ struct Renewal<'c, R: Suspend, M: Monitor> {
 }
 
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
-    fn begin(shared: &'c Shared<R, M>, parked: Parked<'c, R::Handle>) -> Self {
+    /// # Errors
+    ///
+    /// In a forked child, where the registration is the parent's to renew.
+    fn begin(
+        shared: &'c Shared<R, M>,
+        parked: Parked<'c, R::Handle>,
+    ) -> Result<Self, RegisterError> {
         let Parked { region, range, terms, .. } = parked;
         // False if callbacks became due: they run before this is enlisted, because they may ask
         // for what it would serve, and would wait for themselves.
@@ -783,18 +788,13 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             }
             free
         };
-        // Asked in each round, because a callback may fork.
-        while !shared.monitor.forked() && !shared.locked(enlist) {}
-        Self { shared, parked, landed: false, awaited: None }
+        while !shared.locked(enlist).map_err(|Forked| FORKED_MEANWHILE)? {}
+        Ok(Self { shared, parked, landed: false, awaited: None })
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
     /// word by word: enlisted first, then watched and asked for discards in flux, then registered.
     fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
-        if self.shared.monitor.forked() {
-            // Forked by a callback: the registration is the parent's to renew.
-            return Err(FORKED_MEANWHILE);
-        }
         let Parked { region, range, terms, .. } = self.parked;
         // With a monitor that panics nobody can tell; what was withdrawn is renewed all the same.
         let asked = foreign::call(|| self.shared.per_use(&Want { range, terms }, range));
@@ -808,11 +808,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // its caller's word covers the bytes until then.
         let renewed = unsafe { self.shared.registrar.renew(handle, range, terms.access) }?;
         let shared = self.shared;
-        if shared.monitor.forked() {
-            // Forked inside the device: the parent lands it himself.
-            return Err(FORKED_MEANWHILE);
-        }
-        Ok(shared.locked(|writer| match renewed {
+        let landed = shared.locked(|writer| match renewed {
             Renewed::Same => (self.land(writer, handle, per_use), Keys::Same),
             Renewed::Changed(fresh) => {
                 writer.counts.registrations += 1;
@@ -821,7 +817,9 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
                 shared.board.tell(Notice::Rekeyed { suspension, range, from, to });
                 (self.land(writer, fresh, per_use), Keys::Changed)
             }
-        }))
+        });
+        // Forked inside the device: the parent lands it.
+        landed.map_err(|Forked| FORKED_MEANWHILE)
     }
 
     fn land(
@@ -901,7 +899,7 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
             let shared = self.shared;
             // SAFETY: filled, and out of everybody's reach but this renewal's.
             let handle = unsafe { self.parked.region.handle() };
-            ((), due) = shared.locked_deferring(|writer| {
+            let given_up = shared.locked_deferring(|writer| {
                 let Parked { suspension, range, .. } = self.parked;
                 shared.board.tell(Notice::Lost { suspension, range, handle });
                 self.leave(writer);
@@ -913,6 +911,8 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
                 }
                 shared.note_departure(writer);
             });
+            let Ok(((), callbacks)) = given_up else { return };
+            due = callbacks;
         }
         if let Some(landing) = self.awaited.take() {
             landing.land();

@@ -78,7 +78,7 @@ impl fmt::Display for LoadError {
                 f,
                 "loading eBPF programs is forbidden here (errno {errno}): run as root or with \
                  CAP_BPF, CAP_PERFMON and CAP_SYSLOG, outside a user namespace and without kernel \
-                 lockdown; or have `pinfold notifyd` run by somebody who may"
+                 lockdown; or have `pinfold notifyd` run by a user who may"
             ),
             Self::AttachRefused { function, errno } => write!(
                 f,

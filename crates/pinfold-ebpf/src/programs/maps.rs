@@ -60,7 +60,7 @@ struct Parts {
 impl Parts {
     fn new() -> Result<Self, Errno> {
         let changes = array::<Changes>(c"pinfold_changes")?;
-        // From now on only programs change it: whoever holds it can map it for reading alone. (A
+        // From now on only programs change it: its holders can map it for reading alone. (A
         // descriptor that can only be read from cannot be mapped at all.)
         changes.freeze()?;
         Ok(Self {
@@ -171,7 +171,7 @@ impl Maps {
         if let Some(view) = self.views.get_mut(place) {
             *view = Some(open);
         }
-        // The bell last: nobody sleeps yet whom it would wake, and before it is there for its caller,
+        // The bell last: no thread that it would wake sleeps yet, and before it is there for its caller,
         // every program has ended that found what this entry took the place of. A hash map gives such
         // memory to the next key at once, and the program would read that one's views.
         let entered =
@@ -255,7 +255,7 @@ impl Maps {
     /// is free.
     pub(super) fn close(&mut self, number: Number, close: &OwnedFd) {
         let Some(open) = self.views.get_mut(number as usize).and_then(Option::take) else { return };
-        // First it is said in the view that it is closed: whoever finds that it is not, be it another
+        // First the view is marked as closed: a thread that finds that it is not, even in another
         // process in the same address space, finds every change that returned before.
         let _ = sys::call(close, number);
         if let Some(mut views) = self.views_of(open.mm)
@@ -269,12 +269,12 @@ impl Maps {
                 let _ = self.put_views(open.mm, views, Put::Existing);
             }
         }
-        // From now on nobody who begins to tell of a change finds the view.
+        // From now on no program that begins to report a change finds the view.
         self.empty(number);
     }
 
     /// Has the programs forget an address space. Either we take it out or they do when it ends, and
-    /// whoever does takes back what it added to the filter.
+    /// the side that does subtracts from the filter what it added.
     fn leave(&self, mm: u64) {
         if self.watched.delete(&mm.to_ne_bytes()).is_ok() {
             self.filter_words.subtract(hash(mm));

@@ -190,7 +190,7 @@ impl Map {
         unsafe { attributes.call(MAP_DELETE) }.map(drop)
     }
 
-    /// From now on nobody changes it through a descriptor or a mapping, only programs may. What they
+    /// From now on it changes by programs only, not through a descriptor or a mapping. What they
     /// may not either, the verifier takes for constants.
     pub(super) fn freeze(&self) -> Result<(), Errno> {
         // SAFETY: no address is in there.

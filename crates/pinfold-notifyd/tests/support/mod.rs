@@ -28,7 +28,7 @@ pub(crate) struct Tally {
     gate: Gate,
 }
 
-/// What the server goes through to forget a view. Open, unless somebody holds it.
+/// What the server goes through to forget a view. Open, unless a test holds it.
 #[derive(Default, Debug)]
 struct Gate {
     /// How many may pass, if not all, and whether one waits.
@@ -140,7 +140,7 @@ impl Served {
         Self { path, tally, directory, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Ends the server; clients find nobody.
+    /// Ends the server; clients find no listener.
     pub(crate) fn stop(&mut self) {
         drop(self.stop.take());
         self.tally.let_pass(None);
@@ -276,7 +276,7 @@ pub(crate) fn reported(child: &mut Child) -> Option<String> {
     }
 }
 
-/// Until whoever started this process closes its standard input.
+/// Until the process that started this one closes its standard input.
 pub(crate) fn wait_for_parent() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

@@ -6,7 +6,7 @@
 //! that do what the C library's do: the caller's arguments go to the kernel as they are, so the
 //! caller's promises to the C library are those that the kernel needs.
 //!
-//! `syscall` is written in instructions, because it hands on arguments of which nobody knows how
+//! `syscall` is written in instructions, because it hands on arguments of which it is unknown how
 //! many there are, and touches no stack, because there are callers who rely on that (a `clone`
 //! whose child returns on another stack). It says so to unwinders, which a thread's cancellation
 //! and profilers send through it.

@@ -1,8 +1,8 @@
 //! Whether calls reach the hooks: found out at start by calling each function as any library would.
 //!
-//! The dynamic linker is asked for each name in the order in which it binds everybody's calls. Found
+//! The dynamic linker is asked for each name in the order in which it binds every module's calls. Found
 //! here, or in a library that hands on to the next, the call arrives in our hook, which knows it by
-//! an address that nobody has (and then makes no system call: a sandbox may kill for an unusual
+//! an address that no process has (and then makes no system call: a sandbox may kill for an unusual
 //! one). It does not arrive if another library stands first and makes the call itself.
 //!
 //! # Safety
@@ -75,7 +75,7 @@ fn withdraw(function: usize) {
 }
 
 impl Trial {
-    /// What the dynamic linker gives to whoever calls the name.
+    /// What the dynamic linker gives to a caller of the name.
     fn found(&self) -> Option<NonNull<c_void>> {
         // SAFETY: the name is a C string. A name that is found costs no allocation.
         NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, self.name.as_ptr()) })
@@ -118,7 +118,7 @@ fn file_of(function: NonNull<c_void>) -> Option<&'static CStr> {
 
 unsafe fn try_madvise(found: NonNull<c_void>) {
     type Madvise = unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int;
-    // SAFETY: the type is the C library's; the address is nobody's, so nothing changes.
+    // SAFETY: the type is the C library's; no process has the address, so nothing changes.
     unsafe {
         let call = mem::transmute::<NonNull<c_void>, Madvise>(found);
         call(ptr::without_provenance_mut(NOWHERE), 1, GUARD_INSTALL);

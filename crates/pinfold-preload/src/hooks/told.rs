@@ -44,11 +44,11 @@ pub(super) fn revoked(start: usize, length: usize, rights: c_int) -> Option<Addr
 }
 
 /// The addresses that `process_madvise` takes pages from. They stand in memory that may be
-/// anything, or change before the kernel reads it, and nobody is known to do this often.
+/// anything, or change before the kernel reads it, and no program is known to do this often.
 pub(super) const GUARDED_SOMEWHERE: AddressRange = AddressRange::EVERYTHING;
 
 /// The addresses that `shmat` maps a segment over. How long that is, the kernel alone knows for
-/// certain; whoever uses this loses what is cached above.
+/// certain; a program that uses this loses what is cached above.
 pub(super) fn attached_over(start: usize) -> AddressRange {
     let above = AddressRange::between(page_of(start), AddressRange::EVERYTHING.end());
     above.unwrap_or(AddressRange::EVERYTHING)
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_changes_that_nobody_else_tells_are_told() {
+    fn only_the_changes_that_no_monitor_reports_are_reported() {
         let madvise =
             |advice: c_int| change_of(libc::SYS_madvise, [PAGE, PAGE, advice as usize, 0, 0]);
         assert!(madvise(GUARD_INSTALL).is_some());

@@ -19,7 +19,7 @@ int madvise(void *start, size_t length, int advice)
 	return syscall(SYS_madvise, start, length, advice) ? -1 : 0;
 }
 
-/* Its own way past everybody, as libraries have it that are linked with a C library of their own. */
+/* Its own way past every hook, as in libraries that are linked with a C library of their own. */
 long syscall(long number, ...)
 {
 	(void)number;

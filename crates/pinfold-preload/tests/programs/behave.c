@@ -410,7 +410,7 @@ static void domains(void)
 	munmap(memory, BYTES);
 }
 
-/* More regions at a time than anybody expects. */
+/* More regions at a time than a program is expected to have. */
 static void many(void)
 {
 	enum { MANY = 3000 };

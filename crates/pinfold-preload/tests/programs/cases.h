@@ -30,7 +30,7 @@ static inline void end(struct ibv_context *context)
 	SAY("close %d", ibv_close_device(context));
 }
 
-/* Registers the same bytes so often that whoever keeps registrations keeps this one. */
+/* Registers the same bytes so often that a preload library that keeps registrations keeps this one. */
 static inline void registered_often(struct ibv_pd *domain, char *memory, size_t bytes)
 {
 	int i;
@@ -68,7 +68,7 @@ static inline int open_descriptors(void)
 	return descriptors;
 }
 
-/* What the process has now, for whoever compares two of them. Descriptors that are open for a moment only, as the
+/* What the process has now, for the script that compares two of them. Descriptors that are open for a moment only, as the
  * book says, are not counted. */
 static inline void report_use(double start_us)
 {

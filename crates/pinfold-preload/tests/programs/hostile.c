@@ -185,7 +185,7 @@ static void cleaned_up_late_by_a_child(void)
 		_exit(0);
 	}
 	CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
-	/* Whoever keeps registrations ends those now, in a thread of its own. */
+	/* A preload library that keeps registrations ends those now, in a thread of its own. */
 	usleep(500 * 1000);
 	memset(memory, 7, BYTES);
 	for (i = 0; i < 8; i++)

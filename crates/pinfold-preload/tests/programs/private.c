@@ -2,7 +2,7 @@
  * A program that loads libibverbs itself, as plugins do.
  *
  *   private local        takes the functions from its own handle: a preloaded library sees none of it
- *   private global       has everybody see libibverbs, and takes the functions from everywhere
+ *   private global       lets every module see libibverbs, and takes the functions from everywhere
  */
 
 #include "loop.h"

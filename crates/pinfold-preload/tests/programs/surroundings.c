@@ -298,7 +298,7 @@ static void address_space_left(void)
 		memory = map(BYTES);
 		registered_often(pd, memory, BYTES);
 		munmap(memory, BYTES);
-		usleep(50000); /* time for whoever works in the background */
+		usleep(50000); /* time for the threads in the background */
 	}
 	while (mmap(NULL, 16 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED)
 		blocks++;

@@ -36,7 +36,7 @@ impl Memory {
         &mut self.page(page)[at % PAGE_BYTES / CELL_BYTES]
     }
 
-    /// The page is somebody else's now, who writes to it at once.
+    /// The page is another owner's now, which writes to it at once.
     pub(crate) fn give_away(&mut self, page: PhysicalPage) {
         for cell in self.page(page) {
             *cell = stamp(!*cell, CELLS_PER_PAGE);

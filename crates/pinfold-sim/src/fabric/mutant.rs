@@ -1,6 +1,6 @@
 //! Defects on purpose.
 
-/// One thing that the device, the monitor or the program gets wrong, to show that somebody notices.
+/// One thing that the device, the monitor or the program gets wrong, to show that a check notices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// The cache hears of no change of mappings.
@@ -11,9 +11,9 @@ pub enum Mutant {
     ForgottenConnection,
     /// The device says that nothing is in flight while something is.
     EarlyQuiet,
-    /// The device does not wait for its translation cache to let go.
+    /// The device does not wait for its translation cache to be flushed.
     SlowFlush,
-    /// A connection that died is re-established by whoever restarts it, without a word.
+    /// A connection that died is silently re-established by its restart.
     CovertReconnect,
     /// What was posted on a connection that dies is never heard of again.
     SwallowedCompletions,

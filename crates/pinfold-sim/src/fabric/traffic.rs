@@ -180,7 +180,7 @@ impl World {
         if patience.is_some_and(|patience| end.refusals > patience) {
             return self.die(connection.link);
         }
-        // Somebody is there: the retries are for when nobody is.
+        // The peer is there: the retries are for when it is not.
         (end.sent, end.timeouts) = (number, 0);
         end.pause_until = now + PAUSE;
         self.agenda.add(PAUSE, Event::Pump(connection, side));

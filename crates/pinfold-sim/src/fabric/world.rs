@@ -254,8 +254,8 @@ impl World {
 
     // The program's memory.
 
-    /// Changes the mappings of `range` by `change`; the pages that were there are somebody else's
-    /// afterwards, who writes to them.
+    /// Changes the mappings of `range` by `change`; the pages that were there are another owner's
+    /// afterwards, which writes to them.
     pub fn change(&mut self, range: AddressRange, change: impl FnOnce(&AddressSpace)) {
         let space = Arc::clone(&self.nic.space);
         let before = space.translate(range).unwrap_or_default();
@@ -300,7 +300,7 @@ impl World {
         ConnectionId { link, incarnation: self.links[link].incarnation }
     }
 
-    /// Which connection a link has, whoever made it.
+    /// Which connection a link has, whichever side made it.
     pub fn connected(&self, link: usize) -> Option<ConnectionId> {
         let it = &self.links[link];
         it.connected.then_some(ConnectionId { link, incarnation: it.incarnation })

@@ -199,7 +199,7 @@ impl<'c, 's> Stream<'c, 's> {
             if let Some(acquired) = self.acquire(peer, buffer, range) {
                 break acquired;
             }
-            // What is in use is all there is: somebody has to be done first.
+            // What is in use is all there is: a use has to end first.
             if !self.finish_one() {
                 self.refused += 1;
                 return;
@@ -212,7 +212,7 @@ impl<'c, 's> Stream<'c, 's> {
         self.messages.insert((done, self.sent), Message { peer, buffer, wanted, held });
     }
 
-    /// Frees a buffer that nobody uses and allocates it anew.
+    /// Frees an unused buffer and allocates it anew.
     fn churn(&mut self, buffer: usize) {
         if self.random.below(1000) >= self.scenario.churn || self.users[buffer] > 0 {
             return;

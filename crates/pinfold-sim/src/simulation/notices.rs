@@ -106,7 +106,7 @@ impl<'c> Program<'c, '_> {
         if !self.listener.missed
             && let Some(rekeyed) = self.fabric.with(World::poll_rekeyed)
         {
-            self.note(Finding::Untold, format_args!("nobody told of {rekeyed:?}"));
+            self.note(Finding::Untold, format_args!("no notice of {rekeyed:?}"));
         }
     }
 

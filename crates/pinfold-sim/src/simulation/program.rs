@@ -129,7 +129,7 @@ impl<'c, 'o> Program<'c, 'o> {
         }
     }
 
-    /// A lease of `range`; nothing if there is none to be had, which is nobody's fault here.
+    /// A lease of `range`; nothing if there is none to be had, which is no fault here.
     fn lease(&mut self, range: AddressRange, access: Access) -> Option<SimLease<'c>> {
         get_simulated(self.cache, range, access).ok()
     }
@@ -138,7 +138,7 @@ impl<'c, 'o> Program<'c, 'o> {
         self.connections[self.random.below(LINKS)]
     }
 
-    /// Some cells of a buffer that nobody else writes, for `cells` cells.
+    /// Some cells of a buffer that no other thread writes, for `cells` cells.
     fn some_range(&mut self, cells: usize, alone: bool) -> Option<(usize, AddressRange)> {
         let number = self.random.below(BUFFERS);
         let buffer = &self.buffers[number];
@@ -403,7 +403,7 @@ impl<'c, 'o> Program<'c, 'o> {
         self.heed_hushed_panics();
     }
 
-    /// Where a panic was not passed on nobody knows which connection was not failed, so all are.
+    /// Where a panic was not passed on, which connection was not failed is unknown, so all are.
     pub(super) fn heed_hushed_panics(&mut self) {
         let panics = self.cache.suspension_statistics().device_panics;
         if panics == self.hushed_panics {

@@ -60,7 +60,7 @@ impl<'c> Program<'c, '_> {
         let lost = holders.iter().map(|_| Err(RegisterError::DeviceGone { errno: 0 })).collect();
         self.take_back(holders, lost);
         self.check_restarted(connections);
-        // Nobody may rely on a lease that has ended.
+        // No use may rely on a lease that has ended.
         connections.iter().for_each(|it| self.fabric.with(|world| world.fail(*it)));
     }
 
@@ -117,7 +117,7 @@ impl<'c> Program<'c, '_> {
         (holders, leases)
     }
 
-    /// Gives leases back to whom they belong, if there is still anybody. What could not be renewed
+    /// Gives leases back to their holders, where these still exist. What could not be renewed
     /// the device refuses from now on, which ends the connection in the open.
     fn take_back(&mut self, holders: &[Holder], leases: Returned<'c>) {
         if holders.len() != leases.len() {

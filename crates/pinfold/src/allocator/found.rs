@@ -144,7 +144,7 @@ fn keep_jemalloc(jemalloc: Jemalloc) -> Vec<Setting> {
     let arenas = jemalloc.get::<u32>("arenas.narenas").unwrap_or(0);
     for (arena, decay) in (0..arenas).flat_map(|arena| DECAYS.map(|decay| (arena, decay))) {
         let name = format!("arena.{arena}.{decay}");
-        // An arena that nobody has used yet is not there, and will begin as all do.
+        // An unused arena is not there, and will begin as all do.
         if jemalloc.get::<isize>(&name).is_ok() {
             settings.push(set_jemalloc(jemalloc, name, -1));
         }

@@ -45,7 +45,7 @@ pub(super) struct Glibc {
 }
 
 impl Glibc {
-    /// The C library's, if it is behind `malloc`: otherwise nobody uses it.
+    /// The C library's, if it is behind `malloc`: otherwise it is not used.
     pub(super) fn find() -> Option<Self> {
         // Only the GNU C library says this.
         let own = symbol(c"gnu_get_libc_version").filter(|&own| serves_malloc(own))?;

@@ -62,7 +62,7 @@ pub enum Advice {
 /// Below this, caches of a useful size do not fit, in bytes.
 const SMALL: u64 = 64 << 20;
 
-/// What systemd and the kernel give when nobody has asked for anything.
+/// What systemd and the kernel give by default.
 const INHERITED: u64 = 8 << 20;
 
 impl Discovery {
@@ -148,7 +148,7 @@ fn why_enforced(privilege: Option<Privilege>) -> &'static str {
 /// Where a small limit usually comes from.
 fn origin(soft: u64) -> &'static str {
     if soft == INHERITED {
-        "; 8 MiB is what the kernel and systemd give when nobody asks, and what a container inherits \
+        "; 8 MiB is what the kernel and systemd give by default, and what a container inherits \
          from its runtime, whatever the host's users have"
     } else {
         ""
@@ -187,7 +187,7 @@ impl fmt::Display for Advice {
                     .map_or_else(String::new, |used| format!(", of which {} are used", kib(used)));
                 write!(
                     f,
-                    "{} is {}{used}: whoever pins near it is {what}, not refused, because pinned \
+                    "{} is {}{used}: a process that pins near it is {what}, not refused, because pinned \
                      memory cannot be reclaimed; keep the budget well below it",
                     bound.source,
                     kib(bound.bytes)

@@ -49,9 +49,9 @@ pub enum Privilege {
 pub struct Group {
     /// Its directory.
     pub directory: String,
-    /// Beyond this, somebody in the group is killed. `None` is no limit.
+    /// Beyond this, a process in the group is killed. `None` is no limit.
     pub max: Figure<Option<u64>>,
-    /// Beyond this, everybody in the group is slowed down: pinned memory cannot be taken away
+    /// Beyond this, every process in the group is slowed down: pinned memory cannot be taken away
     /// instead. `None` is no limit.
     pub high: Figure<Option<u64>>,
     /// What the group uses.
@@ -177,8 +177,8 @@ impl Discovery {
         Self {
             memlock: memlock(&machine),
             privilege: privilege(&machine, &status),
-            locked: of_status(&status, "VmLck:", SharedWith::Nobody),
-            pinned: of_status(&status, "VmPin:", SharedWith::Nobody),
+            locked: of_status(&status, "VmLck:", SharedWith::Process),
+            pinned: of_status(&status, "VmPin:", SharedWith::Process),
             rings: rings(&machine),
             pinned_by_others: pinned_by_others(&machine, &status),
             groups,
@@ -186,7 +186,7 @@ impl Discovery {
             memory: of_meminfo(&machine, "MemTotal:"),
             available: of_meminfo(&machine, "MemAvailable:"),
             mappings: mappings(&machine),
-            max_mappings: single(&machine, "/proc/sys/vm/max_map_count", SharedWith::Nobody),
+            max_mappings: single(&machine, "/proc/sys/vm/max_map_count", SharedWith::Process),
             huge_pages: huge_pages(&machine),
             rdma_objects: rdma_objects(&machine),
         }
@@ -209,10 +209,10 @@ impl Discovery {
     }
 
     fn empty() -> Self {
-        let none = || Figure::new(Err(Unread::Untold), "not asked", SharedWith::Nobody);
+        let none = || Figure::new(Err(Unread::Untold), "not asked", SharedWith::Process);
         Self {
-            memlock: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Nobody),
-            privilege: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Nobody),
+            memlock: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Process),
+            privilege: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Process),
             locked: none(),
             pinned: none(),
             rings: none(),
@@ -255,7 +255,7 @@ impl Discovery {
         let bytes = self.memlock.get().filter(|_| self.memlock_enforced())?.soft.bytes()?;
         let shared_with = match kind {
             Kind::IoUring => SharedWith::User,
-            Kind::Verbs | Kind::Mlock => SharedWith::Nobody,
+            Kind::Verbs | Kind::Mlock => SharedWith::Process,
         };
         let source = self.memlock.source.clone();
         Some(Bound { bytes, source, beyond: Beyond::Refused, shared_with })
@@ -292,7 +292,7 @@ fn bound_of(figure: &Figure<Option<u64>>, beyond: Beyond) -> Option<Bound> {
 
 fn memlock(machine: &Machine) -> Figure<MemlockLimit> {
     let value = machine.memlock().map(|(soft, hard)| MemlockLimit { soft, hard });
-    Figure::new(value, "RLIMIT_MEMLOCK", SharedWith::Nobody)
+    Figure::new(value, "RLIMIT_MEMLOCK", SharedWith::Process)
 }
 
 fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privilege> {
@@ -310,7 +310,7 @@ fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privi
             },
         })
     });
-    Figure::new(value, "/proc/self/status: CapEff, /proc/self/ns/user", SharedWith::Nobody)
+    Figure::new(value, "/proc/self/status: CapEff, /proc/self/ns/user", SharedWith::Process)
 }
 
 fn of_status(status: &Result<String, Unread>, key: &str, shared_with: SharedWith) -> Figure<u64> {
@@ -362,7 +362,7 @@ fn rings(machine: &Machine) -> Figure<u64> {
 
 fn mappings(machine: &Machine) -> Figure<u64> {
     let value = machine.text("/proc/self/maps").map(|maps| maps.lines().count() as u64);
-    Figure::new(value, "/proc/self/maps: its lines", SharedWith::Nobody)
+    Figure::new(value, "/proc/self/maps: its lines", SharedWith::Process)
 }
 
 /// The groups that count the process's memory, and why there may be more.

@@ -33,23 +33,23 @@ impl<T: Copy> Figure<T> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedWith {
     /// This process alone.
-    Nobody,
+    Process,
     /// Every process and every ring of the same user, in all containers that share the user's
     /// number.
     User,
     /// Every process of the control group.
     Group,
-    /// Everybody on this machine.
+    /// All processes on this machine.
     Machine,
 }
 
 impl fmt::Display for SharedWith {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Nobody => "this process alone",
+            Self::Process => "this process alone",
             Self::User => "all processes and rings of this user",
             Self::Group => "all processes of the control group",
-            Self::Machine => "everybody on this machine",
+            Self::Machine => "all processes on this machine",
         })
     }
 }

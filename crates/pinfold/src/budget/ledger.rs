@@ -1,7 +1,7 @@
-//! Who holds how much of a budget, and what is due to whom. No lock, no clock, no kernel.
+//! How much of a budget each drawer holds, and what is due to it. No lock, no clock, no kernel.
 //!
-//! Each drawer has a **minimum**, which is kept for it: nobody else gets it, used or not. The rest
-//! is **common**: whoever comes takes of it, up to its maximum. What is **due** to a drawer is its
+//! Each drawer has a **minimum**, which is kept for it: no other drawer gets it, used or not. The rest
+//! is **common**: each takes of it as it asks, up to its maximum. What is **due** to a drawer is its
 //! minimum and, by its weight, a part of what is common; beyond that it borrows, and gives
 //! back when another asks for its own due.
 
@@ -115,7 +115,7 @@ pub(super) struct Ledger {
     /// The numbers of those that have left.
     vacant: Vec<usize>,
     sums: Sums,
-    /// The drawers that hold more than their minimum: nobody else can owe anything. It has room for
+    /// The drawers that hold more than their minimum: no other can owe anything. It has room for
     /// all drawers.
     borrowers: Vec<Drawer>,
 }
@@ -146,7 +146,7 @@ impl Ledger {
         self.entry(drawer).map_or(Amount::ZERO, |entry| entry.held)
     }
 
-    /// What is kept for somebody: the drawers' minimums.
+    /// What is kept for single drawers: their minimums.
     fn kept(&self) -> Amount {
         self.sums.kept.amount()
     }
@@ -220,7 +220,7 @@ impl Ledger {
         self.set_held(drawer, self.held_by(drawer) + amount);
     }
 
-    /// Takes back what the drawer holds, `amount` of it at most: whoever gives back what it never took
+    /// Takes back what the drawer holds, `amount` of it at most: a drawer that gives back what it never took
     /// harms its own account, not the others'.
     pub(super) fn give(&mut self, drawer: Drawer, amount: Amount) {
         self.set_held(drawer, self.held_by(drawer) - amount);
@@ -237,9 +237,9 @@ impl Ledger {
         (minimum + part).min(maximum)
     }
 
-    /// Who has to give how much back, so that `drawer`, asking for `missing`, gets its due of
-    /// `total`: those who hold most beyond their own due first. Nobody, if it asks for more than
-    /// that. Looks at those who hold more than their minimum.
+    /// Which drawers have to give how much back, so that `drawer`, asking for `missing`, gets its due of
+    /// `total`: those that hold most beyond their own due first. None, if it asks for more than
+    /// that. Looks at those that hold more than their minimum.
     pub(super) fn debtors(
         &self,
         drawer: Drawer,
@@ -354,7 +354,7 @@ mod tests {
         ledger.take(light, amount(100)).unwrap();
         let missing = ledger.take(heavy, amount(10)).unwrap_err().missing;
         assert_eq!(ledger.debtors(heavy, missing, TOTAL), [(light, amount(10))]);
-        // 25 of 100 are due to the lighter one: nobody can make it go below.
+        // 25 of 100 are due to the lighter one: no other drawer can make it go below.
         assert_eq!(ledger.debtors(heavy, amount(75), TOTAL), [(light, amount(75))]);
         assert_eq!(ledger.debtors(heavy, amount(76), TOTAL), []);
         ledger.give(light, amount(75));
@@ -523,9 +523,9 @@ mod tests {
             }
         }
 
-        /// Whoever asks within its due finds debtors that owe all of it, unless it is free.
+        /// A drawer that asks within its due finds debtors that owe all of it, unless it is free.
         #[test]
-        fn whoever_is_within_its_due_can_have_it(
+        fn a_drawer_can_have_what_is_within_its_due(
             weights in prop::collection::vec(1..9_u32, 3),
             takes in prop::collection::vec((0..3_usize, 1..40_usize), 0..20),
             asks in 0..3_usize,

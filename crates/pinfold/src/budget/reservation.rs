@@ -8,7 +8,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to register memory of its own, and to lend a buffer of it to
-//! whoever holds its number, which is in the list of free ones or with one holder.
+//! the holder of its number, which is in the list of free ones or with one holder.
 
 #![allow(unsafe_code)]
 
@@ -144,7 +144,7 @@ fn size(reserve: Reserve, page_bytes: usize) -> Option<(usize, Amount)> {
 impl<R: Registrar> Inner<R> {
     fn register(&mut self, number: usize, access: Access) -> Result<(), RegisterError> {
         let Some(range) = self.memory.range(number) else { return Ok(()) };
-        // SAFETY: the memory is this reservation's own; whoever takes the buffer is told that the
+        // SAFETY: the memory is this reservation's own; `Reserved` documents for its taker that the
         // device may touch it.
         let handle = unsafe { self.registrar.register(range, access) }?;
         self.handles.push((handle, range));
@@ -204,8 +204,8 @@ impl<R: Registrar> Reservation<R> {
 
 /// A buffer of a reservation with its registration; free again when it is dropped.
 ///
-/// Its bytes are what the last user left. As with any buffer, whoever starts a transfer sees to it
-/// that nobody uses the bytes, and that this lives, until the transfer has ended.
+/// Its bytes are what the last user left. As with any buffer, the code that starts a transfer sees to it
+/// that the bytes are not used, and that this lives, until the transfer has ended.
 #[derive(Debug)]
 pub struct Reserved<R: Registrar> {
     inner: Arc<Inner<R>>,

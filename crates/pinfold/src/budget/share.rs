@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How many bytes and registrations there are, for everybody who draws on them.
+/// How many bytes and registrations there are, for all that draw on them.
 ///
 /// Clones are the same budget. In a forked child it grants nothing: what is pinned is the
 /// parent's.
@@ -62,7 +62,7 @@ pub enum BudgetError {
     Kept {
         /// What was asked for.
         minimum: Amount,
-        /// What nobody holds or has been promised.
+        /// What is neither held nor reserved.
         free: Amount,
     },
     /// The page that tells a forked child could not be made.
@@ -91,9 +91,9 @@ struct Source {
 
 struct Inner {
     /// Guards the books, for some arithmetic. Rank: inside every cache's writer lock; nothing is
-    /// taken and nobody called under it. What a cache asks under its own lock allocates nothing.
+    /// taken and no other code called under it. What a cache asks under its own lock allocates nothing.
     state: Mutex<State>,
-    /// Whether somebody may have to be told something.
+    /// Whether a listener may have to be called.
     due: AtomicBool,
     fork_mark: ForkMark,
     source: Option<Source>,
@@ -179,7 +179,7 @@ fn most_regions(kind: Kind, limits: RegistrarLimits, discovery: &Discovery) -> u
 }
 
 impl Budget {
-    /// A budget of exactly this much. Nobody is asked whether it is there.
+    /// A budget of exactly this much. The kernel is not asked whether it is there.
     ///
     /// # Errors
     ///
@@ -192,8 +192,8 @@ impl Budget {
     ///
     /// That is the least of: `RLIMIT_MEMLOCK` where it holds, less what counts against it already,
     /// rings of io_uring included, so make those first;
-    /// half of what the control groups and the machine have, because beyond those nobody is
-    /// refused but somebody is slowed down or killed. Other processes may take of it at any
+    /// half of what the control groups and the machine have, because beyond those no process is
+    /// refused but some are slowed down or killed. Other processes may take of it at any
     /// time. Memory is not looked for twice: what is pinned is memory that the program has anyway.
     ///
     /// # Errors
@@ -227,7 +227,7 @@ impl Budget {
     /// # Errors
     ///
     /// [`BudgetError::Impossible`] and [`BudgetError::Registrations`] for more than the limits, the
-    /// machine or the device could give if nobody else took any.
+    /// machine or the device could give if no other process took any.
     pub fn within(
         amount: Amount,
         kind: Kind,
@@ -343,8 +343,8 @@ impl Budget {
     /// `RLIMIT_MEMLOCK` stays as it was found first. Costs the reading of two files; for io_uring, also
     /// of the process's list of mappings, for rings that came or grew.
     ///
-    /// Nobody needs to call it for a limit that was lowered: the next registration that is refused
-    /// does.
+    /// No call is needed for a limit that was lowered: the next registration that is refused
+    /// calls it.
     pub fn refresh(&self) -> Amount {
         self.inner.recheck();
         self.inner.settle();
@@ -353,7 +353,7 @@ impl Budget {
 }
 
 impl State {
-    /// Notes the present height; true if somebody is to be told.
+    /// Notes the present height; true if a listener is to be called.
     fn note(&mut self) -> bool {
         self.marks.note(self.ledger.held(), self.ledger.total())
     }
@@ -400,26 +400,26 @@ impl Inner {
         self.lock().map(|state| read(&state))
     }
 
-    /// Runs `change` under the lock, then notes whether somebody is to be told.
+    /// Runs `change` under the lock, then notes whether a listener is to be called.
     fn changed<T>(&self, change: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.lock()?;
         let result = change(&mut state);
         if state.note() {
-            // Relaxed: whoever changed something settles on the same thread; others need not see
+            // Relaxed: the thread that changed something settles itself; others need not see
             // it.
             self.due.store(true, Ordering::Relaxed);
         }
         Some(result)
     }
 
-    /// Not from within a listener, which would call itself without end: whoever called it goes on
-    /// to tell what it did.
+    /// Not from within a listener, which would call itself without end: its caller goes on
+    /// to report what it did.
     fn settle(&self) {
         // Relaxed: as for the store.
         if self.due.load(Ordering::Relaxed) && !TELLING.get() {
             while let Some((listener, told)) = self.next_due() {
                 TELLING.set(true);
-                // One that panics harms nobody else.
+                // One that panics harms no other.
                 let _ran = runs_through(move || listener(&told));
                 TELLING.set(false);
             }
@@ -549,7 +549,7 @@ impl Share {
         &self.budget.inner
     }
 
-    /// Has others give back what they owe if there is `total` in all. True if somebody did.
+    /// Has others give back what they owe if there is `total` in all. True if one did.
     fn recall_of(&self, missing: Amount, total: impl FnOnce(&Ledger) -> Amount) -> bool {
         let debtors = self.inner().read(|state| {
             let total = total(&state.ledger);
@@ -699,7 +699,7 @@ impl fmt::Display for BudgetError {
 
 fn how_to_raise(bound: &Bound) -> &'static str {
     match bound.shared_with {
-        SharedWith::User | SharedWith::Nobody => {
+        SharedWith::User | SharedWith::Process => {
             " (`ulimit -l`, limits.conf, LimitMEMLOCK= of the unit, `--ulimit memlock=-1` of the \
              container runtime)"
         }

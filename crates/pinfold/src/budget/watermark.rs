@@ -48,7 +48,7 @@ pub enum Notice {
         /// What the budget was.
         from: Amount,
     },
-    /// The kernel or the device had no room for what the budget allows: somebody else has taken it.
+    /// The kernel or the device had no room for what the budget allows: another process has taken it.
     Refused,
 }
 
@@ -110,7 +110,7 @@ impl Marks {
         Some(self.marks.remove(position).listener)
     }
 
-    /// Notes how much is held now. True if somebody is to be told.
+    /// Notes how much is held now. True if a listener is to be called.
     pub(super) fn note(&mut self, held: Amount, total: Amount) -> bool {
         for mark in &mut self.marks {
             mark.is_reached = mark.watermark.is_reached(held, total);

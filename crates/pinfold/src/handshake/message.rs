@@ -162,7 +162,7 @@ pub enum HandshakeError {
         /// Which.
         theirs: u8,
     },
-    /// Nobody may say this now.
+    /// No side may say this now.
     OutOfTurn {
         /// What was said.
         kind: &'static str,

@@ -133,7 +133,7 @@ impl Crossover {
         parse(&text, &machine()).ok_or_else(|| CrossoverError::Stale(path.to_owned()))
     }
 
-    /// Writes it down, for this machine and kernel. Whoever reads at the same time finds the old file
+    /// Writes it down, for this machine and kernel. A concurrent reader finds the old file
     /// or the new one.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ pub struct Landed {
 #[non_exhaustive]
 pub enum LandError {
     /// The target was unmapped, replaced or moved since its place was asked for; or the monitor has
-    /// lost count, as one may when the machine is overloaded, and nobody can tell. Who knows better
+    /// lost count, as one may when the machine is overloaded, and it is unknown. A caller that knows better
     /// vouches for the target ([`Arrived::vouch`](super::Arrived::vouch)).
     TargetChanged,
     /// The target has no whole page.

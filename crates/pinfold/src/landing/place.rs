@@ -53,11 +53,11 @@ struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     watched: Option<Position>,
 }
 
-/// A place in registered pages, to be announced to whoever sends.
+/// A place in registered pages, to be announced to the sender.
 ///
 /// Dropped, it gives its pages up for the device to finish with: the next use of the slot makes new
 /// ones. Their registration, which a request that still waits in a queue may name, is never used again, and
-/// stays within the cache's budget until the cache goes: whoever knows that no request names the place says
+/// stays within the cache's budget until the cache goes: a caller that knows that no request names the place says
 /// so ([`arrived`](Self::arrived)) and drops what that gives. Forgotten (`mem::forget`), it keeps its slot,
 /// and the zone's pages are leaked.
 #[must_use = "a place that is dropped gives its pages up"]
@@ -67,9 +67,9 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, '
 ///
 /// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
 /// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target that has changed meanwhile is left alone:
-/// the pages are where the program has moved them. If nobody can tell whether it has changed (the monitor is
+/// the pages are where the program has moved them. If it is unknown whether it has changed (the monitor is
 /// lost, or has lost count), or if the kernel takes pages out of it by no means, the process is aborted: the
-/// target would be written behind its owner's back. ([`vouch`](Self::vouch) before, where you know.)
+/// target would be written without its owner's knowledge. ([`vouch`](Self::vouch) before, where you know.)
 /// Forgotten, it leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
 pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Exchanged<'z, 'c, R, M, P>>);
@@ -92,7 +92,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
     fn abandon(self) {
         let Self { message, given, .. } = self;
         if let Some(given) = given
-            && message.still_has(given).unwrap_or_else(|NobodyKnows| process::abort())
+            && message.still_has(given).unwrap_or_else(|Unknown| process::abort())
         {
             // SAFETY: the target is the message's, by the word that came with it, its content undefined
             // since it was remapped, and it has not changed, or the caller prevents that.
@@ -106,7 +106,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
 
 /// The monitor is lost, has lost count or panics: the pages may be the target's, to which a device writes, or
 /// whatever the program has there now.
-struct NobodyKnows;
+struct Unknown;
 
 /// What is left to copy of a target whose pages were exchanged.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +124,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// A registered place for `length` bytes that are to get to `target`.
     ///
     /// Costs a look at the list of slots and, with [`Options::watch_targets`](super::Options::watch_targets), at the monitor; a
-    /// registration if the slot was exchanged and nobody has called [`refill`](Self::refill) since.
+    /// registration if the slot was exchanged and [`refill`](Self::refill) was not called since.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// # Safety
     ///
     /// The bytes of the target are the caller's, to be written and to be moved to other pages, until
-    /// the place has landed or its destructor has returned: nobody borrows them, and no device is using
+    /// the place has landed or its destructor has returned: they are not borrowed, and no device is using
     /// them. So they are never the caller's again if the place is forgotten. A change of their mapping
     /// that is complete before a method of the place is called, its destructor included, is found out if
     /// targets are watched and the monitor covers this one; others the caller prevents. Where a remapped
@@ -288,7 +288,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
 impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     /// The data, in place.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the place is held, mapped, and by the word given to `arrived` written by nobody.
+        // SAFETY: the place is held, mapped, and by the word given to `arrived` not written.
         unsafe { memory::bytes(self.0.place) }
     }
 
@@ -331,7 +331,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     ///
     /// [`Refused`] with the data.
     pub fn land_by(self, method: Method) -> Result<Landed, Refused<Self>> {
-        // A panic on the way leaves a slot of which nobody knows what pages it has.
+        // After a panic on the way it is unknown which pages the slot has.
         let message = InUse::new(self.0);
         let left = message.give_to_target(method);
         // SAFETY: no device uses the place since it arrived.
@@ -368,13 +368,13 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
 
     /// Whether the pages that were given to the target stand there still. Not in a forked child, which has
     /// copies. Asked by a destructor, which may run because of a panic.
-    fn still_has(&self, given: AddressRange) -> Result<bool, NobodyKnows> {
+    fn still_has(&self, given: AddressRange) -> Result<bool, Unknown> {
         let zone = self.held.zone;
         if zone.is_forked() {
             return Ok(false);
         }
         let changed = foreign::call(|| zone.has_changed(given, self.watched));
-        let changed = changed.ok().flatten().ok_or(NobodyKnows)?;
+        let changed = changed.ok().flatten().ok_or(Unknown)?;
         Ok(!changed)
     }
 
@@ -401,7 +401,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
     fn copy_left(&self, left: Left) -> Landed {
         let copied = left.parts.into_iter().flatten().map(|part| {
             let from = same_part(part, self.target, self.place);
-            // SAFETY: the place is held and written by nobody; the target came with the word that
+            // SAFETY: the place is held and not written; the target came with the word that
             // its bytes are the caller's to be written, and has just been seen not to have changed,
             // or the caller prevents that.
             unsafe { memory::copy(from, part) };

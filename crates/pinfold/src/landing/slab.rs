@@ -22,7 +22,7 @@ use std::fmt;
 ///
 /// Slots and the place aside are private anonymous memory, readable and writable, that share no
 /// page with each other or with anything else, and stay mapped for as long as the value lives. While a
-/// zone has it, nobody else touches them. Afterwards their content, and the pages themselves, may be
+/// zone has it, no other code touches them. Afterwards their content, and the pages themselves, may be
 /// others than before.
 pub unsafe trait Pages {
     /// The slots.
@@ -123,7 +123,7 @@ impl Slab {
 }
 
 // SAFETY: the slots and the place aside are disjoint parts of one private anonymous mapping that is
-// nobody else's and is unmapped when the slab is dropped.
+// this slab's alone and is unmapped when the slab is dropped.
 unsafe impl Pages for Slab {
     fn slots(&self) -> Vec<AddressRange> {
         (0..self.slots).map(|number| self.slot(number)).collect()

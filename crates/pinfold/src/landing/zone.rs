@@ -27,7 +27,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// Whether changes of a target are looked for before anything lands in it. Costs a few
-    /// microseconds a message, and what the monitor costs whoever unmaps the target later. On by
+    /// microseconds a message, and what the monitor costs the thread that unmaps the target later. On by
     /// default; off, such changes are the caller's to prevent.
     pub watch_targets: bool,
     /// Which way data of which length takes. Copying, unless one has been measured.
@@ -70,7 +70,7 @@ pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
     cache: &'c Cache<R, M>,
     options: Options,
     granule: usize,
-    /// All slots, whoever has them.
+    /// All slots, whichever place has them.
     ranges: Box<[AddressRange]>,
     /// Leaked, if a place was forgotten: a device may still write to it.
     pages: ManuallyDrop<P>,
@@ -79,7 +79,7 @@ pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
 /// What the zone's first lock guards, for a push or a pop. No other lock is taken under it.
 struct Slots<'c, R: Registrar, M: Monitor> {
     free: Vec<Slot<'c, R, M>>,
-    /// The monitor's log up to which nobody's target is concerned.
+    /// The monitor's log up to which no target is concerned.
     seen: Position,
 }
 
@@ -212,7 +212,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     }
 
     /// As [`refill`](Self::refill), with what was exchanged given back before, on this thread: for
-    /// whoever measures.
+    /// measurements.
     pub(super) fn refill_now(&self) -> Result<usize, GetError> {
         self.cache.reclaim();
         self.refill()
@@ -276,7 +276,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Some(slots.seen)
     }
 
-    /// Whether `target` changed since; `None` if nobody can tell.
+    /// Whether `target` changed since; `None` if that is unknown.
     pub(super) fn has_changed(
         &self,
         target: AddressRange,
@@ -348,7 +348,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     ///
     /// # Safety
     ///
-    /// Nobody relies on what it holds.
+    /// No code relies on what it holds.
     unsafe fn renew(&self, range: AddressRange) {
         // SAFETY: the caller's word. Where it cannot be, it stays as it is, in several mappings.
         if unsafe { memory::renew(range) }.is_ok() {
@@ -424,7 +424,7 @@ const MOST_PARTS: usize = 16;
 
 /// The parts of `range` that are one mapping each; an exchange leaves several behind.
 ///
-/// Their pages can be given to another address and got from there without anybody noticing: private
+/// Their pages can be moved to another address and back without a notice to any code: private
 /// memory without a file, to be read and written.
 fn parts_of(range: AddressRange) -> Result<Vec<AddressRange>, LandError> {
     let mappings = mappings_in(range).map_err(|error| LandError::Exchange {
@@ -476,7 +476,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Drop for Zone<'_, R, M, P> {
     }
 }
 
-/// A slot in somebody's hand, to which no device writes; given back when it is dropped, but in a forked child.
+/// A slot that has a holder and to which no device writes; free again when it is dropped, but in a forked child.
 pub(super) struct Held<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     pub(super) zone: &'z Zone<'c, R, M, P>,
     slot: AddressRange,
@@ -495,7 +495,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
         }
         self.tidy();
         let start = std::ptr::with_exposed_provenance(self.slot.start());
-        // SAFETY: the slot is the zone's alone, and whoever holds the place writes it by the device
+        // SAFETY: the slot is the zone's alone, and the holder of the place writes it by the device
         // alone. Its pages change in exchanges, each of which ends in `unregister`.
         let lease =
             unsafe { self.zone.cache.request(start, self.slot.len(), ACCESS).vouched().get() }?;
@@ -519,8 +519,8 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
         self.zone.cache.invalidate(self.slot);
     }
 
-    /// Gives the slot up, to which a device may still be writing: what is under way goes on into the pages
-    /// that were pinned, and nobody else has them. Where the kernel leaves them in the slot, that is
+    /// Abandons the slot, to which a device may still be writing: what is under way goes on into the pages
+    /// that were pinned, and which have no other use. Where the kernel leaves them in the slot, that is
     /// never used again, and the zone's pages are leaked.
     ///
     /// The registration stays until the cache goes, because a request that the device has not looked at yet
@@ -534,7 +534,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
         std::mem::forget(self.lease.take());
         // Should that panic, the slot goes without its pages all the same.
         let ended = foreign::call(|| self.zone.cache.invalidate(self.slot));
-        // SAFETY: nobody relies on what a slot holds.
+        // SAFETY: no code relies on what a slot holds.
         if unsafe { memory::discard(self.slot).or_else(|_| memory::renew(self.slot)) }.is_err() {
             std::mem::forget(self);
         }

@@ -1,4 +1,4 @@
-//! A bell: whoever waits is woken, whoever rings pays a system call only if somebody waits.
+//! A bell: a ring wakes the threads that wait, and costs a system call only if one does.
 
 use crate::sync::{AtomicU32, Ordering};
 use pinfold_kernel::futex;

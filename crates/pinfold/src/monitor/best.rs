@@ -6,8 +6,8 @@
 //! | [`Userfaultfd`](Choice::Userfaultfd) | private anonymous memory; what it is blind to, if hooks or allocators tell the process's [`Feed`] | a system call |
 //! | [`NoMonitor`](Choice::NoMonitor) | what is told to the feed of memory that callers vouch for; nothing else is cached | some loads |
 //!
-//! Each follows the process's feed besides, so that what is told to it counts on every machine: the
-//! kernel does not know what a driver changes, and nobody asks eBPF to look at memory that a caller
+//! Each follows the process's feed besides, so that what is reported to it counts on every machine: the
+//! kernel does not know what a driver changes, and eBPF is not asked to watch memory that a caller
 //! vouches for. Programs without a feed that use [`Ebpf`] itself save some 3 ns for each hit.
 //!
 //! # Safety

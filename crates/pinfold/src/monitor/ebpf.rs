@@ -19,10 +19,10 @@
 //!
 //! # What it needs
 //!
-//! Somebody with the privilege to load the programs: this process itself ([`Ebpf::load`], with the
+//! A process with the privilege to load the programs: this process itself ([`Ebpf::load`], with the
 //! cargo feature `ebpf`), or a helper that sends a [`View`] ([`Ebpf::from_helper`]). The descriptors that keep the programs
 //! in the kernel are in a table of their own, that of the keeper's thread, where no `close_range` of the
-//! program reaches them; so a view stays true when whoever gave it dies.
+//! program reaches them; so a view stays true when the process that gave it dies.
 //!
 //! # Safety
 //!
@@ -290,7 +290,7 @@ impl Core {
         fence(Ordering::SeqCst);
     }
 
-    /// Takes back every wish. Only before anybody relies on one.
+    /// Takes back every wish. Only before a cache relies on one.
     fn wish_for_nothing(&self) {
         // Relaxed: a wish that is seen too long costs an entry in the log.
         self.wishes.get().blocks.iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -376,7 +376,7 @@ fn touches(record: &Record, range: AddressRange, now: u64) -> bool {
 //
 // **Visible.** A change that took effect (its system call returned, or its addresses were mapped
 // anew) has had its program at the end run before, which added one to the sequence if any of its
-// blocks was wished for by then. Whoever knows that it took effect finds the new word: it is one
+// blocks was wished for by then. A thread that knows that it took effect finds the new word: it is one
 // word, written before the effect could be known. If the block was wished for only later, then so was
 // the range, and what is registered after `watch` returned is what is there after the change.
 //

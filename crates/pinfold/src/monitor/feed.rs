@@ -1,4 +1,4 @@
-//! The explicit feed: whoever changes mappings says so, and monitors that cannot see it hear of it.
+//! The explicit feed: code that changes mappings reports it, for monitors that cannot see it.
 //!
 //! For hooks on the C library's functions, for allocators that give memory back by system calls of
 //! their own, for drivers that move what the kernel's tables do not show. A change is told *before* it
@@ -29,7 +29,7 @@
 //!
 //! Some 15 ns, no lock, no allocation, no system call unless a thread waits for news (then one, to
 //! wake it). In signal handlers, also one that interrupts a call of this on the same thread;
-//! before `main`; inside of `malloc`. It never waits for anybody. 64 changes can be under way at a
+//! before `main`; inside of `malloc`. It never waits for another thread. 64 changes can be under way at a
 //! time; with more, nothing is cached until the surplus ends. A cache that lets 4,096 changes pass
 //! without looking drops everything. A thread that dies in the middle of a change leaves its range
 //! uncached for good (everything, if it was one too many).
@@ -125,7 +125,7 @@ impl Feed {
 
     /// Says that `range` has changed.
     ///
-    /// Enough where nobody can use the addresses between the change and this call; otherwise a
+    /// Enough where no thread can use the addresses between the change and this call; otherwise a
     /// registration of the old pages may be found until then: [`begin`](Self::begin) is for that.
     pub fn changed(&self, range: AddressRange) {
         self.log.append(range);
@@ -146,12 +146,12 @@ impl Feed {
         self.claims.fetch_and(!change.bit(), Ordering::AcqRel);
     }
 
-    /// Whether somebody claims to tell every change of this kind.
+    /// Whether any code claims to report every change of this kind.
     pub fn claims(&self, change: Change) -> bool {
         self.claimed() & change.bit() != 0
     }
 
-    /// Whether somebody claims anything: hooks are active, or an allocator that tells.
+    /// Whether any code claims anything: hooks are active, or an allocator that reports.
     pub fn is_fed(&self) -> bool {
         self.claimed() != 0
     }
@@ -239,8 +239,8 @@ mod tests {
         assert!(feed.claims(Change::AttachOver) && !feed.claims(Change::Guard) && feed.is_fed());
     }
 
-    /// What another copy of this library may have been compiled with. Whoever changes this test
-    /// changes the version.
+    /// What another copy of this library may have been compiled with. A change of this test
+    /// is a new version.
     #[test]
     fn the_layout_is_that_of_version_1() {
         assert_eq!(Feed::VERSION, 1);

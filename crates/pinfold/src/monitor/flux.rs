@@ -18,7 +18,7 @@
 //!    event to be read (`TASK_KILLABLE`, shown as `D`), takes the lock of all mappings
 //!    (uninterruptible, `D`), and unmaps pages (running, `R`; the driver callbacks in there may
 //!    not fail, so they cannot sleep interruptibly either). It stops for a debugger or for job
-//!    control (`T`, `t`) on its way back to user mode only. So whoever is seen at rest after `t`
+//!    control (`T`, `t`) on its way back to user mode only. So a thread seen at rest after `t`
 //!    is either not `D` or is past `e`.
 //! 2. **Gone**: no such thread, or a zombie: past `e`.
 //! 3. **Not on the list** of threads read after `t`: it ended, or it began after `t` and then it
@@ -30,7 +30,7 @@
 //!    the list began after `t`: case 3.
 //! 5. **It is our own reader**, which never discards.
 //!
-//! The effect is then visible to whoever finds the record settled: in 4 through the mark
+//! The effect is then visible to a thread that finds the record settled: in 4 through the mark
 //! (released by `D`, acquired here), in 1-3 through the kernel, which orders a thread's earlier
 //! stores before the state it shows; and `settled` itself is released and acquired.
 //!
@@ -57,7 +57,7 @@
 //! every unsettled record, which is all that soundness asks, and a thread that never sleeps costs
 //! what was discarded and the smallest gaps in it, never other memory. A range leaves the set only
 //! when a record is made, and only if every record in it is settled: the reader's look at `settled`
-//! acquires the proof, and the set's version hands it on to whoever finds the range gone.
+//! acquires the proof, and the set's version hands it on to a thread that finds the range gone.
 
 use super::range_set::RangeSet;
 use super::threads::{is_at_rest, list_threads, numbers_agree, thread_id};
@@ -108,7 +108,7 @@ const COUNT_BITS: u32 = 42;
 /// The records under investigation and who may still be in the middle of one of them.
 #[derive(Debug)]
 struct Prover {
-    /// Records with a lower number are settled once nobody is suspected; `None` if no
+    /// Records with a lower number are settled once no thread is suspected; `None` if no
     /// investigation is open.
     up_to: Option<u64>,
     /// Thread numbers; never more than its first capacity, so it never allocates.
@@ -142,12 +142,12 @@ impl Flux {
 
     /// Makes a record. Called by the reader alone, before the event is in the log.
     pub(super) fn record(&self, range: AddressRange) {
-        // Relaxed: nobody else writes it.
+        // Relaxed: no other thread writes it.
         let number = self.born.load(Ordering::Relaxed);
         // Acquire: what is over is dropped, so the proof that it is goes with it.
         let settled = self.settled.load(Ordering::Acquire);
         self.records.insert(range, number, settled);
-        // Release: whoever counts the record can read it.
+        // Release: a thread that counts the record can read it.
         self.born.store(number + 1, Ordering::Release);
     }
 
@@ -189,7 +189,7 @@ impl Flux {
         settled != born && self.records.overlaps(range, settled)
     }
 
-    /// Gathers evidence. If somebody else is at it, leaves it to him.
+    /// Gathers evidence. If another thread does, leaves it to that one.
     fn investigate(&self) {
         let mut prover = match self.prover.try_lock() {
             Ok(prover) => prover,

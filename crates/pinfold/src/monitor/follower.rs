@@ -100,7 +100,7 @@ impl<M: Monitor> Follower<M> {
         Ok(())
     }
 
-    /// Waits until there may be news since the last call of [`news`](Self::news), or somebody calls
+    /// Waits until there may be news since the last call of [`news`](Self::news), or a thread calls
     /// [`Monitor::ring`].
     pub fn wait(&self) {
         self.monitor.wait(self.rung);

@@ -70,7 +70,7 @@ impl HookRecord {
         // Relaxed: released by the next store.
         self.owner.store(owner, Ordering::Relaxed);
         let function = u32::try_from(function).unwrap_or(u32::MAX);
-        // Release: whoever reads this finds the owner.
+        // Release: a thread that reads this finds the owner.
         self.standing.store(FIRST_LOST.saturating_add(function), Ordering::Release);
     }
 
@@ -124,7 +124,7 @@ pub enum Hooks {
         /// How many changes they told of.
         told: u64,
     },
-    /// Somebody stands before the hooks, so nothing is claimed.
+    /// Another library stands before the hooks, so nothing is claimed.
     Withdrawn {
         /// The function whose calls do not reach them.
         function: &'static str,

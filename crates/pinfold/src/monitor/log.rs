@@ -4,16 +4,17 @@
 //! reader may hold an event that is not in the log yet. It is never zero, except in a forked
 //! child, where its page is wiped.
 
-use super::ring::Ring;
 use crate::fork_mark::ForkMark;
 use crate::sync::Ordering;
 use crate::{AddressRange, Position, Replay, Sequence};
+use pinfold_core::{Found, StampedSlot};
 use pinfold_kernel::Errno;
 
 #[derive(Debug)]
 pub(super) struct Log {
     word: ForkMark,
-    entries: Ring,
+    /// Entry `index` lies in slot `index % slots`; see [`pinfold_core::stamped`].
+    slots: Box<[StampedSlot]>,
 }
 
 /// The word of an empty log.
@@ -23,7 +24,8 @@ const PENDING: u64 = 1;
 
 impl Log {
     pub(super) fn new(capacity: usize) -> Result<Self, Errno> {
-        Ok(Self { word: ForkMark::new(EMPTY)?, entries: Ring::new(capacity) })
+        let slots = (0..capacity.max(1)).map(|_| StampedSlot::new()).collect();
+        Ok(Self { word: ForkMark::new(EMPTY)?, slots })
     }
 
     pub(super) fn forked(&self) -> bool {
@@ -50,14 +52,25 @@ impl Log {
     /// The ranges that changed after `from`, in order, as far as they are still there.
     pub(super) fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         let up_to = self.word() & !PENDING;
-        let kept = self.entries.capacity() * 2;
+        let kept = self.slots.len() as u64 * 2;
         let readable = from.0 >= EMPTY && from.0 <= up_to && up_to - from.0 <= kept;
         let complete = readable && self.visit_all(from.0 / 2 - 1, up_to / 2 - 1, visit);
         Replay { up_to: Position(up_to, 0), sequence: Sequence(up_to), complete }
     }
 
     fn visit_all(&self, first: u64, end: u64, visit: &mut dyn FnMut(AddressRange)) -> bool {
-        (first..end).all(|index| self.entries.read(index).map(&mut *visit).is_some())
+        (first..end).all(|index| match self.slot(index).map(|slot| slot.read(index)) {
+            Some(Found::Entry(range)) => {
+                visit(range);
+                true
+            }
+            _ => false,
+        })
+    }
+
+    fn slot(&self, index: u64) -> Option<&StampedSlot> {
+        let place = index % self.slots.len() as u64;
+        self.slots.get(usize::try_from(place).ok()?)
     }
 }
 
@@ -78,19 +91,20 @@ impl<'a> Writer<'a> {
         let odd = EMPTY + 2 * self.entries + PENDING;
         // SeqCst, though release would do: the read that follows takes and releases the event
         // queue's lock inside the kernel, and the changing thread takes that lock after us before
-        // it goes on. Whoever knows that it went on therefore sees this store.
+        // it goes on. A thread that knows that it went on therefore sees this store.
         self.log.word.word().store(odd, Ordering::SeqCst);
     }
 
     pub(super) fn append(&mut self, range: AddressRange) {
-        self.log.entries.write(self.entries, range);
+        // True: this is the only writer, and writes one entry after the other.
+        let _written = self.log.slot(self.entries).is_some_and(|it| it.write(self.entries, range));
         self.entries += 1;
     }
 
     /// Says that everything that was in our hands is in the log.
     pub(super) fn publish(&self) {
         let even = EMPTY + 2 * self.entries;
-        // Release: whoever reads this word can read the entries it counts.
+        // Release: a thread that reads this word can read the entries it counts.
         self.log.word.word().store(even, Ordering::Release);
     }
 }

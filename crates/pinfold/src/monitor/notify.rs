@@ -113,8 +113,8 @@ impl Connection {
         self.socket.is_ours() && is_connected(self.socket.number())
     }
 
-    /// Tells the helper that the view is not used any more, by nobody in this process. The helper
-    /// then gives it back to the kernel, and counts it no more, before the process ends.
+    /// Tells the helper that the view is not used any more in this process. The helper
+    /// then closes it, and counts it no more, before the process ends.
     pub fn give_back(self) {
         if self.process == std::process::id() && self.socket.is_ours() {
             // A helper that is gone, or does not listen, has nothing to give back.

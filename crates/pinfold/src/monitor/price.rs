@@ -1,4 +1,4 @@
-//! What a watched `munmap` costs the thread that makes it beyond one that nobody watches, measured here.
+//! What a watched `munmap` costs the thread that makes it beyond an unwatched one, measured here.
 //!
 //! A cache weighs it against what registering costs. Two pages of our own are unmapped, a watched one and
 //! one that is not, when the monitor starts and then once for so many calls of `watch`: the reader

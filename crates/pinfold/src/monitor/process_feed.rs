@@ -56,7 +56,7 @@ impl Feed {
 /// The feed that another library exports, if it is one.
 fn exported() -> Option<&'static Feed> {
     let feed = symbols::address(Feed::SYMBOL)?.cast::<Feed>();
-    // SAFETY: whoever exports this name exports a feed of some version, in a library that is never
+    // SAFETY: a module that exports this name exports a feed of some version, in a library that is never
     // unloaded.
     unsafe { of_this_make(feed) }
 }

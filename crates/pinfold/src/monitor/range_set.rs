@@ -76,10 +76,10 @@ impl RangeSet {
     ///
     /// One thread at a time does this. Some ten nanoseconds, and one for each place behind it.
     pub(super) fn insert(&self, range: AddressRange, number: u64, over: u64) {
-        // Relaxed, here and for all that the writer reads: nobody else writes it.
+        // Relaxed, here and for all that the writer reads: no other thread writes it.
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version + 1, Ordering::Relaxed);
-        // Release fence: whoever reads one of the words below, and then passes the acquire fence
+        // Release fence: a thread that reads one of the words below, and then passes the acquire fence
         // in `look`, sees the odd version.
         fence(Ordering::Release);
         let mut entry = Entry { start: range.start(), end: range.end(), number };
@@ -95,7 +95,7 @@ impl RangeSet {
             touching.clone().map(|place| self.entry(place)).filter(|each| each.number >= over);
         // No two places touch, so what touches the hull touches the entry.
         self.replace(touching, alive.fold(entry, Entry::hull));
-        // Release: whoever reads this version reads the places as they are now.
+        // Release: a thread that reads this version reads the places as they are now.
         self.version.store(version + 2, Ordering::Release);
     }
 
@@ -388,7 +388,7 @@ mod tests {
         let set = RangeSet::new(2);
         set.insert(pages(0, 1), 0, 0);
         set.insert(pages(10, 1), 1, 0);
-        assert!(!set.overlaps(pages(0, 1), 1), "over for whoever says so");
+        assert!(!set.overlaps(pages(0, 1), 1), "over for the caller that says so");
         assert!(set.covers(pages(0, 1)) && !set.covers(pages(0, 2)) && !set.covers(pages(30, 1)));
         set.insert(pages(20, 1), 2, 1);
         assert_eq!(set.ranges().unwrap(), [pages(10, 1), pages(20, 1)]);

@@ -2,7 +2,7 @@
 //!
 //! A changing thread waits until its event has been read, so this thread must never wait for one:
 //! it allocates nothing, frees nothing, takes no lock and runs no signal handler. What it needs
-//! was made before it began, and what it leaves is freed after nobody can wait for it any more.
+//! was made before it began, and what it leaves is freed when no thread can wait for it any more.
 //!
 //! It has a table of descriptors of its own, so a program that closes every descriptor it does
 //! not know (as daemons do) takes the userfaultfd away from our callers, who notice, but not from
@@ -39,7 +39,7 @@ pub(super) struct Core {
     lost: AtomicI32,
     /// Set, then followed by the unmapping of the doorbell page, to end the reader.
     stop: AtomicBool,
-    /// How often somebody asked to have everything declared changed, and how often that was done.
+    /// How often a thread asked to have everything declared changed, and how often that was done.
     floods_wanted: AtomicU64,
     floods_done: AtomicU64,
     /// The doorbell page: discarding it wakes the reader and means nothing else, unmapping it is
@@ -104,8 +104,8 @@ impl Core {
         if !self.moved.covers(range) {
             self.moved.insert(range, 0, 0);
         }
-        // Release: whoever counts this finds the range. It is counted, too, if the range was known:
-        // who looked there has looked too early.
+        // Release: a thread that counts this finds the range. It is counted, too, if the range was known:
+        // a thread that looked there has looked too early.
         self.moves.fetch_add(1, Ordering::Release);
     }
 
@@ -125,7 +125,7 @@ impl Core {
 pub(super) fn run(core: &Core, uffd: Descriptor) {
     let own_table = descriptor::keep_only(&[uffd]).is_ok();
     core.flux.reader_is_me();
-    // Without the right to it, nobody else of the process has it either.
+    // Without the right to it, no other thread of the process has it either.
     let _ = thread::run_before_all();
     let mut reader = Reader { core, uffd, log: Writer::new(&core.log), doorbell_gone: false };
     while reader.wait() {

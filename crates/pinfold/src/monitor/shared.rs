@@ -43,11 +43,11 @@ impl<M> Kept<M> {
     /// Puts `fresh` in the place of `old`, unless another thread was faster with one of its own.
     fn publish(&self, old: *mut M, fresh: Arc<M>, usable: impl Fn(&M) -> bool) -> Arc<M> {
         let kept = Arc::into_raw(Arc::clone(&fresh)).cast_mut();
-        // AcqRel: releases the value to whoever loads the pointer, acquires the winner's.
+        // AcqRel: releases the value to a thread that loads the pointer, acquires the winner's.
         match self.pointer.compare_exchange(old, kept, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => fresh,
             Err(winner) => {
-                // SAFETY: the pointer came from `into_raw` above and nobody else has seen it.
+                // SAFETY: the pointer came from `into_raw` above and no other thread has seen it.
                 drop(unsafe { Arc::from_raw(kept) });
                 handle(winner, usable).unwrap_or(fresh)
             }
@@ -56,7 +56,7 @@ impl<M> Kept<M> {
 }
 
 fn handle<M>(kept: *mut M, usable: impl Fn(&M) -> bool) -> Option<Arc<M>> {
-    // SAFETY: null, or a live value: its count is never given back (see `Kept`). Whoever stored
+    // SAFETY: null, or a live value: its count is never given back (see `Kept`). The thread that stored
     // the pointer released the value, and it was acquired by the load.
     let monitor = unsafe { kept.as_ref() }?;
     if !usable(monitor) {

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_is_running_and_nobody_is_gone() {
+    fn the_caller_is_running_and_no_such_thread_is_gone() {
         assert!(!is_at_rest(thread_id()));
         assert!(is_at_rest(u32::MAX));
         assert!(numbers_agree());

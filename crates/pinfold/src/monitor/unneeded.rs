@@ -5,8 +5,8 @@
 //! This file reopens `unsafe_code` to implement a trait that promises to see changes, and sees
 //! none. The promise exists so that no registration is used that no longer matches the program's
 //! memory; over a registrar whose registrations never stop matching it, it holds with nothing to
-//! see. [`on_demand_cache`](crate::on_demand_cache) makes one, over such a registrar; whoever else
-//! does gives his word for that.
+//! see. [`on_demand_cache`](crate::on_demand_cache) makes one, over such a registrar; any other
+//! caller vouches for that.
 
 #![allow(unsafe_code)]
 
@@ -29,7 +29,7 @@ impl Unneeded {
     ///
     /// # Safety
     ///
-    /// Whoever relies on this monitor has registrations that follow the process's page table.
+    /// A cache that relies on this monitor has registrations that follow the process's page table.
     pub unsafe fn new() -> Result<Self, StartError> {
         Still::new().map(Self)
     }

@@ -12,8 +12,8 @@
 //!
 //! # What it sees
 //!
-//! Every change of private anonymous memory by any route, except two that the kernel reports to
-//! nobody: `MADV_GUARD_INSTALL`, and `shmat` with `SHM_REMAP` on top of watched memory. Private
+//! Every change of private anonymous memory by any route, except two that the kernel does not
+//! report: `MADV_GUARD_INSTALL`, and `shmat` with `SHM_REMAP` on top of watched memory. Private
 //! file mappings cannot be watched, and shared memory can lose its pages through another
 //! mapping or descriptor; both are refused, so they are registered for each use.
 //!
@@ -206,7 +206,7 @@ impl Userfaultfd {
         self.has_watched.store(true, Ordering::Release);
         self.register(whole).map_err(refusal)?;
         // What was asked above may have been replaced before it was registered, even by memory
-        // of another kind, and nobody would have told. From here on everybody is told.
+        // of another kind, without an event. From here on every replacement is an event.
         coverable(&self.maps, range).map(drop)
     }
 
@@ -233,7 +233,7 @@ impl Userfaultfd {
     /// Ends every watch. False if that cannot be done for certain.
     ///
     /// Closing the descriptor would do, were there not forked children with copies of it: as long
-    /// as one lives, the kernel goes on waiting for somebody to read the events.
+    /// as one lives, the kernel goes on waiting for a reader of the events.
     ///
     /// **Why no watched mapping is missed.** Claim: a way through touching watched mappings leads from
     /// each watched mapping to an address that is noted. It holds when `watch` has noted whole mappings
@@ -340,7 +340,7 @@ impl Userfaultfd {
         watched
     }
 
-    /// Ends the reader after nobody waits for it any more.
+    /// Ends the reader when no thread waits for it any more.
     fn end_reader(&mut self) {
         let Some(doorbell) = self.doorbell.take() else { return };
         let (start, end) = bounds(&doorbell);

@@ -1,9 +1,9 @@
 //! Any monitor and the explicit feed, as one.
 //!
 //! What the monitor sees and what the feed tells are both applied, and what is in flux for one of the
-//! two is in flux. So the feed adds what the monitor is blind to, where somebody claims to tell it
+//! two is in flux. So the feed adds what the monitor does not see, where some code claims to report it
 //! ([`Cover::Told`]), and takes nothing away. Memory that no monitor watches stays uncached: the feed cannot
-//! promise for it, because whoever else maps or truncates a file does not know of any feed.
+//! promise for it, because other processes that map or truncate a file do not know of any feed.
 //!
 //! A program whose own allocator tells everything it does with its memory can vouch for that memory:
 //! [`GetRequest::vouched`](crate::GetRequest::vouched) keeps the registration, and the allocator's word in
@@ -105,8 +105,8 @@ impl<M: Combinable> WithFeed<M> {
 // is about what the feed tells, and nothing else is covered by its word.
 //
 // **Visible.** `begin` returns before the change is made, and by then the feed's word counts its
-// entry. Whoever knows that the change took effect comes after it: the maker's return is handed to him
-// by the program, or the address that it freed was mapped anew, which took a lock of the kernel's that
+// entry. A thread that knows that the change took effect comes after it: the maker's return reaches it
+// through the program, or the address that it freed was mapped anew, which took a lock of the kernel's that
 // the change had before. So a check that begins then reads a word that counts the entry, and the
 // sum that it answers is that of the feed's entry and of everything that the monitor saw, or of more
 // (`combination`), or it says that it cannot tell.

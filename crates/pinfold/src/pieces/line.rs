@@ -29,7 +29,7 @@ enum Place<T> {
     /// A helper is at it.
     Claimed,
     Filled(T),
-    /// Nobody has it in hand: whoever takes it does the work himself.
+    /// No helper works on it: the taker does the work itself.
     Empty,
 }
 
@@ -37,7 +37,7 @@ enum Place<T> {
 pub(super) enum Front<T> {
     /// The next one, ready.
     Ready(T),
-    /// The next one is nobody's: the taker registers it himself.
+    /// The next one is not claimed: the taker registers it itself.
     Yours,
     /// A helper is at it.
     NotYet,
@@ -114,8 +114,8 @@ impl<T> Line<T> {
         self.room.notify_all();
     }
 
-    /// Sends the helpers home, waits for what they have in hand, and gives out everything that
-    /// stands in the line, whose places are nobody's from then on.
+    /// Sends the helpers home, waits for what they are working on, and gives out everything that
+    /// stands in the line, whose places are unclaimed from then on.
     pub(super) fn close_and_empty(&self) -> Vec<T> {
         self.close();
         let mut places = self.lock();
@@ -190,7 +190,7 @@ mod tests {
         let line = Line::<usize>::new(0, 2, 1);
         drop(line.claim());
         assert!(matches!(line.take(), Front::Yours));
-        // And what nobody has claimed.
+        // And what is not claimed.
         assert!(matches!(line.take(), Front::Yours));
         assert!(line.claim().is_none());
     }

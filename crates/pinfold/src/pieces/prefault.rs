@@ -89,7 +89,7 @@ pub fn prefault(
     })
 }
 
-/// Takes one step after the other that nobody has taken yet.
+/// Takes one step after the other that no thread has taken yet.
 fn make_steps(
     whole: AddressRange,
     to_write: bool,

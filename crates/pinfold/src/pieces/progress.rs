@@ -1,4 +1,4 @@
-//! How far it is, for whoever wants to know, and the way to stop it.
+//! How far it is, and the way to stop it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// any thread may raise.
 ///
 /// One serves for one range after the other; then it counts them together. All orderings are
-/// relaxed: the counters publish nothing but themselves, and whoever sees the flag late does one
+/// relaxed: the counters publish nothing but themselves, and a thread that sees the flag late does one
 /// piece more.
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -40,7 +40,7 @@ impl Progress {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked.
+    /// Whether [`cancel`](Self::cancel) was called.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }

@@ -81,7 +81,7 @@ pub struct Incomplete<'c, R: Registrar, M: Monitor> {
     pub leases: Vec<Lease<'c, R, M>>,
     /// The pieces that failed, in order; none if it was cancelled before any did.
     pub failed: Vec<PieceError>,
-    /// How many pieces nobody tried any more.
+    /// How many pieces were not tried any more.
     pub not_tried: usize,
     /// Whether [`Progress::cancel`] was called.
     pub cancelled: bool,
@@ -154,7 +154,7 @@ struct Work<'c, 'p, R: Registrar, M: Monitor> {
     plan: Plan,
     server: Server<'c, 'p, R, M>,
     progress: &'p Progress,
-    /// The piece to be taken next; all of them when somebody has failed.
+    /// The piece to be taken next; all of them when a piece has failed.
     next: AtomicUsize,
 }
 
@@ -196,7 +196,7 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
             let Some(piece) = self.plan.piece(number) else { break };
             let outcome = self.server.serve(piece);
             if outcome.is_err() {
-                // Relaxed: whoever sees it late registers one piece more.
+                // Relaxed: a thread that sees it late registers one piece more.
                 self.next.store(self.plan.pieces(), Ordering::Relaxed);
             }
             outcomes.push((number, outcome));

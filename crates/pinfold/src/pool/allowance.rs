@@ -19,10 +19,10 @@ pub trait Allowance: fmt::Debug + Send + Sync + 'static {
     /// [`Denied`] says what is left, so that the pool can try with less.
     fn grant(&self, bytes: usize) -> Result<(), Denied>;
 
-    /// Takes back what was granted. Others may be waiting for that: it calls nobody.
+    /// Takes back what was granted. Others may be waiting for that: it calls no other code.
     fn give_back(&self, bytes: usize);
 
-    /// Tells whoever wants to know of it what was given back. Called soon after
+    /// Notifies listeners of what was given back. Called soon after
     /// [`give_back`](Self::give_back), on the same thread, with nothing held.
     fn settle(&self) {}
 

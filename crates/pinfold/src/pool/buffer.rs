@@ -246,7 +246,7 @@ impl<R: Registrar> fmt::Debug for Request<'_, R> {
 /// A buffer in registered memory, put back into its pool when it is dropped, on any thread.
 ///
 /// It is as long as it was asked to be and may become as long as its
-/// [`capacity`](Self::capacity). All of it is initialised memory: zeros, or what somebody left.
+/// [`capacity`](Self::capacity). All of it is initialised memory: zeros, or what an earlier user left.
 ///
 /// It does not outlive its pool:
 ///
@@ -273,7 +273,7 @@ unsafe impl<R: Registrar> Send for PoolBuffer<'_, R> {}
 unsafe impl<R: Registrar> Sync for PoolBuffer<'_, R> {}
 
 impl<'p, R: Registrar> PoolBuffer<'p, R> {
-    /// `block` has been handed out by `depot`, of this kind, and is nobody else's.
+    /// `block` has been handed out by `depot`, of this kind, and has no other owner.
     #[inline(always)]
     pub(super) fn new(depot: &'p Depot, block: NonNull<u8>, length: usize, kind: Kind) -> Self {
         Self { block, length, kind, depot, registrar: PhantomData }
@@ -360,7 +360,7 @@ impl<R: Registrar> Drop for PoolBuffer<'_, R> {
     }
 }
 
-/// Puts a buffer back that is nobody's any more.
+/// Puts a buffer back that has no user any more.
 #[inline(always)]
 fn give_back(depot: &Depot, block: NonNull<u8>, kind: Kind) {
     if !keep_at_hand(depot, block, kind) {

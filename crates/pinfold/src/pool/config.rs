@@ -17,7 +17,7 @@ pub struct PoolConfig {
     /// How long a slab becomes at most, in bytes; a longer buffer still gets one of its own.
     /// Bounds what a buffer that stays can keep from being given back.
     pub max_slab_bytes: usize,
-    /// How many bytes of empty slabs to keep. What is beyond is given back by whoever puts the
+    /// How many bytes of empty slabs to keep. What is beyond is deregistered by the thread that puts the
     /// last buffer of a slab back.
     pub idle_bytes: usize,
     /// How many bytes a thread may have at hand, all sizes together. Longer buffers than that go
@@ -34,11 +34,11 @@ pub struct PoolConfig {
 
 /// What a request does when nothing that is registered is free.
 ///
-/// Who waits is served in the order of coming. What is put back meanwhile is theirs, so to everybody
-/// else it is not free; who registers a slab takes what is left of it for what was asked, and
-/// registers another if others were quicker. Who waits for a long buffer holds up those behind it,
+/// Threads that wait are served in the order of coming. What is put back meanwhile is theirs, so for
+/// others it is not free; a thread that registers a slab takes what is left of it for its request, and
+/// registers another if others were quicker. A thread that waits for a long buffer delays those behind it,
 /// until it is free or the time is up: but only while some slab is long enough for it. Until there
-/// is one, those who wait for it hold nobody up, and have no order.
+/// is one, those that wait for it delay no thread, and have no order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenExhausted {
     /// It fails. Never registers memory: for threads that must not be held up.

@@ -121,11 +121,11 @@ struct State {
     leaving: usize,
     /// Whether a thread is making a slab; others that want one wait for it.
     growing: bool,
-    /// Who waits for a buffer that some slab can hold. As long as anybody does, the gate is closed.
+    /// Threads that wait for a buffer that some slab can hold. As long as any does, the gate is closed.
     queue: Queue,
-    /// Who waits until there is a slab that can hold the buffer; they hold nobody up.
+    /// Threads that wait until there is a slab that can hold the buffer; they delay no other.
     apart: usize,
-    /// Those of them who would make it. As long as there are any, the gate is closed: what is put
+    /// Those of them that would make it. As long as there are any, the gate is closed: what is put
     /// back may make room for it.
     makers: usize,
     /// How often there has been more room for a slab than before.
@@ -234,10 +234,10 @@ impl Depot {
 
     /// Has every thread's magazines emptied; how many blocks that gave.
     ///
-    /// The gate stays closed if somebody waits.
+    /// The gate stays closed if a thread waits.
     fn raid(&self, state: &mut State) -> usize {
         let worth_it = state.hands.iter().any(|hand| hand_bytes(hand) > 0);
-        if !worth_it && !state.anybody_waits() {
+        if !worth_it && !state.has_waiters() {
             return 0;
         }
         let closed = self.gate().close();
@@ -256,7 +256,7 @@ impl Depot {
     }
 
     fn open_unless_awaited(&self, state: &State) {
-        if !state.anybody_waits() {
+        if !state.has_waiters() {
             self.gate().open();
         }
     }
@@ -286,7 +286,7 @@ impl Depot {
         }
         let mut state = self.lock();
         state.counts.visits += 1;
-        let block = match state.take_if_nobody_waits(want) {
+        let block = match state.take_if_unawaited(want) {
             Some(block) => block,
             None => {
                 let (again, block) = self.take_what_is_not_there(state, want, when);
@@ -317,8 +317,8 @@ impl Depot {
             let theirs = state.growing;
             let (again, grown) = self.grow_or_watch(state, want, None);
             state = again;
-            // Who has brought a slab takes from it; what others brought is theirs who wait.
-            let block = if theirs { state.take_if_nobody_waits(want) } else { state.take(want) };
+            // A thread that made a slab takes from it; what others made is for those that wait.
+            let block = if theirs { state.take_if_unawaited(want) } else { state.take(want) };
             if let Some(block) = block {
                 return (state, Ok(block));
             }
@@ -327,7 +327,7 @@ impl Depot {
         if state.queue.is_empty() {
             self.raid(&mut state);
         }
-        match (state.take_if_nobody_waits(want), when.patience()) {
+        match (state.take_if_unawaited(want), when.patience()) {
             (Some(block), _) => (state, Ok(block)),
             (None, Some(patience)) => self.wait(state, Waiter::new(want, when.grows()), patience),
             (None, None) => {
@@ -366,7 +366,7 @@ impl Depot {
         (state, block.ok_or(AllocateError::TimedOut { waited, pool }))
     }
 
-    /// What there is for somebody who waits; the lock is let go only to make a slab.
+    /// What there is for a thread that waits; the lock is released only to make a slab.
     fn look<'d>(
         &'d self,
         mut state: Guard<'d>,
@@ -401,7 +401,7 @@ impl Depot {
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Somebody waits no more: there may be something for the next one, or nobody for whom to keep
+    /// A thread waits no more: there may be something for the next one, or no thread for which to keep
     /// what is empty.
     fn after_wait<'d>(&'d self, mut state: Guard<'d>) -> Guard<'d> {
         self.open_unless_awaited(&state);
@@ -421,10 +421,10 @@ impl Depot {
         Exhausted { wanted, registered: state.registered, max_bytes }
     }
 
-    /// Fills half of what a thread may have at hand of a size, and allows it more from visit to
-    /// visit. While somebody waits nobody hoards.
+    /// Fills half of what a thread may cache of a size, and allows it more from visit to
+    /// visit. While a thread waits none hoards.
     fn fill_hand(&self, state: &mut State, class: Class, hand: &Hand) {
-        if state.anybody_waits() {
+        if state.has_waiters() {
             return;
         }
         self.allow_more(state, class, hand);
@@ -473,7 +473,7 @@ impl Depot {
         let mut state = self.lock();
         state.counts.visits += 1;
         let emptied = match (kind.class(), hand) {
-            (Some(class), Some(hand)) if !state.anybody_waits() && !state.closed => {
+            (Some(class), Some(hand)) if !state.has_waiters() && !state.closed => {
                 self.put_at_hand(&mut state, block, class, hand)
             }
             // What the thread has at hand of a pool that is gone, and was in the midst of when it went.
@@ -510,7 +510,7 @@ impl Depot {
         self.give_back(surplus);
     }
 
-    /// Takes empty slabs that are too many out of all lists, unless one may be what somebody waits
+    /// Takes empty slabs that are too many out of all lists, unless one may be what a thread waits
     /// for.
     fn surplus(&self, state: &mut State) -> Vec<Arc<Slab>> {
         let keep = if state.closed { 0 } else { self.bounds.config.idle_bytes };
@@ -563,12 +563,12 @@ impl Depot {
     }
 
     /// Reserves the bytes of the next slab within the pool's own budget; where they lack, empty
-    /// slabs, none of which is long enough, go first, and what threads have at hand of them: unless
-    /// somebody else waits, who may have been woken for one.
+    /// slabs, none of which is long enough, go first, and what threads cache of them: unless
+    /// another thread waits, which may have been woken for one.
     fn reserve(&self, want: Want, seat: Option<&Seat>) -> Result<Reserved<'_>, AllocateError> {
         let mut state = self.lock();
-        let nobody_else = state.is_nobodys_turn_but(seat);
-        if nobody_else && self.next_slab(&state, want).is_none() {
+        let none_ahead = state.none_is_ahead_of(seat);
+        if none_ahead && self.next_slab(&state, want).is_none() {
             self.raid(&mut state);
             let empty = state.remove_empty(0, 0);
             drop(state);
@@ -639,26 +639,26 @@ impl Depot {
     }
 
     /// Empties all magazines, then gives empty slabs back while more than `down_to` bytes are
-    /// registered, and nobody waits for what is in them. How many bytes that were.
+    /// registered, and no thread waits for what is in them. How many bytes that were.
     pub(super) fn trim(&self, down_to: usize) -> usize {
         if self.gate().is_wiped() {
             return 0;
         }
         let mut state = self.lock();
         self.raid(&mut state);
-        let nobody_waits = state.queue.is_empty();
-        let empty = if nobody_waits { state.remove_empty(0, down_to) } else { Vec::new() };
+        let unawaited = state.queue.is_empty();
+        let empty = if unawaited { state.remove_empty(0, down_to) } else { Vec::new() };
         drop(state);
         let bytes = empty.iter().map(|slab| slab.bytes()).sum();
         self.give_back(empty);
         bytes
     }
 
-    /// Gives slabs back that are in no list any more, without the lock.
+    /// Deregisters slabs that are in no list any more, without the lock.
     ///
-    /// Others may wait for a slab to be gone, so until all are, nobody is called but their devices, and
-    /// the budget, which calls nobody: who is told then may ask this pool for something, and must not
-    /// wait for its own thread. Whoever panics, all slabs go and the books are kept; then the panic goes
+    /// Others may wait for a slab to be gone, so until all are, nothing is called but their devices, and
+    /// the budget, which calls no other code: a listener may ask this pool for something, and must not
+    /// wait for its own thread. Whichever of them panics, all slabs go and the books are kept; then the panic goes
     /// on.
     ///
     /// The caller holds the depot by a reference that counts: the last slab takes its own along.
@@ -673,7 +673,7 @@ impl Depot {
             // SAFETY: it is in no list any more, which only an empty slab leaves, once.
             let deregistered = foreign::call(|| unsafe { self.deregister(&slab) });
             drop(slab);
-            // Before anybody is told, so that who waited finds it granted back.
+            // Before any listener is called, so that a thread that waited finds it granted back.
             let granted_back = foreign::call(|| self.allowance.give_back(bytes));
             self.has_left(bytes, !matches!(deregistered, Ok(Ok(()))));
             panicked = panicked.or(deregistered.err()).or(granted_back.err());
@@ -721,7 +721,7 @@ impl Depot {
         true
     }
 
-    /// The pool's handle is gone: nobody takes any more, and each slab goes with its last buffer, the
+    /// The pool's handle is gone: no thread takes any more, and each slab goes with its last buffer, the
     /// depot, its registrar and its budget with the last slab.
     pub(super) fn close(&self) {
         let mut state = self.lock();
@@ -762,10 +762,10 @@ impl Depot {
     }
 }
 
-/// What nobody uses goes to whom it is due: empty slabs, the shortest that suffices first, and if
-/// they do not suffice those that become empty when threads give up what they have at hand.
+/// What is unused goes to the drawer that it is due to: empty slabs, the shortest that suffices first, and if
+/// they do not suffice those that become empty when threads give up what they cache.
 ///
-/// A pool for whose buffers somebody waits lends nothing. Called by other drawers of a shared
+/// A pool for whose buffers a thread waits lends nothing. Called by other drawers of a shared
 /// budget with no lock held; the pool's own lock is held to take slabs out of its lists, never while
 /// they are deregistered.
 impl Lender for Depot {
@@ -814,7 +814,7 @@ struct Waiter {
     seen: Option<u64>,
 }
 
-/// What somebody found who waits.
+/// What a waiting thread found.
 enum Looked {
     Found(NonNull<u8>),
     /// The lock was let go meanwhile.
@@ -858,7 +858,7 @@ impl Waiter {
         }
     }
 
-    /// Whether nobody in the queue comes first. Who is apart looks only whether it can make a slab.
+    /// Whether no thread in the queue comes first. One that is apart looks only whether it can make a slab.
     fn is_next(&self, state: &State) -> bool {
         match &self.seat {
             Some(seat) => state.queue.is_first(seat),
@@ -974,11 +974,11 @@ impl State {
         self.slabs.get(place.slab as usize)?.as_ref()?.hand_out(place, want.kind())
     }
 
-    fn anybody_waits(&self) -> bool {
+    fn has_waiters(&self) -> bool {
         !self.queue.is_empty() || self.makers > 0
     }
 
-    fn is_nobodys_turn_but(&self, seat: Option<&Seat>) -> bool {
+    fn none_is_ahead_of(&self, seat: Option<&Seat>) -> bool {
         self.queue.is_empty() || seat.is_some_and(|seat| self.queue.is_first(seat))
     }
 
@@ -991,8 +991,8 @@ impl State {
         self.space.empty_slabs().map(|number| self.slab_bytes(number)).sum()
     }
 
-    /// What is free is theirs who wait, the first of them first.
-    fn take_if_nobody_waits(&mut self, want: Want) -> Option<NonNull<u8>> {
+    /// What is free is for the threads that wait, the first of them first.
+    fn take_if_unawaited(&mut self, want: Want) -> Option<NonNull<u8>> {
         if self.queue.is_empty() { self.take(want) } else { None }
     }
 
@@ -1024,7 +1024,7 @@ impl State {
     }
 
     /// Takes all back of magazines that are the caller's own, quiet behind a closed gate, or of a
-    /// pool that nobody uses any more.
+    /// pool that is not used any more.
     fn empty_hand(&mut self, hand: &Hand) -> bool {
         let emptied = (0..CLASSES).map(|size| self.shorten(hand, size, 0));
         emptied.fold(false, std::ops::BitOr::bitor)

@@ -20,7 +20,7 @@ pub(super) struct Handles {
     /// A registrar's `Handle`. Shared, because a box is its content's only pointer, and moving it would
     /// end what `at` may do.
     value: Arc<dyn Any + Send + Sync>,
-    /// Where it stands, for whoever knows its type.
+    /// Where it stands, for code that knows its type.
     at: NonNull<()>,
 }
 
@@ -73,7 +73,7 @@ impl<R: Registrar> Devices for R {
         let range = AddressRange::new(memory.start().addr().get(), memory.bytes())
             .map_err(|_| RegisterError::Os { operation: "mmap", errno: libc::EINVAL })?;
         // SAFETY: the memory is the pool's own: what a device may do to a buffer in it is up to
-        // whoever owns the buffer, and nothing of the pool's stands there.
+        // the buffer's owner, and nothing of the pool's stands there.
         unsafe { Registrar::register(self, range, self.granted(access)) }.map(Handles::new)
     }
 

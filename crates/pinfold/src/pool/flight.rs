@@ -14,11 +14,11 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
-/// A buffer that a device may be reading or writing: nobody else can, and it does not go back to
+/// A buffer that a device may be reading or writing: no other code can, and it does not go back to
 /// the pool by itself.
 ///
 /// If this is dropped, the buffer is lost: it stays registered, counts as
-/// [lost](super::PoolStatistics::lost_bytes), and is handed to nobody.
+/// [lost](super::PoolStatistics::lost_bytes), and is handed out no more.
 ///
 /// It does not outlive its pool:
 ///

@@ -37,7 +37,7 @@ impl<const LEAVES: usize> Table<LEAVES> {
     pub(crate) fn find(&self, address: usize) -> Option<NonNull<Found>> {
         let block = address / HUGE;
         let leaf = self.0.get(block / LEAF)?.get()?;
-        // Acquire: pairs with `set`; whoever finds a slab finds what it consists of.
+        // Acquire: pairs with `set`; a thread that finds a slab finds what it consists of.
         NonNull::new(leaf.get(block % LEAF)?.load(Ordering::Acquire))
     }
 
@@ -71,7 +71,7 @@ pub(super) fn find(address: usize) -> Option<NonNull<Found>> {
     TABLE.find(address)
 }
 
-/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what somebody else
+/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what other code
 /// has mapped behind a slab that is shorter than its last block.
 #[cfg(not(loom))]
 pub(crate) fn is_near_a_slab(range: AddressRange) -> bool {
@@ -79,7 +79,7 @@ pub(crate) fn is_near_a_slab(range: AddressRange) -> bool {
     blocks.into_iter().any(|block| find(block * HUGE).is_some())
 }
 
-/// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to nobody. False
+/// Says that the `bytes` from `start`, a multiple of [`HUGE`], belong to `slab`, or to none. False
 /// if the table does not reach that far.
 #[cfg(not(loom))]
 #[must_use]

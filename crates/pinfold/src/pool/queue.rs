@@ -1,9 +1,9 @@
-//! Who waits for a buffer, in the order in which they came.
+//! The threads that wait for a buffer, in the order in which they came.
 //!
-//! Only the first takes what comes back, and nobody passes it by: neither those behind it nor those
-//! who come and would not wait. So a long buffer is got in the end although short ones come and go
-//! all the time, at the price that who waits for one holds up everybody behind it until it is there
-//! or the patience is spent. Nobody joins whom no slab could serve: that one waits apart (see `depot`).
+//! Only the first takes what comes back, and no thread passes it by: neither those behind it nor those
+//! that come and would not wait. So a long buffer is got in the end although short ones come and go
+//! all the time, at the price that a thread that waits for one delays all behind it until it is there
+//! or the patience is spent. A thread that no slab could serve does not join: it waits apart (see `depot`).
 //! One thread is woken for what came back, not all of them.
 
 use std::collections::VecDeque;

@@ -86,7 +86,7 @@ impl<R: Registrar> Pool<R> {
 ///
 /// # Safety
 ///
-/// `block` is such an address, has not been given back, and nobody uses the bytes any more, no
+/// `block` is such an address, was not deallocated before, and no code uses the bytes any more, no
 /// device either.
 pub unsafe fn deallocate(block: NonNull<u8>) -> Result<(), NotABuffer> {
     // SAFETY: the caller's promise.

@@ -21,7 +21,7 @@ pub(super) struct Slab<D> {
     depot: Arc<D>,
     /// For each unit what begins in it: a class's blocks, or a long buffer.
     ///
-    /// Written relaxed, before a buffer that begins there is handed out; whoever has the buffer
+    /// Written relaxed, before a buffer that begins there is handed out; a thread that has the buffer
     /// got it from there by a stronger means.
     kinds: Box<[AtomicU32]>,
 }

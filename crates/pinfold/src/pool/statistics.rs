@@ -19,7 +19,7 @@ pub struct PoolStatistics {
     pub cached_bytes: usize,
     /// The same for each thread that has any.
     pub cached_by_thread: Vec<usize>,
-    /// Bytes that are free for everybody.
+    /// Bytes that are free for every thread.
     pub free_bytes: usize,
     /// Threads that wait for a buffer.
     pub waiting: usize,

@@ -17,7 +17,7 @@ use pinfold_kernel::{Errno, memory, numa};
 /// of neighbours becomes one mapping again.
 pub(super) struct Beside {
     room: AddressRange,
-    /// What is still ours of the room: the rest has taken its place, and whoever maps something
+    /// What is still ours of the room: the rest has taken its place, and any other mapping
     /// may get those addresses.
     ours: Vec<AddressRange>,
     /// What is to be added to an address of the region to get into the room.
@@ -60,7 +60,7 @@ impl Beside {
         self.room.contains(&copy).then_some(copy)
     }
 
-    /// Makes a huge page for `block`. Nobody waits for it.
+    /// Makes a huge page for `block`. No `get` waits for it.
     ///
     /// # Safety
     ///
@@ -101,7 +101,7 @@ impl Beside {
     /// switched once.
     pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;
-        // SAFETY: the copy is ours, the block was mapped when it was prepared, and nobody writes to
+        // SAFETY: the copy is ours, the block was mapped when it was prepared, and no thread writes to
         // it or unmaps it since, on the caller's word.
         unsafe { memory::copy(block, copy) };
         // SAFETY: as above; the old pages' content is in the new ones.
@@ -141,10 +141,10 @@ impl Beside {
 ///
 /// # Safety
 ///
-/// The block's content is in `copy`, what stood in the block was the caller's, and nobody changes
+/// The block's content is in `copy`, what stood in the block was the caller's, and no thread changes
 /// mappings there.
 unsafe fn mend(block: AddressRange, copy: AddressRange) -> bool {
-    // Mapping asks nobody but the kernel whether there is a hole.
+    // Mapping asks the kernel alone whether there is a hole.
     match memory::map_if_free(block) {
         Ok(()) => {
             // SAFETY: `copy` is mapped because nothing was moved, and the block was just made.
@@ -191,7 +191,7 @@ fn plain_parts(range: AddressRange) -> Result<Vec<AddressRange>, Errno> {
 impl Drop for Beside {
     fn drop(&mut self) {
         for &part in &self.ours {
-            // SAFETY: ours, and nobody else knows of it.
+            // SAFETY: ours, and no other code knows of it.
             unsafe { memory::unmap(part) };
         }
     }

@@ -16,7 +16,7 @@ pub enum Obstacle {
     Unmapped,
     /// The program has forbidden huge pages there (`MADV_NOHUGEPAGE`, `PR_SET_THP_DISABLE`).
     Forbidden,
-    /// Some of its pages are pinned by somebody else, or in use by the kernel at this moment.
+    /// Some of its pages are pinned elsewhere, or in use by the kernel at this moment.
     Pinned,
     /// There is no huge page free, and none could be made free; or a control group allows none.
     NoHugePage {
@@ -51,7 +51,7 @@ impl fmt::Display for Obstacle {
                 "huge pages are forbidden there: look for MADV_NOHUGEPAGE and PR_SET_THP_DISABLE",
             ),
             Self::Pinned => f.write_str(
-                "pages of it are pinned by somebody else, or in use just now: end other \
+                "pages of it are pinned elsewhere, or in use just now: end other \
                  registrations, or try again",
             ),
             Self::NoHugePage { errno } => write!(

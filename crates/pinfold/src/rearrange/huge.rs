@@ -28,7 +28,7 @@ pub(super) enum Kind {
 }
 
 impl Way {
-    /// By the kernel (`MADV_COLLAPSE`, Linux 6.1), under the feet of whoever uses the memory.
+    /// By the kernel (`MADV_COLLAPSE`, Linux 6.1), while the program uses the memory.
     pub const IN_PLACE: Self = Self(Kind::InPlace);
 
     /// By copying into huge pages that were made beside, which then take the old ones' place in one
@@ -40,10 +40,10 @@ impl Way {
     ///
     /// # Safety
     ///
-    /// For as long as this value is in use for a region: nobody writes to it, maps or unmaps
+    /// For as long as this value is in use for a region: no thread writes to it, maps or unmaps
     /// anything in it, nor protects it; no device writes to it but through the suspended cache, by
     /// connections that were named when it was suspended; no request is in flight on a lease that was handed over, unless the device sees to that itself
-    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); nobody calls
+    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); no thread calls
     /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile; and no registration
     /// of it by others (another library's cache, which does not hear of the exchange; a device of the
     /// program's own) is used again.
@@ -194,7 +194,7 @@ impl Tool {
     pub(super) fn prepare(&self, block: AddressRange) -> Result<(), Obstacle> {
         match self {
             Self::InPlace { .. } => Ok(()),
-            // SAFETY: whoever made the tool gave the word of `Way::by_copy`.
+            // SAFETY: the tool's maker gave the word of `Way::by_copy`.
             Self::ByCopy(beside) => unsafe { beside.prepare(block) },
         }
     }

@@ -17,7 +17,7 @@ pub struct Node(pub u32);
 pub struct OnNodes {
     /// Pages, of the smallest size, by node.
     pub pages: BTreeMap<Node, usize>,
-    /// Pages that are not in memory, or belong to nobody (the page of zeros).
+    /// Pages that are not in memory, or have no owner (the page of zeros).
     pub absent: usize,
 }
 
@@ -32,7 +32,7 @@ pub struct Migrated {
     /// nothing is moved.
     pub nodes: Vec<Node>,
     /// Pages that are in memory and not on the node that was asked for, with the kernel's error
-    /// number for each: `EBUSY` if it is pinned by somebody else or in use just now, `ENOMEM` if the
+    /// number for each: `EBUSY` if it is pinned elsewhere or in use just now, `ENOMEM` if the
     /// node is full.
     pub left: Vec<(usize, i32)>,
     /// How long it took, looking included.

@@ -73,7 +73,7 @@ pub(super) struct Entry {
     huge: usize,
     /// The kernel's flags, two letters each.
     pub(super) flags: Vec<String>,
-    /// The protection key; zero is everybody's.
+    /// The protection key; zero is open to all threads.
     pub(super) key: u32,
 }
 
@@ -124,7 +124,7 @@ impl Entry {
         match key {
             "Rss" => self.resident = kilobytes() << 10,
             "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => self.huge += kilobytes() << 10,
-            // One that cannot be read is none that is known to be everybody's.
+            // One that cannot be read is not known to be open to all threads.
             "ProtectionKey" => self.key = value.trim().parse().unwrap_or(u32::MAX),
             "VmFlags" => self.flags = value.split_whitespace().map(str::to_owned).collect(),
             _ => {}
@@ -138,16 +138,16 @@ mod tests {
     use pinfold_kernel::memory;
 
     const TEXT: &str = "\
-10000-20000 rw-p 00000000 00:00 0 
+10000-20000 rw-p 00000000 00:00 0
 Rss:                  64 kB
 AnonHugePages:         0 kB
-VmFlags: rd wr mr mw me ac 
-400000-800000 rw-p 00000000 00:00 0 
+VmFlags: rd wr mr mw me ac
+400000-800000 rw-p 00000000 00:00 0
 Size:               4096 kB
 Rss:                4096 kB
 AnonHugePages:      2048 kB
 FilePmdMapped:         0 kB
-VmFlags: rd wr mr mw me lo ac 
+VmFlags: rd wr mr mw me lo ac
 ";
 
     #[test]

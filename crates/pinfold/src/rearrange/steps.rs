@@ -34,7 +34,7 @@ pub struct Stepped<'c, R: Suspend, M: Monitor> {
 pub enum LeaseEnded {
     /// Its memory could not be registered any more.
     NotRegistered(RegisterError),
-    /// A suspension was overdue, and somebody ended it; or this process is a forked child.
+    /// A suspension was overdue, and a thread ended it; or this process is a forked child.
     WithSuspension,
 }
 
@@ -65,7 +65,7 @@ pub enum StoppedBy<C> {
 ///
 /// One block of a huge page's size is suspended at a time, with `terms` each: gets that touch it
 /// wait, the others go on. Behind each block it rests for as long as that took: the kernel's lock of the
-/// process's mappings, which moving pages takes and registering takes too, is not fair, and whoever
+/// process's mappings, which moving pages takes and registering takes too, is not fair, and a thread that
 /// took it over and over would keep others waiting for milliseconds.
 ///
 /// `connections` are all that can touch the range; `leases` those that do not end by themselves, and are to
@@ -152,7 +152,7 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         block: AddressRange,
         plan: &mut Plan,
     ) -> Result<Result<(), Obstacle>, Stop<R>> {
-        // Before anybody has to wait: most of what is registered there is idle.
+        // Before any `get` has to wait: most of what is registered there is idle.
         self.cache.evict_idle_in(block);
         let (places, leases) = self.take_leases(block);
         let suspended = match self.suspend(block, leases) {

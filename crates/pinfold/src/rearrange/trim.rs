@@ -21,8 +21,8 @@ pub struct Trimmed {
     pub before: Option<Pages>,
     /// What it is made of now.
     pub after: Option<Pages>,
-    /// Bytes whose pages were given up. They stay mapped and read as zero. Pages that somebody else
-    /// has pinned are freed when he lets go.
+    /// Bytes whose pages were given up. They stay mapped and read as zero. Pages that are pinned
+    /// elsewhere are freed when that pin ends.
     pub given_up: usize,
     /// What stays because a lease that was handed over has it registered: to resume is to bring
     /// the pages back. End that lease, and have one of what is needed.
@@ -46,7 +46,7 @@ pub struct Trimmed {
 ///
 /// # Safety
 ///
-/// Nobody needs the content of `unneeded` any more, nor relies on it.
+/// No code needs the content of `unneeded` any more, nor relies on it.
 pub unsafe fn trim<R: Suspend, M: Monitor>(
     suspended: &Suspended<'_, R, M>,
     unneeded: AddressRange,

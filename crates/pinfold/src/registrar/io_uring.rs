@@ -9,7 +9,7 @@
 //! **The ring's lock.** The kernel holds the ring's one mutex (`uring_lock`) from the beginning to
 //! the end of a registration, pinning included. Other threads that submit to the same ring, or
 //! register with it, wait that long: some 10 µs for 1 MiB, tens of milliseconds for 1 GiB, and
-//! without end if somebody has to serve the page faults. Other rings go on, and so does reaping
+//! without end if a program has to serve the page faults. Other rings go on, and so does reaping
 //! completions from the mapped queue. Registering in pieces of 2 MiB keeps the waits short, and
 //! rings of their own keep threads apart.
 //!
@@ -107,7 +107,7 @@ impl BufferIndex {
     }
 }
 
-/// Registers memory as fixed buffers of one ring, whoever made it.
+/// Registers memory as fixed buffers of one ring, whichever process made it.
 ///
 /// ```
 /// use pinfold::registrar::IoUring;
@@ -226,7 +226,7 @@ impl IoUring {
     /// and use the values for nothing else. In return a suspension waits for requests in flight
     /// on leases that were handed over to it. Ask for it before the first registration.
     ///
-    /// Costs a lock for each registration and its end. Whoever suspends, takes completions
+    /// Costs a lock for each registration and its end. The caller that suspends takes completions
     /// meanwhile (on another thread, or between polls), or the suspension waits until its deadline; so does
     /// one whose ring cannot be reached any more, because the registrar's descriptor was closed.
     ///
@@ -436,7 +436,7 @@ fn bad_address(range: AddressRange, Errno(errno): Errno) -> RegisterError {
 /// The kernel says the same when the limit is reached and when it has no memory itself, so ask
 /// whether there is a limit to reach.
 ///
-/// What counts is the privilege of whoever made the ring; that is this process's own, unless the
+/// What counts is the privilege of the ring's maker; that is this process's own, unless the
 /// ring was handed over or the privilege given up since.
 fn no_memory(Errno(errno): Errno) -> RegisterError {
     match Limits::read().enforced().bytes() {
@@ -508,7 +508,7 @@ impl Ring {
     }
 
     fn lose(&self, errno: Errno) -> Errno {
-        // Relaxed: the flag publishes nothing else, and whoever misses it looks for himself.
+        // Relaxed: the flag publishes nothing else, and a thread that misses it looks for itself.
         self.lost.store(true, Ordering::Relaxed);
         errno
     }
@@ -537,7 +537,7 @@ impl Drop for Ring {
     /// Closes the descriptor if it is still ours, and not also that of the process that opened it.
     fn drop(&mut self) {
         // Relaxed: see `lose`. A loss that was noticed stays one, even if the number should lead
-        // to the same ring again: then somebody else owns it.
+        // to the same ring again: then it has another owner.
         let is_known = !self.lost.load(Ordering::Relaxed) && self.is_there().is_ok();
         if is_known && !self.maker.is_another_with_our_table() {
             close(&mut self.fd);

@@ -68,12 +68,12 @@ pub struct LockedPages;
 #[derive(Default, Debug)]
 struct Pages {
     counts: PageCounts,
-    /// Ranges that somebody is locking or unlocking right now; no two overlap.
+    /// Ranges that a thread is locking or unlocking right now; no two overlap.
     ///
     /// What the kernel does to a page and what the counts say of it must change in the same order.
     /// Otherwise one thread that takes the last registration away (count 1 to 0, then `munlock`) and
     /// another that adds a new one (count 0 to 1, then `mlock`) could end with a count of one and
-    /// an unlocked page. So whoever works on a range waits for those that overlap it, and for nobody
+    /// an unlocked page. So a thread that works on a range waits for those that overlap it, and for none
     /// else; in the kernel, two such calls would wait for each other anyway.
     at_work: Vec<AddressRange>,
 }
@@ -103,7 +103,7 @@ impl Mlock {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody works on any page of `range`, and begins to.
+    /// Waits until no thread works on any page of `range`, and begins to.
     fn begin(&self, range: AddressRange) -> AtWork<'_> {
         let mut pages = self.pages();
         while pages.at_work.iter().any(|busy| busy.overlaps(&range)) {
@@ -252,7 +252,7 @@ impl Registrar for Mlock {
             .map_err(|Errno(errno)| DeregisterError::Os { operation: "munlock", errno })
     }
 
-    /// Locks what is new, then unlocks what is old and nobody else's. What both cover stays locked
+    /// Locks what is new, then unlocks what is old and has no other registration. What both cover stays locked
     /// all the time, and is counted once.
     unsafe fn resize(
         &self,

@@ -1,6 +1,6 @@
 //! How many registrations cover each page, as runs of pages with the same count.
 //!
-//! Locks do not nest in the kernel, so somebody has to count. The map holds one entry per run, not
+//! Locks do not nest in the kernel, so they are counted here. The map holds one entry per run, not
 //! per page: at most two per registration and one more, whatever their lengths.
 
 use pinfold_core::AddressRange;

@@ -158,7 +158,7 @@ impl Costs {
         Self::parse(&text, &stored::machine()).ok_or_else(|| CostsError::Stale(path.to_owned()))
     }
 
-    /// Writes them down, for this machine and kernel. Whoever reads at the same time finds the old
+    /// Writes them down, for this machine and kernel. A concurrent reader finds the old
     /// file or the new one.
     ///
     /// # Errors

@@ -136,7 +136,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// # Safety
     ///
     /// The caller may let the device read these bytes as in [`Cache::get`]; they are mapped and readable,
-    /// and nobody writes them, until the place is [completed](Place::complete).
+    /// and no thread writes them, until the place is [completed](Place::complete).
     pub unsafe fn send(
         &self,
         start: *const u8,
@@ -159,7 +159,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// # Safety
     ///
     /// The caller may let the device write these bytes as in [`Cache::get`]; they are mapped and writable,
-    /// and nobody relies on them, until the place is completed.
+    /// and no code relies on them, until the place is completed.
     pub unsafe fn receive(
         &self,
         start: *mut u8,
@@ -376,7 +376,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
 
     fn piece_if_cached(&self, range: AddressRange, access: Access) -> Option<Lease<'d, R, M>> {
         let (cache, start) = (self.cache, std::ptr::with_exposed_provenance(range.start()));
-        // SAFETY: the contract of whoever wished for it.
+        // SAFETY: the contract of the transfer's caller.
         unsafe { cache.request(start, range.len(), access).get_if_cached() }
     }
 

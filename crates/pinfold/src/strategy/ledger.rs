@@ -1,7 +1,7 @@
-//! What was spent on memory that nobody knows to be used again: whether to rent or to buy.
+//! What was spent on memory that is not known to be used again: whether to rent or to buy.
 //!
 //! A registration that is kept has a price; copying, or registering for one use, is cheaper once and
-//! dearer in the long run. Whoever does not know how often the memory will be used rents until the
+//! dearer in the long run. A cache that does not know how often the memory will be used rents until the
 //! rents come to the price and buys then: at most twice what knowing would have cost. So for each start of
 //! a range the excess of what was paid over what a hit would have cost is added up.
 //!

@@ -85,7 +85,7 @@ const TURN: usize = 4 << 20;
 /// `longest` bytes, as far as the limits on pinned memory allow: the first use of memory whose pages are
 /// there, and further uses. Costs about a second for 64 MiB.
 ///
-/// `cache` and `pool` should be as those that will be used, and are best not used by anybody meanwhile: what
+/// `cache` and `pool` should be as those that will be used, and are best not used meanwhile: what
 /// is idle in the cache is given up over and over.
 ///
 /// # Errors
@@ -230,7 +230,7 @@ impl<R: Registrar, M: Monitor, V: Mover<R::Handle>> Meter<'_, '_, R, M, V> {
     ) -> Result<(), MeasureError<V::Error>> {
         // Every message is inside of its memory.
         let Some(range) = message else { return Ok(()) };
-        // SAFETY: the memory is this module's own, written before, and nobody writes it meanwhile.
+        // SAFETY: the memory is this module's own, written before, and no thread writes it meanwhile.
         unsafe { self.door.transfer_only(way, range, self.mover) }.map_err(MeasureError::Transfer)
     }
 }

@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to copy between the program's memory and a pool's buffer, on the word of
-//! whoever asked for the place.
+//! the place's caller.
 
 #![allow(unsafe_code)]
 
@@ -126,8 +126,8 @@ impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
     ///
     /// # Safety
     ///
-    /// The transfer has ended. If data arrived, its target is mapped, may be written, and nobody borrows
-    /// it.
+    /// The transfer has ended. If data arrived, its target is mapped, may be written, and is not
+    /// borrowed.
     pub unsafe fn complete(self) {
         // SAFETY: the caller's promise.
         unsafe { self.end(usize::MAX) }
@@ -213,7 +213,7 @@ impl<'d, R: Registrar> Copied<'d, R> {
     ///
     /// # Safety
     ///
-    /// If the data is leaving, the range is mapped, may be read, and nobody writes it meanwhile.
+    /// If the data is leaving, the range is mapped, may be read, and no thread writes it meanwhile.
     pub(super) unsafe fn new(
         pool: &'d Pool<R>,
         range: AddressRange,
@@ -235,7 +235,7 @@ impl<'d, R: Registrar> Copied<'d, R> {
     /// # Safety
     ///
     /// The device is done with the buffer; if any byte arrived, the target is mapped, may be written,
-    /// and nobody borrows it.
+    /// and is not borrowed.
     unsafe fn deliver(self, arrived: usize) {
         // SAFETY: the caller's promise.
         let buffer = unsafe { self.flight.complete() };
@@ -259,7 +259,7 @@ impl<'d, R: Registrar> Copied<'d, R> {
 
 /// # Safety
 ///
-/// `target` may be written, nobody borrows it, and it is not longer than the buffer.
+/// `target` may be written, is not borrowed, and is not longer than the buffer.
 unsafe fn copy_out<R: Registrar>(buffer: &PoolBuffer<'_, R>, target: AddressRange, arrived: usize) {
     let length = arrived.min(target.len()).min(buffer.len());
     let to = ptr::with_exposed_provenance_mut::<u8>(target.start());

@@ -158,7 +158,7 @@ pub(crate) fn maps(file: &OwnedFd, rights: i32) -> bool {
 /// Whether what is mapped for reading can be made writable.
 pub(crate) fn becomes_writable(file: &OwnedFd) -> bool {
     let start = map(file, page(), libc::PROT_READ).unwrap();
-    // SAFETY: mapped just now, and nobody looks at it.
+    // SAFETY: mapped just now, and not read.
     unsafe { libc::mprotect(start.cast(), page(), libc::PROT_READ | libc::PROT_WRITE) == 0 }
 }
 
@@ -219,7 +219,7 @@ impl Gigantic {
     }
 }
 
-/// Memory to change; nobody has references into it. It is unmapped by the test, or never.
+/// Memory to change; there are no references into it. It is unmapped by the test, or never.
 pub(crate) struct Memory {
     start: usize,
     bytes: usize,
@@ -307,7 +307,7 @@ impl Memory {
     }
 
     pub(crate) fn protect_page(&self, index: usize) {
-        // SAFETY: ours; nobody touches it meanwhile.
+        // SAFETY: ours; no thread touches it meanwhile.
         let done = unsafe { libc::mprotect(self.at(index * page()), page(), libc::PROT_READ) };
         assert_eq!(done, 0);
     }
@@ -326,43 +326,43 @@ impl Memory {
 
     pub(crate) fn touch(&self) {
         for offset in (0..self.bytes).step_by(page()) {
-            // SAFETY: mapped for writing, and nobody has references into it.
+            // SAFETY: mapped for writing, and without references into it.
             unsafe { self.at(offset).cast::<u8>().write_volatile(1) };
         }
     }
 
     pub(crate) fn unmap(&self, first: usize, count: usize) {
-        // SAFETY: ours; nobody has references into it.
+        // SAFETY: ours; there are no references into it.
         assert_eq!(unsafe { libc::munmap(self.at(first * page()), count * page()) }, 0);
     }
 
     pub(crate) fn raw_unmap(&self) {
-        // SAFETY: ours; nobody has references into it.
+        // SAFETY: ours; there are no references into it.
         assert_eq!(unsafe { libc::syscall(libc::SYS_munmap, self.at(0), self.bytes) }, 0);
     }
 
     pub(crate) fn map_over(&self) {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: ours; nobody has references into it.
+        // SAFETY: ours; there are no references into it.
         let start = unsafe { libc::mmap(self.at(0), self.bytes, Self::RIGHTS, kind, -1, 0) };
         assert_eq!(start.addr(), self.start);
         self.touch();
     }
 
     pub(crate) fn advise(&self, advice: i32) {
-        // SAFETY: ours; nobody has references into it.
+        // SAFETY: ours; there are no references into it.
         let done = unsafe { libc::madvise(self.at(0), self.bytes, advice) };
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     }
 
     pub(crate) fn can_guard(&self) -> bool {
         const GUARD_INSTALL: i32 = 102;
-        // SAFETY: ours; nobody has references into it, and nobody touches it again.
+        // SAFETY: ours; there are no references into it, and no thread touches it again.
         unsafe { libc::madvise(self.at(0), self.bytes, GUARD_INSTALL) == 0 }
     }
 
     pub(crate) fn protect(&self) {
-        // SAFETY: ours; nobody touches it meanwhile.
+        // SAFETY: ours; no thread touches it meanwhile.
         unsafe {
             assert_eq!(libc::mprotect(self.at(0), self.bytes, libc::PROT_READ), 0);
             assert_eq!(libc::mprotect(self.at(0), self.bytes, Self::RIGHTS), 0);
@@ -370,7 +370,7 @@ impl Memory {
     }
 
     fn remap(&self, to_bytes: usize, how: i32, over: *mut libc::c_void) {
-        // SAFETY: ours, as is what it is moved over; nobody has references into either.
+        // SAFETY: ours, as is what it is moved over; there are no references into either.
         let moved =
             unsafe { libc::syscall(libc::SYS_mremap, self.at(0), self.bytes, to_bytes, how, over) };
         assert!(moved > 0, "{}", std::io::Error::last_os_error());
@@ -390,7 +390,7 @@ impl Memory {
     }
 
     pub(crate) fn attach_over(&self) {
-        // SAFETY: ours; nobody has references into it. The segment goes with its last attachment.
+        // SAFETY: ours; there are no references into it. The segment goes with its last attachment.
         unsafe {
             let segment = libc::shmget(libc::IPC_PRIVATE, self.bytes, 0o600);
             let start = libc::shmat(segment, self.at(0), libc::SHM_REMAP);
@@ -401,7 +401,7 @@ impl Memory {
     }
 
     pub(crate) fn detach(&self) {
-        // SAFETY: attached by `attach_over`; nobody has references into it.
+        // SAFETY: attached by `attach_over`; there are no references into it.
         assert_eq!(unsafe { libc::shmdt(self.at(0)) }, 0);
     }
 }
@@ -442,7 +442,7 @@ pub(crate) fn of_huge_tmpfs() -> Option<Memory> {
     let start = around.start.next_multiple_of(BYTES);
     let (kind, at) =
         (libc::MAP_SHARED | libc::MAP_FIXED, std::ptr::with_exposed_provenance_mut(start));
-    // SAFETY: over private memory of ours, into which nobody has references.
+    // SAFETY: over private memory of ours, into which there are no references.
     let mapped = unsafe { libc::mmap(at, BYTES, Memory::RIGHTS, kind, file.as_raw_fd(), 0) };
     assert_eq!(mapped.addr(), start);
     let memory = Memory { start, bytes: BYTES };
@@ -467,13 +467,13 @@ fn memfd(flags: u32) -> OwnedFd {
 
 pub(crate) fn truncate(file: &OwnedFd, pages: usize) {
     let length = i64::try_from(pages * page()).unwrap();
-    // SAFETY: plain numbers; nobody looks at the pages.
+    // SAFETY: plain numbers; the pages are not read.
     assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), length) }, 0);
 }
 
 pub(crate) fn punch(file: &OwnedFd, first: usize, count: usize) {
     let at = |pages: usize| i64::try_from(pages * page()).unwrap();
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: plain numbers; nobody looks at the pages.
+    // SAFETY: plain numbers; the pages are not read.
     assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), how, at(first), at(count)) }, 0);
 }

@@ -1,4 +1,4 @@
-//! Callbacks and registrars of the program's that panic where nobody expects it.
+//! Callbacks and registrars of the program's that panic unexpectedly.
 //!
 //! # Safety
 //!

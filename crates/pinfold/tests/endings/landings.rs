@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to ask for places for memory of its own, which nobody borrows until they
+//! This file reopens `unsafe_code` to ask for places for memory of its own, which is not borrowed until they
 //! have ended. The device writes nothing behind its word here; where it does, a ring is needed
 //! (`tests/landing.rs`).
 
@@ -182,7 +182,7 @@ fn a_remapped_place_takes_nothing_out_of_a_target_that_has_changed() {
     target.fill(5);
     cache.monitor().change(remapped_target(&target));
     drop(remapped);
-    assert!(target.is_all(5), "somebody else's memory by now");
+    assert!(target.is_all(5), "not the target's memory any more");
 }
 
 fn remapped_target(target: &Target) -> AddressRange {
@@ -360,10 +360,10 @@ fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
     assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
-/// Where nobody can tell what stands in a remapped target, neither the device nor its owner may go on with it.
+/// Where what stands in a remapped target is unknown, neither the device nor its owner may go on with it.
 #[test]
-fn a_remapped_place_of_which_nobody_can_tell_ends_the_process() {
-    let name = "landings::a_remapped_place_of_which_nobody_can_tell_ends_the_process";
+fn a_remapped_place_with_unknown_contents_ends_the_process() {
+    let name = "landings::a_remapped_place_with_unknown_contents_ends_the_process";
     let mut went_on = false;
     let status = in_a_process_of_its_own(name, || {
         for vouched in [true, false] {

@@ -76,7 +76,7 @@ fn what_is_out_keeps_its_slab_and_the_last_one_back_takes_the_registrar_along() 
             // What the device may still use is leaked, and nothing else.
             assert_eq!((records.is_gone(), records.live()), (false, 1), "{how}");
             assert_eq!(budget.held().regions, 1, "{how}");
-            // SAFETY: the memory is out, and nobody else's.
+            // SAFETY: the memory is out, and this test's alone.
             unsafe { block(start).as_ptr().write_bytes(7, length) };
             let Some(raw) = out else { continue };
             // SAFETY: given back once.

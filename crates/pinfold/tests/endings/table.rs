@@ -354,7 +354,7 @@ fn reservation_and_reserved_buffer() {
     });
 }
 
-/// A monitor and a registrar are ended by whoever has them last: the cache, here.
+/// A monitor and a registrar are ended by their last owner: the cache, here.
 #[test]
 fn monitor_and_registrar() {
     row("monitor_and_registrar", |how| {

@@ -173,7 +173,7 @@ fn receive_by(door: &Door<'_, crate::device::Device, crate::device::Silent>, mov
 }
 
 #[test]
-fn the_planner_leaves_no_request_under_way_whoever_panics() {
+fn the_planner_leaves_no_request_under_way_whichever_part_panics() {
     for (costs, n) in only().into_iter().flat_map(|costs| (0..40).map(move |n| (costs, n))) {
         let (cache, records) = in_pieces();
         let (device, pinned) = crate::device::device();

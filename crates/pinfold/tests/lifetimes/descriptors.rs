@@ -9,7 +9,7 @@ use pinfold::{GetError, PerUse, RegisterError, Uncovered};
 /// Whatever is left of `world` may refuse, or register for each use, but is never stale and never in
 /// the way.
 fn is_truthful(world: &World, at: usize) {
-    assert!(munmap(at, PAGE), "no change waits for anybody");
+    assert!(munmap(at, PAGE), "no change waits for a reader");
     map_over(at, PAGES);
     match world.buffer(at).map(|lease| lease.per_use()) {
         Err(GetError::Register(RegisterError::DeviceGone { .. })) => {}
@@ -53,7 +53,7 @@ fn a_daemon_starts_afresh() {
                 duplicate_to(write, 1);
                 close_from(3);
                 is_forked(world);
-                assert!(munmap(at, BYTES), "and its memory is nobody's to watch");
+                assert!(munmap(at, BYTES), "and no monitor watches its memory");
                 World::new().unwrap().works();
                 write_byte(1, b'!');
             });

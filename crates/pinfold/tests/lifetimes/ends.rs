@@ -8,7 +8,7 @@ use std::os::raw::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, OnceLock};
 
-/// The cache in a static, as programs have it: nobody ever drops it.
+/// The cache in a static, as programs have it: it is never dropped.
 static WORLD: OnceLock<&'static World> = OnceLock::new();
 static AT: AtomicUsize = AtomicUsize::new(0);
 

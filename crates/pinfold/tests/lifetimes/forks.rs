@@ -48,8 +48,8 @@ fn a_parent_goes_on_and_its_child_starts_afresh() {
 
 /// A child may end in the orderly way, with thread-locals of the parent's cache to be destroyed.
 #[test]
-fn a_child_that_ends_in_an_orderly_way_waits_for_nobody() {
-    alone("forks::a_child_that_ends_in_an_orderly_way_waits_for_nobody", || {
+fn a_child_that_ends_in_an_orderly_way_waits_for_no_thread() {
+    alone("forks::a_child_that_ends_in_an_orderly_way_waits_for_no_thread", || {
         let Some(world) = World::leaked() else { return };
         let at = world.with_memory(b'p');
         let stop = AtomicBool::new(false);
@@ -265,7 +265,7 @@ fn a_child_that_shares_the_descriptors_takes_none_away() {
     alone("forks::a_child_that_shares_the_descriptors_takes_none_away", || {
         let Some(world) = World::leaked() else { return };
         let at = world.with_memory(b'p');
-        // One that nobody else keeps, as the shared one is kept.
+        // One without another owner, which the shared one has.
         let own = Userfaultfd::new().ok();
         let status = cloned(libc::CLONE_FILES, || {
             is_forked(world);

@@ -82,7 +82,7 @@ fn without_capabilities_it_goes_on() {
     });
 }
 
-/// Without `/proc` nobody can prove that a discard is over, so what was discarded is registered for
+/// Without `/proc` nothing can prove that a discard is over, so what was discarded is registered for
 /// each use; everything else goes on.
 #[test]
 fn in_another_root_it_goes_on() {
@@ -164,9 +164,9 @@ fn refuse(calls: &[c_long], errno: c_int) {
     // SAFETY: the program and its statements are read during the calls.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let everybody = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        let all_threads = libc::SECCOMP_FILTER_FLAG_TSYNC;
         let set = libc::SECCOMP_SET_MODE_FILTER;
-        let done = libc::syscall(libc::SYS_seccomp, set, everybody, &raw const program);
+        let done = libc::syscall(libc::SYS_seccomp, set, all_threads, &raw const program);
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     }
 }
@@ -192,8 +192,8 @@ fn is_truthful(world: &World, at: usize) {
 }
 
 #[test]
-fn whatever_a_filter_refuses_nothing_is_stale_and_nobody_hangs() {
-    alone("rights::whatever_a_filter_refuses_nothing_is_stale_and_nobody_hangs", || {
+fn whatever_a_filter_refuses_nothing_is_stale_and_no_thread_hangs() {
+    alone("rights::whatever_a_filter_refuses_nothing_is_stale_and_no_thread_hangs", || {
         let filters: &[&[c_long]] = &[
             &[libc::SYS_ioctl],
             #[cfg(target_arch = "x86_64")]

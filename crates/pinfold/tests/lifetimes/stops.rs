@@ -83,8 +83,8 @@ fn a_program_that_is_stopped_goes_on_where_it_was() {
     });
 }
 
-/// While a debugger holds the reader, a change of watched memory waits, and so does whoever asks;
-/// once it goes on, everybody does, and nothing is stale.
+/// While a debugger holds the reader, a change of watched memory waits, and so does a `get`;
+/// once it goes on, all threads do, and nothing is stale.
 #[test]
 fn a_debugger_may_hold_the_reader() {
     alone("stops::a_debugger_may_hold_the_reader", || {
@@ -115,7 +115,7 @@ fn a_debugger_may_hold_the_reader() {
             wait_stopped(reader);
         }
         write_byte(say_go, b'!');
-        // A monitor without a reader lets nobody wait.
+        // A monitor without a reader lets no thread wait.
         if !readers.is_empty() {
             let waits = |thread: &c_int| state_of(child, *thread) == Some('D');
             while !threads_named(child, "changer").iter().any(waits) {

@@ -172,7 +172,7 @@ pub(crate) unsafe fn free(world: &'static World) {
 ///
 /// Nothing of it is used any more in this process.
 pub(crate) unsafe fn free_caches(world: &'static World) {
-    // SAFETY: nobody drops them a second time.
+    // SAFETY: they are not dropped a second time.
     unsafe {
         drop(std::ptr::read(&raw const world.buffers));
         drop(std::ptr::read(&raw const world.locks));

@@ -47,10 +47,10 @@ fn what_the_program_forbade_stays_small() {
 }
 
 #[test]
-fn what_somebody_else_has_pinned_stays_and_is_told() {
+fn what_is_pinned_elsewhere_stays_and_is_reported() {
     let (Some(ring), (_memory, range)) = (ring(), memory(HUGE)) else { return };
     if Pages::of(range).is_none_or(|pages| pages.huge > 0) {
-        eprintln!("skipped: pages are huge from the start, or nobody tells");
+        eprintln!("skipped: pages are huge from the start, or that is unknown");
         return;
     }
     let other = IoUring::new(&ring, 4).unwrap();

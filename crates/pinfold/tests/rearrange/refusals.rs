@@ -91,7 +91,7 @@ fn memory_unmapped_while_suspended_is_an_error_for_its_lease_alone() {
         let leases = vec![get(&cache, second), get(&cache, first)];
         let suspended = suspend(&cache, range, leases);
         memory.unmap(second.start() - memory.range().start(), second.len());
-        // SAFETY: nobody writes.
+        // SAFETY: no thread writes.
         for way in [Way::IN_PLACE, unsafe { Way::by_copy() }] {
             match defragment(&suspended, way) {
                 Ok(done) => assert!(done.left.contains(&(second, Obstacle::Unmapped)), "{done:?}"),

@@ -59,7 +59,7 @@ fn advise(range: AddressRange, advice: libc::c_int) {
     unsafe { libc::madvise(start.cast(), range.len(), advice) };
 }
 
-/// What stands at an address that nobody has written to since.
+/// What stands at an address that was not written to since.
 pub(crate) fn word(at: usize) -> u64 {
     (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -164,7 +164,7 @@ fn in_steps<'c>(
 }
 
 fn by_copy() -> Way {
-    // SAFETY: the stream receives through the suspended cache, and nobody else writes.
+    // SAFETY: the stream receives through the suspended cache, and nothing else writes.
     unsafe { Way::by_copy() }
 }
 

@@ -188,7 +188,7 @@ impl Suspend for Waits {
 const PAGES_THAT_FAIL: usize = 3;
 
 /// A registration that reaches beyond what is suspended would serve gets of the rest, which wait for
-/// its renewal. They once waited for ever, because nobody told them of its end.
+/// its renewal. They once waited for ever, because its end did not wake them.
 #[test]
 fn a_get_that_waits_for_a_renewal_goes_on_whatever_becomes_of_it() {
     for pages in [2, PAGES_THAT_FAIL] {

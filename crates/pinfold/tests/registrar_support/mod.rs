@@ -44,7 +44,7 @@ impl<R: Registrar> Own for R {}
 pub(crate) struct Memory {
     start: *mut u8,
     length: usize,
-    /// What has been unmapped of it: somebody else's by now.
+    /// What has been unmapped of it: other code may have mapped it by now.
     hole: Range<usize>,
 }
 
@@ -79,7 +79,7 @@ impl Memory {
     pub(crate) fn replace(&mut self) {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: the addresses are this test's own, borrowed by nobody (`&mut`).
+        // SAFETY: the addresses are this test's own, not borrowed (`&mut`).
         let start = unsafe { libc::mmap(self.start.cast(), self.length, protection, flags, -1, 0) };
         assert_eq!(start, self.start.cast());
     }
@@ -94,7 +94,7 @@ impl Memory {
 
     fn unmap_now(&self, part: Range<usize>) {
         if !part.is_empty() {
-            // SAFETY: within this test's own mapping, not unmapped before, borrowed by nobody.
+            // SAFETY: within this test's own mapping, not unmapped before, not borrowed.
             let done = unsafe { libc::munmap(self.start.add(part.start).cast(), part.len()) };
             assert_eq!(done, 0);
         }

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to change mappings behind everybody's back, which is what the
+//! This file reopens `unsafe_code` to change mappings without any notice, which is what the
 //! tests are about. Every address handled here comes from [`map`] of the same test.
 
 #![allow(unsafe_code, dead_code, missing_docs, unreachable_pub)]
@@ -240,7 +240,7 @@ pub fn comes_true(mut what: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// A userfaultfd that nobody reads until told to.
+/// A userfaultfd that is read only when a test says so.
 pub struct DeafUserfaultfd(c_int);
 
 impl DeafUserfaultfd {

@@ -65,7 +65,7 @@ pub(super) struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Goes on until it is told to stop, or a transfer has failed: then nobody knows what the channel holds.
+    /// Goes on until it is asked to stop, or a transfer has failed: then what the channel holds is unknown.
     pub(super) fn run(&mut self) {
         let mut buffer = vec![0; MESSAGE];
         for offset in (0..self.range.len()).step_by(MESSAGE).cycle() {

@@ -1,7 +1,7 @@
 //! The thread that keeps the programs in the kernel and passes their bell on.
 //!
 //! It has a table of descriptors of its own, with the attachments in it and the ring buffer that becomes
-//! readable when a program rings. So nobody who closes descriptors in this process can take the
+//! readable when a program rings. So no code that closes descriptors in this process can take the
 //! programs away.
 
 use super::Core;
@@ -32,7 +32,7 @@ pub(super) fn start(
     let body = move || {
         let own_table = keep_only(&numbers);
         let bell = numbers.first().copied().unwrap_or(-1);
-        // Whoever waits for it hears of the error only.
+        // The thread that waits for it receives the error only.
         let _ = tell.send(own_table);
         if own_table.is_ok() {
             run(&core, bell, &positions);
@@ -48,8 +48,8 @@ pub(super) fn start(
 fn run(core: &Core, bell: Descriptor, positions: &Positions) {
     let mut told = core.sequence();
     loop {
-        // SeqCst, with the fence: whoever changes the sequence after we look at it finds that we
-        // sleep; whoever changed it before is found. The programs do the same the other way round.
+        // SeqCst, with the fence: a program that changes the sequence after we look at it finds that we
+        // sleep; an earlier change is found. The programs do the same the other way round.
         core.wishes.get().asleep.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if core.stopped() {

@@ -114,7 +114,7 @@ impl Connection {
     ///
     /// `queue_pair` was made by the library of `domain`, and is destroyed, if at all, after
     /// [`take_back`](Self::take_back) returned or after this and all its clones are gone. It is lent
-    /// once: other connections of it are clones of this. Nobody else moves it out of or into `RTS` and
+    /// once: other connections of it are clones of this. No other code moves it out of or into `RTS` and
     /// `SQD` while it is stopped.
     pub unsafe fn lent(domain: Arc<Domain>, queue_pair: NonNull<ibv_qp>) -> Self {
         // SAFETY: the caller's promise.
@@ -346,7 +346,7 @@ pub(super) fn test(domain: &Arc<Domain>) -> Verdict {
     let Some(queue_pair) = loopback.sender() else {
         return Verdict::Untested(Unsupported::Device);
     };
-    // SAFETY: the loopback, which nobody else uses, outlives the connection.
+    // SAFETY: the loopback, which has no other user, outlives the connection.
     let connection = unsafe { Connection::lent(Arc::clone(domain), queue_pair) };
     match connection.stop_and_restart() {
         Err(why @ Unsupported::Refused { errno, .. }) if is_passing(errno) => {

@@ -66,7 +66,7 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: nobody else frees it; devices that are open stay.
+        // SAFETY: it is freed here only; devices that are open stay.
         unsafe { (self.library.free_device_list)(self.start.as_ptr()) }
     }
 }
@@ -106,7 +106,7 @@ impl Device {
         let opened = unsafe { (library.open_device)(device) };
         let context =
             NonNull::new(opened).ok_or_else(|| why_refused(name.clone(), last_errno()))?;
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and without another owner.
         unsafe { Self::with(library, context, true, name) }.map(Arc::new)
     }
 
@@ -129,7 +129,7 @@ impl Device {
 
     /// # Safety
     ///
-    /// As for [`lent`](Self::lent); if it is `ours`, nobody else closes it.
+    /// As for [`lent`](Self::lent); if it is `ours`, no other code closes it.
     unsafe fn with(
         library: &'static Library,
         context: NonNull<ibv_context>,
@@ -138,7 +138,7 @@ impl Device {
     ) -> Result<Self, OpenError> {
         let close_if_ours = |errno| {
             if ours {
-                // SAFETY: nobody else knows it.
+                // SAFETY: no other code knows it.
                 unsafe { (library.close_device)(context.as_ptr()) };
             }
             errno
@@ -408,7 +408,7 @@ impl fmt::Display for OpenError {
             Self::Forbidden { name, errno } => write!(
                 f,
                 "{name} may not be opened (errno {errno}): look at the permissions of \
-                 /dev/infiniband/uverbs*, which udev's rules of rdma-core open to everybody (the \
+                 /dev/infiniband/uverbs*, which udev's rules of rdma-core open to all users (the \
                  group `rdma` elsewhere), and at the container's list of devices (`--device \
                  /dev/infiniband`)"
             ),

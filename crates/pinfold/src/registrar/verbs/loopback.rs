@@ -78,7 +78,7 @@ impl Loopback {
     ///
     /// # Safety
     ///
-    /// Whoever registered the memory behind the keys lets the device read it, or write it where
+    /// The caller that registered the memory behind the keys lets the device read it, or write it where
     /// bytes arrive, now.
     pub unsafe fn transfer(
         &self,
@@ -191,7 +191,7 @@ impl CompletionQueue {
         };
         let pointer = NonNull::new(made).ok_or_else(|| {
             let errno = last_errno();
-            // SAFETY: nobody uses the channel.
+            // SAFETY: the channel is not used.
             unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
             LoopbackError::os("ibv_create_cq", errno)
         })?;
@@ -389,7 +389,7 @@ impl Drop for QueuePair {
     /// Ends what is under way; nothing of it touches memory afterwards.
     fn drop(&mut self) {
         if !self.domain.device().forked() {
-            // SAFETY: nobody else destroys it.
+            // SAFETY: it is destroyed here only.
             unsafe { (self.domain.device().library().destroy_qp)(self.pointer.as_ptr()) };
         }
     }

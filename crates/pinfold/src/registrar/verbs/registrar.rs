@@ -137,7 +137,7 @@ enum Standing {
     /// A suspension was to withdraw it, and the device refused: the handle is kept, and good again
     /// when the suspension is over.
     Kept,
-    /// Its holder has given it up, and the device refused: nobody has the handle any more.
+    /// Its holder deregistered it, and the device refused: no holder has the handle any more.
     GivenUp,
 }
 
@@ -193,8 +193,8 @@ impl Verbs {
         self.held().live.values().any(|it| it.access.is_remote() && it.touches(range))
     }
 
-    /// Whether something of `range` was to be let go of, and is registered still. What nobody has
-    /// the handle of is given back once more before.
+    /// Whether something of `range` was to be deregistered, and is still registered. What has no holder
+    /// is deregistered once more before.
     pub(super) fn is_stuck(&self, range: AddressRange) -> bool {
         if self.forked() {
             // The parent's device translates nothing of this process.
@@ -293,8 +293,8 @@ impl Verbs {
         self.give_back_or_note(region, Standing::GivenUp)
     }
 
-    /// What the device refuses to let go of is noted as `refused`, in the same step in which it is
-    /// among the live ones again: whoever sees it there knows whose it is.
+    /// What the device refuses to deregister is noted as `refused`, in the same step in which it is
+    /// among the live ones again: a thread that sees it there knows whose it is.
     fn give_back_or_note(
         &self,
         region: MemoryRegion,
@@ -313,7 +313,7 @@ impl Verbs {
         let Some(use_) = removed else {
             return Err(DeregisterError::Os { operation: DEREG, errno: libc::EINVAL });
         };
-        // SAFETY: the library made it in this domain, and it was not given back before: whoever
+        // SAFETY: the library made it in this domain, and it was not deregistered before: the thread that
         // takes it out of the list is the only one.
         let status = unsafe { (self.domain.device().library().dereg_mr)(region.as_ptr()) };
         match status {
