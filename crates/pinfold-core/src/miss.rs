@@ -49,6 +49,14 @@ enum Whose {
     Shared,
 }
 
+/// What is to be registered, and what it will count.
+#[derive(Clone, Copy)]
+struct Plan {
+    range: AddressRange,
+    terms: Terms,
+    amount: Amount,
+}
+
 /// What this `get` has been through already.
 #[derive(Clone, Copy)]
 struct Attempt {
@@ -57,7 +65,7 @@ struct Attempt {
     waited: bool,
     /// The budget is full of regions in use and the configuration says to go on.
     past_budget: bool,
-    /// No more is registered than was asked for, in whole pages: more could not be had.
+    /// No more is registered than was asked for, in whole pages: more could not be registered.
     is_narrow: bool,
     begun: Begun,
 }
@@ -117,11 +125,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let terms = Terms { access, ..want.terms };
         loop {
             // In each round: the mapping may have changed meanwhile.
-            let made = Want { range: self.to_register(want, attempt), terms };
+            let plan = self.plan(want, terms, attempt);
             let is_sampled = self.is_sampled();
             let asked = (!attempt.begun.is_current || is_sampled).then(|| self.ask(is_sampled));
             let step =
-                self.locked(|writer| self.next_step(writer, want, made, attempt, asked))??;
+                self.locked(|writer| self.next_step(writer, want, plan, attempt, asked))??;
             // What comes next takes its time, and the registrar's or a program's code runs in it.
             attempt.begun.is_current = false;
             match step {
@@ -134,17 +142,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 Step::HoldBack(gate) => {
                     gate.wait().map_err(|range| GetError::Suspended { range })?;
                 }
-                // More than there ever is: what was asked for may fit.
-                Step::MakeRoom(refusal, _)
-                    if refusal.is_hopeless() && made.range != self.pages_of(want) =>
-                {
-                    attempt.is_narrow = true;
-                }
                 Step::MakeRoom(refusal, whose) => {
                     attempt.past_budget = self.make_room(refusal, whose)?;
                 }
                 Step::Register(enlisted) => {
-                    let tried = enlisted.range;
+                    let tried = enlisted.plan;
                     // SAFETY: the caller's promise.
                     match unsafe { enlisted.fly(want) } {
                         Ok(lease) => return Ok(lease),
@@ -155,7 +157,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// `made` is a registration made for `want`.
+    /// `plan` is of a registration made for `want`.
     ///
     /// What changed since the monitor was last asked, in this `get`, need not be known: a hit may miss it as
     /// one behind that question may, and a registration that is listed before the change is applied is tainted
@@ -164,11 +166,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         writer: &mut Writer,
         want: &Want,
-        made: Want,
+        plan: Plan,
         attempt: Attempt,
         asked: Option<Checkup>,
     ) -> Result<Step<'_, R, M>, GetError> {
-        let terms = made.terms;
         if let Some(checkup) = asked {
             self.catch_up_with(writer, checkup)?;
         }
@@ -176,8 +177,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Ok(Step::Again);
         }
         // What is suspended beside what was asked for is not in the way.
-        let is_barred = writer.bars.cover(made.range);
-        let range = if is_barred { self.pages_of(want) } else { made.range };
+        let is_barred = writer.bars.cover(plan.range);
+        let range = if is_barred { self.pages_of(want) } else { plan.range };
+        let plan = Plan { range, ..plan };
         match writer.bars.stop(range) {
             Some(Stop::Wait(gate)) => return Ok(Step::HoldBack(gate)),
             Some(Stop::Refuse(range)) => return Err(GetError::Suspended { range }),
@@ -190,40 +192,79 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             writer.counts.waits += 1;
             return Ok(Step::Wait(landing));
         }
-        match self.take_budget(writer, range, attempt) {
+        check_sum(writer.held, plan.amount)?;
+        match self.take_budget(writer, plan.amount, attempt) {
             Err((refusal, whose)) => Ok(Step::MakeRoom(refusal, whose)),
-            Ok(amount) => {
+            Ok(()) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
                 let per_use = self.per_use_by_choice(writer, want, range, attempt);
                 let is_timed = self.is_sampled() || !writer.costs.knows(range);
-                let enlisted = self.enlist(writer, range, terms, per_use, is_timed);
+                let enlisted = self.enlist(writer, plan, per_use, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
-                    self.give_budget(writer, amount);
+                    self.give_budget(writer, plan.amount);
                     GetError::Exhausted(full)
                 })
             }
         }
     }
 
-    /// Takes what `range` will cost, from this cache's own bounds and from the shared budget, or
+    /// Takes what a registration will count, from this cache's own bounds and from the shared budget, or
     /// from neither. An account that panics has granted nothing; nothing is half done here.
     fn take_budget(
         &self,
         writer: &mut Writer,
-        range: AddressRange,
+        amount: Amount,
         attempt: Attempt,
-    ) -> Result<Amount, (Refusal, Whose)> {
-        let amount = self.amount(range);
+    ) -> Result<(), (Refusal, Whose)> {
         if attempt.past_budget {
-            self.account.iter().for_each(|account| account.overdraw(amount));
-        } else {
-            self.check_own(writer, amount).map_err(|refusal| (refusal, Whose::Own))?;
-            let shared = self.account.as_ref().map_or(Ok(()), |account| account.take(amount));
-            shared.map_err(|refusal| (refusal, Whose::Shared))?;
+            self.overdraw(writer, amount);
+            return Ok(());
         }
+        self.take_within(writer, amount)
+    }
+
+    fn take_within(&self, writer: &mut Writer, amount: Amount) -> Result<(), (Refusal, Whose)> {
+        self.check_own(writer, amount).map_err(|refusal| (refusal, Whose::Own))?;
+        let shared = self.account.as_ref().map_or(Ok(()), |account| account.take(amount));
+        shared.map_err(|refusal| (refusal, Whose::Shared))?;
         writer.held = writer.held + amount;
-        Ok(amount)
+        Ok(())
+    }
+
+    fn overdraw(&self, writer: &mut Writer, amount: Amount) {
+        self.account.iter().for_each(|account| account.overdraw(amount));
+        writer.held = writer.held + amount;
+    }
+
+    /// A registered region is about to be registered anew, and the system may count more or less for it
+    /// than it did: its memory was moved together into a huge page, or apart. Room is made for what is
+    /// more; what cannot be had is taken all the same, because leases come back with the registration.
+    pub(crate) fn count_anew(
+        &self,
+        region: &Region<R::Handle>,
+        range: AddressRange,
+    ) -> Result<(), Forked> {
+        let amount = self.amount_by_widest(range);
+        let take = |writer: &mut Writer| {
+            let before = self.amount_of(writer, region);
+            let more = Amount { regions: 0, ..amount - before };
+            self.take_within(writer, more)?;
+            let less = Amount { regions: 0, ..before - amount };
+            self.give_budget(writer, less);
+            self.note_amount(writer, (region.number, range), amount);
+            Ok(())
+        };
+        while let Err((refusal, whose)) = self.locked(take)? {
+            if self.make_room(refusal, whose) != Ok(false) {
+                return self.locked(|writer| {
+                    let before = self.amount_of(writer, region);
+                    self.overdraw(writer, Amount { regions: 0, ..amount - before });
+                    self.note_amount(writer, (region.number, range), amount);
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Gives back what was taken. An account that panics here, under the lock and in the middle of the
@@ -273,29 +314,30 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// The same, or the wider range that the registrar names, which is asked with no lock held.
+    /// The same, or the wider range that the registrar names, which is asked with no lock held. The system
+    /// counts that in any case.
     ///
-    /// Not where the caller vouches for what it asked for: of the rest it reports no change, and
-    /// another that vouches for that would be served from here.
-    fn to_register(&self, want: &Want, attempt: Attempt) -> AddressRange {
+    /// Not the wider one where the caller vouches for what it asked for: of the rest it reports no change,
+    /// and another that vouches for that would be served from here.
+    fn plan(&self, want: &Want, terms: Terms, attempt: Attempt) -> Plan {
         let pages = self.pages_of(want);
-        if attempt.is_narrow || want.terms.vouched || want.terms.access.is_remote() {
-            return pages;
-        }
-        let widened = self.registrar.widened(pages);
-        // A registrar that names something else is not believed.
-        let is_right = widened.contains(&pages) && widened.len() <= self.limits.max_region_bytes;
-        if is_right { widened } else { pages }
+        let widened = self.widest(pages);
+        let fits = widened.len() <= self.limits.max_region_bytes;
+        let is_own = want.terms.vouched || want.terms.access.is_remote();
+        let range = if attempt.is_narrow || is_own || !fits { pages } else { widened };
+        Plan { range, terms, amount: self.amount(widened) }
     }
 
-    /// What a registration of `range` counts against the budget: the bytes of its pages.
-    pub(crate) fn footprint(&self, range: AddressRange) -> usize {
-        range.page_aligned(self.limits.page_bytes).len()
+    /// What the system counts for a registration of `range`. A registrar that names something else is not
+    /// believed.
+    fn widest(&self, range: AddressRange) -> AddressRange {
+        let widened = self.registrar.widened(range);
+        if widened.contains(&range) { widened } else { range }
     }
 
-    /// The same, and that it is one registration.
-    pub(crate) fn amount(&self, range: AddressRange) -> Amount {
-        Amount::one(self.footprint(range))
+    /// What a registration of `range`, made now, counts. Asks the registrar, with no lock held.
+    fn amount_by_widest(&self, range: AddressRange) -> Amount {
+        self.amount(self.widest(range))
     }
 
     /// What is missing for `amount` within this cache's own bounds.
@@ -335,11 +377,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn enlist(
         &self,
         writer: &mut Writer,
-        range: AddressRange,
-        terms: Terms,
+        plan: Plan,
         by_choice: Option<PerUse>,
         is_timed: bool,
     ) -> Option<Enlisted<'_, R, M>> {
+        let Plan { range, terms, .. } = plan;
         let number = self.take_place(writer)?;
         let region = self.region(number)?;
         let born = writer.unapplied.made();
@@ -347,7 +389,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             None => Flight::new(range, terms, number, born),
             Some(_) => Flight::for_one_use(range, terms, number, born),
         });
-        Some(Enlisted { shared: self, region, range, terms, by_choice, is_timed, ended: None })
+        Some(Enlisted { shared: self, region, plan, by_choice, is_timed, ended: None })
     }
 
     /// Why a registration of `range` is not to be kept though it may be.
@@ -494,32 +536,39 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// After a failed registration of `tried`: Ok if it may be tried again, with whether to try no more
     /// than was asked for.
-    fn recover(
-        &self,
-        want: &Want,
-        tried: AddressRange,
-        error: RegisterError,
-    ) -> Result<bool, GetError> {
+    fn recover(&self, want: &Want, tried: Plan, error: RegisterError) -> Result<bool, GetError> {
         // Forked inside the registrar, the account is the parent's as well.
         if self.monitor.forked() {
             return Err(GetError::Forked);
         }
-        if error.is_about_room() && self.make_room_on_device(tried, error) {
+        if error.is_about_room() && self.make_room_on_device(tried.amount, error) {
             return Ok(false);
         }
         // What nobody asked for may be what cannot be registered: it may even be unmapped by now.
-        if tried != self.pages_of(want) { Ok(true) } else { Err(GetError::Register(error)) }
+        if tried.range != self.pages_of(want) { Ok(true) } else { Err(GetError::Register(error)) }
     }
 
     /// The account hears of it in any case: it may have to adapt.
-    fn make_room_on_device(&self, tried: AddressRange, error: RegisterError) -> bool {
-        let missing = self.amount(tried);
+    fn make_room_on_device(&self, missing: Amount, error: RegisterError) -> bool {
         let refused = |account: &Arc<dyn Account>| account.refused(error, missing);
         let recalled = self.account.as_ref().is_some_and(refused);
         if self.account.is_none() {
             self.note_refused_by_device(error, missing);
         }
         recalled || self.free_some(missing)
+    }
+}
+
+/// That what is held can be told in one word with `amount` as well.
+fn check_sum(held: Amount, amount: Amount) -> Result<(), GetError> {
+    match held.bytes.checked_add(amount.bytes) {
+        Some(_) => Ok(()),
+        None => Err(GetError::Exhausted(Exhausted {
+            limit: Limit::Bytes,
+            allowed: usize::MAX,
+            held: held.bytes,
+            wanted: amount.bytes,
+        })),
     }
 }
 
@@ -544,8 +593,7 @@ fn landing_for(writer: &mut Writer, want: &Want, attempt: Attempt) -> Option<Arc
 struct Enlisted<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
     region: &'c Region<R::Handle>,
-    range: AddressRange,
-    terms: Terms,
+    plan: Plan,
     /// Why it is not to be kept, though it may be.
     by_choice: Option<PerUse>,
     /// Whether it is measured what this takes.
@@ -571,7 +619,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     ///
     /// As for [`Shared::get_slowly`].
     unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, RegisterError> {
-        let (shared, range, access) = (self.shared, self.range, self.terms.access);
+        let (shared, Plan { range, terms: Terms { access, .. }, .. }) = (self.shared, self.plan);
         let now = || shared.now_if(self.is_timed);
         let began = now();
         let per_use = self.by_choice.or_else(|| shared.per_use(want, range));
@@ -603,6 +651,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     ) -> Lease<'c, R, M> {
         let (shared, region) = (self.shared, self.region);
         let flight = self.leave(writer);
+        shared.note_amount(writer, (region.number, self.plan.range), self.plan.amount);
         writer.counts.registrations += 1;
         writer.counts.misses += 1;
         let (filling, born) = flight.filling();
@@ -633,7 +682,8 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             Some(position) => writer.flights.swap_remove(position),
             None => {
                 let born = writer.unapplied.made();
-                Flight { tainted: true, ..Flight::new(self.range, self.terms, number, born) }
+                let Plan { range, terms, .. } = self.plan;
+                Flight { tainted: true, ..Flight::new(range, terms, number, born) }
             }
         };
         flight.tainted |= writer.unapplied.cover(flight.range, flight.born);
@@ -643,7 +693,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// Gives everything back: nothing was registered. Says who waits.
     fn withdraw(&self, writer: &mut Writer) -> Option<Arc<Landing>> {
         let flight = self.leave(writer);
-        self.shared.give_budget(writer, self.shared.amount(flight.range));
+        self.shared.give_budget(writer, self.plan.amount);
         writer.free_places.push(flight.number);
         writer.watchers.deregistered(flight.number);
         writer.counts.registration_failures += 1;

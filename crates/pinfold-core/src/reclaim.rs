@@ -325,7 +325,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             self.note_kept_no_more(writer, proof.item().number, &mut eviction.hits);
             if let Some(range) = proof.item().range() {
                 self.index.remove(&mut writer.recycler, range, proof.item().number);
-                eviction.missing = eviction.missing - self.amount(range);
+                eviction.missing = eviction.missing - self.amount_of(writer, proof.item());
             }
             writer.lists.deregister(proof)
         };
@@ -418,8 +418,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The books after a deregistration.
     pub(crate) fn free_place(&self, writer: &mut Writer, gone: Deregistering<'_, R::Handle>) {
         let region = gone.region();
-        let bytes = region.range().map_or(0, |range| self.footprint(range));
-        self.give_budget(writer, Amount::one(bytes));
+        let amount = self.forget_amount(writer, region);
+        self.give_budget(writer, amount);
         writer.watchers.deregistered(region.number);
         writer.lists.free(gone);
         writer.free_places.push(region.number);

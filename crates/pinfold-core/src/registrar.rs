@@ -40,9 +40,17 @@ pub trait Registrar: Send + Sync + 'static {
     ///
     /// More where the system counts more against its limit anyway, and the program has mapped all of it:
     /// io_uring pays for the whole of a huge page, however little of it is registered. A cache registers
-    /// that once, and serves the rest from it; so its books say what the system counts.
+    /// that once, and serves the rest from it. Where it registers less all the same (what a caller
+    /// [vouches](crate::GetRequest::vouched) for, or because the rest cannot be registered), all of this counts
+    /// against its budget.
     fn widened(&self, range: AddressRange) -> AddressRange {
         range
+    }
+
+    /// How often the system counts a page that is registered once: by how many devices it is pinned. Asked
+    /// once, when a cache, a pool or a reservation is made, whose books count each page so often.
+    fn pins_per_page(&self) -> usize {
+        1
     }
 
     /// Whether a registration holds on to the pages that it was made for: all devices that pin memory.
@@ -146,6 +154,10 @@ impl<R: Registrar> Registrar for Arc<R> {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         R::widened(self, range)
+    }
+
+    fn pins_per_page(&self) -> usize {
+        R::pins_per_page(self)
     }
 
     fn holds_pages(&self) -> bool {

@@ -1,7 +1,8 @@
 //! Several devices as one registrar: a tuple, or an array of one kind.
 //!
 //! A registration is one with each of them, made in their order, or none: when one refuses, those
-//! before it are given back. The handle holds each device's own.
+//! before it are given back. The handle holds each device's own. Each device pins the pages, and the
+//! system counts them for each: so do budgets.
 //!
 //! # Safety
 //!
@@ -45,6 +46,10 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         self.1.widened(self.0.widened(range))
+    }
+
+    fn pins_per_page(&self) -> usize {
+        self.0.pins_per_page().saturating_add(self.1.pins_per_page())
     }
 
     fn holds_pages(&self) -> bool {
@@ -94,6 +99,11 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         self.2.widened(self.1.widened(self.0.widened(range)))
+    }
+
+    fn pins_per_page(&self) -> usize {
+        let first = self.0.pins_per_page().saturating_add(self.1.pins_per_page());
+        first.saturating_add(self.2.pins_per_page())
     }
 
     fn holds_pages(&self) -> bool {
@@ -152,6 +162,10 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         self.iter().fold(range, |range, registrar| registrar.widened(range))
+    }
+
+    fn pins_per_page(&self) -> usize {
+        self.iter().fold(0, |pins, registrar| registrar.pins_per_page().saturating_add(pins))
     }
 
     fn holds_pages(&self) -> bool {

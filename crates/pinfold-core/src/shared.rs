@@ -8,6 +8,7 @@
 //! flight (3, taken with nothing else held). None is held across a call of the registrar, of a
 //! monitor's `watch` or of a program's callback.
 
+use crate::AddressRange;
 use crate::admission::{Admission, LearnedCosts};
 use crate::bars::Bars;
 use crate::board::Board;
@@ -26,7 +27,7 @@ use crate::statistics::Statistics;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::unapplied::UnappliedChanges;
 use crate::watchers::{Callback, Due, Watchers};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// The cache itself.
@@ -46,6 +47,8 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     /// The budget that others draw on as well.
     pub(crate) account: Option<Arc<dyn Account>>,
     pub(crate) limits: RegistrarLimits,
+    /// How often each page of a registration counts.
+    pins_per_page: usize,
     /// Where the program is told what it must react to.
     pub(crate) board: Board<R::Handle>,
     /// Set once, when the cache is dropped: the reclaimer ends.
@@ -102,6 +105,8 @@ pub(crate) struct Writer {
     pub(crate) counted: Vec<usize>,
     /// What counts against the budget, registrations under way included.
     pub(crate) held: Amount,
+    /// What regions count for which it is not what their own pages count, in bytes, by their numbers: few.
+    counted_otherwise: BTreeMap<u32, usize>,
     pub(crate) counts: Statistics,
     pub(crate) watchers: Watchers,
     /// What is suspended.
@@ -147,6 +152,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         account: Option<Arc<dyn Account>>,
     ) -> Result<Self, ConfigError> {
         let mut limits = registrar.limits();
+        let pins_per_page = registrar.pins_per_page();
         let config = config.within(limits)?;
         limits.max_region_bytes = limits.max_region_bytes.min(LONGEST);
         monitor.check().map_err(ConfigError::Monitor)?;
@@ -163,6 +169,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             config,
             account,
             limits,
+            pins_per_page,
             board: Board::new(),
             closed: AtomicBool::new(false),
             writer: Mutex::new(Writer::new(start.up_to, start.sequence)),
@@ -443,6 +450,41 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
+    /// What a registration of `range` counts against the budget: its pages, for each device that pins them.
+    pub(crate) fn amount(&self, range: AddressRange) -> Amount {
+        let pages = range.page_aligned(self.limits.page_bytes).len();
+        Amount::one(pages.saturating_mul(self.pins_per_page))
+    }
+
+    /// What `region`, which is registered, counts.
+    pub(crate) fn amount_of(&self, writer: &Writer, region: &Region<R::Handle>) -> Amount {
+        match writer.counted_otherwise.get(&region.number) {
+            Some(&bytes) => Amount::one(bytes),
+            None => region.range().map_or(Amount::one(0), |range| self.amount(range)),
+        }
+    }
+
+    /// `region` of `range` counts this from now on.
+    pub(crate) fn note_amount(
+        &self,
+        writer: &mut Writer,
+        (number, range): (u32, AddressRange),
+        amount: Amount,
+    ) {
+        if amount == self.amount(range) {
+            writer.counted_otherwise.remove(&number);
+        } else {
+            writer.counted_otherwise.insert(number, amount.bytes);
+        }
+    }
+
+    /// `region` counts nothing any more. What it counted.
+    pub(crate) fn forget_amount(&self, writer: &mut Writer, region: &Region<R::Handle>) -> Amount {
+        let amount = self.amount_of(writer, region);
+        writer.counted_otherwise.remove(&region.number);
+        amount
+    }
+
     /// The region in place `number`.
     pub(crate) fn region(&self, number: u32) -> Option<&Region<R::Handle>> {
         self.index.places.get(number)
@@ -511,6 +553,7 @@ impl Writer {
             per_use: HashMap::new(),
             counted: Vec::new(),
             held: Amount::ZERO,
+            counted_otherwise: BTreeMap::new(),
             counts: Statistics::default(),
             watchers: Watchers::default(),
             bars: Bars::default(),

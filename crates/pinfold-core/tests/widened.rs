@@ -1,15 +1,19 @@
-//! A device that counts whole blocks is asked for whole blocks, and for less where it, or the budget, has no
-//! more.
+//! What is counted: whole blocks, where the system counts those, whatever is registered of them; and each
+//! page as often as it is pinned. A device that counts whole blocks is asked for whole blocks, and for less
+//! where it has no more.
 
 #![allow(unsafe_code)] // a device that touches no memory
 #![allow(clippy::unwrap_used)] // helpers fail as loudly as tests
 
 use pinfold_core::{
-    Access, AddressRange, BadAddress, Cache, Change, Config, Cover, DeregisterError, GetError,
-    Lease, Lost, MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay,
-    Sequence, Watch, WhenFull,
+    Access, AddressRange, BadAddress, Cache, Change, Config, ConnectionLost, Cover,
+    DeregisterError, GetError, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Position,
+    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Suspend, SuspensionTerms,
+    Transfers, Unsupported, Watch, WhenFull,
 };
+use std::convert::Infallible;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 const PAGE: usize = 4096;
 const BLOCK: usize = 512 * PAGE;
@@ -22,11 +26,18 @@ struct Device {
     /// Nothing is mapped from here on.
     mapped_to: usize,
     held: Mutex<Vec<AddressRange>>,
+    /// Whether pages lie in blocks now.
+    in_blocks: AtomicBool,
 }
 
 impl Device {
     fn new() -> Self {
-        Self { room: usize::MAX, mapped_to: usize::MAX, held: Mutex::default() }
+        Self {
+            room: usize::MAX,
+            mapped_to: usize::MAX,
+            held: Mutex::default(),
+            in_blocks: AtomicBool::new(true),
+        }
     }
 }
 
@@ -38,7 +49,7 @@ impl Registrar for Device {
     }
 
     fn widened(&self, range: AddressRange) -> AddressRange {
-        range.page_aligned(BLOCK)
+        if self.in_blocks.load(SeqCst) { range.page_aligned(BLOCK) } else { range }
     }
 
     unsafe fn register(&self, range: AddressRange, _: Access) -> Result<u32, RegisterError> {
@@ -59,6 +70,34 @@ impl Registrar for Device {
         let place = held.iter().position(|other| *other == range).unwrap();
         held.swap_remove(place);
         Ok(())
+    }
+}
+
+impl Suspend for Device {
+    type Connection = Infallible;
+
+    fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
+    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Infallible,
+        _: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        match *connection {}
+    }
+
+    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+        match *connection {}
+    }
+
+    fn fail(&self, connection: &Infallible) {
+        match *connection {}
     }
 }
 
@@ -144,15 +183,98 @@ fn a_device_without_room_for_a_block_is_asked_for_less() {
     assert_eq!((registered(&cache, 3), registered(&cache, 5)), (PAGE, PAGE));
 }
 
+/// Less would be counted as much.
 #[test]
-fn a_budget_without_room_for_a_block_holds_less() {
-    for when_full in [WhenFull::Refuse, WhenFull::RegisterPerUse] {
-        let config = Config { max_bytes: 2 * PAGE, when_full, ..Config::default() };
-        let cache = Cache::new(Device::new(), Calm, config).unwrap();
-        let lease = get(&cache, 3).unwrap();
-        assert!(lease.is_cached(), "within the budget");
-        assert_eq!((lease.registered().len(), registered(&cache, 5)), (PAGE, PAGE));
-    }
+fn a_budget_without_room_for_a_block_holds_none_of_it() {
+    let config = Config { max_bytes: 2 * PAGE, ..Config::default() };
+    let cache = Cache::new(Device::new(), Calm, config).unwrap();
+    let refused = get(&cache, 3).map(|lease| lease.range()).unwrap_err();
+    let GetError::Exhausted(exhausted) = refused else { panic!("{refused}") };
+    assert_eq!((exhausted.limit, exhausted.wanted), (Limit::Bytes, BLOCK));
+    let when_full = WhenFull::RegisterPerUse;
+    let cache = Cache::new(Device::new(), Calm, Config { when_full, ..config }).unwrap();
+    assert_eq!(get(&cache, 3).unwrap().per_use(), Some(PerUse::Full));
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
+/// Of what is vouched for no more is registered, and as much is counted.
+#[test]
+fn a_part_of_a_block_counts_as_the_block() {
+    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
+    let start = std::ptr::without_provenance(START);
+    // SAFETY: the device touches no memory.
+    let lease = unsafe { cache.request(start, PAGE, Access::READ).vouched().get() }.unwrap();
+    assert_eq!(lease.registered().len(), PAGE);
+    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
+    drop(lease);
+    cache.evict_idle();
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
+/// As by a device that could not register all of it: what was counted is given back, not what was registered.
+#[test]
+fn what_is_counted_is_given_back() {
+    let device = Device { mapped_to: START + 4 * PAGE, ..Device::new() };
+    let cache = Cache::new(device, Calm, Config::default()).unwrap();
+    assert_eq!(registered(&cache, 3), PAGE);
+    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
+    assert!(get(&cache, 4).is_err());
+    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
+    cache.evict_idle();
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
+/// Two pages of two blocks are registered, suspended, and come back when their pages lie in blocks, or as
+/// they were. What counts then, and what was allowed.
+fn renewed(in_blocks: (bool, bool), max_bytes: usize) -> (u64, u64) {
+    let config = Config { max_bytes, ..Config::default() };
+    let cache = Cache::new(Device::new(), Calm, config).unwrap();
+    cache.registrar().in_blocks.store(in_blocks.0, SeqCst);
+    let leases = vec![get(&cache, 3).unwrap(), get(&cache, 512).unwrap()];
+    let before = cache.statistics().pinned_bytes;
+    let range = AddressRange::new(START, 2 * BLOCK).unwrap();
+    let terms = SuspensionTerms::default();
+    let suspended = cache.suspend(range, Vec::new(), leases, terms).unwrap();
+    cache.registrar().in_blocks.store(in_blocks.1, SeqCst);
+    let resumed = suspended.resume().unwrap();
+    assert!(resumed.leases.iter().all(Result::is_ok));
+    let after = cache.statistics().pinned_bytes;
+    drop(resumed);
+    cache.evict_idle();
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+    (before, after)
+}
+
+#[test]
+fn a_renewal_counts_what_the_memory_has_become() {
+    let (page, block) = (PAGE as u64, BLOCK as u64);
+    assert_eq!(renewed((false, true), 1 << 30), (2 * page, 2 * block));
+    assert_eq!(renewed((false, false), 1 << 30), (2 * page, 2 * page));
+    assert_eq!(renewed((true, true), 1 << 30), (2 * block, 2 * block));
+    // What cannot be had is told all the same: the leases come back.
+    assert_eq!(renewed((false, true), BLOCK), (2 * page, 2 * block));
+}
+
+#[test]
+fn each_device_of_several_counts() {
+    let small = || Device { in_blocks: AtomicBool::new(false), ..Device::new() };
+    let config = Config { max_bytes: 3 * PAGE, ..Config::default() };
+    let two = Cache::new((small(), small()), Calm, config).unwrap();
+    let start = std::ptr::without_provenance(START);
+    // SAFETY: the device touches no memory.
+    let lease = unsafe { two.get(start, PAGE, Access::READ) }.unwrap();
+    assert_eq!(two.statistics().pinned_bytes, 2 * PAGE as u64);
+    // SAFETY: as above.
+    let refused = unsafe { two.get(start.wrapping_add(PAGE), PAGE, Access::READ) };
+    assert!(matches!(refused, Err(GetError::Exhausted(_))), "{refused:?}");
+    drop((refused, lease));
+    let nested = Cache::new([(small(), small()), (small(), small())], Calm, Config::default());
+    let nested = nested.unwrap();
+    // SAFETY: as above.
+    drop(unsafe { nested.get(start, PAGE, Access::READ) }.unwrap());
+    assert_eq!(nested.statistics().pinned_bytes, 4 * PAGE as u64);
+    nested.evict_idle();
+    assert_eq!(nested.statistics().pinned_bytes, 0);
 }
 
 /// Room is made for a block before less is made do with.

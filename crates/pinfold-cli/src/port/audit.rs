@@ -63,6 +63,10 @@ impl Registrar for Audited {
         self.inner.widened(range)
     }
 
+    fn pins_per_page(&self) -> usize {
+        self.inner.pins_per_page()
+    }
+
     fn holds_pages(&self) -> bool {
         self.inner.holds_pages()
     }

@@ -20,7 +20,7 @@ use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::{Forked, Monitor};
-use crate::region::{List, Lists, Region, Terms, Want};
+use crate::region::{Lists, Outside, Region, State, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{SLICE, Shared, Writer};
 use std::collections::{HashMap, HashSet};
@@ -310,9 +310,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// both, and comes back when the other resumes.
     fn parked_elsewhere(&self, writer: &Writer) -> usize {
         let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
-        let others = writer.lists.iter(List::Parked).filter(|number| !ours.contains(number));
+        let near = writer.lists.near(Outside::Other, self.range).into_iter().flatten();
+        let others = near.filter(|number| !ours.contains(number));
         let regions = others.filter_map(|number| self.shared.region(number));
-        regions.filter_map(Region::range).filter(|range| range.overlaps(&self.range)).count()
+        let parked = regions.filter(|region| region.state() == State::Parked);
+        parked.filter_map(Region::range).filter(|range| range.overlaps(&self.range)).count()
     }
 
     /// The registrations that come back.
@@ -796,6 +798,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     /// word by word: enlisted first, then watched and asked for discards in flux, then registered.
     fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
         let Parked { region, range, terms, .. } = self.parked;
+        self.shared.count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
         // With a monitor that panics nobody can tell; what was withdrawn is renewed all the same.
         let asked = foreign::call(|| self.shared.per_use(&Want { range, terms }, range));
         let per_use = asked.unwrap_or_else(|_panicked| {

@@ -202,7 +202,7 @@ impl Ledger {
 
     pub(super) fn take(&mut self, drawer: Drawer, amount: Amount) -> Result<(), Refusal> {
         let Some(entry) = self.entry(drawer) else {
-            return Err(refusal(amount, Amount::ZERO, Amount::ZERO));
+            return Err(refusal(amount, amount, Amount::ZERO));
         };
         let (before, Terms { minimum, maximum, .. }) = (entry.held, entry.terms);
         let after = before + amount;
@@ -210,7 +210,7 @@ impl Ledger {
         let now = maximum.min((self.total - others).max(self.promised(minimum)));
         if !after.fits(now) {
             let ever = maximum.min(self.total - (self.kept() - minimum));
-            return Err(refusal(amount, now - before, ever));
+            return Err(refusal(amount, after - now, ever));
         }
         self.set_held(drawer, after);
         Ok(())
@@ -305,9 +305,10 @@ fn part_of(whole: usize, weight: u32, weights: u64) -> usize {
     usize::try_from(parts.checked_div(u128::from(weights)).unwrap_or(0)).unwrap_or(whole)
 }
 
-/// `wanted` is more than is `free` now, of what can be had `ever`, others giving back all they may.
-fn refusal(wanted: Amount, free: Amount, ever: Amount) -> Refusal {
-    let (missing, held) = (wanted - free, ever - free);
+/// For `wanted`, `missing` has to be given back first: more than is wanted where a limit was lowered below
+/// what is held. `ever` can be had if others give back all they may.
+fn refusal(wanted: Amount, missing: Amount, ever: Amount) -> Refusal {
+    let held = ever - (wanted - missing);
     let exhausted = if missing.bytes > 0 {
         let (wanted, held, allowed) = (wanted.bytes, held.bytes, ever.bytes);
         Exhausted { limit: Limit::SharedBytes, allowed, held, wanted }
@@ -383,7 +384,8 @@ mod tests {
         ledger.take(only, amount(80)).unwrap();
         ledger.set_total(amount(50));
         let refused = ledger.take(only, amount(10)).unwrap_err();
-        assert_eq!((refused.missing, refused.exhausted.allowed), (amount(10), 50));
+        // What is held beyond the limit has to go as well.
+        assert_eq!((refused.missing, refused.exhausted.allowed), (amount(40), 50));
         ledger.give(only, amount(40));
         ledger.take(only, amount(10)).unwrap();
         assert_eq!(ledger.held(), amount(50));

@@ -108,8 +108,9 @@ impl Budget {
         reserve: Reserve,
     ) -> Result<Reservation<R>, ReserveError> {
         let page_bytes = registrar.limits().page_bytes;
+        let pins = registrar.pins_per_page();
         let (part_bytes, amount) =
-            size(reserve, page_bytes).ok_or(ReserveError::Size { reserve })?;
+            size(reserve, page_bytes, pins).ok_or(ReserveError::Size { reserve })?;
         let terms = Terms { minimum: amount, maximum: amount, weight: 0 };
         let share = self.share_recalled(terms).map_err(ReserveError::Budget)?;
         // The whole of the minimum, so it is there.
@@ -133,12 +134,13 @@ impl Budget {
     }
 }
 
-/// The length of one buffer in whole pages, and the amount of all.
-fn size(reserve: Reserve, page_bytes: usize) -> Option<(usize, Amount)> {
+/// The length of one buffer in whole pages, and the amount of all, each page counted `pins` times.
+fn size(reserve: Reserve, page_bytes: usize, pins: usize) -> Option<(usize, Amount)> {
     let part_bytes = reserve.buffer_bytes.checked_next_multiple_of(page_bytes)?;
     let bytes = part_bytes.checked_mul(reserve.buffers)?;
     let sensible = bytes > 0 && bytes <= isize::MAX as usize;
-    sensible.then_some((part_bytes, Amount { bytes, regions: reserve.buffers }))
+    let counted = bytes.checked_mul(pins)?;
+    sensible.then_some((part_bytes, Amount { bytes: counted, regions: reserve.buffers }))
 }
 
 impl<R: Registrar> Inner<R> {

@@ -190,11 +190,13 @@ impl Budget {
 
     /// All that this process may prudently pin with a registrar of this kind and these limits.
     ///
-    /// That is the least of: `RLIMIT_MEMLOCK` where it holds, less what counts against it already,
+    /// That is the least of: `RLIMIT_MEMLOCK` where it holds, less what this process has pinned already,
     /// rings of io_uring included, so make those first;
     /// half of what the control groups and the machine have, because beyond those no process is
-    /// refused but some are slowed down or killed. Other processes may take of it at any
-    /// time. Memory is not looked for twice: what is pinned is memory that the program has anyway.
+    /// refused but some are slowed down or killed. What the user's other processes have pinned by
+    /// io_uring counts against the same limit and is not subtracted, because it comes and goes: give each
+    /// of several processes its part ([`Budget::new`]). Memory is not looked for twice: what is pinned is
+    /// memory that the program has anyway.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 use crate::budget::Share;
 use pinfold_core::{Account, Amount, Exhausted, Lender, Limit};
 use std::fmt;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 /// Says how many bytes a pool may pin besides its own [`max_bytes`](super::PoolConfig::max_bytes).
 ///
@@ -12,7 +12,8 @@ use std::sync::Weak;
 /// process forks: a child gives nothing back. Both may use the pool; while it grows, it has for the
 /// thread that makes it grow only the buffers that it has already.
 pub trait Allowance: fmt::Debug + Send + Sync + 'static {
-    /// Grants `bytes` more, which every one of the pool's registrars pins.
+    /// Grants `bytes` more: of a slab its bytes for each device that
+    /// [pins](pinfold_core::Registrar::pins_per_page) it, as the system counts.
     ///
     /// # Errors
     ///
@@ -50,7 +51,40 @@ impl Allowance for Unshared {
     fn give_back(&self, _: usize) {}
 }
 
-/// A slab counts as one registration of the budget, with however many devices it is registered.
+/// What is granted for a slab, which each of its devices pins.
+#[derive(Debug)]
+pub(super) struct ForEachPin {
+    allowance: Arc<dyn Allowance>,
+    pins: usize,
+}
+
+impl ForEachPin {
+    pub(super) fn new(allowance: Arc<dyn Allowance>, pins: usize) -> Self {
+        Self { allowance, pins }
+    }
+}
+
+impl Allowance for ForEachPin {
+    fn grant(&self, bytes: usize) -> Result<(), Denied> {
+        let granted = self.allowance.grant(bytes.saturating_mul(self.pins));
+        granted.map_err(|denied| Denied { available: denied.available / self.pins.max(1) })
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.allowance.give_back(bytes.saturating_mul(self.pins));
+    }
+
+    fn settle(&self) {
+        self.allowance.settle();
+    }
+
+    fn attach(&self, lender: Weak<dyn Lender>) {
+        self.allowance.attach(lender);
+    }
+}
+
+/// A slab counts as one registration of the budget, with however many devices it is registered; its bytes
+/// count for each.
 impl Allowance for Share {
     fn grant(&self, bytes: usize) -> Result<(), Denied> {
         self.grow(Amount::one(bytes)).map_err(|refused| Denied { available: left(refused) })

@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use super::allowance::{Allowance, Unshared};
+use super::allowance::{Allowance, ForEachPin, Unshared};
 use super::classes::{Class, LINE, MAX_ALIGN, UNIT};
 use super::config::{Bounds, PoolConfig, WhenExhausted};
 use super::depot::{Depot, Slab, Want, slab_at};
@@ -59,6 +59,7 @@ impl<R: Registrar> Pool<R> {
         let bounds = Bounds::new(config, registrar.limits())?;
         let registrar = Arc::new(registrar);
         let devices: Arc<R> = Arc::clone(&registrar);
+        let allowance = Arc::new(ForEachPin::new(allowance, registrar.pins_per_page()));
         Ok(Self { depot: Depot::new(bounds, devices, allowance)?, registrar })
     }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 /// How a pool behaves. The default is bounded: 256 MiB, and grows as it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolConfig {
-    /// The most bytes to have registered at once, in whole slabs. Each registrar pins that much.
+    /// The most bytes to have registered at once, in whole slabs. Each registrar pins that much, and of
+    /// a budget that is shared each takes it.
     pub max_bytes: usize,
     /// How long the first slab is, in bytes. Each further one is as long as all before it
     /// together, so that the number of registrations stays small.

@@ -14,7 +14,7 @@
 //!
 //! The pages that are mapped in the range when it is registered stay in memory until the last
 //! registration that covers them is given back. The kernel's locks do not nest, so the registrar
-//! counts. Three things it cannot know:
+//! counts. Four things it cannot know:
 //!
 //! - **Other lockers.** The program's own `munlock` undoes the registrar's locks, and the
 //!   registrar's `munlock` undoes the program's own, `mlockall` included. Leave ranges that are
@@ -22,6 +22,11 @@
 //! - **New mappings.** A lock belongs to a mapping, not to an address. What is mapped anew in a
 //!   registered range is not locked, until the range is registered again: that locks all of it, also
 //!   where an older registration counts still. A cache with a monitor does so on its next `get`.
+//! - **Mappings that move or grow.** `mremap`, which `realloc` of a large block is, takes the lock along to
+//!   the new address, and locks what the mapping grows by. A cache with a monitor hears of it and gives the
+//!   old range back; at the new one the memory stays locked, and counts against the limit, until the
+//!   program unlocks or unmaps it. No budget counts it. Buffers that are grown while a cache keeps them
+//!   belong to a registrar that pins pages.
 //! - **Moves.** Locked pages stay in memory, at the same physical address or not: the kernel may
 //!   migrate them. `mlock` suits programs that want no page faults from disk, not devices.
 //!
