@@ -1,4 +1,4 @@
-//! A monitor whose check is one load, and whose events are made by hand.
+//! A monitor whose check is one load, and whose events are made explicitly.
 //!
 //! # Safety
 //!

@@ -70,7 +70,7 @@ impl UnwatchedPage {
     }
 }
 
-/// The bytes in use on the C library's heap, the heap's own included, and what is mapped beside it:
+/// The bytes in use on the C library's heap, the heap's own included, and what is mapped outside it:
 /// a cache may map memory itself. Only differences mean anything.
 ///
 /// Both sides are measured by it, because small allocations pay for the heap's words too.
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     #[cfg(target_env = "gnu")]
     fn memory_in_use_is_seen_to_grow() {
-        // Far more than what the tests beside this one take and give back meanwhile.
+        // Far more than what the concurrent tests take and give back meanwhile.
         const BYTES: usize = 1 << 30;
         let before = memory_used().unwrap();
         let bytes = std::hint::black_box(vec![0_u8; BYTES]);

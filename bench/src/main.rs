@@ -1,4 +1,4 @@
-//! What Pinfold's cache costs, beside UCX's, in one run.
+//! What Pinfold's cache costs, compared with UCX's, in one run.
 //!
 //! `cargo run --release -p pinfold-bench --features peers -- [BENCH] [--json]`. Without the
 //! feature `peers` (which needs Debian's `libucx-dev`) ours runs alone.
@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 #[derive(Parser, Debug)]
-#[command(name = "pinfold-bench", version, about = "What Pinfold costs, beside its peers")]
+#[command(name = "pinfold-bench", version, about = "What Pinfold costs, compared with its peers")]
 struct Arguments {
     /// What to measure
     #[arg(value_enum, default_value_t = Bench::All)]
@@ -72,7 +72,7 @@ enum Bench {
     Events,
     /// Whether hits wait for another thread's registrations
     Blocked,
-    /// Real transfers, beside memory registered beforehand
+    /// Real transfers, compared with memory registered beforehand
     Transfer,
     /// What each monitor's check costs a hit
     Monitors,
@@ -80,11 +80,11 @@ enum Bench {
     Eviction,
     /// Long ranges in step with their registration, and registered by two threads
     Pieces,
-    /// Memory that does not stay, beside registering it for each use; what watched unmapping takes
+    /// Memory that does not stay, compared with registering it for each use; what watched unmapping takes
     Churn,
     /// A pool's buffers, compared with allocators of unregistered memory
     Pool,
-    /// What operations cost beside more and more of what they do not touch; fails where that grows
+    /// What operations cost next to more and more of what they do not touch; fails where that grows
     Scale,
     /// All of them
     All,

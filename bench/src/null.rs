@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to implement the device and to call the cache's door with
+//! This file reopens `unsafe_code` to implement the device and to call the cache's method with
 //! addresses that nothing dereferences.
 
 #![allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The peers beside us, where the feature `peers` asks for them: UCX's registration cache and, beside
+//! The peers compared with us, where the feature `peers` asks for them: UCX's registration cache and, beside
 //! pools, mimalloc; the C library's allocator is always there.
 
 #[cfg(not(feature = "peers"))]

@@ -1,4 +1,4 @@
-//! The ways to ask the kernel whether a change of mappings is under way, tried out by hand: what
+//! The ways to ask the kernel whether a change of mappings is under way, tried out explicitly: what
 //! each costs, and whether it is true.
 //!
 //! # Safety

@@ -24,7 +24,7 @@ pub(crate) struct Measurement {
     params: Value,
     value: f64,
     unit: String,
-    /// Who or what `peer_value` belongs to.
+    /// What `peer_value` belongs to.
     peer: Option<String>,
     peer_value: Option<f64>,
     /// `value` to `peer_value`, by rounds.

@@ -47,7 +47,7 @@ impl Comparison {
 /// work.
 pub(crate) type Turn<'t> = dyn FnMut(usize) -> Result<f64, String> + 't;
 
-/// Has each side take a turn to warm up and one in each of `rounds` rounds. Who goes first changes
+/// Has each side take a turn to warm up and one in each of `rounds` rounds. Which goes first changes
 /// from round to round, for the second may find the order of accesses in the processor's cache.
 pub(crate) fn compare(
     rounds: usize,

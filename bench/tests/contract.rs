@@ -62,7 +62,7 @@ fn params<'e>(entries: &'e [Value], key: &str) -> Vec<&'e Value> {
 }
 
 #[test]
-fn ucx_is_measured_beside_us_where_this_build_has_it() {
+fn ucx_is_compared_where_this_build_has_it() {
     if !cfg!(feature = "peers") {
         eprintln!("skipped: UCX: this build is without the feature `peers`");
     }
@@ -132,7 +132,7 @@ fn blocked_tells_how_many_hits_were_long_with_and_without_a_registering_thread()
 }
 
 #[test]
-fn transfer_has_one_entry_for_each_size_beside_preregistered_memory() {
+fn transfer_has_one_entry_for_each_size_compared_with_preregistered_memory() {
     let Some(transfers) = entries("transfer", "transfer") else { return };
     let sizes: Vec<u64> =
         params(&transfers, "bytes").into_iter().filter_map(Value::as_u64).collect();
@@ -155,7 +155,7 @@ fn every_monitor_has_its_price() {
 }
 
 #[test]
-fn eviction_stands_beside_lru_and_below_the_optimum() {
+fn eviction_is_compared_with_lru_and_stays_below_the_optimum() {
     let Some(evictions) = entries("eviction", "eviction") else { return };
     let beside = |peer: &'static str| evictions.iter().filter(move |entry| entry["peer"] == peer);
     assert_eq!(beside("lru").count(), beside("optimum").count());
@@ -165,7 +165,7 @@ fn eviction_stands_beside_lru_and_below_the_optimum() {
 }
 
 #[test]
-fn pieces_stand_beside_their_slower_part_and_two_threads_beside_one() {
+fn pieces_are_compared_with_their_slower_part_and_two_threads_with_one() {
     let Some(pieces) = entries("pieces", "pieces") else { return };
     assert_eq!(params(&pieces, "memory"), ["written", "untouched", "untouched, huge pages"]);
     assert!(pieces.iter().all(|entry| entry["peer"] == "the slower alone"), "{pieces:?}");
@@ -174,7 +174,7 @@ fn pieces_stand_beside_their_slower_part_and_two_threads_beside_one() {
 }
 
 #[test]
-fn churn_stands_beside_registering_for_each_use_and_unmapping_beside_memory_that_is_not_watched() {
+fn churn_is_compared_with_registering_for_each_use_and_unmapping_with_unwatched_memory() {
     let Some(lives) = entries("churn", "churn") else { return };
     assert!(lives.iter().all(|life| life["peer"] == "per_use"), "{lives:?}");
     let mut uses_of: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -206,7 +206,7 @@ fn what_was_written_as_json_can_be_shown_as_a_table() {
 }
 
 #[test]
-fn what_is_not_a_bench_is_refused_without_a_word_on_standard_output() {
+fn what_is_not_a_bench_is_refused_with_nothing_on_standard_output() {
     let output = bench("nonsense");
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());

@@ -95,7 +95,7 @@ fn enter(report: &mut Report, registering: bool, ours: &Waits, theirs: Option<&W
     }
 }
 
-/// Hits in `order` for a while, beside a thread that registers `new`. Both run where the scheduler
+/// Hits in `order` for a while, concurrently with a thread that registers `new`. Both run where the scheduler
 /// finds room, as a program's threads do.
 fn beside(
     order: &[u64],

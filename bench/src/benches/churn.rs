@@ -1,13 +1,13 @@
 //! Memory that does not stay: mapped (or allocated), used some times, unmapped (or freed), over and over, by
-//! one thread and by two, beside registering
-//! for each use by two calls of the registrar. And what a watched `munmap` takes beside one of memory
+//! one thread and by two, compared with registering
+//! for each use by two calls of the registrar. And what a watched `munmap` takes compared with one of memory
 //! that is not watched.
 //!
 //! A cache that is on by default must be harmless for a program that never uses a buffer again.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for mappings of its own and for the doors that take an address. No
+//! This file reopens `unsafe_code` for mappings of its own and for the methods that take an address. No
 //! device is given a request, so nothing is read or written but by the first touch here.
 
 #![allow(unsafe_code)]

@@ -160,7 +160,7 @@ fn ebpf(options: Options, report: &mut Report) -> Result<(), String> {
     }
 }
 
-/// Changes that the kernel reports: discards of watched memory beside the cached. And of memory that
+/// Changes that the kernel reports: discards of watched memory next to the cached. And of memory that
 /// is not watched, which it does not report.
 fn told_by_kernel<M: Monitor>(
     options: Options,

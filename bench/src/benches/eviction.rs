@@ -1,4 +1,4 @@
-//! How often a cache that is too small hits, beside exact least recent use and beside one that knows
+//! How often a cache that is too small hits, compared with exact least recent use and with one that knows
 //! the future.
 
 use crate::Options;

@@ -20,7 +20,7 @@ const MISSES: usize = 20_000;
 /// Misses between two calls of `reclaim`.
 const BATCH: usize = 64;
 
-/// Who gives registrations back.
+/// What deregisters.
 #[derive(Clone, Copy)]
 enum Reclaim {
     ByHand,

@@ -1,4 +1,4 @@
-//! What each monitor adds to a hit, beside a monitor whose check is one load; and what a check that
+//! What each monitor adds to a hit, compared with a monitor whose check is one load; and what a check that
 //! is a system call consists of.
 
 use super::hit::all_hits;
@@ -154,7 +154,7 @@ struct Bench<'b> {
 }
 
 impl Bench<'_> {
-    /// What `work` takes for each address of the order, beside a hit of the monitor that loads.
+    /// What `work` takes for each address of the order, compared with a hit of the monitor that loads.
     fn measure(
         &mut self,
         monitor: &str,
@@ -171,7 +171,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// What a check takes while another thread asks too, beside one that asks alone: the threads
+    /// What a check takes while another thread asks too, compared with one that asks alone: the threads
     /// share the count of the descriptor's users, in the kernel.
     fn two_threads(
         &mut self,

@@ -1,9 +1,9 @@
-//! Ranges that no cache has seen: moved through pieces, beside the slower of registering them and
-//! moving them, each alone; and registered by two threads, beside one.
+//! Ranges that no cache has seen: moved through pieces, compared with the slower of registering them and
+//! moving them, each alone; and registered by two threads, compared with one.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the doors that take an address. The memory is the bench's
+//! This file reopens `unsafe_code` for the methods that take an address. The memory is the bench's
 //! own, lives until every lease has ended, and no thread reads or writes it while a device does.
 
 #![allow(unsafe_code)]
@@ -70,7 +70,7 @@ impl Rig {
         Ok(Self { cache: cache.map_err(|error| error.to_string())?, ring, bytes })
     }
 
-    /// GiB/s through pieces, beside the slower of registering and moving alone. Each of the two
+    /// GiB/s through pieces, compared with the slower of registering and moving alone. Each of the two
     /// sides has memory of its own, never seen before.
     fn pipeline(&mut self, options: Options, pages: Pages) -> Result<Comparison, String> {
         let times = (options.rounds / 2).max(1);
@@ -184,7 +184,7 @@ impl Part {
     }
 }
 
-/// Milliseconds of two threads beside one.
+/// Milliseconds of two threads compared with one.
 fn two_threads(
     options: Options,
     first: &TheCache,

@@ -36,7 +36,7 @@ const QUEUE: usize = 256;
 
 type NullPool = Pool<NullDevice>;
 
-/// Every length beside either allocator.
+/// Every length compared with either allocator.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     for length in LENGTHS {
         let pool = pool()?;
@@ -127,7 +127,7 @@ fn two_threads(
     Ok(())
 }
 
-/// Two threads on one pool as a multiple of one, beside two threads on the C library's or
+/// Two threads on one pool as a multiple of one, compared with two threads on the C library's or
 /// mimalloc's heaps.
 fn scaling(
     options: Options,

@@ -1,4 +1,4 @@
-//! What each operation costs beside more and more of what it does not touch.
+//! What each operation costs next to more and more of what it does not touch.
 //!
 //! Each row doubles the rest four times. What grows by more than [`MOST_GROWTH`] for a doubling, on
 //! average, fails the run: the operation looks at something that is not its own. The table in
@@ -26,7 +26,7 @@ const MOST_GROWTH: f64 = 1.2;
 /// How often the rest is doubled.
 const DOUBLINGS: u32 = 4;
 
-/// Nanoseconds of one operation beside so much of what it does not touch.
+/// Nanoseconds of one operation next to so much of what it does not touch.
 type Measured = Result<f64, String>;
 
 /// One operation.
@@ -69,7 +69,7 @@ const ROWS: [Row; 17] = [
     Row { name: "draw and give", rest: "drawers of the budget", most: 10_000, measure: draw },
 ];
 
-/// A row's name, what it is beside, and its figures.
+/// A row's name, what it is next to, and its figures.
 type Figures = (&'static Row, Vec<(usize, f64)>);
 
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
@@ -150,7 +150,7 @@ fn least(rounds: usize, times: u32, mut operation: impl FnMut() -> Result<(), St
     Ok(least)
 }
 
-/// No reclaimer, which would work beside what is measured.
+/// No reclaimer, which would work concurrently with what is measured.
 fn cache_of(regions: usize, when_full: WhenFull) -> Result<NullCache, String> {
     let config = *crate::null::limited(regions, usize::MAX >> 1)?.config();
     let config = Config { when_full, ..config };
@@ -346,7 +346,7 @@ fn suspend_beside_regions(n: usize, rounds: usize) -> Measured {
     suspend_and_resume(&filled(n)?, rounds)
 }
 
-/// `measure` beside `n` suspensions.
+/// `measure` during `n` suspensions.
 fn with_suspensions(n: usize, measure: impl FnOnce(&NullCache) -> Measured) -> Measured {
     let cache = cache_of(1 << 20, WhenFull::Refuse)?;
     let terms = SuspensionTerms { deadline: Duration::from_secs(600), ..Default::default() };

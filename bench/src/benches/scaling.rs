@@ -94,7 +94,7 @@ pub(super) fn multiple(
     Ok(together / ((first + second) / 2.0))
 }
 
-/// A cache that is exactly full beside one that is not bounded: ours, then the peer's.
+/// A cache that is exactly full compared with one that is not bounded: ours, then the peer's.
 fn limits(options: Options, report: &mut Report, regions: usize) -> Result<(), String> {
     let addresses = adjacent(regions);
     let accesses = options.scaled(ACCESSES);

@@ -1,5 +1,5 @@
 //! Transfers through the real embedded device (io_uring) out of one buffer, over and over: the cache
-//! as it comes, one message at a time, beside memory that was registered beforehand.
+//! as it comes, one message at a time, compared with memory that was registered beforehand.
 //!
 //! The measure is the command's own; `pinfold bench transfer` has the other strategies, several
 //! messages behind one check, and long messages in one piece.

@@ -54,14 +54,14 @@ enum What {
     Startup,
     /// What it costs, and saves, to have the allocator keep memory
     Allocator,
-    /// `munmap` without the library, beside it and of watched memory
+    /// `munmap` without the library, with it and of watched memory
     Munmap,
     /// What the eBPF programs cost those they watch and those they do not; only when named
     Ebpf,
     /// From landing pages into the target, by copying and by exchanging pages; named alone, it writes
     /// down from which length on pages are exchanged
     Landing,
-    /// Every way to send memory at every length, beside the one that the library chooses; only when
+    /// Every way to send memory at every length, compared with the one that the library chooses; only when
     /// named, and it writes down what each way costs here
     Strategies,
     /// Registered memory made huge, moved and trimmed under a stream of transfers

@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to hand on the registrars' and the registration by hand's
+//! This file reopens `unsafe_code` to hand on the registrars' and the explicit registration's
 //! promises, and for the creation of the channel.
 
 #![allow(unsafe_code)]
@@ -182,7 +182,7 @@ impl Device {
     }
 
     /// Registers `range` under the number `slot`, or ends that registration, as a program would that
-    /// registers by hand.
+    /// registers explicitly.
     ///
     /// # Safety
     ///

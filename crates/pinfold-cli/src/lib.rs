@@ -5,7 +5,7 @@
 //! `Verdict`, which becomes the exit status: 0 it held, 1 it did not hold or could not be reported, 2 wrong usage, 77
 //! something that this machine lacks.
 //!
-//! It is a library so that what measures the library beside its peers (`pinfold-bench`) can use the
+//! It is a library so that what compares the library with its peers (`pinfold-bench`) can use the
 //! real device and the strategies that stand here: [`transfer`] is all that it needs of them.
 
 mod bench;

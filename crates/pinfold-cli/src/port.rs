@@ -35,7 +35,7 @@ pub(crate) const LANE_BYTES: usize = 8 << 20;
 /// How long a lease may be, in bytes.
 const PIECE_BYTES: usize = 2 << 20;
 
-/// Who stands between the program and stale registrations.
+/// What stands between the program and stale registrations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 pub(crate) enum Strategy {
     /// The cache with its monitor.
@@ -232,7 +232,7 @@ impl<M: Monitor> Port<M> {
         access: Access,
     ) -> Result<PortLease<'_, M>, Refusal> {
         let start = std::ptr::with_exposed_provenance(range.start());
-        // SAFETY: as in `lease`; who breaks the promise gets wrong bytes, and counts them.
+        // SAFETY: as in `lease`; a monitor that breaks the promise gets wrong bytes, and they are counted.
         unsafe { self.cache.request(start, range.len(), access).vouched().get() }
             .map_err(Refusal::Get)
     }

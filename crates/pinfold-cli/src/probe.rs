@@ -84,7 +84,7 @@ struct LimitsReport {
     page_bytes: usize,
     io_uring_disabled: Option<u8>,
     unprivileged_userfaultfd: Option<bool>,
-    /// Who serves `malloc`, and so decides whether what is freed stays registered.
+    /// What serves `malloc`, and so decides whether what is freed stays registered.
     allocator: String,
     /// How many mappings this process has.
     mappings: Option<u64>,

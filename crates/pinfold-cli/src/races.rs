@@ -251,7 +251,7 @@ fn settle<M: Monitor>(
 ) -> Result<Settled, Stop> {
     signals.begin();
     loop {
-        // Asked before the try: the last try comes after the address was let go for good, so it
+        // Asked before the try: the last try comes after the address was released for good, so it
         // fails only if a third thread was faster.
         let over = signals.is_over();
         if let Ok(foothold) = Foothold::take(place) {

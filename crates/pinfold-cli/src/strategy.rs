@@ -193,8 +193,8 @@ fn line_up(transfers: &mut Vec<Transfer>, parts: impl IntoIterator<Item = (Key, 
     }));
 }
 
-/// Registers each message for its one send: by hand, with nothing but the kernel's two calls, so
-/// that no other strategy looks good beside a slow registrar.
+/// Registers each message for its one send: explicitly, with nothing but the kernel's two calls, so
+/// that no other strategy looks good compared with a slow registrar.
 pub(crate) struct Uncached {
     wire: Wire,
     /// What the messages of one send were registered as.

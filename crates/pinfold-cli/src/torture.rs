@@ -152,7 +152,7 @@ struct Shared<M: Monitor> {
     births: RwLock<()>,
 }
 
-/// Beside others who have threads begin or end.
+/// Concurrently with others that have threads begin or end.
 fn beside(births: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
     births.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,7 +13,7 @@ use pinfold::Config;
 use pinfold::limits::Limits;
 use std::time::Instant;
 
-/// The way that the others are compared with: memory registered once, by hand, never given back.
+/// The way that the others are compared with: memory registered once, explicitly, and never deregistered.
 pub const PREREGISTERED: &str = "preregistered";
 /// The library's cache as it comes.
 pub const PINFOLD: &str = "pinfold";

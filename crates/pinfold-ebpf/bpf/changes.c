@@ -566,7 +566,7 @@ SECTION("end/preempting") int preempting_end(u64 *argument)
 	return 0;
 }
 
-/* Called by the loader, who cannot write what only programs may. */
+/* Called by the loader, which cannot write what only programs may. */
 SECTION("call/close") int close(u32 *argument)
 {
 	close_view(*argument);

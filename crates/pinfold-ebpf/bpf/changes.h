@@ -1,4 +1,4 @@
-/* What the programs and a watched process share; the twin of src/layout.rs, where it is explained. */
+/* What the programs and a watched process share; the same as src/layout.rs, where it is explained. */
 
 typedef unsigned long long u64;
 typedef long long s64;
@@ -17,7 +17,7 @@ typedef unsigned int u32;
 #define DONE(index) (2 * ((index) + 1))
 #define BUSY(index) (DONE(index) + 1)
 
-/* Who owns a record: a thread, at a depth of its kernel stack. */
+/* The owner of a record: a thread, at a depth of its kernel stack. */
 #define CALLER(call, tid) (((call) & 0xffff) << 32 | (tid))
 
 struct record {

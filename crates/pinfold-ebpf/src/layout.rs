@@ -1,6 +1,6 @@
 //! The memory that the programs and a watched process share.
 //!
-//! Its twin is `bpf/changes.h`; a test compares the two. All words are read and written as atomics
+//! `bpf/changes.h` says the same in C; a test compares the two. All words are read and written as atomics
 //! by both sides.
 //!
 //! # The log

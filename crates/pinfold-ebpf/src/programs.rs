@@ -26,12 +26,12 @@ use sys::{Errno, Place};
 /// The programs, loaded and attached: as long as this lives, or a [`View`] that it gave.
 ///
 /// Loading takes a fraction of a second, most of which is the kernel's verifier's. One is enough for any
-/// number of processes; two beside each other do no harm, and each costs every change of a mapping on
+/// number of processes; two at a time do no harm, and each costs every change of a mapping on
 /// this machine some tens of nanoseconds.
 #[derive(Debug)]
 pub struct Programs {
     /// Guards the table of views, and with it every change of `watched` that we make; the programs
-    /// make theirs beside us. Nothing else is locked while it is held.
+    /// make theirs concurrently. Nothing else is locked while it is held.
     maps: Mutex<Maps>,
     attached: Vec<Attached>,
     /// Says which address space a process has.
@@ -114,8 +114,8 @@ impl Programs {
         view
     }
 
-    /// Gives back what a view still holds, that of a process that ended for instance. Who has it
-    /// and lives is told that nothing more will be told there.
+    /// Releases what a view still holds, that of a process that ended for instance. A process that has it
+    /// and lives is notified that nothing more will be reported there.
     pub fn forget(&self, view: ViewId) {
         let mut maps = self.lock();
         if let Some(number) = maps.number_of(view) {
@@ -234,7 +234,7 @@ fn load_one(
         sys::load(c"pinfold", instructions, functions.as_ref(), place, number, log)
     };
     load(&mut []).map_err(|Errno(errno)| match errno {
-        // Who may load one program may load all, unless their place is the reason: a kernel without
+        // A process that may load one program may load all, unless their place is the reason: a kernel without
         // the tracing of functions says the same.
         libc::EPERM if matches!(place, Place::Begin | Place::End) => {
             LoadError::AttachRefused { function, errno }

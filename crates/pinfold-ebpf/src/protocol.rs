@@ -14,7 +14,7 @@
 //! versions can still tell each other so.
 //!
 //! A conversation: the helper says hello with a number that cannot be guessed; the client asks with
-//! that number; the helper grants, with the view's descriptors beside the message, or refuses and
+//! that number; the helper grants, with the view's descriptors in the message, or refuses and
 //! closes. Then both are silent. The client may give the view back; when the helper ends, the
 //! client reads the end of the stream.
 
@@ -40,7 +40,7 @@ const GIVE_BACK: u32 = 5;
 /// A message as it travels.
 pub type Packet = [u8; BYTES];
 
-/// A number that the helper makes up for each connection. Who repeats it was alive when it was
+/// A number that the helper makes up for each connection. A process that repeats it was alive when it was
 /// sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Challenge(pub u64);

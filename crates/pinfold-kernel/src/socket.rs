@@ -1,6 +1,6 @@
-//! Unix sockets: packets, with descriptors and the sender's name beside them.
+//! Unix sockets: packets, with descriptors and the sender's name attached.
 //!
-//! The standard library has neither `SOCK_SEQPACKET` nor what travels beside a packet. Nothing here
+//! The standard library has neither `SOCK_SEQPACKET` nor what travels with a packet. Nothing here
 //! blocks, except [`connect`], for as long as it is told; nothing raises `SIGPIPE`.
 //!
 //! # Safety
@@ -39,11 +39,11 @@ pub struct Process {
 pub struct Received {
     /// How many bytes were written to the buffer.
     pub length: usize,
-    /// The packet was longer, or more came beside it than there was room for.
+    /// The packet was longer, or more came with it than there was room for.
     pub truncated: bool,
-    /// Who sent it, where [`pass_credentials`] was called. The end of the stream has no sender.
+    /// The sender, where [`pass_credentials`] was called. The end of the stream has no sender.
     pub sender: Option<Process>,
-    /// What came beside it.
+    /// What came with it.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -248,7 +248,7 @@ fn company_bytes(payload: usize) -> usize {
     unsafe { libc::CMSG_SPACE(payload) as usize }
 }
 
-/// Sends one packet with descriptors beside it: all of it or nothing.
+/// Sends one packet with descriptors: all of it or nothing.
 ///
 /// # Errors
 ///
@@ -306,7 +306,7 @@ fn enclose(
     Ok(())
 }
 
-/// Takes the next packet and the descriptors beside it.
+/// Takes the next packet and its descriptors.
 ///
 /// # Errors
 ///

@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    /// The claim of `flux.rs`: who knows of a discard, and finds it settled, sees what it did.
+    /// The claim of `flux.rs`: a thread that knows of a discard, and finds it settled, sees what it did.
     #[test]
     fn loom_a_settled_discard_has_taken_effect() {
         /// Not loom's: it counts over all interleavings.

@@ -1,4 +1,4 @@
-//! Who has how much.
+//! How much each user has.
 //!
 //! An account exists while its user has something, so there are never more accounts than clients.
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_are_counted_and_accounts_go_with_their_users() {
+    fn clients_that_wait_are_counted_and_accounts_go_with_their_users() {
         let mut accounts = accounts();
         for user in [1, 1, 2, 2] {
             accounts.arrive(user).unwrap();

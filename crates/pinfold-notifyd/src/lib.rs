@@ -6,10 +6,10 @@
 //! those of another. From then on the helper is not needed: clients keep the programs alive by the
 //! descriptors that they hold.
 //!
-//! # Who gets what
+//! # What a process gets
 //!
-//! A process gets the view of itself, because there is nothing else that it could ask for. Who it
-//! is says the kernel, not the process (`peer`): the process that connected, proved to be the one
+//! A process gets the view of itself, because there is nothing else that it could ask for. Its
+//! identity is the kernel's word, not its own (`peer`): the process that connected, proved to be the one
 //! that asks, and to be still there. A connection that was passed on, or inherited by a forked
 //! child, is refused: the process that connected is not the one that asks. A process whose addresses its own user may
 //! not look at (it is not dumpable) gets no view; otherwise a program that executes a

@@ -1,10 +1,10 @@
-//! Who is at the other end of a connection.
+//! The process at the other end of a connection.
 //!
 //! # Why the view goes to the process that it shows
 //!
 //! Let N be the number of the process that connected (`SO_PEERCRED`; the kernel noted the process
 //! then), P the process that our pidfd stands for, and S the process that sent the request
-//! (`SCM_CREDENTIALS`; the kernel writes the number of the sending process beside the packet).
+//! (`SCM_CREDENTIALS`; the kernel writes the number of the sending process into the packet's control data).
 //!
 //! - P had the number N at some time after the connection was accepted: Linux 6.5 gives the pidfd of
 //!   the connecting process itself; before, we open the pidfd by N.
@@ -19,7 +19,7 @@
 //! A connection that was passed on is refused, because there S is not N.
 //!
 //! (A process with `CAP_SYS_ADMIN` over its pid namespace may write another process of that namespace
-//! beside its packets. It may look into that process anyway.)
+//! with its packets. It may look into that process anyway.)
 //!
 //! # Why the process must be dumpable
 //!
@@ -97,7 +97,7 @@ impl Peer {
     }
 }
 
-/// Who owns the process's files in `/proc`: its effective user, or root if it is not dumpable. (The
+/// The owner of the process's files in `/proc`: its effective user, or root if it is not dumpable. (The
 /// directory itself would always say the former.)
 fn owner_of_files(pid: u32) -> io::Result<u32> {
     fs::metadata(format!("/proc/{pid}/stat")).map(|status| status.uid())

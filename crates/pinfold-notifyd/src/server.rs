@@ -197,7 +197,7 @@ impl<V: Views> Server<V> {
         }
     }
 
-    /// Who it is, counted among those who wait, and what it will have to repeat.
+    /// The peer, counted among those that wait, and what it will have to repeat.
     fn identify(&mut self, connection: BorrowedFd<'_>) -> Result<(Peer, Challenge), Refusal> {
         let challenge = random().map(Challenge).map_err(|errno| kernel(&errno.into()))?;
         let credentials = socket::peer(connection).map_err(|error| kernel(&error))?;

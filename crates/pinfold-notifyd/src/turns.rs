@@ -1,4 +1,4 @@
-//! Who is served next: users take turns, whatever the number of their requests.
+//! Which client is served next: users take turns, whatever the number of their requests.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_the_line_is_not_served() {
+    fn a_client_that_leaves_the_line_is_not_served() {
         let mut turns = Turns::new();
         for (user, request) in [(1, 'a'), (1, 'b'), (2, 'c')] {
             turns.push(user, request);

@@ -41,7 +41,7 @@ static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call is the system allocator's; beside it only a number changes.
+// SAFETY: every call is the system allocator's; besides it only a number changes.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // Relaxed, here and below: a count that nothing is ordered by.
@@ -266,7 +266,7 @@ fn start(role: &str, path: &Path, user: u32, seed: u64, keep: usize) -> Child {
     command.spawn().unwrap()
 }
 
-/// Two hostile processes beside each other, from the beginning to their sudden end.
+/// Two concurrent hostile processes, from the beginning to their sudden end.
 fn round(path: &Path, seed: u64) {
     // One user's processes share 32 if they are not root's: two times 10, and the honest one.
     let keep = if support::is_root() { 200 } else { 10 };

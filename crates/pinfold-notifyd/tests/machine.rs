@@ -1,5 +1,5 @@
 //! The helper with the real programs, and clients of other users, where the kernel lets root load
-//! them: by hand as root, and as a service manager starts it, with three capabilities and nothing
+//! them: started explicitly as root, and as a service manager starts it, with three capabilities and nothing
 //! else.
 //!
 //! # Safety

@@ -1,4 +1,4 @@
-//! Who calls: what the calling module asked the dynamic linker for, told by the return address.
+//! The caller: what the calling module asked the dynamic linker for, told by the return address.
 //!
 //! Two questions cannot be answered by the arguments of a call:
 //!
@@ -94,7 +94,7 @@ impl Asked {
     }
 }
 
-/// Whose code lies at an address.
+/// The module whose code lies at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Module {
     Ours,

@@ -16,7 +16,7 @@
 //! | `shmat` | `SHM_REMAP` | maps over watched memory; no userfaultfd event |
 //! | `syscall` | those three by their numbers, and `ioctl` | allocators and runtimes call them so |
 //! | `mprotect` | rights that are taken away from where registrations were kept | the pages stay, but libibverbs would refuse to register them |
-//! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours lets go of the range |
+//! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours releases the range |
 //! | `ioctl` | `UFFDIO_UNREGISTER` | before 6.18 it ends our watch, too: reported as a change; later it is refused because of our watch, which ends |
 //! | `munmap`, `mmap`, `mremap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
 //! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/flux`), and the hook would log each discard twice more |
@@ -37,14 +37,14 @@
 //! Of all these userfaultfd goes on to tell what it tells; the two changes are blind there, which is
 //! why a monitor with hooks calls them `told`, not `seen`.
 //!
-//! # Beside others
+//! # With others
 //!
 //! jemalloc and mimalloc may be preloaded before or behind; neither has these functions. The address
 //! sanitizer has none either, but its runtime refuses to be any but the first library:
 //! `LD_PRELOAD=libasan.so:libpinfold_preload.so`, or a runtime linked statically. A library that does take
 //! one of these functions over may stand first if it hands on to the next (`dlsym(RTLD_NEXT, ...)`);
 //! if it makes the call itself, the hooks notice when the program starts, withdraw what they claim,
-//! and name him ([`Hooks`](pinfold::monitor::hooks::Hooks)).
+//! and name it ([`Hooks`](pinfold::monitor::hooks::Hooks)).
 //!
 //! A hook that is left by `longjmp` from a signal handler, or whose `vfork` child is killed in the
 //! middle, never marks the end: its range is registered for each use from then on. Slower,

@@ -29,8 +29,8 @@
 //! others). Those hooks also serve programs that use Pinfold as a library: they tell the process's
 //! feed, `pinfold_process_feed`.
 //!
-//! Who takes libibverbs' functions from a handle of its own (`dlopen`, then `dlsym` on it)
-//! passes this library by, rightly and wholly; `caller` says how that is told.
+//! A module that takes libibverbs' functions from a handle of its own (`dlopen`, then `dlsym` on it)
+//! bypasses this library, rightly and wholly; `caller` says how that is detected.
 //!
 //! # Where to look next
 //!

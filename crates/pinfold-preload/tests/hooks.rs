@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 const NAME: &str = "libpinfold_preload.so";
 
-/// Where cargo leaves it beside this test.
+/// Where cargo leaves it, next to this test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let directory = test.parent().and_then(|deps| deps.parent()).unwrap();

@@ -94,7 +94,7 @@ fn each_cost_makes_something_dearer() {
 }
 
 #[test]
-fn a_suspension_stops_whom_it_must() {
+fn a_suspension_stops_the_connections_that_it_must() {
     let scenario = scenario(50);
     let [all, touching] = Stopped::ALL.map(|stopped| suspend(&scenario, stopped, 3));
     assert_eq!((all.resumed, all.refused, all.connections), (3, 0, 50));
@@ -103,6 +103,6 @@ fn a_suspension_stops_whom_it_must() {
     let calls = 50 * (scenario.costs.stop + scenario.costs.restart) / 1000;
     assert!(all.longest_pause >= calls && all.mean_pause < all.longest_pause, "{all:?}");
     assert!(touching.longest_pause < all.longest_pause, "{touching:?}");
-    // Beside the calls there is only the window to drain, and a copy.
+    // Besides the calls there is only the window to drain, and a copy.
     assert!(all.longest_pause < calls + 1_000_000, "{all:?}");
 }

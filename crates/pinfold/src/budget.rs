@@ -1,4 +1,4 @@
-//! How much may be pinned, who gets it, and what is promised.
+//! How much may be pinned, which cache or pool gets it, and what is promised.
 //!
 //! ```
 //! use pinfold::budget::{Budget, Kind, Terms, Watermark};

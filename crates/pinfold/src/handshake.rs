@@ -2,8 +2,8 @@
 //!
 //! An RDMA device serves what a peer writes and reads without asking its program. So a region that
 //! peers may touch can be suspended only if they keep still, and this is how they are asked. The
-//! program carries the messages, over whatever it has (a socket, the connection itself); who sends
-//! them is the program's to know, because nothing here proves it.
+//! program carries the messages, over whatever it has (a socket, the connection itself); which side sends
+//! them is for the program to know, because nothing here proves it.
 //!
 //! ```text
 //!        owner of the region                                   peer
@@ -20,7 +20,7 @@
 //! What it costs: one round trip before a suspension, one message after it, and the peer stands
 //! still in between.
 //!
-//! - **Who agrees** has stopped posting what names the range, and has seen the completions of what it
+//! - **A peer that agrees** has stopped posting what names the range, and has seen the completions of what it
 //!   had posted; moving the queue pair to SQD is not enough, because what is left in its queue would
 //!   go on later under keys that are no more.
 //! - **A peer that ignores this** never makes a [`Consent`]: the owner's deadline comes

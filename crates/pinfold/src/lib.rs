@@ -46,7 +46,7 @@
 //! [`pieces`] takes ranges of any length, [`landing`] lets data arrive in pages that are registered
 //! beforehand; [`strategy`] says which of these a transfer should take, and takes it; [`suspend`] and
 //! [`rearrange`] make registered memory huge, move it or trim it; [`limits`] says what the kernel's limits
-//! are, [`budget`] what may really be pinned, who gets it and what is promised; [`mappings`] what this
+//! are, [`budget`] what may really be pinned, what gets it and what is promised; [`mappings`] what this
 //! process has mapped. The words, the promise and the cache itself are in `pinfold_core`, whose types this
 //! crate shows as its own.
 

@@ -305,7 +305,7 @@ fn unescaped(field: &str) -> String {
 
 /// The directories of a group and of all above it, up to the mount point: the group's own first.
 ///
-/// `None` if the mount does not show the group: it lies above or beside what the mount shows.
+/// `None` if the mount does not show the group: it lies above or next to what the mount shows.
 pub(crate) fn directories(mount: &Mount, path: &str) -> Option<Vec<String>> {
     let below = match mount.root.as_str() {
         "/" => path,

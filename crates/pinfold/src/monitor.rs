@@ -1,4 +1,4 @@
-//! Monitors: who tells which addresses changed.
+//! Monitors: what reports which addresses changed.
 //!
 //! | monitor | needs | caches |
 //! |---|---|---|

@@ -45,7 +45,7 @@ use std::thread;
 /// How a range is gone through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// How many threads register. In [`transfer`] they are helpers beside the calling thread, which
+    /// How many threads register. In [`transfer`] they are helpers besides the calling thread, which
     /// moves: so many where pages have to be made, else one. In [`register_all`] it is one of them.
     pub threads: NonZeroUsize,
     /// How many pieces [`transfer`]'s helpers may be ahead of the one that is moved next, at least

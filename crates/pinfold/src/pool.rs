@@ -13,7 +13,7 @@
 //! # let Ok(registrar) = IoUring::new(&ring, 64) else { return Ok(()) };
 //! let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
 //!
-//! let mut buffer = pool.get(1500)?; // no system call once the thread has some at hand
+//! let mut buffer = pool.get(1500)?; // no system call once the thread's cache has some
 //! buffer.fill(7);
 //! let buf_index = buffer.handle().get(); // for WRITE_FIXED, with the address buffer.as_ptr()
 //! # let _ = buf_index;
@@ -30,13 +30,13 @@
 //! - Memory: buffers come in sizes, four for each doubling, so up to a fifth of one is not used
 //!   (below 256 bytes: up to 63 bytes); slabs are kept until they are empty. A thread that has used
 //!   a pool owns 30 KiB of bookkeeping there, and has up to
-//!   [`thread_cache_bytes`](PoolConfig::thread_cache_bytes) of buffers at hand, which serve others
+//!   [`thread_cache_bytes`](PoolConfig::thread_cache_bytes) of buffers in its cache, which serve others
 //!   only when the pool would otherwise be exhausted.
-//! - Time: taking and putting back a size that the thread has at hand, some nanoseconds: no lock,
+//! - Time: taking and putting back a size that the thread's cache holds, some nanoseconds: no lock,
 //!   no system call, no store to memory that another thread writes, whatever thread took the
 //!   buffer. Otherwise the pool's lock, for a batch of buffers. Otherwise a slab is mapped, brought
 //!   in and registered: milliseconds for megabytes. Buffers above 4 MiB always go through the lock.
-//! - `fork`: the pool's memory is not copied for children, who find zeros (in base and transparent
+//! - `fork`: the pool's memory is not copied for children, which find zeros (in base and transparent
 //!   huge pages) or nothing (in pages set aside) and are refused buffers.
 //!
 //! # Contents
@@ -67,7 +67,7 @@
 //! # Exhausted
 //!
 //! [`WhenExhausted`] says for each request whether to fail, to grow or to wait. A pool is exhausted
-//! when all of its buffers are in use: what other threads have at hand is taken from them first. Those
+//! when all of its buffers are in use: what other threads' caches hold is taken from them first. Those
 //! who wait are served in the order of coming.
 //!
 //! A pool whose [`Allowance`] is a [`budget::Share`](crate::budget::Share) gives empty slabs back when
@@ -77,7 +77,7 @@
 //!
 //! `classes`, `space` (arithmetic), `sys`, `memory`, `map`, `devices`, `slab` (memory), `config`,
 //! `error`, `allowance`, `statistics` (words), `queue` (who waits), `depot` (what is shared), `threads` (what is not),
-//! `buffer`, `flight`, `vector`, `raw` (the doors).
+//! `buffer`, `flight`, `vector`, `raw` (the entry points).
 
 mod allowance;
 mod buffer;

@@ -11,8 +11,8 @@
 //! |---|---|
 //! | [`defragment`] under one suspension | 23 in place, 33 by copying |
 //! | [`defragment_in_steps`] in place | 2.7: collapsing 2 MiB alone takes two |
-//! | the same by copying beside ([`Way::by_copy`]) | 1.1 |
-//! | the same two, beside a lease of the whole that was handed over | 3.7, 2.7: each step registers all of it |
+//! | the same by copying elsewhere ([`Way::by_copy`]) | 1.1 |
+//! | the same two, during a lease of the whole that was handed over | 3.7, 2.7: each step registers all of it |
 //! | nothing happens | 0.4 |
 //!
 //! In the worst of the rounds it was ten times as much: another program had the processor, or the lock of the

@@ -1,4 +1,4 @@
-//! Registrars: who turns a range into a registration.
+//! Registrars: what turns a range into a registration.
 //!
 //! | registrar | what a registration is | what it costs, with its end |
 //! |---|---|---|

@@ -41,7 +41,7 @@
 //! # The price
 //!
 //! A decision costs tens of nanoseconds and no system call. If the caller does not know how often memory
-//! will be used ([`Reuse::Unknown`]), the door rents until it has spent what a kept registration costs,
+//! will be used ([`Reuse::Unknown`]), the planner rents until it has spent what a kept registration costs,
 //! and buys then: at most twice the price of knowing. Measuring takes about a second, once for each machine,
 //! device and monitor.
 //!
@@ -142,7 +142,7 @@ impl fmt::Display for Direction {
 /// How often some memory is used before its mapping changes, as a decision counts it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Uses {
-    /// So often, the one at hand included.
+    /// So often, the present one included.
     Times(NonZeroU32),
     /// So often that the first time does not matter.
     Often,
@@ -172,7 +172,7 @@ pub enum Reuse {
     Times(NonZeroU32),
     /// Many.
     Often,
-    /// Nothing: the door finds out by the address, and pays at most twice what knowing would cost.
+    /// Nothing: the planner finds out by the address, and pays at most twice what knowing would cost.
     #[default]
     Unknown,
 }

@@ -60,7 +60,7 @@ fn is_about_the_limit(error: RegisterError) -> bool {
     matches!(error, RegisterError::PinnedMemoryLimit { .. })
 }
 
-/// The first success, of attempts that fail while the kernel still counts what it was told to let go:
+/// The first success, of attempts that fail while the kernel still counts what it was asked to release:
 /// up to a second on kernels before 6.13, not at all on later ones.
 fn at_last<T, E: Debug>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
     let start = Instant::now();

@@ -118,7 +118,7 @@ fn a_change_whose_maker_is_killed_is_told() {
 
 /// What the kernel does not know of, a driver's doing for example, is told to the feed.
 #[test]
-fn the_feed_is_followed_beside_it() {
+fn the_feed_is_followed_as_well() {
     static FEED: Feed = Feed::new();
     let Some((_turn, programs)) = programs() else { return };
     let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
@@ -237,7 +237,7 @@ fn a_breakpoint_in_mapped_text_is_told() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Programs that are attached beside a change have the kernel skip its end. The record that it leaves must
+/// Programs that are attached during a change have the kernel skip its end. The record that it leaves must
 /// not outlast the thread's next change, or a program that changes much would cache less and less.
 #[test]
 fn what_a_skipped_end_leaves_goes_with_the_next_change() {
@@ -560,7 +560,7 @@ fn a_dropped_monitor_leaves_neither_thread_nor_descriptor() {
 }
 
 #[test]
-fn the_programs_outlive_who_loaded_them() {
+fn the_programs_outlive_their_loader() {
     let Some((_turn, _)) = alone() else { return };
     let fresh = pinfold_ebpf::Programs::load().unwrap();
     let monitor = Ebpf::from_view(fresh.view(pidfd(std::process::id()).as_fd()).unwrap()).unwrap();

@@ -13,7 +13,7 @@ use std::fs;
 use std::path::Path;
 use workspace::{crates, sources};
 
-/// Circles that are there today: the crate, the module they lie in, and who takes part. A circle may leave
+/// Circles that are there today: the crate, the module they lie in, and which modules take part. A circle may leave
 /// this list, none may join it.
 const CIRCLES: &[(&str, &str, &[&str])] = &[];
 
@@ -23,7 +23,7 @@ type Module = Vec<String>;
 /// The modules of one crate, each with its code.
 type Code = BTreeMap<Module, String>;
 
-/// Who imports whom, among the modules that lie in one module.
+/// Which module imports which, among those that lie in one module.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 fn module_of(file: &Path, root: &Path) -> Module {
@@ -127,7 +127,7 @@ fn target(from: &Module, path: &[String], code: &Code) -> Module {
     module
 }
 
-/// For each module, who imports whom inside it.
+/// For each module, which module inside it imports which.
 fn imports(code: &Code) -> BTreeMap<Module, Imports> {
     let mut all: BTreeMap<Module, Imports> = BTreeMap::new();
     for (from, text) in code {

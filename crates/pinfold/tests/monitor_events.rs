@@ -276,7 +276,7 @@ fn a_discard_settles() {
 /// A thread that never sleeps keeps what was discarded in flux, and nothing else, however many
 /// discards there were.
 #[test]
-fn discards_beside_a_thread_that_never_sleeps_leave_other_memory_alone() {
+fn discards_with_a_thread_that_never_sleeps_leave_other_memory_alone() {
     const PAGES: usize = 2000;
     let monitor = Userfaultfd::new().unwrap();
     let (discarded, other) = (map(PAGES), map(16));

@@ -1,8 +1,8 @@
-//! The explicit feed on a real kernel: alone, beside a monitor, and what a cache makes of it.
+//! The explicit feed on a real kernel: alone, with a monitor, and what a cache makes of it.
 //!
 //! # Safety
 //!
-//! The tests call a cache's door with memory of their own, and take signals.
+//! The tests call a cache's method with memory of their own, and take signals.
 
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic)]
 
@@ -42,7 +42,7 @@ fn gives_everything_back<M: Monitor>(cache: &Cache<Mlock, M>) -> bool {
 
 /// What userfaultfd is blind to ends the registration if it is told, and nothing is kept meanwhile.
 #[test]
-fn a_told_change_is_applied_beside_a_monitor_that_cannot_see_it() {
+fn a_reported_change_is_applied_with_a_monitor_that_cannot_see_it() {
     static FEED: Feed = Feed::new();
     let cache = cache(WithFeed::new(Userfaultfd::new().unwrap(), &FEED));
     let at = map(4);

@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the doors that take an address: every address is in memory of
+//! This file reopens `unsafe_code` for the methods that take an address: every address is in memory of
 //! the test's own, which lives until the call has returned.
 
 #![allow(unsafe_code, missing_docs)]

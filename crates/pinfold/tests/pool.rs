@@ -330,7 +330,7 @@ fn a_pool_of_a_few_pages_works() {
 // --- the fast path -------------------------------------------------------------------------------
 
 #[test]
-fn what_is_at_hand_needs_neither_lock_nor_device() {
+fn what_is_cached_needs_neither_lock_nor_device() {
     let (_, pool) = ledger_pool(config(64 * MIB));
     for length in [64, 1500, PAGE, 64 * KIB, MIB] {
         drop(pool.get(length).unwrap());
@@ -357,7 +357,7 @@ fn what_a_thread_keeps_is_bounded() {
 }
 
 #[test]
-fn more_pools_than_a_thread_has_at_hand_take_turns() {
+fn more_pools_than_a_thread_caches_take_turns() {
     let pools: Vec<_> = (0..9).map(|_| ledger_pool(config(2 * MIB)).1).collect();
     for _ in 0..10 {
         let buffers: Vec<_> = pools.iter().map(|pool| pool.get(100).unwrap()).collect();
@@ -466,7 +466,7 @@ fn random_threads_never_share_a_buffer() {
         assert!(is_whole(&buffer), "seed {seed}");
     }
     let here: usize = consistent(&pool).cached_by_thread.iter().sum();
-    assert!(here <= 256 * KIB, "only this thread has some at hand");
+    assert!(here <= 256 * KIB, "only this thread has some cached");
     let statistics = consistent(&pool);
     assert_eq!(statistics.in_use_bytes, 0, "seed {seed}");
     assert_eq!(ledger.bytes(), statistics.registered_bytes);
@@ -566,9 +566,9 @@ fn waiting_ends_when_a_buffer_comes_back_or_time_is_up() {
     assert_eq!(pool.statistics().visits, before);
 }
 
-/// A pool is exhausted when everything is in use, not when other threads have the rest at hand.
+/// A pool is exhausted when everything is in use, not when other threads have the rest cached.
 #[test]
-fn what_other_threads_have_at_hand_is_not_lost_to_the_pool() {
+fn what_other_threads_have_cached_is_not_lost_to_the_pool() {
     let (_, pool) = ledger_pool(config(2 * MIB));
     let (kept, done) = (Barrier::new(2), Barrier::new(2));
     thread::scope(|scope| {

@@ -1,5 +1,5 @@
 //! What a pool has and others want: threads that wait for its buffers, in their order, and other
-//! drawers of its budget, who get what it leaves idle.
+//! drawers of its budget, which get what it leaves idle.
 //!
 //! # Safety
 //!
@@ -82,7 +82,7 @@ fn until(what: impl Fn() -> bool) {
 /// Threads come one after the other; however many buffers come back at once, it is the first of
 /// them who get one.
 #[test]
-fn who_waits_is_served_in_the_order_of_coming() {
+fn threads_that_wait_are_served_in_the_order_of_coming() {
     let seed = fastrand::u64(..);
     eprintln!("seed {seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -121,7 +121,7 @@ fn who_waits_is_served_in_the_order_of_coming() {
 
 /// Short buffers that come and go do not keep a long one from the thread that waits for it.
 #[test]
-fn who_waits_for_a_long_buffer_is_not_passed_by() {
+fn a_thread_that_waits_for_a_long_buffer_is_not_passed_by() {
     let pool = &pool_of(512 * KIB);
     let short = || pool.request(16 * KIB).when_exhausted(WhenExhausted::Fail).get();
     let mut held: Vec<_> = std::iter::from_fn(|| pool.get(16 * KIB).ok()).collect();
@@ -141,9 +141,9 @@ fn who_waits_for_a_long_buffer_is_not_passed_by() {
     assert!(short().is_ok(), "no thread waits any more");
 }
 
-/// Who gives up makes way for who came later.
+/// A thread that stops waiting makes way for one that came later.
 #[test]
-fn who_runs_out_of_patience_is_passed_by() {
+fn a_thread_that_runs_out_of_patience_is_passed_by() {
     let pool = &pool_of(512 * KIB);
     let mut held: Vec<_> = (0..8).map(|_| pool.get(64 * KIB).unwrap()).collect();
     let wait = |length, time| pool.request(length).when_exhausted(WhenExhausted::Wait(time)).get();
@@ -179,7 +179,7 @@ fn what_is_waited_for_is_not_given_back() {
 
 /// A slab that another thread registers is first theirs who wait.
 #[test]
-fn a_pool_that_grows_serves_who_waits() {
+fn a_pool_that_grows_serves_the_threads_that_wait() {
     let pool = &pool_of(4 * MIB);
     let held: Vec<_> = (0..2).map(|_| pool.get(MIB).unwrap()).collect();
     thread::scope(|scope| {
@@ -216,9 +216,9 @@ fn a_thread_that_waits_for_more_than_a_slab_delays_no_other() {
     assert_eq!(pool.statistics().waiting, 0);
 }
 
-/// Who may register a slab, and waits because there is no room for one, does so when there is.
+/// A thread that may register a slab, and waits because there is no room for one, does so when there is.
 #[test]
-fn who_waits_for_room_to_grow_gets_it() {
+fn a_thread_that_waits_for_room_to_grow_gets_it() {
     let config = PoolConfig { max_bytes: 8 * MIB, ..lending() };
     for long in [0, 1] {
         let pool = &Pool::new(Slow::default(), config).unwrap();
@@ -280,7 +280,7 @@ fn lending() -> PoolConfig {
 }
 
 #[test]
-fn a_pool_gives_empty_slabs_to_whom_they_are_due() {
+fn a_pool_gives_empty_slabs_to_the_drawer_that_is_due() {
     let budget = budget(8 * MIB);
     let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
     let (first, second) = (pool(), pool());
@@ -296,9 +296,9 @@ fn a_pool_gives_empty_slabs_to_whom_they_are_due() {
     assert_eq!(budget.held(), Amount::ZERO);
 }
 
-/// What threads have at hand is idle too.
+/// What threads have cached is idle too.
 #[test]
-fn what_threads_have_at_hand_is_lent() {
+fn what_threads_have_cached_is_lent() {
     let budget = budget(2 * MIB);
     let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
     let (first, second) = (pool(), pool());
@@ -427,7 +427,7 @@ impl Machine {
         let skipped = |why: &dyn std::fmt::Display| eprintln!("skipped: {why}");
         let ring = io_uring::IoUring::new(8).map_err(|why| skipped(&why)).ok()?;
         let limit = Limits::read().enforced().bytes();
-        // Tests run beside each other, and the kernel counts a user's rings together.
+        // Tests run concurrently, and the kernel counts a user's rings together.
         if let Some(bytes) = limit.filter(|&bytes| bytes < 4 * TOTAL as u64) {
             skipped(&format_args!("no more than {bytes} bytes may be pinned"));
             return None;
@@ -472,7 +472,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Leases all of it until so many bytes are kept: what the program beside it does can have a
+    /// Leases all of it until so many bytes are kept: what a concurrent program does can have a
     /// registration given back with its lease (see `Monitor::in_flux`), and is over soon.
     fn lease_until_kept(&self, memory: &mut [Memory], byte: u8, pinned: usize) {
         let began = Instant::now();
@@ -523,7 +523,7 @@ fn a_cache_and_a_pool_get_what_the_other_leaves_idle() {
     machine.end();
 }
 
-/// A budget's listener may use the cache beside the pool that is giving back.
+/// A budget's listener may use the cache while the pool is giving back.
 #[test]
 fn a_listener_may_ask_for_what_a_pool_gives_back() {
     let Some(machine) = Machine::new() else { return };

@@ -398,7 +398,7 @@ fn a_registration_has_not_ended_because_the_descriptor_is_lost() {
 }
 
 /// The worst that can happen to a descriptor: closed behind our back, and its number given to
-/// another ring, whose table would take our buffers without a word.
+/// another ring, whose table would take our buffers silently.
 #[test]
 fn another_ring_under_the_old_number_is_left_alone() {
     alone("another_ring_under_the_old_number_is_left_alone", || {

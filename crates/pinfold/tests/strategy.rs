@@ -1,4 +1,4 @@
-//! The door over a real ring: whichever way a transfer goes, the right bytes arrive, and what is slow is
+//! The planner over a real ring: whichever way a transfer goes, the right bytes arrive, and what is slow is
 //! said.
 //!
 //! # Safety
@@ -192,7 +192,7 @@ fn only(strategy: Strategy) -> Costs {
     }
 }
 
-/// Every way that a door goes.
+/// Every way that a planner goes.
 const WAYS: [Strategy; 4] = [Strategy::Cached, Strategy::Copy, Strategy::PerUse, Strategy::Pieces];
 
 const REUSES: [Reuse; 3] = [Reuse::Once, Reuse::Often, Reuse::Unknown];
@@ -341,7 +341,7 @@ fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
     assert_eq!(rig.cache.statistics().pinned_bytes, 0);
 }
 
-/// Who knows nothing copies until a registration would have paid, and again when the memory is new.
+/// A planner that knows nothing copies until a registration would have paid, and again when the memory is new.
 #[test]
 fn renting_ends_when_it_has_cost_as_much_as_buying() {
     alone("renting_ends_when_it_has_cost_as_much_as_buying", || {

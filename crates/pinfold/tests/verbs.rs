@@ -748,7 +748,7 @@ fn on_demand(number: u8) -> Option<(Option<OwnDevice>, Arc<Domain>, OnDemand)> {
 const RDMA: Operations = Operations::WRITE;
 
 /// A device that says it can page on demand is believed after it was tried; the bytes that the test
-/// moves by hand agree with what the registrar found.
+/// moves explicitly agree with what the registrar found.
 #[test]
 fn on_demand_is_tested_before_it_is_believed() {
     let Some(domain) = domain() else { return };

@@ -240,7 +240,7 @@ impl Rig {
         self.fars.iter().map(Far::connection).collect()
     }
 
-    /// Runs `body` beside the streams; what it is passed waits until they have gone on for a while.
+    /// Runs `body` during the streams; what it is passed waits until they have gone on for a while.
     fn beside_streams<T>(&self, body: impl FnOnce(&dyn Fn()) -> T) -> T {
         let stream = &Stream {
             cache: &self.cache,
@@ -402,7 +402,7 @@ fn a_region_is_made_huge_under_a_stream_of_transfers() {
 /// A peer that writes by key, without an end, and answers requests to stop.
 struct Writer<'t> {
     connection: Connection,
-    /// Whose memory is the source.
+    /// The side whose memory is the source.
     far: &'t Far,
     target: AddressRange,
     rkey: u32,

@@ -60,7 +60,7 @@ const SEED: u64 = 7;
 /// What a program with this demand came to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Figures {
-    /// Who serves `malloc`.
+    /// What serves `malloc`.
     allocator: String,
     /// What was set, in words.
     settings: String,

@@ -58,7 +58,7 @@ pub(super) fn measure() -> Result<Vec<(Pages, bool, Vec<Measured>)>, Failure> {
         .collect()
 }
 
-/// The rows of a report: each way beside a copy, everything counted, and what of it is left to wait
+/// The rows of a report: each way compared with a copy, everything counted, and what of it is left to wait
 /// for when the data is there.
 pub(super) fn rows(cases: &[(Pages, bool, Vec<Measured>)]) -> Vec<Bench> {
     let of = |&(pages, watched, ref measured): &(Pages, bool, Vec<Measured>)| {

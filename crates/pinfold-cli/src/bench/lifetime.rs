@@ -65,7 +65,7 @@ pub(super) fn startup(rounds: u32) -> Result<Vec<Bench>, Failure> {
 const UNMAPPINGS: u32 = 200;
 const MAPPING: usize = 64 << 10;
 
-/// Nanoseconds for a `munmap`: with no library in the process, beside one that watches something
+/// Nanoseconds for a `munmap`: with no library in the process, with one that watches something
 /// else, and of memory that it watches.
 pub(super) fn munmap(rounds: u32) -> Result<Vec<Bench>, Failure> {
     let (mut without, mut beside, mut watched) = (Vec::new(), Vec::new(), Vec::new());

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the caches' `get`, for registering by hand and for posting
+//! This file reopens `unsafe_code` for the caches' `get`, for registering explicitly and for posting
 //! transfers: every block outlives its transfers, each of which is waited for. Soft-RoCE moves the
 //! wrong bytes within pages of memory that is on demand; it is used all the same, in whole pages of
 //! this file's own memory, and what arrived is compared.

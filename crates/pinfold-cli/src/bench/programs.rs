@@ -25,7 +25,7 @@ const BATCHES: usize = 12;
 const BYTES: usize = 64 << 10;
 const CHECKS: u32 = 100_000;
 
-/// Who is told of the changes.
+/// To what the changes are reported.
 #[derive(Clone, Copy)]
 enum Telling {
     /// The programs are not loaded.

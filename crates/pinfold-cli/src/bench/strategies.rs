@@ -1,4 +1,4 @@
-//! Every way for a transfer to reach memory, at every length, beside the one that the library chooses.
+//! Every way for a transfer to reach memory, at every length, compared with the one that the library chooses.
 //!
 //! Three situations. *Hot*: one buffer is sent over and over. *Cold*: each buffer is sent once; its pages are
 //! there and the process has mapped it, but it was never registered, and releasing the registrations
@@ -44,10 +44,10 @@ const TURN: usize = 8 << 20;
 /// How many buffers a cold turn has at most: registrations must not run into the table's end.
 const BUFFERS: usize = 512;
 
-/// How much the door may copy through, in bytes.
+/// How much the planner may copy through, in bytes.
 const POOL: usize = 64 << 20;
 
-/// Up to which length ways are timed before the door opens; beyond, lines go on.
+/// Up to which length ways are timed before the planner is made; beyond, lines go on.
 const MEASURED: usize = 64 << 20;
 
 /// How many buffers' worth of memory the contenders pin together, at most.
@@ -80,11 +80,11 @@ impl Situation {
     }
 }
 
-/// One of those who compete, and who are not chosen among: what the choice is compared with.
+/// The ways that compete and are not chosen among: what the choice is compared with.
 const WAYS: [&str; 4] = ["cached", "copy", "per_use", "pieces"];
-/// The door, told how often the memory will be used.
+/// The planner, which knows how often the memory will be used.
 const CHOSEN: &str = "chosen";
-/// The door, told nothing.
+/// The planner, which knows nothing of that.
 const UNTOLD: &str = "chosen_untold";
 
 /// A cache with a device of its own, and a pool on it.
@@ -276,7 +276,7 @@ fn rounds_of(bytes: usize, rounds: u32) -> u32 {
     if bytes < 16 << 20 { rounds } else { rounds.min(11) }
 }
 
-/// Times each way as the library does at start-up, writes that down, then lets the door decide by it, beside
+/// Times each way as the library does at start-up, writes that down, then lets the planner decide by it, next to
 /// all others.
 pub(super) fn measure_all(
     rounds: u32,
@@ -565,7 +565,7 @@ pub(crate) struct Known {
     reasons: Vec<String>,
 }
 
-/// The advice for io_uring beside `monitor`, by what was written down here, for data that leaves memory which
+/// The advice for io_uring with `monitor`, by what was written down here, for data that leaves memory which
 /// the monitor covers; without a monitor there is none.
 pub(crate) fn known(monitor: &str) -> Vec<Known> {
     let costs = Costs::stored(&stored_name(monitor));

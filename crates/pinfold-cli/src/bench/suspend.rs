@@ -2,7 +2,7 @@
 //! it.
 //!
 //! In each round a region of 16 MiB in fresh small pages is registered and deregistered some times
-//! by hand, then made huge under a steady stream, then registered and deregistered again. All
+//! explicitly, then made huge under a steady stream, then registered and deregistered again. All
 //! ratios are of the same round; what is reported is their median.
 //!
 //! # Safety
@@ -41,7 +41,7 @@ const BYTES: usize = 16 << 20;
 enum Course {
     /// One huge page's worth at a time.
     Steps,
-    /// The same, beside a lease of the whole region that keeps its index.
+    /// The same, during a lease of the whole region that keeps its index.
     StepsBesideLease,
     /// All of it under one suspension.
     AtOnce,

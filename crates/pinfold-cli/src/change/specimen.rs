@@ -503,7 +503,7 @@ fn pattern_words(key: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Private memory that a thread maps at an address which another one has just let go.
+/// Private memory that a thread maps at an address which another one has just released.
 #[derive(Debug)]
 pub(crate) struct Foothold(AddressRange);
 

@@ -7,7 +7,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for two calls on descriptors, and to hand on the promise of one who
-//! registers by hand.
+//! registers explicitly.
 
 #![allow(unsafe_code)]
 

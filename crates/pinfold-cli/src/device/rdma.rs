@@ -166,7 +166,7 @@ impl Drop for ByHand {
     fn drop(&mut self) {
         let left: Vec<Region> = self.regions().drain().map(|(_, region)| region).collect();
         for region in left {
-            // A device that is gone has let go of everything already.
+            // A device that is gone has released everything already.
             let _ = self.give_back(&region);
         }
     }

@@ -121,7 +121,7 @@ struct Entry {
 /// A page that stands behind its address no more, while the cache leases its registration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parted {
-    /// Whose lease it was.
+    /// Which thread's lease it was.
     pub(crate) lane: usize,
     /// What was leased.
     pub(crate) range: AddressRange,

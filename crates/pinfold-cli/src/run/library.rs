@@ -27,7 +27,7 @@ pub(crate) fn find() -> Result<PathBuf, NotFound> {
     found.ok_or(NotFound(places))
 }
 
-/// What the environment names; else beside the command, in the `lib` of its installation, or where
+/// What the environment names; else next to the command, in the `lib` of its installation, or where
 /// cargo leaves what it builds for tests.
 fn places(named: Option<OsString>, command: Option<&Path>) -> Vec<PathBuf> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {

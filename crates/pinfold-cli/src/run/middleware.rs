@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Whose registrations a job makes.
+/// Which layer's registrations a job makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Middleware {
     /// Any MPI, over whatever it uses: UCX, libfabric, libibverbs itself

@@ -51,10 +51,10 @@ enum Message<'z, 'c, M: Monitor, P> {
     Remapped(Remapped<'z, 'c, PortRegistrar, M, Slab>),
 }
 
-/// Whose data may be on its way.
+/// A message whose data may be on its way.
 type Flying<'z, 'c, M> = Message<'z, 'c, M, Place<'z, 'c, PortRegistrar, M, Slab>>;
 
-/// Whose data is there.
+/// A message whose data is there.
 type There<'z, 'c, M> = Message<'z, 'c, M, Arrived<'z, 'c, PortRegistrar, M, Slab>>;
 
 impl<'z, 'c, M: Monitor> Flying<'z, 'c, M> {

@@ -80,7 +80,7 @@ impl Row {
     }
 }
 
-/// Whose row.
+/// Which thread's or process's row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Who {
     Trial,

@@ -74,7 +74,7 @@ pub(super) enum Operation {
     Hold { slot: usize, window: Window, port: usize },
     /// The end of the oldest lease kept.
     Release,
-    /// A use that vouches for the memory, an invalidation by hand, a change.
+    /// A use that vouches for the memory, an explicit invalidation, a change.
     Vouch { slot: usize, mutation: Mutation, port: usize },
     /// Another thread takes the address while this one unmaps it.
     TakeOver { grains: usize, port: usize },

@@ -39,7 +39,7 @@ pub(super) struct Stock {
 /// A buffer with its owner's bytes.
 pub(super) struct Filled<'p> {
     pub(super) buffer: PoolBuffer<'p, AnyRegistrar>,
-    /// Whose pattern it holds.
+    /// The number whose pattern it holds.
     pub(super) key: u64,
 }
 

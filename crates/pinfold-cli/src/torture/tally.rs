@@ -61,7 +61,7 @@ pub(super) struct LandingTally {
     pub(super) landed: u64,
     pub(super) exchanged_bytes: u64,
     pub(super) copied_bytes: u64,
-    /// Whose pages were exchanged before the data was there.
+    /// Messages whose pages were exchanged before the data was there.
     pub(super) early: u64,
     /// Refused because the target had changed.
     pub(super) target_changed: u64,

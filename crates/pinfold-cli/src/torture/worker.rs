@@ -443,7 +443,7 @@ mod child {
     }
 }
 
-/// How many huge pages are free beside those that are promised, before a program takes some: as many as all
+/// How many huge pages are free besides those that are promised, before a program takes some: as many as all
 /// threads' races may have discarded while the device had them pinned.
 const SPARE_HUGE_PAGES: u64 = 16;
 

@@ -55,7 +55,7 @@ fn the_allocators_price_is_measured_both_ways() {
 }
 
 #[test]
-fn every_strategy_stands_beside_the_chosen_one() {
+fn every_strategy_is_compared_with_the_chosen_one() {
     let arguments = ["bench", "strategies", "--json", "--rounds", "1", "--longest", "16384"];
     let Some(rows) = rows(&arguments) else { return };
     for (bytes, reuse) in [(4096, "hot"), (16384, "cold"), (4096, "untouched")] {

@@ -16,7 +16,7 @@ pub(super) const VIEWS_PER_PROCESS: usize = 2;
 /// As in `bpf/changes.h`.
 const FILTER_BITS: u32 = 12;
 /// How many views whose processes ended are closed for each that is opened: more than one, so that they do
-/// not gather, and few, because each takes the kernel some tens of milliseconds, and who opens one waits.
+/// not gather, and few, because each takes the kernel some tens of milliseconds, and the thread that opens one waits.
 const SWEPT_AT_ONCE: usize = 2;
 /// The smallest ring buffer there is.
 const BELL_BYTES: u32 = 4096;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-/// The object, checked in beside its source; `./check ebpf` rebuilds it.
+/// The object, checked in next to its source; `./check ebpf` rebuilds it.
 static OBJECT: &[u8] = include_bytes!("../../bpf/changes.o");
 
 /// What an instruction's reference to a symbol is to be replaced with.

@@ -244,7 +244,7 @@ impl Words {
 
     /// A word, or 0 if there is none.
     pub(super) fn get(&self, index: usize) -> u32 {
-        // Relaxed: who looks for a change by a program made that program run itself, by a system call.
+        // Relaxed: a thread that looks for a change by a program made that program run itself, by a system call.
         self.word(index).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 

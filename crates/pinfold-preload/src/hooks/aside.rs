@@ -1,4 +1,4 @@
-//! Where registrations were kept, and who lets go of a range that the program wants for itself.
+//! Where registrations were kept, and what releases a range that the program wants for itself.
 //!
 //! Hooks run in any process, long before anything is kept and mostly where nothing ever is: then each
 //! costs a load here.
@@ -40,7 +40,7 @@ pub(crate) fn step_aside_by(step_aside: StepAside) {
     STEP_ASIDE.get_or_init(|| step_aside);
 }
 
-/// Has the monitor let go of `range`; false if there is nothing that would.
+/// Has the monitor release `range`; false if there is nothing that would.
 pub(super) fn step_aside(range: AddressRange) -> bool {
     let asked = kept(range).and(STEP_ASIDE.get());
     asked.iter().for_each(|step_aside| step_aside(range));

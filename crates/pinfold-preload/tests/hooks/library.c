@@ -1,5 +1,5 @@
 /*
- * A library beside the hooks. As it is, one that calls madvise, also from its initialiser.
+ * A library next to the hooks. As it is, one that calls madvise, also from its initialiser.
  *
  * FIRST: one that has a madvise of its own, which makes the call itself.
  * FORWARDS: one that has a madvise of its own, which hands on to the next.

@@ -188,7 +188,7 @@ impl Nic {
         if entry.generation == key.generation() { entry.live.as_mut() } else { None }
     }
 
-    /// The cache is to let go of `key`: at once, or by `until` if that is later than now.
+    /// The cache is to drop `key`: at once, or by `until` if that is later than now.
     pub(crate) fn flush(&mut self, key: Key, range: AddressRange, now: Nanos, until: Nanos) {
         if until > now {
             self.flushing.push((key, range, until));
@@ -197,15 +197,15 @@ impl Nic {
         }
     }
 
-    /// Has the cache let go of a renewed key before the renewal is done. A device that withdraws
-    /// relies on having let go since then.
+    /// Has the cache drop a renewed key before the renewal is done. A device that withdraws
+    /// relies on the drop since then.
     pub(crate) fn flush_renewed(&mut self, key: Key) {
         if !self.config.withdraws {
             self.clear_lines(key);
         }
     }
 
-    /// Lets go of what should be gone by `now`.
+    /// Drops what should be gone by `now`.
     pub(crate) fn finish_flushes(&mut self, now: Nanos) {
         while let Some(position) = self.flushing.iter().position(|&(_, _, until)| until <= now) {
             let (key, ..) = self.flushing.swap_remove(position);

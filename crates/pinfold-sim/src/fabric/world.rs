@@ -111,7 +111,7 @@ pub(crate) enum Event {
     Pump(ConnectionId, Side),
     /// A page fault is served.
     Fault(Key, usize),
-    /// The translation cache lets go.
+    /// The translation cache drops its entry.
     Flush,
 }
 

@@ -61,7 +61,7 @@ pub(super) struct Program<'c, 'o> {
     pub(super) outcome: &'o mut Outcome,
 }
 
-/// Who gets a lease back.
+/// What gets a lease back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Holder {
     Work(u64),

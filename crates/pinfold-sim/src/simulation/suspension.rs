@@ -52,7 +52,7 @@ impl<'c> Program<'c, '_> {
     }
 
     /// The leases have ended with a suspension that gave nothing back. Their works go on, or have
-    /// ended with their connections; what they name is not registered any more, so who goes on is
+    /// ended with their connections; what they name is not registered any more, so a work that goes on is
     /// refused and ends in the open.
     fn do_without(&mut self, holders: &[Holder], connections: &[ConnectionId]) {
         self.hear_notices();

@@ -176,7 +176,7 @@ impl fmt::Display for Advice {
             ),
             Self::PinnedByOthers { bytes, soft } => write!(
                 f,
-                "this user's other processes have pinned {} of the {} that all his rings may pin \
+                "this user's other processes have pinned {} of the {} that all of its rings may pin \
                  together: give this program a user of its own, or raise RLIMIT_MEMLOCK",
                 kib(*bytes),
                 kib(*soft)

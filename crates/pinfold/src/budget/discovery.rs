@@ -8,7 +8,7 @@ use std::path::Path;
 /// What kind of registrar is to pin. Three counters meet one limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Fixed buffers: counted for the user who made the ring, over all of his rings and processes.
+    /// Fixed buffers: counted for the user who made the ring, over all rings and processes of that user.
     /// The privilege that counts is the one that the ring was made with.
     IoUring,
     /// Memory regions of an RDMA device: counted for the process, together with what the process
@@ -154,7 +154,7 @@ pub struct Bound {
     pub source: String,
     /// What happens beyond it.
     pub beyond: Beyond,
-    /// Who else uses it up.
+    /// What else uses it up.
     pub shared_with: SharedWith,
 }
 

@@ -1,4 +1,4 @@
-//! A number with where it came from and who else uses it up.
+//! A number with where it came from and what else uses it up.
 
 pub use crate::machine::Unread;
 use std::fmt;
@@ -10,7 +10,7 @@ pub struct Figure<T> {
     pub value: Result<T, Unread>,
     /// The file, and the line in it.
     pub source: String,
-    /// Whose it is.
+    /// What else counts against it.
     pub shared_with: SharedWith,
 }
 
@@ -29,7 +29,7 @@ impl<T: Copy> Figure<T> {
     }
 }
 
-/// Who else counts against a number.
+/// What else counts against a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedWith {
     /// This process alone.

@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(ledger.due(weightless, TOTAL), Amount::ZERO);
     }
 
-    /// What the ledger keeps beside its entries follows from them.
+    /// What the ledger keeps besides its entries follows from them.
     fn agree_with_a_count(ledger: &Ledger) -> Result<(), TestCaseError> {
         let mut sums = Sums::default();
         let mut borrowers = Vec::new();
@@ -457,7 +457,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a ledger that keeps every grant by itself and asks the definition of each.
+        /// Compared with a ledger that keeps every grant by itself and asks the definition of each.
         #[test]
         fn grants_exactly_what_the_definition_says(
             minimums in prop::collection::vec((0..20_usize, 0..40_usize), 4),
@@ -499,7 +499,7 @@ mod tests {
             }
         }
 
-        /// The sums and the list of borrowers, beside a count of all drawers, while drawers come
+        /// The sums and the list of borrowers, compared with a count of all drawers, while drawers come
         /// and go, overdraw without bounds and give back what they never took.
         #[test]
         fn sums_agree_with_a_count_of_all_drawers(

@@ -168,7 +168,7 @@ impl<R: Registrar> Drop for Inner<R> {
         }
         let mut panicked = None;
         for &(handle, range) in &self.handles {
-            // A device that is gone has let go of everything. One that panics keeps none of the others.
+            // A device that is gone has released everything. One that panics keeps none of the others.
             // SAFETY: the reservation registered it, and no buffer of it is taken any more: each holds
             // the reservation.
             let called = foreign::call(|| unsafe { self.registrar.deregister(handle, range) });

@@ -85,7 +85,7 @@ struct Source {
     /// What counted against the limit before anything was drawn, in bytes, but for rings of io_uring,
     /// which may grow.
     elsewhere: u64,
-    /// What bounds the budget beside `RLIMIT_MEMLOCK`, in bytes.
+    /// What bounds the budget besides `RLIMIT_MEMLOCK`, in bytes.
     beside: u64,
 }
 
@@ -103,7 +103,7 @@ struct Inner {
 struct State {
     ledger: Ledger,
     marks: Marks,
-    /// Who gives back what a drawer holds.
+    /// What gives back what a drawer holds.
     lenders: HashMap<Drawer, Vec<Weak<dyn Lender>>>,
 }
 
@@ -159,7 +159,7 @@ impl Source {
         let found = Amount { bytes: to_usize(bytes), regions: self.max_regions };
         match self.asked {
             None => Some(found).filter(|_| bytes < u64::MAX),
-            // Who asked for more than is prudent got it, up to what is possible.
+            // A program that asked for more than is prudent got it, up to what is possible.
             Some(asked) => Some(Amount { bytes: to_usize(memlock).min(asked.bytes), ..asked }),
         }
     }
@@ -341,8 +341,8 @@ impl Budget {
         Watch { inner: Arc::clone(&self.inner), id }
     }
 
-    /// Looks the limits up again, also upwards, for a budget that was discovered. What is beside
-    /// `RLIMIT_MEMLOCK` stays as it was found first. Costs the reading of two files; for io_uring, also
+    /// Looks the limits up again, also upwards, for a budget that was discovered. Bounds other than
+    /// `RLIMIT_MEMLOCK` stay as they were found first. Costs the reading of two files; for io_uring, also
     /// of the process's list of mappings, for rings that came or grew.
     ///
     /// No call is needed for a limit that was lowered: the next registration that is refused
@@ -374,7 +374,7 @@ impl State {
         borrowers.flat_map(|&drawer| self.lenders_of(drawer)).collect()
     }
 
-    /// Who has to give how much back for `drawer`, if there is `total` in all.
+    /// Which drawers have to give how much back for `drawer`, if there is `total` in all.
     fn debtors(
         &self,
         drawer: Drawer,

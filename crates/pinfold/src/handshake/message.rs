@@ -63,7 +63,7 @@ impl Message {
         }
     }
 
-    /// At most [`MAX_KEYS`] keys, which the doors see to.
+    /// At most [`MAX_KEYS`] keys, which the entry points see to.
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, keys): (u8, &[KeyChange]) = match self {
             Self::Request { .. } => (0, &[]),

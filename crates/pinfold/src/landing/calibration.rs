@@ -85,7 +85,7 @@ impl Crossover {
     /// Lands messages of 4 KiB, and four times as much over and over up to 64 MiB, as far as a piece of
     /// `cache` and the limit on pinned memory allow, and times each way.
     ///
-    /// In huge pages if `huge`; beside a monitor that watches the target if `watched`, as
+    /// In huge pages if `huge`; with a monitor that watches the target if `watched`, as
     /// [`Options::watch_targets`] has it, which makes an exchange slower. Costs a second for 64 MiB.
     ///
     /// # Errors

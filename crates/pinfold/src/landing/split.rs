@@ -1,4 +1,4 @@
-//! Which bytes of a target are whole pages, and which are the ragged ends beside them.
+//! Which bytes of a target are whole pages, and which are the ragged ends around them.
 
 use crate::AddressRange;
 

@@ -143,7 +143,7 @@ impl Ebpf {
         kept.insert(0, view.bell);
         keeper::start(&monitor.core, kept, positions)?;
         self_test::of_every_route(&monitor)?;
-        // What lies beside the memory that the test was made on is of no interest.
+        // What lies next to the memory that the test was made on is of no interest.
         monitor.core.wish_for_nothing();
         Ok(monitor)
     }

@@ -117,7 +117,7 @@ impl Feed {
     /// To be called for everything that takes pages from the range or gives it other ones, before it
     /// happens, whether or not it will succeed.
     pub fn begin(&self, range: AddressRange) -> Changing<'_> {
-        // The record comes first: who reads the log's entry must find the range under way.
+        // The record comes first: a thread that reads the log's entry must find the range under way.
         let ticket = self.under_way.begin(range);
         self.changed(range);
         Changing { feed: self, ticket: Some(ticket) }

@@ -105,7 +105,7 @@ struct Mark(AtomicU64);
 /// second for fifty days, after which the count saturates and marks are no longer made.
 const COUNT_BITS: u32 = 42;
 
-/// The records under investigation and who may still be in the middle of one of them.
+/// The records under investigation and which threads may still be in the middle of one of them.
 #[derive(Debug)]
 struct Prover {
     /// Records with a lower number are settled once no thread is suspected; `None` if no
@@ -163,7 +163,7 @@ impl Flux {
         let place = usize::try_from(thread).unwrap_or(0) % MARKS;
         if let Some(mark) = self.marks.get(place) {
             let value = u64::from(thread) << COUNT_BITS | count;
-            // Release: who acquires the mark sees what this thread did before, its discard
+            // Release: a thread that acquires the mark sees what this thread did before, its discard
             // included. Only written when it changes, to leave the line alone on hits.
             if mark.0.load(Ordering::Relaxed) != value {
                 mark.0.store(value, Ordering::Release);

@@ -255,14 +255,14 @@ impl Conversation {
         }
     }
 
-    /// What the helper says next, and what came beside it.
+    /// What the helper says next, and what came with it.
     fn next(&self) -> Result<(ToClient, Vec<OwnedFd>), ConnectError> {
         let mut packet = [0; BYTES];
         let received = self.receive(&mut packet)?;
         if received.length == 0 {
             return Err(ConnectError::Gone);
         }
-        // Beside a long message nothing can be missing that would not be missed here; descriptors
+        // With a long message nothing can be missing that would not be missed here; descriptors
         // for which this process has no room left are lost, and that is told as truncation too.
         if received.truncated {
             return Err(ConnectError::NotAView {

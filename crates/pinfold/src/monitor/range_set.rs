@@ -398,7 +398,7 @@ mod tests {
 
     /// The reader asks for a range whose insertion it knows of.
     #[test]
-    fn a_look_beside_the_writer_misses_nothing() {
+    fn a_look_during_a_write_misses_nothing() {
         const SPREAD: u64 = 3_001;
         let page = |number: u64| pages(usize::try_from(number * 7 % SPREAD).unwrap() * 2, 1);
         let (set, known, done) = (RangeSet::new(64), AtomicU64::new(0), AtomicBool::new(false));

@@ -5,7 +5,7 @@
 //! was made before it began, and what it leaves is freed when no thread can wait for it any more.
 //!
 //! It has a table of descriptors of its own, so a program that closes every descriptor it does
-//! not know (as daemons do) takes the userfaultfd away from our callers, who notice, but not from
+//! not know (as daemons do) takes the userfaultfd away from our callers, which notice, but not from
 //! the reader: no thread is left hanging in `munmap`.
 //!
 //! It runs with the highest real-time priority that the process may ask for (`CAP_SYS_NICE` or
@@ -130,8 +130,8 @@ pub(super) fn run(core: &Core, uffd: Descriptor) {
     let mut reader = Reader { core, uffd, log: Writer::new(&core.log), doorbell_gone: false };
     while reader.wait() {
         reader.drain();
-        // Both: who tells us to stop then unmaps the doorbell, and waits in there until we have
-        // read that. Stopping at the word alone, behind an earlier event, would leave him waiting
+        // Both: the thread that stops us then unmaps the doorbell, and waits in there until we have
+        // read that. Stopping at the word alone, behind an earlier event, would leave it waiting
         // for ever. Acquire: pairs with `stop`.
         if reader.doorbell_gone && core.stop.load(Ordering::Acquire) {
             break;
@@ -215,7 +215,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The record comes first: who reads the log entry must find the range in flux.
+    /// The record comes first: a thread that reads the log entry must find the range in flux.
     fn note_remove(&mut self, range: Option<AddressRange>) {
         let discarded = range.filter(|range| *range != self.core.doorbell);
         discarded.iter().for_each(|range| self.core.flux.record(*range));

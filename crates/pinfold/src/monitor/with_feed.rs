@@ -12,7 +12,7 @@
 //!
 //! # The price
 //!
-//! Two loads and two fences for each check beside the monitor's own: some 3 ns. A miss looks at the
+//! Two loads and two fences for each check besides the monitor's own: some 3 ns. A miss looks at the
 //! records of what is under way: some 0.1 µs.
 //!
 //! # Safety

@@ -1,4 +1,4 @@
-//! Pieces on their way from the helpers, who register them in any order, to the one who moves
+//! Pieces on their way from the helpers, which register them in any order, to the one that moves
 //! them in order.
 
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ pub(super) enum Front<T> {
     NotYet,
 }
 
-/// A place that a helper has taken upon himself; an empty one if he drops it.
+/// A place that a helper has taken upon itself; an empty one if it drops it.
 pub(super) struct Claim<'l, T> {
     line: &'l Line<T>,
     number: usize,

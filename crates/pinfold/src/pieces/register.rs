@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for a door that takes an address and a length; the contract is
+//! This file reopens `unsafe_code` for a method that takes an address and a length; the contract is
 //! the cache's own.
 
 #![allow(unsafe_code)]

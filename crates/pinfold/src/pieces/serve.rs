@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to pass the word of the caller, who may let the device use the
-//! whole range, on to the cache's door.
+//! This file reopens `unsafe_code` to pass the word of the caller, which may let the device use the
+//! whole range, on to the cache's method.
 
 #![allow(unsafe_code)]
 

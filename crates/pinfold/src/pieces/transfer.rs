@@ -5,7 +5,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for a door that takes an address and a length; the contract is
+//! This file reopens `unsafe_code` for a method that takes an address and a length; the contract is
 //! the cache's own. However the call ends, by a panic too, it waits for what is under way
 //! ([`Window`]): the memory is the caller's again then.
 
@@ -27,7 +27,7 @@ pub struct Moved {
     pub requests: usize,
     /// How many pieces from the first on were found in the cache, before any helper was started.
     pub found_at_once: usize,
-    /// How many helpers registered beside the moving thread; 0 where none was needed, or none could
+    /// How many helpers registered besides the moving thread; 0 where none was needed, or none could
     /// be started.
     pub helpers: usize,
     /// Whether the helpers were sent home because the budget, or the device, had no room for

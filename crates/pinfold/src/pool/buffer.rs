@@ -94,7 +94,7 @@ impl<R: Registrar> Pool<R> {
         Request { pool: self, length, align: LINE, zeroed: false, when }
     }
 
-    /// Has every thread's buffers at hand put back, then gives empty slabs back to the system
+    /// Has every thread's cached buffers put back, then returns empty slabs to the system
     /// while more than `down_to` bytes are registered. How many bytes that were.
     pub fn trim(&self, down_to: usize) -> usize {
         self.depot.trim(down_to)
@@ -197,7 +197,7 @@ impl<'p, R: Registrar> Request<'p, R> {
             Want::Long { .. } => None,
         };
         let block = at_hand().or_else(|| {
-            // Magazines that are this thread's, but were not at hand, may have one.
+            // Magazines that are this thread's, but not in its table, may have one.
             threads::hand(depot).and_then(|_| at_hand())
         });
         let block = match block {
@@ -225,7 +225,7 @@ impl<'p, R: Registrar> Request<'p, R> {
     }
 }
 
-/// A block that the calling thread has at hand.
+/// A block in the calling thread's cache.
 #[inline(always)]
 fn at_hand(depot: &Depot, length: usize) -> Option<(NonNull<u8>, Kind)> {
     let class = Class::holding(length)?;
@@ -383,7 +383,7 @@ pub(super) fn keep_at_hand(depot: &Depot, block: NonNull<u8>, kind: Kind) -> boo
 pub(super) fn give_back_slowly(depot: &Depot, block: NonNull<u8>, kind: Kind) {
     let hand = threads::hand(depot);
     match kind.class() {
-        // The thread's magazines may only not have been at hand.
+        // The thread's magazines may only not have been in its table.
         Some(class) if hand.is_some() && threads::put(depot, class, block) => {}
         _ => depot.put(block, kind, hand),
     }

@@ -21,7 +21,7 @@ pub struct PoolConfig {
     /// How many bytes of empty slabs to keep. What is beyond is deregistered by the thread that puts the
     /// last buffer of a slab back.
     pub idle_bytes: usize,
-    /// How many bytes a thread may have at hand, all sizes together. Longer buffers than that go
+    /// How many bytes a thread's cache may hold, all sizes together. Longer buffers than that go
     /// through the pool's lock each time.
     pub thread_cache_bytes: usize,
     /// What the devices may do with all of the pool's memory. Remote rights open every buffer of a

@@ -33,10 +33,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What one thread has at hand of one pool.
+/// One thread's cache of one pool.
 pub(super) type Hand = Magazines<CLASSES>;
 
-/// The name of a pool, by which a thread tells whose magazines it has at hand; odd, never reused.
+/// The name of a pool, by which a thread knows whose magazines its table has; odd, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PoolId(u64);
 
@@ -105,7 +105,7 @@ pub(super) struct Depot {
     allowance: Arc<dyn Allowance>,
     /// Rank 1, alone: nothing else is locked and no device called under it.
     state: Mutex<State>,
-    /// A slab came or did not, or one is gone or may go. Who waits for a buffer that some slab can
+    /// A slab came or did not, or one is gone or may go. A thread that waits for a buffer that some slab can
     /// hold sleeps in the [`Queue`].
     changed: Condvar,
     lost_bytes: AtomicUsize,
@@ -439,7 +439,7 @@ impl Depot {
         }
     }
 
-    /// Doubles what a thread may have at hand of a size, as long as all sizes together stay
+    /// Doubles what a thread may cache of a size, as long as all sizes together stay
     /// within the thread's bytes; else takes it from the size that has the most.
     fn allow_more(&self, state: &mut State, class: Class, hand: &Hand) {
         let size = class.index();
@@ -454,7 +454,7 @@ impl Depot {
         hand.allow(size, allowed + more);
     }
 
-    /// How many more bytes a thread could be allowed to have at hand.
+    /// How many more bytes a thread could be allowed to cache.
     fn hand_room(&self, hand: &Hand) -> usize {
         let allowed = |class: Class| hand.allowed(class.index()) as usize * class.bytes();
         let all: usize = classes().map(allowed).sum();
@@ -476,7 +476,7 @@ impl Depot {
             (Some(class), Some(hand)) if !state.has_waiters() && !state.closed => {
                 self.put_at_hand(&mut state, block, class, hand)
             }
-            // What the thread has at hand of a pool that is gone, and was in the midst of when it went.
+            // What the thread has cached of a pool that is gone, and was in the midst of when it went.
             (_, Some(hand)) if state.closed => state.empty_hand(hand) | state.put(block),
             _ => state.put(block),
         };
@@ -727,7 +727,7 @@ impl Depot {
         let mut state = self.lock();
         state.closed = true;
         // The gate stays closed. A buffer may be coming back by its bare address on another thread; what
-        // that has at hand, if it is in the midst of it now, is put back when it puts again or ends.
+        // that has cached, if it is in the midst of it now, is put back when it puts again or ends.
         if self.gate().close() {
             for hand in state.hands.clone().iter().filter(|hand| is_quiet(hand)) {
                 state.empty_hand(hand);
@@ -817,7 +817,7 @@ struct Waiter {
 /// What a waiting thread found.
 enum Looked {
     Found(NonNull<u8>),
-    /// The lock was let go meanwhile.
+    /// The lock was released meanwhile.
     Again,
     /// Nothing, and so it will be until it is woken.
     Nothing,
@@ -1010,7 +1010,7 @@ impl State {
         put == Some(Put::SlabEmpty)
     }
 
-    /// Takes blocks back until `keep` are at hand; whether that has emptied a slab.
+    /// Takes blocks back until `keep` are cached; whether that has emptied a slab.
     ///
     /// The owner calls, or the hand is one that [`empty_hand`](Self::empty_hand) may empty.
     fn shorten(&mut self, hand: &Hand, size: usize, keep: usize) -> bool {
@@ -1130,7 +1130,7 @@ fn hand_bytes(hand: &Hand) -> usize {
     classes().map(|class| hand.count(class.index()) * class.bytes()).sum()
 }
 
-/// Halves what a thread may have at hand of the size that may have the most bytes.
+/// Halves what a thread may cache of the size that may have the most bytes.
 fn halve_largest(state: &mut State, hand: &Hand) {
     let bytes = |class: &Class| hand.allowed(class.index()) as usize * class.bytes();
     if let Some(class) = classes().max_by_key(bytes) {

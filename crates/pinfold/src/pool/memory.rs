@@ -15,7 +15,7 @@ use pinfold_kernel::{Errno, mapping::OwnedMapping};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// The size of a huge page here: what all of the field's 64-bit machines have beside base pages of
+/// The size of a huge page here: what all of the field's 64-bit machines have besides base pages of
 /// 4 KiB. Slabs begin at its multiples whatever their pages are.
 pub(super) const HUGE: usize = MAX_ALIGN;
 

@@ -59,10 +59,10 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Beside a list of numbers, of which the first is always the one that came before all
+        /// Compared with a list of numbers, of which the first is always the one that came before all
         /// others that are left.
         #[test]
-        fn the_first_is_who_came_first_of_those_left(steps in prop::collection::vec(0_usize..12, 1..200)) {
+        fn the_first_is_the_earliest_of_those_left(steps in prop::collection::vec(0_usize..12, 1..200)) {
             let (mut queue, mut seats, mut oracle, mut next) = (Queue::new(), Vec::new(), Vec::new(), 0);
             for step in steps {
                 if step < 6 || oracle.is_empty() {

@@ -1,4 +1,4 @@
-//! The door for bare addresses: what C and allocators ask for. A pointer alone finds its slab.
+//! The entry point for bare addresses: what C and allocators ask for. A pointer alone finds its slab.
 //!
 //! # Safety
 //!

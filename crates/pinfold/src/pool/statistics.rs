@@ -15,7 +15,7 @@ pub struct PoolStatistics {
     /// Bytes of buffers that are out, at their whole size, those that were [lost](Self::lost_bytes)
     /// included.
     pub in_use_bytes: usize,
-    /// Bytes that threads have at hand.
+    /// Bytes that threads have cached.
     pub cached_bytes: usize,
     /// The same for each thread that has any.
     pub cached_by_thread: Vec<usize>,

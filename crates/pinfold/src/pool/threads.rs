@@ -1,7 +1,7 @@
-//! What a thread has at hand of the pools that it uses.
+//! A thread's cache of the pools that it uses.
 //!
 //! A thread finds its magazines without a lock and without asking whether its destructors have run:
-//! what it has at hand of the last four pools stands apart from what must be given back when it
+//! what it has cached of the last four pools stands apart from what must be given back when it
 //! ends. A thread that ends gives everything back; what it still takes and puts after that, in the
 //! destructors of others, goes through the pool's lock.
 //!
@@ -58,7 +58,7 @@ impl AtHand {
     }
 }
 
-/// The calling thread's magazines of this pool, if it has them at hand.
+/// The calling thread's magazines of this pool, if its table has them.
 #[inline(always)]
 fn at_hand(depot: &Depot) -> Option<&Hand> {
     AT_HAND.try_with(|hands| hands[depot.id().low_bits() % HANDS].of(depot)).ok().flatten()
@@ -90,7 +90,7 @@ pub(super) fn hand(depot: &Depot) -> Option<&Hand> {
 }
 
 impl Seats {
-    /// Has the thread's magazines of this pool at hand.
+    /// Puts the thread's magazines of this pool into its table.
     fn sit(&mut self, depot: &Depot) -> Option<()> {
         let position = self.0.iter().position(|seat| seat.pool == depot.id());
         let seat = match position {

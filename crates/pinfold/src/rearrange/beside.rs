@@ -1,4 +1,4 @@
-//! Huge pages made beside a region, which then take the place of its own.
+//! Huge pages made elsewhere, which then take the place of a region's own.
 //!
 //! # Safety
 //!

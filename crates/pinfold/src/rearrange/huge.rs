@@ -31,7 +31,7 @@ impl Way {
     /// By the kernel (`MADV_COLLAPSE`, Linux 6.1), while the program uses the memory.
     pub const IN_PLACE: Self = Self(Kind::InPlace);
 
-    /// By copying into huge pages that were made beside, which then take the old ones' place in one
+    /// By copying into huge pages that were made elsewhere, which then take the old ones' place in one
     /// step. Needs room for a huge page (in steps) or for the whole region.
     ///
     /// Only plain private memory, readable and writable, is replaced; what is locked by the

@@ -101,7 +101,7 @@ fn move_all(addresses: &[usize], node: i32) -> Result<Vec<i32>, RearrangeError> 
             // "No page had to be moved, or none of these could be".
             Ok(()) | Err(Errno(libc::ENOENT)) => {}
             Err(errno) if number == 0 && is_unsupported(errno) => return Err(refused(errno)),
-            // Some may have moved before that, here or in an earlier batch: who stayed is looked up.
+            // Some may have moved before that, here or in an earlier batch: those that stayed are looked up.
             Err(Errno(errno)) => answers.fill(-errno),
         }
     }
@@ -117,7 +117,7 @@ fn left(
     let now = look(to_move)?;
     let stayed = to_move.iter().zip(refusals).zip(now);
     let stayed = stayed.filter(|&(_, now)| now >= 0 && now != node);
-    // Without a word of the kernel's it was in use.
+    // Where the kernel names no error it was in use.
     let reason = |answer: i32| if answer < 0 { -answer } else { libc::EBUSY };
     Ok(stayed.map(|((&address, &answer), _)| (address, reason(answer))).collect())
 }

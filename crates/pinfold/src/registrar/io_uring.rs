@@ -386,8 +386,8 @@ impl Registrar for IoUring {
         cleared.map_err(refused)
     }
 
-    /// By an update of the slot: the kernel pins the new range, puts it into the slot, then lets go
-    /// of the old one, as soon as no request in flight holds it.
+    /// By an update of the slot: the kernel pins the new range, puts it into the slot, then releases
+    /// the old one, as soon as no request in flight holds it.
     ///
     /// Both are counted against the limit until then, also where they overlap, so even a trim
     /// needs room, and is refused under a limit that is reached. A request that names bytes
@@ -417,7 +417,7 @@ impl Drop for IoUring {
     /// are the parent's. Waits for no request in flight.
     fn drop(&mut self) {
         if !self.fork_mark.forked() {
-            // A ring that is gone has let go of everything already.
+            // A ring that is gone has released everything already.
             let _ = self.ring.clear_all(&self.slots.range);
         }
     }

@@ -5,7 +5,7 @@
 //! Lock and unlock together, pages that are there already, on a machine where an empty system call
 //! takes 0.21 µs: 5 µs for 4 KiB, 13 µs for 64 KiB, 0.14 ms for 1 MiB. Pages that are not there yet
 //! are brought in first. A use that writes costs 6 µs more, for a look into the table of mappings:
-//! the kernel locks read-only memory without a word.
+//! the kernel locks read-only memory silently.
 //!
 //! Locking part of a mapping splits it: each registration may add two mappings to the process's
 //! table, of which it may have `vm.max_map_count`.

@@ -29,11 +29,11 @@ pub enum Coverage {
     Covered,
     /// The device follows the page table by itself.
     OnDemand,
-    /// They cannot, for this reason; `None` if a door remembers that it was so, not why.
+    /// They cannot, for this reason; `None` if a planner remembers that it was so, not why.
     Uncovered(Option<Uncovered>),
 }
 
-/// What is at hand for a transfer.
+/// What is available for a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Means {
     /// The longest buffer of a pool, in bytes; 0 without a pool.
@@ -418,7 +418,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was measured and whatever is at hand: no open way is cheaper, and what is advised is
+        /// Whatever was measured and whatever is available: no open way is cheaper, and what is advised is
         /// open.
         #[test]
         fn the_cheapest_open_way_is_advised(costs in costs(), question in questions()) {

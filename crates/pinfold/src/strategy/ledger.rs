@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_last_has_the_place() {
+    fn the_last_to_come_has_the_place() {
         let ledger = Ledger::new();
         let starts: Vec<usize> = (1..10_000).map(|n| n * 4096).collect();
         for &start in &starts {

@@ -219,7 +219,7 @@ impl<'d, R: Registrar> Copied<'d, R> {
         range: AddressRange,
         direction: Direction,
     ) -> Result<Self, crate::pool::AllocateError> {
-        // What is not at hand is not waited for: there are other ways.
+        // What is not available is not waited for: there are other ways.
         let request = pool.request(range.len()).when_exhausted(WhenExhausted::Grow);
         let mut buffer = request.get()?;
         if direction == Direction::Leaving {

@@ -1,4 +1,4 @@
-//! What a door counts: above all, how often a transfer did not get its fastest way.
+//! What a planner counts: above all, how often a transfer did not get its fastest way.
 
 use super::Strategy;
 use super::advice::Handicap;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Slow {
-    /// Changes of this memory cannot be seen; `None` if the door remembers that it was so, not why.
+    /// Changes of this memory cannot be seen; `None` if the planner remembers that it was so, not why.
     Uncovered(Option<Uncovered>),
     /// Copying would be faster, but there is no pool, or no buffer of it is that long.
     TooLongToCopy {
@@ -52,7 +52,7 @@ impl From<Handicap> for Slow {
     }
 }
 
-/// How a door's transfers went. Leases that the cache kept are counted by
+/// How a planner's transfers went. Leases that the cache kept are counted by
 /// [the cache](crate::Cache::statistics) alone, so that a hit writes nothing that threads share.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DoorStatistics {

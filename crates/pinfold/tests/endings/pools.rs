@@ -21,7 +21,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 const MIB: usize = 1 << 20;
-/// Longer than what threads have at hand.
+/// Longer than what threads cache.
 const UNCACHED: usize = 5 * MIB;
 
 fn config() -> PoolConfig {
@@ -265,7 +265,7 @@ fn a_pool_whose_registrar_panics_as_it_goes_is_gone() {
     }
 }
 
-/// What a thread has at hand goes back in a destructor that no panic may leave.
+/// What a thread has cached goes back in a destructor that no panic may leave.
 #[test]
 fn a_thread_ends_although_what_it_gives_back_makes_others_panic() {
     let name = "pools::a_thread_ends_although_what_it_gives_back_makes_others_panic";

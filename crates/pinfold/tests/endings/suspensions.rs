@@ -229,7 +229,7 @@ fn leases_that_were_handed_over_in_steps_outlive_a_panic_or_their_connections_ar
     }
 }
 
-/// Every way in which suspensions let go of their connections.
+/// Every way in which suspensions release their connections.
 fn every_way(cache: &TheCache, records: &Arc<Records>, memory: &[u8]) {
     suspend_and_resume(cache, records, memory);
     let suspend = |first: usize| {

@@ -129,7 +129,7 @@ impl World {
         assert!(munmap(at, BYTES));
     }
 
-    /// As [`works`](Self::works), beside others who register: their registrations are not counted.
+    /// As [`works`](Self::works), concurrently with others that register: their registrations are not counted.
     pub(crate) fn is_fresh(&self) {
         let at = map(PAGES);
         for value in b'a'..=b'e' {

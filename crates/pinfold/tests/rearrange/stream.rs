@@ -98,7 +98,7 @@ fn roomy_rig() -> Option<(io_uring::IoUring, Rings)> {
     rig()
 }
 
-/// Runs `change` beside a stream, and looks at everything afterwards.
+/// Runs `change` during a stream, and looks at everything afterwards.
 fn beside_a_stream(change: impl FnOnce(&Rings, AddressRange)) {
     let Some((ring, cache)) = roomy_rig() else { return };
     let (_memory, range) = memory(LONG);
@@ -181,7 +181,7 @@ fn a_stream_goes_on_while_its_region_is_made_huge_in_steps() {
 }
 
 #[test]
-fn a_stream_goes_on_beside_a_lease_that_keeps_its_index() {
+fn a_stream_goes_on_during_a_lease_that_keeps_its_index() {
     for way in [Way::IN_PLACE, by_copy()] {
         beside_a_stream(|cache, range| {
             let lease = get(cache, range);

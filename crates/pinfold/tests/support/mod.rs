@@ -300,7 +300,7 @@ pub fn touch(ranges: &[AddressRange], range: AddressRange) -> bool {
 }
 
 /// Waits until `range` is not in flux. Sleeps in between, because a thread that never sleeps is
-/// what keeps other monitors of this process, in tests beside this one, from settling.
+/// what keeps other monitors of this process, in concurrent tests, from settling.
 pub fn until_settled(monitor: &impl Monitor, range: AddressRange) {
     while monitor.in_flux(range) {
         std::thread::sleep(std::time::Duration::from_micros(20));

@@ -10,7 +10,7 @@ use pinfold_kernel::thread::monotonic_time;
 use pinfold_kernel::trial::TrialArea;
 use std::sync::atomic::Ordering;
 
-/// The programs' clock, perhaps a little behind, never ahead: who reads it takes a record for younger
+/// The programs' clock, perhaps a little behind, never ahead: its reader takes a record for younger
 /// than it is, and believes it longer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Clock {

@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// How long the bell is not listened to after it rang: a change that wakes us costs its thread many
-/// times what the others do, so of many in a row few should. Who waits for the bell gives memory back;
+/// times what the others do, so of many in a row few should. The thread that waits for the bell deregisters;
 /// nothing stale is used meanwhile.
 const PACE: Duration = Duration::from_millis(2);
 

@@ -128,7 +128,7 @@ impl fmt::Debug for Operations {
 }
 
 /// What a device does with regions whose pages are not pinned: it asks for a page when it needs
-/// it, and lets go of it when the process's mapping changes.
+/// it, and drops it when the process's mapping changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OnDemandPaging {
     /// Whether one region can stand for the whole address space.

@@ -1,4 +1,4 @@
-//! Queue pairs that can be stopped and let go on: the connections of a suspension.
+//! Queue pairs that can be stopped and restarted: the connections of a suspension.
 //!
 //! # Safety
 //!
@@ -20,7 +20,7 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A queue pair, as what a suspension stops and lets go on.
+/// A queue pair, as what a suspension stops and restarts.
 ///
 /// Stopping moves it to `SQD`, "send queue drained": what it had begun ends, and what is posted later,
 /// or was not begun, waits in its queue. What its *peer* does is not stopped by that, in this queue
@@ -311,7 +311,7 @@ fn lost(errno: c_int) -> ConnectionLost {
 }
 
 impl PartialEq for Connection {
-    /// Whether it is the same loan; who agreed to what is not compared.
+    /// Whether it is the same loan; which peer agreed to what is not compared.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.lent, &other.lent)
     }

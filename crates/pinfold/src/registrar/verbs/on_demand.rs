@@ -336,7 +336,7 @@ impl<'r> Test<'r> {
         if right { Ok(()) } else { Err(Unproven::Wrong(what)) }
     }
 
-    /// From the far end to the near one, and nothing beside it.
+    /// From the far end to the near one, and nothing around it.
     fn comes_in(&self, what: &'static str) -> Result<(), Unproven> {
         self.far.fill(2);
         let mut expected = self.near.bytes();

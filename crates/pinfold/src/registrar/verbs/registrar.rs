@@ -130,7 +130,7 @@ struct Use {
     standing: Standing,
 }
 
-/// Whether the device was asked to let go of a region.
+/// Whether the device was asked to deregister a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Registered,
@@ -164,7 +164,7 @@ impl Verbs {
     /// `IBV_ACCESS_RELAXED_ORDERING`, `IBV_ACCESS_HUGETLB`, `IBV_ACCESS_MW_BIND`.
     ///
     /// `IBV_ACCESS_ON_DEMAND` belongs to [`OnDemand`](super::OnDemand), and `IBV_ACCESS_ZERO_BASED` to registrations
-    /// that are made by hand, because a cache shares them between ranges; they and the flags that
+    /// that are made explicitly, because a cache shares them between ranges; they and the flags that
     /// rights stand for are left out.
     #[must_use]
     pub fn with_flags(mut self, flags: c_uint) -> Self {
@@ -473,7 +473,7 @@ impl Drop for Verbs {
         if !self.forked() {
             let left: Vec<_> = self.held().live.keys().copied().collect();
             for region in left {
-                // A device that is gone has let go of everything already.
+                // A device that is gone has released everything already.
                 let _ = self.give_back(region);
             }
         }

@@ -57,7 +57,7 @@ impl Verbs {
             return Err(RegisterError::DeviceGone { errno: FORKED });
         }
         if !self.end_withdrawal(handle) {
-            // The device would not let go of it (see `quiet`), or was never asked to.
+            // The device did not deregister it (see `quiet`), or was never asked to.
             return Ok(Renewed::Same);
         }
         // SAFETY: the caller's promise.
