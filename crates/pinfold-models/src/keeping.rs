@@ -275,7 +275,7 @@ unsafe impl Monitor for Best {
     }
 
     fn check(&self) -> Result<Sequence, Lost> {
-        // Acquire: whoever sees the sequence sees the entry.
+        // Acquire: a thread that sees the sequence sees the entry.
         Ok(Sequence(self.0.sequence.load(Ordering::Acquire)))
     }
 
@@ -486,7 +486,7 @@ mod tests {
 
     /// The same of children of two forks: what the first left to the parent is the parent's or the second's.
     #[test]
-    fn loom_of_two_forks_each_has_one_who_ends_what_was_idle() {
+    fn loom_of_two_forks_each_has_one_that_ends_what_was_idle() {
         explore(3, || {
             let children = Arc::new(Children::new().unwrap());
             let mut moves = children.moves();

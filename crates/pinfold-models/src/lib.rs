@@ -177,7 +177,7 @@ mod fork_mark {
 mod tests {
     use super::flux::Flux;
     use super::log::{Log, Writer};
-    use super::map::{Found, LEAF, Table};
+    use super::map::{Found as FoundSlab, LEAF, Table};
     use super::memory::HUGE;
     use super::threads::{ASKS, DISCARDS, be_thread};
     use super::{AddressRange, Position};
@@ -369,7 +369,7 @@ mod tests {
             let publish = |place: usize, table: &Table<1>, slabs: &[Slab; 2]| {
                 // What a slab consists of, written by the thread that makes it.
                 slabs[place].0.store(10 + place as u64, Ordering::Relaxed);
-                let slab = std::ptr::NonNull::from(&slabs[place]).cast::<Found>();
+                let slab = std::ptr::NonNull::from(&slabs[place]).cast::<FoundSlab>();
                 assert!(table.set(place * HUGE, HUGE, Some(slab)));
             };
             let other = {

@@ -1,6 +1,6 @@
 //! The names that this library takes over: one-line jumps into [`calls`](crate::calls).
 //!
-//! Where a call's meaning depends on who calls, the return address is passed on as one argument
+//! Where a call's meaning depends on the caller, the return address is passed on as one argument
 //! more, in the register that the C convention has for it. That is one instruction and a jump; where
 //! the machine is not known the address is 0, and what depends on it passes through.
 //!

@@ -35,7 +35,7 @@
 //! # Where to look next
 //!
 //! In the order of layers: `sandbox`, `elf`, `sync` (seams), `apart` (a stack of our own), `hooks` (apart from all
-//! others), `settings`, `rights`, `real` (libibverbs itself), `caller` (who calls), `store` (what is
+//! others), `settings`, `rights`, `real` (libibverbs itself), `caller` (which module calls), `store` (what is
 //! registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
 //! it), `report`, `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
 //! (what each function does), `exports` (their names).

@@ -10,7 +10,7 @@
 //! | `PINFOLD_MAX_REGIONS` | registrations to keep, likewise | 16384, or what the device has |
 //! | `PINFOLD_STATISTICS` | `stderr` or a file to append to (`%p`: the process) | none |
 //! | `PINFOLD_STATISTICS_SIGNAL` | a signal that has them written: `USR1`, `10` | none, only at exit |
-//! | `PINFOLD_SUMMARY` | a file for the one who started the program, as `pinfold run` does | none |
+//! | `PINFOLD_SUMMARY` | a file for the program's starter, as `pinfold run` does | none |
 //!
 //! `1`, `yes` and `true` mean `on`; `0`, `no` and `false` mean `off`.
 

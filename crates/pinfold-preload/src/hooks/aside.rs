@@ -17,7 +17,7 @@ static STEP_ASIDE: OnceLock<StepAside> = OnceLock::new();
 
 /// A registration of `range` is about to be kept.
 pub(crate) fn note_kept(range: AddressRange) {
-    // Read first: most are in between, and a write takes the line from every other thread. Relaxed: who
+    // Read first: most are in between, and a write takes the line from every other thread. Relaxed: a thread that
     // takes rights away from memory that another thread registers at this moment may come first.
     if range.start() < LOWEST.load(Ordering::Relaxed) {
         LOWEST.fetch_min(range.start(), Ordering::Relaxed);

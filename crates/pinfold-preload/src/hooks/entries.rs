@@ -7,7 +7,7 @@
 //! caller's promises to the C library are those that the kernel needs.
 //!
 //! `syscall` is written in instructions, because it hands on arguments of which it is unknown how
-//! many there are, and touches no stack, because there are callers who rely on that (a `clone`
+//! many there are, and touches no stack, because there are callers that rely on that (a `clone`
 //! whose child returns on another stack). It says so to unwinders, which a thread's cancellation
 //! and profilers send through it.
 
