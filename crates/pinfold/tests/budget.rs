@@ -720,6 +720,48 @@ fn what_the_kernel_counts_of_huge_pages_is_within_the_budget() {
     });
 }
 
+/// Each of several rings pins a page, and the kernel counts it for each; so with a huge page of which no more
+/// than a part is registered.
+#[test]
+fn what_several_rings_pin_is_counted_for_each() {
+    alone("what_several_rings_pin_is_counted_for_each", || {
+        let Some(((_one, first), (_other, second))) = ring(64).zip(ring(64)) else { return };
+        let (memory, huge) = (Memory::new(4 * PAGE), huge_pages(2));
+        let tells = |pages: &AddressRange| {
+            first.widened(AddressRange::new(pages.start(), PAGE).unwrap()).len() == HUGE
+        };
+        let huge = huge.filter(|(_, pages)| tells(pages));
+        let monitor = NoMonitor::new().unwrap();
+        let cache = Cache::new([first, second], monitor, Config::keeping_all()).unwrap();
+        let before = status_bytes("VmPin:");
+        let counted = || {
+            let counted = usize::try_from(cache.statistics().pinned_bytes).unwrap();
+            assert_eq!(status_bytes("VmPin:") - before, counted);
+            counted
+        };
+        let vouched = |range: AddressRange| {
+            let start = std::ptr::without_provenance(range.start());
+            // SAFETY: the test's own memory, which no transfer uses and which is not unmapped before the
+            // registration is gone.
+            unsafe { cache.request(start, PAGE, Access::READ).vouched().get() }.unwrap()
+        };
+        let mut leases = vec![vouched(memory.range())];
+        assert_eq!(counted(), 2 * PAGE);
+        if let Some((_, pages)) = &huge {
+            leases.push(vouched(*pages));
+            assert_eq!(leases[1].registered().len(), PAGE);
+            assert_eq!(counted(), 2 * PAGE + 2 * HUGE);
+        }
+        drop(leases);
+        cache.evict_idle();
+        assert_eq!(cache.statistics().pinned_bytes, 0);
+        at_last(|| match status_bytes("VmPin:") - before {
+            0 => Ok(()),
+            left => Err(left),
+        });
+    });
+}
+
 /// Nothing of this budget is idle, and the kernel has no room: an error, and the program hears
 /// that others have what the budget allows.
 #[test]
