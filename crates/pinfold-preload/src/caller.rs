@@ -163,7 +163,8 @@ mod tests {
         let mut versions = Vec::new();
         let here = an_unknown_caller_asked_for_nothing as fn() as usize;
         let found = look_around(here, &mut |wanted| {
-            if wanted.name == c"write" {
+            // No sanitizer brings a function of this name along.
+            if wanted.name == c"__errno_location" {
                 versions.push(wanted.version.expect("a version").to_owned());
             }
         });
