@@ -268,6 +268,22 @@ fn share(budget: &Budget) -> Arc<Share> {
     budget.share(Terms::default()).unwrap()
 }
 
+/// Each device pins the slab, and the system counts it for each.
+#[test]
+fn a_slab_of_several_devices_takes_its_bytes_for_each() {
+    let budget = budget(4 * MIB);
+    let config = PoolConfig { first_slab_bytes: MIB, max_slab_bytes: MIB, ..lending() };
+    let devices = (Slow::default(), Slow::default());
+    let pool = Pool::with_allowance(devices, config, share(&budget)).unwrap();
+    let held = [pool.get(MIB).unwrap(), pool.get(MIB).unwrap()];
+    assert_eq!(budget.held(), Amount { bytes: 4 * MIB, regions: 2 });
+    let refused = pool.get(MIB).unwrap_err();
+    assert!(matches!(refused, AllocateError::Denied { available: 0, .. }), "{refused}");
+    drop(held);
+    drop(pool);
+    assert_eq!(budget.held(), Amount::ZERO);
+}
+
 /// Slabs of a mebibyte, all of which stay until they are asked for.
 fn lending() -> PoolConfig {
     PoolConfig {
