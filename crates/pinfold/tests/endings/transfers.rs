@@ -19,7 +19,8 @@ use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 
-const PIECES: usize = 12;
+/// Few in an interpreter, which takes its time.
+const PIECES: usize = if cfg!(miri) { 2 } else { 12 };
 const BYTES: usize = PIECES * PAGE;
 
 fn in_pieces() -> (TheCache, Arc<Records>) {
