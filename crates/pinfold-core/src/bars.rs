@@ -1,6 +1,7 @@
 //! The bars in the way of gets: which ranges are suspended, and who waits before them.
 
 use crate::AddressRange;
+use crate::foreign::Foreign;
 use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -53,7 +54,7 @@ pub(crate) struct Bar {
 /// What is let go of is dropped outside the lock: its connection is the device's.
 pub(crate) struct Hold {
     /// The device's connection; one cache has one type of them.
-    connection: Box<dyn Any + Send>,
+    connection: Foreign<Box<dyn Any + Send>>,
     state: HoldState,
 }
 
@@ -86,7 +87,7 @@ pub(crate) struct Overdue {
 
 /// What an overdue suspension leaves behind, and what becomes of it.
 pub(crate) struct OnExpiry {
-    /// A `Vec` of the device's connections, those that are stopped.
+    /// A [`ForeignList`](crate::foreign::ForeignList) of the device's connections, those that are stopped.
     pub(crate) connections: Box<dyn Any + Send>,
     pub(crate) end: End,
 }
@@ -175,9 +176,9 @@ impl Bars {
     pub(crate) fn claim<C: PartialEq + Send + 'static>(
         &mut self,
         id: u64,
-        copy: &mut Option<C>,
+        copy: &mut Foreign<C>,
     ) -> Claim {
-        let Some(connection) = copy else { return Claim::Later };
+        let Some(connection) = copy.get() else { return Claim::Later };
         let mut others = self.others_on(id, connection).peekable();
         let claim = if others.peek().is_none() {
             Claim::Stop
@@ -193,7 +194,7 @@ impl Bars {
             Claim::Later => return claim,
         };
         let Some(connection) = copy.take() else { return Claim::Later };
-        let hold = Hold { connection: Box::new(connection), state };
+        let hold = Hold { connection: Foreign::new(Box::new(connection)), state };
         self.holds.entry(id).or_default().push(hold);
         claim
     }
@@ -302,7 +303,7 @@ impl Bars {
 }
 
 fn is_on<C: PartialEq + 'static>(hold: &Hold, connection: &C) -> bool {
-    hold.connection.downcast_ref::<C>() == Some(connection)
+    hold.connection.get().and_then(|theirs| theirs.downcast_ref::<C>()) == Some(connection)
 }
 
 /// Where gets of a suspended region wait.

@@ -89,6 +89,95 @@ impl<T> Drop for HandedOver<T> {
     }
 }
 
+/// A value of the program's whose destructor is called by the library: [discarded](discard) when this is dropped,
+/// also because of a panic, where a second one would end the process.
+pub struct Foreign<T>(Option<T>);
+
+impl<T> Foreign<T> {
+    /// It is ours until [`take`](Self::take).
+    pub const fn new(theirs: T) -> Self {
+        Self(Some(theirs))
+    }
+
+    /// The value, unless it was taken.
+    pub const fn get(&self) -> Option<&T> {
+        self.0.as_ref()
+    }
+
+    /// The value, whose destructor is the caller's to call.
+    pub const fn take(&mut self) -> Option<T> {
+        self.0.take()
+    }
+}
+
+impl<T> fmt::Debug for Foreign<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Foreign({})", usize::from(self.0.is_some()))
+    }
+}
+
+impl<T> Drop for Foreign<T> {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(discard);
+    }
+}
+
+/// Many [`Foreign`] values.
+pub struct ForeignList<T>(Vec<T>);
+
+impl<T> ForeignList<T> {
+    /// They are ours until [`into_vec`](Self::into_vec).
+    pub const fn new(theirs: Vec<T>) -> Self {
+        Self(theirs)
+    }
+
+    /// All of them, whose destructors are the caller's to call.
+    pub fn into_vec(mut self) -> Vec<T> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl<T: Clone> ForeignList<T> {
+    /// Copies of all; those that there are already are discarded where the next cannot be made.
+    pub fn copies(&self) -> Self {
+        let mut copies = Self(Vec::with_capacity(self.0.len()));
+        self.0.iter().for_each(|theirs| copies.0.push(theirs.clone()));
+        copies
+    }
+}
+
+impl<T> Default for ForeignList<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> std::ops::Deref for ForeignList<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<T> std::ops::DerefMut for ForeignList<T> {
+    fn deref_mut(&mut self) -> &mut Vec<T> {
+        &mut self.0
+    }
+}
+
+impl<T> fmt::Debug for ForeignList<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ForeignList({})", self.0.len())
+    }
+}
+
+impl<T> Drop for ForeignList<T> {
+    fn drop(&mut self) {
+        discard_all(self.0.drain(..));
+    }
+}
+
 impl Panicked {
     /// The panic goes on. Not while this thread is unwinding already, which would end the process.
     pub fn resume(mut self) -> ! {
@@ -160,6 +249,39 @@ pub(crate) mod tests {
         assert_eq!(dropped.get(), 0);
         drop(HandedOver::new(vec![Theirs(&dropped)]).into_vec());
         assert_eq!(dropped.get(), 1);
+    }
+
+    /// Panics when it is dropped, if it is told to.
+    struct Loud<'a>(&'a Cell<u32>, bool);
+
+    impl Drop for Loud<'_> {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+            assert!(!self.1, "dropped");
+        }
+    }
+
+    #[test]
+    fn what_is_ours_to_drop_is_dropped_once_although_all_of_it_panics() {
+        for unwinding in [false, true] {
+            let dropped = Cell::new(0);
+            let ended = call(|| {
+                let _one = Foreign::new(Loud(&dropped, true));
+                let _many = ForeignList::new((0..3).map(|_| Loud(&dropped, true)).collect());
+                assert!(!unwinding, "on its way");
+            });
+            assert_eq!((ended.is_err(), dropped.get()), (unwinding, 4));
+        }
+    }
+
+    #[test]
+    fn what_is_taken_out_is_the_callers_to_drop() {
+        let dropped = Cell::new(0);
+        let mut one = Foreign::new(Loud(&dropped, false));
+        let many = ForeignList::new(vec![Loud(&dropped, false)]).into_vec();
+        let taken = one.take();
+        drop(one);
+        assert_eq!((dropped.get(), many.len(), taken.is_some()), (0, 1, true));
     }
 
     #[test]

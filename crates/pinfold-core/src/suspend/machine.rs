@@ -9,7 +9,7 @@ use crate::AddressRange;
 use crate::bars::SuspensionStatistics;
 use crate::board::SuspensionId;
 use crate::cache::Cache;
-use crate::foreign::HandedOver;
+use crate::foreign::{ForeignList, HandedOver};
 use crate::lease::Lease;
 use crate::monitor::Monitor;
 use crate::registrar::Registrar;
@@ -83,7 +83,7 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
         leases: Vec<Lease<'c, R, M>>,
         terms: SuspensionTerms,
     ) -> Result<Ward<'c, R, M>, Refusal<'c, R, M>> {
-        let leases = HandedOver::new(leases);
+        let (leases, connections) = (HandedOver::new(leases), ForeignList::new(connections));
         let range = range.page_aligned(self.shared.limits.page_bytes);
         if let Err(why) = check(&self.shared, range, &connections, &leases) {
             return Err(not_suspended(why, leases.into_vec()));
@@ -149,7 +149,8 @@ fn refuse<'c, R: Suspend, M: Monitor>(
     if ward.is_forked() {
         return not_suspended(Why::Forked, Vec::new());
     }
-    let why = Why::Refused(Refused { in_flight, waited, lost: std::mem::take(&mut ward.lost) });
+    let lost = std::mem::take(&mut ward.lost).into_vec();
+    let why = Why::Refused(Refused { in_flight, waited, lost });
     Box::new(NotSuspended { why, leases: leases.into_vec() })
 }
 
@@ -158,7 +159,7 @@ fn expired<'c, R: Suspend, M: Monitor>(mut ward: Ward<'c, R, M>) -> Refusal<'c, 
     if ward.is_forked() {
         return not_suspended(Why::Forked, Vec::new());
     }
-    let (waited, lost) = (ward.waited(), std::mem::take(&mut ward.lost));
+    let (waited, lost) = (ward.waited(), std::mem::take(&mut ward.lost).into_vec());
     let refused = Refused { in_flight: InFlight::default(), waited, lost };
     Box::new(NotSuspended { why: Why::Refused(refused), leases: ward.leases_after_expiry() })
 }
@@ -341,7 +342,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
             return Err(forked());
         }
         if !self.ward.take_back() {
-            let failed = std::mem::take(&mut self.ward.connections);
+            let failed = std::mem::take(&mut self.ward.connections).into_vec();
             return Err(Expired { reason: Ended::Deadline, failed });
         }
         let (leases, keys) = self.ward.resume();
@@ -351,7 +352,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
         }
         let paused = self.ward.waited();
         let late = paused.checked_sub(self.ward.terms.deadline).filter(|late| !late.is_zero());
-        let lost = std::mem::take(&mut self.ward.lost);
+        let lost = std::mem::take(&mut self.ward.lost).into_vec();
         Ok(Resumed { leases: leases.into_vec(), keys, lost, paused, late })
     }
 }

@@ -15,7 +15,7 @@ use crate::bars::{Claim, End, OnExpiry, Overdue};
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
 use crate::flight::{Flight, Landing};
-use crate::foreign::{self, HandedOver, discard, discard_all, runs_through};
+use crate::foreign::{self, Foreign, ForeignList, HandedOver, discard, discard_all, runs_through};
 use crate::hazard::{Scan, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
@@ -56,12 +56,12 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
     pub(crate) began: Duration,
     stage: Stage,
     /// Those that are to be stopped as soon as nobody else tells the device about them.
-    unstopped: Vec<R::Connection>,
+    unstopped: ForeignList<R::Connection>,
     /// Those that are stopped and alive, as far as is known.
-    pub(crate) connections: Vec<R::Connection>,
+    pub(crate) connections: ForeignList<R::Connection>,
     /// Those that go on again, until all do.
-    restarted: Vec<R::Connection>,
-    pub(crate) lost: Vec<(R::Connection, ConnectionLost)>,
+    restarted: ForeignList<R::Connection>,
+    pub(crate) lost: ForeignList<(R::Connection, ConnectionLost)>,
     kept: HandedOver<Lease<'c, R, M>>,
     /// Their places in that list, by the numbers of their regions.
     kept_of: HashMap<u32, Vec<usize>>,
@@ -124,9 +124,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         };
         // Behind the bar, which closes what is registered from now on.
         shared.close_regions(range);
-        let (connections, lost, parked) = (Vec::new(), Vec::new(), Vec::new());
+        let (connections, lost, parked) = Default::default();
+        let (unstopped, restarted) = Default::default();
         let (stage, leases) = (Stage::Leased, kept.len());
-        let (unstopped, restarted) = (Vec::new(), Vec::new());
         let mut kept_of: HashMap<u32, Vec<usize>> = HashMap::with_capacity(leases);
         for (index, lease) in kept.iter().enumerate() {
             kept_of.entry(lease.number()).or_default().push(index);
@@ -152,7 +152,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     /// Has the device begin nothing new on `connections`: now if no lease is left that has to end
     /// first, else when the last one has ended.
-    pub(crate) fn stop(&mut self, connections: Vec<R::Connection>) {
+    pub(crate) fn stop(&mut self, connections: ForeignList<R::Connection>) {
         self.unstopped = connections;
         let _leased = self.stop_unless_leased();
     }
@@ -171,29 +171,39 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 
     fn stop_more(&mut self) {
-        for connection in std::mem::take(&mut self.unstopped) {
-            if self.connections.contains(&connection) {
-                continue;
-            }
-            // Copied, and dropped if it is not needed, outside the lock: it is the device's.
-            let mut copy = Some(connection.clone());
-            match self.locked(|writer| writer.bars.claim(self.id, &mut copy)) {
-                Some(Claim::Stop) => self.stop_one(connection),
-                Some(Claim::Shared) => self.connections.push(connection),
-                Some(Claim::Later) => self.unstopped.push(connection),
-                None => {}
+        let mut rest = std::mem::take(&mut self.unstopped);
+        rest.reverse();
+        // Taken off the list behind the calls: whichever panics, a list drops what is the device's.
+        while let Some(connection) = rest.last() {
+            match self.claim(connection) {
+                Some(Claim::Stop) => {
+                    self.connections.extend(rest.pop());
+                    self.stop_last();
+                }
+                Some(Claim::Shared) => self.connections.extend(rest.pop()),
+                Some(Claim::Later) => self.unstopped.extend(rest.pop()),
+                None => rest.pop().into_iter().for_each(discard),
             }
         }
     }
 
-    fn stop_one(&mut self, connection: R::Connection) {
-        // Before the call: one that panics half-way is given back too.
-        self.connections.push(connection.clone());
-        let stopped = self.shared.registrar.stop(&connection);
-        self.locked(|writer| writer.bars.stopped(self.id, &connection));
+    /// What to do about it; nothing if it is stopped already, and in a forked child.
+    fn claim(&self, connection: &R::Connection) -> Option<Claim> {
+        if self.connections.contains(connection) {
+            return None;
+        }
+        // Copied, and dropped if it is not needed, outside the lock: it is the device's.
+        let mut copy = Foreign::new(connection.clone());
+        self.locked(|writer| writer.bars.claim(self.id, &mut copy))
+    }
+
+    /// It is in the list before the call: one that panics half-way is given back too.
+    fn stop_last(&mut self) {
+        let Some(connection) = self.connections.last() else { return };
+        let stopped = self.shared.registrar.stop(connection);
+        self.locked(|writer| writer.bars.stopped(self.id, connection));
         if let Err(why) = stopped {
-            self.connections.pop();
-            self.lost.push((connection, why));
+            self.lost.extend(self.connections.pop().map(|connection| (connection, why)));
         }
     }
 
@@ -443,7 +453,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
                 parked: self.parked.iter().map(|parked| parked.region.number).collect(),
             },
         };
-        let on_expiry = OnExpiry { connections: Box::new(self.connections.clone()), end };
+        let on_expiry = OnExpiry { connections: Box::new(self.connections.copies()), end };
         self.locked(|writer| writer.bars.hand_over(self.id, on_expiry));
         self.entrusted = true;
     }
@@ -516,25 +526,20 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     fn restart(&mut self) {
         // Taken off the list behind the call: one that panics half-way is failed with the rest.
-        while let Some(connection) = self.connections.last().cloned() {
-            // Unless somebody else holds it: then it goes on when they let go.
-            match self.locked(|writer| writer.bars.release(self.id, &connection)) {
-                Some(Ok(())) => {
-                    self.restart_one(&connection);
-                    self.restarted.extend(self.connections.pop());
-                }
-                Some(Err(held)) => {
-                    self.connections.pop();
-                    drop(held);
-                }
-                None => {
-                    self.connections.pop();
-                }
+        while let Some(connection) = self.connections.last() {
+            // Unless another suspension holds it: then it goes on when that lets go.
+            let released = self.locked(|writer| writer.bars.release(self.id, connection));
+            if matches!(released, Some(Ok(()))) {
+                self.restart_last();
+                self.restarted.extend(self.connections.pop());
+            } else {
+                self.connections.pop().into_iter().for_each(discard);
             }
         }
     }
 
-    fn restart_one(&mut self, connection: &R::Connection) {
+    fn restart_last(&mut self) {
+        let Some(connection) = self.connections.last() else { return };
         // SAFETY: the last suspension to hold it lets it go on.
         let restarted = unsafe { self.shared.registrar.restart(connection) };
         drop(self.locked(|writer| writer.bars.restarted(self.id, connection)));
@@ -622,9 +627,6 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
             }
             self.locked(|writer| writer.bars.counts.device_panics += kept_back);
         }
-        let lost = self.lost.drain(..).map(|(connection, _)| connection);
-        let connections = self.connections.drain(..).chain(self.restarted.drain(..));
-        discard_all(self.unstopped.drain(..).chain(connections).chain(lost));
         // What is left of a suspension that has expired. Behind a panic of the device's, whose connections
         // may go on, they are forgotten.
         if theirs && ended.is_ok() {
@@ -638,10 +640,15 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
 
 /// Fails every connection; one that makes the device panic does not save the others. Says how many
 /// did.
-fn fail_all<R: Suspend>(registrar: &R, connections: &mut Vec<R::Connection>) -> u64 {
-    // Its destructor, too, is the device's.
-    let fails = |connection| runs_through(move || registrar.fail(&connection));
-    connections.drain(..).map(fails).filter(|ran| !ran).count() as u64
+fn fail_all<R: Suspend>(registrar: &R, connections: &mut ForeignList<R::Connection>) -> u64 {
+    let mut panics = 0;
+    while let Some(connection) = connections.pop() {
+        let ran = runs_through(|| registrar.fail(&connection));
+        // Its destructor, too, is the device's.
+        let ended = runs_through(move || drop(connection));
+        panics += u64::from(!(ran && ended));
+    }
+    panics
 }
 
 impl<R: Suspend, M: Monitor> Shared<R, M> {
@@ -651,8 +658,8 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         let mut count = 0;
         while let Ok(Some(overdue)) = self.locked(|writer| writer.bars.take_overdue(now)) {
             let Overdue { id, range, on_expiry } = overdue;
-            let connections = on_expiry.connections.downcast::<Vec<R::Connection>>();
-            let mut connections = connections.map_or_else(|_| Vec::new(), |all| *all);
+            let connections = on_expiry.connections.downcast::<ForeignList<R::Connection>>();
+            let mut connections = connections.map_or_else(|_| ForeignList::default(), |all| *all);
             let device_panics = match on_expiry.end {
                 End::GoOn => self.let_all_go_on(id, &mut connections),
                 End::Fail { .. } => fail_all(&self.registrar, &mut connections),
@@ -680,7 +687,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
 
     /// Lets every connection of a suspension that ends go on that no other holds. One that makes the
     /// device panic is failed, and does not save the others. Says how many did.
-    fn let_all_go_on(&self, id: u64, connections: &mut Vec<R::Connection>) -> u64 {
+    fn let_all_go_on(&self, id: u64, connections: &mut ForeignList<R::Connection>) -> u64 {
         let mut panics = 0;
         while let Some(connection) = connections.pop() {
             let let_go_on = || {
@@ -693,7 +700,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             if runs_through(let_go_on) {
                 discard(connection);
             } else {
-                panics += 1 + fail_all(&self.registrar, &mut vec![connection]);
+                panics += 1 + fail_all(&self.registrar, &mut ForeignList::new(vec![connection]));
             }
         }
         panics

@@ -34,6 +34,8 @@ pub(crate) struct Records {
     panic_at: AtomicUsize,
     /// How many registrations a panicking `deregister` has left.
     left_by_panics: AtomicUsize,
+    /// Whether from the call that panics on every destructor of a connection panics, too.
+    drops_panic_from_then_on: bool,
     gone: AtomicBool,
     /// What its clock says, which only [`pass`](Self::pass) moves.
     now: Mutex<Duration>,
@@ -76,10 +78,12 @@ impl fmt::Debug for Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Twice at a time would end the process, as with any destructor.
-        if !std::thread::panicking() {
-            self.called("drop");
-        }
+        // Whether or not this thread is unwinding: the library drops what is the device's.
+        self.called("drop");
+        assert!(
+            !self.1.drops_panic_from_then_on || !self.1.has_panicked(),
+            "drop every connection"
+        );
     }
 }
 
@@ -109,7 +113,16 @@ impl Registrar for Following {
 }
 
 pub(crate) fn device() -> (Device, Arc<Records>) {
-    let records = Arc::new(Records::default());
+    device_with(Records::default())
+}
+
+/// One of whose connections none can be dropped without a panic from the call that panics on.
+pub(crate) fn device_with_loud_connections() -> (Device, Arc<Records>) {
+    device_with(Records { drops_panic_from_then_on: true, ..Records::default() })
+}
+
+fn device_with(records: Records) -> (Device, Arc<Records>) {
+    let records = Arc::new(records);
     (Device(Arc::clone(&records)), records)
 }
 
@@ -373,7 +386,11 @@ unsafe impl Monitor for Silent {
 
 pub(crate) fn cache(config: Config) -> (TheCache, Arc<Records>) {
     let (device, records) = device();
-    (started(device, Silent::new(), config), records)
+    (cache_of(device, config), records)
+}
+
+pub(crate) fn cache_of(device: Device, config: Config) -> TheCache {
+    started(device, Silent::new(), config)
 }
 
 #[cfg(not(miri))]

@@ -6,7 +6,10 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Device, PAGE, Records, TheCache, cache, panics_at};
+use crate::device::{
+    Device, PAGE, RAN, Records, TheCache, cache, cache_of, device_with_loud_connections,
+    in_a_process_of_its_own, panics_at,
+};
 use crate::table::{a_cache, memory, row};
 use crate::ways::{end, panics};
 use pinfold::suspend::{Gets, OnDrop, Progress, Suspending, SuspensionTerms};
@@ -284,6 +287,34 @@ fn a_connection_that_panics_at_any_copy_or_drop_holds_nothing_up() {
             break;
         }
     }
+}
+
+/// As above, and every connection that is dropped from then on panics, be it because of a panic.
+#[test]
+fn connections_that_all_panic_as_they_are_dropped_hold_nothing_up() {
+    let name = "suspensions::connections_that_all_panic_as_they_are_dropped_hold_nothing_up";
+    let status = in_a_process_of_its_own(name, || {
+        let memory = vec![0_u8; 12 * PAGE];
+        for n in 1.. {
+            let (device, records) = device_with_loud_connections();
+            let cache = cache_of(device, Config::keeping_all());
+            panics_at(&records, n);
+            let _panicked = panics(|| every_way(&cache, &records, &memory));
+            records.pass(Duration::from_millis(20));
+            let _panicked = panics(|| {
+                cache.expire_suspensions();
+            });
+            let was_asked = records.has_panicked();
+            panics_at(&records, 0);
+            cache.expire_suspensions();
+            assert_whole(cache, &records, &memory, n);
+            if !was_asked {
+                assert!(n > 40, "only {n} calls");
+                break;
+            }
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
 #[test]
