@@ -13,7 +13,8 @@ use pinfold_core::AddressRange;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU64;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory that is mapped until this is dropped; readable and writable unless it was made otherwise.
 #[derive(Debug)]
@@ -22,6 +23,38 @@ pub struct OwnedMapping {
     bytes: usize,
     /// From the beginning, and all of it.
     writable: bool,
+    /// The process that has it, where its forked children have nothing, or another mapping.
+    only_in: Option<Process>,
+}
+
+/// Which process this is. A forked child is another, whatever its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Process(u64);
+
+/// Zero in a forked child, until it is asked for.
+static PROCESS: OnceLock<AtomicPage> = OnceLock::new();
+
+impl Process {
+    fn current() -> Result<Self, Errno> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if PROCESS.get().is_none() {
+            let page = AtomicPage::new()?;
+            page.wipe_on_fork()?;
+            // Another thread's, if that was first.
+            let _ = PROCESS.set(page);
+        }
+        let word = PROCESS.get().ok_or(Errno(libc::ENOMEM))?.word();
+        // Relaxed, all three: numbers that no other memory goes with. A child goes on counting where its
+        // parent was, so it never gets that one's.
+        let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
+        let had = word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
+        Ok(Self(had.map_or_else(|now| now, |_| fresh)))
+    }
+
+    fn is_this(self) -> bool {
+        // Relaxed: as above. There is a page where there is a `Process`.
+        PROCESS.get().is_some_and(|page| page.word().load(Ordering::Relaxed) == self.0)
+    }
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread.
@@ -92,7 +125,7 @@ impl OwnedMapping {
         // Exposed: ranges name this memory by its addresses.
         start.expose_provenance();
         let start = NonNull::new(start.cast()).ok_or(Errno(libc::ENOMEM))?;
-        Ok(Self { start, bytes, writable: rights & libc::PROT_WRITE != 0 })
+        Ok(Self { start, bytes, writable: rights & libc::PROT_WRITE != 0, only_in: None })
     }
 
     /// Two that own their parts; one of them may be of no bytes.
@@ -101,7 +134,8 @@ impl OwnedMapping {
         let at = at.min(whole.bytes);
         // SAFETY: within the mapping or at its end.
         let behind = unsafe { whole.start.add(at) };
-        let part = |start, bytes| Self { start, bytes, writable: whole.writable };
+        let Self { writable, only_in, .. } = *whole;
+        let part = |start, bytes| Self { start, bytes, writable, only_in };
         (part(whole.start, at), part(behind, whole.bytes - at))
     }
 
@@ -137,8 +171,10 @@ impl OwnedMapping {
         self.advise(libc::MADV_WIPEONFORK)
     }
 
-    /// From now on a forked child finds nothing here.
-    pub fn leave_out_of_forks(&self) -> Result<(), Errno> {
+    /// From now on a forked child finds nothing here, or what it maps here itself: dropped there, this value
+    /// unmaps nothing.
+    pub fn leave_out_of_forks(&mut self) -> Result<(), Errno> {
+        self.only_in = Some(Process::current()?);
         self.advise(libc::MADV_DONTFORK)
     }
 
@@ -187,7 +223,7 @@ impl OwnedMapping {
 
 impl Drop for OwnedMapping {
     fn drop(&mut self) {
-        if self.bytes > 0 {
+        if self.bytes > 0 && self.only_in.is_none_or(Process::is_this) {
             // SAFETY: the mapping is ours, and every part that was handed out has come back.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
         }
@@ -330,6 +366,29 @@ mod tests {
         assert_eq!(mapping.allow(usize::MAX, page_bytes()), Err(Errno(libc::EINVAL)));
         // SAFETY: the page was made writable.
         unsafe { mapping.start().add(page_bytes()).write(7) };
+    }
+
+    /// Where a forked child has nothing of a mapping, it may have another by the time that it drops its copy.
+    #[test]
+    fn what_is_left_out_of_a_fork_is_not_unmapped_there() {
+        let mut mapping = OwnedMapping::new(page_bytes()).unwrap();
+        mapping.leave_out_of_forks().unwrap();
+        let range = mapping.range().unwrap();
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mapped = crate::memory::map_if_free(range).is_ok();
+            drop(mapping);
+            let is_there = crate::pages::is_there(range).is_some();
+            // SAFETY: the child's end.
+            unsafe { libc::_exit(i32::from(!(mapped && is_there))) };
+        }
+        let mut status = 0;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(mapping);
+        assert_eq!(crate::pages::is_there(range), None, "unmapped here");
     }
 
     #[test]

@@ -127,11 +127,13 @@ impl<R: Registrar> Pool<R> {
 
 impl<R: Registrar> Drop for Pool<R> {
     fn drop(&mut self) {
+        if !self.is_forked() {
+            self.depot.close();
+        }
+        // Asked again, because what was closed may have forked.
         if self.is_forked() {
             // Another thread of the parent may have been in the midst of it: it is left as it is.
             std::mem::forget(Arc::clone(&self.depot));
-        } else {
-            self.depot.close();
         }
     }
 }

@@ -22,7 +22,7 @@ use super::slab::{self, Kind};
 use super::space::{Put, Space};
 use super::statistics::PoolStatistics;
 use crate::fork_mark::ForkMark;
-use pinfold_core::foreign;
+use pinfold_core::foreign::{self, Panicked};
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
 use pinfold_core::{Amount, Barriers, DeregisterError, Lender};
 use pinfold_kernel::{membarrier, thread};
@@ -152,6 +152,19 @@ struct Counts {
 
 type Guard<'d> = MutexGuard<'d, State>;
 
+/// This process is a forked child by now: a thread that does not exist here may hold the pool's lock, and what was
+/// being made or given back is the parent's.
+struct Forked;
+
+impl From<Forked> for AllocateError {
+    fn from(Forked: Forked) -> Self {
+        Self::Forked
+    }
+}
+
+/// What was found, with the pool's lock; or nothing, because a device or the budget has forked.
+type Found<'d, T> = Result<(Guard<'d>, T), Forked>;
+
 impl Depot {
     pub(super) fn new(
         bounds: Bounds,
@@ -194,15 +207,25 @@ impl Depot {
         Weak::clone(&self.me)
     }
 
+    /// Not in a forked child.
     fn lock(&self) -> Guard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`lock`](Self::lock), behind calls of devices and the budget, any of which may fork.
+    fn lock_again(&self) -> Result<Guard<'_>, Forked> {
+        if self.is_forked() { Err(Forked) } else { Ok(self.lock()) }
+    }
+
+    fn is_forked(&self) -> bool {
+        self.gate().is_wiped()
     }
 
     // --- magazines -------------------------------------------------------------------------------
 
     /// Magazines for a thread; `None` in a forked child, where the lock may be held for ever.
     pub(super) fn adopt_hand(&self) -> Option<Arc<Hand>> {
-        if self.gate().is_wiped() {
+        if self.is_forked() {
             return None;
         }
         let unowned = self.lock().unowned.pop();
@@ -215,7 +238,7 @@ impl Depot {
 
     /// Takes back the magazines of a thread that ends, and what is in them.
     pub(super) fn retire_hand(&self, hand: &Arc<Hand>) {
-        if self.gate().is_wiped() {
+        if self.is_forked() {
             return;
         }
         let mut state = self.lock();
@@ -227,7 +250,7 @@ impl Depot {
 
     /// Counts a panic that has nowhere to go.
     pub(super) fn keep_panic_back(&self) {
-        if !self.gate().is_wiped() {
+        if !self.is_forked() {
             self.lock().counts.panics_kept_back += 1;
         }
     }
@@ -278,7 +301,7 @@ impl Depot {
         when: WhenExhausted,
         hand: Option<&Hand>,
     ) -> Result<NonNull<u8>, AllocateError> {
-        if self.gate().is_wiped() {
+        if self.is_forked() {
             return Err(AllocateError::Forked);
         }
         if want.slab_bytes() > self.bounds.longest {
@@ -289,7 +312,7 @@ impl Depot {
         let block = match state.take_if_unawaited(want) {
             Some(block) => block,
             None => {
-                let (again, block) = self.take_what_is_not_there(state, want, when);
+                let (again, block) = self.take_what_is_not_there(state, want, when)?;
                 state = again;
                 block?
             }
@@ -311,16 +334,16 @@ impl Depot {
         mut state: Guard<'d>,
         want: Want,
         when: WhenExhausted,
-    ) -> (Guard<'d>, Result<NonNull<u8>, AllocateError>) {
+    ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
         let mut refused = None;
         while when.grows() && refused.is_none() {
             let theirs = state.growing;
-            let (again, grown) = self.grow_or_watch(state, want, None);
+            let (again, grown) = self.grow_or_watch(state, want, None)?;
             state = again;
             // A thread that made a slab takes from it; what others made is for those that wait.
             let block = if theirs { state.take_if_unawaited(want) } else { state.take(want) };
             if let Some(block) = block {
-                return (state, Ok(block));
+                return Ok((state, Ok(block)));
             }
             refused = grown.err();
         }
@@ -328,12 +351,14 @@ impl Depot {
             self.raid(&mut state);
         }
         match (state.take_if_unawaited(want), when.patience()) {
-            (Some(block), _) => (state, Ok(block)),
-            (None, Some(patience)) => self.wait(state, Waiter::new(want, when.grows()), patience),
+            (Some(block), _) => Ok((state, Ok(block))),
+            (None, Some(patience)) => {
+                self.wait(state, Waiter::new(self, want, when.grows()), patience)
+            }
             (None, None) => {
                 let error =
                     refused.unwrap_or(AllocateError::Exhausted(self.standing(&state, want)));
-                (state, Err(error))
+                Ok((state, Err(error)))
             }
         }
     }
@@ -342,15 +367,15 @@ impl Depot {
     fn wait<'d>(
         &'d self,
         mut state: Guard<'d>,
-        mut waiter: Waiter,
+        mut waiter: Waiter<'d>,
         patience: Duration,
-    ) -> (Guard<'d>, Result<NonNull<u8>, AllocateError>) {
+    ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
         let began = Instant::now();
         let block = loop {
             let left = patience.saturating_sub(began.elapsed());
             waiter.take_a_place(&mut state);
             self.open_unless_awaited(&state);
-            let (again, looked) = self.look(state, &mut waiter, left.is_zero());
+            let (again, looked) = self.look(state, &mut waiter, left.is_zero())?;
             state = again;
             match looked {
                 Looked::Found(block) => break Some(block),
@@ -360,40 +385,40 @@ impl Depot {
             }
         };
         waiter.go(&mut state);
-        state = self.after_wait(state);
+        let (state, block) = self.after_wait(state, block)?;
         let pool = self.standing(&state, waiter.want);
         let waited = began.elapsed();
-        (state, block.ok_or(AllocateError::TimedOut { waited, pool }))
+        Ok((state, block.ok_or(AllocateError::TimedOut { waited, pool })))
     }
 
     /// What there is for a thread that waits; the lock is released only to make a slab.
     fn look<'d>(
         &'d self,
         mut state: Guard<'d>,
-        waiter: &mut Waiter,
+        waiter: &mut Waiter<'d>,
         is_last: bool,
-    ) -> (Guard<'d>, Looked) {
+    ) -> Found<'d, Looked> {
         if !waiter.is_next(&state) {
-            return (state, Looked::Nothing);
+            return Ok((state, Looked::Nothing));
         }
         // The gate stays closed from here on: what is put, is put where it is found.
         self.raid(&mut state);
         if waiter.seat.is_some()
             && let Some(block) = state.take(waiter.want)
         {
-            return (state, Looked::Found(block));
+            return Ok((state, Looked::Found(block)));
         }
         let worth_it = is_last || waiter.seen != Some(state.room_made);
         if !waiter.grows || !worth_it || state.growing || !self.could_grow(&state, waiter.want) {
-            return (state, Looked::Nothing);
+            return Ok((state, Looked::Nothing));
         }
         waiter.seen = Some(state.room_made);
-        let (mut state, grown) = self.grow_or_watch(state, waiter.want, waiter.seat.as_ref());
+        let (mut state, grown) = self.grow_or_watch(state, waiter.want, waiter.seat.as_ref())?;
         let block = grown.ok().and_then(|()| state.take(waiter.want));
-        (state, block.map_or(Looked::Again, Looked::Found))
+        Ok((state, block.map_or(Looked::Again, Looked::Found)))
     }
 
-    fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter, left: Duration) -> Guard<'d> {
+    fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter<'d>, left: Duration) -> Guard<'d> {
         let woken = match &waiter.seat {
             Some(seat) => seat.wait_timeout(state, left),
             None => self.changed.wait_timeout(state, left),
@@ -401,18 +426,30 @@ impl Depot {
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// A thread waits no more: there may be something for the next one, or no thread for which to keep
-    /// what is empty.
-    fn after_wait<'d>(&'d self, mut state: Guard<'d>) -> Guard<'d> {
+    /// A thread waits no more, with a `block` or without: there may be something for the next one, or
+    /// no thread for which to keep what is empty.
+    ///
+    /// Should giving that back panic, the block is no thread's, and is put back before the panic goes on.
+    fn after_wait<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        block: Option<NonNull<u8>>,
+    ) -> Found<'d, Option<NonNull<u8>>> {
         self.open_unless_awaited(&state);
         self.wake(&state);
         let surplus = self.surplus(&mut state);
         if surplus.is_empty() {
-            return state;
+            return Ok((state, block));
         }
         drop(state);
-        self.give_back(surplus);
-        self.lock()
+        let given_back = foreign::call(|| self.give_back(surplus));
+        let mut state = self.lock_again()?;
+        let Err(panicked) = given_back else { return Ok((state, block)) };
+        let emptied = block.is_some_and(|block| state.put(block));
+        // A second panic has nowhere to go.
+        let _again = foreign::call(|| self.after_puts(state, emptied));
+        panicked.resume_unless_unwinding();
+        Ok((self.lock_again()?, None))
     }
 
     fn standing(&self, state: &State, want: Want) -> Exhausted {
@@ -467,7 +504,7 @@ impl Depot {
     ///
     /// In a forked child nothing happens: the buffer is the parent's.
     pub(super) fn put(&self, block: NonNull<u8>, kind: Kind, hand: Option<&Hand>) {
-        if self.gate().is_wiped() {
+        if self.is_forked() {
             return;
         }
         let mut state = self.lock();
@@ -528,21 +565,21 @@ impl Depot {
         mut state: Guard<'d>,
         want: Want,
         seat: Option<&Seat>,
-    ) -> (Guard<'d>, Result<(), AllocateError>) {
+    ) -> Found<'d, Result<(), AllocateError>> {
         if state.growing && MAKING.get() > 0 {
             let error = AllocateError::Exhausted(self.standing(&state, want));
-            return (state, Err(error));
+            return Ok((state, Err(error)));
         }
         if state.growing {
             let watched = self.changed.wait_while(state, |state| state.growing);
-            return (watched.unwrap_or_else(PoisonError::into_inner), Ok(()));
+            return Ok((watched.unwrap_or_else(PoisonError::into_inner), Ok(())));
         }
         state.growing = true;
         drop(state);
         let growth = Growth::begin(self);
         let grown = self.grow(want, seat);
         drop(growth);
-        (self.lock(), grown)
+        Ok((self.lock_again()?, grown))
     }
 
     /// Makes the slab that suits, or else the largest that can be had and holds what is wanted.
@@ -556,7 +593,7 @@ impl Depot {
                 }
                 Err(error) => error,
             };
-            self.lock().counts.refused += 1;
+            self.lock_again()?.counts.refused += 1;
             let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
             reserved.shrink(smaller.filter(|_| error.is_about_room()).ok_or(error)?);
         }
@@ -573,7 +610,7 @@ impl Depot {
             let empty = state.remove_empty(0, 0);
             drop(state);
             self.give_back(empty);
-            state = self.lock();
+            state = self.lock_again()?;
         }
         let next = self.next_slab(&state, want);
         let bytes = next.ok_or_else(|| AllocateError::Exhausted(self.standing(&state, want)))?;
@@ -600,11 +637,15 @@ impl Depot {
     fn make_slab(&self, bytes: usize) -> Result<(), AllocateError> {
         // There is one: every depot is used through a reference that counts.
         let me = self.me.upgrade().ok_or(AllocateError::Denied { bytes, available: 0 })?;
-        let grant = Grant::of(&*self.allowance, bytes)?;
+        let grant = Grant::of(self, bytes)?;
         let memory = Memory::new(bytes, self.bounds.config.pages).map_err(|error| {
             AllocateError::Memory { operation: error.operation, bytes, errno: error.errno }
         })?;
         let handles = self.devices.register(&memory, self.bounds.config.access);
+        if self.is_forked() {
+            std::mem::forget((memory, handles));
+            return Err(Forked.into());
+        }
         self.install(me, memory, handles.map_err(AllocateError::Register)?)?;
         grant.keep();
         Ok(())
@@ -627,6 +668,10 @@ impl Depot {
             // SAFETY: it was never found, so nothing of it was handed out, and it goes here.
             let _ = unsafe { self.deregister(&slab) };
             let bytes = slab.bytes();
+            if self.is_forked() {
+                std::mem::forget(slab);
+                return Err(Forked.into());
+            }
             return Err(AllocateError::Memory { operation: "mmap", bytes, errno: libc::EFAULT });
         }
         state.space.add(number, slab.units());
@@ -641,7 +686,7 @@ impl Depot {
     /// Empties all magazines, then gives empty slabs back while more than `down_to` bytes are
     /// registered, and no thread waits for what is in them. How many bytes that were.
     pub(super) fn trim(&self, down_to: usize) -> usize {
-        if self.gate().is_wiped() {
+        if self.is_forked() {
             return 0;
         }
         let mut state = self.lock();
@@ -666,22 +711,42 @@ impl Depot {
         if slabs.is_empty() {
             return;
         }
-        LEAVING.set(LEAVING.get() + slabs.len());
+        let before = LEAVING.get();
+        LEAVING.set(before + slabs.len());
         let mut panicked = None;
-        for slab in slabs {
-            let bytes = slab.bytes();
-            // SAFETY: it is in no list any more, which only an empty slab leaves, once.
-            let deregistered = foreign::call(|| unsafe { self.deregister(&slab) });
-            drop(slab);
-            // Before any listener is called, so that a thread that waited finds it granted back.
-            let granted_back = foreign::call(|| self.allowance.give_back(bytes));
-            self.has_left(bytes, !matches!(deregistered, Ok(Ok(()))));
-            panicked = panicked.or(deregistered.err()).or(granted_back.err());
+        let mut slabs = slabs.into_iter();
+        for slab in slabs.by_ref() {
+            panicked = panicked.or(self.give_one_back(slab).err());
+            if self.is_forked() {
+                break;
+            }
         }
-        let settled = foreign::call(|| self.allowance.settle());
+        // In a child that was forked in between the rest is the parent's.
+        slabs.for_each(std::mem::forget);
+        LEAVING.set(before);
+        let settled =
+            if self.is_forked() { Ok(()) } else { foreign::call(|| self.allowance.settle()) };
         if let Some(panicked) = panicked.or(settled.err()) {
             panicked.resume_unless_unwinding();
         }
+    }
+
+    /// As far as this process goes on: in a child that is forked meanwhile nothing more happens.
+    fn give_one_back(&self, slab: Arc<Slab>) -> Result<(), Panicked> {
+        let bytes = slab.bytes();
+        // SAFETY: it is in no list any more, which only an empty slab leaves, once.
+        let deregistered = foreign::call(|| unsafe { self.deregister(&slab) });
+        if self.is_forked() {
+            std::mem::forget(slab);
+            return deregistered.map(drop);
+        }
+        drop(slab);
+        // Before any listener is called, so that a thread that waited finds it granted back.
+        let granted_back = foreign::call(|| self.allowance.give_back(bytes));
+        if !self.is_forked() {
+            self.has_left(bytes, !matches!(deregistered, Ok(Ok(()))));
+        }
+        deregistered.map(drop).and(granted_back)
     }
 
     /// Ends a slab's registrations; its memory goes when the slab is dropped.
@@ -736,7 +801,7 @@ impl Depot {
         let empty = state.remove_empty(0, 0);
         drop(state);
         let given_back = foreign::call(|| self.give_back(empty));
-        while self.watch_one_leave(self.lock()) {}
+        while self.lock_again().is_ok_and(|state| self.watch_one_leave(state)) {}
         if let Err(panicked) = given_back {
             panicked.resume_unless_unwinding();
         }
@@ -751,7 +816,7 @@ impl Depot {
     }
 
     pub(super) fn statistics(&self) -> PoolStatistics {
-        if self.gate().is_wiped() {
+        if self.is_forked() {
             return PoolStatistics::default();
         }
         let state = self.lock();
@@ -770,7 +835,7 @@ impl Depot {
 /// they are deregistered.
 impl Lender for Depot {
     fn give_back(&self, missing: Amount) -> bool {
-        if self.gate().is_wiped() {
+        if self.is_forked() {
             return false;
         }
         let mut state = self.lock();
@@ -801,8 +866,10 @@ impl fmt::Debug for Depot {
     }
 }
 
-/// A thread that waits for a buffer: in the queue as long as a slab can hold that, apart else.
-struct Waiter {
+/// A thread that waits for a buffer: in the queue as long as a slab can hold that, apart else. It leaves its
+/// place however its wait ends, also by a panic of a device or the budget, which would close the pool to all.
+struct Waiter<'d> {
+    depot: &'d Depot,
     want: Want,
     /// Whether it would make a slab.
     grows: bool,
@@ -823,9 +890,21 @@ enum Looked {
     Nothing,
 }
 
-impl Waiter {
-    const fn new(want: Want, grows: bool) -> Self {
-        Self { want, grows, seat: None, is_apart: false, seen: None }
+impl Drop for Waiter<'_> {
+    /// With the lock held it has no place any more.
+    fn drop(&mut self) {
+        let has_place = self.seat.is_some() || self.is_apart;
+        if has_place && let Ok(mut state) = self.depot.lock_again() {
+            self.go(&mut state);
+            self.depot.open_unless_awaited(&state);
+            self.depot.wake(&state);
+        }
+    }
+}
+
+impl<'d> Waiter<'d> {
+    const fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
+        Self { depot, want, grows, seat: None, is_apart: false, seen: None }
     }
 
     /// Goes where it belongs as the slabs are now.
@@ -887,7 +966,7 @@ impl<'d> Growth<'d> {
 impl Drop for Growth<'_> {
     fn drop(&mut self) {
         MAKING.set(MAKING.get() - 1);
-        let mut state = self.0.lock();
+        let Ok(mut state) = self.0.lock_again() else { return };
         state.growing = false;
         state.queue.wake_first();
         self.0.changed.notify_all();
@@ -914,20 +993,26 @@ impl Reserved<'_> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.depot.lock().registered -= self.bytes;
+        if let Ok(mut state) = self.depot.lock_again() {
+            state.registered -= self.bytes;
+        }
     }
 }
 
-/// Bytes granted, given back unless they are kept.
-struct Grant<'a> {
-    allowance: &'a dyn Allowance,
+/// Bytes granted, given back unless they are kept. A forked child gives nothing back.
+struct Grant<'d> {
+    depot: &'d Depot,
     bytes: usize,
 }
 
-impl<'a> Grant<'a> {
-    fn of(allowance: &'a dyn Allowance, bytes: usize) -> Result<Self, AllocateError> {
-        match allowance.grant(bytes) {
-            Ok(()) => Ok(Self { allowance, bytes }),
+impl<'d> Grant<'d> {
+    fn of(depot: &'d Depot, bytes: usize) -> Result<Self, AllocateError> {
+        let granted = depot.allowance.grant(bytes);
+        if depot.is_forked() {
+            return Err(Forked.into());
+        }
+        match granted {
+            Ok(()) => Ok(Self { depot, bytes }),
             Err(Denied { available }) => Err(AllocateError::Denied { bytes, available }),
         }
     }
@@ -939,8 +1024,15 @@ impl<'a> Grant<'a> {
 
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
-        let granted_back = foreign::call(|| self.allowance.give_back(self.bytes));
-        let settled = foreign::call(|| self.allowance.settle());
+        if self.depot.is_forked() {
+            return;
+        }
+        let allowance = &self.depot.allowance;
+        let granted_back = foreign::call(|| allowance.give_back(self.bytes));
+        let settled = match self.depot.is_forked() {
+            true => Ok(()),
+            false => foreign::call(|| allowance.settle()),
+        };
         if let Err(panicked) = granted_back.and(settled) {
             panicked.resume_unless_unwinding();
         }

@@ -91,7 +91,7 @@ impl Memory {
     }
 
     fn set_aside(bytes: usize) -> Result<Self, Errno> {
-        let mapping = OwnedMapping::set_aside(bytes)?;
+        let mut mapping = OwnedMapping::set_aside(bytes)?;
         // A copy for a child would take as many of these pages again, and where they lack, the
         // fork itself fails; so a child gets none of it.
         mapping.leave_out_of_forks()?;

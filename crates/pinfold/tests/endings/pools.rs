@@ -14,11 +14,13 @@ use pinfold::pool::{
     AllocateError, Allowance, Denied, Pool, PoolBuffer, PoolConfig, PoolStatistics, WhenExhausted,
     deallocate,
 };
+use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use pinfold_core::Amount;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 /// Longer than what threads cache.
@@ -169,6 +171,8 @@ struct Panicking {
     calls: AtomicUsize,
     panic_at: AtomicUsize,
     granted: AtomicUsize,
+    /// How many grants it denies from now on.
+    denials: AtomicUsize,
 }
 
 impl Panicking {
@@ -179,6 +183,10 @@ impl Panicking {
 
 impl Allowance for Panicking {
     fn grant(&self, bytes: usize) -> Result<(), Denied> {
+        let denied = self.denials.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        if denied.is_ok() {
+            return Err(Denied { available: 0 });
+        }
         self.count("grant");
         self.granted.fetch_add(bytes, SeqCst);
         Ok(())
@@ -195,12 +203,17 @@ impl Allowance for Panicking {
 }
 
 /// Everything that a pool does, each step although the one before may have panicked.
-fn use_all(pool: &Pool<Device>) -> usize {
-    let steps: [&dyn Fn(); 5] = [
+fn use_all<R: Registrar>(pool: &Pool<R>) -> usize {
+    let briefly = WhenExhausted::GrowOrWait(Duration::from_millis(1));
+    let steps: [&dyn Fn(); 6] = [
         &|| drop(pool.get(1500)),
         &|| drop([pool.get(2 * MIB), pool.get(3 * MIB), pool.get(1500)]),
         &|| drop(pool.request(9 * MIB).when_exhausted(WhenExhausted::Grow).get()),
         &|| assert!(pool.trim(0) <= 8 * MIB),
+        // The second has to wait, and in vain.
+        &|| {
+            drop([UNCACHED; 2].map(|bytes| pool.request(bytes).when_exhausted(briefly).get()));
+        },
         &|| {
             let raw = pool.allocate(100, 64).map(address).ok();
             // SAFETY: given back once.
@@ -243,6 +256,89 @@ fn a_registrar_or_a_budget_that_panics_at_any_call_leaves_the_pool_whole() {
         if !registrars && !budgets {
             break;
         }
+    }
+}
+
+/// A thread that waits tries to make a slab, and the budget panics: it leaves its place in the queue.
+#[test]
+fn a_thread_that_waits_leaves_the_queue_although_its_budget_panics() {
+    let mut panicked = 0;
+    // The first try denies as often as it asks, and the panic is met at another.
+    for denials in 0.. {
+        let (device, _records) = device();
+        let allowance = Arc::new(Panicking::default());
+        let theirs = Arc::clone(&allowance);
+        let config = PoolConfig { max_bytes: 64 * MIB, ..PoolConfig::default() };
+        let pool = Pool::with_allowance(device, config, theirs).unwrap();
+        let held = std::iter::from_fn(|| {
+            let size = pool.request(UNCACHED);
+            size.when_exhausted(if pool.statistics().slabs == 0 {
+                WhenExhausted::Grow
+            } else {
+                WhenExhausted::Fail
+            })
+            .get()
+            .ok()
+        });
+        let held: Vec<_> = held.collect();
+        allowance.denials.store(denials, SeqCst);
+        allowance.calls.store(0, SeqCst);
+        allowance.panic_at.store(1, SeqCst);
+        let briefly = WhenExhausted::GrowOrWait(Duration::from_millis(20));
+        let unwound = panics(|| drop(pool.request(UNCACHED).when_exhausted(briefly).get()));
+        panicked += u32::from(unwound);
+        allowance.panic_at.store(0, SeqCst);
+        allowance.denials.store(0, SeqCst);
+        assert_eq!(pool.statistics().waiting, 0, "{denials} denials");
+        drop(held);
+        let found = pool.request(UNCACHED).when_exhausted(WhenExhausted::Fail).get();
+        assert!(found.is_ok(), "{denials} denials: {found:?}");
+        drop(found);
+        if !unwound {
+            // While no thread waits, and while one does.
+            assert!(panicked > 1, "{panicked} panics");
+            break;
+        }
+    }
+}
+
+/// A thread that has waited gives back what is empty and no other thread waits for; should that panic, what it
+/// has waited for is put back.
+#[test]
+fn what_a_thread_has_waited_for_is_put_back_although_its_registrar_panics() {
+    for of_registrar in [true, false] {
+        let (device, records) = device();
+        let allowance = Arc::new(Panicking::default());
+        let theirs = Arc::clone(&allowance);
+        let config = PoolConfig { max_bytes: 12 * MIB, idle_bytes: 0, ..PoolConfig::default() };
+        let pool = Pool::with_allowance(device, config, theirs).unwrap();
+        let short = pool.get(2 * MIB).unwrap();
+        let long = pool.get(UNCACHED).unwrap();
+        assert_eq!(pool.statistics().slabs, 2);
+        thread::scope(|scope| {
+            let patiently = WhenExhausted::Wait(Duration::from_secs(60));
+            let pool = &pool;
+            let waits = scope.spawn(move || {
+                panics(|| drop(pool.request(UNCACHED).when_exhausted(patiently).get()))
+            });
+            while pool.statistics().waiting == 0 {
+                thread::yield_now();
+            }
+            // Nothing goes while a thread waits.
+            drop(short);
+            if of_registrar {
+                panics_at(&records, 1);
+            } else {
+                allowance.calls.store(0, SeqCst);
+                allowance.panic_at.store(1, SeqCst);
+            }
+            drop(long);
+            assert!(waits.join().unwrap(), "its registrar or its budget panicked");
+        });
+        let statistics = pool.statistics();
+        assert_eq!((statistics.in_use_bytes, statistics.registered_bytes), (0, 0));
+        drop(pool);
+        assert_eq!((allowance.granted.load(SeqCst), records.leaked()), (0, 0));
     }
 }
 
@@ -350,4 +446,135 @@ fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
         assert!(records.live() > 0, "the child ended nothing");
     });
     assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Forks at its `n`th call, of whatever kind; the child goes on as if nothing had been.
+#[derive(Debug, Default)]
+struct Forking {
+    calls: AtomicUsize,
+    fork_at: AtomicUsize,
+    /// Its number here, 0 in the child, -1 before there is one.
+    child: AtomicI32,
+    granted: AtomicUsize,
+    granted_at_fork: AtomicUsize,
+}
+
+impl Forking {
+    fn at(n: usize) -> Arc<Self> {
+        Arc::new(Self { fork_at: n.into(), child: (-1).into(), ..Self::default() })
+    }
+
+    fn count(&self) {
+        if self.calls.fetch_add(1, SeqCst) + 1 == self.fork_at.load(SeqCst) {
+            // SAFETY: the child goes on in this test alone, and leaves by `_exit`.
+            let child = unsafe { libc::fork() };
+            self.child.store(child, SeqCst);
+            if child == 0 {
+                self.granted_at_fork.store(self.granted.load(SeqCst), SeqCst);
+                // SAFETY: the child's own timer.
+                unsafe { libc::alarm(30) };
+            }
+        }
+    }
+}
+
+impl Allowance for Forking {
+    fn grant(&self, bytes: usize) -> Result<(), Denied> {
+        self.granted.fetch_add(bytes, SeqCst);
+        self.count();
+        Ok(())
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.granted.fetch_sub(bytes, SeqCst);
+        self.count();
+    }
+
+    fn settle(&self) {
+        self.count();
+    }
+}
+
+/// A device that forks as its budget does.
+struct ForkingDevice(Device, Arc<Forking>);
+
+impl Registrar for ForkingDevice {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.limits()
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u32, RegisterError> {
+        // SAFETY: the caller's promise, passed on.
+        let registered = unsafe { self.0.register(range, access) };
+        self.1.count();
+        registered
+    }
+
+    unsafe fn deregister(&self, handle: u32, range: AddressRange) -> Result<(), DeregisterError> {
+        // SAFETY: as above.
+        let ended = unsafe { self.0.deregister(handle, range) };
+        self.1.count();
+        ended
+    }
+}
+
+/// Whatever call of the device or the budget has forked, the child comes back from it although the pool's
+/// lock was held by another thread, is refused, and takes nothing of its parent's.
+#[test]
+fn a_child_forked_inside_a_registrar_or_a_budget_comes_back_from_it() {
+    let name = "pools::a_child_forked_inside_a_registrar_or_a_budget_comes_back_from_it";
+    let status = in_a_process_of_its_own(name, || {
+        // As often as it takes for each call to be met with the lock held.
+        for n in 1.. {
+            if (0..10).any(|_| fork_at_call(n) < 0) {
+                assert!(n > 15, "{n} calls");
+                break;
+            }
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Says which child was forked, if any.
+fn fork_at_call(n: usize) -> i32 {
+    let (device, records) = device();
+    let forks = Forking::at(n);
+    let device = ForkingDevice(device, Arc::clone(&forks));
+    let budget: Arc<dyn Allowance> = forks.clone();
+    let pool = Pool::with_allowance(device, config(), budget).unwrap();
+    let ended = AtomicBool::new(false);
+    let child = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(SeqCst) {
+                pool.statistics();
+            }
+        });
+        let panicked = use_all(&pool);
+        let child = forks.child.load(SeqCst);
+        if child == 0 {
+            let refused = matches!(pool.get(1500).map(drop), Err(AllocateError::Forked));
+            let took_away = forks.granted.load(SeqCst) != forks.granted_at_fork.load(SeqCst);
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit(i32::from(panicked > 0 || !refused || took_away)) };
+        }
+        ended.store(true, SeqCst);
+        assert_eq!(panicked, 0, "call {n}");
+        child
+    });
+    drop(pool);
+    let child = child.max(forks.child.load(SeqCst));
+    if child == 0 {
+        let took_away = forks.granted.load(SeqCst) != forks.granted_at_fork.load(SeqCst);
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(took_away)) };
+    }
+    assert_eq!((forks.granted.load(SeqCst), records.leaked()), (0, 0), "call {n}");
+    assert!(records.is_gone(), "call {n}");
+    let mut status = 0;
+    // SAFETY: the child of this process, if there is one.
+    let waited = child < 0 || unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
+    assert!(waited && status == 0, "call {n}: the child ended with {status:#x}");
+    child
 }
