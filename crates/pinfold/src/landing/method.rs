@@ -48,6 +48,12 @@ pub enum LandError {
         /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`).
         errno: i32,
     },
+    /// The kernel ran out of memory in the midst of an exchange: a part of the target is unmapped. What had come
+    /// into the target by then is there, and reads as zeros in the place; the rest is in the place.
+    TargetUnmapped {
+        /// The kernel's error number.
+        errno: i32,
+    },
     /// This process is a forked child: the data is its parent's, and lands there.
     Forked,
 }
@@ -76,6 +82,14 @@ impl fmt::Display for LandError {
             Self::Exchange { errno } => {
                 let error = std::io::Error::from_raw_os_error(*errno);
                 write!(f, "the kernel would not exchange the pages: {error}")
+            }
+            Self::TargetUnmapped { errno } => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                write!(
+                    f,
+                    "the kernel has unmapped a part of the target and could not go on ({error}): map it \
+                     anew, and read the data in its place"
+                )
             }
         }
     }

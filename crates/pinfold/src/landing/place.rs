@@ -13,7 +13,7 @@
 use super::method::{LandError, Landed, Method};
 use super::slab::Pages;
 use super::split::{Split, same_part};
-use super::zone::{AskError, Held, Zone};
+use super::zone::{AskError, Exchange, Held, Zone};
 use crate::in_flight::{InUse, Kept};
 use crate::{AddressRange, GetError, Monitor, Position, Registrar};
 use pinfold_core::foreign;
@@ -51,6 +51,8 @@ struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     target: AddressRange,
     /// Changes of the target behind this are told.
     watched: Option<Position>,
+    /// Why a part of the target is unmapped, if it is: nothing lands there any more.
+    unmapped: Option<LandError>,
 }
 
 /// A place in registered pages, to be announced to the sender.
@@ -116,6 +118,13 @@ struct Left {
     because: Option<LandError>,
 }
 
+impl Left {
+    /// Why a part of the target is unmapped, if it is.
+    fn unmapped(&self) -> Option<LandError> {
+        self.because.filter(|error| matches!(error, LandError::TargetUnmapped { .. }))
+    }
+}
+
 /// A place with its data, which no device writes any more.
 #[must_use = "the data has not landed yet"]
 pub struct Arrived<'z, 'c, R: Registrar, M: Monitor, P: Pages>(Message<'z, 'c, R, M, P>);
@@ -138,6 +147,9 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// that is complete before a method of the place is called, its destructor included, is found out if
     /// targets are watched and the monitor covers this one; others the caller prevents. Where a remapped
     /// target has changed, what was its pages is the device's until the transfer has ended.
+    ///
+    /// Attributes of the target's mapping (`MADV_DONTFORK`, a memory policy, a protection key, `mlock`) are
+    /// none of the exchanged pages': whoever relies on any has the data copied.
     pub unsafe fn ask(
         &self,
         target: *mut u8,
@@ -162,7 +174,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         target: AddressRange,
         watched: Option<Position>,
     ) -> Self {
-        Self(InUse::new(Message { held, handle, place, target, watched }))
+        Self(InUse::new(Message { held, handle, place, target, watched, unmapped: None }))
     }
 
     /// Where the device is to write: as long as the target.
@@ -202,9 +214,8 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         // SAFETY: it goes into another guard at once, which stands for more: a panic on the way finds
         // pages in the target that the device writes to.
         let message = unsafe { self.0.end() };
-        let given = Split::new(message.target, page_bytes()).pages;
         let left = Left { parts: [None; 2], because: None };
-        let mut exchanged = InUse::new(Exchanged { message, left, given });
+        let mut exchanged = InUse::new(Exchanged { message, left, given: None });
         match exchanged.remap() {
             Ok(()) => Ok(Remapped(exchanged)),
             Err(error) => {
@@ -316,7 +327,10 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
         let method = self.0.method();
         match self.land_by(method) {
             Err(Refused { state, error })
-                if !matches!(error, LandError::TargetChanged | LandError::Forked) =>
+                if !matches!(
+                    error,
+                    LandError::TargetChanged | LandError::TargetUnmapped { .. } | LandError::Forked
+                ) =>
             {
                 let copied = state.land_by(Method::Copy)?;
                 Ok(Landed { copied_because: Some(error), ..copied })
@@ -335,9 +349,14 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
         let message = InUse::new(self.0);
         let left = message.give_to_target(method);
         // SAFETY: no device uses the place since it arrived.
-        let message = unsafe { message.end() };
+        let mut message = unsafe { message.end() };
         match left {
             Ok(left) => {
+                if let Some(error) = left.unmapped() {
+                    message.unmapped = Some(error);
+                    message.held.unregister();
+                    return Err(Refused { state: Self(message), error });
+                }
                 let landed = message.copy_left(left);
                 if method != Method::Copy {
                     message.end_exchanged();
@@ -360,6 +379,9 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         if zone.is_forked() {
             return Err(LandError::Forked);
         }
+        if let Some(unmapped) = self.unmapped {
+            return Err(unmapped);
+        }
         match zone.has_changed(self.target, self.watched) {
             Some(false) => Ok(()),
             Some(true) | None => Err(LandError::TargetChanged),
@@ -380,21 +402,33 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
 
     /// Moves the whole pages by `method`, and names the parts of the target that are left to copy.
     fn give_to_target(&self, method: Method) -> Result<Left, LandError> {
-        self.has_same_target()?;
         if method == Method::Copy {
+            self.has_same_target()?;
             return Ok(Left { parts: [Some(self.target), None], because: None });
         }
+        let exchange = self.exchange()?;
+        Ok(self.give(&exchange, method == Method::Exchange))
+    }
+
+    /// What is to be moved, while nothing has changed yet.
+    fn exchange(&self) -> Result<Exchange, LandError> {
+        self.has_same_target()?;
         let split = Split::new(self.target, page_bytes());
         let to = split.pages.ok_or(LandError::NoWholePage)?;
         let from = same_part(to, self.target, self.place);
         if !from.start().is_multiple_of(page_bytes()) {
             return Err(LandError::NoWholePage);
         }
-        let kept = method == Method::Exchange;
+        self.held.zone.exchange(from, to)
+    }
+
+    /// Moves the whole pages, and names the parts of the target that are left to copy.
+    fn give(&self, exchange: &Exchange, kept: bool) -> Left {
         // SAFETY: the place is held; the target came with the word that it may be given pages.
-        let given = unsafe { self.held.zone.give_pages(from, to, kept) }?;
-        let rest = AddressRange::between(to.start() + given.bytes, self.target.end());
-        Ok(Left { parts: [split.head, rest], because: given.error })
+        let given = unsafe { self.held.zone.give_pages(exchange, kept) };
+        let head = Split::new(self.target, page_bytes()).head;
+        let rest = AddressRange::between(exchange.to.start() + given.bytes, self.target.end());
+        Left { parts: [head, rest], because: given.error }
     }
 
     /// Copies what is `left` of the target from its place.
@@ -421,11 +455,15 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
 impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
     /// Exchanges while data flies. From then on changes of the target are told, our own left out.
     fn remap(&mut self) -> Result<(), LandError> {
-        let left = self.message.give_to_target(Method::Exchange)?;
+        let exchange = self.message.exchange()?;
+        // From here on pages of the slot may be in the target.
+        self.given = Some(exchange.to);
+        let left = self.message.give(&exchange, true);
         let end = left.parts[1].map_or(self.message.target.end(), |rest| rest.start());
         self.given =
             self.given.and_then(|whole| AddressRange::between(whole.start(), end.min(whole.end())));
         self.left = left;
+        self.message.unmapped = left.unmapped();
         let Message { held, target, watched, .. } = &mut self.message;
         *watched = watched.and_then(|_| held.zone.watch(*target));
         Ok(())

@@ -65,20 +65,25 @@ impl Default for Options {
 pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
     // Before the pages: the registrations are given up first.
     slots: Mutex<Slots<'c, R, M>>,
-    /// Guards the place aside, for one exchange: some system calls. Taken with no other lock held.
-    aside: Mutex<AddressRange>,
+    /// Guards the place aside, for one exchange: some system calls. Taken with no other lock held. `None`
+    /// if the kernel has unmapped a part of it, which another mapping may have taken since.
+    aside: Mutex<Option<AddressRange>>,
     cache: &'c Cache<R, M>,
     options: Options,
     granule: usize,
     /// All slots, whichever place has them.
     ranges: Box<[AddressRange]>,
-    /// Leaked, if a place was forgotten: a device may still write to it.
+    /// Leaked, if a place was forgotten: a device may still write to it. So they are if the kernel has
+    /// unmapped a part of them.
     pages: ManuallyDrop<P>,
 }
 
 /// What the zone's first lock guards, for a push or a pop. No other lock is taken under it.
 struct Slots<'c, R: Registrar, M: Monitor> {
     free: Vec<Slot<'c, R, M>>,
+    /// Slots of which the kernel has unmapped a part, which another mapping may have taken since: never
+    /// used again.
+    torn: Vec<AddressRange>,
     /// The monitor's log up to which no target is concerned.
     seen: Position,
 }
@@ -177,8 +182,8 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), max_region_bytes });
         }
         let free = ranges.iter().map(|&range| Slot { range, lease: None }).collect();
-        let slots = Slots { free, seen: Position::NOWHERE };
-        let (granule, aside) = (pages.granule(), Mutex::new(pages.aside()));
+        let slots = Slots { free, torn: Vec::new(), seen: Position::NOWHERE };
+        let (granule, aside) = (pages.granule(), Mutex::new(Some(pages.aside())));
         let (slots, pages) = (Mutex::new(slots), ManuallyDrop::new(pages));
         let zone = Self { slots, aside, cache, options, granule, ranges, pages };
         zone.refill().map_err(ZoneError::Register)?;
@@ -290,44 +295,62 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         (changed || is_told && replay.complete).then_some(changed)
     }
 
-    /// Gives the pages of `from`, which is in a slot, to `to`, and those of `to`, if they are to be
-    /// `kept`, to `from`. Where the kernel stops half-way, the rest stays in the slot. The content of
-    /// `to` is lost either way.
+    /// What an exchange of the pages of `from`, which is in a slot, for those of `to` would move. Nothing has
+    /// changed yet.
     ///
-    /// # Safety
+    /// # Errors
     ///
-    /// `from` is in a slot that the caller holds. `to`, as long and of whole pages, is in a target that
-    /// came with [`Zone::ask`]'s promise.
-    pub(super) unsafe fn give_pages(
+    /// Where an exchange cannot be.
+    pub(super) fn exchange(
         &self,
         from: AddressRange,
         to: AddressRange,
-        kept: bool,
-    ) -> Result<Given, LandError> {
+    ) -> Result<Exchange, LandError> {
         if is_near_a_slab(to) {
             return Err(LandError::PoolMemory);
         }
         let (parts, old) = (parts_of(from)?, parts_of(to)?);
-        let aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
-        let spare = aligned_like(to, *aside, self.granule)
-            .or_else(|| aligned_like(to, *aside, page_bytes()))
-            .filter(|_| kept);
+        Ok(Exchange { from, to, parts, old })
+    }
+
+    /// Gives the pages of a part of a slot to a target, and those of the target, if they are to be `kept`,
+    /// to the slot. Where the kernel stops half-way, the rest stays in the slot. The content of the target
+    /// is lost either way.
+    ///
+    /// # Safety
+    ///
+    /// The exchange is of a slot that the caller holds, and of a target, as long and of whole pages, that
+    /// came with [`Zone::ask`]'s promise.
+    pub(super) unsafe fn give_pages(&self, exchange: &Exchange, kept: bool) -> Given {
+        let Exchange { from, to, ref parts, ref old } = *exchange;
+        let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_aside = |aside| {
+            aligned_like(to, aside, self.granule).or_else(|| aligned_like(to, aside, page_bytes()))
+        };
+        let spare = aside.and_then(in_aside).filter(|_| kept);
         // SAFETY: the caller's word; the place aside is the zone's, and its lock is held.
-        let given = unsafe {
-            if let Some(spare) = spare {
-                move_parts(&old, to, spare);
+        let (given, slot_is_whole) = unsafe {
+            let spare_is_whole = spare.is_none_or(|spare| move_parts(old, to, spare));
+            let given = give_parts(parts, from, to);
+            let room = AddressRange::between(from.start(), from.start() + given.bytes);
+            let slot_is_whole = spare.is_none_or(|spare| take_back(spare, room));
+            if !spare.is_none_or(|spare| spare_is_whole && self.renew(spare)) {
+                *aside = None;
             }
-            let given = give_parts(&parts, from, to);
-            if let Some(spare) = spare {
-                let room = AddressRange::between(from.start(), from.start() + given.bytes);
-                take_back(spare, room);
-                self.renew(spare);
-            }
-            given
+            (given, slot_is_whole)
         };
         drop(aside);
+        if !slot_is_whole {
+            self.tear(from);
+        }
         self.cache.invalidate(to);
-        Ok(given)
+        given
+    }
+
+    /// The slot of `part` is never used again.
+    fn tear(&self, part: AddressRange) {
+        let slot = self.ranges.iter().find(|slot| slot.contains(&part));
+        self.lock().torn.extend(slot);
     }
 
     /// Takes the pages out of `given`, a part of a target, which reads as zeros from then on: a device may
@@ -344,18 +367,39 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         taken
     }
 
-    /// Makes `range`, which is the zone's, one mapping without pages.
+    /// Makes `range`, which is the zone's, one mapping without pages. False if it is unmapped now.
     ///
     /// # Safety
     ///
     /// No code relies on what it holds.
-    unsafe fn renew(&self, range: AddressRange) {
+    unsafe fn renew(&self, range: AddressRange) -> bool {
         // SAFETY: the caller's word. Where it cannot be, it stays as it is, in several mappings.
-        if unsafe { memory::renew(range) }.is_ok() {
-            // Advice: without huge pages they are small.
-            let _ = memory::advise_huge(range, self.pages.huge());
+        if unsafe { memory::renew(range) }.is_err() {
+            return is_mapped_again(range);
         }
+        // Advice: without huge pages they are small.
+        let _ = memory::advise_huge(range, self.pages.huge());
+        true
     }
+}
+
+/// Pages that are about to change hands.
+pub(super) struct Exchange {
+    from: AddressRange,
+    pub(super) to: AddressRange,
+    /// Of `from`, each in one mapping.
+    parts: Vec<AddressRange>,
+    /// Of `to`.
+    old: Vec<AddressRange>,
+}
+
+/// Whether `range` is mapped, behind a call of the kernel's that has failed: one that ran out of memory may have
+/// unmapped all of it, and then it is mapped anew here, unless that fails, too.
+///
+/// Between the two calls another thread may have mapped something there; that takes a kernel without memory and
+/// cannot be told from a range that was left alone.
+fn is_mapped_again(range: AddressRange) -> bool {
+    matches!(memory::map_if_free(range), Ok(()) | Err(Errno(libc::EEXIST)))
 }
 
 /// How much of a range has changed hands.
@@ -368,16 +412,18 @@ pub(super) struct Given {
 }
 
 /// Moves each of `parts` of `from` to its place in `to`, as far as the kernel will: what stays
-/// behind is lost, which is no loss.
+/// behind is lost, which is no loss. False if a part of `to` is unmapped now.
 ///
 /// # Safety
 ///
 /// As for [`memory::move_out`].
-unsafe fn move_parts(parts: &[AddressRange], from: AddressRange, to: AddressRange) {
-    for part in parts {
+unsafe fn move_parts(parts: &[AddressRange], from: AddressRange, to: AddressRange) -> bool {
+    parts.iter().fold(true, |is_whole, &part| {
+        let goal = same_part(part, from, to);
         // SAFETY: the caller's word.
-        let _ = unsafe { memory::move_out(*part, same_part(*part, from, to)) };
-    }
+        let moved = unsafe { memory::move_out(part, goal) };
+        (moved.is_ok() || is_mapped_again(goal)) && is_whole
+    })
 }
 
 /// Moves one part after the other, and stops at the first that does not go.
@@ -390,28 +436,31 @@ unsafe fn give_parts(parts: &[AddressRange], from: AddressRange, to: AddressRang
         let goal = same_part(*part, from, to);
         // SAFETY: the caller's word.
         if let Err(Errno(errno)) = unsafe { memory::move_out(*part, goal) } {
-            // A kernel that ran out of memory may have unmapped it, and it is going to be written.
-            let _ = memory::map_if_free(goal);
-            let bytes = part.start() - from.start();
-            return Given { bytes, error: Some(LandError::Exchange { errno }) };
+            let error = match is_mapped_again(goal) {
+                true => LandError::Exchange { errno },
+                false => LandError::TargetUnmapped { errno },
+            };
+            return Given { bytes: part.start() - from.start(), error: Some(error) };
         }
     }
     Given { bytes: from.len(), error: None }
 }
 
-/// Moves the pages that stand aside in `spare` to `room`, as far as it reaches.
+/// Moves the pages that stand aside in `spare` to `room`, as far as it reaches. False if a part of `room` is
+/// unmapped now.
 ///
 /// # Safety
 ///
 /// As for [`memory::move_out`], both being the zone's.
-unsafe fn take_back(spare: AddressRange, room: Option<AddressRange>) {
+unsafe fn take_back(spare: AddressRange, room: Option<AddressRange>) -> bool {
     let wanted = room.and_then(|room| spare.intersection(&same_length(spare, room)));
     if let (Some(room), Some(wanted)) = (room, wanted)
         && let Ok(parts) = parts_of(wanted)
     {
         // SAFETY: the caller's word.
-        unsafe { move_parts(&parts, wanted, room) };
+        return unsafe { move_parts(&parts, wanted, room) };
     }
+    true
 }
 
 /// As much of the beginning of `range` as `other` is long.
@@ -461,7 +510,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Drop for Zone<'_, R, M, P> {
             return std::mem::forget(free);
         }
         self.ranges.iter().for_each(|&range| self.cache.invalidate(range));
-        let all_are_back = free.len() == self.ranges.len();
+        let aside = self.aside.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let all_are_back = free.len() == self.ranges.len() && aside.is_some();
         // The end of a registration for one use calls the registrar.
         let ended = foreign::call(|| drop(free));
         let unmapped = foreign::call(|| {
@@ -509,7 +559,9 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     fn tidy(&self) {
         if parts_of(self.slot).is_err() {
             // SAFETY: a slot without a registration, held here, has nothing in it.
-            unsafe { self.zone.renew(self.slot) };
+            if !unsafe { self.zone.renew(self.slot) } {
+                self.zone.tear(self.slot);
+            }
         }
     }
 
@@ -547,8 +599,12 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
 impl<R: Registrar, M: Monitor, P: Pages> Drop for Held<'_, '_, R, M, P> {
     fn drop(&mut self) {
         let slot = Slot { range: self.slot, lease: self.lease.take() };
-        if !self.zone.is_forked() {
-            self.zone.lock().free.push(slot);
+        if self.zone.is_forked() {
+            return;
+        }
+        let mut slots = self.zone.lock();
+        if !slots.torn.contains(&slot.range) {
+            slots.free.push(slot);
         }
     }
 }

@@ -386,3 +386,120 @@ fn a_remapped_place_with_unknown_contents_ends_the_process() {
     // Not by the second round's assertions, which would end it with a status.
     assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
 }
+
+/// Until something is exchanged, the target's pages are its own, whatever its mapping is.
+#[test]
+fn a_monitor_that_panics_before_an_exchange_leaves_the_target_as_it_is() {
+    let name = "landings::a_monitor_that_panics_before_an_exchange_leaves_the_target_as_it_is";
+    let status = in_a_process_of_its_own(name, || {
+        for for_good in [false, true] {
+            let (cache, _records) = a_cache();
+            let (zone, target) = (zone(&cache), Target::new());
+            let place = target.ask(&zone);
+            target.fill(5);
+            let asked = AtomicBool::new(false);
+            cache.monitor().besides(move |question| {
+                assert!(!for_good && asked.swap(true, SeqCst), "{question}");
+            });
+            assert!(panics(|| drop(place.remap())));
+            assert!(target.is_all(5), "for good: {for_good}");
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// The kernel maps nothing any more.
+struct NoMoreMemory(libc::rlimit);
+
+impl NoMoreMemory {
+    fn new() -> Self {
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes the limit, and reads another.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &raw mut before), 0);
+            let none = libc::rlimit { rlim_cur: PAGE as u64, ..before };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const none), 0);
+        }
+        Self(before)
+    }
+}
+
+impl Drop for NoMoreMemory {
+    fn drop(&mut self) {
+        // SAFETY: the limit that was there.
+        unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const self.0) };
+    }
+}
+
+/// What another thread maps where nothing is mapped: the addresses of the pages that it got, filled with `byte`.
+fn map_holes(range: AddressRange, byte: u8) -> Vec<*mut u8> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let pages = (range.start()..range.end()).step_by(PAGE);
+    let holes = pages.filter_map(|at| {
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: the kernel refuses addresses in use.
+        let mapped = unsafe { libc::mmap(at, PAGE, rights, kind, -1, 0) };
+        (mapped == at).then_some(at.cast::<u8>())
+    });
+    // SAFETY: the pages are this test's.
+    holes.inspect(|&page| unsafe { page.write_bytes(byte, PAGE) }).collect()
+}
+
+/// A kernel that runs out of memory in the midst of an exchange leaves holes, in the target and in the zone: what
+/// another thread maps there is neither written nor unmapped.
+#[test]
+fn holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others() {
+    let name =
+        "landings::holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others";
+    let status = in_a_process_of_its_own(name, || {
+        for remapped in [false, true] {
+            for method in [Method::Exchange, Method::Replace] {
+                let (cache, _records) = a_cache();
+                let slab = Slab::new(BYTES, 2, false).unwrap();
+                let aside = slab.aside();
+                let zone = Zone::new(&cache, slab, Options::default()).unwrap();
+                let target = Target::new();
+                target.fill(5);
+                let place = target.ask(&zone);
+                receive(place.range(), 3);
+                let limit = NoMoreMemory::new();
+                let error = if remapped {
+                    let remapped = place.remap().unwrap();
+                    drop(limit);
+                    // SAFETY: the data is there.
+                    let refused = unsafe { remapped.arrived() }.unwrap_err();
+                    assert!(!map_holes(remapped_target(&target), 9).is_empty());
+                    drop(refused.state);
+                    refused.error
+                } else {
+                    // SAFETY: the data is there.
+                    let refused = unsafe { place.arrived() }.land_by(method).unwrap_err();
+                    drop(limit);
+                    assert!(!map_holes(remapped_target(&target), 9).is_empty());
+                    assert!(refused.state.bytes().iter().all(|&byte| byte == 3));
+                    let again = refused.state.land().unwrap_err();
+                    assert_eq!(again.error, refused.error);
+                    drop(again.state.land_by(Method::Copy).unwrap_err());
+                    refused.error
+                };
+                assert_eq!(error, LandError::TargetUnmapped { errno: libc::ENOMEM });
+                let theirs = map_holes(aside, 7);
+                assert_eq!(theirs.is_empty(), !remapped && method == Method::Replace);
+                // The zone goes on, with copies.
+                let next = Target::new();
+                let place = next.ask(&zone);
+                receive(place.range(), 4);
+                // SAFETY: the data is there.
+                let landed = unsafe { place.arrived() }.land_by(Method::Exchange).unwrap();
+                assert_eq!(landed.copied_because, None);
+                assert!(next.is_all(4));
+                drop(zone);
+                assert!(target.is_all(9));
+                // SAFETY: pages of this test.
+                assert!(theirs.iter().all(|&page| unsafe { page.read() } == 7));
+            }
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
