@@ -329,10 +329,16 @@ fn a_follower_hears_of_what_the_monitor_sees() {
 }
 
 /// As a cache registers: what was applied, then watched, then asked whether a change is under way, is
-/// believed until the log says otherwise. The end of a watch right behind the second step must say so.
+/// believed until the log says otherwise. The end of a watch right behind the second step must say so, also to
+/// those who follow the monitor without the process's feed.
 #[test]
 fn memory_that_was_watched_while_its_watch_ended_is_not_believed() {
-    let monitor = Best::only(Choice::Userfaultfd).unwrap();
+    let best = Best::only(Choice::Userfaultfd).unwrap();
+    ends_of_watches_are_told(&best, &best);
+    ends_of_watches_are_told(&best, &*Userfaultfd::shared().unwrap());
+}
+
+fn ends_of_watches_are_told(best: &Best, monitor: &impl Monitor) {
     let at = map(1);
     let page = range(at, PAGE);
     let touched_since = |from| {
@@ -341,13 +347,13 @@ fn memory_that_was_watched_while_its_watch_ended_is_not_believed() {
             .replay(from, &mut |changed: AddressRange| is_touched |= changed.overlaps(&page));
         (is_touched || !replay.complete, replay.up_to)
     };
-    let (mut believed, mut applied) = (0, mark(&monitor).up_to);
+    let (mut believed, mut applied) = (0, mark(monitor).up_to);
     for _ in 0..2_000 {
         // All of the round before.
         monitor.check().unwrap();
         applied = touched_since(applied).1;
         thread::scope(|scope| {
-            scope.spawn(|| monitor.unwatch(page));
+            scope.spawn(|| best.unwatch(page));
             while let (false, up_to) = touched_since(applied) {
                 applied = up_to;
                 std::hint::spin_loop();

@@ -171,8 +171,9 @@ impl Best {
     /// Ends the watch of the pages of `range`, where the monitor has one, from its own call to the next
     /// [`watch`](Monitor::watch): their changes cost nothing, and another userfaultfd may have them.
     ///
-    /// The process's feed reports that the pages change, meanwhile and once more when the watch has ended, so
-    /// no registration is believed that was made before.
+    /// The process's feed and the monitor report that the pages change, meanwhile and once more when the watch
+    /// has ended, so no registration is believed that was made before, by whichever cache. Costs two turns of
+    /// the monitor's thread.
     pub fn unwatch(&self, range: AddressRange) {
         if let Active::Userfaultfd(monitor) = &self.active {
             // Whole pages, because the watch of whole pages ends.

@@ -22,7 +22,7 @@ use crate::AddressRange;
 use pinfold_kernel::{
     Descriptor, Errno, descriptor, thread, userfaultfd, userfaultfd::Event, userfaultfd::Message,
 };
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// How many changes back a cache may be before it has to drop everything.
 const LOG_ENTRIES: usize = 4096;
@@ -42,6 +42,11 @@ pub(super) struct Core {
     /// How often a thread asked to have everything declared changed, and how often that was done.
     floods_wanted: AtomicU64,
     floods_done: AtomicU64,
+    /// A range that is to be declared changed; one at a time, by whoever holds the monitor's lock for it.
+    named: [AtomicUsize; 2],
+    /// How often that was asked for, and how often it was done.
+    names_wanted: AtomicU64,
+    names_done: AtomicU64,
     /// The doorbell page: discarding it wakes the reader and means nothing else, unmapping it is
     /// the last event there is.
     doorbell: AddressRange,
@@ -62,6 +67,9 @@ impl Core {
             stop: AtomicBool::new(false),
             floods_wanted: AtomicU64::new(0),
             floods_done: AtomicU64::new(0),
+            named: [const { AtomicUsize::new(0) }; 2],
+            names_wanted: AtomicU64::new(0),
+            names_done: AtomicU64::new(0),
             doorbell,
             moved: RangeSet::new(MOVED_PLACES),
             moves: AtomicU64::new(0),
@@ -97,6 +105,22 @@ impl Core {
     pub(super) fn flooded(&self, number: u64) -> bool {
         // Acquire: the log word that counts the flood was stored before.
         self.floods_done.load(Ordering::Acquire) >= number
+    }
+
+    /// Asks for `range` in the log; gives the number to wait for. By one thread at a time, until it is there.
+    pub(super) fn want_named(&self, range: AddressRange) -> u64 {
+        // Relaxed: carried by the count.
+        self.named[0].store(range.start(), Ordering::Relaxed);
+        self.named[1].store(range.end(), Ordering::Relaxed);
+        // AcqRel: the reader that finds the count finds the range, and what the asker saw before is before
+        // the entry.
+        self.names_wanted.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether the range is in the log.
+    pub(super) fn is_named(&self, number: u64) -> bool {
+        // Acquire: the log word that counts the entry was stored before.
+        self.names_done.load(Ordering::Acquire) >= number
     }
 
     /// Remembers that watched memory may be in `range`. Called by the reader alone.
@@ -175,9 +199,18 @@ impl Reader<'_> {
         if flood {
             self.log.append(AddressRange::EVERYTHING);
         }
+        // Acquire: pairs with `want_named`.
+        let names = self.core.names_wanted.load(Ordering::Acquire);
+        // Relaxed: written here only; the range came with the count.
+        if names != self.core.names_done.load(Ordering::Relaxed) {
+            let [start, end] = [0, 1].map(|bound| self.core.named[bound].load(Ordering::Relaxed));
+            self.append(AddressRange::between(start, end));
+        }
         self.log.publish();
         // Release: pairs with `flooded`, after the log word.
         self.core.floods_done.store(wanted, Ordering::Release);
+        // Release: pairs with `is_named`, after the log word.
+        self.core.names_done.store(names, Ordering::Release);
         if got != 0 {
             self.core.bell.ring();
         }

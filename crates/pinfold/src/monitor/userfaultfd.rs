@@ -52,6 +52,7 @@ use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
 };
+use pinfold_core::UnderWay;
 use pinfold_kernel::{
     Descriptor, Errno, mapping::AtomicPage, process::page_bytes, thread, thread::LeanThread,
     userfaultfd,
@@ -78,6 +79,10 @@ pub struct Userfaultfd {
     /// Whether anything was ever watched but pages of our own. Set before the kernel is asked to.
     has_watched: AtomicBool,
     price: ChangePrice,
+    /// Ranges whose watch is being ended by [`unwatch_range`](Self::unwatch_range).
+    unwatching: UnderWay<4>,
+    /// Guards the place for a range that the reader is to log: until it has. Taken with no other lock held.
+    naming: Mutex<()>,
 }
 
 /// One short line: its log alone has thousands of entries.
@@ -117,7 +122,19 @@ impl Userfaultfd {
         let watched = Mutex::new(RangeSet::new(WATCHED_RANGES));
         let price = ChangePrice::default();
         let has_watched = AtomicBool::new(false);
-        let monitor = Self { core, uffd, maps, doorbell, reader, watched, has_watched, price };
+        let (unwatching, naming) = (UnderWay::new(), Mutex::new(()));
+        let monitor = Self {
+            core,
+            uffd,
+            maps,
+            doorbell,
+            reader,
+            watched,
+            has_watched,
+            price,
+            unwatching,
+            naming,
+        };
         self_test::of_the_events(&monitor, || monitor.watched_page())?;
         monitor.price.measure_first(|| monitor.watched_page());
         Ok(monitor)
@@ -187,11 +204,22 @@ impl Userfaultfd {
     /// Has the log say that everything changed, which is true of whatever has changed so far.
     fn flood(&self) -> Result<(), Lost> {
         let number = self.core.want_flood();
+        self.wait_for_reader(|| self.core.flooded(number))
+    }
+
+    /// Has the log say that `range` changed.
+    fn log_change(&self, range: AddressRange) -> Result<(), Lost> {
+        let _naming = self.naming.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = self.core.want_named(range);
+        self.wait_for_reader(|| self.core.is_named(number))
+    }
+
+    fn wait_for_reader(&self, is_done: impl Fn() -> bool) -> Result<(), Lost> {
         // The change wakes the reader; if it cannot be made, an event that is already under way
         // does.
         let _ = self.doorbell.as_ref().map(AtomicPage::discard);
         let mut patience = Patience::new();
-        while !self.core.flooded(number) {
+        while !is_done() {
             patience.pause();
             self.usable()?;
         }
@@ -256,14 +284,25 @@ impl Userfaultfd {
     /// Ends the watch of the pages of `range`, so that their changes cost nothing and another
     /// userfaultfd may have them. Nothing is lost where nothing is watched.
     ///
-    /// From here on their changes are not seen, so a registration of them must not be believed: the caller
-    /// has a [`Feed`](super::Feed) that is followed together with this monitor report that the pages
-    /// change, from before this call until after it, and once more after it.
+    /// From here on their changes are not seen, so a registration of them must not be believed. Every cache that
+    /// follows this monitor learns so from its log, which says that the pages change: before their watch
+    /// ends, for what is registered; by [`in_flux`](Monitor::in_flux) meanwhile; and once more when it has
+    /// ended, for what was watched before that and is being registered still.
     pub(super) fn unwatch_range(&self, range: AddressRange) {
         let range = range.page_aligned(page_bytes());
         if self.usable().is_err() || !self.uffd.is_ours() {
             return;
         }
+        let unwatching = self.unwatching.begin(range);
+        if self.log_change(range).is_ok() {
+            self.end_watch(range);
+            // An error means that the monitor is lost, and then nothing is believed.
+            let _ = self.log_change(range);
+        }
+        self.unwatching.end(unwatching);
+    }
+
+    fn end_watch(&self, range: AddressRange) {
         // Without the table of mappings the watch stays, which is no error.
         let mappings = self.maps.overlapping(range).unwrap_or_default();
         // What touches the range may have been reached through it only.
@@ -529,7 +568,9 @@ unsafe impl Monitor for Userfaultfd {
     }
 
     fn in_flux(&self, range: AddressRange) -> bool {
-        self.usable().is_err() || self.core.flux.overlaps_unsettled(range)
+        self.usable().is_err()
+            || self.unwatching.overlaps(range)
+            || self.core.flux.overlaps_unsettled(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
