@@ -19,8 +19,20 @@
 
 use crate::AddressRange;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::marker::PhantomData;
 
 /// Room for `RECORDS` changes at a time that can be told apart.
+///
+/// It can be neither moved nor replaced while a change is under way, whose end would be that of another's:
+///
+/// ```compile_fail,E0506
+/// # use pinfold_core::{AddressRange, UnderWay};
+/// let range = AddressRange::new(4096, 4096).unwrap();
+/// let mut table = UnderWay::<1>::new();
+/// let before = table.begin(range);
+/// table = UnderWay::new();
+/// table.end(before);
+/// ```
 #[repr(C)]
 #[derive(Debug)]
 pub struct UnderWay<const RECORDS: usize> {
@@ -47,10 +59,12 @@ const STATES: u64 = 4;
 /// Which record a change has: what [`UnderWay::begin`] gives and [`UnderWay::end`] takes.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "without `end` the range is under way for ever"]
-pub struct Ticket {
+pub struct Ticket<'t> {
     /// The address of the table.
     table: usize,
     place: Place,
+    /// Which stays as it is.
+    of: PhantomData<&'t ()>,
 }
 
 /// Where a change stands.
@@ -80,7 +94,7 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
     }
 
     /// A change of `range` begins. A few nanoseconds.
-    pub fn begin(&self, range: AddressRange) -> Ticket {
+    pub fn begin(&self, range: AddressRange) -> Ticket<'_> {
         // Neighbours change together, and then begin at different records.
         let first = (range.start() >> 12) % RECORDS.max(1);
         let stand =
@@ -90,15 +104,15 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
             // AcqRel: released by what the writer writes next, whoever counts on it.
             Place::Counted(self.unrecorded.fetch_add(1, Ordering::AcqRel) / FORGOTTEN)
         });
-        Ticket { table: self.address(), place }
+        Ticket { table: self.address(), place, of: PhantomData }
     }
 
     /// The change has taken effect, or will not.
     ///
-    /// A ticket of another table, or of one that was moved since, ends nothing: its change stays
-    /// under way where it began. Neither does one from before everything was forgotten.
+    /// A ticket of another table ends nothing: its change stays under way where it began. Neither does one
+    /// from before everything was forgotten.
     #[allow(clippy::needless_pass_by_value)] // used up: a record is given back once
-    pub fn end(&self, ticket: Ticket) {
+    pub fn end(&self, ticket: Ticket<'_>) {
         if ticket.table != self.address() {
             return;
         }

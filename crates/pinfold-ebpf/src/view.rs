@@ -1,4 +1,11 @@
 //! What one process holds to follow its own changes.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for what makes a view of bare descriptors: whoever believes it rests on what
+//! they are.
+
+#![allow(unsafe_code)]
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -60,12 +67,17 @@ impl View {
     }
 
     /// A view from what [`into_descriptors`](Self::into_descriptors) gave, perhaps in another
-    /// process. Whether they are what they should be shows when they are used.
+    /// process. Whether they are of the right kinds shows when they are used.
     ///
     /// # Errors
     ///
     /// [`IncompleteView`] if there are too few.
-    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Result<Self, IncompleteView> {
+    ///
+    /// # Safety
+    ///
+    /// They are what it gave for one view, whose programs are this version's, and no other view is made of
+    /// them or of copies of them: a second monitor over one view takes back what the first asked to be told.
+    pub unsafe fn from_descriptors(descriptors: Vec<OwnedFd>) -> Result<Self, IncompleteView> {
         let count = descriptors.len();
         let mut each = descriptors.into_iter();
         match (each.next(), each.next(), each.next()) {

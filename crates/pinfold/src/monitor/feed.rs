@@ -84,7 +84,7 @@ pub(super) struct Header {
 #[must_use = "the change is over as soon as this is dropped"]
 pub struct Changing<'f> {
     feed: &'f Feed,
-    ticket: Option<Ticket>,
+    ticket: Option<Ticket<'f>>,
 }
 
 impl Feed {

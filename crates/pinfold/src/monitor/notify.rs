@@ -8,6 +8,12 @@
 //! Four packets, once, and as many descriptors as the view has, plus one for the [`Connection`]. Where no
 //! helper listens, that is known at once; a helper that says nothing is waited for [for five
 //! seconds](PATIENCE), and one that has many others to serve first, six times as long.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to make a view of what the helper has sent.
+
+#![allow(unsafe_code)]
 
 use crate::descriptor::KnownDescriptor;
 use pinfold_ebpf::View;
@@ -61,7 +67,9 @@ fn view_of(descriptors: Vec<OwnedFd>) -> Result<View, ConnectError> {
     for (descriptor, what) in descriptors.iter().zip(Kind::in_order()) {
         what.check(descriptor.as_fd())?;
     }
-    View::from_descriptors(descriptors)
+    // SAFETY: the helper makes a view for each that asks, and they came from it a moment ago; what listens at the
+    // path is the helper, of this version, by its greeting and its kinds, and is believed as the kernel is.
+    unsafe { View::from_descriptors(descriptors) }
         .map_err(|_| ConnectError::NotAView { part: "the number of descriptors" })
 }
 
