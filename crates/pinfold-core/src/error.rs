@@ -38,6 +38,12 @@ pub enum GetError {
         /// What is suspended.
         range: AddressRange,
     },
+    /// The registration that would serve this is being made by this very thread, whose registrar, monitor or
+    /// clock asks: it would wait for itself.
+    AwaitsItself {
+        /// What is being registered.
+        range: AddressRange,
+    },
     /// This process is a forked child of the one that made the cache.
     Forked,
 }
@@ -117,6 +123,10 @@ impl fmt::Display for GetError {
             Self::Suspended { range } => {
                 write!(f, "{range} is suspended: ask again when it has been resumed")
             }
+            Self::AwaitsItself { range } => write!(
+                f,
+                "{range} is being registered by this thread: a registrar, monitor or clock must not ask for it"
+            ),
             Self::Forked => f.write_str(
                 "this is a forked child, whose memory its parent's registrations do not name: \
                  make a new monitor and cache here",

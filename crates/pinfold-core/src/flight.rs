@@ -2,7 +2,7 @@
 
 use crate::AddressRange;
 use crate::region::{Terms, Want};
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::{Condvar, Mutex, ThreadMark, lock, wait};
 use crate::unapplied::{ChangeCount, Unapplied};
 use std::sync::Arc;
 
@@ -20,11 +20,14 @@ pub(crate) struct Flight {
     pub(crate) tainted: bool,
     /// Where others wait for its end; made by the first of them.
     pub(crate) landing: Option<Arc<Landing>>,
+    /// The thread that registers.
+    pub(crate) thread: ThreadMark,
 }
 
 impl Flight {
     pub(crate) fn new(range: AddressRange, terms: Terms, number: u32, born: ChangeCount) -> Self {
-        Self { range, terms, number, is_shared: true, born, tainted: false, landing: None }
+        let thread = ThreadMark::of_this();
+        Self { range, terms, number, is_shared: true, born, tainted: false, landing: None, thread }
     }
 
     /// One that serves a single use.
@@ -40,6 +43,11 @@ impl Flight {
     /// Whether what is being registered would serve `want`.
     pub(crate) fn would_serve(&self, want: &Want) -> bool {
         want.served_by(self.range, self.terms)
+    }
+
+    /// Whether this very thread registers, which asks while it does: it must not wait.
+    pub(crate) fn is_of_this_thread(&self) -> bool {
+        self.thread.is_this()
     }
 
     /// What is being registered, and how many changes there were when that began.

@@ -188,7 +188,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if let Some(lease) = self.hit_locked(writer, want) {
             return Ok(Step::Done(lease));
         }
-        if let Some(landing) = landing_for(writer, want, attempt) {
+        if let Some(landing) = landing_for(writer, want, attempt)? {
             writer.counts.waits += 1;
             return Ok(Step::Wait(landing));
         }
@@ -579,13 +579,26 @@ fn is_needless<H: Copy>(region: &Region<H>, flight: &Flight) -> bool {
 }
 
 /// Where to wait for a registration under way that would serve `want`.
-fn landing_for(writer: &mut Writer, want: &Want, attempt: Attempt) -> Option<Arc<Landing>> {
+///
+/// # Errors
+///
+/// This thread makes it.
+fn landing_for(
+    writer: &mut Writer,
+    want: &Want,
+    attempt: Attempt,
+) -> Result<Option<Arc<Landing>>, GetError> {
     if attempt.waited {
-        return None;
+        return Ok(None);
     }
     let mut flights = writer.flights.iter_mut();
     let found = flights.find(|flight| flight.is_shared && flight.would_serve(want));
-    found.map(Flight::await_landing)
+    match found {
+        Some(flight) if flight.is_of_this_thread() => {
+            Err(GetError::AwaitsItself { range: flight.range })
+        }
+        found => Ok(found.map(Flight::await_landing)),
+    }
 }
 
 /// A registration under way with its share of the budget and its place: given back when the

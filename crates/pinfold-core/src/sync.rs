@@ -91,6 +91,26 @@ mod model {
     }
 }
 
+/// Which thread it was. In an explored build, whose threads share one of the system's, it tells nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadMark(usize);
+
+impl ThreadMark {
+    /// Of the calling thread.
+    pub(crate) fn of_this() -> Self {
+        std::thread_local! {
+            /// Has no destructor, so it can be asked for as long as the thread lives.
+            static MARK: std::cell::Cell<u8> = const { std::cell::Cell::new(0) };
+        }
+        Self(MARK.with(|mark| std::ptr::from_ref(mark).addr()))
+    }
+
+    /// Whether it was the calling thread, which lives as long as what it marks.
+    pub(crate) fn is_this(self) -> bool {
+        !EXPLORED && self.0 == Self::of_this().0
+    }
+}
+
 /// Locks `mutex`, also after a panic of another holder: every critical section here leaves its
 /// data whole before it calls anything that may panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

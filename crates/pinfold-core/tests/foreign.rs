@@ -11,8 +11,8 @@
 
 use pinfold_core::{
     Access, Account, AddressRange, Amount, Cache, Change, Clock, Config, Cover, DeregisterError,
-    Exhausted, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal, RegisterError,
-    Registrar, RegistrarLimits, Replay, Sequence, Watch,
+    Exhausted, GetError, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal,
+    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -609,4 +609,45 @@ fn a_deregistration_may_ask_for_evictions() {
     cache.evict_idle();
     assert_eq!(cache.statistics().regions, 0);
     assert!(cache.registrar().0.live.lock().unwrap().is_empty());
+}
+
+/// A registrar whose `register` asks for the bytes that it registers.
+struct AsksForItself(Device);
+
+static ASKS: OnceLock<Cache<AsksForItself, Calm>> = OnceLock::new();
+static ANSWERS: Mutex<Vec<Option<GetError>>> = Mutex::new(Vec::new());
+
+impl Registrar for AsksForItself {
+    type Handle = u64;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.limits()
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
+        let start = std::ptr::without_provenance(range.start());
+        // SAFETY: the device touches no memory.
+        let asked = unsafe { ASKS.get().unwrap().get(start, range.len(), access) };
+        ANSWERS.lock().unwrap().push(asked.err());
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(range, access) }
+    }
+
+    unsafe fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.deregister(handle, range) }
+    }
+}
+
+/// It would wait for its own end.
+#[test]
+fn a_registrar_that_asks_for_what_it_registers_is_refused() {
+    let asks = AsksForItself(Device::default());
+    ASKS.set(Cache::new(asks, Calm, Config::keeping_all()).unwrap()).ok().unwrap();
+    let cache = ASKS.get().unwrap();
+    drop(get(cache, pages(3, 2)));
+    let refused = GetError::AwaitsItself { range: pages(3, 2) };
+    assert_eq!(*ANSWERS.lock().unwrap(), [Some(refused)]);
+    drop(get(cache, pages(3, 2)));
+    assert_eq!(cache.statistics().hits, 1, "what was registered is kept");
 }
