@@ -9,7 +9,7 @@
 use crate::errno::{Errno, checked, done, last_errno};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
 use std::ffi::CStr;
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// A descriptor number. Not owned: the program may close any descriptor behind our back, and then
@@ -26,16 +26,19 @@ pub(crate) fn named<'call>(descriptor: Descriptor) -> Result<BorrowedFd<'call>, 
 }
 
 /// Opens `path` for reading. `flags` are of `fcntl.h`, `O_DIRECTORY` for instance.
-pub fn open(path: &CStr, flags: libc::c_int) -> Result<Descriptor, Errno> {
+pub fn open(path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
     let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::RDONLY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?.into_raw_fd())
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// Closes a descriptor that the caller opened.
-pub fn close(descriptor: Descriptor) {
+/// Closes a number. A failure leaves nothing to do: Linux frees the number in any case.
+///
+/// # Safety
+///
+/// The caller opened what it stands for, and no value owns it.
+pub unsafe fn close(descriptor: Descriptor) {
     if descriptor >= 0 {
-        // SAFETY: closing a number cannot break memory safety: no file is memory of this workspace.
-        // A failure leaves nothing to do: Linux frees the number in any case.
+        // SAFETY: not -1; the caller's responsibility.
         unsafe { rustix::io::close(descriptor) };
     }
 }
@@ -80,8 +83,8 @@ pub fn identity(descriptor: Descriptor) -> Result<Identity, Errno> {
 }
 
 /// A second number for `descriptor`, at least `lowest`, closed on `exec`.
-pub fn duplicate_above(descriptor: Descriptor, lowest: Descriptor) -> Result<Descriptor, Errno> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(named(descriptor)?, lowest)?.into_raw_fd())
+pub fn duplicate_above(descriptor: Descriptor, lowest: Descriptor) -> Result<OwnedFd, Errno> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(named(descriptor)?, lowest)?)
 }
 
 /// A second descriptor of the same open file, above the standard ones and closed on `exec`.
@@ -165,16 +168,15 @@ mod tests {
         assert_eq!(read(-1, &mut [0; 4]), Err(Errno(libc::EBADF)));
         assert_eq!(identity(1 << 20), Err(Errno(libc::EBADF)));
         assert!(duplicate(1 << 20).is_err() && !wait_readable(1 << 20, 0));
-        close(-1);
     }
 
     #[test]
     fn a_second_number_stands_for_the_same_file() {
         let null = open(c"/dev/null", 0).unwrap();
-        let second = duplicate(null).unwrap();
+        let second = duplicate(null.as_raw_fd()).unwrap();
         assert!(second.as_raw_fd() > 2);
-        assert_eq!(identity(second.as_raw_fd()), identity(null));
-        close(null);
+        assert_eq!(identity(second.as_raw_fd()), identity(null.as_raw_fd()));
+        drop(null);
         assert_eq!(read(second.as_raw_fd(), &mut [0; 4]), Ok(0));
     }
 
@@ -182,7 +184,7 @@ mod tests {
     fn a_thread_keeps_what_it_names_and_others_keep_all() {
         let files: Vec<_> = (0..3).map(|_| open(c"/dev/zero", 0).unwrap()).collect();
         let is_open = |number| read(number, &mut [0; 1]) == Ok(1);
-        let within = files.clone();
+        let within: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let seen = std::thread::spawn(move || {
             keep_only(&[within[2], within[0]])
                 .map(|()| within.into_iter().map(is_open).collect::<Vec<_>>())
@@ -191,7 +193,6 @@ mod tests {
             Ok(open) => assert_eq!(open, [true, false, true]),
             Err(Errno(errno)) => eprintln!("skipped: close_range is refused ({errno})"),
         }
-        assert!(files.iter().copied().all(is_open));
-        files.into_iter().for_each(close);
+        assert!(files.iter().map(AsRawFd::as_raw_fd).all(is_open));
     }
 }

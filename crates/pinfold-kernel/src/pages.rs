@@ -6,12 +6,13 @@
 //! The unsafe code of this file is there because a request to the kernel is a foreign function. It changes
 //! nothing but what it passes to the kernel to be filled.
 
-use crate::descriptor::{Descriptor, close, open};
+use crate::descriptor::{Descriptor, open};
 use crate::errno::{Errno, checked};
 use crate::process::page_bytes;
 use crate::request::request;
 use pinfold_core::AddressRange;
 use std::mem::size_of;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
 /// How many pages one look tells about.
@@ -58,14 +59,11 @@ pub struct Present {
 
 /// What is there of `range`. `ENOTTY` before Linux 6.7.
 pub fn present(range: AddressRange) -> Result<Present, Errno> {
-    let pagemap = open_pagemap()?;
-    let counted = count(pagemap, range);
-    close(pagemap);
-    counted
+    count(open_pagemap()?.as_raw_fd(), range)
 }
 
 /// The table that [`is_huge`] asks: this process's, also in a forked child that has the descriptor.
-pub fn open_pagemap() -> Result<Descriptor, Errno> {
+pub fn open_pagemap() -> Result<OwnedFd, Errno> {
     open(c"/proc/self/pagemap", 0)
 }
 

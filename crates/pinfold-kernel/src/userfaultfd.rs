@@ -14,6 +14,7 @@ use crate::errno::{Errno, checked, done, last_errno};
 use crate::process::page_bytes;
 use crate::request::request;
 use std::mem::size_of;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 /// The features of `linux/userfaultfd.h` that the monitor asks for.
 pub mod feature {
@@ -115,12 +116,16 @@ const UFFDIO_UNREGISTER: libc::c_ulong = request(0xaa, 0x01, size_of::<UffdioRan
 const UFFDIO_WRITEPROTECT: libc::c_ulong = request(0xaa, 0x06, size_of::<UffdioWriteprotect>());
 
 /// Opens a userfaultfd that handles no fault of the kernel, which needs no privilege.
-pub fn open() -> Result<Descriptor, Errno> {
+pub fn open() -> Result<OwnedFd, Errno> {
     const USER_MODE_ONLY: libc::c_int = 1;
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
     // SAFETY: the call takes flags and gives a descriptor.
     let opened = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    if opened < 0 { Err(last_errno()) } else { Ok(Descriptor::try_from(opened).unwrap_or(-1)) }
+    match Descriptor::try_from(opened) {
+        // SAFETY: a new descriptor that nothing else knows of.
+        Ok(opened) if opened >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(opened) }),
+        _ => Err(last_errno()),
+    }
 }
 
 /// Agrees on `features` and gives those that the kernel has. Can be done once per descriptor.

@@ -7,8 +7,15 @@
 //! A child may have a copy of the table, as after `fork`, or the table itself (`clone(CLONE_FILES)`).
 //! It closes its copies, so that no file of its parent stays open because of it, but nothing in a
 //! table that is its parent's as well.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to close a number, once it stands for what was opened here.
+
+#![allow(unsafe_code)]
 
 use pinfold_kernel::{Descriptor, Errno, descriptor, descriptor::Identity};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
 /// A number and the file it stood for when we got it.
 #[derive(Debug)]
@@ -39,15 +46,11 @@ impl Maker {
 
 impl KnownDescriptor {
     /// Takes over a descriptor that the caller has just opened.
-    pub(crate) fn new(opened: Descriptor) -> Result<Self, Errno> {
-        let number = moved_up(opened);
-        match descriptor::identity(number) {
-            Ok(identity) => Ok(Self { number, identity, maker: Maker::this() }),
-            Err(errno) => {
-                descriptor::close(number);
-                Err(errno)
-            }
-        }
+    pub(crate) fn new(opened: OwnedFd) -> Result<Self, Errno> {
+        let opened = moved_up(opened);
+        let identity = descriptor::identity(opened.as_raw_fd())?;
+        // The program may close it behind our back, so it is a number from here on.
+        Ok(Self { number: opened.into_raw_fd(), identity, maker: Maker::this() })
     }
 
     pub(crate) fn number(&self) -> Descriptor {
@@ -63,20 +66,18 @@ impl KnownDescriptor {
 impl Drop for KnownDescriptor {
     fn drop(&mut self) {
         if self.is_ours() && !self.maker.is_another_with_our_table() {
-            descriptor::close(self.number);
+            // SAFETY: it stands for what was taken over in `new`, and is this value's.
+            unsafe { descriptor::close(self.number) };
         }
     }
 }
 
 /// Moves a descriptor where few programs get to: the kernel hands out the lowest free number.
 /// Not higher than this, because the kernel's table grows with the highest number.
-fn moved_up(low: Descriptor) -> Descriptor {
+fn moved_up(low: OwnedFd) -> OwnedFd {
     let up = [1000, 500, 250, 120];
-    let moved = up.into_iter().find_map(|lowest| descriptor::duplicate_above(low, lowest).ok());
-    if moved.is_some() {
-        descriptor::close(low);
-    }
-    moved.unwrap_or(low)
+    let above = |lowest| descriptor::duplicate_above(low.as_raw_fd(), lowest).ok();
+    up.into_iter().find_map(above).unwrap_or(low)
 }
 
 #[cfg(test)]
@@ -93,7 +94,8 @@ mod tests {
         drop(known);
         assert!(descriptor::identity(number).is_err());
         let known = open();
-        descriptor::close(known.number());
+        // SAFETY: as a program does that closes what it does not know; `known` is asked for it, no more.
+        unsafe { descriptor::close(known.number()) };
         assert!(!known.is_ours());
     }
 }

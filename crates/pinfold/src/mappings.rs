@@ -17,6 +17,7 @@ use crate::descriptor::KnownDescriptor;
 use crate::{Access, AddressRange, BadAddress, MappingKind};
 use pinfold_kernel::{Descriptor, Errno, descriptor, procmap, procmap::ProcmapQuery};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// One mapping of this process: what one line of `/proc/self/maps` says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,15 +120,13 @@ impl OpenMaps {
     }
 }
 
-fn open_table() -> Result<Descriptor, Errno> {
+fn open_table() -> Result<OwnedFd, Errno> {
     descriptor::open(c"/proc/self/maps", 0)
 }
 
 fn ask_once(range: AddressRange) -> Result<Vec<Mapping>, Errno> {
-    let table = Table(open_table()?);
-    let answer = table.overlapping(range);
-    descriptor::close(table.0);
-    answer
+    let table = open_table()?;
+    Table(table.as_raw_fd()).overlapping(range)
 }
 
 /// Whether the kernel does not know the request.
@@ -425,7 +424,8 @@ mod tests {
     /// at what is mapped before and after.
     #[test]
     fn request_and_text_agree() {
-        let maps = Table(open_table().unwrap());
+        let table = open_table().unwrap();
+        let maps = Table(table.as_raw_fd());
         let before = match maps.query(AddressRange::EVERYTHING) {
             Err(Errno(libc::ENOTTY)) => {
                 eprintln!("skipped: this kernel has no PROCMAP_QUERY");
@@ -435,7 +435,6 @@ mod tests {
         };
         let text = maps.parse(AddressRange::EVERYTHING).unwrap();
         let after = maps.query(AddressRange::EVERYTHING).unwrap();
-        descriptor::close(maps.0);
         let steady: Vec<_> = before.iter().filter(|mapping| after.contains(mapping)).collect();
         assert!(steady.len() > 10, "{before:?}");
         for mapping in steady {

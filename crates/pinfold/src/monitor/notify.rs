@@ -28,7 +28,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ pub struct Connection {
 
 impl Connection {
     fn new(socket: OwnedFd) -> Result<Self, ConnectError> {
-        let socket = KnownDescriptor::new(socket.into_raw_fd())
+        let socket = KnownDescriptor::new(socket)
             .map_err(|errno| ConnectError::Os { operation: "fstat", errno: errno.0 })?;
         Ok(Self { socket, process: std::process::id() })
     }

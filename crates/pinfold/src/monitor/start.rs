@@ -1,7 +1,8 @@
 //! Why a monitor could not start, and what to do about it.
 
-use pinfold_kernel::{Errno, descriptor, userfaultfd, userfaultfd::feature};
+use pinfold_kernel::{Errno, userfaultfd, userfaultfd::feature};
 use std::fmt;
+use std::os::fd::AsRawFd;
 
 /// Why a monitor could not start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,11 +89,7 @@ impl StartError {
 
     /// The kernel refuses unknown features without saying which, so a second descriptor asks.
     pub(super) fn features(Errno(errno): Errno) -> Self {
-        let known = userfaultfd::open().and_then(|asker| {
-            let known = userfaultfd::api(asker, 0);
-            descriptor::close(asker);
-            known
-        });
+        let known = userfaultfd::open().and_then(|asker| userfaultfd::api(asker.as_raw_fd(), 0));
         match (errno, known) {
             (libc::EINVAL, Ok(known)) => {
                 Self::MissingFeatures { missing: Self::FEATURES & !known, errno }

@@ -4,9 +4,10 @@
 
 /// The calling thread's number.
 pub(super) use pinfold_kernel::thread::thread_id;
-use pinfold_kernel::{Descriptor, Errno, descriptor};
+use pinfold_kernel::{Errno, descriptor};
 use std::ffi::CStr;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 
 /// Lists the calling process's threads into `list`, up to its capacity.
 ///
@@ -47,10 +48,10 @@ fn same_again(list: &[u32]) -> Result<bool, Errno> {
 
 /// Calls `visit` for each thread; it returns false when it has no room.
 fn each_thread(visit: &mut dyn FnMut(u32) -> bool) -> Result<(), Errno> {
-    let directory = Open::new(c"/proc/self/task", libc::O_DIRECTORY)?;
+    let directory = descriptor::open(c"/proc/self/task", libc::O_DIRECTORY)?;
     let mut buffer = [0; 4096];
     loop {
-        let got = descriptor::read_directory(directory.0, &mut buffer)?;
+        let got = descriptor::read_directory(directory.as_raw_fd(), &mut buffer)?;
         let mut records = buffer.get(..got).unwrap_or_default();
         if records.is_empty() {
             return Ok(());
@@ -92,9 +93,9 @@ fn state_of(thread: u32) -> Result<u8, Errno> {
     let mut path = [0; 48];
     let _ = write!(path.as_mut_slice(), "/proc/self/task/{thread}/stat");
     let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
-    let stat = Open::new(path, 0)?;
+    let stat = descriptor::open(path, 0)?;
     let mut text = [0; 512];
-    let got = descriptor::read(stat.0, &mut text)?;
+    let got = descriptor::read(stat.as_raw_fd(), &mut text)?;
     let text = text.get(..got).unwrap_or_default();
     let name_end = text.iter().rposition(|&byte| byte == b')').ok_or(Errno(libc::EINVAL))?;
     text.get(name_end + 2).copied().ok_or(Errno(libc::EINVAL))
@@ -109,21 +110,6 @@ pub(super) fn numbers_agree() -> bool {
     let link = descriptor::read_link(c"/proc/thread-self", &mut buffer).unwrap_or_default();
     let last = link.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     number(last) == Some(thread_id())
-}
-
-/// A descriptor that is closed when it goes.
-struct Open(Descriptor);
-
-impl Open {
-    fn new(path: &CStr, flags: libc::c_int) -> Result<Self, Errno> {
-        descriptor::open(path, flags).map(Self)
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        descriptor::close(self.0);
-    }
 }
 
 #[cfg(test)]

@@ -455,8 +455,8 @@ fn refusal(Errno(errno): Errno) -> Uncovered {
 }
 
 fn open_uffd() -> Result<KnownDescriptor, StartError> {
-    let number = userfaultfd::open().map_err(StartError::open)?;
-    let uffd = KnownDescriptor::new(number).map_err(StartError::open)?;
+    let opened = userfaultfd::open().map_err(StartError::open)?;
+    let uffd = KnownDescriptor::new(opened).map_err(StartError::open)?;
     userfaultfd::api(uffd.number(), StartError::FEATURES).map_err(StartError::features)?;
     Ok(uffd)
 }
