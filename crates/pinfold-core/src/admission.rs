@@ -17,7 +17,7 @@
 //!
 //! # What it costs at most
 //!
-//! Let a use cost `r` if it is rented and `h` if it is a hit, and let buying cost `b` beside the hit, with
+//! Let a use cost `r` if it is rented and `h` if it is a hit, and let buying cost `b` besides the hit, with
 //! `r > h`; else nothing is ever bought. Changes of memory that was not bought are not seen, so what
 //! was paid is remembered across them. Cut a range's uses behind each change that ended what was
 //! bought. In one such part, let there be `K` uses, of which the first `n` were rented, and let `p` be the
@@ -102,7 +102,7 @@ pub struct Admission {
 /// What uses of one range have cost beyond hits.
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    /// `None` if nobody has it.
+    /// `None` if it is free.
     range: Option<AddressRange>,
     paid: u64,
     /// While the range is kept: the hits of all ranges when it was bought.

@@ -2,7 +2,7 @@
 //! as the arena lives.
 //!
 //! That is what lets a reader without a lock follow an index that has just been given to
-//! somebody else: it finds another item, never foreign memory, and the item's own state tells.
+//! another owner: it finds another item, never foreign memory, and the item's own state tells.
 //! The price is that memory is kept at the high-water mark until the cache is dropped; beyond
 //! that mark it is a chunk at most.
 

@@ -1,4 +1,4 @@
-//! The pair of barriers between a lease and whoever wants to take its region away.
+//! The pair of barriers between a lease and a thread that takes its region away.
 //!
 //! # Safety
 //!
@@ -31,7 +31,7 @@ impl Barriers {
     ///
     /// When `heavy` returns true, every thread of this process that was running has executed a
     /// full memory barrier since `heavy` was called. When it returns false (the system stopped
-    /// offering it), nothing is taken from anybody: registrations are kept rather than risked.
+    /// offering it), nothing is taken away: registrations are kept rather than risked.
     pub const unsafe fn asymmetric(heavy: fn() -> bool) -> Self {
         Self { heavy: Some(heavy) }
     }

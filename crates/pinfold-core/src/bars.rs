@@ -1,4 +1,4 @@
-//! The bars in the way of gets: which ranges are suspended, and who waits before them.
+//! The bars in the way of gets: which ranges are suspended, and which threads wait before them.
 
 use crate::AddressRange;
 use crate::foreign::Foreign;
@@ -32,7 +32,7 @@ pub(crate) struct Bars {
     /// What each suspension holds, in the order in which it was taken; a connection may be held by
     /// several suspensions at once.
     ///
-    /// Apart from each other, and let go of from the end, because a node may have ten thousand
+    /// Apart from each other, and released from the end, because a node may have ten thousand
     /// connections: a suspension of them all that searched one list would take seconds.
     holds: HashMap<u64, Vec<Hold>>,
     last_id: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Bar {
     on_expiry: Option<OnExpiry>,
 }
 
-/// What is let go of is dropped outside the lock: its connection is the device's.
+/// What is released is dropped outside the lock: its connection is the device's.
 pub(crate) struct Hold {
     /// The device's connection; one cache has one type of them.
     connection: Foreign<Box<dyn Any + Send>>,
@@ -169,7 +169,7 @@ impl Bars {
     /// about it.
     ///
     /// No lock is held while the device is told, so two suspensions could tell it to stop and to
-    /// go on in the wrong order; hence one that tells is waited for, and the last to let go
+    /// go on in the wrong order; hence one that tells is waited for, and the last to release it
     /// restarts.
     ///
     /// The hold is what `copy` has; where none is taken it stays, to be dropped outside the lock.
@@ -204,7 +204,7 @@ impl Bars {
         self.set(id, connection, HoldState::Stopped);
     }
 
-    /// Lets go of `connection`. Nothing if nobody else holds it: then the device is to be told, and
+    /// Releases `connection`. Nothing if no other suspension holds it: then the device is to be notified, and
     /// [`restarted`](Self::restarted) says that it was.
     pub(crate) fn release<C: PartialEq + 'static>(
         &mut self,
@@ -292,7 +292,7 @@ impl Bars {
 
     /// Takes a suspension that is overdue at `now` out of the program's hands, and says what it left.
     ///
-    /// Its bar and its holds stand until [`take_down`](Self::take_down): nobody lets its connections
+    /// Its bar and its holds stand until [`take_down`](Self::take_down): no thread lets its connections
     /// go on, or gets what they may still touch, before they were failed.
     pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
         let &(_, id) = self.expiring.first().filter(|&&(deadline, _)| deadline < now)?;

@@ -75,7 +75,7 @@ pub enum Notice<H> {
     },
 }
 
-/// Who ended a suspension.
+/// What ended a suspension.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Revocation {
     /// [`Suspended`](crate::Suspended) was dropped, by a panic for one.

@@ -2,7 +2,7 @@
 //!
 //! A cache keeps to the bounds of its own [`Config`](crate::Config) always. One that was made with
 //! an [`Account`] asks there as well, before each registration, and gives back after each
-//! deregistration. A hit asks nobody. Whoever holds the account's other side (`pinfold::budget`)
+//! deregistration. A hit does not ask. The holder of the account's other side (`pinfold::budget`)
 //! can have the cache give up what is idle, through [`Lender`].
 
 use crate::error::Exhausted;
@@ -88,7 +88,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Whether the whole budget would not do, whoever is given up for it.
+    /// Whether the whole budget would not do, whatever is evicted for it.
     pub(crate) const fn is_hopeless(&self) -> bool {
         self.exhausted.wanted > self.exhausted.allowed
     }
@@ -102,8 +102,8 @@ impl Refusal {
 pub trait Account: Send + Sync + 'static {
     /// Takes `amount`, all or nothing.
     ///
-    /// Called under a lock of the drawer's: it may take a lock of its own for a moment, and calls
-    /// nobody.
+    /// Called under a lock of the drawer's: it may take a lock of its own for a moment, and calls no
+    /// other code.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ pub trait Account: Send + Sync + 'static {
     /// Called with no lock held; it calls other drawers, which deregister.
     fn recall(&self, missing: Amount) -> bool;
 
-    /// The device had no room for what the account had granted: somebody else has taken it, or the
+    /// The device had no room for what the account had granted: another process has taken it, or the
     /// limit is lower than it was. The account adapts. True if another drawer gave something back,
     /// so that trying again makes sense. Called as [`recall`](Self::recall) is.
     fn refused(&self, error: RegisterError, missing: Amount) -> bool;

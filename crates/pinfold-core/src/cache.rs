@@ -1,13 +1,13 @@
-//! The cache's doors.
+//! The cache's entry points.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the doors that take an address and a length.
+//! This file reopens `unsafe_code` for the methods that take an address and a length.
 //!
 //! The contract of every one of them is this one paragraph. **The caller may let the device use
 //! these bytes in the way asked for, for as long as the lease lives:** either the bytes stay
-//! allocated to him and nobody relies on their content while a device writes them, or, if he
-//! frees, unmaps or remaps them earlier, he has made sure that no transfer is using them. That is
+//! allocated to the caller and no code relies on their content while a device writes them, or, if it
+//! frees, unmaps or remaps them earlier, it has made sure that no transfer is using them. That is
 //! what any transfer demands of its buffer; nothing is demanded for the time after the lease, and
 //! nothing about telling the cache of changes.
 
@@ -54,7 +54,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     }
 
     /// As [`new`](Self::new), drawing on a budget that others draw on as well: `account` is asked
-    /// before each registration, beside the bounds of `config`, and may have this cache give up
+    /// before each registration, besides the bounds of `config`, and may have this cache give up
     /// what is idle.
     ///
     /// Another drawer that is recalling something from this cache while it is dropped keeps the
@@ -160,7 +160,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     }
 
     /// Applies what the monitor saw and gives back every registration that is neither findable
-    /// nor leased: one step of the reclaimer, by hand. Says how many were given back.
+    /// nor leased: one step of the reclaimer, explicitly. Says how many were deregistered.
     pub fn reclaim(&self) -> usize {
         self.shared.reclaim()
     }
@@ -168,7 +168,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// Gives up every registration that is not leased, as if room were needed, and waits until
     /// those that other threads are giving back are gone. Says how many this call gave back.
     ///
-    /// For the moments when somebody else needs the room, or the device is about to be closed.
+    /// For the moments when other code needs the room, or the device is about to be closed.
     pub fn evict_idle(&self) -> usize {
         self.shared.evict_idle()
     }

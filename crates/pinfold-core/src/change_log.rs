@@ -1,5 +1,5 @@
-//! A log of changed ranges that anybody may write: any number of writers and readers, no lock, no
-//! allocation, and a writer may be interrupted anywhere, also by one who writes from a signal
+//! A log of changed ranges that any thread may write: any number of writers and readers, no lock, no
+//! allocation, and a writer may be interrupted anywhere, also by one that writes from a signal
 //! handler on the same thread.
 //!
 //! A writer reserves a number, writes the range into that number's slot, stamps the slot and then
@@ -11,7 +11,7 @@
 //!
 //! Call a range *told* when a replay visits it, or says that it is not complete. Claims:
 //!
-//! 1. **Whoever reads a word that counts an append finds the range told by every replay that
+//! 1. **A thread that reads a word that counts an append finds the range told by every replay that
 //!    follows, unless an earlier one told it.** The append stamped its slot, or noted that the entry
 //!    is lost, before it added to the word; the word is only ever added to with release order, so
 //!    a reader of the sum acquires what every writer did before. A replay reads the word first, then
@@ -22,9 +22,9 @@
 //!    complete told everything, and ends at the last reserved number.
 //! 3. **A hole is harmless.** The append has not returned, so what it announces has not happened.
 //!    A replay that is not complete passes holes for good: then what they announce happens after
-//!    everything was said to have changed, and whoever announces a change before it happens says in
-//!    [`UnderWay`](crate::UnderWay) that it is under way, before he reserves the number which that
-//!    replay read. Who tells a change afterwards told it to a reader that knows already.
+//!    everything was said to have changed, and a thread that announces a change before it happens says in
+//!    [`UnderWay`](crate::UnderWay) that it is under way, before it reserves the number which that
+//!    replay read. One that reports a change afterwards reports it to a reader that knows already.
 //!
 //! So a writer that dies between reserving and stamping leaves a hole that readers go round until
 //! the ring comes round; then, once, everything counts as changed.

@@ -1,4 +1,4 @@
-//! Two logs as one: a monitor's and one that anybody writes, told apart by nobody who only compares
+//! Two logs as one: a monitor's and one that any thread writes, not told apart by a thread that only compares
 //! a word.
 //!
 //! A hit compares one word for equality, so two words have to become one of which equality says
@@ -8,7 +8,7 @@
 //!
 //! A pair is true at one instant if the second word is the same before and after the first is read.
 //! If it never keeps still for so long, the answer is [`Sequence::UNTOLD`], which no cache has
-//! applied, and everybody looks at the logs, under the cache's lock.
+//! applied, and every thread looks at the logs, under the cache's lock.
 //!
 //! # "At one instant", in terms of the memory model
 //!

@@ -39,13 +39,13 @@ pub struct Config {
 pub enum Keep {
     /// A range is kept once it has been used so often that keeping it cannot cost more than twice
     /// what registering for each use would; see [`admission`](crate::admission). The costs are learnt
-    /// while running. Ranges for which the caller [vouches](crate::GetRequest::vouched) or that he
+    /// while running. Ranges for which the caller [vouches](crate::GetRequest::vouched) or that it
     /// [means to keep](crate::GetRequest::to_keep) are kept at once.
     #[default]
     WhenItPays,
     /// Every range is kept from its first use.
     Always,
-    /// None is kept, but those for which the caller vouches or that he means to keep.
+    /// None is kept, but those for which the caller vouches or that it means to keep.
     Never,
 }
 

@@ -57,7 +57,7 @@ pub enum Change {
 pub enum Cover {
     /// The change is seen before a `get` that begins after it can return.
     Seen,
-    /// As `Seen`, if whoever makes the change tells the feed, as hooks on the C library's functions
+    /// As `Seen`, if the code that makes the change tells the feed, as hooks on the C library's functions
     /// do. By another route, a raw system call or another process, it is as `Blind`.
     Told,
     /// Such a mapping is not cached, so the change cannot make anything stale.

@@ -1,4 +1,4 @@
-//! What can go wrong at the cache's door, one enum per operation.
+//! What can go wrong at the cache's entry points, one enum per operation.
 
 use crate::monitor::{Forked, Lost};
 use crate::range::RangeError;

@@ -248,7 +248,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// first critical section on, as one that a monitor reported. So as long as a part of it is left,
     /// hits take the slow path ([`publish_applied`](Self::publish_applied)), and there a region that
     /// it concerns is not believed: not by the callbacks that run between two slices, and not by
-    /// whoever they call. When it is gone from the queue, all of its regions are unfindable.
+    /// the code that they call. When it is gone from the queue, all of its regions are unfindable.
     fn apply_all_of(&self, number: ChangeCount) {
         // In a child that a callback forked the rest is the parent's.
         while self.locked(|writer| self.apply_slice_of(writer, number)) == Ok(false) {}
@@ -309,7 +309,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 }
 
-/// Where regions stand that nobody finds and that wait to be deregistered, or are being.
+/// Where regions stand that no lookup finds and that wait to be deregistered, or are being.
 const GOING: [List; 2] = [List::Invalidated, List::Deregistering];
 
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
@@ -448,7 +448,7 @@ mod tests {
     }
 
     /// What the device counts as a whole is registered once, and serves the rest; but not what a caller
-    /// vouches for, who reports no change of the rest.
+    /// vouches for, which reports no change of the rest.
     #[test]
     fn what_the_device_counts_is_what_is_registered() {
         const BLOCK: usize = 64 * 4096;

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the doors that take an address and a length, whose contract the
+//! This file reopens `unsafe_code` for the methods that take an address and a length, whose contract the
 //! [cache's module](crate::cache) has, and to pass the caller's word on.
 
 #![allow(unsafe_code)]
@@ -71,7 +71,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     }
 
     /// For memory that the monitor cannot see: the registration is kept, and the caller calls
-    /// [`Cache::invalidate`](crate::Cache::invalidate) for every change of the mapping before anybody asks
+    /// [`Cache::invalidate`](crate::Cache::invalidate) for every change of the mapping before any caller asks
     /// for it again.
     ///
     /// Only gets that vouch as well are served by such a registration. None is kept that was made while

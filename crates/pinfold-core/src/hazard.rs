@@ -1,8 +1,8 @@
 //! Hazards: how a thread says "this region is in use" without a lock and without a shared write.
 //!
 //! Every thread owns a record of slots for each cache that it uses (hazard pointers, Michael
-//! 2004). A lease is one slot holding the region's address. Only the owner fills a slot; whoever
-//! ends the lease, on whatever thread, empties it. To take a region away, its state is changed
+//! 2004). A lease is one slot holding the region's address. Only the owner fills a slot; the thread that
+//! ends the lease, whichever it is, empties it. To take a region away, its state is changed
 //! first, then a heavy barrier runs, then all slots are read: a lease that is not seen there will
 //! see the changed state and give up ([`Barriers`] has the argument).
 //!
@@ -67,7 +67,7 @@ impl<'d> Slot<'d> {
     /// at the region's state, which decides.
     #[inline]
     pub(crate) fn protect<T>(self, place: &T) -> Hazard<'d> {
-        // Release: whoever reads this use in the slot knows that the one before it is over. (That
+        // Release: a thread that reads this use in the slot knows that the one before it is over. (That
         // this store comes before the look at the state is the barrier's business.)
         self.slot.store(std::ptr::from_ref(place).addr(), Ordering::Release);
         Hazard { slot: self.slot }
@@ -90,20 +90,20 @@ impl Hazard<'_> {
     /// Ends the use.
     #[inline]
     pub(crate) fn clear(self) {
-        // Release: all that was done with the region happened before whoever reads the slot as
+        // Release: all that was done with the region happened before a thread that reads the slot as
         // empty takes the region away.
         self.slot.store(EMPTY, Ordering::Release);
     }
 }
 
-/// The name of a domain, by which a thread tells whose record it has at hand; never reused.
+/// The name of a domain, by which a thread knows whose record it holds ready; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct DomainId(u64);
 
 impl DomainId {
     const NONE: Self = Self(0);
 
-    /// Where a thread keeps what it has at hand of this domain.
+    /// Where a thread keeps what it holds ready of this domain.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // few hands
     const fn hand(self) -> usize {
@@ -168,7 +168,7 @@ impl Hazards {
         }
     }
 
-    /// The next empty slot of the record at hand, which is the usual way when a thread holds
+    /// The next empty slot of the present record, which is the usual way when a thread holds
     /// several leases; else the slow way.
     #[inline(never)]
     fn next_slot(&self, at_hand: &AtHand) -> Option<Slot<'_>> {
@@ -460,7 +460,7 @@ impl AtHand {
         (slot.load(Ordering::Acquire) == EMPTY).then_some(Slot { record, slot })
     }
 
-    /// Goes on to the next empty slot of the record at hand, if it belongs to this domain.
+    /// Goes on to the next empty slot of the present record, if it belongs to this domain.
     fn advance<'d>(&self, hazards: &'d Hazards) -> Option<Slot<'d>> {
         if self.domain.get() != hazards.id {
             return None;

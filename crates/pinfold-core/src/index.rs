@@ -340,7 +340,7 @@ impl<T> Index<T> {
         if shortcut.load(Ordering::Relaxed) == 0
             && let Some(made) = Shortcut::new(number, leaf)
         {
-            // Release: whoever loads it finds the leaf made.
+            // Release: a thread that loads it finds the leaf made.
             shortcut.store(made.0, Ordering::Release);
         }
     }
@@ -630,7 +630,7 @@ fn store<T>(slot: &AtomicU64, entry: Entry<T>) {
 }
 
 fn publish(word: &AtomicU64, list: List) {
-    // Release: whoever loads the word sees the entries stored before.
+    // Release: a thread that loads the word sees the entries stored before.
     word.store(list.0, Ordering::Release);
 }
 
@@ -810,7 +810,7 @@ mod tests {
         assert!(4 * quads <= 8 * (blocks + pages), "{quads} for {blocks} + {pages} regions");
     }
 
-    /// Random insertions and removals beside a plain list.
+    /// Random insertions and removals, compared with a plain list.
     #[test]
     fn agrees_with_a_list() {
         let (index, mut recycler) = (Index::new(), Recycler::new());

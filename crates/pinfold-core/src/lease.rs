@@ -57,7 +57,7 @@ pub(crate) struct Parts<'c, H> {
     duties: Duties,
 }
 
-/// What the end of a lease takes beside emptying its slot. For nearly all nothing, which is one
+/// What the end of a lease takes besides emptying its slot. For nearly all nothing, which is one
 /// question because it is one word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Duties(u64);
@@ -187,7 +187,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// Knows of every change that a `get` begun now would know of. Memory that no monitor covers
     /// is never reported, nor what was registered for one use without being watched
     /// ([`PerUse::Asked`], [`PerUse::NotAdmitted`], [`PerUse::Full`]) unless a cached region shares it; memory registered while a discard of it was in flux
-    /// ([`PerUse::InFlux`]) always is, because nobody can tell. Costs a monitor's check.
+    /// ([`PerUse::InFlux`]) always is, because it is unknown. Costs a monitor's check.
     pub fn is_invalidated(&self) -> bool {
         if !matches!(self.shared.is_current(), Ok(true)) {
             self.shared.catch_up_for_lease(self.region);

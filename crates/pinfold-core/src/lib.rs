@@ -16,7 +16,7 @@
 //! another thread writes. [`Registrar`] is what a device must offer, [`Monitor`] what a source of
 //! events must promise. The crate `pinfold` has both for Linux and is what programs use.
 //!
-//! Who blocks whom: nobody waits for a registration but those who want the same bytes from it.
+//! What blocks what: no thread waits for a registration but those that want the same bytes from it.
 //! Overlapping regions stand side by side; ending a lease of one, evicting or invalidating it,
 //! leaves the others alone. A region contained in a newer one is given up, because the newer
 //! one serves all of its uses; leases of it go on until they end.
@@ -25,9 +25,9 @@
 //! `registrar` (the two interfaces), `stamped`, `change_log`, `under_way`, `combination` (parts of monitors),
 //! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `order`, `flight`,
 //! `watchers`, `admission`, `bars`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
-//! `pieces`, `stable`, `cache` (the doors), `suspend` (memory that moves), `notice` (what a program
+//! `pieces`, `stable`, `cache` (the entry points), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
-//! stands `magazines`, what a thread keeps at hand of a pool.
+//! stands `magazines`, a thread's cache of a pool.
 
 pub mod access;
 pub mod admission;

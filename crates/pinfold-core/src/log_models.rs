@@ -1,9 +1,9 @@
-//! loom models of the log that anybody writes, of the records of what is under way, and of a
+//! loom models of the log that any thread writes, of the records of what is under way, and of a
 //! monitor and such a log as one.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to implement the monitor and to call a door with an address that
+//! This file reopens `unsafe_code` to implement the monitor and to call a method with an address that
 //! nothing dereferences.
 
 #![allow(unsafe_code)]
@@ -60,7 +60,7 @@ fn loom_a_counted_entry_is_told() {
     });
 }
 
-/// Three entries for one slot: who is in whose way says so, and no mixture is ever read.
+/// Three entries for one slot: a writer in another's way says so, and no mixture is ever read.
 #[test]
 fn loom_writers_that_share_a_slot_lose_nothing_unsaid() {
     explore(3, || {
@@ -82,7 +82,7 @@ fn loom_writers_that_share_a_slot_lose_nothing_unsaid() {
     });
 }
 
-/// The world of the feed: changes are announced by whoever makes them.
+/// The world of the feed: changes are announced by the threads that make them.
 struct World<const ENTRIES: usize> {
     page: AtomicU64,
     log: ChangeLog<ENTRIES>,
@@ -190,7 +190,7 @@ fn pinned_by_get<const ENTRIES: usize>(cache: &FedCache<ENTRIES>, world: &World<
     pinned[lease.handle()]
 }
 
-/// A get beside a change, and one after it: the first may have either page, the second has the new
+/// A get during a change, and one after it: the first may have either page, the second has the new
 /// one. `ENTRIES` of one make the two changes of the log lose each other.
 fn a_get_beside_changes<const ENTRIES: usize>() {
     let world = World::<ENTRIES>::new();
@@ -231,7 +231,7 @@ fn loom_two_told_changes_are_seen() {
     });
 }
 
-/// A monitor that is a word, beside a log.
+/// A monitor that is a word, together with a log.
 struct Word(AtomicU64);
 
 // SAFETY: nothing is registered on its word.

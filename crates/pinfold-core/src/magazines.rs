@@ -1,16 +1,16 @@
-//! What a thread keeps at hand of a pool: free blocks, taken and put back without a lock.
+//! A thread's cache of a pool: free blocks, taken and put back without a lock.
 //!
 //! The price first: a thread that has used a pool owns 512 bytes for each size class there, and
-//! the blocks in its magazines serve nobody else until they are raided or the thread ends. For
+//! the blocks in its magazines serve no other thread until they are raided or the thread ends. For
 //! that, taking a block and putting it back are some twenty instructions and write to memory of
 //! this thread alone.
 //!
-//! A magazine is a stack of addresses beside the blocks, never in them: memory that a device may
+//! A magazine is a stack of addresses outside the blocks, never in them: memory that a device may
 //! write holds nothing that the pool relies on.
 //!
 //! Blocks in the magazines of other threads can be had back (a *raid*), so that a pool is
-//! exhausted only when everything is in use. Whoever raids closes the gate first. [`Gate`] has the
-//! argument why nobody is in a magazine then.
+//! exhausted only when everything is in use. A raid closes the gate first. [`Gate`] has the
+//! argument why no thread is in a magazine then.
 //!
 //! # Safety
 //!
@@ -34,9 +34,9 @@ const ENTRIES: usize = MAGAZINE_BLOCKS as usize;
 /// Open, it holds the pool's key, which is odd, hence never zero. The word may lie in memory that
 /// the kernel sets to zero in a forked child: then the gate is closed there for ever.
 ///
-/// # Nobody is in a magazine that is raided
+/// # No thread is in a magazine that is raided
 ///
-/// The owner says that it is busy, passes [`Barriers`]' light side, and looks at the gate. Who
+/// The owner says that it is busy, passes [`Barriers`]' light side, and looks at the gate. A thread that
 /// raids closes the gate, passes the heavy side, and looks whether the owner is busy. Of two
 /// threads that each write and then read what the other writes, with these barriers in between, at
 /// least one sees the other's:
@@ -79,7 +79,7 @@ impl<'p> Gate<'p> {
         }
     }
 
-    /// Sends everybody to the pool's lock. The caller holds it.
+    /// Sends every thread to the pool's lock. The caller holds it.
     ///
     /// False if the system had no barrier to offer: then no magazine may be raided.
     pub fn close(self) -> bool {
@@ -98,7 +98,7 @@ impl<'p> Gate<'p> {
     }
 }
 
-/// One size's blocks at hand of one thread.
+/// One size's blocks in one thread's cache.
 #[repr(align(64))]
 struct Magazine {
     /// How many blocks it holds.
@@ -159,7 +159,7 @@ impl<const SIZES: usize> Magazines<SIZES> {
         Self { busy: AtomicBool::new(false), sizes: std::array::from_fn(|_| Magazine::new()) }
     }
 
-    /// A block of this size, if one is at hand and the gate is open.
+    /// A block of this size, if one is cached and the gate is open.
     ///
     /// # Safety
     ///
@@ -175,11 +175,11 @@ impl<const SIZES: usize> Magazines<SIZES> {
         })?
     }
 
-    /// Keeps a block of this size at hand. False if there is no room, or the gate is closed.
+    /// Keeps a block of this size in the cache. False if there is no room, or the gate is closed.
     ///
     /// # Safety
     ///
-    /// As for [`take`](Self::take). Nobody else has the block.
+    /// As for [`take`](Self::take). The block has no other user.
     #[inline(always)]
     #[must_use = "a block that was not kept is still the caller's"]
     pub unsafe fn put(&self, size: usize, block: NonNull<u8>, gate: Gate<'_>) -> bool {
@@ -206,7 +206,7 @@ impl<const SIZES: usize> Magazines<SIZES> {
 
     #[inline(always)]
     fn leave(&self) {
-        // Release: what was done here is done before a raid finds nobody busy.
+        // Release: what was done here is done before a raid finds no thread busy.
         self.busy.store(false, Ordering::Release);
     }
 
@@ -217,18 +217,18 @@ impl<const SIZES: usize> Magazines<SIZES> {
         !self.busy.load(Ordering::Acquire)
     }
 
-    /// How many blocks of this size are at hand; of another thread's, how many there were.
+    /// How many blocks of this size are cached; of another thread's, how many there were.
     pub fn count(&self, size: usize) -> usize {
         self.sizes.get(size).map_or(0, |size| size.count.load(Ordering::Relaxed) as usize)
     }
 
-    /// How many blocks of this size may be at hand.
+    /// How many blocks of this size may be cached.
     pub fn allowed(&self, size: usize) -> u32 {
         self.sizes.get(size).map_or(0, |size| size.allowed.load(Ordering::Relaxed))
     }
 
-    /// Sets how many blocks of this size may be at hand, at most [`MAGAZINE_BLOCKS`]; those at
-    /// hand already may be more. The caller holds the pool's lock.
+    /// Sets how many blocks of this size may be cached, at most [`MAGAZINE_BLOCKS`]; those
+    /// cached already may be more. The caller holds the pool's lock.
     pub fn allow(&self, size: usize, blocks: u32) {
         if let Some(size) = self.sizes.get(size) {
             size.allowed.store(blocks.min(MAGAZINE_BLOCKS), Ordering::Relaxed);
@@ -249,7 +249,7 @@ impl<const SIZES: usize> Magazines<SIZES> {
     ///
     /// # Safety
     ///
-    /// As for [`take_locked`](Self::take_locked). Nobody else has the block.
+    /// As for [`take_locked`](Self::take_locked). The block has no other user.
     #[must_use = "a block that was not kept is still the caller's"]
     pub unsafe fn put_locked(&self, size: usize, block: NonNull<u8>) -> bool {
         self.sizes.get(size).is_some_and(|size| size.push(block))
@@ -353,7 +353,7 @@ mod models {
 
     const KEY: u64 = 7;
 
-    /// A pool of as many blocks as there are flags: who has a block has raised its flag.
+    /// A pool of as many blocks as there are flags: the thread that has a block has raised its flag.
     struct Pool {
         word: AtomicU64,
         central: Mutex<Vec<NonNull<u8>>>,
@@ -378,7 +378,7 @@ mod models {
             Gate::new(&self.word, KEY, Barriers::SYMMETRIC)
         }
 
-        /// Uses a block, which nobody else may have.
+        /// Uses a block, which no other thread may have.
         fn hold(&self, block: NonNull<u8>) {
             let flag = &self.held[block.addr().get() - 1];
             assert!(!flag.swap(true, Ordering::Relaxed), "two have the same block");

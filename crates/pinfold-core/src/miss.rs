@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to call the registrar, on the word of the door's caller that
+//! This file reopens `unsafe_code` to call the registrar, on the word of the method's caller that
 //! the memory may be given to the device, and to fill a place that it has just taken for itself.
 
 #![allow(unsafe_code)]
@@ -71,7 +71,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// One whose registration is not to be kept waits for nobody: what others register is kept.
+    /// One whose registration is not to be kept waits for no other: what others register is kept.
     fn new(begun: Begun) -> Self {
         Self { waited: begun.uses == Uses::One, past_budget: false, is_narrow: false, begun }
     }
@@ -82,7 +82,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// # Safety
     ///
-    /// As for the door that called: the device may use the bytes of `want` as its terms say.
+    /// As for the method that called: the device may use the bytes of `want` as its terms say.
     #[cold]
     pub(crate) unsafe fn get_slowly(
         &self,
@@ -176,7 +176,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if writer.watchers.has_due() {
             return Ok(Step::Again);
         }
-        // What is suspended beside what was asked for is not in the way.
+        // What is suspended next to what was asked for is not in the way.
         let is_barred = writer.bars.cover(plan.range);
         let range = if is_barred { self.pages_of(want) } else { plan.range };
         let plan = Plan { range, ..plan };
@@ -459,7 +459,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if !can_hold(range) {
             return Some(PerUse::Unindexed);
         }
-        // Whoever vouches tells of every change, and may be about to make one that he has told of.
+        // A caller that vouches reports every change, and may be about to make one that it has reported.
         let watch = if want.terms.vouched { Watch::Covered } else { self.monitor.watch(range) };
         match watch {
             Watch::Uncovered(why) => Some(PerUse::Uncovered(why)),
@@ -503,7 +503,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         region: &Region<R::Handle>,
         why: PerUse,
     ) {
-        // With a discard in flux nobody can tell whether the pages are still the right ones.
+        // With a discard in flux it is unknown whether the pages are still the right ones.
         let doubtful = flight.tainted || why == PerUse::InFlux;
         writer.lists.keep_per_use(region, doubtful);
         writer.per_use.insert(flight.number, why);
@@ -544,7 +544,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if error.is_about_room() && self.make_room_on_device(tried.amount, error) {
             return Ok(false);
         }
-        // What nobody asked for may be what cannot be registered: it may even be unmapped by now.
+        // What was not asked for may be what cannot be registered: it may even be unmapped by now.
         if tried.range != self.pages_of(want) { Ok(true) } else { Err(GetError::Register(error)) }
     }
 
@@ -611,7 +611,7 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     by_choice: Option<PerUse>,
     /// Whether it is measured what this takes.
     is_timed: bool,
-    /// Set when the flight has left the list: those to be told, if anybody waits.
+    /// Set when the flight has left the list: those to be woken, if any thread waits.
     ended: Option<Option<Arc<Landing>>>,
 }
 
@@ -650,7 +650,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             }
             self.land(writer, want, handle, per_use)
         });
-        // Forked inside the registrar: the registration is the parent's, who lands it himself.
+        // Forked inside the registrar: the registration is the parent's, which lands it itself.
         landed.map_err(|Forked| FORKED_MEANWHILE)
     }
 

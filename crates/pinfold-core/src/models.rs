@@ -7,7 +7,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to implement the monitor and to call the doors with an address
+//! This file reopens `unsafe_code` to implement the monitor and to call the methods with an address
 //! that nothing dereferences.
 
 #![allow(unsafe_code)]
@@ -122,7 +122,7 @@ unsafe impl Monitor for Watcher {
     }
 
     fn check(&self) -> Result<Sequence, Lost> {
-        // Acquire: whoever sees the sequence sees the entry.
+        // Acquire: a thread that sees the sequence sees the entry.
         Ok(Sequence(self.0.sequence.load(Ordering::Acquire)))
     }
 
@@ -416,7 +416,7 @@ fn loom_two_gets_register_once() {
 }
 
 /// The same when it is the program's word that ends the region: the bell is rung for the first
-/// that is handed over and, as long as that call stands, for nobody else.
+/// that is handed over and, as long as that call stands, for no other.
 #[test]
 fn loom_one_call_serves_for_all_that_is_handed_over() {
     explore(3, || {
@@ -439,7 +439,7 @@ fn loom_one_call_serves_for_all_that_is_handed_over() {
 }
 
 /// A lease that ends on a thread which did not see the region die: it was found leased and set
-/// aside, so its end must be told, by whoever has it.
+/// aside, so its end must be reported, by the thread that has it.
 #[test]
 fn loom_a_lease_that_ends_elsewhere_wakes_the_reclaimer() {
     explore(3, || {

@@ -1,4 +1,4 @@
-//! The kernel's side of the cache: who tells which addresses changed.
+//! The kernel's side of the cache: what reports which addresses changed.
 //!
 //! # Safety
 //!
@@ -18,7 +18,7 @@ use std::fmt;
 pub struct Sequence(pub u64);
 
 impl Sequence {
-    /// The answer of a check that cannot tell at the moment. No replay gives it, so whoever
+    /// The answer of a check that cannot tell at the moment. No replay gives it, so a cache that
     /// gets it replays.
     pub const UNTOLD: Self = Self(u64::MAX);
     /// What a replay gives that told everything and cannot say which word that is. No check
@@ -89,7 +89,7 @@ pub unsafe trait Monitor: Send + Sync + 'static {
 
     /// Calls `visit` with every range that changed after `from`, where an earlier replay ended.
     ///
-    /// `visit` may be called with ranges nobody watched, with more than changed, and more than
+    /// `visit` may be called with ranges that were not watched, with more than changed, and more than
     /// once with the same change. It may be called before it is clear that the replay is not
     /// complete.
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay;
@@ -185,7 +185,7 @@ pub enum Uncovered {
     Unmapped,
     /// Mappings of this kind change in ways that the monitor cannot see.
     Mapping(MappingKind),
-    /// Somebody else watches the mapping by the same means (`EBUSY`).
+    /// Another process or monitor watches the mapping by the same means (`EBUSY`).
     WatchedByAnother,
     /// The kernel refused to watch it.
     Refused {

@@ -1,7 +1,7 @@
-//! What a program must react to, beside the answers of its own calls: few events, typed.
+//! What a program must react to, besides the answers of its own calls: few events, typed.
 //!
-//! A program with more than one part needs them: who suspends a region hears of it by the answers of
-//! [`suspend`](crate::suspend); who told a peer a key, feeds a queue pair, or sizes its windows by the
+//! A program with more than one part needs them: the part that suspends a region hears of it by the answers of
+//! [`suspend`](crate::suspend); the one that told a peer a key, feeds a queue pair, or sizes its windows by the
 //! budget does not. What it costs: a suspension takes one more lock for a moment for each notice,
 //! hits and misses pay nothing. A queue's memory is there from the beginning, and nothing is
 //! allocated when something is told.
@@ -40,7 +40,7 @@
 //! [`Missed`](Notice::Missed) in the place of what is missing.
 //!
 //! **Polled, no callback**: code of the program's would run in the middle of a suspension, on
-//! whoever's thread. [`Notices::wait`] sleeps until there is something. Connections that end by
+//! any thread. [`Notices::wait`] sleeps until there is something. Connections that end by
 //! themselves are told by the device, as ever, and by [`Resumed::lost`](crate::Resumed).
 //!
 //! ```
@@ -130,7 +130,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// The device had no room for `wanted` beside what is held, though the settings allow it: there is
+    /// The device had no room for `wanted` besides what is held, though the settings allow it: there is
     /// less than both, for now.
     pub(crate) fn note_refused_by_device(&self, error: RegisterError, wanted: Amount) {
         let Ok(held) = self.locked(|writer| writer.held) else { return };

@@ -1,7 +1,7 @@
-//! Who is given up first, at no cost to a hit.
+//! Which region is evicted first, at no cost to a hit.
 //!
 //! A hit only notes the cache's tick in its region, and the tick advances with every miss. All
-//! else is done by those who need room, who look whether a region's tick is still the one that
+//! else is done by threads that need room, which look whether a region's tick is still the one that
 //! was noted when it was last looked at.
 //!
 //! Regions come into a short list, the small one, at most a tenth of all. A region that has been
@@ -422,7 +422,7 @@ mod tests {
         for _ in 0..10 * CAPACITY {
             ours.get(random.below(working));
         }
-        // The scan of never-again pages, and nobody uses the working set meanwhile.
+        // The scan of never-again pages, and the working set is not used meanwhile.
         for page in 0..3 * CAPACITY {
             assert!(!ours.get(1_000_000 + page));
         }

@@ -5,7 +5,7 @@ use std::fmt;
 /// A half-open range of virtual addresses, in bytes: `start` included, `end` not.
 ///
 /// A value of this type is never empty, never starts at address zero and never
-/// wraps, so no code behind the door has to ask.
+/// wraps, so no code behind it has to ask.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressRange {
     start: usize,

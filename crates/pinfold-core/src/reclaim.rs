@@ -124,7 +124,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer.answer_call();
         let (duties, known) = self.claim_unscanned(writer);
         let is_cut = known && writer.has_unscanned() || !writer.unapplied.is_empty();
-        // What is left is somebody's to do, and this call may be another's who stops here.
+        // What is left is for another thread to do, and this call may be on one that stops here.
         if is_cut {
             writer.call_reclaimer();
         }
@@ -163,7 +163,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Says whether any end is awaited now.
     fn note_awaited(&self, writer: &Writer) {
-        // Relaxed: nobody's end is missed who is not waited for.
+        // Relaxed: an end that is not waited for is not missed.
         self.awaiting.store(writer.lists.awaited() > 0, Ordering::Relaxed);
     }
 
@@ -181,14 +181,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// **Why the last lease's end is not lost.** The lease empties its hazard, runs the light
     /// barrier and looks whether any end is awaited. The reclaimer says that it awaits one, runs
     /// the heavy barrier and looks at the hazards. If this look finds nothing awaited, that look
-    /// finds the hazard empty, and it is still to come: a dead region that nobody has looked at has
-    /// been handed to the reclaimer by whoever took it out of the index. If one was awaited, the
+    /// finds the hazard empty, and it is still to come: a dead region that was not looked at has
+    /// been handed to the reclaimer by the thread that took it out of the index. If one was awaited, the
     /// reclaimer may have found this region leased and set it aside, which it has done by the time
-    /// the lock is had here, and it stays there, dead, until somebody says so. The place may hold
+    /// the lock is had here, and it stays there, dead, until a thread says so. The place may hold
     /// another region if this one was not set aside; then that one is looked at once more, or
     /// nothing happens.
     ///
-    /// The same holds for whoever needs room, with the order of eviction in the place of the
+    /// The same holds for a thread that needs room, with the order of eviction in the place of the
     /// reclaimer's list: a region that it found leased leaves the order, and comes back here.
     #[inline]
     pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
@@ -290,7 +290,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// that wants one meanwhile finds it under the lock, and it goes to the main list.
     ///
     /// What is found leased is not examined again before a lease of it has ended: to find that all
-    /// is in use costs what was registered or released since somebody found that.
+    /// is in use costs what was registered or released since that was found.
     fn evict(&self, writer: &mut Writer, shortage: Amount) -> Slice<'_, R::Handle> {
         let mut slice = Slice::nothing();
         let mut eviction = Eviction::of(shortage);
@@ -437,7 +437,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         panicked.resume_unless_unwinding();
     }
 
-    /// Deregisters what is registered and in nobody's hands.
+    /// Deregisters what is registered and has no holder.
     fn deregister_rest(&self) {
         let claimed = self.locked_deferring(|writer| {
             let regions = (0..writer.made_places).filter_map(|number| self.region(number));
@@ -671,7 +671,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
             // the others must not stay pinned because of it.
             let _ran_through = runs_through(|| self.work());
             // A child that was forked by a callback on this thread, and came back from it, has no
-            // other thread; nobody would ever ring.
+            // other thread; no thread would ever ring.
             if self.shared.monitor.forked() {
                 return;
             }

@@ -11,7 +11,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to share a handle that is written once before a region is
-//! published and read only by those whom the order above lets in.
+//! published and read only by the threads that the order above lets in.
 
 #![allow(unsafe_code)]
 
@@ -28,11 +28,11 @@ use crate::unapplied::ChangeCount;
 use crate::{Access, AddressRange};
 use std::mem::MaybeUninit;
 
-/// Rights of a region and whether somebody vouches for it, as one byte of its state.
+/// Rights of a region and whether a caller vouches for it, as one byte of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Terms {
     pub(crate) access: Access,
-    /// The caller tells of changes; whoever does not vouch himself must not rely on it.
+    /// The caller reports changes; a caller that does not vouch itself must not rely on it.
     pub(crate) vouched: bool,
 }
 
@@ -92,9 +92,9 @@ impl Want {
     }
 }
 
-/// What a caller asks for, as he said it: a hit need not know whether it makes sense.
+/// What a caller asks for, as it said it: a hit need not know whether it makes sense.
 ///
-/// Start and length as the program gave them. Whoever compares them with a region has made sure
+/// Start and length as the program gave them. Code that compares them with a region has made sure
 /// that the length is neither zero nor above the device's longest registration, at most 2^62; and no
 /// index offers a region for a start above 2^48. So the end does not wrap.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +121,7 @@ impl Ask {
     }
 
     /// The bits of a region's state that matter, and what they must be: the rights that are
-    /// asked for, or exactly those; nobody's word, unless the asker gives his own.
+    /// asked for, or exactly those; no caller's word, unless this one gives its own.
     #[inline(always)]
     const fn state(self) -> (u64, u64) {
         let Terms { access, vouched } = self.terms;
@@ -351,7 +351,7 @@ mod tests {
         let region = Region::new(0);
         for (access, vouched) in rights().flat_map(|access| [(access, false), (access, true)]) {
             let (bytes, terms) = (range(0x1000, 0x3000), Terms { access, vouched });
-            // SAFETY: findable by nobody, and no other thread.
+            // SAFETY: not findable, and no other thread.
             unsafe { region.fill(Want { range: bytes, terms }, ChangeCount::default(), 1, 0_u32) };
             region.set_state(State::Main);
             for access in rights() {

@@ -1,4 +1,4 @@
-//! The device's side of the cache: who turns a range into a registration and back.
+//! The device's side of the cache: what turns a range into a registration and back.
 //!
 //! # Safety
 //!
@@ -106,7 +106,7 @@ pub trait Registrar: Send + Sync + 'static {
     ) -> Result<(), DeregisterError>;
 
     /// Has the registration `handle` of `from` cover `to` from now on: trims it, grows it or both.
-    /// The handle stays what it is, for everybody who holds it.
+    /// The handle stays what it is, for every holder.
     ///
     /// Transfers in flight go on with what they began with. Later ones may name bytes of `to` only.
     /// On failure the registration covers `from` as before. The handle is given back with the last
@@ -412,7 +412,7 @@ impl fmt::Display for ResizeError {
             Self::Cannot { why } => write!(
                 f,
                 "this device cannot trim or grow a registration in place ({why}): register the new \
-                 range, and give the old one back when nobody uses it any more"
+                 range, and deregister the old one when it is not used any more"
             ),
             Self::Register(error) => error.fmt(f),
         }

@@ -221,7 +221,7 @@ impl<'r, R: Registrar> Made<'r, R> {
 
 impl<R: Registrar> Drop for Made<'_, R> {
     fn drop(&mut self) {
-        // The first refusal, or panic, is what the caller must know; nobody can act on a second one.
+        // The first refusal, or panic, is what the caller must know; no code can act on a second one.
         // SAFETY: it was made for this operation, which failed, and no other device or caller has it.
         let deregister = || unsafe { self.registrar.deregister(self.handle, self.range) };
         let _ = foreign::call(deregister);

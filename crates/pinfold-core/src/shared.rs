@@ -75,7 +75,7 @@ pub(crate) const SLICE: usize = if cfg!(shuttle) {
 /// How many regions [`Writer::scratch`] keeps room for.
 const SCRATCH: usize = 256;
 
-/// What the writer's lock guards beside the index and the regions' states.
+/// What the writer's lock guards besides the index and the regions' states.
 pub(crate) struct Writer {
     pub(crate) recycler: Recycler,
     /// Places of the region arena to be filled again, and how many were made.
@@ -156,7 +156,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let config = config.within(limits)?;
         limits.max_region_bytes = limits.max_region_bytes.min(LONGEST);
         monitor.check().map_err(ConfigError::Monitor)?;
-        // Nothing is registered yet, so what happened before this look concerns nobody.
+        // Nothing is registered yet, so what happened before this look concerns no region.
         let start = monitor.replay(Position::NOWHERE, &mut |_| {});
         Ok(Self {
             applied: AtomicU64::new(start.sequence.0),
@@ -181,7 +181,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// **Why a hit behind this is never stale.** Let a change take effect before this check. The
     /// monitor's promise makes `check` return its entry's sequence or a later one, so `applied`
-    /// can only be equal if the entry has been applied. Whoever applied it set the region's
+    /// can only be equal if the entry has been applied. The thread that applied it set the region's
     /// status to invalidated, under the writer's lock, before it stored `applied`; the Acquire
     /// load below therefore makes that status visible to every load behind it, and the lease's
     /// own look at the status comes behind it. So either the sequences differ, and the slow path
@@ -218,7 +218,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// A live region that serves `ask`, protected, if one is found without a lock.
     ///
-    /// Two words, returned in registers: the lease itself is written once, by the door, and not
+    /// Two words, returned in registers: the lease itself is written once, by the method, and not
     /// copied on its way out.
     #[inline(always)]
     pub(crate) fn hit(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
@@ -257,7 +257,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Protects the region in this place if it is live and serves `ask`.
     ///
-    /// Hazard first, then the barrier, then the look: whoever takes the region away changes its
+    /// Hazard first, then the barrier, then the look: a thread that takes the region away changes its
     /// status first, then runs the other barrier, then reads the hazards. If this look finds it
     /// live, that reader finds this hazard (see [`Barriers`](crate::Barriers)).
     #[inline(always)]
@@ -277,7 +277,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         None
     }
 
-    /// Takes a hazard back that came to nothing. Whoever looked for leases meanwhile took it for
+    /// Takes a hazard back that came to nothing. A thread that looked for leases meanwhile took it for
     /// one, so this ends like one.
     #[cold]
     fn withdraw_hazard(&self, region: &Region<R::Handle>, hazard: Hazard<'_>) {
@@ -420,7 +420,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Tells those who wait for room. The writer's lock is held.
     pub(crate) fn note_departure(&self, writer: &mut Writer) {
         writer.departures += 1;
-        // A system call, even if nobody waits.
+        // A system call, even if no thread waits.
         if writer.awaiting_departure > 0 {
             self.departed.notify_all();
         }
@@ -431,7 +431,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.run(Due::one(callback));
     }
 
-    /// Runs callbacks; one that panics is counted and harms nobody.
+    /// Runs callbacks; one that panics is counted and does no harm.
     #[cold]
     fn run(&self, due: Due) {
         // Forked inside the registrar since they became due, or by one of them: they are the parent's to run.
@@ -490,7 +490,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.index.places.get(number)
     }
 
-    /// Pins a region for a lease. The writer's lock is held, so nobody takes it away before the
+    /// Pins a region for a lease. The writer's lock is held, so no thread takes it away before the
     /// pin stands.
     pub(crate) fn pin(&self, writer: &mut Writer, region: &Region<R::Handle>) -> Pin<'_> {
         let hazard = self.hazards.slot().map(|slot| slot.protect(region));

@@ -1,9 +1,9 @@
-//! The safe door: buffers that cannot move or be freed while they are leased.
+//! The safe methods: buffers that cannot move or be freed while they are leased.
 //!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to declare what a stable buffer is, to say so of the standard
-//! library's own, and to pass them through the door that takes an address.
+//! library's own, and to pass them through the method that takes an address.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// # Safety
 ///
 /// `bytes` gives the same live, initialised memory on every call until the value is dropped, and
-/// [`ACCESS`](Self::ACCESS) names only rights that nobody else's use of that memory forbids:
+/// [`ACCESS`](Self::ACCESS) names only rights that no other use of that memory forbids:
 /// `WRITE` only where the value is the memory's one owner.
 pub unsafe trait StableBuffer {
     /// The rights that a device may be given.
@@ -41,7 +41,7 @@ unsafe impl StableBuffer for Arc<[u8]> {
     }
 }
 
-// SAFETY: nobody can change a vector behind an Arc, so its buffer stays.
+// SAFETY: no code can change a vector behind an Arc, so its buffer stays.
 unsafe impl StableBuffer for Arc<Vec<u8>> {
     const ACCESS: Access = Access::READ;
 
@@ -108,7 +108,7 @@ pub struct BufferError<B> {
 }
 
 impl<R: Registrar, M: Monitor> Cache<R, M> {
-    /// Leases a buffer that this crate knows to be stable: the safe door. One lease, or several where
+    /// Leases a buffer that this crate knows to be stable: the safe method. One lease, or several where
     /// the device registers no more at once.
     ///
     /// Gives all the rights that the kind of buffer allows: reading for shared ones, reading and

@@ -3,7 +3,7 @@
 //! What it costs first: gets of the region wait from the beginning to the resumption, and every
 //! connection named stands still from the last lease's end on; draining takes as long as the
 //! slowest transfer in flight, registrations of the region that
-//! nobody keeps are given up and made again by the next `get`, and telling whether leases are left
+//! no handed-over lease keeps are deregistered and made again by the next `get`, and telling whether leases are left
 //! costs one barrier on all processors for each [poll](Suspending::poll). A cache on which nothing
 //! is suspended pays one comparison in a miss and nothing in a hit.
 //!
@@ -21,7 +21,7 @@
 //!      │ quiet     │ deadline│ cancelled, dropped; expire_suspensions() past the deadline
 //!      │           ▼         ▼
 //!      │        Refused(what, how long)        connections go on, keys as they were (or renewed,
-//!      ▼                                       if the deadline came while the device let go)
+//!      ▼                                       if the deadline came while it withdrew them)
 //!   ┌──────── Suspended ─────────┐
 //!   │ no registration is used,   │── dropped, or its thread panics ──▶ by OnDrop: killed openly
 //!   │ no translation is held;    │                                     (connections failed), or
@@ -33,7 +33,7 @@
 //!   (keys same or changed, connections lost, how late)
 //! ```
 //!
-//! **Who knows what.** Which connections can touch a region only the program knows, so it says so.
+//! **What knows what.** Which connections can touch a region only the program knows, so it says so.
 //! Which of its leases are to survive it says as well, by handing them over: a lease that a
 //! [`Suspending`] or [`Suspended`] holds cannot be used meanwhile, and comes back with its
 //! registration renewed. Every other lease of the region has to end first.
@@ -43,7 +43,7 @@
 //! a byte of the range was left but those handed over, and none can come, (4) every other
 //! registration of the range was given back, and (5) the device holds no translation of it any
 //! more. (3) holds because the bar stands before regions are closed, a closed region
-//! is leased under the writer's lock alone, and whoever leases under that lock looks at the bars
+//! is leased under the writer's lock alone, and a thread that leases under that lock looks at the bars
 //! first. It is as true as the device's word in [`Suspend`], and the program's about its connections.
 //!
 //! **Leases first, then connections.** What is posted in the queue of a stopped connection stays

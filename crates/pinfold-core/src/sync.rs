@@ -60,7 +60,7 @@ mod model {
     pub(crate) use std::thread::{self, JoinHandle};
 
     /// loom has no `OnceLock`, and does not know what `std`'s orders. This one says so in loom's
-    /// terms; whoever initialises holds a lock, as everybody here does.
+    /// terms; a thread that initialises holds a lock, as every thread here does.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T> {
         value: std::sync::OnceLock<T>,

@@ -18,7 +18,7 @@
 use crate::AddressRange;
 use std::collections::VecDeque;
 
-/// More than so many are folded into one: more than two monitors' logs hold, so that who reads a log
+/// More than so many are folded into one: more than two monitors' logs hold, so that a thread that reads a log
 /// that is full folds none.
 const MOST: usize = if cfg!(miri) { 256 } else { 1 << 15 };
 
@@ -95,7 +95,7 @@ impl UnappliedChanges {
 
     /// Where there is no room for one more, takes out what is to be folded. The first change of that.
     ///
-    /// A fold that is being applied stays, or whoever waits for it would wait for as long as others
+    /// A fold that is being applied stays, or a thread that waits for it would wait for as long as others
     /// report changes: behind it, the others become one.
     fn make_room(&mut self) -> Option<ChangeCount> {
         if self.queue.len() < MOST {

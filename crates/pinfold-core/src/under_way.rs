@@ -1,4 +1,4 @@
-//! Changes that have begun and may not have taken effect yet, noted by whoever makes them: any
+//! Changes that have begun and may not have taken effect yet, noted by the threads that make them: any
 //! number of writers and readers, no lock, no allocation, also in signal handlers.
 //!
 //! A *record* is a range that stands from [`begin`](UnderWay::begin) to [`end`](UnderWay::end). If
@@ -101,7 +101,7 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
             |place: usize| Some(Place::Record(place, self.records.get(place)?.stand(range)?));
         let taken = (first..RECORDS).chain(0..first).find_map(stand);
         let place = taken.unwrap_or_else(|| {
-            // AcqRel: released by what the writer writes next, whoever counts on it.
+            // AcqRel: released by what the writer writes next, for any reader that counts on it.
             Place::Counted(self.unrecorded.fetch_add(1, Ordering::AcqRel) / FORGOTTEN)
         });
         Ticket { table: self.address(), place, of: PhantomData }
@@ -127,7 +127,7 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
                     let ended = self.unrecorded.compare_exchange(
                         word,
                         word - 1,
-                        // Release: whoever finds it gone finds the change done.
+                        // Release: a thread that finds it gone finds the change done.
                         Ordering::Release,
                         Ordering::Relaxed,
                     );
@@ -192,15 +192,15 @@ impl Record {
             return None;
         }
         let (taken, stands) = (state + TAKEN, state + STANDS);
-        // Acquire: our words come after those of whoever had it before.
+        // Acquire: our words come after those of the thread that had it before.
         let mine = self.state.compare_exchange(state, taken, Ordering::Acquire, Ordering::Relaxed);
         mine.ok()?;
-        // Release fence: whoever reads one of the new words, and then passes the acquire fence in
+        // Release fence: a thread that reads one of the new words, and then passes the acquire fence in
         // `overlaps`, sees that the record changed hands.
         fence(Ordering::Release);
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
-        // Release: whoever sees it stand reads its words.
+        // Release: a thread that sees it stand reads its words.
         self.state.store(stands, Ordering::Release);
         Some(stands)
     }
@@ -211,7 +211,7 @@ impl Record {
         let state = self.state.load(Ordering::Relaxed);
         // A forked child may have forgotten it, and given it to another change since.
         if state == stands {
-            // Release: whoever finds it gone finds the change done.
+            // Release: a thread that finds it gone finds the change done.
             self.state.store(state - STANDS + STATES, Ordering::Release);
         }
     }

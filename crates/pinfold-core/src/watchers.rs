@@ -26,7 +26,7 @@ pub(crate) struct Due {
     completions: Vec<Arc<Completion>>,
 }
 
-/// A callback shared by several regions: due when the last of them lets go.
+/// A callback shared by several regions: due when the last of them is released.
 pub(crate) struct Completion(Mutex<Option<Callback>>);
 
 impl Completion {
@@ -64,7 +64,7 @@ impl Watchers {
     /// Region `number` was invalidated.
     #[inline]
     pub(crate) fn invalidated(&mut self, number: u32) {
-        // Nobody asked, as nearly always: not even a hash.
+        // No callback is there, as nearly always: not even a hash.
         if !self.on_invalidate.is_empty() {
             self.run_on_invalidate(number);
         }

@@ -1,4 +1,4 @@
-//! A cache beside others on one account: every amount that it takes comes back, whatever fails, and
+//! A cache with others on one account: every amount that it takes comes back, whatever fails, and
 //! nothing is asked on a hit.
 
 #![allow(unsafe_code, clippy::unwrap_used)]
@@ -43,7 +43,7 @@ impl Counter {
         self.read(|books| books.held)
     }
 
-    /// Asks everybody: whoever has something idle gives it.
+    /// Asks every drawer: one that has something idle gives it.
     fn ask_all(&self, missing: Amount) -> bool {
         let lenders: Vec<_> =
             self.read(|books| books.lenders.iter().filter_map(Weak::upgrade).collect());

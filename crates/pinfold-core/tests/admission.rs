@@ -113,7 +113,7 @@ fn the_callers_word_skips_the_decision() {
     let rig = rig_with(Config { keep: Keep::Never, ..by_default() });
     let range = pages(1, 1);
     assert!(rig.get_to_keep(range).unwrap().is_cached());
-    assert!(rig.lease(range).is_cached(), "found by everybody");
+    assert!(rig.lease(range).is_cached(), "found by every caller");
     assert!(rig.get_vouched(pages(2, 1)).unwrap().is_cached());
 }
 

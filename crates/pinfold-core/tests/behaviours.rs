@@ -109,7 +109,7 @@ mod reuse {
     }
 }
 
-/// Who blocks whom when registrations overlap: nobody.
+/// Overlapping registrations do not block each other.
 mod overlaps {
     use super::*;
 
@@ -519,7 +519,7 @@ mod limits {
         assert_eq!(rig.device.counts().live, 0);
     }
 
-    /// For somebody else who needs the room, or before the device is closed.
+    /// For other code that needs the room, or before the device is closed.
     #[test]
     fn everything_idle_can_be_given_up_at_once() {
         let rig = Rig::new();
@@ -988,7 +988,7 @@ mod concurrency {
     }
 
     #[test]
-    fn a_registration_under_way_stops_nobody_else() {
+    fn a_registration_under_way_stops_no_other_thread() {
         let rig = Rig::new();
         let cached = rig.touch(pages(10, 1));
         let dying = rig.touch(pages(12, 1));
@@ -1013,7 +1013,7 @@ mod concurrency {
     }
 
     #[test]
-    fn a_deregistration_under_way_stops_nobody_else() {
+    fn a_deregistration_under_way_stops_no_other_thread() {
         let rig = Rig::new();
         let cached = rig.touch(pages(10, 1));
         rig.touch(pages(0, 1));
@@ -1206,7 +1206,7 @@ mod monitors {
     }
 
     #[test]
-    fn what_somebody_vouches_for_is_kept_for_those_who_vouch() {
+    fn what_a_caller_vouches_for_is_kept_for_those_that_vouch() {
         let rig = Rig::new();
         rig.monitor.uncover(pages(0, 4), Uncovered::NoMonitor);
         let vouched = rig.get_vouched(pages(0, 4)).unwrap();
@@ -1221,7 +1221,7 @@ mod monitors {
     }
 
     #[test]
-    fn what_somebody_vouches_for_is_not_kept_once_the_monitor_is_lost() {
+    fn what_a_caller_vouches_for_is_not_kept_once_the_monitor_is_lost() {
         let rig = Rig::new();
         rig.monitor.uncover(pages(0, 4), Uncovered::NoMonitor);
         let before = rig.get_vouched(pages(0, 4)).unwrap().handle();
@@ -1466,7 +1466,7 @@ mod callbacks {
     }
 
     #[test]
-    fn a_callback_that_panics_harms_nobody() {
+    fn a_callback_that_panics_does_no_harm() {
         let rig = Rig::new();
         let calls = Calls::default();
         let mut leases = [rig.lease(pages(0, 4)), rig.lease(pages(0, 4))];
@@ -1679,7 +1679,7 @@ mod corners {
 
     /// What can never fit is refused without giving up what others need.
     #[test]
-    fn a_get_longer_than_the_whole_budget_evicts_nobody() {
+    fn a_get_longer_than_the_whole_budget_evicts_nothing() {
         let config = Config { max_bytes: 2 * PAGE_BYTES, ..Config::default() };
         let rig = Setup::with(config).rig();
         let kept = rig.touch(pages(0, 1));
@@ -1688,7 +1688,7 @@ mod corners {
         assert_eq!((rig.touch(pages(0, 1)), rig.statistics().evictions), (kept, 0));
     }
 
-    /// The callback of a failed registration runs after those who waited for it have been let go,
+    /// The callback of a failed registration runs after the threads that waited for it have been released,
     /// so it may wait for them.
     #[test]
     fn a_callback_may_wait_for_those_who_wait_for_the_failed_registration() {

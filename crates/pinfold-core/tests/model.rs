@@ -1,11 +1,11 @@
-//! Random programs on the cache beside a model that is too simple to be wrong.
+//! Random programs on the cache, compared with a model that is too simple to be wrong.
 //!
 //! The model keeps a plain list of the regions that may be handed out and knows nothing of
-//! sequences, hazards or an index. It foretells for every `get` whether it is a hit, whom it may
+//! sequences, hazards or an index. It foretells for every `get` whether it is a hit, which it may
 //! be served by, or which error it ends in; and the device tells whether the lease moves the
 //! program's own pages. After a reclamation the device holds exactly what the model says.
 //!
-//! A failure prints the shortest program that shows it and leaves its seed beside this file, from
+//! A failure prints the shortest program that shows it and leaves its seed next to this file, from
 //! where it is tried first in the next run.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test fails loudly
@@ -137,7 +137,7 @@ impl Model {
         }
     }
 
-    /// Other pages have come to `range`, or somebody says so.
+    /// Other pages have come to `range`, or the program says so.
     fn event(&mut self, range: AddressRange) {
         let before = self.live.len();
         self.live.retain(|live| !live.range.overlaps(&range));
@@ -364,11 +364,11 @@ impl<'r> Program<'r> {
         leased
     }
 
-    /// A kept lease that nobody called invalidated must still be right.
+    /// A kept lease that was not called invalidated must still be right.
     fn release(&mut self, which: usize) {
         let Some(Held { lease, invalidated }) = take(&mut self.held, which) else { return };
         if !matches!(lease.per_use(), Some(PerUse::Uncovered(_))) {
-            // Of what was registered while a discard was in flux nobody can tell.
+            // Of what was registered while a discard was in flux it is unknown.
             let doubtful = lease.per_use() == Some(PerUse::InFlux);
             assert_eq!(lease.is_invalidated(), invalidated || doubtful, "{lease:?}");
         }

@@ -12,7 +12,7 @@
 //! - a lease of what is not registered any more;
 //! - a stale hit: bytes whose change had returned before the `get` was called;
 //! - more registrations than the budget allows, and any that are left when the cache is gone;
-//! - an end that nobody is woken for: then no thread can go on, which the scheduler sees.
+//! - an end that no thread is woken for: then no thread can go on, which the scheduler sees.
 //!
 //! What no schedule here can find stands in `schedule.rs`: orders that x86 does not make.
 //!
@@ -234,7 +234,7 @@ struct World {
     rung: schedule::Condvar,
     /// Whether some registrations fail, and some barriers are refused.
     is_flaky: bool,
-    /// Whether suspensions may expire, whoever has them.
+    /// Whether suspensions may expire, whichever thread has them.
     expires: bool,
 }
 
@@ -1067,7 +1067,7 @@ fn stand_by(cache: &TheCache) {
     }
 }
 
-/// The last registration's end is told, whoever gives it back: else this waits for ever.
+/// The last registration's end is notified, whichever thread deregisters it: else this waits for ever.
 fn wait_until_gone(cache: &TheCache) {
     let done = Arc::new((schedule::Mutex::new(false), schedule::Condvar::new()));
     let told = Arc::clone(&done);
@@ -1120,7 +1120,7 @@ fn evictions_spare_what_is_leased() {
     explore(1, |random| Trial { cramped: true, ..Trial::USUAL }.run(random));
 }
 
-/// The same beside the reclaimer's thread, which must hear of every end.
+/// The same with the reclaimer's thread, which must hear of every end.
 #[test]
 fn the_reclaimer_hears_of_every_end() {
     explore(1, |random| Trial { workers: 2, reclaimer: true, ..Trial::USUAL }.run(random));
@@ -1128,7 +1128,7 @@ fn the_reclaimer_hears_of_every_end() {
 
 /// The same with suspensions.
 #[test]
-fn what_is_suspended_is_touched_by_nobody() {
+fn what_is_suspended_is_touched_by_no_thread() {
     explore(1, |random| Trial { suspends: true, ..Trial::USUAL }.run(random));
 }
 
@@ -1140,10 +1140,10 @@ fn failures_leave_nothing_behind() {
     explore(1, |random| TRIAL.run(random));
 }
 
-/// A forked child owns nothing and waits for nobody, wherever the parent's threads stood. A
+/// A forked child owns nothing and waits for no thread, wherever the parent's threads stood. A
 /// tenth of the schedules, because each leaves the stacks of the parent's threads behind.
 #[test]
-fn a_forked_child_touches_nothing_and_waits_for_nobody() {
+fn a_forked_child_touches_nothing_and_waits_for_no_thread() {
     const TRIAL: Trial = Trial { reclaimer: true, forks: true, ..Trial::USUAL };
     explore(10, |random| TRIAL.run(random));
 }

@@ -1,4 +1,4 @@
-//! The safe door: buffers that own their memory go in, and come back out, whole.
+//! The safe methods: buffers that own their memory go in, and come back out, whole.
 
 #![allow(clippy::unwrap_used)] // a test speaks
 

@@ -1,12 +1,12 @@
 //! What a suspension must show, on the simulated fabric: one test for each behaviour.
 //!
 //! Whether memory was touched is judged by its content: a peer's write lands in the pages that the
-//! device has a translation of, and pages that the program has moved away from are somebody
-//! else's.
+//! device has a translation of, and pages that the program has moved away from belong to another
+//! owner.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to call the cache's door. A simulated address has no memory
+//! This file reopens `unsafe_code` to call the cache's method. A simulated address has no memory
 //! behind it, so there is nothing that a device could spoil.
 
 #![allow(unsafe_code)]
@@ -176,7 +176,7 @@ mod course {
     }
 
     #[test]
-    fn what_nobody_kept_is_registered_anew() {
+    fn what_no_lease_kept_is_registered_anew() {
         let rig = Rig::new();
         drop(rig.get(pages(0, 4), Access::READ).unwrap());
         let suspended = rig.suspend(pages(1, 1), Vec::new(), terms()).unwrap();
@@ -264,8 +264,8 @@ mod refusals {
     #[test]
     fn a_connection_that_does_not_exist_is_named() {
         let rig = Rig::new();
-        let nobody = ConnectionId { link: 7, incarnation: 1 };
-        let connections = vec![rig.connections[0], nobody];
+        let unknown = ConnectionId { link: 7, incarnation: 1 };
+        let connections = vec![rig.connections[0], unknown];
         let not = rig.cache.suspend(pages(0, 1), connections, Vec::new(), terms()).unwrap_err();
         assert_eq!(not.why, Why::Unsupported(Unsupported::Connection { index: 1 }));
     }
@@ -928,7 +928,7 @@ mod notices {
         let rig =
             Rig::with(NicConfig { max_regions: 4, ..NicConfig::default() }, Config::default());
         let mut notices = rig.cache.notices(9);
-        // Somebody else has taken two of the four places.
+        // Another program has taken two of the four places.
         let registrar = FabricRegistrar::new(&rig.fabric);
         let other = Cache::new(registrar, rig.monitor.clone(), Config::default()).unwrap();
         for page in [0, 1] {

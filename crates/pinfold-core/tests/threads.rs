@@ -1,6 +1,6 @@
 //! Many threads on one cache, while its memory is unmapped, discarded and invalidated.
 //!
-//! Nobody can say beforehand which of two threads comes first, but what no order allows can be
+//! Which of two threads comes first cannot be said beforehand, but what no order allows can be
 //! said exactly. A simulated page's number only grows: with every change of its mapping comes a
 //! higher one. So a lease that shows the device a lower number than the program saw before it
 //! asked is stale, and one that shows a higher number than the program sees afterwards comes from
@@ -171,7 +171,7 @@ fn is_fresh(
 struct Worker<'w, 'r> {
     arena: &'r Arena,
     random: Random,
-    /// Leases that anybody may end.
+    /// Leases that any thread may end.
     basket: &'w Mutex<Vec<SimLease<'r>>>,
 }
 

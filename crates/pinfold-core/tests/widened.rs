@@ -168,7 +168,7 @@ fn a_block_is_registered_once_for_all_of_it() {
 
 /// The rest of the block may have been unmapped since the registrar was asked.
 #[test]
-fn what_was_not_asked_for_fails_nobody() {
+fn what_was_not_asked_for_fails_no_get() {
     let device = Device { mapped_to: START + 4 * PAGE, ..Device::new() };
     let cache = Cache::new(device, Calm, Config::default()).unwrap();
     assert_eq!(registered(&cache, 3), PAGE);

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for what makes a view of bare descriptors: whoever believes it rests on what
+//! This file reopens `unsafe_code` for what makes a view of bare descriptors: code that believes it rests on what
 //! they are.
 
 #![allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Lists of places: who is evicted next, who waits to be deregistered.
+//! Lists of places: what is evicted next, what waits to be deregistered.
 //!
 //! A place is in at most one list, so lists are chains through one table of links: joining,
 //! leaving and moving on are a few stores each and allocate nothing. The table costs 12 bytes a
@@ -15,7 +15,7 @@ use crate::range_index::RangeIndex;
 use std::iter;
 
 /// No place: one more than the highest number that a place can have.
-const NOBODY: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 /// Links made at once.
 const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 8 } else { 256 };
 
@@ -47,14 +47,14 @@ pub(crate) struct Lists {
 
 impl Lists {
     pub(crate) fn new() -> Self {
-        let ends = Ends { first: NOBODY, last: NOBODY, length: 0 };
+        let ends = Ends { first: NONE, last: NONE, length: 0 };
         let outside = [RangeIndex::new(), RangeIndex::new()];
         Self { links: Vec::new(), ends: [ends; List::COUNT], outside }
     }
 
     /// Makes sure that place `number` has a link.
     pub(crate) fn make(&mut self, number: u32) {
-        let unlinked = Link { ahead: NOBODY, behind: NOBODY, mark: 0 };
+        let unlinked = Link { ahead: NONE, behind: NONE, mark: 0 };
         while self.links.len() <= number as usize / CHUNK {
             self.links.push(Box::new([unlinked; CHUNK]));
         }
@@ -294,11 +294,11 @@ impl Lists {
         let last = std::mem::replace(&mut ends.last, number);
         ends.length += 1;
         match last {
-            NOBODY => ends.first = number,
+            NONE => ends.first = number,
             _ => self.link_mut(last).behind = number,
         }
         let link = self.link_mut(number);
-        (link.ahead, link.behind) = (last, NOBODY);
+        (link.ahead, link.behind) = (last, NONE);
     }
 
     /// Takes place `number` out of `list`, in which it stands.
@@ -306,11 +306,11 @@ impl Lists {
     fn remove(&mut self, list: List, number: u32) {
         let Link { ahead, behind, .. } = *self.link(number);
         match ahead {
-            NOBODY => self.ends[list as usize].first = behind,
+            NONE => self.ends[list as usize].first = behind,
             _ => self.link_mut(ahead).behind = behind,
         }
         match behind {
-            NOBODY => self.ends[list as usize].last = ahead,
+            NONE => self.ends[list as usize].last = ahead,
             _ => self.link_mut(behind).ahead = ahead,
         }
         self.ends[list as usize].length -= 1;
@@ -356,7 +356,7 @@ const fn in_order(used_before: bool, closed: bool) -> State {
 }
 
 const fn some(number: u32) -> Option<u32> {
-    if number == NOBODY { None } else { Some(number) }
+    if number == NONE { None } else { Some(number) }
 }
 
 #[allow(clippy::cast_possible_truncation)] // that is the point

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// **A panic** ends the suspension in the open: before anything was handed over all goes on; in
 /// [`renew`](Self::renew) and [`restart`](Self::restart) every connection that is still stopped is
 /// [failed](Self::fail). A `renew` that panics has registered nothing and given the old
-/// registration back. The panic goes on to whoever called, except where the others of a list must
+/// registration back. The panic goes on to the caller, except where the others of a list must
 /// have their turn; then [`device_panics`](crate::SuspensionStatistics::device_panics) counts it.
 ///
 /// How the kinds of device fit:
@@ -100,7 +100,7 @@ pub trait Suspend: Registrar {
         Ok(())
     }
 
-    /// Whether the device has let go of every translation of `range` that was withdrawn or given
+    /// Whether the device has dropped every translation of `range` that was withdrawn or given
     /// back: of copies in its own caches too.
     fn quiet(&self, range: AddressRange) -> bool {
         let _ = range;

@@ -321,7 +321,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
     }
 
     /// Whether [`expire_suspensions`](Cache::expire_suspensions) has ended it. From then on the
-    /// region is like any other: gets go on, and whoever moves its memory sees to it that no
+    /// region is like any other: gets go on, and the thread that moves its memory sees to it that no
     /// transfer uses it.
     pub fn has_expired(&self) -> bool {
         self.ward.has_expired()

@@ -50,7 +50,7 @@ pub enum Leases {
 /// What becomes of a suspension that is dropped, also by a panic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnDrop {
-    /// The connections are failed in the open and what was registered is given back: nobody knows
+    /// The connections are failed in the open and what was registered is given back: it is unknown
     /// how far the memory was re-arranged.
     #[default]
     Kill,
@@ -65,7 +65,7 @@ pub struct InFlight {
     pub leases: usize,
     /// Registrations that are being made or given back.
     pub registrations: usize,
-    /// Connections that another suspension is just letting go on.
+    /// Connections that another suspension is just restarting.
     pub unstopped: usize,
     /// Transfers under way on the connections named.
     pub transfers: usize,
@@ -93,7 +93,7 @@ impl fmt::Display for InFlight {
              for {oldest_transfer:?})"
         )?;
         if *unstopped > 0 {
-            write!(f, ", {unstopped} connections that are just let go on")?;
+            write!(f, ", {unstopped} connections that are just being restarted")?;
         }
         if *translations { f.write_str(", translations in the device") } else { Ok(()) }
     }
@@ -153,7 +153,7 @@ impl<C: fmt::Debug> fmt::Display for Why<C> {
 
 /// A suspension that did not come about, with the leases that were handed over.
 ///
-/// If the device had let go of their registrations already, they were renewed.
+/// If the device had withdrawn their registrations already, they were renewed.
 pub struct NotSuspended<'c, R: Suspend, M: Monitor> {
     /// Why not.
     pub why: Why<R::Connection>,
@@ -210,7 +210,7 @@ impl<R: Suspend, M: Monitor> fmt::Debug for Resumed<'_, R, M> {
 pub struct Expired<C> {
     /// Why not.
     pub reason: Ended,
-    /// The connections that were failed, or are just being failed by whoever found the deadline passed:
+    /// The connections that were failed, or are just being failed by a thread that found the deadline passed:
     /// [`Notice::Revoked`](crate::Notice::Revoked) says when it is done.
     pub failed: Vec<C>,
 }

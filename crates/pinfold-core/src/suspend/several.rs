@@ -31,7 +31,7 @@ fn or_give_back<T>(
     }
 }
 
-/// The refusal of another device is what the caller must know; nobody can act on a second error, or on a
+/// The refusal of another device is what the caller must know; no code can act on a second error, or on a
 /// panic, which would leave the others with what is theirs.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to read and write the handle of a region that the suspension has
-//! taken out of everybody's reach, to have its registration renewed on the word that came
+//! taken out of every other thread's reach, to have its registration renewed on the word that came
 //! with its leases, and to let connections go on that nothing holds any more.
 
 #![allow(unsafe_code)]
@@ -55,7 +55,7 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
     pub(crate) terms: SuspensionTerms,
     pub(crate) began: Duration,
     stage: Stage,
-    /// Those that are to be stopped as soon as nobody else tells the device about them.
+    /// Those that are to be stopped as soon as no other thread calls the device about them.
     unstopped: ForeignList<R::Connection>,
     /// Those that are stopped and alive, as far as is known.
     pub(crate) connections: ForeignList<R::Connection>,
@@ -72,7 +72,7 @@ pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
     entrusted: bool,
 }
 
-/// A registration out of everybody's reach, and the leases to come back with it.
+/// A registration out of other threads' reach, and the leases to come back with it.
 struct Parked<'c, H> {
     suspension: SuspensionId,
     region: &'c Region<H>,
@@ -413,7 +413,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     fn withdraw(&self) {
         // Asked each time, because the device may fork.
         for parked in self.parked.iter().take_while(|_| !self.is_forked()) {
-            // SAFETY: filled, and out of everybody's reach but this suspension's.
+            // SAFETY: filled, and within reach of this suspension alone.
             let handle = unsafe { parked.region.handle() };
             // What the device cannot withdraw it cannot renew either, and says so then.
             // SAFETY: registered for this region, which only this suspension can reach.
@@ -527,7 +527,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     fn restart(&mut self) {
         // Taken off the list behind the call: one that panics half-way is failed with the rest.
         while let Some(connection) = self.connections.last() {
-            // Unless another suspension holds it: then it goes on when that lets go.
+            // Unless another suspension holds it: then it goes on when that one releases it.
             let released = self.locked(|writer| writer.bars.release(self.id, connection));
             if matches!(released, Some(Ok(()))) {
                 self.restart_last();
@@ -586,7 +586,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             Stage::Over => {}
             Stage::Handed => self.abandon_handed(),
             Stage::Returning => self.kill(Revocation::DevicePanicked),
-            // Nobody has touched the memory.
+            // No thread has touched the memory.
             Stage::Leased | Stage::Draining | Stage::Settling => {
                 let theirs = self.entrusted;
                 if self.take_back() {
@@ -717,7 +717,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         let suspension = SuspensionId(id);
         for number in parked {
             if let Some(region) = self.region(number) {
-                // SAFETY: filled, and out of everybody's reach but this suspension's.
+                // SAFETY: filled, and within reach of this suspension alone.
                 let handle = unsafe { region.handle() };
                 let range = region.range().unwrap_or(range);
                 self.board.tell(Notice::Lost { suspension, range, handle });
@@ -728,7 +728,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         self.board.tell(Notice::Revoked { suspension, range, by });
     }
 
-    /// Closes the regions of `range`: nobody leases them without the writer's lock.
+    /// Closes the regions of `range`: no thread leases them without the writer's lock.
     fn close_regions(&self, range: AddressRange) {
         self.each_findable(range, |writer, region| writer.lists.close(region));
     }
@@ -739,7 +739,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         self.each_findable(range, Writer::open);
     }
 
-    /// Slice by slice, so that nobody waits for all of them.
+    /// Slice by slice, so that no thread waits for all of them.
     fn each_findable(&self, range: AddressRange, f: impl Fn(&mut Writer, &Region<R::Handle>)) {
         let mut rest = Some(range);
         while let Some(range) = rest {
@@ -806,13 +806,13 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
         let Parked { region, range, terms, .. } = self.parked;
         self.shared.count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
-        // With a monitor that panics nobody can tell; what was withdrawn is renewed all the same.
+        // With a monitor that panics it is unknown; what was withdrawn is renewed all the same.
         let asked = foreign::call(|| self.shared.per_use(&Want { range, terms }, range));
         let per_use = asked.unwrap_or_else(|_panicked| {
             self.shared.count_panics(1);
             Some(PerUse::InFlux)
         });
-        // SAFETY: filled, and out of everybody's reach but this renewal's.
+        // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
         // SAFETY: a lease of this region was handed over and is given back, or ends, behind this;
         // its caller's word covers the bytes until then.
@@ -842,14 +842,14 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         let flight = self.leave(writer);
         let region = self.parked.region;
         let (filling, born) = flight.filling();
-        // SAFETY: the place is findable by nobody, has no lease, and the writer's lock is held.
+        // SAFETY: the place is not findable, has no lease, and the writer's lock is held.
         unsafe { region.fill(filling, born, self.shared.advance_tick(), handle) };
         match self.parked.per_use {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
                 && !flight.tainted
                 && self.shared.enter(writer, &flight, region).is_ok() => {}
-            // It can serve its old leases, and nobody else.
+            // It can serve its old leases, and no others.
             None => {
                 writer.lists.invalidate(region);
                 writer.call_reclaimer();
@@ -907,7 +907,7 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
         let mut due = None;
         if !self.landed {
             let shared = self.shared;
-            // SAFETY: filled, and out of everybody's reach but this renewal's.
+            // SAFETY: filled, and within reach of this renewal alone.
             let handle = unsafe { self.parked.region.handle() };
             let given_up = shared.locked_deferring(|writer| {
                 let Parked { suspension, range, .. } = self.parked;

@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to call the doors that take an address. A simulated address
+//! This file reopens `unsafe_code` to call the methods that take an address. A simulated address
 //! has no memory behind it, so there is nothing that a device could spoil.
 
 #![allow(unsafe_code)]

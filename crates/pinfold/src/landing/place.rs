@@ -149,7 +149,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// target has changed, what was its pages is the device's until the transfer has ended.
     ///
     /// Attributes of the target's mapping (`MADV_DONTFORK`, a memory policy, a protection key, `mlock`) are
-    /// none of the exchanged pages': whoever relies on any has the data copied.
+    /// none of the exchanged pages': a caller that relies on any has the data copied.
     pub unsafe fn ask(
         &self,
         target: *mut u8,

@@ -48,7 +48,7 @@ pub(super) struct Core {
     /// How often a thread asked to have everything declared changed, and how often that was done.
     floods_wanted: AtomicU64,
     floods_done: AtomicU64,
-    /// A range that is to be declared changed; one at a time, by whoever holds the monitor's lock for it.
+    /// A range that is to be declared changed; one at a time, by the thread that holds the monitor's lock for it.
     named: [AtomicUsize; 2],
     /// How often that was asked for, and how often it was done.
     names_wanted: AtomicU64,
