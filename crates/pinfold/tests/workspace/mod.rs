@@ -19,12 +19,27 @@ pub(crate) fn crates() -> Vec<(String, PathBuf)> {
 
 /// Every Rust file below a folder.
 pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {
+    files(folder, &["rs"])
+}
+
+/// Every Rust and C file and every page of the project.
+pub(crate) fn texts() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let pages = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+        .map(|page| root.join(page));
+    let folders = ["bench", "crates", "docs", "vm"].map(|folder| root.join(folder));
+    let below = folders.iter().flat_map(|folder| files(folder, &["rs", "c", "h", "md"]));
+    pages.into_iter().chain(below).collect()
+}
+
+/// The files below a folder whose names end so.
+fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.extend(files(&path, extensions));
+        } else if extensions.iter().any(|&it| path.extension().is_some_and(|end| end == it)) {
             found.push(path);
         }
     }
