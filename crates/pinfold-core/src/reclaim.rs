@@ -791,6 +791,40 @@ mod tests {
         cache
     }
 
+    thread_local! {
+        static BARRIER_IS_REFUSED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// A system that refuses barriers for a while: what was unpublished meanwhile is idle all the same.
+    #[test]
+    fn what_a_refused_barrier_left_is_deregistered_behind_the_next() {
+        // SAFETY: one thread alone uses this cache, which is in order with itself.
+        let barriers = unsafe { Barriers::asymmetric(|| !BARRIER_IS_REFUSED.get()) };
+        let cache = full_cache(barriers);
+        BARRIER_IS_REFUSED.set(true);
+        cache.invalidate(page(5));
+        cache.reclaim();
+        assert_eq!(*cache.registrar().gone.lock().unwrap(), [0], "nothing is known");
+        BARRIER_IS_REFUSED.set(false);
+        cache.reclaim();
+        assert_eq!(*cache.registrar().gone.lock().unwrap(), [0, 5]);
+    }
+
+    /// The same where room is needed: what was examined in vain is examined again.
+    #[test]
+    fn what_a_refused_barrier_left_is_evicted_behind_the_next() {
+        // SAFETY: as above.
+        let barriers = unsafe { Barriers::asymmetric(|| !BARRIER_IS_REFUSED.get()) };
+        let config = Config { max_regions: 4, barriers, ..Config::default() };
+        let cache = Cache::new(Device::default(), Calm, config).unwrap();
+        (0..4).for_each(|number| drop(get(&cache, number)));
+        BARRIER_IS_REFUSED.set(true);
+        assert!((4..8).all(|number| is_refused(&cache, number)), "nothing is known");
+        BARRIER_IS_REFUSED.set(false);
+        assert!((8..12).all(|number| !is_refused(&cache, number)));
+        assert_eq!(cache.registrar().gone.lock().unwrap().len(), 4);
+    }
+
     /// As many regions as there is room for.
     const FULL: usize = 3 * super::SLICE;
 

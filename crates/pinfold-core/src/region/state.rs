@@ -281,6 +281,15 @@ mod tests {
         }
     }
 
+    /// Hits find a region in three states, and in two of them the end of a lease takes no lock.
+    #[test]
+    fn what_is_live_and_leased_by_hits_alone_is_quiet() {
+        let quiet = State::ALL.into_iter().filter(|&state| state as u8 & QUIET != 0);
+        assert_eq!(quiet.collect::<Vec<_>>(), [State::Small, State::Main]);
+        let live = State::ALL.into_iter().filter(|state| state.is_live());
+        assert_eq!(live.collect::<Vec<_>>(), [State::Small, State::Main, State::MainLeased]);
+    }
+
     /// Every pair of states: what the table allows, and what it must never allow.
     #[test]
     fn every_move_is_drawn_or_refused() {
