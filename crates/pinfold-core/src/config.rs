@@ -8,8 +8,8 @@ use crate::registrar::RegistrarLimits;
 /// How a cache behaves. The default is bounded: 1 GiB in 16384 registrations.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The most bytes to keep registered at once, pages counted whole. Overlapping regions are
-    /// counted each.
+    /// The most bytes to keep registered at once, pages counted whole, for each device that pins them.
+    /// Overlapping regions are counted each.
     pub max_bytes: usize,
     /// The most registrations at once; the registrar's own maximum bounds it further.
     pub max_regions: usize,

@@ -49,7 +49,8 @@ pub struct Statistics {
     pub callback_panics: u64,
     /// Regions registered now, those per use and those waiting for their last lease included.
     pub regions: u64,
-    /// Bytes registered now, in whole pages; in whole huge pages where the system counts those as a
+    /// What the registrations of now count against the budget, in bytes: whole pages, once for each device that
+    /// [pins](crate::Registrar::pins_per_page) them; whole huge pages where the system counts those as a
     /// whole and says which they are.
     pub pinned_bytes: u64,
 }
