@@ -137,7 +137,7 @@ mod tests {
         let slot = StampedSlot::new();
         thread::scope(|scope| {
             scope.spawn(|| {
-                (0..ENTRIES).for_each(|number| assert!(slot.write(number, range(number))))
+                (0..ENTRIES).for_each(|number| assert!(slot.write(number, range(number))));
             });
             // The last one is overwritten by none.
             let mut number = 0;
