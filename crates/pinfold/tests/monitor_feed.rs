@@ -369,6 +369,6 @@ fn ends_of_watches_are_told(best: &Best, monitor: &impl Monitor) {
             assert!(touched_since(applied).0, "a change of believed memory is in no log");
         });
     }
-    println!("{believed} of 2000 times the watch counted");
+    eprintln!("{believed} of 2000 times the watch counted");
     assert!(munmap(at, PAGE));
 }
