@@ -4,7 +4,7 @@
 //!
 //! The tests call a cache's method with memory of their own, and take signals.
 
-#![allow(unsafe_code, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
 mod support;
 
