@@ -268,6 +268,21 @@ fn share(budget: &Budget) -> Arc<Share> {
     budget.share(Terms::default()).unwrap()
 }
 
+/// What a pool holds and does not use does not keep it from what it wants, though the budget is short.
+#[test]
+fn a_pool_gives_its_own_empty_slabs_back_for_a_longer_one() {
+    let budget = budget(2 * MIB);
+    let config = PoolConfig { first_slab_bytes: 64 * KIB, max_slab_bytes: 64 * KIB, ..lending() };
+    let pool = Pool::with_allowance(Slow::default(), config, share(&budget)).unwrap();
+    let short: Vec<_> = (0..3).map(|_| pool.get(600 * KIB).unwrap()).collect();
+    let refused = pool.get(MIB).unwrap_err();
+    assert!(matches!(refused, AllocateError::Denied { .. }), "all of them are in use: {refused}");
+    drop(short);
+    assert!(budget.held().bytes > MIB, "kept for later uses");
+    assert!(pool.get(MIB).is_ok());
+    assert!(budget.held().bytes <= 2 * MIB);
+}
+
 /// Each device pins the slab, and the system counts it for each.
 #[test]
 fn a_slab_of_several_devices_takes_its_bytes_for_each() {

@@ -582,7 +582,8 @@ impl Depot {
         Ok((self.lock_again()?, grown))
     }
 
-    /// Makes the slab that suits, or else the largest that can be had and holds what is wanted.
+    /// Makes the slab that suits, or else the largest that can be had and holds what is wanted. Before that
+    /// is refused for want of room, empty slabs go, as in [`reserve`](Self::reserve).
     fn grow(&self, want: Want, seat: Option<&Seat>) -> Result<(), AllocateError> {
         let mut reserved = self.reserve(want, seat)?;
         loop {
@@ -594,22 +595,39 @@ impl Depot {
                 Err(error) => error,
             };
             self.lock_again()?.counts.refused += 1;
-            let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
-            reserved.shrink(smaller.filter(|_| error.is_about_room()).ok_or(error)?);
+            if !error.is_about_room() {
+                return Err(error);
+            }
+            match self.bounds.smaller(reserved.bytes, want.slab_bytes()) {
+                Some(smaller) => reserved.shrink(smaller),
+                None if self.gives_empty_back(seat)? => {}
+                None => return Err(error),
+            }
         }
     }
 
+    /// Gives all empty slabs back, and what threads cache of them. Not if another thread waits, which may
+    /// have been woken for one. Whether there were any.
+    fn gives_empty_back(&self, seat: Option<&Seat>) -> Result<bool, Forked> {
+        let mut state = self.lock_again()?;
+        if !state.none_is_ahead_of(seat) {
+            return Ok(false);
+        }
+        self.raid(&mut state);
+        let empty = state.remove_empty(0, 0);
+        drop(state);
+        let were_any = !empty.is_empty();
+        self.give_back(empty);
+        Ok(were_any)
+    }
+
     /// Reserves the bytes of the next slab within the pool's own budget; where they lack, empty
-    /// slabs, none of which is long enough, go first, and what threads cache of them: unless
-    /// another thread waits, which may have been woken for one.
+    /// slabs, none of which is long enough, go first.
     fn reserve(&self, want: Want, seat: Option<&Seat>) -> Result<Reserved<'_>, AllocateError> {
-        let mut state = self.lock();
-        let none_ahead = state.none_is_ahead_of(seat);
-        if none_ahead && self.next_slab(&state, want).is_none() {
-            self.raid(&mut state);
-            let empty = state.remove_empty(0, 0);
+        let mut state = self.lock_again()?;
+        if self.next_slab(&state, want).is_none() {
             drop(state);
-            self.give_back(empty);
+            self.gives_empty_back(seat)?;
             state = self.lock_again()?;
         }
         let next = self.next_slab(&state, want);
