@@ -290,6 +290,17 @@ mod tests {
         assert_eq!(live.collect::<Vec<_>>(), [State::Small, State::Main, State::MainLeased]);
     }
 
+    /// A change looks for the first three outside of the cache's index, and for the others nowhere.
+    #[test]
+    fn what_stands_outside_is_concerned_by_changes_or_waits() {
+        let of = |outside| State::ALL.into_iter().filter(move |state| state.outside() == outside);
+        let valid: Vec<_> = of(Some(Outside::Valid)).collect();
+        assert_eq!(valid, [State::Superseded, State::SupersededLeased, State::PerUse]);
+        assert!(State::ALL.iter().all(|it| it.is_outside_and_valid() == valid.contains(it)));
+        let other: Vec<_> = of(Some(Outside::Other)).collect();
+        assert_eq!(other, [State::InvalidatedLeased, State::PerUseInvalidated, State::Parked]);
+    }
+
     /// Every pair of states: what the table allows, and what it must never allow.
     #[test]
     fn every_move_is_drawn_or_refused() {
