@@ -14,8 +14,9 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Asks the peer to keep off `range` for `allowed` from `now` on, by any clock of this side. The
-    /// bytes are for the peer.
+    /// Asks the peer to keep off `range` for `allowed` from `now` on, by the registrar's clock
+    /// ([`Suspend::now`](pinfold_core::Suspend::now)): with that a suspension compares how long the consent
+    /// holds. The bytes are for the peer.
     pub fn ask(
         &mut self,
         range: AddressRange,

@@ -173,6 +173,10 @@ impl IoUring {
     /// dropped, emptied: removing it would wait, on kernels before 6.13, for requests of others.
     /// [`adopt`](Self::adopt) takes it up again.
     ///
+    /// From now on the table is the registrar's: the program neither removes nor replaces it, nor copies
+    /// another ring's buffers into it, though the `io-uring` crate has safe calls for that. A slot would
+    /// have two owners, or name the pages that were mapped there once.
+    ///
     /// Costs some 50 µs: a thread is started to see that the ring takes calls from any thread.
     ///
     /// # Errors
