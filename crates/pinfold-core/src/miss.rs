@@ -193,7 +193,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Ok(Step::Wait(landing));
         }
         check_sum(writer.held, plan.amount)?;
-        match self.take_budget(writer, plan.amount, attempt) {
+        match self.take_budget(writer, plan.amount, attempt.past_budget) {
             Err((refusal, whose)) => Ok(Step::MakeRoom(refusal, whose)),
             Ok(()) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
@@ -215,26 +215,17 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         writer: &mut Writer,
         amount: Amount,
-        attempt: Attempt,
+        past_budget: bool,
     ) -> Result<(), (Refusal, Whose)> {
-        if attempt.past_budget {
-            self.overdraw(writer, amount);
-            return Ok(());
+        if past_budget {
+            self.account.iter().for_each(|account| account.overdraw(amount));
+        } else {
+            self.check_own(writer, amount).map_err(|refusal| (refusal, Whose::Own))?;
+            let shared = self.account.as_ref().map_or(Ok(()), |account| account.take(amount));
+            shared.map_err(|refusal| (refusal, Whose::Shared))?;
         }
-        self.take_within(writer, amount)
-    }
-
-    fn take_within(&self, writer: &mut Writer, amount: Amount) -> Result<(), (Refusal, Whose)> {
-        self.check_own(writer, amount).map_err(|refusal| (refusal, Whose::Own))?;
-        let shared = self.account.as_ref().map_or(Ok(()), |account| account.take(amount));
-        shared.map_err(|refusal| (refusal, Whose::Shared))?;
         writer.held = writer.held + amount;
         Ok(())
-    }
-
-    fn overdraw(&self, writer: &mut Writer, amount: Amount) {
-        self.account.iter().for_each(|account| account.overdraw(amount));
-        writer.held = writer.held + amount;
     }
 
     /// A registered region is about to be registered anew, and the system may count more or less for it
@@ -245,25 +236,34 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         region: &Region<R::Handle>,
         range: AddressRange,
     ) -> Result<(), Forked> {
-        let amount = self.amount_by_widest(range);
-        let take = |writer: &mut Writer| {
-            let before = self.amount_of(writer, region);
-            let more = Amount { regions: 0, ..amount - before };
-            self.take_within(writer, more)?;
-            let less = Amount { regions: 0, ..before - amount };
-            self.give_budget(writer, less);
-            self.note_amount(writer, (region.number, range), amount);
-            Ok(())
-        };
-        while let Err((refusal, whose)) = self.locked(take)? {
-            if self.make_room(refusal, whose) != Ok(false) {
-                return self.locked(|writer| {
-                    let before = self.amount_of(writer, region);
-                    self.overdraw(writer, Amount { regions: 0, ..amount - before });
-                    self.note_amount(writer, (region.number, range), amount);
-                });
-            }
+        // Asked with no lock held.
+        let amount = self.amount(self.widest(range));
+        let mut past_budget = false;
+        loop {
+            let counted =
+                self.locked(|writer| self.recount(writer, (region, range), amount, past_budget))?;
+            let Err((refusal, whose)) = counted else { return Ok(()) };
+            past_budget = self.make_room(refusal, whose).unwrap_or(true);
         }
+    }
+
+    /// `region` of `range` counts `amount`, whatever it counted before: takes what is more, or gives back
+    /// what is less.
+    fn recount(
+        &self,
+        writer: &mut Writer,
+        (region, range): (&Region<R::Handle>, AddressRange),
+        amount: Amount,
+        past_budget: bool,
+    ) -> Result<(), (Refusal, Whose)> {
+        let before = self.amount_of(writer, region);
+        let more = amount - before;
+        // What takes no more is refused by no budget, overdrawn or not.
+        if more != Amount::ZERO {
+            self.take_budget(writer, more, past_budget)?;
+        }
+        self.give_budget(writer, before - amount);
+        self.note_amount(writer, (region.number, range), amount);
         Ok(())
     }
 
@@ -333,11 +333,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn widest(&self, range: AddressRange) -> AddressRange {
         let widened = self.registrar.widened(range);
         if widened.contains(&range) { widened } else { range }
-    }
-
-    /// What a registration of `range`, made now, counts. Asks the registrar, with no lock held.
-    fn amount_by_widest(&self, range: AddressRange) -> Amount {
-        self.amount(self.widest(range))
     }
 
     /// What is missing for `amount` within this cache's own bounds.

@@ -255,6 +255,27 @@ fn a_renewal_counts_what_the_memory_has_become() {
     assert_eq!(renewed((false, true), BLOCK), (2 * page, 2 * block));
 }
 
+/// Also past the budget, which refuses nothing that takes no more.
+#[test]
+fn a_renewal_that_counts_less_gives_the_rest_back() {
+    let config = Config { max_bytes: BLOCK, ..Config::default() };
+    let cache = Cache::new(Device::new(), Calm, config).unwrap();
+    let range = AddressRange::new(START, 2 * BLOCK).unwrap();
+    cache.registrar().in_blocks.store(false, SeqCst);
+    let mut leases = vec![get(&cache, 3).unwrap(), get(&cache, 512).unwrap()];
+    for (in_blocks, counted) in [(true, 2 * BLOCK), (true, 2 * BLOCK), (false, 2 * PAGE)] {
+        let terms = SuspensionTerms::default();
+        let suspended = cache.suspend(range, Vec::new(), leases, terms).unwrap();
+        cache.registrar().in_blocks.store(in_blocks, SeqCst);
+        let resumed = suspended.resume().unwrap();
+        leases = resumed.leases.into_iter().map(Result::unwrap).collect();
+        assert_eq!(cache.statistics().pinned_bytes, counted as u64);
+    }
+    drop(leases);
+    cache.evict_idle();
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
 #[test]
 fn each_device_of_several_counts() {
     let small = || Device { in_blocks: AtomicBool::new(false), ..Device::new() };
