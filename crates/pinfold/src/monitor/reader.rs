@@ -36,6 +36,41 @@ const LOG_ENTRIES: usize = 4096;
 /// between some of them is looked at as well when the monitor ends.
 const MOVED_PLACES: usize = 1024;
 
+/// What threads ask the reader to log: how often they did, and how often that is in the log.
+#[derive(Debug, Default)]
+struct Requests {
+    made: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Requests {
+    /// One more; its number.
+    fn add(&self) -> u64 {
+        // AcqRel: the reader that finds the count finds what came with it, and what the asker saw before is
+        // before the entry.
+        self.made.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn is_done(&self, number: u64) -> bool {
+        // Acquire: the log word that counts the entry was stored before.
+        self.done.load(Ordering::Acquire) >= number
+    }
+
+    /// The last one, if it is not done. Asked before the entry is made, which covers all until then.
+    fn open(&self) -> Option<u64> {
+        // Acquire: pairs with `add`.
+        let last = self.made.load(Ordering::Acquire);
+        // Relaxed: the reader alone writes it.
+        (last != self.done.load(Ordering::Relaxed)).then_some(last)
+    }
+
+    /// All up to this one are in the log.
+    fn close(&self, last: Option<u64>) {
+        // Release: pairs with `is_done`, after the log word.
+        last.into_iter().for_each(|last| self.done.store(last, Ordering::Release));
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) log: Log,
@@ -45,14 +80,12 @@ pub(super) struct Core {
     lost: AtomicI32,
     /// Set, then followed by the unmapping of the doorbell page, to end the reader.
     stop: AtomicBool,
-    /// How often a thread asked to have everything declared changed, and how often that was done.
-    floods_wanted: AtomicU64,
-    floods_done: AtomicU64,
+    /// To have everything declared changed.
+    floods: Requests,
     /// A range that is to be declared changed; one at a time, by the thread that holds the monitor's lock for it.
     named: [AtomicUsize; 2],
-    /// How often that was asked for, and how often it was done.
-    names_wanted: AtomicU64,
-    names_done: AtomicU64,
+    /// To have that done.
+    names: Requests,
     /// The doorbell page: discarding it wakes the reader and means nothing else, unmapping it is
     /// the last event there is.
     doorbell: AddressRange,
@@ -71,11 +104,9 @@ impl Core {
             bell: Bell::default(),
             lost: AtomicI32::new(0),
             stop: AtomicBool::new(false),
-            floods_wanted: AtomicU64::new(0),
-            floods_done: AtomicU64::new(0),
+            floods: Requests::default(),
             named: [const { AtomicUsize::new(0) }; 2],
-            names_wanted: AtomicU64::new(0),
-            names_done: AtomicU64::new(0),
+            names: Requests::default(),
             doorbell,
             moved: RangeSet::new(MOVED_PLACES),
             moves: AtomicU64::new(0),
@@ -104,13 +135,11 @@ impl Core {
 
     /// Asks for [`AddressRange::EVERYTHING`] in the log; gives the number to wait for.
     pub(super) fn want_flood(&self) -> u64 {
-        // AcqRel: what the asker saw before is before the flood.
-        self.floods_wanted.fetch_add(1, Ordering::AcqRel) + 1
+        self.floods.add()
     }
 
     pub(super) fn flooded(&self, number: u64) -> bool {
-        // Acquire: the log word that counts the flood was stored before.
-        self.floods_done.load(Ordering::Acquire) >= number
+        self.floods.is_done(number)
     }
 
     /// Asks for `range` in the log; gives the number to wait for. By one thread at a time, until it is there.
@@ -118,15 +147,12 @@ impl Core {
         // Relaxed: carried by the count.
         self.named[0].store(range.start(), Ordering::Relaxed);
         self.named[1].store(range.end(), Ordering::Relaxed);
-        // AcqRel: the reader that finds the count finds the range, and what the asker saw before is before
-        // the entry.
-        self.names_wanted.fetch_add(1, Ordering::AcqRel) + 1
+        self.names.add()
     }
 
     /// Whether the range is in the log.
     pub(super) fn is_named(&self, number: u64) -> bool {
-        // Acquire: the log word that counts the entry was stored before.
-        self.names_done.load(Ordering::Acquire) >= number
+        self.names.is_done(number)
     }
 
     /// Remembers that watched memory may be in `range`. Called by the reader alone.
@@ -199,25 +225,19 @@ impl Reader<'_> {
         for message in messages.iter().take(got) {
             self.note(message.event());
         }
-        // Acquire: pairs with `want_flood`. Loaded before the entry is made, so that everything
-        // that was asked for by then is covered by it.
-        let wanted = self.core.floods_wanted.load(Ordering::Acquire);
-        let flood = wanted != self.core.floods_done.load(Ordering::Relaxed);
-        if flood {
+        let Core { floods, names, .. } = self.core;
+        let (flood, name) = (floods.open(), names.open());
+        if flood.is_some() {
             self.log.append(AddressRange::EVERYTHING);
         }
-        // Acquire: pairs with `want_named`.
-        let names = self.core.names_wanted.load(Ordering::Acquire);
-        // Relaxed: written here only; the range came with the count.
-        if names != self.core.names_done.load(Ordering::Relaxed) {
+        if name.is_some() {
+            // Relaxed: the range came with the request.
             let [start, end] = [0, 1].map(|bound| self.core.named[bound].load(Ordering::Relaxed));
             self.append(AddressRange::between(start, end));
         }
         self.log.publish();
-        // Release: pairs with `flooded`, after the log word.
-        self.core.floods_done.store(wanted, Ordering::Release);
-        // Release: pairs with `is_named`, after the log word.
-        self.core.names_done.store(names, Ordering::Release);
+        floods.close(flood);
+        names.close(name);
         if got != 0 {
             self.core.bell.ring();
         }
