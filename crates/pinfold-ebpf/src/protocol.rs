@@ -18,8 +18,6 @@
 //! closes. Then both are silent. The client may give the view back; when the helper ends, the
 //! client reads the end of the stream.
 
-use std::fmt;
-
 /// The bytes of every message.
 pub const BYTES: usize = 32;
 /// The version of this protocol.
@@ -69,53 +67,91 @@ pub enum ToHelper {
 }
 
 /// Why the helper gives no view.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// It speaks another version.
+    #[error(
+        "the helper speaks version {helper}, this program {VERSION}: bring both to the same \
+         release and restart the helper"
+    )]
     Version {
         /// The helper's.
         helper: u32,
     },
     /// What it was asked makes no sense.
+    #[error("the helper did not understand the request")]
     Malformed,
     /// The request came from another process than the one that connected.
+    #[error(
+        "the request came from another process than the one that connected: connect again after \
+         fork()"
+    )]
     NotTheConnector,
     /// The helper's pid namespace does not show the process.
+    #[error(
+        "the helper cannot see this process: run the helper in the machine's first pid namespace, \
+         with /proc mounted without hidepid"
+    )]
     NotVisible,
     /// The process is not dumpable: other processes of its user may not look at its addresses
     /// either.
+    #[error(
+        "this process is not dumpable (it has changed its user, or has rights from its \
+         executable), so its addresses may not be looked at: connect before that, or allow it by \
+         prctl(PR_SET_DUMPABLE, 1)"
+    )]
     NotDumpable,
     /// The process ended, or executed another program, while it was asking.
+    #[error("the process ended or executed another program meanwhile")]
     Gone,
     /// This user's processes have as many views as one user may have.
+    #[error(
+        "this user's processes have {limit} views already: let some end, or start the helper with \
+         a higher --max-views-per-user"
+    )]
     UserFull {
         /// How many that is.
         limit: u64,
     },
     /// All users together have as many views as there may be.
+    #[error(
+        "all users' processes have {limit} views already: let some end, or start the helper with a \
+         higher --max-views"
+    )]
     Full {
         /// How many that is.
         limit: u64,
     },
     /// Too many connections of this user, or in total, have not come to their end.
+    #[error("{limit} connections are being served already: try again")]
     Busy {
         /// How many may be under way.
         limit: u64,
     },
     /// The client did not ask in time.
+    #[error("this program took too long to ask: try again")]
     TooSlow,
     /// The kernel gave no view.
+    #[error(
+        "the kernel gave no view: {}; the helper's log may say more",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     Kernel {
         /// Its error number.
         errno: i32,
     },
     /// This process has as many views as one process may have.
+    #[error(
+        "this process has {limit} views already: share one monitor, or drop one before another is \
+         started"
+    )]
     ProcessFull {
         /// How many that is.
         limit: u64,
     },
     /// Something that a later version of the helper says.
+    #[error("the helper refused for a reason unknown to this version ({reason}, {detail})")]
     Other {
         /// The reason's number.
         reason: u64,
@@ -125,15 +161,19 @@ pub enum Refusal {
 }
 
 /// Why a packet is no message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
     /// It is shorter or longer than [`BYTES`].
+    #[error("a message that has not {BYTES} bytes")]
     Length,
     /// It does not begin as a message does.
+    #[error("something that is no message of Pinfold's")]
     Magic,
     /// The other side speaks another version.
+    #[error("a message of version {0}")]
     Version(u32),
     /// A field has a value that this version does not know.
+    #[error("a message of unknown content")]
     Content,
 }
 
@@ -287,76 +327,6 @@ impl Refusal {
         }
     }
 }
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Version { helper } => write!(
-                f,
-                "the helper speaks version {helper}, this program {VERSION}: bring both to the \
-                 same release and restart the helper"
-            ),
-            Self::Malformed => f.write_str("the helper did not understand the request"),
-            Self::NotTheConnector => f.write_str(
-                "the request came from another process than the one that connected: connect \
-                 again after fork()",
-            ),
-            Self::NotVisible => f.write_str(
-                "the helper cannot see this process: run the helper in the machine's first pid \
-                 namespace, with /proc mounted without hidepid",
-            ),
-            Self::NotDumpable => f.write_str(
-                "this process is not dumpable (it has changed its user, or has rights from its \
-                 executable), so its addresses may not be looked at: connect before that, or allow \
-                 it by prctl(PR_SET_DUMPABLE, 1)",
-            ),
-            Self::Gone => f.write_str("the process ended or executed another program meanwhile"),
-            Self::UserFull { limit } => write!(
-                f,
-                "this user's processes have {limit} views already: let some end, or start the \
-                 helper with a higher --max-views-per-user"
-            ),
-            Self::Full { limit } => write!(
-                f,
-                "all users' processes have {limit} views already: let some end, or start the \
-                 helper with a higher --max-views"
-            ),
-            Self::Busy { limit } => {
-                write!(f, "{limit} connections are being served already: try again")
-            }
-            Self::TooSlow => f.write_str("this program took too long to ask: try again"),
-            Self::Kernel { errno } => write!(
-                f,
-                "the kernel gave no view: {}; the helper's log may say more",
-                std::io::Error::from_raw_os_error(*errno)
-            ),
-            Self::ProcessFull { limit } => write!(
-                f,
-                "this process has {limit} views already: share one monitor, or drop one before \
-                 another is started"
-            ),
-            Self::Other { reason, detail } => {
-                write!(
-                    f,
-                    "the helper refused for a reason unknown to this version ({reason}, {detail})"
-                )
-            }
-        }
-    }
-}
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Length => write!(f, "a message that has not {BYTES} bytes"),
-            Self::Magic => f.write_str("something that is no message of Pinfold's"),
-            Self::Version(version) => write!(f, "a message of version {version}"),
-            Self::Content => f.write_str("a message of unknown content"),
-        }
-    }
-}
-
-impl std::error::Error for DecodeError {}
 
 #[cfg(test)]
 mod tests {

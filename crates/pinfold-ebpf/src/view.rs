@@ -7,7 +7,6 @@
 
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 
 /// Tells a view from every other of the same [`Programs`](crate::Programs).
@@ -34,23 +33,12 @@ pub struct View {
 }
 
 /// These descriptors cannot be a view: there are too few of them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{descriptors} descriptors are too few for a view: both ends must be of one version")]
 pub struct IncompleteView {
     /// How many there were.
     pub descriptors: usize,
 }
-
-impl fmt::Display for IncompleteView {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} descriptors are too few for a view: both ends must be of one version",
-            self.descriptors
-        )
-    }
-}
-
-impl std::error::Error for IncompleteView {}
 
 impl View {
     /// Which view this is to the one who made it; zero for one made

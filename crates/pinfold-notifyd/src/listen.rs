@@ -3,7 +3,6 @@
 use pinfold_kernel::process::effective_user;
 use pinfold_kernel::socket;
 use pinfold_kernel::{Descriptor, Errno, descriptor};
-use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,20 +29,37 @@ pub struct Listener {
 }
 
 /// Why clients cannot connect.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
     /// The directory is not there and cannot be made, or cannot be used.
+    #[error(
+        "{0}: {1}: the socket needs a directory that the helper may write to, such as systemd's \
+         RuntimeDirectory=, or another place by --socket"
+    )]
     Directory(PathBuf, io::Error),
     /// Others could put their own socket in the place of ours.
+    #[error(
+        "{0}: others may exchange what is in this directory, so clients could be led to another \
+         helper: it must belong to root or to the helper's user, and no other user may write to it \
+         (chmod 755)"
+    )]
     Unsafe(PathBuf),
     /// Something that is no socket has the name.
+    #[error(
+        "{0}: something that is no socket is there: remove it, or take another name by --socket"
+    )]
     InTheWay(PathBuf),
     /// Another helper listens there.
+    #[error("{0}: a helper listens there already; one is enough for all programs")]
     Running(PathBuf),
     /// What the service manager passed is no such socket.
+    #[error(
+        "the service manager's socket cannot be used: {0}; pass one ListenSequentialPacket= socket"
+    )]
     Passed(&'static str),
     /// Something else went wrong.
+    #[error("{1}: {0} failed: {2}")]
     Os(&'static str, PathBuf, io::Error),
 }
 
@@ -199,47 +215,6 @@ impl Drop for SocketFile {
         }
     }
 }
-
-impl fmt::Display for ListenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Directory(path, error) => write!(
-                f,
-                "{}: {error}: the socket needs a directory that the helper may write to, such as \
-                 systemd's RuntimeDirectory=, or another place by --socket",
-                path.display()
-            ),
-            Self::Unsafe(path) => write!(
-                f,
-                "{}: others may exchange what is in this directory, so clients could be led to \
-                 another helper: it must belong to root or to the helper's user, and no other user \
-                 may write to it (chmod 755)",
-                path.display()
-            ),
-            Self::InTheWay(path) => write!(
-                f,
-                "{}: something that is no socket is there: remove it, or take another name by \
-                 --socket",
-                path.display()
-            ),
-            Self::Running(path) => write!(
-                f,
-                "{}: a helper listens there already; one is enough for all programs",
-                path.display()
-            ),
-            Self::Passed(why) => write!(
-                f,
-                "the service manager's socket cannot be used: {why}; pass one \
-                 ListenSequentialPacket= socket"
-            ),
-            Self::Os(operation, path, error) => {
-                write!(f, "{}: {operation} failed: {error}", path.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for ListenError {}
 
 #[cfg(test)]
 mod tests {

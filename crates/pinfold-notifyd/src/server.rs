@@ -51,12 +51,17 @@ pub struct Server<V: Views> {
 }
 
 /// Why the server cannot start.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// `/proc` is missing, or shows the processes of another pid namespace.
+    #[error(
+        "/proc does not show this process by its own number, so clients cannot be told apart: \
+         mount the /proc of the helper's pid namespace there"
+    )]
     Proc,
     /// A call failed.
+    #[error("{0} failed: {1}")]
     Os(&'static str, io::Error),
 }
 
@@ -530,17 +535,3 @@ fn is_full(error: &io::Error) -> bool {
     let full = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
     error.raw_os_error().is_some_and(|errno| full.contains(&errno))
 }
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Proc => f.write_str(
-                "/proc does not show this process by its own number, so clients cannot be told \
-                 apart: mount the /proc of the helper's pid namespace there",
-            ),
-            Self::Os(operation, error) => write!(f, "{operation} failed: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for StartError {}

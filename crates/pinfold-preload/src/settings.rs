@@ -16,7 +16,6 @@
 
 use libc::c_int;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::path::PathBuf;
 
 /// What the environment says.
@@ -42,21 +41,13 @@ pub(crate) enum Destination {
 }
 
 /// A variable whose value means nothing.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{name} is {value:?}, which is not {wanted}")]
 pub(crate) struct SettingError {
     name: &'static str,
     value: OsString,
     wanted: &'static str,
 }
-
-impl fmt::Display for SettingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, value, wanted } = self;
-        write!(f, "{name} is {value:?}, which is not {wanted}")
-    }
-}
-
-impl std::error::Error for SettingError {}
 
 impl Settings {
     /// The settings, each from the variable that `variable` looks up.

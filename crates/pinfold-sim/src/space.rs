@@ -8,7 +8,6 @@ use crate::log::Log;
 use crate::sync::lock;
 use pinfold_core::{Access, AddressRange, BadAddress};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -34,27 +33,18 @@ pub enum Protection {
 }
 
 /// Why a remapping was refused; nothing changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RemapError {
     /// Nothing is mapped at an address of the source.
+    #[error("nothing is mapped at {at:#x}: map it first")]
     Unmapped {
         /// The first such address.
         at: usize,
     },
     /// Source and destination overlap, or the destination is no range.
+    #[error("choose a destination clear of the source")]
     BadDestination,
 }
-
-impl fmt::Display for RemapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unmapped { at } => write!(f, "nothing is mapped at {at:#x}: map it first"),
-            Self::BadDestination => f.write_str("choose a destination clear of the source"),
-        }
-    }
-}
-
-impl std::error::Error for RemapError {}
 
 /// The address space of one simulated program, with the log of its changes.
 ///

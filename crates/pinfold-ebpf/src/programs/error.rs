@@ -1,27 +1,47 @@
 //! Why there are no programs, or no view, and what to do about it.
 
 use std::fmt;
+use std::io;
 
 /// Why the programs could not be loaded.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The kernel does not describe its own types.
+    #[error(
+        "this kernel does not describe its types (/sys/kernel/btf/vmlinux, errno {errno}): use one \
+         with CONFIG_DEBUG_INFO_BTF, as distributions' are"
+    )]
     NoBtf {
         /// The kernel's error number.
         errno: i32,
     },
     /// The kernel's description of its types could not be understood.
+    #[error(
+        "{wanted} is not in this kernel's description of its types as Linux 6.1 to 7.3 have it: \
+         report this kernel's version to us"
+    )]
     UnknownBtf {
         /// What was looked for.
         wanted: &'static str,
     },
     /// This process may not load programs.
+    #[error(
+        "loading eBPF programs is forbidden here (errno {errno}): run as root or with CAP_BPF, \
+         CAP_PERFMON and CAP_SYSLOG, outside a user namespace and without kernel lockdown; or have \
+         `pinfold notifyd` run by a user who may"
+    )]
     NotPermitted {
         /// The kernel's error number.
         errno: i32,
     },
     /// Programs may be loaded, but not attached to the kernel's functions.
+    #[error(
+        "this kernel runs eBPF programs, but not at its own functions ({function}: errno {errno}): \
+         use one with CONFIG_FUNCTION_TRACER, DYNAMIC_FTRACE_WITH_DIRECT_CALLS and BPF_JIT, as \
+         distributions' are, without kernel lockdown. Until then, userfaultfd sees private \
+         anonymous memory"
+    )]
     AttachRefused {
         /// The function.
         function: &'static str,
@@ -29,6 +49,11 @@ pub enum LoadError {
         errno: i32,
     },
     /// This kernel has no function to attach to that tells of one kind of change.
+    #[error(
+        "this kernel has no function to attach to that tells of {change} (looked for {}): report \
+         this kernel's version to us",
+        .functions.join(", ")
+    )]
     NoHook {
         /// The kind of change.
         change: &'static str,
@@ -36,6 +61,10 @@ pub enum LoadError {
         functions: &'static [&'static str],
     },
     /// The kernel's verifier refused a program.
+    #[error(
+        "this kernel's verifier refuses the program `{program}` (errno {errno}): report this \
+         kernel's version to us, with: {log}"
+    )]
     Rejected {
         /// The program.
         program: String,
@@ -46,13 +75,16 @@ pub enum LoadError {
     },
     /// This kernel may take the processor away in the middle of a program, and then skips the
     /// program in another task, silently.
+    #[error(fmt = preemptible)]
     Preemptible {
         /// How the kernel preempts: `full`, `rt`, or `unknown`.
         model: &'static str,
     },
     /// The kernel calls no program at its functions at the moment: `kernel.ftrace_enabled` is 0.
+    #[error("{SWITCHED_OFF}")]
     SwitchedOff,
     /// Something else went wrong.
+    #[error("{operation} failed: {}", io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
@@ -60,90 +92,43 @@ pub enum LoadError {
         errno: i32,
     },
 }
-
-impl fmt::Display for LoadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoBtf { errno } => write!(
-                f,
-                "this kernel does not describe its types (/sys/kernel/btf/vmlinux, errno {errno}): \
-                 use one with CONFIG_DEBUG_INFO_BTF, as distributions' are"
-            ),
-            Self::UnknownBtf { wanted } => write!(
-                f,
-                "{wanted} is not in this kernel's description of its types as Linux 6.1 to 7.3 have \
-                 it: report this kernel's version to us"
-            ),
-            Self::NotPermitted { errno } => write!(
-                f,
-                "loading eBPF programs is forbidden here (errno {errno}): run as root or with \
-                 CAP_BPF, CAP_PERFMON and CAP_SYSLOG, outside a user namespace and without kernel \
-                 lockdown; or have `pinfold notifyd` run by a user who may"
-            ),
-            Self::AttachRefused { function, errno } => write!(
-                f,
-                "this kernel runs eBPF programs, but not at its own functions ({function}: errno \
-                 {errno}): use one with CONFIG_FUNCTION_TRACER, DYNAMIC_FTRACE_WITH_DIRECT_CALLS \
-                 and BPF_JIT, as distributions' are, without kernel lockdown. Until then, \
-                 userfaultfd sees private anonymous memory"
-            ),
-            Self::NoHook { change, functions } => write!(
-                f,
-                "this kernel has no function to attach to that tells of {change} (looked for {}): \
-                 report this kernel's version to us",
-                functions.join(", ")
-            ),
-            Self::Rejected { program, errno, log } => write!(
-                f,
-                "this kernel's verifier refuses the program `{program}` (errno {errno}): report \
-                 this kernel's version to us, with: {log}"
-            ),
-            Self::Preemptible { model: "unknown" } => f.write_str(
-                "how this kernel preempts itself cannot be told, and it may be in a way by which a \
-                 change could go unseen: run with CAP_SYSLOG, which shows that (/proc/kallsyms), and \
-                 with kernel.kptr_restrict below 2",
-            ),
-            Self::Preemptible { model } => write!(
-                f,
-                "this kernel's preemption model ({model}) may skip a program that it interrupted \
-                 in another task, so a change could go unseen: boot with preempt=lazy, \
-                 preempt=voluntary or preempt=none"
-            ),
-            Self::SwitchedOff => f.write_str(SWITCHED_OFF),
-            Self::Os { operation, errno } => write_os(f, operation, *errno),
-        }
-    }
-}
-
-impl std::error::Error for LoadError {}
 
 const SWITCHED_OFF: &str = "kernel.ftrace_enabled is 0, so this kernel calls no eBPF program at its functions: \
                             set it to 1 (sysctl kernel.ftrace_enabled=1)";
 
 /// Why a process could not be given a view.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ViewError {
     /// The process has ended, or has become another program meanwhile.
+    #[error("the process has ended, or runs another program by now")]
     Gone,
     /// The process has as many views as it can have.
+    #[error("the process has {most} views already: share one, or drop one")]
     ManyViews {
         /// How many that is.
         most: usize,
     },
     /// As many processes are watched as can be.
+    #[error("{most} views are in use already: end a process that has one")]
     ManyProcesses {
         /// How many that is.
         most: usize,
     },
     /// As [`LoadError::SwitchedOff`], since the programs were loaded.
+    #[error("{SWITCHED_OFF}")]
     SwitchedOff,
     /// As [`LoadError::Preemptible`], since the programs were loaded.
+    #[error(
+        "this kernel preempts anywhere by now ({model}), and may skip a program: set \
+         /sys/kernel/debug/sched/preempt to lazy, voluntary or none"
+    )]
     Preemptible {
         /// How the kernel preempts.
         model: &'static str,
     },
     /// Something else went wrong.
+    #[error("{operation} failed: {}", io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
@@ -152,31 +137,20 @@ pub enum ViewError {
     },
 }
 
-impl fmt::Display for ViewError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone => f.write_str("the process has ended, or runs another program by now"),
-            Self::ManyViews { most } => {
-                write!(f, "the process has {most} views already: share one, or drop one")
-            }
-            Self::ManyProcesses { most } => {
-                write!(f, "{most} views are in use already: end a process that has one")
-            }
-            Self::SwitchedOff => f.write_str(SWITCHED_OFF),
-            Self::Preemptible { model } => write!(
-                f,
-                "this kernel preempts anywhere by now ({model}), and may skip a program: set \
-                 /sys/kernel/debug/sched/preempt to lazy, voluntary or none"
-            ),
-            Self::Os { operation, errno } => write_os(f, operation, *errno),
-        }
+fn preemptible(model: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match model {
+        "unknown" => f.write_str(
+            "how this kernel preempts itself cannot be told, and it may be in a way by which a \
+             change could go unseen: run with CAP_SYSLOG, which shows that (/proc/kallsyms), and \
+             with kernel.kptr_restrict below 2",
+        ),
+        model => write!(
+            f,
+            "this kernel's preemption model ({model}) may skip a program that it interrupted \
+             in another task, so a change could go unseen: boot with preempt=lazy, \
+             preempt=voluntary or preempt=none"
+        ),
     }
-}
-
-impl std::error::Error for ViewError {}
-
-fn write_os(f: &mut fmt::Formatter<'_>, operation: &str, errno: i32) -> fmt::Result {
-    write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(errno))
 }
 
 #[cfg(test)]
