@@ -91,25 +91,29 @@ pub struct Setting {
 }
 
 /// Why something was not set.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotSet {
     /// The allocator refused.
+    #[error(fmt = refused)]
     Refused {
         /// Its error number, 0 if it gave none.
         errno: i32,
     },
     /// This version has no such setting that can be set while the program runs.
+    #[error("this version cannot while the program runs: start it with {instead}")]
     Version {
         /// The variable of the environment that does it when the program starts.
         instead: &'static str,
     },
     /// It can only be decided when the program starts, and was decided otherwise.
+    #[error("decided when the program started: start it with {instead}")]
     AtStartOnly {
         /// The variable of the environment that decides it.
         instead: &'static str,
     },
     /// Nothing is known of this allocator.
+    #[error("nothing is known of this allocator's settings")]
     Unknown,
 }
 
@@ -233,22 +237,10 @@ impl fmt::Display for Setting {
     }
 }
 
-impl fmt::Display for NotSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused { errno: 0 } => f.write_str("the allocator refused"),
-            Self::Refused { errno } => {
-                write!(f, "the allocator refused ({})", std::io::Error::from_raw_os_error(*errno))
-            }
-            Self::Version { instead } => {
-                write!(f, "this version cannot while the program runs: start it with {instead}")
-            }
-            Self::AtStartOnly { instead } => {
-                write!(f, "decided when the program started: start it with {instead}")
-            }
-            Self::Unknown => f.write_str("nothing is known of this allocator's settings"),
-        }
+fn refused(errno: &i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str("the allocator refused")?;
+    match *errno {
+        0 => Ok(()),
+        errno => write!(f, " ({})", std::io::Error::from_raw_os_error(errno)),
     }
 }
-
-impl std::error::Error for NotSet {}

@@ -80,17 +80,22 @@ pub use trim::{Trimmed, trim};
 
 use crate::{AddressRange, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
-use std::fmt;
 
 /// Why memory was not re-arranged at all.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RearrangeError {
     /// The suspension was overdue and was ended: the region is in use.
+    #[error("the suspension was overdue and has ended: suspend again, and allow more time")]
     Expired,
     /// This process is a forked child of the one that suspended.
+    #[error(
+        "this process is a forked child of the one that suspended: the memory is a copy, and its \
+         own suspension is what it needs"
+    )]
     Forked,
     /// The kernel cannot.
+    #[error("this kernel lacks {what} ({errno})")]
     Unsupported {
         /// What it lacks.
         what: &'static str,
@@ -98,6 +103,7 @@ pub enum RearrangeError {
         errno: i32,
     },
     /// There is no such memory node, or no memory on it.
+    #[error("there is no memory node {}: this machine has {}", .node.0, numbers(.nodes))]
     NoSuchNode {
         /// Which was asked for.
         node: Node,
@@ -105,6 +111,7 @@ pub enum RearrangeError {
         nodes: Vec<Node>,
     },
     /// Part of the range is not suspended.
+    #[error("{range} is not all suspended, only {suspended} is: suspend all of it")]
     Outside {
         /// What was asked for.
         range: AddressRange,
@@ -112,6 +119,7 @@ pub enum RearrangeError {
         suspended: AddressRange,
     },
     /// The kernel has no room, or something else went wrong.
+    #[error("{operation} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
@@ -120,37 +128,10 @@ pub enum RearrangeError {
     },
 }
 
-impl fmt::Display for RearrangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Expired => f.write_str(
-                "the suspension was overdue and has ended: suspend again, and allow more time",
-            ),
-            Self::Forked => f.write_str(
-                "this process is a forked child of the one that suspended: the memory is a copy, \
-                 and its own suspension is what it needs",
-            ),
-            Self::Unsupported { what, errno } => write!(f, "this kernel lacks {what} ({errno})"),
-            Self::NoSuchNode { node, nodes } => {
-                let nodes: Vec<String> = nodes.iter().map(|node| node.0.to_string()).collect();
-                write!(
-                    f,
-                    "there is no memory node {}: this machine has {}",
-                    node.0,
-                    nodes.join(", ")
-                )
-            }
-            Self::Outside { range, suspended } => {
-                write!(f, "{range} is not all suspended, only {suspended} is: suspend all of it")
-            }
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
+fn numbers(nodes: &[Node]) -> String {
+    let numbers: Vec<String> = nodes.iter().map(|node| node.0.to_string()).collect();
+    numbers.join(", ")
 }
-
-impl std::error::Error for RearrangeError {}
 
 /// Whether the region is the caller's to re-arrange.
 fn check<R: Suspend, M: Monitor>(suspended: &Suspended<'_, R, M>) -> Result<(), RearrangeError> {

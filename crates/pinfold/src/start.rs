@@ -12,45 +12,26 @@ use crate::monitor::{StartError, Unneeded};
 use crate::registrar::verbs::OnDemand;
 use pinfold_core::{Cache, Clock, Config, ConfigError, Monitor, Registrar};
 use pinfold_kernel::{membarrier, thread};
-use std::fmt;
 use std::io;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 /// Why a cache could not be started.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
     /// The settings make no sense, or the monitor is lost.
-    Config(ConfigError),
+    #[error("{0}")]
+    Config(#[source] ConfigError),
     /// The reclaimer's thread could not be started.
-    Thread(io::Error),
+    #[error(
+        "the reclaimer's thread could not be started ({0}): raise `ulimit -u` or the control \
+         group's pids.max"
+    )]
+    Thread(#[source] io::Error),
     /// The mark that a forked child finds could not be made.
-    ForkMark(StartError),
-}
-
-impl fmt::Display for CacheError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::ForkMark(error) => error.fmt(f),
-            Self::Thread(error) => write!(
-                f,
-                "the reclaimer's thread could not be started ({error}): raise `ulimit -u` or the \
-                 control group's pids.max"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for CacheError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Config(error) => Some(error),
-            Self::Thread(error) => Some(error),
-            Self::ForkMark(error) => Some(error),
-        }
-    }
+    #[error("{0}")]
+    ForkMark(#[source] StartError),
 }
 
 /// A cache over `registrar` and `monitor`, with its reclaimer running.

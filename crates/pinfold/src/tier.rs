@@ -267,29 +267,13 @@ impl fmt::Display for WhyPinned<'_> {
 }
 
 /// Why there are no two tiers.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TierError {
     /// Not even pinned pages can be registered with the domain.
-    Open(OpenError),
+    #[error("{0}")]
+    Open(#[source] OpenError),
     /// A cache could not be started.
-    Cache(CacheError),
-}
-
-impl fmt::Display for TierError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Open(error) => error.fmt(f),
-            Self::Cache(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for TierError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Open(error) => Some(error),
-            Self::Cache(error) => Some(error),
-        }
-    }
+    #[error("{0}")]
+    Cache(#[source] CacheError),
 }

@@ -17,7 +17,6 @@ use super::share::{Budget, BudgetError, Share};
 use super::{Amount, Terms};
 use pinfold_core::foreign;
 use pinfold_core::{Access, Account, AddressRange, RegisterError, Registrar};
-use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,24 +40,34 @@ impl Reserve {
 }
 
 /// Why nothing was reserved. Nothing is left behind.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
     /// No buffers, or buffers of no bytes, or of more than there are addresses.
+    #[error(
+        "{} buffers of {} bytes: reserve at least one of each, and no more than there are \
+         addresses",
+        .reserve.buffers,
+        .reserve.buffer_bytes
+    )]
     Size {
         /// What was asked for.
         reserve: Reserve,
     },
     /// The budget does not hold it.
-    Budget(BudgetError),
+    #[error("{0}")]
+    Budget(#[source] BudgetError),
     /// The registrar refused, after as many as this.
+    #[error("nothing is reserved: {made} buffers could be registered, then: {error}")]
     Register {
         /// How many buffers had been registered, and were given back.
         made: usize,
         /// Why not the next.
+        #[source]
         error: RegisterError,
     },
     /// There is no memory.
+    #[error("there is no memory to reserve: {}", io::Error::from_raw_os_error(*.errno))]
     Memory {
         /// The kernel's error number.
         errno: i32,
@@ -246,37 +255,6 @@ impl<R: Registrar> Drop for Reserved<R> {
     fn drop(&mut self) {
         if let Some(mut free) = self.inner.free() {
             free.push(self.number);
-        }
-    }
-}
-
-impl fmt::Display for ReserveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Size { reserve } => write!(
-                f,
-                "{} buffers of {} bytes: reserve at least one of each, and no more than there are \
-                 addresses",
-                reserve.buffers, reserve.buffer_bytes
-            ),
-            Self::Budget(error) => error.fmt(f),
-            Self::Register { made, error } => {
-                write!(f, "nothing is reserved: {made} buffers could be registered, then: {error}")
-            }
-            Self::Memory { errno } => {
-                let why = io::Error::from_raw_os_error(*errno);
-                write!(f, "there is no memory to reserve: {why}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for ReserveError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Budget(error) => Some(error),
-            Self::Register { error, .. } => Some(error),
-            _ => None,
         }
     }
 }

@@ -27,10 +27,11 @@ pub struct Budget {
 }
 
 /// Why there is no such budget, or no such share of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BudgetError {
     /// A budget of no bytes or no registrations: nothing was asked for, or nothing is left.
+    #[error(fmt = nothing_left)]
     Nothing {
         /// What there would have been.
         amount: Amount,
@@ -38,8 +39,21 @@ pub enum BudgetError {
         bound: Option<Bound>,
     },
     /// The limits could not be read, so what there is would be a guess.
+    #[error(
+        "/proc/self/limits, /proc/self/status and /proc/meminfo do not say what this process may \
+         pin: mount /proc, or say what the budget is"
+    )]
     Unread,
     /// More than the machine can ever give.
+    #[error(
+        "a budget of {bytes} bytes can never be had: {} is {} bytes, for {} ({} beyond); ask for \
+         less, or raise it{}",
+        .bound.source,
+        .bound.bytes,
+        .bound.shared_with,
+        .bound.beyond,
+        how_to_raise(.bound)
+    )]
     Impossible {
         /// The bytes asked for.
         bytes: usize,
@@ -47,6 +61,10 @@ pub enum BudgetError {
         bound: Bound,
     },
     /// More registrations than the device has.
+    #[error(
+        "a budget of {regions} registrations can never be had: the device, or its table, has \
+         {max_regions}; ask for less, or make the table larger"
+    )]
     Registrations {
         /// The registrations asked for.
         regions: usize,
@@ -54,11 +72,24 @@ pub enum BudgetError {
         max_regions: usize,
     },
     /// A minimum above the maximum, or a maximum of nothing.
+    #[error(
+        "a minimum of {:?} and a maximum of {:?} contradict each other, or grant nothing",
+        .terms.minimum,
+        .terms.maximum
+    )]
     Terms {
         /// What was asked for.
         terms: Terms,
     },
     /// The minimum cannot be kept: others hold it, or have been promised it.
+    #[error(
+        "{} bytes and {} registrations cannot be kept for one drawer: {} and {} are neither held \
+         nor promised; ask for less, end leases, or raise the budget",
+        .minimum.bytes,
+        .minimum.regions,
+        .free.bytes,
+        .free.regions
+    )]
     Kept {
         /// What was asked for.
         minimum: Amount,
@@ -66,11 +97,16 @@ pub enum BudgetError {
         free: Amount,
     },
     /// The page that tells a forked child could not be made.
+    #[error(
+        "the page that tells a forked child could not be made: {}",
+        io::Error::from_raw_os_error(*.errno)
+    )]
     ForkMark {
         /// The kernel's error number.
         errno: i32,
     },
     /// This is a forked child of the process whose budget it is.
+    #[error("this is a forked child, whose parent's the budget is: make a new one here")]
     Forked,
 }
 
@@ -638,64 +674,19 @@ impl Drop for Drawn {
     }
 }
 
-impl fmt::Display for BudgetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nothing { amount, bound: Some(bound) } => write!(
-                f,
-                "{} bytes and {} registrations are left to this process: {} ({}) is {} bytes, for \
-                 {}; raise it, or end what uses it up",
-                amount.bytes,
-                amount.regions,
-                bound.source,
-                bound.beyond,
-                bound.bytes,
-                bound.shared_with
-            ),
-            Self::Nothing { amount, bound: None } => write!(
-                f,
-                "a budget of {} bytes and {} registrations holds nothing: allow at least one page \
-                 and one registration",
-                amount.bytes, amount.regions
-            ),
-            Self::Unread => f.write_str(
-                "/proc/self/limits, /proc/self/status and /proc/meminfo do not say what this process \
-                 may pin: mount /proc, or say what the budget is",
-            ),
-            Self::Impossible { bytes, bound } => write!(
-                f,
-                "a budget of {bytes} bytes can never be had: {} is {} bytes, for {} ({} beyond); \
-                 ask for less, or raise it{}",
-                bound.source,
-                bound.bytes,
-                bound.shared_with,
-                bound.beyond,
-                how_to_raise(bound)
-            ),
-            Self::Registrations { regions, max_regions } => write!(
-                f,
-                "a budget of {regions} registrations can never be had: the device, or its table, \
-                 has {max_regions}; ask for less, or make the table larger"
-            ),
-            Self::Terms { terms } => write!(
-                f,
-                "a minimum of {:?} and a maximum of {:?} contradict each other, or grant nothing",
-                terms.minimum, terms.maximum
-            ),
-            Self::Kept { minimum, free } => write!(
-                f,
-                "{} bytes and {} registrations cannot be kept for one drawer: {} and {} are neither \
-                 held nor promised; ask for less, end leases, or raise the budget",
-                minimum.bytes, minimum.regions, free.bytes, free.regions
-            ),
-            Self::ForkMark { errno } => {
-                let why = io::Error::from_raw_os_error(*errno);
-                write!(f, "the page that tells a forked child could not be made: {why}")
-            }
-            Self::Forked => f.write_str(
-                "this is a forked child, whose parent's the budget is: make a new one here",
-            ),
-        }
+fn nothing_left(amount: &Amount, bound: &Option<Bound>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Amount { bytes, regions } = amount;
+    match bound {
+        Some(Bound { bytes: limit, source, beyond, shared_with }) => write!(
+            f,
+            "{bytes} bytes and {regions} registrations are left to this process: {source} \
+             ({beyond}) is {limit} bytes, for {shared_with}; raise it, or end what uses it up"
+        ),
+        None => write!(
+            f,
+            "a budget of {bytes} bytes and {regions} registrations holds nothing: allow at least \
+             one page and one registration"
+        ),
     }
 }
 
@@ -709,5 +700,3 @@ fn how_to_raise(bound: &Bound) -> &'static str {
         SharedWith::Machine => "",
     }
 }
-
-impl std::error::Error for BudgetError {}

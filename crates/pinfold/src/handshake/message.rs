@@ -12,7 +12,6 @@
 //! | 4 | checksum of all before (FNV-1a, 32 bits) |
 
 use pinfold_core::AddressRange;
-use std::fmt;
 use std::time::Duration;
 
 /// The most keys that one message tells.
@@ -149,25 +148,32 @@ fn checksum(bytes: &[u8]) -> u32 {
 }
 
 /// Why a message was not taken. The state stays what it was.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// It is no message of this protocol, or was damaged on its way.
+    #[error(
+        "{length} bytes are no whole message of this protocol: carry each message whole, and \
+         nothing else"
+    )]
     Garbled {
         /// Its length in bytes.
         length: usize,
     },
     /// It is of another version.
+    #[error("the peer speaks version {theirs}, this side {VERSION}: use the same")]
     Version {
         /// Which.
         theirs: u8,
     },
     /// No side may say this now.
+    #[error("'{kind}' was not to be said now: end the connection if it goes on")]
     OutOfTurn {
         /// What was said.
         kind: &'static str,
     },
     /// It is about another suspension than the one under way.
+    #[error("the message is about suspension {theirs}, and {ours} is under way")]
     ForeignSuspension {
         /// Its number.
         theirs: u64,
@@ -175,52 +181,20 @@ pub enum HandshakeError {
         ours: u64,
     },
     /// A request has a number that was used before: it is a repetition.
+    #[error("suspension {number} was asked for before: carry each message once")]
     Repeated {
         /// Its number.
         number: u64,
     },
 }
 
-impl fmt::Display for HandshakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Garbled { length } => write!(
-                f,
-                "{length} bytes are no whole message of this protocol: carry each message whole, \
-                 and nothing else"
-            ),
-            Self::Version { theirs } => {
-                write!(f, "the peer speaks version {theirs}, this side {VERSION}: use the same")
-            }
-            Self::OutOfTurn { kind } => {
-                write!(f, "'{kind}' was not to be said now: end the connection if it goes on")
-            }
-            Self::ForeignSuspension { theirs, ours } => {
-                write!(f, "the message is about suspension {theirs}, and {ours} is under way")
-            }
-            Self::Repeated { number } => {
-                write!(f, "suspension {number} was asked for before: carry each message once")
-            }
-        }
-    }
-}
-
-impl std::error::Error for HandshakeError {}
-
 /// More keys than a message holds ([`MAX_KEYS`]).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{count} keys are more than {MAX_KEYS}: suspend fewer regions at once")]
 pub struct TooManyKeys {
     /// How many.
     pub count: usize,
 }
-
-impl fmt::Display for TooManyKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} keys are more than {MAX_KEYS}: suspend fewer regions at once", self.count)
-    }
-}
-
-impl std::error::Error for TooManyKeys {}
 
 #[cfg(test)]
 mod tests {

@@ -14,54 +14,40 @@ use crate::pieces::{self, Progress, prefault};
 use crate::stored::{self, machine};
 use crate::{Access, AddressRange, Cache, GetError, Monitor, Registrar};
 use pinfold_kernel::{Errno, mapping::OwnedMapping};
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Why a crossover could not be measured, read or written.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CrossoverError {
     /// No landing pages.
+    #[error("{0}")]
     Slab(SlabError),
     /// The zone could not be made.
+    #[error("{0}")]
     Zone(ZoneError),
     /// A slot could not be registered again.
+    #[error("{0}")]
     Ask(AskError),
     /// A message did not land.
+    #[error("{0}")]
     Land(LandError),
     /// The target's memory.
+    #[error("no memory to measure with: {}", io::Error::from_raw_os_error(*.errno))]
     Memory {
         /// The kernel's error number.
         errno: i32,
     },
     /// The file could not be read or written.
+    #[error("{0}: {1}")]
     File(PathBuf, io::Error),
     /// The file holds something else, or was measured on another kernel or machine.
+    #[error("{0} was not measured on this machine: measure again")]
     Stale(PathBuf),
 }
-
-impl fmt::Display for CrossoverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Slab(error) => error.fmt(f),
-            Self::Zone(error) => error.fmt(f),
-            Self::Ask(error) => error.fmt(f),
-            Self::Land(error) => error.fmt(f),
-            Self::Memory { errno } => {
-                write!(f, "no memory to measure with: {}", io::Error::from_raw_os_error(*errno))
-            }
-            Self::File(path, error) => write!(f, "{}: {error}", path.display()),
-            Self::Stale(path) => {
-                write!(f, "{} was not measured on this machine: measure again", path.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for CrossoverError {}
 
 impl CrossoverError {
     /// Whether there is no room for registrations of this length.

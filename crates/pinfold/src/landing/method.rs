@@ -1,7 +1,5 @@
 //! The ways in which data lands, and why it does not.
 
-use std::fmt;
-
 /// How data gets from landing pages into its target.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Method {
@@ -26,73 +24,55 @@ pub struct Landed {
 }
 
 /// Why data does not land.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LandError {
     /// The target was unmapped, replaced or moved since its place was asked for; or the monitor has
     /// lost count, as one may when the machine is overloaded, and it is unknown. A caller that knows better
     /// vouches for the target ([`Arrived::vouch`](super::Arrived::vouch)).
+    #[error("the target's mapping changed while the data was on its way: land it elsewhere")]
     TargetChanged,
     /// The target has no whole page.
+    #[error("the target has no whole page to be exchanged")]
     NoWholePage,
     /// The target is not private, writable memory without a file, or its pages are huge pages of
     /// hugetlbfs.
+    #[error("only pages of private anonymous memory can be exchanged: others are copied")]
     UnsuitableMapping,
     /// The target is a pool's, or lies in the same 2 MiB as one's slab: its buffers' registration would
     /// go on naming the pages that were there.
+    #[error(
+        "a pool's buffers are registered with the pages that they have: data is copied into them, \
+         or received by the device itself"
+    )]
     PoolMemory,
     /// The target consists of so many mappings that exchanging its pages does not pay.
+    #[error(
+        "the target consists of too many mappings for an exchange to pay: let messages begin and \
+         end at the same addresses, or in whole pages"
+    )]
     TooManyMappings,
     /// The kernel would not exchange the pages.
+    #[error(
+        "the kernel would not exchange the pages: {}",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     Exchange {
         /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`).
         errno: i32,
     },
     /// The kernel ran out of memory in the midst of an exchange: a part of the target is unmapped. What had come
     /// into the target by then is there, and reads as zeros in the place; the rest is in the place.
+    #[error(
+        "the kernel has unmapped a part of the target and could not go on ({}): map it anew, and \
+         read the data in its place",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     TargetUnmapped {
         /// The kernel's error number.
         errno: i32,
     },
     /// This process is a forked child: the data is its parent's, and lands there.
+    #[error("this is a forked child, and its parent's data does not land here: make a zone here")]
     Forked,
 }
-
-impl fmt::Display for LandError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TargetChanged => f.write_str(
-                "the target's mapping changed while the data was on its way: land it elsewhere",
-            ),
-            Self::Forked => f.write_str(
-                "this is a forked child, and its parent's data does not land here: make a zone here",
-            ),
-            Self::NoWholePage => f.write_str("the target has no whole page to be exchanged"),
-            Self::UnsuitableMapping => f.write_str(
-                "only pages of private anonymous memory can be exchanged: others are copied",
-            ),
-            Self::PoolMemory => f.write_str(
-                "a pool's buffers are registered with the pages that they have: data is copied into \
-                 them, or received by the device itself",
-            ),
-            Self::TooManyMappings => f.write_str(
-                "the target consists of too many mappings for an exchange to pay: let messages begin \
-                 and end at the same addresses, or in whole pages",
-            ),
-            Self::Exchange { errno } => {
-                let error = std::io::Error::from_raw_os_error(*errno);
-                write!(f, "the kernel would not exchange the pages: {error}")
-            }
-            Self::TargetUnmapped { errno } => {
-                let error = std::io::Error::from_raw_os_error(*errno);
-                write!(
-                    f,
-                    "the kernel has unmapped a part of the target and could not go on ({error}): map it \
-                     anew, and read the data in its place"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for LandError {}

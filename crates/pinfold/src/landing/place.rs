@@ -22,6 +22,8 @@ use std::fmt;
 use std::process;
 
 /// What did not land, as it was before.
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct Refused<S> {
     /// The message, to be landed elsewhere, read in place, or dropped.
     pub state: S,
@@ -34,14 +36,6 @@ impl<S> fmt::Debug for Refused<S> {
         fmt::Debug::fmt(&self.error, f)
     }
 }
-
-impl<S> fmt::Display for Refused<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<S> std::error::Error for Refused<S> {}
 
 /// What all states have.
 struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {

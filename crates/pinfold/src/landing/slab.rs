@@ -9,7 +9,6 @@
 
 use crate::AddressRange;
 use pinfold_kernel::{Errno, mapping::OwnedMapping, process::page_bytes};
-use std::fmt;
 
 /// Memory for a landing zone: equal slots of whole pages, and a place aside as long as one of them,
 /// through which pages pass in an exchange.
@@ -56,9 +55,10 @@ pub struct Slab {
 const TABLE: usize = 2 << 20;
 
 /// Why there are no landing pages.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SlabError {
     /// No slots, or more bytes than there are addresses.
+    #[error("{slots} slots for messages of {message_bytes} bytes make no slab")]
     Size {
         /// Bytes of the longest message.
         message_bytes: usize,
@@ -66,27 +66,12 @@ pub enum SlabError {
         slots: usize,
     },
     /// The kernel gave no memory.
+    #[error("no memory for landing pages: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The kernel's error number.
         errno: i32,
     },
 }
-
-impl fmt::Display for SlabError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Size { message_bytes, slots } => {
-                write!(f, "{slots} slots for messages of {message_bytes} bytes make no slab")
-            }
-            Self::Os { errno } => {
-                let error = std::io::Error::from_raw_os_error(*errno);
-                write!(f, "no memory for landing pages: {error}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for SlabError {}
 
 impl Slab {
     /// `slots` slots, each for messages of up to `message_bytes`, however they lie in their pages; in

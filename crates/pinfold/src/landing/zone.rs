@@ -95,10 +95,14 @@ struct Slot<'c, R: Registrar, M: Monitor> {
 }
 
 /// Why a zone could not be made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZoneError {
     /// A slot is longer than what the device registers at once.
+    #[error(
+        "landing slots of {slot_bytes} bytes exceed the device's longest registration of \
+         {max_region_bytes}: let messages land in pieces"
+    )]
     SlotTooLong {
         /// The slot's length, in bytes.
         slot_bytes: usize,
@@ -107,18 +111,28 @@ pub enum ZoneError {
     },
     /// The cache's device follows the page table: pages that are exchanged while it writes to them would be
     /// lost to it. Zones are for registrations that hold on to their pages.
+    #[error(
+        "a device that follows the page table does not hold on to landing pages: make the zone \
+         over a cache of pinned registrations"
+    )]
     FollowsPageTable,
     /// A slot could not be registered.
+    #[error("landing pages were not registered: {0}")]
     Register(GetError),
 }
 
 /// Why there is no place for a message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
     /// The target is no range.
+    #[error("{0}")]
     Range(RangeError),
     /// No slot is long enough, or all that were are in use.
+    #[error(
+        "none of the {free} free slots has room for {length} bytes: wait for places to land, make \
+         the zone larger, or register the target"
+    )]
     NoSlot {
         /// The message's length, in bytes.
         length: usize,
@@ -126,42 +140,9 @@ pub enum AskError {
         free: usize,
     },
     /// The slot could not be registered again.
+    #[error("landing pages were not registered: {0}")]
     Register(GetError),
 }
-
-impl fmt::Display for ZoneError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SlotTooLong { slot_bytes, max_region_bytes } => write!(
-                f,
-                "landing slots of {slot_bytes} bytes exceed the device's longest registration of \
-                 {max_region_bytes}: let messages land in pieces"
-            ),
-            Self::FollowsPageTable => f.write_str(
-                "a device that follows the page table does not hold on to landing pages: make the zone \
-                 over a cache of pinned registrations",
-            ),
-            Self::Register(error) => write!(f, "landing pages were not registered: {error}"),
-        }
-    }
-}
-
-impl fmt::Display for AskError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(error) => error.fmt(f),
-            Self::NoSlot { length, free } => write!(
-                f,
-                "none of the {free} free slots has room for {length} bytes: wait for places to \
-                 land, make the zone larger, or register the target"
-            ),
-            Self::Register(error) => write!(f, "landing pages were not registered: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for ZoneError {}
-impl std::error::Error for AskError {}
 
 /// With which rights landing pages are registered.
 const ACCESS: Access = Access::WRITE;

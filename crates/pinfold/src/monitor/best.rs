@@ -28,7 +28,6 @@ use crate::{
 };
 use pinfold_kernel::process::page_bytes;
 use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 
 /// Which monitor.
@@ -63,24 +62,14 @@ impl Choice {
 }
 
 /// A monitor that this machine does not have.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {reason}", .choice.name())]
 pub struct Refused {
     /// Which.
     pub choice: Choice,
     /// Why, and what to do about it.
+    #[source]
     pub reason: Box<dyn Error + Send + Sync>,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.choice.name(), self.reason)
-    }
-}
-
-impl Error for Refused {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&*self.reason)
-    }
 }
 
 /// A monitor that was chosen when the program ran.

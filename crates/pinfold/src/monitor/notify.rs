@@ -25,7 +25,6 @@ use pinfold_kernel::{
     socket::{is_connected, send_by_number},
 };
 use std::ffi::OsString;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -150,38 +149,57 @@ impl From<Connection> for GivesBack {
 }
 
 /// Why the helper gave no view.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// No helper listens there.
+    #[error(
+        "no helper listens (errno {errno}): have root start `pinfold notifyd`, or say by \
+         PINFOLD_NOTIFYD where its socket is"
+    )]
     Absent {
         /// The kernel's error number.
         errno: i32,
     },
     /// This process may not connect.
+    #[error(
+        "this process may not connect to the helper (errno {errno}): the rights of its socket or a \
+         security policy forbid it"
+    )]
     Forbidden {
         /// The kernel's error number.
         errno: i32,
     },
     /// The helper did not answer in time.
+    #[error("the helper does not answer: it is stopped or overloaded; its log may say more")]
     Silent,
     /// What listens there is neither root's nor this process's own user's, so it is not believed.
+    #[error(
+        "what listens at the helper's socket belongs to user {uid}, neither root nor this \
+         process's own, and is not believed (in a user namespace without the machine's root, root \
+         shows as 65534)"
+    )]
     Stranger {
         /// Its user.
         uid: u32,
     },
     /// The helper ended while it was asked.
+    #[error("the helper ended while it was asked: try again")]
     Gone,
     /// What listens there speaks no protocol of ours.
+    #[error("what listens at the helper's socket is no helper: it sent {0}")]
     Nonsense(DecodeError),
     /// The helper gives this process none, and says why.
+    #[error("{0}")]
     Refused(Refusal),
     /// What the helper gave is no view.
+    #[error("what the helper gave is no view ({part}): bring both to one release")]
     NotAView {
         /// What is wrong with it.
         part: &'static str,
     },
     /// Something else went wrong.
+    #[error("{operation} failed: {}", io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
@@ -388,45 +406,6 @@ impl Kind {
 fn field<'a>(told: &'a str, name: &str) -> Option<&'a str> {
     told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Absent { errno } => write!(
-                f,
-                "no helper listens (errno {errno}): have root start `pinfold notifyd`, or say by \
-                 PINFOLD_NOTIFYD where its socket is"
-            ),
-            Self::Forbidden { errno } => write!(
-                f,
-                "this process may not connect to the helper (errno {errno}): the rights of its \
-                 socket or a security policy forbid it"
-            ),
-            Self::Silent => f.write_str(
-                "the helper does not answer: it is stopped or overloaded; its log may say more",
-            ),
-            Self::Stranger { uid } => write!(
-                f,
-                "what listens at the helper's socket belongs to user {uid}, neither root nor this \
-                 process's own, and is not believed (in a user namespace without the machine's \
-                 root, root shows as 65534)"
-            ),
-            Self::Gone => f.write_str("the helper ended while it was asked: try again"),
-            Self::Nonsense(error) => {
-                write!(f, "what listens at the helper's socket is no helper: it sent {error}")
-            }
-            Self::Refused(refusal) => refusal.fmt(f),
-            Self::NotAView { part } => {
-                write!(f, "what the helper gave is no view ({part}): bring both to one release")
-            }
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for ConnectError {}
 
 #[cfg(test)]
 mod tests {

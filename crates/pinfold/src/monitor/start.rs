@@ -1,24 +1,37 @@
 //! Why a monitor could not start, and what to do about it.
 
 use pinfold_kernel::{Errno, userfaultfd, userfaultfd::feature};
-use std::fmt;
 use std::os::fd::AsRawFd;
 
 /// Why a monitor could not start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The system call is forbidden here.
+    #[error(
+        "userfaultfd is forbidden here (errno {errno}), most likely by the container's seccomp \
+         profile: allow the system call there. vm.unprivileged_userfaultfd does not matter: no \
+         fault of the kernel is handled. Without a monitor, memory is registered for each use"
+    )]
     NotPermitted {
         /// The kernel's error number.
         errno: i32,
     },
     /// This kernel was built without userfaultfd.
+    #[error(
+        "this kernel has no userfaultfd for unprivileged users (errno {errno}): use Linux 5.15 or \
+         later with CONFIG_USERFAULTFD. Without a monitor, memory is registered for each use"
+    )]
     NotInKernel {
         /// The kernel's error number.
         errno: i32,
     },
     /// This kernel's userfaultfd cannot report all that is needed.
+    #[error(
+        "this kernel's userfaultfd lacks the features {missing:#x} (errno {errno}): use Linux 5.15 \
+         or later on x86-64, 6.10 or later on arm64. Without a monitor, memory is registered for \
+         each use"
+    )]
     MissingFeatures {
         /// The missing bits, as `linux/userfaultfd.h` numbers them.
         missing: u64,
@@ -26,26 +39,42 @@ pub enum StartError {
         errno: i32,
     },
     /// The process, or the machine, has no descriptor left.
+    #[error(
+        "no descriptor is left (errno {errno}): raise RLIMIT_NOFILE (`ulimit -n`) or close some"
+    )]
     TooManyDescriptors {
         /// The kernel's error number.
         errno: i32,
     },
     /// No memory, or no more mappings allowed.
+    #[error(
+        "no memory for the monitor (errno {errno}): the process may have as many mappings as \
+         vm.max_map_count allows"
+    )]
     NoMemory {
         /// The kernel's error number.
         errno: i32,
     },
     /// The thread that reads the events could not be started.
+    #[error(
+        "the thread that reads the events could not be started (errno {errno}): raise RLIMIT_NPROC \
+         (`ulimit -u`) or the control group's pids.max"
+    )]
     Thread {
         /// The kernel's error number.
         errno: i32,
     },
     /// The kernel does not report what it should; nothing it says would be believed.
+    #[error(
+        "this kernel's userfaultfd does not tell of {missed}, so nothing may be cached: use Linux \
+         5.15 or later, and report this kernel's version to us"
+    )]
     SelfTest {
         /// What was not seen.
         missed: &'static str,
     },
     /// Something else went wrong.
+    #[error("{operation} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
@@ -98,57 +127,6 @@ impl StartError {
         }
     }
 }
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPermitted { errno } => write!(
-                f,
-                "userfaultfd is forbidden here (errno {errno}), most likely by the container's \
-                 seccomp profile: allow the system call there. vm.unprivileged_userfaultfd does \
-                 not matter: no fault of the kernel is handled. Without a monitor, memory is \
-                 registered for each use"
-            ),
-            Self::NotInKernel { errno } => write!(
-                f,
-                "this kernel has no userfaultfd for unprivileged users (errno {errno}): use Linux \
-                 5.15 or later with CONFIG_USERFAULTFD. Without a monitor, memory is registered \
-                 for each use"
-            ),
-            Self::MissingFeatures { missing, errno } => write!(
-                f,
-                "this kernel's userfaultfd lacks the features {missing:#x} (errno {errno}): use \
-                 Linux 5.15 or later on x86-64, 6.10 or later on arm64. Without a monitor, memory \
-                 is registered for each use"
-            ),
-            Self::TooManyDescriptors { errno } => write!(
-                f,
-                "no descriptor is left (errno {errno}): raise RLIMIT_NOFILE (`ulimit -n`) or \
-                 close some"
-            ),
-            Self::NoMemory { errno } => write!(
-                f,
-                "no memory for the monitor (errno {errno}): the process may have as many \
-                 mappings as vm.max_map_count allows"
-            ),
-            Self::Thread { errno } => write!(
-                f,
-                "the thread that reads the events could not be started (errno {errno}): raise \
-                 RLIMIT_NPROC (`ulimit -u`) or the control group's pids.max"
-            ),
-            Self::SelfTest { missed } => write!(
-                f,
-                "this kernel's userfaultfd does not tell of {missed}, so nothing may be cached: \
-                 use Linux 5.15 or later, and report this kernel's version to us"
-            ),
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for StartError {}
 
 #[cfg(test)]
 mod tests {

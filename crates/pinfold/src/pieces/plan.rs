@@ -88,7 +88,7 @@ impl Plan {
 }
 
 /// The budget can never hold all pieces of a range at once.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct DoesNotFit {
     /// The limit that is too low.
     pub limit: Limit,
@@ -117,8 +117,6 @@ impl fmt::Display for DoesNotFit {
         }
     }
 }
-
-impl std::error::Error for DoesNotFit {}
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,6 @@
 use super::{Options, Progress};
 use crate::{Access, AddressRange};
 use pinfold_kernel::{Errno, memory, pages, process::page_bytes, thread::spawn_scoped};
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -14,12 +13,14 @@ use std::thread;
 const STEP: usize = 2 << 20;
 
 /// Why pages could not be made. The program's own touch, or a registration, would meet the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrefaultError {
     /// The kernel cannot: it is older than Linux 5.14, or the mapping is of a kind without pages.
+    #[error("pages cannot be made in advance here (Linux 5.14): register without prefaulting")]
     Unsupported,
     /// Somewhere in `range` nothing is mapped, or not with the rights that are needed.
+    #[error("part of {range} is not mapped with the rights needed (errno {errno})")]
     BadAddress {
         /// The part that was being made.
         range: AddressRange,
@@ -27,6 +28,10 @@ pub enum PrefaultError {
         errno: i32,
     },
     /// No memory is left, or something else went wrong.
+    #[error(
+        "the pages of {range} could not be made: {}",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     Os {
         /// The part that was being made.
         range: AddressRange,
@@ -34,28 +39,9 @@ pub enum PrefaultError {
         errno: i32,
     },
     /// [`Progress::cancel`] was called.
+    #[error("prefaulting was cancelled")]
     Cancelled,
 }
-
-impl fmt::Display for PrefaultError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unsupported => f.write_str(
-                "pages cannot be made in advance here (Linux 5.14): register without prefaulting",
-            ),
-            Self::BadAddress { range, errno } => {
-                write!(f, "part of {range} is not mapped with the rights needed (errno {errno})")
-            }
-            Self::Os { range, errno } => {
-                let error = std::io::Error::from_raw_os_error(*errno);
-                write!(f, "the pages of {range} could not be made: {error}")
-            }
-            Self::Cancelled => f.write_str("prefaulting was cancelled"),
-        }
-    }
-}
-
-impl std::error::Error for PrefaultError {}
 
 /// Makes every page of `range` that is not there, on `options.threads` threads.
 ///

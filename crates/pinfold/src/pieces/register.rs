@@ -40,36 +40,30 @@ impl<'c, R: Registrar, M: Monitor> Registered<'c, R, M> {
 }
 
 /// One piece that could not be registered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("piece {piece} ({range}): {error}")]
 pub struct PieceError {
     /// Which piece, counted from 0 as [`Plan::piece`] does.
     pub piece: usize,
     /// Its bytes.
     pub range: AddressRange,
     /// What was wrong.
+    #[source]
     pub error: GetError,
 }
 
-impl fmt::Display for PieceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "piece {} ({}): {}", self.piece, self.range, self.error)
-    }
-}
-
-impl std::error::Error for PieceError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
-
 /// Why a range is not registered as a whole.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterAllError<'c, R: Registrar, M: Monitor> {
     /// The arguments make no sense; nothing was tried.
+    #[error("{0}")]
     Arguments(GetError),
     /// The budget can never hold it; nothing was tried.
+    #[error("{0}")]
     DoesNotFit(DoesNotFit),
     /// Some pieces are registered and some are not.
+    #[error("{0}")]
     Incomplete(Incomplete<'c, R, M>),
 }
 
@@ -87,16 +81,6 @@ pub struct Incomplete<'c, R: Registrar, M: Monitor> {
     pub cancelled: bool,
 }
 
-impl<R: Registrar, M: Monitor> fmt::Display for RegisterAllError<'_, R, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Arguments(error) => error.fmt(f),
-            Self::DoesNotFit(error) => error.fmt(f),
-            Self::Incomplete(incomplete) => incomplete.fmt(f),
-        }
-    }
-}
-
 impl<R: Registrar, M: Monitor> fmt::Display for Incomplete<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (done, left) = (self.leases.len(), self.not_tried);
@@ -107,8 +91,6 @@ impl<R: Registrar, M: Monitor> fmt::Display for Incomplete<'_, R, M> {
         self.failed.first().map_or(Ok(()), |first| write!(f, "; {first}"))
     }
 }
-
-impl<R: Registrar, M: Monitor> std::error::Error for RegisterAllError<'_, R, M> {}
 
 /// Leases of the whole range, registered by `options.threads` threads, this one among them.
 ///

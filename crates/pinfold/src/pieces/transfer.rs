@@ -37,7 +37,7 @@ pub struct Moved {
 
 /// Why a transfer stopped. Nothing is under way any more and no lease is held; what was registered
 /// stays cached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct TransferError<E> {
     /// What went wrong first.
     pub reason: Reason<E>,
@@ -61,8 +61,6 @@ impl<E: fmt::Display> fmt::Display for TransferError<E> {
         }
     }
 }
-
-impl<E: fmt::Debug + fmt::Display> std::error::Error for TransferError<E> {}
 
 /// Moves `length` bytes from `start`, of which nothing need be registered: the first pieces move
 /// while later ones are being registered by helpers.

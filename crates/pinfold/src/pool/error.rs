@@ -5,10 +5,14 @@ use std::fmt;
 use std::time::Duration;
 
 /// Why a pool could not be made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The budget holds no slab.
+    #[error(
+        "a pool of {max_bytes} bytes in registrations of {max_region_bytes} bytes at most holds \
+         nothing: allow {least} bytes and one registration"
+    )]
     Budget {
         /// The bytes given.
         max_bytes: usize,
@@ -18,6 +22,10 @@ pub enum OpenError {
         least: usize,
     },
     /// The registrars' limits contradict themselves, or their pages are too large.
+    #[error(
+        "the registrar claims pages of {page_bytes} bytes and registrations of {max_region_bytes} \
+         at most, which a pool cannot be made of"
+    )]
     Registrar {
         /// The registrars' page, in bytes.
         page_bytes: usize,
@@ -25,44 +33,29 @@ pub enum OpenError {
         max_region_bytes: usize,
     },
     /// The mark that a forked child finds could not be made.
+    #[error(
+        "the page that a forked child finds wiped could not be made: {} (Linux 4.14 or later is \
+         needed)",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     ForkMark {
         /// The kernel's error number.
         errno: i32,
     },
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Budget { max_bytes, max_region_bytes, least } => write!(
-                f,
-                "a pool of {max_bytes} bytes in registrations of {max_region_bytes} bytes at most \
-                 holds nothing: allow {least} bytes and one registration"
-            ),
-            Self::Registrar { page_bytes, max_region_bytes } => write!(
-                f,
-                "the registrar claims pages of {page_bytes} bytes and registrations of \
-                 {max_region_bytes} at most, which a pool cannot be made of"
-            ),
-            Self::ForkMark { errno } => write!(
-                f,
-                "the page that a forked child finds wiped could not be made: {} (Linux 4.14 or \
-                 later is needed)",
-                std::io::Error::from_raw_os_error(*errno)
-            ),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}
-
 /// Why there was no buffer. Nothing is left mapped or registered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocateError {
     /// No bytes were asked for.
+    #[error("a buffer of no bytes: ask for at least one")]
     Empty,
     /// No slab of this pool can hold it.
+    #[error(
+        "{bytes} bytes exceed the longest buffer of this pool, {max_bytes}: ask for pieces, or \
+         raise PoolConfig::max_bytes as far as the registrars take it"
+    )]
     TooLong {
         /// The length asked for, in bytes.
         bytes: usize,
@@ -70,6 +63,7 @@ pub enum AllocateError {
         max_bytes: usize,
     },
     /// No buffer has such an alignment.
+    #[error("no buffer is aligned to {align} bytes: ask for a power of two up to {max_align}")]
     Alignment {
         /// What was asked for, in bytes.
         align: usize,
@@ -77,8 +71,10 @@ pub enum AllocateError {
         max_align: usize,
     },
     /// Nothing is free, and the request was not to grow or wait.
+    #[error("{0}")]
     Exhausted(Exhausted),
     /// Nothing was put back in time.
+    #[error("nothing was put back within {waited:?}: {pool}")]
     TimedOut {
         /// How long was waited.
         waited: Duration,
@@ -86,6 +82,10 @@ pub enum AllocateError {
         pool: Exhausted,
     },
     /// The budget that this pool shares with others has no more.
+    #[error(
+        "the shared budget has {available} bytes left and {bytes} are needed: trim other pools and \
+         caches, or raise it"
+    )]
     Denied {
         /// What was asked for, in bytes.
         bytes: usize,
@@ -93,6 +93,11 @@ pub enum AllocateError {
         available: usize,
     },
     /// The kernel gave no memory.
+    #[error(
+        "no memory for a slab of {bytes} bytes ({operation}: {}): look at the machine's free \
+         memory, `ulimit -v` and the control group's memory.max",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     Memory {
         /// The call that failed.
         operation: &'static str,
@@ -102,8 +107,13 @@ pub enum AllocateError {
         errno: i32,
     },
     /// A registrar refused the memory.
-    Register(RegisterError),
+    #[error("{0}")]
+    Register(#[source] RegisterError),
     /// This process is a forked child of the one that made the pool.
+    #[error(
+        "this is a forked child, and the pool's memory is registered for its parent: make a new \
+         pool here"
+    )]
     Forked,
 }
 
@@ -138,51 +148,5 @@ impl fmt::Display for Exhausted {
              buffers back, raise PoolConfig::max_bytes (and RLIMIT_MEMLOCK with it), or let the \
              request grow or wait"
         )
-    }
-}
-
-impl fmt::Display for AllocateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("a buffer of no bytes: ask for at least one"),
-            Self::TooLong { bytes, max_bytes } => write!(
-                f,
-                "{bytes} bytes exceed the longest buffer of this pool, {max_bytes}: ask for pieces, \
-                 or raise PoolConfig::max_bytes as far as the registrars take it"
-            ),
-            Self::Alignment { align, max_align } => write!(
-                f,
-                "no buffer is aligned to {align} bytes: ask for a power of two up to {max_align}"
-            ),
-            Self::Exhausted(pool) => pool.fmt(f),
-            Self::TimedOut { waited, pool } => {
-                write!(f, "nothing was put back within {waited:?}: {pool}")
-            }
-            Self::Denied { bytes, available } => write!(
-                f,
-                "the shared budget has {available} bytes left and {bytes} are needed: trim other \
-                 pools and caches, or raise it"
-            ),
-            Self::Memory { operation, bytes, errno } => write!(
-                f,
-                "no memory for a slab of {bytes} bytes ({operation}: {}): look at the machine's \
-                 free memory, `ulimit -v` and the control group's memory.max",
-                std::io::Error::from_raw_os_error(*errno)
-            ),
-            Self::Register(error) => error.fmt(f),
-            Self::Forked => f.write_str(
-                "this is a forked child, and the pool's memory is registered for its parent: make \
-                 a new pool here",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for AllocateError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Register(error) => Some(error),
-            _ => None,
-        }
     }
 }

@@ -11,28 +11,16 @@ use super::buffer::{Pool, PoolBuffer, give_back_slowly, keep_at_hand};
 use super::depot::{Slab, slab_at};
 use super::slab::Kind;
 use pinfold_core::Registrar;
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// An address that lies in no pool's slab, or not where a buffer begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{address:#x} is not the address of a pool's buffer: pass what allocate gave")]
 pub struct NotABuffer {
     /// The address.
     pub address: usize,
 }
-
-impl fmt::Display for NotABuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:#x} is not the address of a pool's buffer: pass what allocate gave",
-            self.address
-        )
-    }
-}
-
-impl std::error::Error for NotABuffer {}
 
 impl<R: Registrar> Pool<R> {
     /// At least `size` bytes at a multiple of `align`, a power of two up to 2 MiB; their contents

@@ -30,15 +30,19 @@ pub struct Stepped<'c, R: Suspend, M: Monitor> {
 }
 
 /// Why a lease that was handed over does not come back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LeaseEnded {
     /// Its memory could not be registered any more.
+    #[error("{0}")]
     NotRegistered(RegisterError),
     /// A suspension was overdue, and a thread ended it; or this process is a forked child.
+    #[error("it ended with its suspension, which was overdue")]
     WithSuspension,
 }
 
 /// A region was not made huge to its end. What is huge stays so; everything goes on.
+#[derive(thiserror::Error)]
+#[error("after {} bytes were made huge: {why}", .done.defragmented.made)]
 pub struct Stopped<'c, R: Suspend, M: Monitor> {
     /// Why.
     pub why: StoppedBy<R::Connection>,
@@ -47,10 +51,11 @@ pub struct Stopped<'c, R: Suspend, M: Monitor> {
 }
 
 /// Why a region was not made huge to its end.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoppedBy<C> {
     /// A part could not be suspended.
+    #[error("{range} was not suspended: {why}")]
     NotSuspended {
         /// The part.
         range: AddressRange,
@@ -58,6 +63,7 @@ pub enum StoppedBy<C> {
         why: Why<C>,
     },
     /// Nothing could be tried, or a suspension ended before its time.
+    #[error("{0}")]
     Rearrange(RearrangeError),
 }
 
@@ -237,24 +243,6 @@ fn wait(round: usize) {
     }
 }
 
-impl<C: fmt::Debug> fmt::Display for StoppedBy<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotSuspended { range, why } => write!(f, "{range} was not suspended: {why}"),
-            Self::Rearrange(error) => error.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for LeaseEnded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotRegistered(error) => error.fmt(f),
-            Self::WithSuspension => f.write_str("it ended with its suspension, which was overdue"),
-        }
-    }
-}
-
 impl<R: Suspend, M: Monitor> fmt::Debug for Stepped<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stepped")
@@ -272,11 +260,3 @@ impl<R: Suspend, M: Monitor> fmt::Debug for Stopped<'_, R, M> {
         f.debug_struct("Stopped").field("why", &self.why).field("done", &self.done).finish()
     }
 }
-
-impl<R: Suspend, M: Monitor> fmt::Display for Stopped<'_, R, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "after {} bytes were made huge: {}", self.done.defragmented.made, self.why)
-    }
-}
-
-impl<R: Suspend, M: Monitor> std::error::Error for Stopped<'_, R, M> {}

@@ -609,35 +609,54 @@ fn on_another_thread(call: impl FnOnce() -> Result<(), OpenError> + Send) -> Res
 }
 
 /// Why a ring cannot be registered with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The descriptor is not a ring's.
+    #[error("the descriptor is not an io_uring ring's (errno {errno})")]
     NotARing {
         /// The kernel's error number.
         errno: i32,
     },
     /// The ring takes calls from one thread only.
+    #[error(
+        "the ring takes calls from one thread only, and registrations are given back by others: \
+         make it without IORING_SETUP_SINGLE_ISSUER and IORING_SETUP_DEFER_TASKRUN"
+    )]
     SingleIssuer,
     /// The ring has a table of buffers already.
+    #[error(
+        "the ring has a table of buffers already: adopt slots of it (a registrar that was dropped \
+         leaves its table, emptied), or unregister it"
+    )]
     TableExists,
     /// The ring has no table of buffers to adopt.
+    #[error("the ring has no table of buffers to adopt: make one")]
     NoTable,
     /// No table has that many slots, or none at all.
+    #[error("{asked} slots: a table has 1 to {MAX_SLOTS}, and an adopted one its own")]
     TableSize {
         /// How many slots there were to be, or the end of those to be adopted.
         asked: u32,
     },
     /// The values are too few for tags, or zero is among them.
+    #[error("tags need a range of at least 2^32 values without zero: 1 << 63.. has")]
     Tags,
     /// The kernel knows no tables with empty slots.
+    #[error("the kernel knows no tables with empty slots: use Linux 5.19 or later")]
     NoSparseTables,
     /// io_uring, or this call, is refused to this process.
+    #[error(
+        "io_uring is refused to this process (errno {errno}): look at the sysctl \
+         kernel.io_uring_disabled, at the container runtime's seccomp profile, and at restrictions \
+         of the ring itself"
+    )]
     Forbidden {
         /// The kernel's error number.
         errno: i32,
     },
     /// Something else went wrong.
+    #[error("{operation} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
@@ -676,45 +695,6 @@ impl OpenError {
         }
     }
 }
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotARing { errno } => {
-                write!(f, "the descriptor is not an io_uring ring's (errno {errno})")
-            }
-            Self::SingleIssuer => f.write_str(
-                "the ring takes calls from one thread only, and registrations are given back by \
-                 others: make it without IORING_SETUP_SINGLE_ISSUER and IORING_SETUP_DEFER_TASKRUN",
-            ),
-            Self::TableExists => f.write_str(
-                "the ring has a table of buffers already: adopt slots of it (a registrar that was \
-                 dropped leaves its table, emptied), or unregister it",
-            ),
-            Self::NoTable => f.write_str("the ring has no table of buffers to adopt: make one"),
-            Self::TableSize { asked } => {
-                write!(f, "{asked} slots: a table has 1 to {MAX_SLOTS}, and an adopted one its own")
-            }
-            Self::Tags => {
-                f.write_str("tags need a range of at least 2^32 values without zero: 1 << 63.. has")
-            }
-            Self::NoSparseTables => {
-                f.write_str("the kernel knows no tables with empty slots: use Linux 5.19 or later")
-            }
-            Self::Forbidden { errno } => write!(
-                f,
-                "io_uring is refused to this process (errno {errno}): look at the sysctl \
-                 kernel.io_uring_disabled, at the container runtime's seccomp profile, and at \
-                 restrictions of the ring itself"
-            ),
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}
 
 #[cfg(test)]
 mod tests {

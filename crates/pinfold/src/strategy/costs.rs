@@ -4,7 +4,7 @@ use super::curve::{Curve, Spot};
 use super::{Strategy, Uses};
 use crate::landing::{Measured, Method};
 use crate::stored;
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -54,35 +54,15 @@ pub struct Costs {
 }
 
 /// Why costs could not be read or written.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CostsError {
     /// The file could not be read or written.
-    File(PathBuf, io::Error),
+    #[error("{0}: {1}")]
+    File(PathBuf, #[source] io::Error),
     /// The file holds something else, or was measured on another kernel or machine.
+    #[error("{0} was not measured on this machine: measure again (`pinfold bench strategies`)")]
     Stale(PathBuf),
-}
-
-impl fmt::Display for CostsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(path, error) => write!(f, "{}: {error}", path.display()),
-            Self::Stale(path) => write!(
-                f,
-                "{} was not measured on this machine: measure again (`pinfold bench strategies`)",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for CostsError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::File(_, error) => Some(error),
-            Self::Stale(_) => None,
-        }
-    }
 }
 
 /// The first word of a file.

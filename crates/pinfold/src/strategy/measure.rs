@@ -15,35 +15,22 @@ use crate::pool::Pool;
 use crate::{AddressRange, Cache, GetError, Monitor, Registrar};
 use pinfold_kernel::{Errno, mapping::OwnedMapping, process::page_bytes};
 use std::convert::Infallible;
-use std::fmt;
 use std::time::Instant;
 
 /// Why nothing was measured.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError<E> {
     /// No memory to measure with.
+    #[error("no memory to measure with: {}", std::io::Error::from_raw_os_error(*.errno))]
     Memory {
         /// The kernel's error number.
         errno: i32,
     },
     /// A transfer failed.
+    #[error("{0}")]
     Transfer(TransferError<E>),
 }
-
-impl<E: fmt::Display> fmt::Display for MeasureError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory { errno } => {
-                let error = std::io::Error::from_raw_os_error(*errno);
-                write!(f, "no memory to measure with: {error}")
-            }
-            Self::Transfer(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<E: fmt::Debug + fmt::Display> std::error::Error for MeasureError<E> {}
 
 /// Moves nothing: what is measured then is what comes on top of a transfer. Pieces, whose point is to hide
 /// that behind one, do not look good.

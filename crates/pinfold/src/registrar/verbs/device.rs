@@ -269,19 +269,30 @@ impl Drop for Domain {
 }
 
 /// Why a device could not be opened or used.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// There is no libibverbs.
-    Library(LoadError),
+    #[error("{0}")]
+    Library(#[from] LoadError),
     /// This machine shows no RDMA device.
+    #[error(
+        "no RDMA device: load the driver of the network card and ib_uverbs, or make a software \
+         device (`modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); a container needs \
+         the host's"
+    )]
     NoDevice,
     /// It shows none of that name.
+    #[error("no RDMA device is called {name}: `rdma link` lists them")]
     NoSuchDevice {
         /// The name asked for.
         name: String,
     },
     /// The device is there, its file is not: a container without it.
+    #[error(
+        "{name} has no file in /dev/infiniband (errno {errno}): load ib_uverbs, and give the file \
+         to the container (`--device /dev/infiniband`)"
+    )]
     NoDeviceFile {
         /// The device's name.
         name: String,
@@ -289,6 +300,11 @@ pub enum OpenError {
         errno: i32,
     },
     /// The device's file may not be opened.
+    #[error(
+        "{name} may not be opened (errno {errno}): look at the permissions of \
+         /dev/infiniband/uverbs*, which udev's rules of rdma-core open to all users (the group \
+         `rdma` elsewhere), and at the container's list of devices (`--device /dev/infiniband`)"
+    )]
     Forbidden {
         /// The device's name.
         name: String,
@@ -296,11 +312,16 @@ pub enum OpenError {
         errno: i32,
     },
     /// The device was taken away.
+    #[error("the RDMA device was taken away (errno {errno}): open it again")]
     Gone {
         /// The kernel's error number.
         errno: i32,
     },
     /// The device cannot do without pinned pages what was asked for.
+    #[error(
+        "{name} pages on demand no {missing} over {transport}: pin the memory and watch it, or use \
+         a device and kernel that do"
+    )]
     OnDemand {
         /// The device's name.
         name: String,
@@ -310,6 +331,10 @@ pub enum OpenError {
         missing: Operations,
     },
     /// The device pages on demand, and moved other bytes than it was told to.
+    #[error(
+        "{name} claims to page on demand and moved the wrong bytes {what} (Soft-RoCE does, of \
+         Linux 7.3 for one): pin the memory and watch it"
+    )]
     WrongBytes {
         /// The device's name.
         name: String,
@@ -317,6 +342,7 @@ pub enum OpenError {
         what: &'static str,
     },
     /// Whether the device pages on demand as it should could not be tested.
+    #[error("whether {name} pages on demand as it should cannot be tested: {why}")]
     Untestable {
         /// The device's name.
         name: String,
@@ -324,6 +350,7 @@ pub enum OpenError {
         why: String,
     },
     /// Something else went wrong.
+    #[error("{operation} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
@@ -379,68 +406,6 @@ fn refused(name: String, Errno(errno): Errno) -> OpenError {
         libc::EACCES | libc::EPERM => OpenError::Forbidden { name, errno },
         libc::ENOENT | libc::ENXIO => OpenError::NoDeviceFile { name, errno },
         _ => OpenError::os("ibv_open_device", Errno(errno)),
-    }
-}
-
-impl From<LoadError> for OpenError {
-    fn from(error: LoadError) -> Self {
-        Self::Library(error)
-    }
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Library(error) => error.fmt(f),
-            Self::NoDevice => f.write_str(
-                "no RDMA device: load the driver of the network card and ib_uverbs, or make a \
-                 software device (`modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); \
-                 a container needs the host's",
-            ),
-            Self::NoSuchDevice { name } => {
-                write!(f, "no RDMA device is called {name}: `rdma link` lists them")
-            }
-            Self::NoDeviceFile { name, errno } => write!(
-                f,
-                "{name} has no file in /dev/infiniband (errno {errno}): load ib_uverbs, and give \
-                 the file to the container (`--device /dev/infiniband`)"
-            ),
-            Self::Forbidden { name, errno } => write!(
-                f,
-                "{name} may not be opened (errno {errno}): look at the permissions of \
-                 /dev/infiniband/uverbs*, which udev's rules of rdma-core open to all users (the \
-                 group `rdma` elsewhere), and at the container's list of devices (`--device \
-                 /dev/infiniband`)"
-            ),
-            Self::Gone { errno } => {
-                write!(f, "the RDMA device was taken away (errno {errno}): open it again")
-            }
-            Self::OnDemand { name, transport, missing } => write!(
-                f,
-                "{name} pages on demand no {missing} over {transport}: pin the memory and watch \
-                 it, or use a device and kernel that do"
-            ),
-            Self::WrongBytes { name, what } => write!(
-                f,
-                "{name} claims to page on demand and moved the wrong bytes {what} (Soft-RoCE does, \
-                 of Linux 7.3 for one): pin the memory and watch it"
-            ),
-            Self::Untestable { name, why } => {
-                write!(f, "whether {name} pages on demand as it should cannot be tested: {why}")
-            }
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Library(error) => Some(error),
-            _ => None,
-        }
     }
 }
 

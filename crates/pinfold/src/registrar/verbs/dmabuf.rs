@@ -15,7 +15,6 @@ use super::registrar::{MemoryRegion, Verbs, is_gone};
 use crate::fork_mark::FORKED;
 use pinfold_core::Access;
 use pinfold_kernel::{Errno, errno::last_errno};
-use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
@@ -86,27 +85,32 @@ impl Verbs {
 }
 
 /// Why a dmabuf was not registered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmabufError {
     /// The library is older than rdma-core 34.
+    #[error("libibverbs knows no dmabuf: install rdma-core 34 or later")]
     OldLibrary,
     /// The device or its driver takes no dmabuf.
+    #[error("this RDMA device takes no dmabuf (errno {errno}): map the memory, or copy the data")]
     Unsupported {
         /// The library's error number.
         errno: i32,
     },
     /// The descriptor is no dmabuf's, or the part reaches beyond it.
+    #[error("the descriptor is no dmabuf's, or the part reaches beyond its end (errno {errno})")]
     BadDescriptor {
         /// The kernel's error number.
         errno: i32,
     },
     /// The device was taken away, or this is a forked child.
+    #[error("the RDMA device is gone (errno {errno}): open it again")]
     Gone {
         /// The kernel's error number.
         errno: i32,
     },
     /// Something else went wrong.
+    #[error("ibv_reg_dmabuf_mr failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The kernel's error number.
         errno: i32,
@@ -124,29 +128,3 @@ impl DmabufError {
         }
     }
 }
-
-impl fmt::Display for DmabufError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OldLibrary => {
-                f.write_str("libibverbs knows no dmabuf: install rdma-core 34 or later")
-            }
-            Self::Unsupported { errno } => write!(
-                f,
-                "this RDMA device takes no dmabuf (errno {errno}): map the memory, or copy the data"
-            ),
-            Self::BadDescriptor { errno } => write!(
-                f,
-                "the descriptor is no dmabuf's, or the part reaches beyond its end (errno {errno})"
-            ),
-            Self::Gone { errno } => {
-                write!(f, "the RDMA device is gone (errno {errno}): open it again")
-            }
-            Self::Os { errno } => {
-                write!(f, "ibv_reg_dmabuf_mr failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for DmabufError {}

@@ -14,7 +14,6 @@
 use super::ffi::*;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
-use std::fmt;
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
@@ -283,36 +282,26 @@ unsafe fn extended_operation(
 }
 
 /// Why there is no libibverbs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// No such library is installed where the dynamic linker looks.
+    #[error(
+        "no libibverbs.so.1: install rdma-core's library (Debian and Ubuntu: libibverbs1 and \
+         ibverbs-providers; Fedora and RHEL: libibverbs), in the container too"
+    )]
     Absent,
     /// The library lacks a function that every version since 1.1 has.
+    #[error(
+        "libibverbs.so.1 has no function {}: it is older than 1.1 or not rdma-core's; install the \
+         distribution's own",
+        .name.to_string_lossy()
+    )]
     Symbol {
         /// The function's name.
         name: &'static CStr,
     },
 }
-
-impl fmt::Display for LoadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Absent => f.write_str(
-                "no libibverbs.so.1: install rdma-core's library (Debian and Ubuntu: libibverbs1 \
-                 and ibverbs-providers; Fedora and RHEL: libibverbs), in the container too",
-            ),
-            Self::Symbol { name } => write!(
-                f,
-                "libibverbs.so.1 has no function {}: it is older than 1.1 or not rdma-core's; \
-                 install the distribution's own",
-                name.to_string_lossy()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for LoadError {}
 
 #[cfg(test)]
 mod tests {

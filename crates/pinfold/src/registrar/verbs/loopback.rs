@@ -554,20 +554,29 @@ fn best_gid(
 }
 
 /// Why nothing was moved, or not all of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoopbackError {
     /// No port of the device is active.
+    #[error(
+        "no port of the RDMA device is active: bring its network interface up (`rdma link` shows \
+         the state)"
+    )]
     NoPort,
     /// The port has no address.
+    #[error(
+        "the RDMA device's port has no address: give its network interface one (`ip address add`)"
+    )]
     NoAddress,
     /// A transfer is longer than a message can be.
+    #[error("a message of {length} bytes is too long: send pieces")]
     TooLong {
         /// Its length in bytes.
         length: usize,
     },
     /// The device ended a transfer with an error: the keys, the addresses or the rights are wrong,
     /// or the memory behind them is gone.
+    #[error("the device ended the transfer with {text} (status {status})")]
     Failed {
         /// `enum ibv_wc_status`.
         status: c_uint,
@@ -575,11 +584,13 @@ pub enum LoopbackError {
         text: &'static str,
     },
     /// The device said nothing for a long time.
+    #[error("the device has said nothing for {} s: was it taken away?", .after.as_secs())]
     Stuck {
         /// How long.
         after: Duration,
     },
     /// A call of the library failed.
+    #[error("{operation} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call.
         operation: &'static str,
@@ -602,36 +613,3 @@ impl From<OpenError> for LoopbackError {
         }
     }
 }
-
-impl fmt::Display for LoopbackError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoPort => f.write_str(
-                "no port of the RDMA device is active: bring its network interface up (`rdma link` \
-                 shows the state)",
-            ),
-            Self::NoAddress => f.write_str(
-                "the RDMA device's port has no address: give its network interface one (`ip \
-                 address add`)",
-            ),
-            Self::TooLong { length } => {
-                write!(f, "a message of {length} bytes is too long: send pieces")
-            }
-            Self::Failed { status, text } => {
-                write!(f, "the device ended the transfer with {text} (status {status})")
-            }
-            Self::Stuck { after } => {
-                write!(
-                    f,
-                    "the device has said nothing for {} s: was it taken away?",
-                    after.as_secs()
-                )
-            }
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for LoopbackError {}

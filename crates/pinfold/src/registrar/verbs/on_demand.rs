@@ -17,7 +17,6 @@ use pinfold_core::{
     Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
 };
 use pinfold_kernel::{Errno, mapping::OwnedMapping, memory, process::page_bytes};
-use std::fmt;
 use std::sync::Arc;
 
 /// Registers memory that stays unpinned: the device follows the process's page table.
@@ -201,15 +200,20 @@ impl Registrar for OnDemand {
 }
 
 /// Why pages were not fetched beforehand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrefetchError {
     /// The device, the kernel or the library has no such advice.
+    #[error(
+        "nothing here prefetches for this device (errno {errno}): go on without, or use a newer \
+         rdma-core and kernel"
+    )]
     Unsupported {
         /// The library's error number.
         errno: i32,
     },
     /// Part of the range is not in the region, not mapped, or not writable.
+    #[error("{range} cannot be prefetched (errno {errno}): register and map all of it")]
     BadAddress {
         /// What was to be fetched.
         range: AddressRange,
@@ -217,34 +221,12 @@ pub enum PrefetchError {
         errno: i32,
     },
     /// Something else went wrong.
+    #[error("ibv_advise_mr failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The kernel's error number.
         errno: i32,
     },
 }
-
-impl fmt::Display for PrefetchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unsupported { errno } => write!(
-                f,
-                "nothing here prefetches for this device (errno {errno}): go on without, or use a \
-                 newer rdma-core and kernel"
-            ),
-            Self::BadAddress { range, errno } => {
-                write!(
-                    f,
-                    "{range} cannot be prefetched (errno {errno}): register and map all of it"
-                )
-            }
-            Self::Os { errno } => {
-                write!(f, "ibv_advise_mr failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for PrefetchError {}
 
 // --- the test ----------------------------------------------------------------------------------
 
