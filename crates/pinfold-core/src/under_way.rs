@@ -3,7 +3,7 @@
 //!
 //! A *record* is a range that stands from [`begin`](UnderWay::begin) to [`end`](UnderWay::end). If
 //! all records are taken, the change is counted instead, and everything is under way until the count is
-//! zero again.
+//! zero again. A count that has reached its end, of tickets that were forgotten, stays there.
 //!
 //! # What a reader may believe
 //!
@@ -13,7 +13,7 @@
 //! look finds the record standing, or a later state of it. A later state was written by the writer's
 //! `end`, or after it; `end` released the effect, and the look acquires it. The same holds for the
 //! count: it is only ever added to and subtracted from, so a zero read after the addition comes after
-//! the subtraction.
+//! the subtraction; at its end it is neither.
 //!
 //! The layout is `#[repr(C)]`, because two copies of this code may share one table.
 
@@ -79,6 +79,9 @@ enum Place {
 /// One more forgetting of everything, in the word of those that have no record.
 const FORGOTTEN: u64 = 1 << 32;
 
+/// So many changes without a record are not counted any more: everything is under way from then on.
+const UNCOUNTABLE: u64 = FORGOTTEN - 1;
+
 impl<const RECORDS: usize> UnderWay<RECORDS> {
     /// Nothing is under way; also in a `static`.
     #[cfg(not(any(loom, shuttle)))]
@@ -101,8 +104,11 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
             |place: usize| Some(Place::Record(place, self.records.get(place)?.stand(range)?));
         let taken = (first..RECORDS).chain(0..first).find_map(stand);
         let place = taken.unwrap_or_else(|| {
-            // AcqRel: released by what the writer writes next, for any reader that counts on it.
-            Place::Counted(self.unrecorded.fetch_add(1, Ordering::AcqRel) / FORGOTTEN)
+            // AcqRel: released by what the writer writes next, for any reader that counts on it. Relaxed: a count
+            // at its end stays as it was read here, for those readers too.
+            let counted = |word: u64| (word % FORGOTTEN < UNCOUNTABLE).then(|| word + 1);
+            let word = self.unrecorded.fetch_update(Ordering::AcqRel, Ordering::Relaxed, counted);
+            Place::Counted(word.unwrap_or_else(|word| word) / FORGOTTEN)
         });
         Ticket { table: self.address(), place, of: PhantomData }
     }
@@ -123,7 +129,7 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
             Place::Counted(forgotten) => {
                 // Relaxed: the exchange decides.
                 let mut word = self.unrecorded.load(Ordering::Relaxed);
-                while word / FORGOTTEN == forgotten {
+                while word / FORGOTTEN == forgotten && word % FORGOTTEN < UNCOUNTABLE {
                     let ended = self.unrecorded.compare_exchange(
                         word,
                         word - 1,
@@ -314,6 +320,24 @@ mod tests {
         table.end(first);
         table.end(second);
         assert!(!table.overlaps(page(1)) && !table.overlaps(page(2)));
+    }
+
+    /// Forgotten tickets fill the count up, and those that end then do not empty it.
+    #[test]
+    fn a_count_at_its_end_stays_there() {
+        let table = UnderWay::<0>::new();
+        table.unrecorded.store(FORGOTTEN + UNCOUNTABLE - 1, Ordering::Relaxed);
+        let [last, beyond] = [1, 2].map(|number| table.begin(page(number)));
+        assert!(table.overlaps(page(9)));
+        table.end(last);
+        table.end(beyond);
+        assert!(table.overlaps(page(9)));
+        table.forget_all();
+        assert!(!table.overlaps(page(9)));
+        let again = table.begin(page(1));
+        assert!(table.overlaps(page(9)));
+        table.end(again);
+        assert!(!table.overlaps(page(9)));
     }
 
     /// Another table's ticket ends neither a record of this one nor its count.
