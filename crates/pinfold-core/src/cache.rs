@@ -69,10 +69,9 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         config: Config,
         account: Arc<dyn Account>,
     ) -> Result<Self, ConfigError> {
-        let drawn_on = Arc::clone(&account);
         let shared = Arc::new(Shared::new(registrar, monitor, config, Some(account))?);
         let lender: Weak<dyn Lender> = Arc::<Shared<R, M>>::downgrade(&shared);
-        drawn_on.attach(lender);
+        shared.account.iter().for_each(|account| account.attach(Weak::clone(&lender)));
         Ok(Self { shared, reclaimer: None })
     }
 

@@ -5,9 +5,17 @@
 //! brings the panic back as a value; what is half done is finished first, then the panic goes on
 //! ([`Panicked::resume`]), or it is dropped where it has nowhere to go. What a panic carries may
 //! panic again when it is dropped: [`discard`] drops it where that does no harm.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to call the destructor of what a value of ours holds for the program, which
+//! is not dropped in any other way.
+
+#![allow(unsafe_code)]
 
 use std::any::Any;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// A panic that has been caught and has not gone on yet.
@@ -178,6 +186,55 @@ impl<T> Drop for ForeignList<T> {
     }
 }
 
+/// A value of the program's that is a part of one of ours: a registrar, a monitor, a budget. Its destructor is called
+/// when this is dropped; a panic of it goes on, unless one is on its way already. Where several parts panic, the
+/// first panic goes on.
+pub struct ForeignPart<T>(ManuallyDrop<T>);
+
+impl<T> ForeignPart<T> {
+    /// It is dropped with this.
+    pub const fn new(theirs: T) -> Self {
+        Self(ManuallyDrop::new(theirs))
+    }
+
+    /// The value, whose destructor is the caller's to call.
+    pub fn into_inner(self) -> T {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither dropped nor used again.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+}
+
+impl<T> std::ops::Deref for ForeignPart<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> std::ops::DerefMut for ForeignPart<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for ForeignPart<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T> Drop for ForeignPart<T> {
+    fn drop(&mut self) {
+        // SAFETY: dropped once, in the destructor.
+        if let Err(panicked) = call(|| unsafe { ManuallyDrop::drop(&mut self.0) }) {
+            panicked.resume_unless_unwinding();
+        }
+    }
+}
+
 impl Panicked {
     /// The panic goes on. Not while this thread is unwinding already, which would end the process.
     pub fn resume(mut self) -> ! {
@@ -272,6 +329,25 @@ pub(crate) mod tests {
             });
             assert_eq!((ended.is_err(), dropped.get()), (unwinding, 4));
         }
+    }
+
+    #[test]
+    fn the_first_of_several_parts_that_panic_goes_on() {
+        for unwinding in [false, true] {
+            let dropped = Cell::new(0);
+            let ended = call(|| {
+                let part = || ForeignPart::new(Loud(&dropped, true));
+                let _parts = (part(), part(), part());
+                assert!(!unwinding, "on its way");
+            });
+            assert!(ended.is_err());
+            assert_eq!(dropped.get(), 3);
+        }
+        let dropped = Cell::new(0);
+        let taken = ForeignPart::new(Loud(&dropped, false)).into_inner();
+        assert_eq!(dropped.get(), 0);
+        drop(taken);
+        assert_eq!(dropped.get(), 1);
     }
 
     #[test]

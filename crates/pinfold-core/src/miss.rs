@@ -16,7 +16,7 @@ use crate::config::{Keep, WhenFull};
 use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::events::Checkup;
 use crate::flight::{Flight, Landing};
-use crate::foreign::runs_through;
+use crate::foreign::{ForeignPart, runs_through};
 use crate::get::{Begun, Uses};
 use crate::index::can_hold;
 use crate::lease::Lease;
@@ -272,7 +272,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn give_budget(&self, writer: &mut Writer, amount: Amount) {
         writer.held.bytes -= amount.bytes;
         writer.held.regions -= amount.regions;
-        let gives = |account: &Arc<dyn Account>| runs_through(|| account.give(amount));
+        let gives = |account: &ForeignPart<Arc<dyn Account>>| runs_through(|| account.give(amount));
         if !self.account.as_ref().is_none_or(gives) {
             writer.counts.callback_panics += 1;
         }
@@ -545,7 +545,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// The account hears of it in any case: it may have to adapt.
     fn make_room_on_device(&self, missing: Amount, error: RegisterError) -> bool {
-        let refused = |account: &Arc<dyn Account>| account.refused(error, missing);
+        let refused = |account: &ForeignPart<Arc<dyn Account>>| account.refused(error, missing);
         let recalled = self.account.as_ref().is_some_and(refused);
         if self.account.is_none() {
             self.note_refused_by_device(error, missing);

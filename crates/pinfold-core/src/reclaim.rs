@@ -10,7 +10,7 @@
 use crate::AddressRange;
 use crate::budget::{Amount, Lender};
 use crate::clock::since;
-use crate::foreign::{self, runs_through};
+use crate::foreign::{self, discard, runs_through};
 use crate::hazard::{Idle, Scan, Unpublished};
 use crate::monitor::Monitor;
 use crate::region::{Deregistering, List, Lists, Region, State};
@@ -661,7 +661,15 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     ///
     /// The bell is read before the work, so whatever happens during the work wakes the next
     /// round: also what a registrar that panicked left to be done.
+    ///
+    /// No panic leaves this thread, where none could go on: not one of the monitor, which ends the work, nor those of
+    /// what the cache leaves to it.
     pub fn run(self) {
+        let _ran_through = runs_through(|| self.work_until_closed());
+        discard(self);
+    }
+
+    fn work_until_closed(&self) {
         loop {
             let seen = self.shared.monitor.bell();
             if self.shared.is_closed() {

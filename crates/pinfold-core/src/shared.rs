@@ -16,7 +16,7 @@ use crate::budget::{Account, Amount};
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
-use crate::foreign::{self, discard, runs_through};
+use crate::foreign::{self, ForeignPart, discard, runs_through};
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Lost, Monitor, Position, Sequence};
@@ -40,12 +40,12 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     /// [`say_if_awaited`](Self::say_if_awaited).
     pub(crate) awaiting: AtomicBool,
     pub(crate) hazards: Hazards,
-    pub(crate) monitor: M,
+    pub(crate) monitor: ForeignPart<M>,
     pub(crate) index: Index<Region<R::Handle>>,
-    pub(crate) registrar: R,
+    pub(crate) registrar: ForeignPart<R>,
     pub(crate) config: Config,
     /// The budget that others draw on as well.
-    pub(crate) account: Option<Arc<dyn Account>>,
+    pub(crate) account: Option<ForeignPart<Arc<dyn Account>>>,
     pub(crate) limits: RegistrarLimits,
     /// How often each page of a registration counts.
     pins_per_page: usize,
@@ -151,6 +151,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         config: Config,
         account: Option<Arc<dyn Account>>,
     ) -> Result<Self, ConfigError> {
+        let (registrar, monitor) = (ForeignPart::new(registrar), ForeignPart::new(monitor));
+        let account = account.map(ForeignPart::new);
         let mut limits = registrar.limits();
         let pins_per_page = registrar.pins_per_page();
         let config = config.within(limits)?;

@@ -9,6 +9,7 @@
 
 use crate::cache::Cache;
 use crate::error::GetError;
+use crate::foreign::ForeignPart;
 use crate::lease::Lease;
 use crate::monitor::Monitor;
 use crate::registrar::Registrar;
@@ -96,7 +97,7 @@ unsafe impl StableBuffer for Vec<u8> {
 pub struct BufferLease<'c, B: StableBuffer, R: Registrar, M: Monitor> {
     // Before the buffer, so that the leases end first.
     leases: Vec<Lease<'c, R, M>>,
-    buffer: B,
+    buffer: ForeignPart<B>,
 }
 
 /// Why a buffer could not be leased, and the buffer.
@@ -121,6 +122,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         &self,
         buffer: B,
     ) -> Result<BufferLease<'_, B, R, M>, BufferError<B>> {
+        let buffer = ForeignPart::new(buffer);
         let bytes = buffer.bytes();
         let request = || self.request(bytes.as_ptr(), bytes.len(), B::ACCESS);
         // SAFETY: the bytes stay and may be used with these rights as long as the buffer lives
@@ -134,7 +136,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         };
         match leases {
             Ok(leases) => Ok(BufferLease { leases, buffer }),
-            Err(error) => Err(BufferError { error, buffer }),
+            Err(error) => Err(BufferError { error, buffer: buffer.into_inner() }),
         }
     }
 }
@@ -154,7 +156,7 @@ impl<'c, B: StableBuffer, R: Registrar, M: Monitor> BufferLease<'c, B, R, M> {
     /// Ends the leases and gives the buffer back.
     pub fn into_inner(self) -> B {
         drop(self.leases);
-        self.buffer
+        self.buffer.into_inner()
     }
 }
 

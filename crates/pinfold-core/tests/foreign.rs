@@ -11,8 +11,8 @@
 
 use pinfold_core::{
     Access, Account, AddressRange, Amount, Cache, Change, Clock, Config, Cover, DeregisterError,
-    Exhausted, GetError, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal,
-    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
+    Exhausted, GetError, Keep, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal,
+    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, StableBuffer, Watch,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -650,4 +650,202 @@ fn a_registrar_that_asks_for_what_it_registers_is_refused() {
     assert_eq!(*ANSWERS.lock().unwrap(), [Some(refused)]);
     drop(get(cache, pages(3, 2)));
     assert_eq!(cache.statistics().hits, 1, "what was registered is kept");
+}
+
+/// Which of the program's values panic as a cache goes.
+#[derive(Clone, Copy, Debug)]
+struct Panics(u32);
+
+impl Panics {
+    const DEREGISTRATION: u32 = 1;
+    const REGISTRAR: u32 = 2;
+    const MONITOR: u32 = 4;
+    const ACCOUNT: u32 = 8;
+    const ALL: u32 = 15;
+
+    fn at(self, place: u32) {
+        assert!(self.0 & place == 0, "{place}");
+    }
+}
+
+/// A part of a cache that counts its end, and then may panic.
+struct Part {
+    ended: Arc<AtomicUsize>,
+    panics: Panics,
+    place: u32,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.ended.fetch_add(1, SeqCst);
+        self.panics.at(self.place);
+    }
+}
+
+struct LoudDevice(Device, Part);
+
+impl Registrar for LoudDevice {
+    type Handle = u64;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.call();
+        self.0.limits()
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(range, access) }
+    }
+
+    unsafe fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
+        self.1.panics.at(Panics::DEREGISTRATION);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.deregister(handle, range) }
+    }
+}
+
+struct LoudMonitor {
+    _part: Part,
+}
+
+// SAFETY: as for `Calm`.
+unsafe impl Monitor for LoudMonitor {
+    fn name(&self) -> &'static str {
+        "loud"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        Calm.check()
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        Calm.watch(range)
+    }
+
+    fn in_flux(&self, range: AddressRange) -> bool {
+        Calm.in_flux(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        Calm.replay(from, visit)
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        Calm.coverage(mapping, change)
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn bell(&self) -> u32 {
+        0
+    }
+
+    fn ring(&self) {}
+
+    fn wait(&self, _: u32) {}
+}
+
+struct LoudAccount(Part);
+
+impl Account for LoudAccount {
+    fn take(&self, _: Amount) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn overdraw(&self, _: Amount) {}
+
+    fn give(&self, _: Amount) {}
+
+    fn recall(&self, _: Amount) -> bool {
+        false
+    }
+
+    fn refused(&self, _: RegisterError, _: Amount) -> bool {
+        false
+    }
+
+    fn settle(&self) {}
+
+    fn attach(&self, _: Weak<dyn Lender>) {
+        self.0.panics.at(16);
+    }
+}
+
+/// Every part of a cache and its end.
+fn loud_cache(
+    panics: Panics,
+    ended: &Arc<AtomicUsize>,
+    config: Config,
+) -> Result<Cache<LoudDevice, LoudMonitor>, String> {
+    let part = |place| Part { ended: Arc::clone(ended), panics, place };
+    let device = LoudDevice(Device::default(), part(Panics::REGISTRAR));
+    device.0.panics_at.store(usize::from(panics.0 & 32 != 0), SeqCst);
+    let (monitor, account) =
+        (LoudMonitor { _part: part(Panics::MONITOR) }, LoudAccount(part(Panics::ACCOUNT)));
+    Cache::with_account(device, monitor, config, Arc::new(account)).map_err(|e| e.to_string())
+}
+
+/// Whatever panics as a cache goes, every part of it ends, once, and one panic goes on; also where a panic is on its
+/// way already.
+#[test]
+fn all_of_a_cache_may_panic_as_it_goes() {
+    for panics in (0..=Panics::ALL).map(Panics) {
+        for unwinding in [false, true] {
+            let ended = Arc::new(AtomicUsize::new(0));
+            let ran_through = runs_through(|| {
+                let cache = loud_cache(panics, &ended, Config::keeping_all()).unwrap();
+                drop(get(&cache, pages(0, 1)));
+                drop(get(&cache, pages(2, 1)));
+                assert!(!unwinding, "on its way");
+            });
+            assert_eq!(ran_through, panics.0 == 0 && !unwinding, "{panics:?}");
+            assert_eq!(ended.load(SeqCst), 3, "{panics:?}");
+        }
+    }
+}
+
+/// The same where it never comes about: by a registrar's or an account's panic, or by an error.
+#[test]
+fn all_of_a_cache_may_panic_where_none_comes_about() {
+    for panics in [Panics(Panics::ALL | 16), Panics(Panics::ALL | 32), Panics(Panics::ALL)] {
+        let config =
+            Config { max_regions: usize::from(panics.0 > Panics::ALL), ..Config::default() };
+        let ended = Arc::new(AtomicUsize::new(0));
+        assert!(!runs_through(|| drop(loud_cache(panics, &ended, config))), "{panics:?}");
+        assert_eq!(ended.load(SeqCst), 3, "{panics:?}");
+    }
+}
+
+/// A buffer whose destructor panics.
+struct LoudBuffer {
+    bytes: Vec<u8>,
+    _part: Part,
+}
+
+// SAFETY: as for the vector.
+unsafe impl StableBuffer for LoudBuffer {
+    const ACCESS: Access = Access::READ;
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// A leased buffer and its registrar both panic as the lease ends; the buffer is freed.
+#[test]
+fn a_leased_buffer_may_panic_as_its_registrar_does() {
+    let ended = Arc::new(AtomicUsize::new(0));
+    let panics = Panics(Panics::ALL);
+    let config = Config { keep: Keep::Never, ..Config::default() };
+    let cache = loud_cache(panics, &ended, config).unwrap();
+    let buffer = || {
+        let part = Part { ended: Arc::clone(&ended), panics, place: Panics::REGISTRAR };
+        LoudBuffer { bytes: vec![7; 3 * 4096], _part: part }
+    };
+    assert!(!runs_through(|| drop(cache.lease_buffer(buffer()).ok().unwrap())));
+    assert!(!runs_through(|| drop(cache.lease_buffer(buffer()).ok().unwrap().into_inner())));
+    assert_eq!(ended.load(SeqCst), 2);
+    assert!(!runs_through(|| drop(cache)));
 }

@@ -551,7 +551,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// Fails the connections in the open, those that go on again too, and gives up what was parked.
     fn kill(&mut self, by: Revocation) {
         self.connections.append(&mut self.restarted);
-        let device_panics = fail_all(&self.shared.registrar, &mut self.connections);
+        let device_panics = fail_all(&*self.shared.registrar, &mut self.connections);
         let parked = std::mem::take(&mut self.parked);
         let (id, range) = (self.id, self.range);
         self.end(|writer, shared| {
@@ -662,7 +662,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             let mut connections = connections.map_or_else(|_| ForeignList::default(), |all| *all);
             let device_panics = match on_expiry.end {
                 End::GoOn => self.let_all_go_on(id, &mut connections),
-                End::Fail { .. } => fail_all(&self.registrar, &mut connections),
+                End::Fail { .. } => fail_all(&*self.registrar, &mut connections),
             };
             let ended = self.locked(|writer| {
                 let held = writer.bars.take_down(id);
@@ -700,7 +700,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             if runs_through(let_go_on) {
                 discard(connection);
             } else {
-                panics += 1 + fail_all(&self.registrar, &mut ForeignList::new(vec![connection]));
+                panics += 1 + fail_all(&*self.registrar, &mut ForeignList::new(vec![connection]));
             }
         }
         panics

@@ -15,7 +15,7 @@
 use super::memory::Memory;
 use super::share::{Budget, BudgetError, Share};
 use super::{Amount, Terms};
-use pinfold_core::foreign;
+use pinfold_core::foreign::{self, ForeignPart};
 use pinfold_core::{Access, Account, AddressRange, RegisterError, Registrar};
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -91,7 +91,7 @@ impl<R: Registrar> Clone for Reservation<R> {
 
 #[derive(Debug)]
 struct Inner<R: Registrar> {
-    registrar: Arc<R>,
+    registrar: ForeignPart<Arc<R>>,
     memory: Memory,
     /// The registration of each buffer.
     handles: Vec<(R::Handle, AddressRange)>,
@@ -128,7 +128,7 @@ impl Budget {
         let memory = Memory::new(reserve.buffers, part_bytes)
             .map_err(|errno| ReserveError::Memory { errno: errno.0 })?;
         let mut inner = Inner {
-            registrar: Arc::clone(registrar),
+            registrar: ForeignPart::new(Arc::clone(registrar)),
             memory,
             handles: Vec::with_capacity(reserve.buffers),
             free: Mutex::new((0..reserve.buffers).rev().collect()),

@@ -17,7 +17,7 @@ use crate::{
     Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
     Registrar, Watch,
 };
-use pinfold_core::foreign;
+use pinfold_core::foreign::{self, ForeignPart};
 use pinfold_kernel::{Errno, memory, process::page_bytes};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -158,6 +158,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             return Err(ZoneError::FollowsPageTable);
         }
         let max_region_bytes = cache.registrar().limits().max_region_bytes;
+        let pages = ForeignPart::new(pages);
         let ranges = pages.slots().into_boxed_slice();
         if let Some(slot) = ranges.iter().find(|slot| slot.len() > max_region_bytes) {
             return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), max_region_bytes });
@@ -165,7 +166,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         let free = ranges.iter().map(|&range| Slot { range, lease: None }).collect();
         let slots = Slots { free, torn: Vec::new(), seen: Position::NOWHERE };
         let (granule, aside) = (pages.granule(), Mutex::new(Some(pages.aside())));
-        let (slots, pages) = (Mutex::new(slots), ManuallyDrop::new(pages));
+        let (slots, pages) = (Mutex::new(slots), ManuallyDrop::new(pages.into_inner()));
         let zone = Self { slots, aside, cache, options, granule, ranges, pages };
         zone.refill().map_err(ZoneError::Register)?;
         Ok(zone)

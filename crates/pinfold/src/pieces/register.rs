@@ -10,6 +10,7 @@
 use super::serve::{Parts, Server};
 use super::{DoesNotFit, Options, Plan, Progress};
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
+use pinfold_core::foreign;
 use pinfold_kernel::thread::spawn_scoped;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -146,13 +147,17 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
         let mut outcomes = self.find_cached();
         thread::scope(|scope| {
             let left = self.plan.pieces().saturating_sub(outcomes.len());
+            let work = || foreign::call(|| self.register());
             // Threads that cannot be started leave their work to the others.
             let helpers: Vec<_> = (1..threads.min(left))
-                .filter_map(|_| spawn_scoped(scope, "pinfold-register", || self.register()).ok())
+                .filter_map(|_| spawn_scoped(scope, "pinfold-register", work).ok())
                 .collect();
-            outcomes.extend(self.register());
-            // A registrar that panicked has nothing to add: its piece counts as not tried.
-            outcomes.extend(helpers.into_iter().filter_map(|helper| helper.join().ok()).flatten());
+            let own = foreign::call(|| self.register());
+            // A registrar that panicked has nothing to add: its piece counts as not tried. All are joined before
+            // a panic goes on: what the standard library finds in a thread's result must not panic again.
+            let joined = helpers.into_iter().filter_map(|helper| helper.join().ok()?.ok());
+            outcomes.extend(joined.collect::<Vec<_>>().into_iter().flatten());
+            outcomes.extend(own.unwrap_or_else(|panicked| panicked.resume()));
         });
         outcomes
     }

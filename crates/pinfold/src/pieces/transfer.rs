@@ -16,8 +16,10 @@ use super::serve::{Parts, Server, is_about_room};
 use super::{Options, Plan, Progress, prefault};
 use crate::in_flight::{Mover, Reason, Window};
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
+use pinfold_core::foreign::{self, Panicked};
 use pinfold_kernel::thread::spawn_scoped;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Scope};
 
 /// What a transfer took.
@@ -123,13 +125,16 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
         self.stop_if_cancelled()?;
         if found < self.plan.pieces() {
             let line = Line::new(found, self.plan.pieces(), options.ahead);
-            thread::scope(|scope| {
+            let panicked = Mutex::new(None);
+            let ended = thread::scope(|scope| {
                 // However this ends, the helpers go home.
                 let _homeward = Homeward(&line);
-                moved.helpers = self.start_helpers(scope, &line, found, options);
+                moved.helpers = self.start_helpers(scope, (&line, &panicked), found, options);
                 moved.short_of_room = self.move_line(&line, found, flow)?;
                 Ok(())
-            })?;
+            });
+            let panicked = panicked.into_inner().unwrap_or_else(PoisonError::into_inner);
+            panicked.map_or(ended, |panicked| panicked.resume())?;
         }
         Ok(moved)
     }
@@ -154,21 +159,26 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     }
 
     /// How many were started. They are joined by the scope; one whose registrar panics leaves its
-    /// piece to the moving thread, and lets the panic be seen there.
+    /// piece to the moving thread, and the first panic goes on there. None leaves a helper: the standard library
+    /// ends the process if what it carries panics once more.
     fn start_helpers<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        line: &'scope Line<Served<'c, R, M>>,
+        (line, panicked): (&'scope Line<Served<'c, R, M>>, &'scope Mutex<Option<Panicked>>),
         first: usize,
         options: &Options,
     ) -> usize {
+        let work = || {
+            if let Err(another) = foreign::call(|| self.register(line)) {
+                let mut first = panicked.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert(another);
+            }
+        };
         // One keeps up with any transfer where pages are there; more would wait for each other.
         let bare = self.plan.piece(first).is_some_and(prefault::lacks_pages);
         let useful = (self.plan.pieces() - first).min(options.ahead.max(1));
         let helpers = if bare { options.threads.get().min(useful) } else { 1 };
-        (0..helpers)
-            .map_while(|_| spawn_scoped(scope, "pinfold-pieces", || self.register(line)).ok())
-            .count()
+        (0..helpers).map_while(|_| spawn_scoped(scope, "pinfold-pieces", work).ok()).count()
     }
 
     fn register(&self, line: &Line<Served<'c, R, M>>) {

@@ -1,6 +1,7 @@
 //! The seam to a budget that several pools and caches share.
 
 use crate::budget::Share;
+use pinfold_core::foreign::ForeignPart;
 use pinfold_core::{Account, Amount, Exhausted, Lender, Limit};
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -54,31 +55,29 @@ impl Allowance for Unshared {
 /// What is granted for a slab, which each of its devices pins.
 #[derive(Debug)]
 pub(super) struct ForEachPin {
-    allowance: Arc<dyn Allowance>,
+    allowance: ForeignPart<Arc<dyn Allowance>>,
     pins: usize,
 }
 
 impl ForEachPin {
-    pub(super) fn new(allowance: Arc<dyn Allowance>, pins: usize) -> Self {
+    pub(super) fn new(allowance: ForeignPart<Arc<dyn Allowance>>, pins: usize) -> Self {
         Self { allowance, pins }
     }
-}
 
-impl Allowance for ForEachPin {
-    fn grant(&self, bytes: usize) -> Result<(), Denied> {
+    pub(super) fn grant(&self, bytes: usize) -> Result<(), Denied> {
         let granted = self.allowance.grant(bytes.saturating_mul(self.pins));
         granted.map_err(|denied| Denied { available: denied.available / self.pins.max(1) })
     }
 
-    fn give_back(&self, bytes: usize) {
+    pub(super) fn give_back(&self, bytes: usize) {
         self.allowance.give_back(bytes.saturating_mul(self.pins));
     }
 
-    fn settle(&self) {
+    pub(super) fn settle(&self) {
         self.allowance.settle();
     }
 
-    fn attach(&self, lender: Weak<dyn Lender>) {
+    pub(super) fn attach(&self, lender: Weak<dyn Lender>) {
         self.allowance.attach(lender);
     }
 }

@@ -16,6 +16,7 @@ use super::error::{AllocateError, OpenError};
 use super::slab::Kind;
 use super::statistics::PoolStatistics;
 use super::threads;
+use pinfold_core::foreign::ForeignPart;
 use pinfold_core::{Access, AddressRange, Registrar, StableBuffer};
 use std::fmt;
 use std::marker::PhantomData;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 /// their slab, its registration and the registrar are leaked, because the device may still use them.
 pub struct Pool<R: Registrar> {
     depot: Arc<Depot>,
-    registrar: Arc<R>,
+    registrar: ForeignPart<Arc<R>>,
 }
 
 impl<R: Registrar> Pool<R> {
@@ -56,10 +57,11 @@ impl<R: Registrar> Pool<R> {
         config: PoolConfig,
         allowance: Arc<dyn Allowance>,
     ) -> Result<Self, OpenError> {
+        let registrar = ForeignPart::new(Arc::new(registrar));
+        let allowance = ForeignPart::new(allowance);
         let bounds = Bounds::new(config, registrar.limits())?;
-        let registrar = Arc::new(registrar);
         let devices: Arc<R> = Arc::clone(&registrar);
-        let allowance = Arc::new(ForEachPin::new(allowance, registrar.pins_per_page()));
+        let allowance = ForEachPin::new(allowance, registrar.pins_per_page());
         Ok(Self { depot: Depot::new(bounds, devices, allowance)?, registrar })
     }
 

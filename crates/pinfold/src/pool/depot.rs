@@ -10,7 +10,7 @@
 
 #![allow(unsafe_code)]
 
-use super::allowance::{Allowance, Denied};
+use super::allowance::{Denied, ForEachPin};
 use super::classes::{CLASSES, Class, UNIT};
 use super::config::{Bounds, WhenExhausted};
 use super::devices::{Devices, Handles};
@@ -22,7 +22,7 @@ use super::slab::{self, Kind};
 use super::space::{Put, Space};
 use super::statistics::PoolStatistics;
 use crate::fork_mark::ForkMark;
-use pinfold_core::foreign::{self, Panicked};
+use pinfold_core::foreign::{self, ForeignPart, Panicked};
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
 use pinfold_core::{Amount, Barriers, DeregisterError, Lender};
 use pinfold_kernel::{membarrier, thread};
@@ -101,8 +101,8 @@ pub(super) struct Depot {
     mark: ForkMark,
     barriers: Barriers,
     bounds: Bounds,
-    devices: Arc<dyn Devices>,
-    allowance: Arc<dyn Allowance>,
+    devices: ForeignPart<Arc<dyn Devices>>,
+    allowance: ForEachPin,
     /// Rank 1, alone: nothing else is locked and no device called under it.
     state: Mutex<State>,
     /// A slab came or did not, or one is gone or may go. A thread that waits for a buffer that some slab can
@@ -169,8 +169,9 @@ impl Depot {
     pub(super) fn new(
         bounds: Bounds,
         devices: Arc<dyn Devices>,
-        allowance: Arc<dyn Allowance>,
+        allowance: ForEachPin,
     ) -> Result<Arc<Self>, OpenError> {
+        let devices = ForeignPart::new(devices);
         let id = PoolId::next();
         let mark = ForkMark::new(id.0).map_err(|errno| OpenError::ForkMark { errno: errno.0 })?;
         let depot = Arc::new_cyclic(|me| Self {

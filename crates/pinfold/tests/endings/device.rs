@@ -32,6 +32,7 @@ pub(crate) struct Records {
     next: AtomicU32,
     calls: AtomicUsize,
     panic_at: AtomicUsize,
+    bombs: AtomicBool,
     /// How many registrations a panicking `deregister` has left.
     left_by_panics: AtomicUsize,
     /// Whether from the call that panics on every destructor of a connection panics, too.
@@ -43,6 +44,15 @@ pub(crate) struct Records {
     failed: Mutex<BTreeSet<u32>>,
     /// What copying or dropping a connection does besides.
     besides: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// Panics when it is dropped, with another.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        std::panic::panic_any(Bomb);
+    }
 }
 
 /// A connection. Copying and dropping it are calls of the device's, too.
@@ -84,6 +94,44 @@ impl Drop for Link {
             !self.1.drops_panic_from_then_on || !self.1.has_panicked(),
             "drop every connection"
         );
+    }
+}
+
+/// Counts its end, and panics.
+pub(crate) struct LoudEnd(pub(crate) Arc<AtomicUsize>);
+
+impl Drop for LoudEnd {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+        panic!("dropped");
+    }
+}
+
+impl fmt::Debug for LoudEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoudEnd")
+    }
+}
+
+/// The same, but each of its deregistrations panics when it is done, and so does its destructor.
+pub(crate) struct Loud(pub(crate) Device, #[expect(dead_code)] pub(crate) LoudEnd);
+
+impl Registrar for Loud {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.limits()
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u32, RegisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.register(range, access) }
+    }
+
+    unsafe fn deregister(&self, handle: u32, range: AddressRange) -> Result<(), DeregisterError> {
+        // SAFETY: as above.
+        unsafe { self.0.deregister(handle, range) }?;
+        panic!("deregistered");
     }
 }
 
@@ -194,7 +242,20 @@ impl Records {
         at > 0 && self.calls.load(SeqCst) >= at
     }
 
+    /// What it panics with panics once more, and that again, where it is dropped.
+    pub(crate) fn panics_with_bombs(&self) {
+        self.bombs.store(true, SeqCst);
+    }
+
     fn is_to_panic(&self) -> bool {
+        let is_to = self.is_next_to_panic();
+        if is_to && self.bombs.load(SeqCst) {
+            std::panic::panic_any(Bomb);
+        }
+        is_to
+    }
+
+    fn is_next_to_panic(&self) -> bool {
         self.calls.fetch_add(1, SeqCst) + 1 == self.panic_at.load(SeqCst)
     }
 }

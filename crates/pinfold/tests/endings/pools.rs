@@ -7,9 +7,11 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Device, RAN, Records, device, in_a_process_of_its_own, panics_at};
+use crate::device::{
+    Device, Loud, LoudEnd, RAN, Records, device, in_a_process_of_its_own, panics_at,
+};
 use crate::ways::{child_does, panics};
-use pinfold::budget::{Budget, Terms};
+use pinfold::budget::{Budget, Reserve, Terms};
 use pinfold::pool::{
     AllocateError, Allowance, Denied, Pool, PoolBuffer, PoolConfig, PoolStatistics, WhenExhausted,
     deallocate,
@@ -358,6 +360,71 @@ fn a_pool_whose_registrar_panics_as_it_goes_is_gone() {
             assert!(records.is_gone());
             assert_eq!(records.leaked(), 0);
         }
+    }
+}
+
+/// A budget that panics at each return and at its end.
+#[derive(Debug)]
+struct LoudAllowance {
+    _end: LoudEnd,
+}
+
+impl Allowance for LoudAllowance {
+    fn grant(&self, _: usize) -> Result<(), Denied> {
+        Ok(())
+    }
+
+    fn give_back(&self, _: usize) {
+        panic!("given back");
+    }
+}
+
+/// Every deregistration, every return and both destructors panic: one panic goes on, and all has ended.
+#[test]
+fn a_pool_ends_although_all_that_it_calls_and_drops_panics() {
+    for unwinding in [false, true] {
+        for is_last_out in [false, true] {
+            let ended = Arc::new(AtomicUsize::new(0));
+            let (device, records) = device();
+            let device = Loud(device, LoudEnd(Arc::clone(&ended)));
+            let allowance = Arc::new(LoudAllowance { _end: LoudEnd(Arc::clone(&ended)) });
+            let pool = Pool::with_allowance(device, config(), allowance).unwrap();
+            let out = pool.get(UNCACHED).unwrap().into_raw();
+            drop(pool.get(1500).unwrap());
+            let panicked = panics(|| {
+                let _dropped = pool;
+                if !is_last_out {
+                    // SAFETY: given back once.
+                    unsafe { deallocate(out) }.unwrap();
+                }
+                assert!(!unwinding, "unwinds");
+            });
+            assert!(panicked);
+            if is_last_out {
+                // SAFETY: given back once.
+                assert!(panics(|| unsafe { deallocate(out) }.unwrap()));
+            }
+            assert_eq!((ended.load(SeqCst), records.live()), (2, 0));
+        }
+    }
+}
+
+#[test]
+fn a_reservation_ends_although_all_that_it_calls_and_drops_panics() {
+    for unwinding in [false, true] {
+        let ended = Arc::new(AtomicUsize::new(0));
+        let (device, records) = device();
+        let device = Arc::new(Loud(device, LoudEnd(Arc::clone(&ended))));
+        let budget = Budget::new(Amount { bytes: 64 * MIB, regions: 64 }).unwrap();
+        let reserved = budget.reserve(&device, Reserve::pages(2)).unwrap();
+        drop(device);
+        let panicked = panics(|| {
+            let _taken = (reserved.take(), reserved);
+            assert!(!unwinding, "unwinds");
+        });
+        assert!(panicked);
+        assert_eq!((ended.load(SeqCst), records.live()), (1, 0));
+        assert_eq!(budget.held(), Amount::ZERO);
     }
 }
 

@@ -11,10 +11,11 @@ use crate::device::{
     Dma, PAGE, Records, TheCache, WRITTEN, cache, in_a_process_of_its_own, panics_at,
 };
 use crate::ways::panics;
-use pinfold::pieces::{Options, Progress, Reason, transfer};
+use pinfold::pieces::{Options, Progress, Reason, register_all, transfer};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::strategy::{Costs, Curve, Direction, Door, Reuse, Way};
 use pinfold::{Access, Config, Keep};
+use pinfold_core::foreign;
 use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -64,6 +65,38 @@ fn a_registrar_that_panics_at_any_call_leaves_no_request_under_way() {
             drop(cache);
             assert!(records.is_gone());
             assert_eq!(records.leaked(), 0, "panicked at call {n}");
+        }
+    }
+}
+
+/// What a registrar's panic carries panics once more where it is dropped, on whichever thread that is.
+#[test]
+fn what_a_registrar_panics_with_may_panic_on_any_helper() {
+    for n in 1.. {
+        let (cache, records) = in_pieces();
+        records.panics_with_bombs();
+        let mut mover = Dma::new(&records);
+        let mut pages = vec![0_u8; BYTES];
+        panics_at(&records, n);
+        let transferred = foreign::call(|| drop(receive(&cache, &options(3), &mut mover))).is_err();
+        assert!(mover.under_way.is_empty(), "panicked at call {n}");
+        panics_at(&records, 0);
+        cache.evict_idle();
+        panics_at(&records, n);
+        let (start, progress) = (pages.as_mut_ptr(), Progress::new());
+        let (rights, options) = (Access::WRITE, options(3));
+        let registered = foreign::call(|| {
+            // SAFETY: the buffer is not used meanwhile, and no device writes to it.
+            let all = unsafe { register_all(&cache, start, BYTES, rights, &options, &progress) };
+            drop(all.map_err(drop));
+        });
+        let has_panicked = records.has_panicked();
+        panics_at(&records, 0);
+        cache.evict_idle();
+        assert_eq!(records.leaked(), 0, "panicked at call {n}");
+        if !has_panicked {
+            assert!(!transferred && registered.is_ok() && n > PIECES);
+            break;
         }
     }
 }
