@@ -305,6 +305,31 @@ fn register_cost(domain: &Arc<Domain>, range: AddressRange) -> Duration {
     began.elapsed()
 }
 
+/// Two caches stop it, and it goes on with the last.
+#[test]
+fn a_connection_that_two_caches_suspended_goes_on_with_the_last() {
+    alone("a_connection_that_two_caches_suspended_goes_on_with_the_last", || {
+        let Some(domain) = stopping_domain() else { return };
+        let far = Far::new(&domain, CHUNK);
+        let connection = far.connection();
+        let (caches, memory) = ([cache(&domain), cache(&domain)], Memory::new(REGION));
+        for order in [[0, 1], [1, 0]] {
+            let [first, last] = order.map(|number| {
+                let connections = vec![connection.clone()];
+                caches[number].suspend(memory.range(), connections, Vec::new(), TERMS).unwrap()
+            });
+            assert_eq!(connection.in_flight().unwrap().count, 0, "it stands");
+            first.resume().unwrap();
+            assert_eq!(connection.in_flight().unwrap().count, 0, "it stands still");
+            last.resume().unwrap();
+            assert!(connection.in_flight().is_err(), "it runs");
+            let range = AddressRange::new(memory.range().start(), CHUNK).unwrap();
+            let lease = get(&caches[0], range, Access::READ);
+            far.send(range, lease.handle().lkey()).unwrap();
+        }
+    });
+}
+
 #[test]
 fn memory_moves_under_a_stream_of_transfers() {
     alone("memory_moves_under_a_stream_of_transfers", || {

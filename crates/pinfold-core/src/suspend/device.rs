@@ -139,8 +139,9 @@ pub trait Suspend: Registrar {
     ///
     /// # Safety
     ///
-    /// No memory is being re-arranged on the word that the connection stands still: every suspension that
-    /// stopped it lets it go on.
+    /// No memory is being re-arranged on the word that the connection stands still, on which the caller's `stop`
+    /// stood. What others stopped for themselves, another cache of the device for one, is the device's to count: it
+    /// goes on with the last.
     unsafe fn restart(&self, connection: &Self::Connection) -> Result<(), ConnectionLost>;
 
     /// Ends a connection in the open: its program and its peer hear of it, and what was posted

@@ -48,8 +48,42 @@ struct Lent {
 struct State {
     /// `None` when the program has taken it back.
     queue_pair: Option<NonNull<ibv_qp>>,
-    /// Since when it is stopped.
-    stopped: Option<Instant>,
+    stops: Stops,
+}
+
+/// How many suspensions stand on a stopped queue pair: two caches of one device may each have one, and it goes on
+/// with the last.
+#[derive(Debug, Default)]
+struct Stops {
+    count: usize,
+    /// When the first of them stopped it.
+    since: Option<Instant>,
+}
+
+impl Stops {
+    /// One more has stopped it. If it was `running` before, those that were counted ended with a connection that is
+    /// no more.
+    fn begin(&mut self, running: bool) {
+        if running {
+            *self = Self::default();
+        }
+        self.count = self.count.saturating_add(1);
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    /// One lets it go on. Whether it was the last, or none was counted: one that was failed is no longer.
+    fn end(&mut self) -> bool {
+        self.count = self.count.saturating_sub(1);
+        if self.count == 0 {
+            self.since = None;
+        }
+        self.count == 0
+    }
+
+    /// How long it has been stopped.
+    fn age(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
 }
 
 // SAFETY: the pointer is followed by libibverbs alone, which any thread may call.
@@ -119,7 +153,7 @@ impl Connection {
     pub unsafe fn lent(domain: Arc<Domain>, queue_pair: NonNull<ibv_qp>) -> Self {
         // SAFETY: the caller's promise.
         let number = unsafe { (*queue_pair.as_ptr()).qp_num };
-        let state = Mutex::new(State { queue_pair: Some(queue_pair), stopped: None });
+        let state = Mutex::new(State { queue_pair: Some(queue_pair), stops: Stops::default() });
         Self { lent: Arc::new(Lent { domain, number, state }), agreement: None }
     }
 
@@ -152,16 +186,13 @@ impl Connection {
     /// [`ConnectionLost`].
     pub fn stop(&self) -> Result<(), ConnectionLost> {
         let mut state = self.state()?;
-        match self.modify(&state, IBV_QPS_SQD) {
-            Ok(()) => {
-                state.stopped.get_or_insert_with(Instant::now);
-                Ok(())
-            }
-            Err(lost) => {
-                let _failed = self.modify(&state, IBV_QPS_ERR);
-                Err(lost)
-            }
+        let running = self.query(&state).is_ok_and(|status| status.state == IBV_QPS_RTS);
+        if let Err(lost) = self.modify(&state, IBV_QPS_SQD) {
+            self.end(&mut state);
+            return Err(lost);
         }
+        state.stops.begin(running);
+        Ok(())
     }
 
     /// What it still has under way: one, if the device has not drained its send queue.
@@ -172,7 +203,7 @@ impl Connection {
     pub fn in_flight(&self) -> Result<Transfers, ConnectionLost> {
         let state = self.state()?;
         let status = self.query(&state)?;
-        let oldest = state.stopped.map_or(Duration::ZERO, |since| since.elapsed());
+        let oldest = state.stops.age();
         match (status.state, status.draining) {
             (IBV_QPS_SQD, false) => Ok(Transfers::default()),
             (IBV_QPS_SQD, true) => Ok(Transfers { count: 1, oldest }),
@@ -180,7 +211,8 @@ impl Connection {
         }
     }
 
-    /// Moves it back to `RTS`, where what waits in its queue goes on.
+    /// Moves it back to `RTS`, where what waits in its queue goes on. Where it was [stopped](Self::stop) more than
+    /// once, as by two caches, it goes on with as many calls of this.
     ///
     /// A device may refuse that while it drains; then this waits, up to a second, and fails the
     /// connection in the open.
@@ -191,22 +223,27 @@ impl Connection {
     ///
     /// # Safety
     ///
-    /// No memory is being re-arranged on the word that the connection stands still: suspensions of it are
-    /// over, or let it go on themselves.
+    /// No memory is being re-arranged on the word that the connection stands still, on which the caller's `stop`
+    /// stood; this is called once for each of those.
     pub unsafe fn restart(&self) -> Result<(), ConnectionLost> {
         const STEP: Duration = Duration::from_micros(50);
         let mut state = self.state()?;
+        if !state.stops.end() {
+            return match self.query(&state)?.state {
+                IBV_QPS_SQD => Ok(()),
+                _ => Err(ConnectionLost::Broken { errno: libc::ENOTCONN }),
+            };
+        }
         let began = Instant::now();
         while let Err(lost) = self.modify(&state, IBV_QPS_RTS) {
             let status = self.query(&state)?;
             // Whether it drains is not asked: it may have ended since the refusal.
             if status.state != IBV_QPS_SQD || began.elapsed() > PATIENCE {
-                let _failed = self.modify(&state, IBV_QPS_ERR);
+                self.end(&mut state);
                 return Err(lost);
             }
             std::thread::sleep(STEP);
         }
-        state.stopped = None;
         self.ring(&state);
         Ok(())
     }
@@ -214,7 +251,15 @@ impl Connection {
     /// Moves it to `ERR`: what was posted is reported as flushed, and the peer's retries run out.
     pub fn fail(&self) {
         // One that is gone has failed already.
-        let _gone = self.state().and_then(|state| self.modify(&state, IBV_QPS_ERR));
+        if let Ok(mut state) = self.state() {
+            self.end(&mut state);
+        }
+    }
+
+    /// Moves it to `ERR`, where no suspension stands on it any more.
+    fn end(&self, state: &mut State) {
+        state.stops = Stops::default();
+        let _gone = self.modify(state, IBV_QPS_ERR);
     }
 
     /// Gone in a forked child, whose parent's the queue pair is: a thread that is not there may have
@@ -399,4 +444,32 @@ fn untestable(error: &LoopbackError) -> Unsupported {
         _ => libc::ENETDOWN,
     };
     Unsupported::Refused { operation: "connecting a queue pair to try SQD on", errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of two caches that have stopped it neither lets it go on under the other.
+    #[test]
+    fn it_goes_on_with_the_last_that_stopped_it() {
+        let mut stops = Stops::default();
+        stops.begin(true);
+        let first = stops.since;
+        stops.begin(false);
+        assert_eq!(stops.since, first);
+        assert!(!stops.end() && stops.since.is_some());
+        assert!(stops.end() && stops.since.is_none());
+    }
+
+    /// A queue pair that failed was made ready again by its program: the suspensions of before are no more.
+    #[test]
+    fn one_that_runs_again_was_stopped_by_none() {
+        let mut stops = Stops::default();
+        stops.begin(true);
+        stops.begin(false);
+        stops.begin(true);
+        assert!(stops.end(), "the only one");
+        assert!(stops.end() && stops.count == 0, "one too many");
+    }
 }
