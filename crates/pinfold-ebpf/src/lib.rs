@@ -22,7 +22,7 @@ mod view;
 
 #[cfg(feature = "load")]
 pub use programs::{LoadError, Programs, ViewError};
-pub use view::{IncompleteView, View, ViewId};
+pub use view::{IncompleteView, View, ViewId, ViewParts};
 
 use std::io;
 use std::os::fd::OwnedFd;

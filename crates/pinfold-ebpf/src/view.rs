@@ -18,8 +18,23 @@ pub struct ViewId(pub(crate) u64);
 ///
 /// Its holder can read where one process's mappings change and say which of them matter to
 /// it; it can write nothing else that the programs believe, and sees no other process's changes.
+///
+/// As long as it is a view, nothing else can take back what its holder asks to be told:
+///
+/// ```compile_fail,E0616
+/// # fn blinds(view: &pinfold_ebpf::View) {
+/// let another = view.wishes.try_clone();
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct View {
+    pub(crate) parts: ViewParts,
+    pub(crate) id: ViewId,
+}
+
+/// A view taken apart.
+#[derive(Debug)]
+pub struct ViewParts {
     /// Array map of one [`Changes`](crate::layout::Changes); can be mapped for reading only.
     pub changes: OwnedFd,
     /// Array map of one [`Wishes`](crate::layout::Wishes); can be mapped for reading and writing.
@@ -29,7 +44,6 @@ pub struct View {
     /// The attachments: as long as one process holds them, the programs stay, whatever becomes of
     /// the one who loaded them.
     pub links: Vec<OwnedFd>,
-    pub(crate) id: ViewId,
 }
 
 /// These descriptors cannot be a view: there are too few of them.
@@ -49,9 +63,15 @@ impl View {
 
     /// The descriptors in the order that [`from_descriptors`](Self::from_descriptors) takes.
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
-        let mut all = vec![self.changes, self.wishes, self.bell];
-        all.extend(self.links);
+        let ViewParts { changes, wishes, bell, links } = self.parts;
+        let mut all = vec![changes, wishes, bell];
+        all.extend(links);
         all
+    }
+
+    /// What it is made of, for those who follow it.
+    pub fn into_parts(self) -> ViewParts {
+        self.parts
     }
 
     /// A view from what [`into_descriptors`](Self::into_descriptors) gave, perhaps in another
@@ -70,7 +90,8 @@ impl View {
         let mut each = descriptors.into_iter();
         match (each.next(), each.next(), each.next()) {
             (Some(changes), Some(wishes), Some(bell)) if count > 3 => {
-                Ok(Self { changes, wishes, bell, links: each.collect(), id: ViewId(0) })
+                let parts = ViewParts { changes, wishes, bell, links: each.collect() };
+                Ok(Self { parts, id: ViewId(0) })
             }
             _ => Err(IncompleteView { descriptors: count }),
         }

@@ -4,12 +4,13 @@
 //!
 //! The unsafe code of this file is there to name descriptors by numbers that this process does not own: the
 //! program may close any descriptor, and reuse its number. No memory depends on what a number stands for, and a
-//! number of the wrong kind or of none gives an error.
+//! number of the wrong kind or of none gives an error. What is read is read from a descriptor that the caller owns or was
+//! lent: a number could be a monitor's, which would miss what is read.
 
 use crate::errno::{Errno, checked, done, last_errno};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
 use std::ffi::CStr;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// A descriptor number. Not owned: the program may close any descriptor behind our back, and then
@@ -44,13 +45,13 @@ pub unsafe fn close(descriptor: Descriptor) {
 }
 
 /// Reads up to `buffer.len()` bytes; 0 at the end.
-pub fn read(descriptor: Descriptor, buffer: &mut [u8]) -> Result<usize, Errno> {
-    Ok(rustix::io::read(named(descriptor)?, buffer)?)
+pub fn read(file: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    Ok(rustix::io::read(file, buffer)?)
 }
 
 /// As [`read`], from the byte `offset` on.
-pub fn read_at(descriptor: Descriptor, buffer: &mut [u8], offset: usize) -> Result<usize, Errno> {
-    Ok(rustix::io::pread(named(descriptor)?, buffer, offset as u64)?)
+pub fn read_at(file: BorrowedFd<'_>, buffer: &mut [u8], offset: usize) -> Result<usize, Errno> {
+    Ok(rustix::io::pread(file, buffer, offset as u64)?)
 }
 
 /// The text of a symbolic link, cut at the buffer's end.
@@ -60,10 +61,15 @@ pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errn
 }
 
 /// Reads entries of an open directory as `struct linux_dirent64` records; 0 at the end.
-pub fn read_directory(directory: Descriptor, buffer: &mut [u8]) -> Result<usize, Errno> {
+pub fn read_directory(directory: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: the kernel writes at most the buffer's length.
     checked(unsafe {
-        libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), buffer.len())
+        libc::syscall(
+            libc::SYS_getdents64,
+            directory.as_raw_fd(),
+            buffer.as_mut_ptr(),
+            buffer.len(),
+        )
     })
 }
 
@@ -161,11 +167,11 @@ pub fn wait_readable(descriptor: Descriptor, timeout_ms: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::AsFd;
 
     #[test]
     fn a_wrong_descriptor_is_an_error() {
-        assert_eq!(read(-1, &mut [0; 4]), Err(Errno(libc::EBADF)));
+        assert_eq!(identity(-1), Err(Errno(libc::EBADF)));
         assert_eq!(identity(1 << 20), Err(Errno(libc::EBADF)));
         assert!(duplicate(1 << 20).is_err() && !wait_readable(1 << 20, 0));
     }
@@ -177,13 +183,13 @@ mod tests {
         assert!(second.as_raw_fd() > 2);
         assert_eq!(identity(second.as_raw_fd()), identity(null.as_raw_fd()));
         drop(null);
-        assert_eq!(read(second.as_raw_fd(), &mut [0; 4]), Ok(0));
+        assert_eq!(read(second.as_fd(), &mut [0; 4]), Ok(0));
     }
 
     #[test]
     fn a_thread_keeps_what_it_names_and_others_keep_all() {
         let files: Vec<_> = (0..3).map(|_| open(c"/dev/zero", 0).unwrap()).collect();
-        let is_open = |number| read(number, &mut [0; 1]) == Ok(1);
+        let is_open = |number| identity(number).is_ok();
         let within: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let seen = std::thread::spawn(move || {
             keep_only(&[within[2], within[0]])

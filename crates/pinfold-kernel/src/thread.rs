@@ -48,6 +48,8 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
 #[derive(Debug)]
 pub struct LeanThread<T: Sync + 'static> {
     thread: libc::pthread_t,
+    /// The process that has it.
+    process: u32,
     /// What the thread works on; it has it until it is joined.
     shared: ManuallyDrop<Arc<Work<T>>>,
 }
@@ -96,7 +98,7 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
         let thread = unsafe { thread.assume_init() };
         // SAFETY: it was not joined; a name too long is refused, and the thread has none.
         unsafe { libc::pthread_setname_np(thread, name.as_ptr()) };
-        Ok(Self { thread, shared: ManuallyDrop::new(shared) })
+        Ok(Self { thread, process: std::process::id(), shared: ManuallyDrop::new(shared) })
     }
 
     /// What it works on.
@@ -104,8 +106,11 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
         &self.shared.on
     }
 
-    /// Waits for its end.
+    /// Waits for its end. Not in a forked child, which has no such thread: what that works on stays there.
     pub fn join(mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         // SAFETY: joined once; behind it the thread uses nothing any more. A value that is dropped
         // without this goes on for ever, and what it works on with it.
         unsafe {
@@ -273,6 +278,29 @@ mod tests {
         thread.join();
         assert_eq!(inside.try_recv(), Ok(true));
         assert_eq!(inside.try_recv(), Err(mpsc::TryRecvError::Disconnected), "dropped by `join`");
+    }
+
+    /// The child has a copy of the value, and not the thread.
+    #[test]
+    fn a_forked_child_does_not_wait_for_a_lean_thread_of_its_parent() {
+        let (go_on, wait) = mpsc::channel::<()>();
+        let body = |wait: &std::sync::Mutex<mpsc::Receiver<()>>| _ = wait.lock().unwrap().recv();
+        let thread = LeanThread::spawn(c"pinfold-test", std::sync::Mutex::new(wait), body).unwrap();
+        // SAFETY: the child makes system calls only, and ends; a timer ends it where it waits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child's own timer, and its own end.
+            unsafe { libc::alarm(10) };
+            thread.join();
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "it came back");
+        drop(go_on);
+        thread.join();
     }
 
     #[test]

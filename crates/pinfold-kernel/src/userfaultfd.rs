@@ -1,4 +1,5 @@
-//! userfaultfd: being told which mappings change.
+//! userfaultfd: being told which mappings change. A descriptor is borrowed, not a number: what a monitor has opened
+//! for itself no other code can read from or have watch less.
 //!
 //! Linux 4.11 for the events, 5.7 for watching without handling faults (write protection), 5.11 for doing so
 //! without privilege.
@@ -14,7 +15,7 @@ use crate::errno::{Errno, checked, done, last_errno};
 use crate::process::page_bytes;
 use crate::request::request;
 use std::mem::size_of;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// The features of `linux/userfaultfd.h` that the monitor asks for.
 pub mod feature {
@@ -129,29 +130,34 @@ pub fn open() -> Result<OwnedFd, Errno> {
 }
 
 /// Agrees on `features` and gives those that the kernel has. Can be done once per descriptor.
-pub fn api(uffd: Descriptor, features: u64) -> Result<u64, Errno> {
+pub fn api(uffd: BorrowedFd<'_>, features: u64) -> Result<u64, Errno> {
     let mut api = UffdioApi { api: 0xaa, features, ioctls: 0 };
     // SAFETY: the kernel reads and writes `api`, whose size is in the request's number.
-    let answer = unsafe { libc::ioctl(uffd, UFFDIO_API as _, &raw mut api) };
+    let answer = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API as _, &raw mut api) };
     checked(answer.into()).map(|_| api.features)
 }
 
 /// Has the changes of every mapping between `start` and `end` (whole pages) reported.
-pub fn register(uffd: Descriptor, start: usize, end: usize) -> Result<(), Errno> {
+pub fn register(uffd: BorrowedFd<'_>, start: usize, end: usize) -> Result<(), Errno> {
     const WRITE_PROTECT: u64 = 1 << 1;
     let len = end.saturating_sub(start) as u64;
     let mut register = UffdioRegister { start: start as u64, len, mode: WRITE_PROTECT, ioctls: 0 };
     // SAFETY: the kernel reads and writes `register`. Nothing is ever write-protected, so the
     // registered memory itself behaves as before.
-    let answer = unsafe { libc::ioctl(uffd, UFFDIO_REGISTER as _, &raw mut register) };
+    let answer = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER as _, &raw mut register) };
     done(answer)
 }
 
 /// Ends [`register`].
-pub fn unregister(uffd: Descriptor, start: usize, end: usize) -> Result<(), Errno> {
+///
+/// # Safety
+///
+/// No other userfaultfd of this process has the changes there reported: before Linux 6.18 its watch ends as well,
+/// silently, and what rests on that is told of no change any more.
+pub unsafe fn unregister(uffd: BorrowedFd<'_>, start: usize, end: usize) -> Result<(), Errno> {
     let range = UffdioRange { start: start as u64, len: end.saturating_sub(start) as u64 };
     // SAFETY: the kernel reads `range`.
-    let answer = unsafe { libc::ioctl(uffd, UFFDIO_UNREGISTER as _, &raw const range) };
+    let answer = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER as _, &raw const range) };
     done(answer)
 }
 
@@ -166,10 +172,11 @@ pub fn unregister(uffd: Descriptor, start: usize, end: usize) -> Result<(), Errn
 /// # Errors
 ///
 /// The kernel's error when `uffd` is not a userfaultfd (any more).
-pub fn changing(uffd: Descriptor) -> Result<bool, Errno> {
+pub fn changing(uffd: BorrowedFd<'_>) -> Result<bool, Errno> {
     static NOTHING: UffdioWriteprotect = UffdioWriteprotect { start: 0, len: 0, mode: 0 };
     // SAFETY: the kernel reads `NOTHING`.
-    let answer = unsafe { libc::ioctl(uffd, UFFDIO_WRITEPROTECT as _, &raw const NOTHING) };
+    let answer =
+        unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &raw const NOTHING) };
     match last_errno() {
         Errno(libc::EINVAL) if answer < 0 => Ok(false),
         Errno(libc::EAGAIN) if answer < 0 => Ok(true),
@@ -182,10 +189,11 @@ pub fn changing(uffd: Descriptor) -> Result<bool, Errno> {
 /// write-protection. `EAGAIN` while a change that `uffd` reports is under way.
 ///
 /// Takes write-protection from a page that never had any.
-pub fn watches(uffd: Descriptor, start: usize) -> Result<bool, Errno> {
+pub fn watches(uffd: BorrowedFd<'_>, start: usize) -> Result<bool, Errno> {
     let request = UffdioWriteprotect { start: start as u64, len: page_bytes() as u64, mode: 0 };
     // SAFETY: the kernel reads `request`. Nothing is ever write-protected, so nothing changes.
-    let answer = unsafe { libc::ioctl(uffd, UFFDIO_WRITEPROTECT as _, &raw const request) };
+    let answer =
+        unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &raw const request) };
     match checked(answer.into()) {
         Ok(_) => Ok(true),
         Err(Errno(libc::ENOENT)) => Ok(false),
@@ -194,17 +202,19 @@ pub fn watches(uffd: Descriptor, start: usize) -> Result<bool, Errno> {
 }
 
 /// Reads as many events as there are and fit; the threads that caused them go on.
-pub fn read(uffd: Descriptor, messages: &mut [Message]) -> Result<usize, Errno> {
+pub fn read(uffd: BorrowedFd<'_>, messages: &mut [Message]) -> Result<usize, Errno> {
     // SAFETY: the kernel writes whole messages, at most the slice's length in bytes, and every
     // bit pattern is a `Message`.
-    let got =
-        unsafe { libc::read(uffd, messages.as_mut_ptr().cast(), std::mem::size_of_val(messages)) };
+    let got = unsafe {
+        libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), std::mem::size_of_val(messages))
+    };
     checked(got as libc::c_long).map(|bytes| bytes / size_of::<Message>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn requests_have_the_sizes_and_numbers_that_the_kernel_knows() {
@@ -216,8 +226,9 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_descriptor_is_an_error() {
-        assert_eq!(changing(-1), Err(Errno(libc::EBADF)));
-        assert!(read(-1, &mut [Message::default()]).is_err());
+    fn what_is_no_userfaultfd_is_an_error() {
+        let null = crate::descriptor::open(c"/dev/null", 0).unwrap();
+        assert_eq!(changing(null.as_fd()), Err(Errno(libc::ENOTTY)));
+        assert_eq!(read(null.as_fd(), &mut [Message::default()]), Ok(0));
     }
 }

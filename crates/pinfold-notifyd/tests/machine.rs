@@ -15,7 +15,7 @@ use pinfold::monitor::Ebpf;
 use pinfold::monitor::notify::{self, Connection};
 use pinfold::{AddressRange, Monitor};
 use pinfold_ebpf::layout::{Changes, ENTRIES, Wishes, done};
-use pinfold_ebpf::{Programs, View};
+use pinfold_ebpf::{Programs, ViewParts};
 use pinfold_kernel::socket;
 use pinfold_notifyd::{Limits, Listener, Server, StopSignals, make_room};
 use std::fs;
@@ -39,7 +39,7 @@ const PAGE: usize = 4096;
 /// A view, mapped.
 struct Followed {
     changes: &'static Changes,
-    view: View,
+    view: ViewParts,
     connection: Connection,
 }
 
@@ -53,6 +53,7 @@ impl Followed {
     fn new() -> Self {
         let began = Instant::now();
         let (view, connection) = notify::connect(&place()).unwrap();
+        let view = view.into_parts();
         let took = began.elapsed();
         eprintln!("connected in {took:?}, {} descriptors", 3 + view.links.len() + 1);
         let both = libc::PROT_READ | libc::PROT_WRITE;

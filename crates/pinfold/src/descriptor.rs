@@ -10,12 +10,13 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to close a number, once it stands for what was opened here.
+//! This file reopens `unsafe_code` to close a number, once it stands for what was opened here,
+//! and to lend one for a call.
 
 #![allow(unsafe_code)]
 
 use pinfold_kernel::{Descriptor, Errno, descriptor, descriptor::Identity};
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 /// A number and the file it stood for when we got it.
 #[derive(Debug)]
@@ -55,6 +56,13 @@ impl KnownDescriptor {
 
     pub(crate) fn number(&self) -> Descriptor {
         self.number
+    }
+
+    /// For calls that tell when it is not that file any more.
+    pub(crate) fn lend(&self) -> BorrowedFd<'_> {
+        // SAFETY: it was opened, so it is not -1. Should the program have closed it, the kernel looks the number up for
+        // each call, and no memory depends on what it finds.
+        unsafe { BorrowedFd::borrow_raw(self.number) }
     }
 
     /// Whether the number still stands for that file. One system call.

@@ -15,9 +15,9 @@
 
 use crate::descriptor::KnownDescriptor;
 use crate::{Access, AddressRange, BadAddress, MappingKind};
-use pinfold_kernel::{Descriptor, Errno, descriptor, procmap, procmap::ProcmapQuery};
+use pinfold_kernel::{Errno, descriptor, procmap, procmap::ProcmapQuery};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// One mapping of this process: what one line of `/proc/self/maps` says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,12 +111,12 @@ impl OpenMaps {
     /// Whether the kernel tells of single mappings, at a price that does not depend on how many there
     /// are.
     pub(crate) fn has_requests(&self) -> bool {
-        self.0.is_ours() && !is_unknown(&Table(self.0.number()).query_one(0))
+        self.0.is_ours() && !is_unknown(&Table(self.0.lend()).query_one(0))
     }
 
     /// As [`mappings_in`].
     pub(crate) fn overlapping(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
-        if self.0.is_ours() { Table(self.0.number()).overlapping(range) } else { ask_once(range) }
+        if self.0.is_ours() { Table(self.0.lend()).overlapping(range) } else { ask_once(range) }
     }
 }
 
@@ -126,7 +126,7 @@ fn open_table() -> Result<OwnedFd, Errno> {
 
 fn ask_once(range: AddressRange) -> Result<Vec<Mapping>, Errno> {
     let table = open_table()?;
-    Table(table.as_raw_fd()).overlapping(range)
+    Table(table.as_fd()).overlapping(range)
 }
 
 /// Whether the kernel does not know the request.
@@ -136,9 +136,9 @@ fn is_unknown<T>(answer: &Result<T, Errno>) -> bool {
 
 /// An open `/proc/PID/maps`.
 #[derive(Clone, Copy)]
-struct Table(Descriptor);
+struct Table<'f>(BorrowedFd<'f>);
 
-impl Table {
+impl Table<'_> {
     fn overlapping(self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         match self.query(range) {
             answer if is_unknown(&answer) => self.parse(range),
@@ -167,10 +167,10 @@ impl Table {
     fn query_one(self, address: usize) -> Result<Mapping, Errno> {
         // Long enough for every name that tells a kind: a memfd's takes at most 266 bytes.
         let mut name = [0; 512];
-        match procmap::procmap_query(self.0, address, &mut name) {
+        match procmap::procmap_query(self.0.as_raw_fd(), address, &mut name) {
             Ok(answer) => from_query(&answer, &name),
             Err(Errno(libc::ENAMETOOLONG)) => {
-                let answer = procmap::procmap_query(self.0, address, &mut [])?;
+                let answer = procmap::procmap_query(self.0.as_raw_fd(), address, &mut [])?;
                 from_query(&answer, LONG_PATH)
             }
             Err(errno) => Err(errno),
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn request_and_text_agree() {
         let table = open_table().unwrap();
-        let maps = Table(table.as_raw_fd());
+        let maps = Table(table.as_fd());
         let before = match maps.query(AddressRange::EVERYTHING) {
             Err(Errno(libc::ENOTTY)) => {
                 eprintln!("skipped: this kernel has no PROCMAP_QUERY");

@@ -5,7 +5,7 @@ use super::kernel::OFFSETS;
 use super::object::Target;
 use super::sys::{self, Errno, Kind, Map, Put, Shape, Words, flag};
 use crate::layout::{Changes, Wishes};
-use crate::{View, ViewId};
+use crate::{View, ViewId, ViewParts};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -237,13 +237,13 @@ impl Maps {
         let open = self.views.get_mut(number as usize).and_then(Option::as_mut);
         let id = open.as_ref().map_or(ViewId(0), |open| open.id);
         let parts = open.and_then(|open| open.parts.take()).ok_or(ViewError::Gone)?;
-        Ok(View {
+        let parts = ViewParts {
             changes: parts.changes.into_descriptor(),
             wishes: parts.wishes.into_descriptor(),
             bell: parts.bell.into_descriptor(),
             links,
-            id,
-        })
+        };
+        Ok(View { parts, id })
     }
 
     pub(super) fn number_of(&self, id: ViewId) -> Option<Number> {

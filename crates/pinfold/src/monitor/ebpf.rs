@@ -127,6 +127,7 @@ impl Ebpf {
     }
 
     fn start(view: View, helper: Option<GivesBack>) -> Result<Self, EbpfError> {
+        let view = view.into_parts();
         let positions = Positions::new(view.bell.as_fd()).map_err(EbpfError::map)?;
         let changes = SharedValue::new(view.changes.as_fd(), 0, false).map_err(EbpfError::map)?;
         let core = Arc::new(Core {

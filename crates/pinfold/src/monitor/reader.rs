@@ -16,7 +16,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to close a number in a table of descriptors that is the reader's alone.
+//! This file reopens `unsafe_code` to close a number in a table of descriptors that is the reader's alone, and to
+//! read from it.
 
 #![allow(unsafe_code)]
 
@@ -28,6 +29,7 @@ use crate::AddressRange;
 use pinfold_kernel::{
     Descriptor, Errno, descriptor, thread, userfaultfd, userfaultfd::Event, userfaultfd::Message,
 };
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// How many changes back a cache may be before it has to drop everything.
@@ -180,10 +182,13 @@ impl Core {
 /// Reads events until told to stop.
 pub(super) fn run(core: &Core, uffd: Descriptor) {
     let own_table = descriptor::keep_only(&[uffd]).is_ok();
+    // SAFETY: it was opened, so it is not -1. In a table of its own it stays open until this thread closes it; in one
+    // that is shared the kernel looks the number up for each call.
+    let lent = unsafe { BorrowedFd::borrow_raw(uffd) };
     core.flux.reader_is_me();
     // Without the right to it, no other thread of the process has it either.
     let _ = thread::run_before_all();
-    let mut reader = Reader { core, uffd, log: Writer::new(&core.log), doorbell_gone: false };
+    let mut reader = Reader { core, uffd: lent, log: Writer::new(&core.log), doorbell_gone: false };
     while reader.wait() {
         reader.drain();
         // Both: the thread that stops us then unmaps the doorbell, and waits in there until we have
@@ -201,7 +206,7 @@ pub(super) fn run(core: &Core, uffd: Descriptor) {
 
 struct Reader<'a> {
     core: &'a Core,
-    uffd: Descriptor,
+    uffd: BorrowedFd<'a>,
     log: Writer<'a>,
     /// The event of the doorbell's unmapping has been read.
     doorbell_gone: bool,
@@ -210,7 +215,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Waits for an event; false if the descriptor is gone, which only happens in a shared table.
     fn wait(&self) -> bool {
-        let open = descriptor::wait_readable(self.uffd, -1);
+        let open = descriptor::wait_readable(self.uffd.as_raw_fd(), -1);
         if !open {
             self.core.lose(Errno(libc::EBADF));
         }

@@ -7,9 +7,9 @@ use super::start::StartError;
 use super::watched_page::{Unread, range_of};
 use crate::{AddressRange, Monitor, Position};
 use pinfold_kernel::{
-    Descriptor, descriptor, mapping::AtomicPage, thread, thread::LeanThread, userfaultfd,
-    userfaultfd::Message,
+    descriptor, mapping::AtomicPage, thread, thread::LeanThread, userfaultfd, userfaultfd::Message,
 };
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Two threads change a page each. While their events are unread the answer must be yes, it must
 /// stay yes while the second is unread, and be no in the end. Kernels before 5.15 keep a mere flag
 /// and fail in the middle: there, one change that ends hides another.
-pub(super) fn of_the_question(uffd: Descriptor) -> Result<(), StartError> {
+pub(super) fn of_the_question(uffd: BorrowedFd<'_>) -> Result<(), StartError> {
     if userfaultfd::changing(uffd) != Ok(false) {
         return Err(StartError::SelfTest { missed: "the absence of changes" });
     }
@@ -55,7 +55,7 @@ fn spawn_changer(page: &Arc<AtomicPage>) -> Changer {
 }
 
 fn judge(
-    uffd: Descriptor,
+    uffd: BorrowedFd<'_>,
     pages: &[Arc<AtomicPage>; 2],
     changers: &[Changer; 2],
 ) -> Result<(), StartError> {
@@ -95,23 +95,23 @@ fn must(condition: impl Fn() -> bool, missed: &'static str) -> Result<(), StartE
     Ok(())
 }
 
-fn must_be(uffd: Descriptor, changing: bool, missed: &'static str) -> Result<(), StartError> {
+fn must_be(uffd: BorrowedFd<'_>, changing: bool, missed: &'static str) -> Result<(), StartError> {
     match userfaultfd::changing(uffd) {
         Ok(answer) if answer == changing => Ok(()),
         _ => Err(StartError::SelfTest { missed }),
     }
 }
 
-fn read_one(uffd: Descriptor) -> Result<(), StartError> {
+fn read_one(uffd: BorrowedFd<'_>) -> Result<(), StartError> {
     let read = || userfaultfd::read(uffd, &mut [Message::default()]) == Ok(1);
     must(read, "a page mapped over another")
 }
 
 /// Whatever went wrong: lets every thread go that waits for its event to be read.
-fn read_until_finished(uffd: Descriptor, changers: &[Changer; 2]) {
+fn read_until_finished(uffd: BorrowedFd<'_>, changers: &[Changer; 2]) {
     let all = changers.iter().flatten().count();
     while finished(changers) < all {
-        descriptor::wait_readable(uffd, 1);
+        descriptor::wait_readable(uffd.as_raw_fd(), 1);
         let _ = userfaultfd::read(uffd, &mut [Message::default(); 2]);
     }
 }

@@ -1,7 +1,7 @@
 //! Why a monitor could not start, and what to do about it.
 
 use pinfold_kernel::{Errno, userfaultfd, userfaultfd::feature};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 /// Why a monitor could not start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -118,7 +118,7 @@ impl StartError {
 
     /// The kernel refuses unknown features without saying which, so a second descriptor asks.
     pub(super) fn features(Errno(errno): Errno) -> Self {
-        let known = userfaultfd::open().and_then(|asker| userfaultfd::api(asker.as_raw_fd(), 0));
+        let known = userfaultfd::open().and_then(|asker| userfaultfd::api(asker.as_fd(), 0));
         match (errno, known) {
             (libc::EINVAL, Ok(known)) => {
                 Self::MissingFeatures { missing: Self::FEATURES & !known, errno }

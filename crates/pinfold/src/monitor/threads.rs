@@ -7,7 +7,7 @@ pub(super) use pinfold_kernel::thread::thread_id;
 use pinfold_kernel::{Errno, descriptor};
 use std::ffi::CStr;
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 /// Lists the calling process's threads into `list`, up to its capacity.
 ///
@@ -51,7 +51,7 @@ fn each_thread(visit: &mut dyn FnMut(u32) -> bool) -> Result<(), Errno> {
     let directory = descriptor::open(c"/proc/self/task", libc::O_DIRECTORY)?;
     let mut buffer = [0; 4096];
     loop {
-        let got = descriptor::read_directory(directory.as_raw_fd(), &mut buffer)?;
+        let got = descriptor::read_directory(directory.as_fd(), &mut buffer)?;
         let mut records = buffer.get(..got).unwrap_or_default();
         if records.is_empty() {
             return Ok(());
@@ -95,7 +95,7 @@ fn state_of(thread: u32) -> Result<u8, Errno> {
     let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno(libc::EINVAL))?;
     let stat = descriptor::open(path, 0)?;
     let mut text = [0; 512];
-    let got = descriptor::read(stat.as_raw_fd(), &mut text)?;
+    let got = descriptor::read(stat.as_fd(), &mut text)?;
     let text = text.get(..got).unwrap_or_default();
     let name_end = text.iter().rposition(|&byte| byte == b')').ok_or(Errno(libc::EINVAL))?;
     text.get(name_end + 2).copied().ok_or(Errno(libc::EINVAL))

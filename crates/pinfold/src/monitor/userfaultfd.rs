@@ -33,8 +33,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to promise what [`Monitor`] demands; the proof stands above
-//! that promise. It contains no unsafe block.
+//! This file reopens `unsafe_code` to promise what [`Monitor`] demands, the proof of which stands above that
+//! promise, and to end watches that are this monitor's.
 
 #![allow(unsafe_code)]
 
@@ -112,8 +112,8 @@ impl Userfaultfd {
         let uffd = open_uffd()?;
         let maps = OpenMaps::new().map_err(StartError::open)?;
         let doorbell = AtomicPage::new().map_err(StartError::memory)?;
-        let unread = Unread::watch(uffd.number(), &doorbell)?;
-        self_test::of_the_question(uffd.number())?;
+        let unread = Unread::watch(uffd.lend(), &doorbell)?;
+        self_test::of_the_question(uffd.lend())?;
         let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;
         let core = Arc::new(Core::new(page).map_err(StartError::memory)?);
         let reader = spawn_reader(&core, uffd.number())?;
@@ -153,7 +153,7 @@ impl Userfaultfd {
     /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
     pub(super) fn watched_page(&self) -> Result<AtomicPage, StartError> {
         let page = AtomicPage::new().map_err(StartError::memory)?;
-        register(self.uffd.number(), &page)?;
+        register(self.uffd.lend(), &page)?;
         Ok(page)
     }
 
@@ -176,7 +176,7 @@ impl Userfaultfd {
     fn wait_until_read(&self) -> Result<bool, Lost> {
         let mut patience = Patience::new();
         loop {
-            match userfaultfd::changing(self.uffd.number()) {
+            match userfaultfd::changing(self.uffd.lend()) {
                 Ok(false) => return Ok(true),
                 Ok(true) if patience.is_over() => return Ok(false),
                 Ok(true) => patience.pause(),
@@ -241,7 +241,7 @@ impl Userfaultfd {
     /// Another monitor of this process that is being dropped holds every mapping for a moment
     /// (see [`unwatch`](Self::unwatch)), so a refusal is tried again.
     fn register(&self, whole: AddressRange) -> Result<(), Errno> {
-        let try_once = || userfaultfd::register(self.uffd.number(), whole.start(), whole.end());
+        let try_once = || userfaultfd::register(self.uffd.lend(), whole.start(), whole.end());
         for _ in 0..8 {
             match try_once() {
                 Err(Errno(libc::EBUSY)) => thread::yield_now(),
@@ -371,10 +371,11 @@ impl Userfaultfd {
     fn unwatch(&self, mapping: &Mapping) -> bool {
         let (start, end) = (mapping.range.start(), mapping.range.end());
         let watched = kind_is_covered(mapping.kind)
-            && userfaultfd::watches(self.uffd.number(), start) != Ok(false);
-        if watched && userfaultfd::register(self.uffd.number(), start, end).is_ok() {
+            && userfaultfd::watches(self.uffd.lend(), start) != Ok(false);
+        if watched && userfaultfd::register(self.uffd.lend(), start, end).is_ok() {
             // An error means that it is gone, and then its change is in the log.
-            let _ = userfaultfd::unregister(self.uffd.number(), start, end);
+            // SAFETY: registered for this userfaultfd just now, which is refused where another one watches.
+            let _ = unsafe { userfaultfd::unregister(self.uffd.lend(), start, end) };
         }
         watched
     }
@@ -384,7 +385,7 @@ impl Userfaultfd {
         let Some(doorbell) = self.doorbell.take() else { return };
         let (start, end) = bounds(&doorbell);
         // The page may have been unwatched together with its neighbours.
-        let rings = userfaultfd::register(self.uffd.number(), start, end).is_ok();
+        let rings = userfaultfd::register(self.uffd.lend(), start, end).is_ok();
         if rings && let Some(reader) = self.reader.take() {
             self.core.stop();
             drop(doorbell);
@@ -457,7 +458,7 @@ fn refusal(Errno(errno): Errno) -> Uncovered {
 fn open_uffd() -> Result<KnownDescriptor, StartError> {
     let opened = userfaultfd::open().map_err(StartError::open)?;
     let uffd = KnownDescriptor::new(opened).map_err(StartError::open)?;
-    userfaultfd::api(uffd.number(), StartError::FEATURES).map_err(StartError::features)?;
+    userfaultfd::api(uffd.lend(), StartError::FEATURES).map_err(StartError::features)?;
     Ok(uffd)
 }
 

@@ -1,18 +1,25 @@
 //! Single pages that a userfaultfd watches: the monitor's own, and those of its tests.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to end the watch of such a page.
+
+#![allow(unsafe_code)]
 
 use super::start::StartError;
 use crate::AddressRange;
-use pinfold_kernel::{Descriptor, mapping::AtomicPage, userfaultfd};
+use pinfold_kernel::{mapping::AtomicPage, userfaultfd};
+use std::os::fd::BorrowedFd;
 
 /// The watch of a page while no thread reads the events: a thread that unmapped the page would wait
 /// for ever, so the watch ends first.
 pub(super) struct Unread<'p> {
-    uffd: Descriptor,
+    uffd: BorrowedFd<'p>,
     page: &'p AtomicPage,
 }
 
 impl<'p> Unread<'p> {
-    pub(super) fn watch(uffd: Descriptor, page: &'p AtomicPage) -> Result<Self, StartError> {
+    pub(super) fn watch(uffd: BorrowedFd<'p>, page: &'p AtomicPage) -> Result<Self, StartError> {
         register(uffd, page)?;
         Ok(Self { uffd, page })
     }
@@ -27,12 +34,13 @@ impl Drop for Unread<'_> {
     fn drop(&mut self) {
         let (start, end) = bounds(self.page);
         // An error means that the page has been replaced, and the new one is not watched.
-        let _ = userfaultfd::unregister(self.uffd, start, end);
+        // SAFETY: the page is this monitor's own, and was registered for this userfaultfd.
+        let _ = unsafe { userfaultfd::unregister(self.uffd, start, end) };
     }
 }
 
 /// Has the changes of `page` reported.
-pub(super) fn register(uffd: Descriptor, page: &AtomicPage) -> Result<(), StartError> {
+pub(super) fn register(uffd: BorrowedFd<'_>, page: &AtomicPage) -> Result<(), StartError> {
     let (start, end) = bounds(page);
     userfaultfd::register(uffd, start, end).map_err(StartError::register)
 }

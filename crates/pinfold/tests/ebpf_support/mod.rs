@@ -103,6 +103,7 @@ pub(crate) struct Watched<'p> {
 impl<'p> Watched<'p> {
     pub(crate) fn of(programs: &'p Programs, process: BorrowedFd<'_>) -> Self {
         let view = programs.view(process).unwrap();
+        let (id, view) = (view.id(), view.into_parts());
         // SAFETY: both have every content, and are never unmapped.
         let (changes, wishes) = unsafe {
             (
@@ -112,7 +113,7 @@ impl<'p> Watched<'p> {
                     .cast(),
             )
         };
-        Self { programs, id: view.id(), changes, wishes }
+        Self { programs, id, changes, wishes }
     }
 
     pub(crate) fn with_id(programs: &'p Programs, process: BorrowedFd<'_>) -> (Self, ViewId) {
