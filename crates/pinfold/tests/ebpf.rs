@@ -509,11 +509,12 @@ fn a_view_that_is_taken_back_says_so() {
 fn only_the_programs_write_the_log() {
     let Some((_turn, programs)) = programs() else { return };
     let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
+    let (id, view) = (view.id(), view.into_parts());
     assert!(support::maps(&view.changes, libc::PROT_READ));
     assert!(!support::maps(&view.changes, libc::PROT_READ | libc::PROT_WRITE));
     assert!(!support::becomes_writable(&view.changes));
     assert!(support::maps(&view.wishes, libc::PROT_READ | libc::PROT_WRITE));
-    programs.forget(view.id());
+    programs.forget(id);
 }
 
 /// In a process of its own, because it closes everything: see `role_close_range`.
