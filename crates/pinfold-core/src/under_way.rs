@@ -104,11 +104,10 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
             |place: usize| Some(Place::Record(place, self.records.get(place)?.stand(range)?));
         let taken = (first..RECORDS).chain(0..first).find_map(stand);
         let place = taken.unwrap_or_else(|| {
-            // AcqRel: released by what the writer writes next, for any reader that counts on it. Relaxed: a count
-            // at its end stays as it was read here, for those readers too.
-            let counted = |word: u64| (word % FORGOTTEN < UNCOUNTABLE).then(|| word + 1);
-            let word = self.unrecorded.fetch_update(Ordering::AcqRel, Ordering::Relaxed, counted);
-            Place::Counted(word.unwrap_or_else(|word| word) / FORGOTTEN)
+            // AcqRel: released by what the writer writes next, for any reader that counts on it. A count at its end
+            // stays as it was read, for those readers too.
+            let more = |word: u64| (word % FORGOTTEN < UNCOUNTABLE).then(|| word + 1);
+            Place::Counted(self.count(Ordering::AcqRel, more) / FORGOTTEN)
         });
         Ticket { table: self.address(), place, of: PhantomData }
     }
@@ -127,23 +126,27 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
                 self.records.get(place).iter().for_each(|record| record.free(state));
             }
             Place::Counted(forgotten) => {
-                // Relaxed: the exchange decides.
-                let mut word = self.unrecorded.load(Ordering::Relaxed);
-                while word / FORGOTTEN == forgotten && word % FORGOTTEN < UNCOUNTABLE {
-                    let ended = self.unrecorded.compare_exchange(
-                        word,
-                        word - 1,
-                        // Release: a thread that finds it gone finds the change done.
-                        Ordering::Release,
-                        Ordering::Relaxed,
-                    );
-                    match ended {
-                        Ok(_) => break,
-                        Err(newer) => word = newer,
-                    }
-                }
+                let is_ours = |word: u64| word / FORGOTTEN == forgotten;
+                let is_counted = |word: u64| word % FORGOTTEN < UNCOUNTABLE;
+                // Release: a thread that finds it gone finds the change done.
+                self.count(Ordering::Release, |word| {
+                    (is_ours(word) && is_counted(word)).then(|| word - 1)
+                });
             }
         }
+    }
+
+    /// Changes the word of those that have no record to what `next` says, if anything. What it was.
+    fn count(&self, order: Ordering, next: impl Fn(u64) -> Option<u64>) -> u64 {
+        // Relaxed: the exchange decides.
+        let mut word = self.unrecorded.load(Ordering::Relaxed);
+        while let Some(new) = next(word) {
+            match self.unrecorded.compare_exchange(word, new, order, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(newer) => word = newer,
+            }
+        }
+        word
     }
 
     /// By which a ticket knows its table.
