@@ -39,13 +39,15 @@ impl Verdict {
 }
 
 /// Why a command could not even begin.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The arguments make no sense together, or name a file that cannot be used: exit status 2,
     /// as for arguments that make no sense by themselves.
+    #[error("{0}")]
     Usage(String),
     /// This machine lacks something; the text says what, and what to do. Exit status 77, by which
     /// test harnesses know a test that was skipped.
+    #[error("{0}")]
     Unavailable(String),
 }
 
@@ -66,13 +68,6 @@ impl Failure {
             Self::Usage(_) => 2,
             Self::Unavailable(_) => 77,
         }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Usage(what) | Self::Unavailable(what)) = self;
-        f.write_str(what)
     }
 }
 

@@ -25,7 +25,6 @@ use pinfold::budget::Share;
 use pinfold::landing::{Options, Slab, Zone, ZoneError};
 use pinfold::monitor::{Best, Choice, Unneeded, best};
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -56,21 +55,14 @@ impl Strategy {
 }
 
 /// Why nothing was moved.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// The cache gave no lease.
+    #[error("{0}")]
     Get(GetError),
     /// The device failed.
+    #[error("the transfer failed: {0}")]
     Device(io::Error),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Get(error) => error.fmt(f),
-            Self::Device(error) => write!(f, "the transfer failed: {error}"),
-        }
-    }
 }
 
 /// What the device sent.

@@ -18,23 +18,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// Why something could not be tried.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Stop {
     /// The change could not be made.
-    Obstacle(Obstacle),
+    #[error(transparent)]
+    Obstacle(#[from] Obstacle),
     /// The memory could not be moved.
-    Refusal(Refusal),
+    #[error(transparent)]
+    Refusal(#[from] Refusal),
     /// No second thread could be started.
+    #[error("no thread could be started: {0}")]
     Thread(io::Error),
     /// The memory is gone after an earlier obstacle.
+    #[error("the memory is gone after an earlier obstacle")]
     Gone,
     /// A forked child could not make a monitor and caches of its own.
+    #[error("a forked child could not make caches of its own")]
     Child,
     /// The pool gave no buffer.
-    Pool(AllocateError),
+    #[error(transparent)]
+    Pool(#[from] AllocateError),
     /// There was no place to land in.
-    Place(AskError),
+    #[error(transparent)]
+    Place(#[from] AskError),
     /// There is no landing zone: the device follows the page table, or nothing could be registered.
+    #[error("there is no landing zone")]
     NoZone,
 }
 
@@ -60,45 +68,6 @@ impl Stop {
 fn first_word(error: &impl fmt::Debug) -> String {
     let text = format!("{error:?}");
     text.chars().take_while(char::is_ascii_alphanumeric).collect()
-}
-
-impl From<Obstacle> for Stop {
-    fn from(obstacle: Obstacle) -> Self {
-        Self::Obstacle(obstacle)
-    }
-}
-
-impl From<AllocateError> for Stop {
-    fn from(error: AllocateError) -> Self {
-        Self::Pool(error)
-    }
-}
-
-impl From<AskError> for Stop {
-    fn from(error: AskError) -> Self {
-        Self::Place(error)
-    }
-}
-
-impl From<Refusal> for Stop {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refusal(refusal)
-    }
-}
-
-impl fmt::Display for Stop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Obstacle(obstacle) => obstacle.fmt(f),
-            Self::Refusal(refusal) => refusal.fmt(f),
-            Self::Thread(error) => write!(f, "no thread could be started: {error}"),
-            Self::Gone => f.write_str("the memory is gone after an earlier obstacle"),
-            Self::Child => f.write_str("a forked child could not make caches of its own"),
-            Self::Pool(error) => error.fmt(f),
-            Self::Place(error) => error.fmt(f),
-            Self::NoZone => f.write_str("there is no landing zone"),
-        }
-    }
 }
 
 /// Sends `range` of `specimen` and compares what arrives with what the memory holds.

@@ -3,7 +3,6 @@
 //! Every parser takes text and panics on none.
 
 use pinfold_kernel::process::Resource;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,36 +31,27 @@ impl Memlock {
 }
 
 /// Why a number is not known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unread {
     /// There is no such file, or no such line in it: an older kernel, or another set-up.
+    #[error("not there")]
     Missing,
     /// This process may not read it.
+    #[error("not readable by this process")]
     Forbidden,
     /// It is there and makes no sense.
+    #[error("not understood")]
     Garbled,
     /// The kernel keeps it and reports it nowhere.
+    #[error("known to the kernel alone")]
     Untold,
     /// Reading failed in another way.
+    #[error("not read: {}", io::Error::from_raw_os_error(*.errno))]
     Failed {
         /// The kernel's error number.
         errno: i32,
     },
-}
-
-impl fmt::Display for Unread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing => f.write_str("not there"),
-            Self::Forbidden => f.write_str("not readable by this process"),
-            Self::Garbled => f.write_str("not understood"),
-            Self::Untold => f.write_str("known to the kernel alone"),
-            Self::Failed { errno } => {
-                write!(f, "not read: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
 }
 
 const CAP_IPC_LOCK: u32 = 14;

@@ -12,7 +12,6 @@
 use io_uring::{IoUring, opcode};
 use libc::{c_int, c_long, c_void};
 use pinfold::AddressRange;
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -32,7 +31,8 @@ pub(crate) enum Call {
 }
 
 /// Why a change could not be made on this machine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{call}: {}", io::Error::from_raw_os_error(*.errno))]
 pub(crate) struct Obstacle {
     call: &'static str,
     errno: i32,
@@ -60,12 +60,6 @@ impl Obstacle {
     /// Whether another thread was faster and has its own memory at the address now.
     pub(crate) const fn is_taken(&self) -> bool {
         self.errno == libc::EEXIST
-    }
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.call, io::Error::from_raw_os_error(self.errno))
     }
 }
 

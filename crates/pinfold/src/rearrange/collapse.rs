@@ -3,30 +3,46 @@
 use super::pages;
 use crate::{AddressRange, mappings};
 use pinfold_kernel::{Errno, memory};
-use std::fmt;
 use std::fs;
 
 /// Why a part of a region was left as it was.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
     /// It does not fill a huge page.
+    #[error("it does not fill a huge page: align it to 2 MiB")]
     Partial,
     /// Not all of it is mapped.
+    #[error("not all of it is mapped")]
     Unmapped,
     /// The program has forbidden huge pages there (`MADV_NOHUGEPAGE`, `PR_SET_THP_DISABLE`).
+    #[error("huge pages are forbidden there: look for MADV_NOHUGEPAGE and PR_SET_THP_DISABLE")]
     Forbidden,
     /// Some of its pages are pinned elsewhere, or in use by the kernel at this moment.
+    #[error(
+        "pages of it are pinned elsewhere, or in use just now: end other registrations, or try \
+         again"
+    )]
     Pinned,
     /// There is no huge page free, and none could be made free; or a control group allows none.
+    #[error(
+        "no huge page is free (errno {errno}): free memory, or raise the control group's memory.max"
+    )]
     NoHugePage {
         /// The kernel's error number.
         errno: i32,
     },
     /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
+    #[error("the mapping is of a kind that copying would change: use Way::IN_PLACE")]
     OtherKind,
     /// By copying only: the kernel unmapped it, could not put the copy in its place, and neither
     /// could new pages be. Its content is elsewhere, in memory that is the program's from now on.
+    #[error(
+        "its bytes are at {to} now, because the kernel unmapped it and could not put them back \
+         ({}): use them there, or map its addresses (mmap with MAP_FIXED_NOREPLACE), copy them \
+         back and unmap what is left over",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     Displaced {
         /// Where its bytes are, as many.
         to: AddressRange,
@@ -34,46 +50,13 @@ pub enum Obstacle {
         errno: i32,
     },
     /// The kernel refused for another reason.
+    #[error("{operation} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
         /// The call that failed.
         operation: &'static str,
         /// The kernel's error number.
         errno: i32,
     },
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Partial => f.write_str("it does not fill a huge page: align it to 2 MiB"),
-            Self::Unmapped => f.write_str("not all of it is mapped"),
-            Self::Forbidden => f.write_str(
-                "huge pages are forbidden there: look for MADV_NOHUGEPAGE and PR_SET_THP_DISABLE",
-            ),
-            Self::Pinned => f.write_str(
-                "pages of it are pinned elsewhere, or in use just now: end other \
-                 registrations, or try again",
-            ),
-            Self::NoHugePage { errno } => write!(
-                f,
-                "no huge page is free (errno {errno}): free memory, or raise the control group's \
-                 memory.max"
-            ),
-            Self::OtherKind => {
-                f.write_str("the mapping is of a kind that copying would change: use Way::IN_PLACE")
-            }
-            Self::Displaced { to, errno } => write!(
-                f,
-                "its bytes are at {to} now, because the kernel unmapped it and could not put them \
-                 back ({}): use them there, or map its addresses (mmap with MAP_FIXED_NOREPLACE), \
-                 copy them back and unmap what is left over",
-                std::io::Error::from_raw_os_error(*errno)
-            ),
-            Self::Os { operation, errno } => {
-                write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-        }
-    }
 }
 
 /// How often a block is tried whose pages the kernel has in its hands.
