@@ -105,10 +105,19 @@ struct Account {
     /// `None` if it is free.
     range: Option<AddressRange>,
     paid: u64,
-    /// While the range is kept: the hits of all ranges when it was bought.
-    hits_before: Option<u64>,
+    /// While the range is kept.
+    bought: Option<Purchase>,
     /// How many purchases in a row were in vain, at most `MOST_PATIENCE`.
     patience: u8,
+}
+
+/// What keeping a range cost, and what each hit spares since.
+#[derive(Clone, Copy, Debug)]
+struct Purchase {
+    price: u64,
+    rent: u64,
+    /// The hits of all ranges when it was bought.
+    hits_before: u64,
 }
 
 impl Admission {
@@ -141,7 +150,8 @@ impl Admission {
         let mut account = own.as_deref().copied().unwrap_or(Account::of(range));
         account.paid = account.paid.saturating_add(rent);
         let keep = account.paid > costs.keeping << account.patience;
-        account.hits_before = keep.then(hits);
+        let price = costs.keeping;
+        account.bought = keep.then(|| Purchase { price, rent, hits_before: hits() });
         match own {
             Some(own) => *own = account,
             None => open_account(set, account),
@@ -153,21 +163,21 @@ impl Admission {
     /// paid is forgotten, and it is noted whether keeping it was in vain.
     ///
     /// Hits of other ranges meanwhile count as its own, so what was in vain may not be noticed; then the
-    /// price is not doubled. Nothing happens for a range that was kept without a verdict.
-    pub fn end(&mut self, range: AddressRange, costs: UseCosts, hits: u64) {
+    /// price is not doubled. Nothing happens, and `hits` is not asked for, for a range that was kept without a
+    /// verdict.
+    pub fn end(&mut self, range: AddressRange, hits: impl FnOnce() -> u64) {
         if self.sets.is_empty() {
             return;
         }
         let Some(set) = self.set(range) else { return };
-        let accounts = set.iter_mut().filter(|account| account.range == Some(range));
-        for account in accounts {
-            let Some(before) = account.hits_before.take() else { continue };
-            let saved = hits.saturating_sub(before).saturating_mul(costs.rent());
-            let in_vain = saved < costs.keeping;
-            let patience = (account.patience + 1).min(MOST_PATIENCE);
-            account.patience = if in_vain { patience } else { 0 };
-            account.paid = 0;
-        }
+        let Some(account) = set.iter_mut().find(|account| account.range == Some(range)) else {
+            return;
+        };
+        let Some(bought) = account.bought.take() else { return };
+        let saved = hits().saturating_sub(bought.hits_before).saturating_mul(bought.rent);
+        let patience = (account.patience + 1).min(MOST_PATIENCE);
+        account.patience = if saved < bought.price { patience } else { 0 };
+        account.paid = 0;
     }
 
     fn set(&mut self, range: AddressRange) -> Option<&mut [Account; WAYS]> {
@@ -179,7 +189,7 @@ impl Admission {
 }
 
 impl Account {
-    const FREE: Self = Self { range: None, paid: 0, hits_before: None, patience: 0 };
+    const FREE: Self = Self { range: None, paid: 0, bought: None, patience: 0 };
 
     const fn of(range: AddressRange) -> Self {
         Self { range: Some(range), ..Self::FREE }
@@ -363,7 +373,7 @@ mod tests {
                 Step::Change(number) => {
                     let bill = &mut bills[number];
                     if bill.kept {
-                        admission.end(page(number), costs, hits[number]);
+                        admission.end(page(number), || hits[number]);
                     }
                     bill.best = bill.best_with_this_life(costs);
                     (bill.kept, bill.uses_in_this_life) = (false, 0);
@@ -480,7 +490,7 @@ mod tests {
             let keeps =
                 |admission: &mut Admission| admission.decide(page(0), costs, || 0) == Verdict::Keep;
             let uses = (1..).find(|_| keeps(&mut admission));
-            admission.end(page(0), costs, hits);
+            admission.end(page(0), || hits);
             uses
         };
         assert_eq!([9, 9, 9, 9, 10, 0].map(&mut bought_after), [11, 21, 41, 81, 81, 11].map(Some));

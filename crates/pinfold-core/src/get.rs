@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::admission::UseCosts;
 use crate::error::GetError;
 use crate::lease::{Lease, Parts};
 use crate::monitor::{Lost, Monitor};
@@ -39,7 +40,7 @@ pub(crate) enum Uses {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "nothing is leased before `get`, `get_if_cached` or `pieces`"]
+#[must_use = "nothing is leased before `get`, `get_if_cached`, `get_if_worth` or `pieces`"]
 pub struct GetRequest<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
     ask: Ask,
@@ -120,6 +121,51 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
             return None;
         }
         self.shared.hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
+    }
+
+    /// For a caller that can do without: copy the bytes, say. The lease where a registration that serves it is
+    /// there, or where keeping one pays by now; `None` where doing without is cheaper still. What this use then
+    /// costs counts as paid for these bytes, in the one [account](crate::admission) that the cache keeps of
+    /// them.
+    ///
+    /// `costs` are the caller's: `per_use` is what it does without the lease. Where they say that nothing is
+    /// cheaper than that, nothing is asked. The lease's registration may yet not be
+    /// [kept](Lease::is_cached), for example where the monitor cannot see the memory; then the next such
+    /// try is paid for anew, and the price is doubled, as for all that is kept in vain.
+    ///
+    /// [`Keep::Never`](crate::Keep::Never) keeps nothing; otherwise what [`Config::keep`](crate::Config::keep) says
+    /// decides nothing here. Costs what a hit costs where there is one, otherwise the writer's lock and some ten
+    /// nanoseconds more.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get): of a registration that was to be kept.
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get).
+    pub unsafe fn get_if_worth(self, costs: UseCosts) -> Result<Option<Lease<'c, R, M>>, GetError> {
+        // SAFETY: the caller's promise.
+        if let Some(lease) = unsafe { self.same().get_if_cached() } {
+            return Ok(Some(lease));
+        }
+        let Ask { start, length, terms } = self.ask;
+        let want = Want::new(start, length, terms)?;
+        self.shared.check_length(&want)?;
+        if !self.shared.pays(&want, costs)? {
+            return Ok(None);
+        }
+        let shared = self.shared;
+        // SAFETY: the caller's promise.
+        let lease = unsafe { self.to_keep().get() };
+        if !lease.as_ref().is_ok_and(Lease::is_cached) {
+            shared.note_not_kept(&want)?;
+        }
+        lease.map(Some)
+    }
+
+    fn same(&self) -> Self {
+        Self { ..*self }
     }
 
     /// The same of another range, which lies in this one.

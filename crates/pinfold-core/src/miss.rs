@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::AddressRange;
-use crate::admission::Verdict;
+use crate::admission::{UseCosts, Verdict};
 use crate::bars::{Gate, Stop};
 use crate::budget::{Account, Amount, Refusal};
 use crate::clock::since;
@@ -104,7 +104,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// What counts is the range in whole pages.
-    fn check_length(&self, want: &Want) -> Result<(), GetError> {
+    pub(crate) fn check_length(&self, want: &Want) -> Result<(), GetError> {
         let max_region_bytes = self.limits.max_region_bytes;
         if self.pages_of(want).len() <= max_region_bytes {
             return Ok(());
@@ -322,10 +322,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn plan(&self, want: &Want, terms: Terms, attempt: Attempt) -> Plan {
         let pages = self.pages_of(want);
         let widened = self.widest(pages);
+        let range = if attempt.is_narrow { pages } else { self.served(want, pages, widened) };
+        Plan { range, terms, amount: self.amount(widened) }
+    }
+
+    /// What a first try registers for `want`.
+    fn widest_served(&self, want: &Want) -> AddressRange {
+        let pages = self.pages_of(want);
+        self.served(want, pages, self.widest(pages))
+    }
+
+    fn served(&self, want: &Want, pages: AddressRange, widened: AddressRange) -> AddressRange {
         let fits = widened.len() <= self.limits.max_region_bytes;
         let is_own = want.terms.vouched || want.terms.access.is_remote();
-        let range = if attempt.is_narrow || is_own || !fits { pages } else { widened };
-        Plan { range, terms, amount: self.amount(widened) }
+        if is_own || !fits { pages } else { widened }
     }
 
     /// What the system counts for a registration of `range`. A registrar that names something else is not
@@ -425,24 +435,42 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
+    /// Whether a use of `want`, which is not kept and which the caller can do without at these costs, is to
+    /// be registered and kept. If not, what it costs counts as paid.
+    pub(crate) fn pays(&self, want: &Want, costs: UseCosts) -> Result<bool, GetError> {
+        if self.config.keep == Keep::Never {
+            return Ok(false);
+        }
+        let range = self.widest_served(want);
+        let verdict = self.locked(|Writer { admission, counts, .. }| {
+            admission.decide(range, costs, || counts.hits + self.hazards.hits())
+        })?;
+        Ok(verdict == Verdict::Keep)
+    }
+
+    /// What was to be kept for `want` was not.
+    pub(crate) fn note_not_kept(&self, want: &Want) -> Result<(), Forked> {
+        let range = self.widest_served(want);
+        self.locked(|writer| self.end_admission(writer, range, &mut None))
+    }
+
     /// The region is about to be given up or was changed: whether keeping it was in vain.
-    ///
-    /// `hits` is kept for others that go at the same moment: to count them asks every thread's record.
     pub(crate) fn note_kept_no_more(
         &self,
         writer: &mut Writer,
         number: u32,
         hits: &mut Option<u64>,
     ) {
-        if self.config.keep != Keep::WhenItPays || self.config.clock.is_none() {
-            return;
+        if let Some(range) = self.region(number).and_then(Region::range) {
+            self.end_admission(writer, range, hits);
         }
-        let Some(range) = self.region(number).and_then(Region::range) else { return };
-        let surcharge = self.change_surcharge(writer);
-        if let Some(costs) = writer.costs.of(range, surcharge) {
-            let hits = hits.get_or_insert_with(|| writer.counts.hits + self.hazards.hits());
-            writer.admission.end(range, costs, *hits);
-        }
+    }
+
+    /// `hits` is kept for others that go at the same moment: to count them asks every thread's record.
+    fn end_admission(&self, writer: &mut Writer, range: AddressRange, hits: &mut Option<u64>) {
+        let Writer { admission, counts, .. } = writer;
+        let count = || *hits.get_or_insert_with(|| counts.hits + self.hazards.hits());
+        admission.end(range, count);
     }
 
     /// Why a registration of `range`, begun now, must not be kept.

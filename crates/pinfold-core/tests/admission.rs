@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Rig, Setup, pages};
-use pinfold_core::{Clock, Config, Keep, PerUse};
+use pinfold_core::{Clock, Config, GetError, Keep, PerUse, Uncovered, UseCosts, WhenFull};
 use pinfold_sim::Moment;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,6 +130,73 @@ fn never_and_always_are_obeyed() {
 fn what_costs_nothing_to_watch_is_kept_from_the_first_use() {
     let rig = Setup::with(by_default()).rig();
     assert_eq!(uses_until_kept(&rig, 1), Some(1));
+}
+
+/// Of a caller that copies instead: ten nanoseconds more than a hit each time, against a price of fifty.
+const COPIES: UseCosts = UseCosts { per_use: 12, hit: 2, keeping: 50 };
+
+/// The use, from 1 on, for which the first pages were leased to one that can do without.
+fn uses_until_worth(rig: &Rig, costs: UseCosts) -> Option<usize> {
+    (1..=100).find(|_| rig.get_if_worth(pages(1, 2), costs).unwrap().is_some())
+}
+
+#[test]
+fn a_caller_that_can_do_without_is_leased_what_is_worth_keeping() {
+    let rig = rig_with(by_default());
+    assert_eq!(uses_until_worth(&rig, COPIES), Some(6));
+    assert_eq!((rig.statistics().registrations, rig.monitor.watch_calls()), (1, 1));
+    let lease = rig.get_if_worth(pages(1, 1), COPIES).unwrap().unwrap();
+    assert!(lease.is_cached(), "what is there serves every caller");
+    drop(lease);
+    // The hits since then paid for it.
+    (0..20).for_each(|_| drop(rig.lease(pages(1, 1))));
+    rig.reallocate(pages(1, 2));
+    assert_eq!(uses_until_worth(&rig, COPIES), Some(6));
+    // Those were in vain.
+    rig.reallocate(pages(1, 2));
+    assert_eq!(uses_until_worth(&rig, COPIES), Some(11));
+}
+
+/// Gets and those that can do without pay into one account.
+#[test]
+fn there_is_one_account_of_what_was_paid() {
+    let rig = rig_with(by_default());
+    (1..USES_UNTIL_KEPT - 1).for_each(|_| drop(rig.lease(pages(1, 1))));
+    assert_eq!(rig.statistics().not_admitted, USES_UNTIL_KEPT as u64 - 2);
+    let worth = rig.get_if_worth(pages(1, 1), UseCosts { per_use: 1_500, hit: 0, keeping: 9_000 });
+    assert!(worth.unwrap().is_some());
+}
+
+#[test]
+fn what_is_cheaper_than_a_hit_and_what_may_never_be_kept_is_not_leased() {
+    let never = rig_with(Config { keep: Keep::Never, ..by_default() });
+    assert_eq!(uses_until_worth(&never, COPIES), None);
+    let rig = rig_with(by_default());
+    assert_eq!(uses_until_worth(&rig, UseCosts { per_use: 2, ..COPIES }), None);
+    assert_eq!((never.statistics().registrations, rig.statistics().registrations), (0, 0));
+}
+
+/// A registration that was to be kept and is not was paid for in vain.
+#[test]
+fn what_cannot_be_watched_is_tried_ever_more_seldom() {
+    let rig = rig_with(by_default());
+    rig.monitor.uncover(pages(1, 2), Uncovered::NoMonitor);
+    assert_eq!(uses_until_worth(&rig, COPIES), Some(6));
+    assert_eq!(rig.statistics().per_use, 1);
+    assert_eq!([0; 3].map(|_| uses_until_worth(&rig, COPIES)), [Some(11), Some(21), Some(41)]);
+}
+
+/// The error is the registration's, and nothing is held of it.
+#[test]
+fn what_makes_no_sense_or_does_not_fit_is_an_error_of_the_lease_alone() {
+    let rig = rig_with(Config { max_bytes: 4096, when_full: WhenFull::Refuse, ..by_default() });
+    let none = rig.get_if_worth(pages(1, 2), COPIES);
+    assert!(none.unwrap().is_none(), "nothing was asked for yet");
+    let refused = (0..100).find_map(|_| rig.get_if_worth(pages(1, 2), COPIES).err());
+    assert!(matches!(refused, Some(GetError::Exhausted(_))), "{refused:?}");
+    assert_eq!((rig.statistics().pinned_bytes, rig.statistics().regions), (0, 0));
+    let longer = pages(1, 1 << 20);
+    assert!(matches!(rig.get_if_worth(longer, COPIES), Err(GetError::TooLong { .. })));
 }
 
 /// What is registered for one use serves no other, so no thread waits for it.

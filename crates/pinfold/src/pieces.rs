@@ -56,10 +56,14 @@ pub struct Options {
     pub in_flight: usize,
     /// Whether pages that are not there are made in advance, outside of the device's locks.
     pub prefault: bool,
+    /// Whether what is registered is kept from this use on, as by
+    /// [`GetRequest::to_keep`](crate::GetRequest::to_keep); otherwise the cache decides, piece by piece.
+    pub to_keep: bool,
 }
 
 impl Options {
-    /// As many helpers as there are processors, four at most, where pages have to be made; eight pieces ahead, four requests in flight, with prefaulting.
+    /// As many helpers as there are processors, four at most, where pages have to be made; eight pieces ahead, four requests in flight, with
+    /// prefaulting; the cache decides what it keeps.
     ///
     /// Asking how many processors there are reads the control group's files, some ten microseconds or
     /// more: make it once, not for each transfer.
@@ -76,6 +80,6 @@ impl Options {
 
     fn with_threads(threads: usize) -> Self {
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        Self { threads, ahead: 8, in_flight: 4, prefault: true }
+        Self { threads, ahead: 8, in_flight: 4, prefault: true, to_keep: false }
     }
 }

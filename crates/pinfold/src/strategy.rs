@@ -53,16 +53,16 @@
 //!
 //! # Layers
 //!
-//! `curve`, `costs` (arithmetic, a file), `advice` (the decision), `ledger` (rent or buy), `tally` (what is
+//! `curve`, `costs` (arithmetic, a file), `advice` (the decision), `refused` (memory that cannot be kept), `tally` (what is
 //! counted), `place` (the guards), `door`, `measure`.
 
 mod advice;
 mod costs;
 mod curve;
 mod door;
-mod ledger;
 mod measure;
 mod place;
+mod refused;
 mod tally;
 
 pub use advice::{Advice, Considered, Coverage, Excluded, Handicap, Means, Question};

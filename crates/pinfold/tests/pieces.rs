@@ -136,7 +136,7 @@ fn in_pieces(piece_bytes: usize) -> Config {
 
 fn options(threads: usize) -> Options {
     let threads = NonZeroUsize::new(threads).unwrap();
-    Options { threads, ahead: 4, in_flight: 3, prefault: true }
+    Options { threads, ahead: 4, in_flight: 3, prefault: true, to_keep: false }
 }
 
 // A discard anywhere in the process keeps others of its memory from being cached for a moment, so

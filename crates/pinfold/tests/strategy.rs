@@ -318,11 +318,11 @@ fn without_a_monitor_nothing_is_kept() {
 #[test]
 fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
     use Strategy::{PerUse, Pieces};
-    let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
-    let monitor = NoMonitor::new().unwrap();
-    let Some(rig) = rig_with(monitor, config, PoolConfig::default()) else { return };
     let costs = Costs { pieces: way(7.0, 1.0), per_use: way(5.0, 5.0), ..Costs::UNMEASURED };
+    // Each with a cache of its own, which remembers what was paid.
     let ways = |cached, reuse, rounds: u8| {
+        let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
+        let rig = rig_with(NoMonitor::new().unwrap(), config, PoolConfig::default())?;
         let (door, mut memory) = (rig.door(Costs { cached, ..costs }), Memory::new(3 * PIECE));
         let sent = (1..=rounds).map(|round| {
             memory.fill(round);
@@ -330,15 +330,18 @@ fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
             assert_eq!(sent, vec![round; 3 * PIECE]);
             by
         });
-        (sent.collect::<Vec<_>>(), door.statistics().slow_uncovered)
+        let sent = sent.collect::<Vec<_>>();
+        assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+        Some((sent, door.statistics().slow_uncovered))
     };
-    let often = ways(way(1e9, 2.0), Reuse::Often, 4);
+    let Some(often) = ways(way(1e9, 2.0), Reuse::Often, 4) else { return };
     assert_eq!(often, (vec![Pieces, PerUse, PerUse, PerUse], 4));
-    // Four rents come to the price; each time what was bought turns out to be gone.
+    // Each rent is 3 more than a hit, and buying 8 more. What was bought in vain doubles the price, and from
+    // then on pieces are known not to be kept.
     let unknown = ways(way(10.0, 2.0), Reuse::Unknown, 10);
-    let rents = [PerUse, PerUse, PerUse, PerUse, Pieces];
-    assert_eq!(unknown, ([rents, rents].concat(), 2));
-    assert_eq!(rig.cache.statistics().pinned_bytes, 0);
+    let mut expected = vec![PerUse; 10];
+    expected[2] = Pieces;
+    assert_eq!(unknown, Some((expected, 2)));
 }
 
 /// A planner that knows nothing copies until a registration would have paid, and again when the memory is new.
@@ -348,7 +351,8 @@ fn renting_ends_when_it_has_cost_as_much_as_buying() {
         let Some(rig) = rig() else { return };
         let costs =
             Costs { cached: way(1000.0, 10.0), copy: way(110.0, 110.0), ..Costs::UNMEASURED };
-        let mut expected = vec![Strategy::Copy; 10];
+        // Nine rents of 100 more than a hit do not come to what buying costs more than a hit, the tenth would.
+        let mut expected = vec![Strategy::Copy; 9];
         expected.resize(15, Strategy::Cached);
         // Of one piece, and of several.
         for length in [PAGE, 3 * PIECE] {
@@ -381,7 +385,7 @@ fn pieces_of_memory_that_is_new_are_rented_again() {
             ..Costs::UNMEASURED
         };
         let (door, mut memory) = (rig.door(costs), Memory::new(3 * PIECE));
-        let mut expected = vec![Strategy::Copy; 10];
+        let mut expected = vec![Strategy::Copy; 9];
         expected.resize(15, Strategy::Pieces);
         for _ in 0..3 {
             let ways = (0..15).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
@@ -391,16 +395,17 @@ fn pieces_of_memory_that_is_new_are_rented_again() {
     });
 }
 
-/// What a registration costs may be more than a rent can count.
+/// Ten seconds are more nanoseconds than 32 bits count.
 #[test]
 fn a_price_of_seconds_is_paid_some_day() {
     alone("a_price_of_seconds_is_paid_some_day", || {
         let Some(rig) = rig() else { return };
         let costs = Costs { cached: way(1e10, 10.0), copy: way(6e8, 6e8), ..Costs::UNMEASURED };
         let (door, memory) = (rig.door(costs), Memory::new(PAGE));
-        let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
-        use Strategy::{Cached, Copy};
-        assert_eq!(ways.collect::<Vec<_>>(), [Copy, Copy, Cached, Cached]);
+        let ways = (0..18).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+        let mut expected = vec![Strategy::Copy; 16];
+        expected.resize(18, Strategy::Cached);
+        assert_eq!(ways.collect::<Vec<_>>(), expected);
     });
 }
 
@@ -421,8 +426,8 @@ fn a_pool_that_stays_empty_leads_to_buying() {
         let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
         let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
         use Strategy::{Cached, PerUse};
-        assert_eq!(ways.collect::<Vec<_>>(), [PerUse, PerUse, Cached, Cached]);
-        assert_eq!(door.statistics().slow_pool, 2);
+        assert_eq!(ways.collect::<Vec<_>>(), [PerUse, Cached, Cached, Cached]);
+        assert_eq!(door.statistics().slow_pool, 1);
         drop(held);
     });
 }

@@ -13,6 +13,7 @@
 use pinfold_core::{
     Access, AddressRange, Barriers, Cache, Checked, Config, DeregisterError, GetError, Lease,
     Monitor as _, Pieces, Reclaimer, RegisterError, Registrar, RegistrarLimits, Statistics,
+    UseCosts,
 };
 use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection,
@@ -254,6 +255,16 @@ impl Rig {
     pub(crate) fn get_to_keep(&self, range: AddressRange) -> Result<SimLease<'_>, GetError> {
         // SAFETY: there is no memory behind a simulated address.
         unsafe { self.cache().request(address(range), range.len(), Access::READ).to_keep().get() }
+    }
+
+    pub(crate) fn get_if_worth(
+        &self,
+        range: AddressRange,
+        costs: UseCosts,
+    ) -> Result<Option<SimLease<'_>>, GetError> {
+        let request = self.cache().request(address(range), range.len(), Access::READ);
+        // SAFETY: there is no memory behind a simulated address.
+        unsafe { request.get_if_worth(costs) }
     }
 
     pub(crate) fn get_pieces(

@@ -123,7 +123,7 @@ pub unsafe fn register_all<'c, R: Registrar, M: Monitor>(
     // The addresses are made pointers again by `Server`.
     start.expose_provenance();
     // SAFETY: the caller's promise.
-    let server = unsafe { Server::new(cache, access, options.prefault, progress) };
+    let server = unsafe { Server::new(cache, access, options, progress) };
     let work = Work { plan, server, progress, next: AtomicUsize::new(0) };
     let mut outcomes = work.share_out(options.threads.get());
     outcomes.sort_unstable_by_key(|&(piece, _)| piece);

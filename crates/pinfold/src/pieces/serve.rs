@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{Progress, prefault};
+use super::{Options, Progress, prefault};
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
 
 /// The leases that cover a piece, in order of address: nearly always one.
@@ -17,7 +17,7 @@ pub(super) type Parts<'c, R, M> = Vec<Lease<'c, R, M>>;
 pub(super) struct Server<'c, 'p, R: Registrar, M: Monitor> {
     cache: &'c Cache<R, M>,
     access: Access,
-    prefault: bool,
+    options: &'p Options,
     progress: &'p Progress,
 }
 
@@ -31,10 +31,10 @@ impl<'c, 'p, R: Registrar, M: Monitor> Server<'c, 'p, R, M> {
     pub(super) unsafe fn new(
         cache: &'c Cache<R, M>,
         access: Access,
-        prefault: bool,
+        options: &'p Options,
         progress: &'p Progress,
     ) -> Self {
-        Self { cache, access, prefault, progress }
+        Self { cache, access, options, progress }
     }
 
     /// Registers what is not there.
@@ -43,8 +43,10 @@ impl<'c, 'p, R: Registrar, M: Monitor> Server<'c, 'p, R, M> {
             return Ok(parts);
         }
         self.make_pages(piece);
+        let request = self.cache.request(pointer(piece), piece.len(), self.access);
+        let request = if self.options.to_keep { request.to_keep() } else { request };
         // SAFETY: the promise made to `new`.
-        let lease = unsafe { self.cache.get(pointer(piece), piece.len(), self.access) }?;
+        let lease = unsafe { request.get() }?;
         self.progress.add_registered(piece.len());
         Ok(vec![lease])
     }
@@ -90,7 +92,7 @@ impl<'c, 'p, R: Registrar, M: Monitor> Server<'c, 'p, R, M> {
 
     /// What cannot be made in advance is left to the registration, which says what is wrong.
     fn make_pages(&self, piece: AddressRange) {
-        if self.prefault {
+        if self.options.prefault {
             let granted = self.cache.registrar().granted(self.access);
             let _ = prefault::make(piece, granted.writes());
         }

@@ -96,7 +96,7 @@ pub unsafe fn transfer<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     // The addresses are made pointers again by `Server`.
     start.expose_provenance();
     // SAFETY: the caller's promise.
-    let server = unsafe { Server::new(cache, access, options.prefault, progress) };
+    let server = unsafe { Server::new(cache, access, options, progress) };
     let supply = Supply { plan, server, progress };
     // SAFETY: leases are all that is handed to it, and they have no target.
     let window = unsafe { Window::new(mover, options.in_flight) };

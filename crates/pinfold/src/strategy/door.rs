@@ -10,16 +10,16 @@
 
 use super::advice::{Advice, Coverage, Decision, Means, Question};
 use super::costs::Costs;
-use super::ledger::{Account, Ledger};
 use super::place::{Copied, Guard, Place};
+use super::refused::Refused;
 use super::tally::{DoorStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
 use crate::in_flight::Window;
 use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError};
 use crate::pool::{AllocateError, Pool};
 use crate::{
-    Access, AddressRange, BadAddress, Cache, GetError, Lease, Monitor, PerUse, RangeError,
-    RegisterError, Registrar, Uncovered, Watch,
+    Access, AddressRange, BadAddress, Cache, GetError, GetRequest, Keep, Lease, Monitor, PerUse,
+    RangeError, RegisterError, Registrar, Uncovered, UseCosts, Watch,
 };
 use std::fmt;
 
@@ -36,7 +36,8 @@ pub struct Door<'d, R: Registrar, M: Monitor> {
     costs: Costs,
     /// Found out once: asking how many processors there are takes longer than a short transfer.
     options: pieces::Options,
-    ledger: Ledger,
+    /// Memory of which the cache keeps nothing, because its changes are not seen.
+    refused: Refused,
     tally: Tally,
 }
 
@@ -69,6 +70,15 @@ impl Wish {
         Ok(Self { range, direction, reuse, overlap: false })
     }
 
+    /// How often a decision counts with. What is not known counts as one use, until keeping pays.
+    fn uses(&self) -> Uses {
+        match self.reuse {
+            Reuse::Once | Reuse::Unknown => Uses::ONCE,
+            Reuse::Times(times) => Uses::Times(times),
+            Reuse::Often => Uses::Often,
+        }
+    }
+
     fn access(&self) -> Access {
         match self.direction {
             Direction::Leaving => Access::READ,
@@ -80,9 +90,9 @@ impl Wish {
 impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// A door over `cache`, deciding by `costs`.
     pub fn new(cache: &'d Cache<R, M>, costs: Costs) -> Self {
-        let (ledger, tally) = (Ledger::new(), Tally::default());
+        let (refused, tally) = (Refused::new(), Tally::default());
         let options = pieces::Options::for_transfer();
-        Self { cache, pool: None, copy_bytes: 0, costs, options, ledger, tally }
+        Self { cache, pool: None, copy_bytes: 0, costs, options, refused, tally }
     }
 
     /// With `pool` to copy through, whose registrations are with the cache's device. Up to its longest
@@ -104,7 +114,8 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 
     /// What a transfer of this memory would be advised now, by [`transfer`](Self::transfer), with the
-    /// reasons. Asks the monitor to watch the memory, to know whether it can: some microseconds.
+    /// reasons. Where the reuse is not known that is the way for a single use, which is taken until keeping
+    /// the registration pays. Asks the monitor to watch the memory, to know whether it can: some microseconds.
     ///
     /// # Errors
     ///
@@ -118,13 +129,12 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     ) -> Result<Advice, RangeError> {
         let range = AddressRange::new(start.addr(), length)?;
         let wish = Wish { range, direction, reuse, overlap: true };
-        let account = self.ledger.look(range.start());
         let coverage = match self.cache.monitor().watch(range) {
             Watch::Uncovered(why) => Coverage::Uncovered(Some(why)),
             Watch::Covered if self.follows_page_table() => Coverage::OnDemand,
             Watch::Covered => Coverage::Covered,
         };
-        Ok(self.costs.advise(self.question(&wish, account, coverage)))
+        Ok(self.costs.advise(self.question(&wish, wish.uses(), coverage)))
     }
 
     /// A place to send `length` bytes from `start` from.
@@ -213,19 +223,22 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         let wish = Wish { range, direction, reuse, overlap: true };
         if strategy == Strategy::Pieces {
             // SAFETY: the caller's promise.
-            return unsafe { self.in_pieces(&wish, mover) }.map(drop);
+            return unsafe { self.in_pieces(&wish, true, mover) }.map(drop);
         }
         // SAFETY: the caller's promise.
-        let guard = unsafe { self.guard(strategy, &wish) }.map_err(|failed| match failed {
-            Failed::Get(error) => not_registered(range, error),
-            Failed::Pool(AllocateError::Register(error)) => {
-                not_registered(range, GetError::Register(error))
-            }
-            Failed::Pool(_) => not_registered(
-                range,
-                GetError::TooLong { range, max_region_bytes: self.copy_bytes },
-            ),
-        })?;
+        let keep = if strategy == Strategy::PerUse { Keep::Never } else { Keep::Always };
+        // SAFETY: the caller's promise.
+        let guard =
+            unsafe { self.guard_by(strategy, keep, &wish) }.map_err(|failed| match failed {
+                Failed::Get(error) => not_registered(range, error),
+                Failed::Pool(AllocateError::Register(error)) => {
+                    not_registered(range, GetError::Register(error))
+                }
+                Failed::Pool(_) => not_registered(
+                    range,
+                    GetError::TooLong { range, max_region_bytes: self.copy_bytes },
+                ),
+            })?;
         // SAFETY: the caller's promise.
         unsafe { move_all(Place::new(guard, strategy, None), self.options.in_flight, mover) }
     }
@@ -239,30 +252,22 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         decision: &Decision,
         mover: &mut V,
     ) -> Result<Strategy, TransferError<V::Error>> {
-        let rented;
-        let gone = decision.strategy == Strategy::Pieces
-            && self.is_bought(wish)
-            && self.piece_if_cached(first_byte(wish.range), wish.access()).is_none();
-        let decision = if gone {
-            self.begin_again(wish);
-            rented = self.decide(wish);
-            &rented
-        } else {
-            decision
-        };
-        if decision.strategy == Strategy::Pieces {
-            // SAFETY: the caller's promise.
-            let moved = unsafe { self.in_pieces(wish, mover) };
-            let slow = match &moved {
-                Ok(moved) => self.settle_pieces(wish, decision, moved),
-                Err(_) => decision.handicap.map(Slow::from),
-            };
-            self.tally.count(Strategy::Pieces, slow);
-            return moved.map(|_| Strategy::Pieces);
-        }
         // SAFETY: the caller's promise.
-        let place = unsafe { self.place_by(wish, decision) }
-            .map_err(|error| not_registered(wish.range, error))?;
+        let bought = unsafe { self.bought(wish, decision) };
+        let often = bought.is_some().then(|| self.decide_for(wish, Uses::Often));
+        let in_pieces = often.as_ref().unwrap_or(decision);
+        if in_pieces.strategy == Strategy::Pieces {
+            // What was bought is held, and so found again.
+            // SAFETY: the caller's promise.
+            return unsafe { self.transfer_in_pieces(wish, in_pieces, bought.is_some(), mover) };
+        }
+        let place = match bought {
+            // SAFETY: the caller's promise.
+            Some(bought) => unsafe { self.placed_bought(wish, bought) },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.rented(wish, decision) },
+        };
+        let place = place.map_err(|error| not_registered(wish.range, error))?;
         let strategy = place.strategy();
         // SAFETY: the caller's promise.
         unsafe { move_all(place, self.options.in_flight, mover) }?;
@@ -272,32 +277,57 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// # Safety
     ///
     /// As [`transfer`](Self::transfer).
+    unsafe fn transfer_in_pieces<V: Mover<R::Handle>>(
+        &self,
+        wish: &Wish,
+        decision: &Decision,
+        bought: bool,
+        mover: &mut V,
+    ) -> Result<Strategy, TransferError<V::Error>> {
+        // Of memory whose reuse is not known the cache decides, piece by piece.
+        let to_keep = bought || wish.reuse != Reuse::Unknown;
+        // SAFETY: the caller's promise.
+        let moved = unsafe { self.in_pieces(wish, to_keep, mover) };
+        let slow = match &moved {
+            Ok(moved) => self.slow_pieces(wish, decision, to_keep, moved),
+            Err(_) => decision.handicap.map(Slow::from),
+        };
+        self.tally.count(Strategy::Pieces, slow);
+        moved.map(|_| Strategy::Pieces)
+    }
+
+    /// # Safety
+    ///
+    /// As [`transfer`](Self::transfer).
     unsafe fn in_pieces<V: Mover<R::Handle>>(
         &self,
         wish: &Wish,
+        to_keep: bool,
         mover: &mut V,
     ) -> Result<Moved, TransferError<V::Error>> {
-        let (options, progress) = (&self.options, Progress::new());
+        let options = pieces::Options { to_keep, ..self.options };
+        let progress = Progress::new();
         let start = std::ptr::with_exposed_provenance(wish.range.start());
         let (length, access) = (wish.range.len(), wish.access());
         // SAFETY: the caller's promise.
-        unsafe { pieces::transfer(self.cache, start, length, access, options, &progress, mover) }
+        unsafe { pieces::transfer(self.cache, start, length, access, &options, &progress, mover) }
     }
 
-    /// Notes what pieces have cost; says so if they were to be found, and cannot be kept.
-    fn settle_pieces(&self, wish: &Wish, decision: &Decision, moved: &Moved) -> Option<Slow> {
-        let Question { uses, coverage, .. } = decision.question;
-        let to_be_kept = uses != Uses::ONCE && !matches!(coverage, Coverage::Uncovered(_));
-        if to_be_kept
-            && moved.found_at_once == 0
-            && let Some(why) = self.uncovered(wish.range)
-        {
-            let account = Account { refused: true, ..Account::default() };
-            self.ledger.set(wish.range.start(), account);
-            return Some(Slow::Uncovered(Some(why)));
-        }
-        self.settle(wish, decision);
-        decision.handicap.map(Slow::from)
+    /// Why pieces were slow: they were to be kept, and cannot be.
+    fn slow_pieces(
+        &self,
+        wish: &Wish,
+        decision: &Decision,
+        to_keep: bool,
+        moved: &Moved,
+    ) -> Option<Slow> {
+        let covered = !matches!(decision.question.coverage, Coverage::Uncovered(_));
+        let uncovered = (to_keep && covered && moved.found_at_once == 0)
+            .then(|| self.uncovered(wish.range))
+            .flatten();
+        let Some(why) = uncovered else { return decision.handicap.map(Slow::from) };
+        self.refused.note(wish.range.start(), true);
+        Some(Slow::Uncovered(Some(why)))
     }
 
     /// Why registrations of the range cannot be kept. Some microseconds.
@@ -314,32 +344,25 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     unsafe fn place(&self, wish: &Wish) -> Result<Place<'d, R, M>, GetError> {
         let decision = self.decide(wish);
         // SAFETY: the caller's promise.
-        unsafe { self.place_by(wish, &decision) }
+        match unsafe { self.bought(wish, &decision) } {
+            // SAFETY: the caller's promise.
+            Some(bought) => unsafe { self.placed_bought(wish, bought) },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.rented(wish, &decision) },
+        }
     }
 
+    /// A place by what was decided.
+    ///
     /// # Safety
     ///
     /// As [`place`](Self::place).
-    unsafe fn place_by(
-        &self,
-        wish: &Wish,
-        decision: &Decision,
-    ) -> Result<Place<'d, R, M>, GetError> {
-        let rented;
-        let kept = matches!(decision.strategy, Strategy::Cached | Strategy::OnDemand);
-        let decision = if kept && self.is_bought(wish) {
-            if let Some(place) = self.hit(wish, decision.strategy) {
-                return Ok(place);
-            }
-            self.begin_again(wish);
-            rented = self.decide(wish);
-            &rented
-        } else {
-            decision
-        };
+    unsafe fn rented(&self, wish: &Wish, decision: &Decision) -> Result<Place<'d, R, M>, GetError> {
         // SAFETY: the caller's promise.
-        let place = match unsafe { self.guard(decision.strategy, wish) } {
-            Ok(guard) => self.placed(wish, decision, guard),
+        let place = match unsafe { self.guard(decision, wish) } {
+            Ok(guard) => {
+                self.placed(wish, decision.strategy, decision.handicap.map(Slow::from), guard)
+            }
             // SAFETY: the caller's promise.
             Err(Failed::Pool(error)) => unsafe { self.without_pool(wish, decision, error) }?,
             // SAFETY: the caller's promise.
@@ -349,50 +372,124 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         Ok(place)
     }
 
-    /// Whether a registration was kept before, for a caller who knows nothing of reuse.
-    fn is_bought(&self, wish: &Wish) -> bool {
-        wish.reuse == Reuse::Unknown && self.ledger.look(wish.range.start()).bought
+    /// Leases of what is kept, or is worth being kept by now though this transfer alone is not: of the whole
+    /// range, or of its pieces up to the first that was missing. For a caller who does not know the reuse, and for
+    /// memory of which nothing was kept; the cache notes what the transfer costs otherwise.
+    ///
+    /// An error of the registrar or the budget is none here: the transfer goes another way.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn bought(&self, wish: &Wish, decision: &Decision) -> Option<Guard<'d, R, M>> {
+        let costs = self.prices(wish, decision)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.buy(wish, costs) }
     }
 
-    /// That memory has changed, or was given up for room, or could never be kept: what was bought is gone.
-    fn begin_again(&self, wish: &Wish) {
-        let refused = self.uncovered(wish.range).is_some();
-        self.ledger.set(wish.range.start(), Account { refused, ..Account::default() });
-    }
-
-    /// That registration, or those of every piece, if they are still there.
-    fn hit(&self, wish: &Wish, strategy: Strategy) -> Option<Place<'d, R, M>> {
-        let (range, access) = (wish.range, wish.access());
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn buy(&self, wish: &Wish, costs: UseCosts) -> Option<Guard<'d, R, M>> {
         let piece_bytes = self.cache.config().piece_bytes;
-        let guard = if range.len() <= piece_bytes {
-            Guard::Lease(self.piece_if_cached(range, access)?)
-        } else {
-            let pieces = range.pieces(piece_bytes);
-            let leases = pieces.map(|piece| self.piece_if_cached(piece, access));
-            Guard::Leases(leases.collect::<Option<_>>()?)
-        };
-        Some(Place::new(guard, strategy, None))
+        if wish.range.len() <= piece_bytes {
+            // SAFETY: the caller's promise.
+            let lease = unsafe { self.request(wish.range, wish.access()).get_if_worth(costs) };
+            return lease.ok()?.map(Guard::Lease);
+        }
+        let mut leases = Vec::new();
+        for piece in wish.range.pieces(piece_bytes) {
+            // SAFETY: the caller's promise.
+            if let Some(lease) = unsafe { self.request(piece, wish.access()).get_if_cached() } {
+                leases.push(lease);
+                continue;
+            }
+            // SAFETY: the caller's promise.
+            let lease = unsafe { self.request(piece, wish.access()).get_if_worth(costs) };
+            leases.push(lease.ok()??);
+            break;
+        }
+        Some(Guard::Leases(leases))
     }
 
-    fn piece_if_cached(&self, range: AddressRange, access: Access) -> Option<Lease<'d, R, M>> {
-        let (cache, start) = (self.cache, std::ptr::with_exposed_provenance(range.start()));
-        // SAFETY: the contract of the transfer's caller.
-        unsafe { cache.request(start, range.len(), access).get_if_cached() }
+    /// What the cache decides by whether to keep; `None` where nothing is to be decided, or nothing better
+    /// than what was decided.
+    fn prices(&self, wish: &Wish, decision: &Decision) -> Option<UseCosts> {
+        let refused = matches!(decision.question.coverage, Coverage::Uncovered(_));
+        let asks = wish.reuse == Reuse::Unknown || refused;
+        let rents = match decision.strategy {
+            Strategy::Cached | Strategy::OnDemand => false,
+            // The cache decides itself whether to keep them.
+            Strategy::Pieces => refused,
+            _ => true,
+        };
+        let (rent, cached) = (decision.expected_ns?, self.costs.cached.as_ref()?);
+        let (first, again) = (cached.first.at(wish.range.len()), cached.again.at(wish.range.len()));
+        // Saturates, at zero for what costs nothing.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let whole = |ns: f64| ns as u64;
+        let (per_use, hit, keeping) = (whole(rent), whole(again), whole(first - again));
+        (asks && rents && rent > again).then_some(UseCosts { per_use, hit, keeping })
+    }
+
+    /// A place of what was bought, and of the rest of the range.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn placed_bought(
+        &self,
+        wish: &Wish,
+        bought: Guard<'d, R, M>,
+    ) -> Result<Place<'d, R, M>, GetError> {
+        let guard = match bought {
+            // SAFETY: the caller's promise.
+            Guard::Leases(leases) => Guard::Leases(unsafe { self.complete(wish, leases) }?),
+            whole => whole,
+        };
+        let kept = if self.follows_page_table() { Strategy::OnDemand } else { Strategy::Cached };
+        let place = self.placed(wish, kept, None, guard);
+        self.tally.count(place.strategy(), place.slow());
+        Ok(place)
+    }
+
+    /// `leases` of the first pieces, and those of the rest.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn complete(
+        &self,
+        wish: &Wish,
+        mut leases: Vec<Lease<'d, R, M>>,
+    ) -> Result<Vec<Lease<'d, R, M>>, GetError> {
+        for piece in wish.range.pieces(self.cache.config().piece_bytes).skip(leases.len()) {
+            // SAFETY: the caller's promise.
+            leases.push(unsafe { self.request(piece, wish.access()).to_keep().get() }?);
+        }
+        Ok(leases)
     }
 
     /// The place, said to be slow where it is.
-    fn placed(&self, wish: &Wish, decision: &Decision, guard: Guard<'d, R, M>) -> Place<'d, R, M> {
-        let kept = matches!(decision.strategy, Strategy::Cached | Strategy::OnDemand);
-        let not_kept = if kept { why_not_kept(&guard) } else { None };
-        let Some(why) = not_kept else {
-            self.settle(wish, decision);
-            return Place::new(guard, decision.strategy, decision.handicap.map(Slow::from));
-        };
-        if matches!(why, PerUse::Uncovered(_)) {
-            let account = Account { refused: true, ..Account::default() };
-            self.ledger.set(wish.range.start(), account);
+    fn placed(
+        &self,
+        wish: &Wish,
+        strategy: Strategy,
+        slow: Option<Slow>,
+        guard: Guard<'d, R, M>,
+    ) -> Place<'d, R, M> {
+        if !matches!(strategy, Strategy::Cached | Strategy::OnDemand) {
+            return Place::new(guard, strategy, slow);
         }
-        Place::new(guard, Strategy::PerUse, Some(Slow::NotKept(why)))
+        let not_kept = why_not_kept(&guard);
+        let uncovered = matches!(not_kept, Some(PerUse::Uncovered(_)));
+        self.refused.note(wish.range.start(), uncovered);
+        match not_kept {
+            None => Place::new(guard, strategy, slow),
+            // The cache's own decision, where nothing was measured to decide by.
+            Some(PerUse::NotAdmitted) => Place::new(guard, Strategy::PerUse, slow),
+            Some(why) => Place::new(guard, Strategy::PerUse, Some(Slow::NotKept(why))),
+        }
     }
 
     /// The next best way without the pool.
@@ -407,10 +504,24 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         error: AllocateError,
     ) -> Result<Place<'d, R, M>, GetError> {
         let means = Means { copy_bytes: 0, overlap: false, exchange: false };
-        let decision = self.costs.decide(Question { means, ..decision.question });
+        let instead = self.costs.decide(Question { means, ..decision.question });
+        // What the copy would have cost was noted.
+        let noted = self.prices(wish, decision).map_or(0, |costs| costs.per_use - costs.hit);
+        let costs = self.prices(wish, &instead).map(|costs| {
+            let per_use = costs.per_use.saturating_sub(noted);
+            UseCosts { per_use, ..costs }
+        });
         // SAFETY: the caller's promise.
-        match unsafe { self.guard(decision.strategy, wish) } {
-            Ok(guard) => Ok(self.placed(wish, &decision, guard).slowed_by(Slow::Pool(error))),
+        if let Some(bought) = costs.and_then(|costs| unsafe { self.buy(wish, costs) }) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.placed_bought(wish, bought) };
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { self.guard(&instead, wish) } {
+            Ok(guard) => {
+                let slow = instead.handicap.map(Slow::from);
+                Ok(self.placed(wish, instead.strategy, slow, guard).slowed_by(Slow::Pool(error)))
+            }
             Err(Failed::Get(error)) => Err(error),
             // No decision without a pool is to copy.
             Err(Failed::Pool(_)) => Err(GetError::NoAccess),
@@ -431,8 +542,26 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
             return Err(error);
         }
         // SAFETY: the caller's promise.
-        let guard = unsafe { self.guard(wish.direction.copying(), wish) }.map_err(|_| error)?;
+        let copied = unsafe { self.guard_by(wish.direction.copying(), Keep::Never, wish) };
+        let guard = copied.map_err(|_| error)?;
         Ok(Place::new(guard, wish.direction.copying(), Some(Slow::Refused(error))))
+    }
+
+    /// A place by what was decided, pieces apart.
+    ///
+    /// # Safety
+    ///
+    /// As [`place`](Self::place).
+    unsafe fn guard(&self, decision: &Decision, wish: &Wish) -> Result<Guard<'d, R, M>, Failed> {
+        let unknown = wish.reuse == Reuse::Unknown && decision.expected_ns.is_none();
+        let keep = match decision.strategy {
+            Strategy::PerUse => Keep::Never,
+            // Nothing was measured, and nothing is known: the cache decides.
+            _ if unknown => Keep::WhenItPays,
+            _ => Keep::Always,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.guard_by(decision.strategy, keep, wish) }
     }
 
     /// A place by one way.
@@ -440,7 +569,12 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// # Safety
     ///
     /// As [`place`](Self::place).
-    unsafe fn guard(&self, strategy: Strategy, wish: &Wish) -> Result<Guard<'d, R, M>, Failed> {
+    unsafe fn guard_by(
+        &self,
+        strategy: Strategy,
+        keep: Keep,
+        wish: &Wish,
+    ) -> Result<Guard<'d, R, M>, Failed> {
         match strategy {
             Strategy::Copy | Strategy::Landing(_) => {
                 let none = Failed::Pool(AllocateError::TooLong {
@@ -454,9 +588,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
                     .map_err(Failed::Pool)
             }
             // SAFETY: the caller's promise.
-            Strategy::PerUse => unsafe { self.lease(wish, false) }.map_err(Failed::Get),
-            // SAFETY: the caller's promise.
-            _ => unsafe { self.lease(wish, true) }.map_err(Failed::Get),
+            _ => unsafe { self.lease(wish, keep) }.map_err(Failed::Get),
         }
     }
 
@@ -465,54 +597,44 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     /// # Safety
     ///
     /// As [`place`](Self::place).
-    unsafe fn lease(&self, wish: &Wish, keep: bool) -> Result<Guard<'d, R, M>, GetError> {
+    unsafe fn lease(&self, wish: &Wish, keep: Keep) -> Result<Guard<'d, R, M>, GetError> {
         let piece_bytes = self.cache.config().piece_bytes;
-        if wish.range.len() <= piece_bytes {
+        let lease = |piece| {
+            let request = self.request(piece, wish.access());
+            let request = match keep {
+                Keep::Never => request.once(),
+                Keep::WhenItPays => request,
+                Keep::Always => request.to_keep(),
+            };
             // SAFETY: the caller's promise.
-            return unsafe { self.lease_piece(wish.range, wish.access(), keep) }.map(Guard::Lease);
+            unsafe { request.get() }
+        };
+        if wish.range.len() <= piece_bytes {
+            return lease(wish.range).map(Guard::Lease);
         }
-        let pieces = wish.range.pieces(piece_bytes);
-        // SAFETY: the caller's promise.
-        let leases = pieces.map(|piece| unsafe { self.lease_piece(piece, wish.access(), keep) });
+        let leases = wish.range.pieces(piece_bytes).map(lease);
         leases.collect::<Result<_, _>>().map(Guard::Leases)
     }
 
-    /// # Safety
-    ///
-    /// As [`place`](Self::place).
-    unsafe fn lease_piece(
-        &self,
-        range: AddressRange,
-        access: Access,
-        keep: bool,
-    ) -> Result<Lease<'d, R, M>, GetError> {
-        let (cache, start) = (self.cache, std::ptr::with_exposed_provenance(range.start()));
-        let request = cache.request(start, range.len(), access);
-        let request = if keep { request.to_keep() } else { request.once() };
-        // SAFETY: the caller's promise.
-        unsafe { request.get() }
+    fn request(&self, range: AddressRange, access: Access) -> GetRequest<'d, R, M> {
+        let start = std::ptr::with_exposed_provenance(range.start());
+        self.cache.request(start, range.len(), access)
     }
 
-    /// What to do with memory of which the door knows what the ledger has. Not looked up where it changes
-    /// nothing: for one who knows the reuse, and is better off without keeping a registration anyway.
+    /// What to do with memory of which the planner knows what its caller says, and whether it was refused.
     fn decide(&self, wish: &Wish) -> Decision {
-        let coverage = match self.follows_page_table() {
-            true => Coverage::OnDemand,
-            false => Coverage::Covered,
+        self.decide_for(wish, wish.uses())
+    }
+
+    fn decide_for(&self, wish: &Wish, uses: Uses) -> Decision {
+        let coverage = if self.follows_page_table() {
+            Coverage::OnDemand
+        } else if self.refused.has(wish.range.start()) {
+            Coverage::Uncovered(None)
+        } else {
+            Coverage::Covered
         };
-        let with = |account, coverage| self.costs.decide(self.question(wish, account, coverage));
-        if wish.reuse == Reuse::Unknown {
-            let account = self.ledger.look(wish.range.start());
-            return with(account, self.coverage_by(account, wish).unwrap_or(coverage));
-        }
-        let decision = with(Account::default(), coverage);
-        if matches!(decision.strategy, Strategy::Cached | Strategy::Pieces) {
-            let account = self.ledger.look(wish.range.start());
-            if let Some(coverage) = self.coverage_by(account, wish) {
-                return with(account, coverage);
-            }
-        }
-        decision
+        self.costs.decide(self.question(wish, uses, coverage))
     }
 
     /// Whether registrations need no monitor, because the device looks pages up when it moves them.
@@ -520,52 +642,12 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
         !self.cache.registrar().holds_pages()
     }
 
-    /// What the door remembers of the memory, if that says that nothing can be kept.
-    fn coverage_by(&self, account: Account, wish: &Wish) -> Option<Coverage> {
-        let refused = account.refused && !self.is_spent(account, wish.range.len());
-        (refused && !self.follows_page_table()).then_some(Coverage::Uncovered(None))
-    }
-
-    fn question(&self, wish: &Wish, account: Account, coverage: Coverage) -> Question {
+    fn question(&self, wish: &Wish, uses: Uses, coverage: Coverage) -> Question {
         let bytes = wish.range.len();
-        let uses = match wish.reuse {
-            Reuse::Once => Uses::ONCE,
-            Reuse::Times(times) => Uses::Times(times),
-            Reuse::Often => Uses::Often,
-            Reuse::Unknown if account.bought || self.is_spent(account, bytes) => Uses::Often,
-            Reuse::Unknown => Uses::ONCE,
-        };
         // One piece alone has nothing that could move meanwhile.
         let overlap = wish.overlap && bytes > self.cache.config().piece_bytes;
         let means = Means { copy_bytes: self.copy_bytes, overlap, exchange: false };
         Question { bytes, direction: wish.direction, uses, coverage, means }
-    }
-
-    /// Whether renting has cost as much by now as buying.
-    fn is_spent(&self, account: Account, bytes: usize) -> bool {
-        let Some(cached) = &self.costs.cached else { return false };
-        account.is_full() || f64::from(account.spent) >= cached.first.at(bytes)
-    }
-
-    /// Notes what this transfer has rented, or bought.
-    fn settle(&self, wish: &Wish, decision: &Decision) {
-        let refused = matches!(decision.question.coverage, Coverage::Uncovered(_));
-        if wish.reuse != Reuse::Unknown && !refused {
-            return;
-        }
-        let start = wish.range.start();
-        let rented = match decision.strategy {
-            Strategy::Cached | Strategy::OnDemand => None,
-            // Pieces that cannot be kept are rented like anything else.
-            Strategy::Pieces if !refused => None,
-            _ => decision.expected_ns.zip(self.costs.cached.as_ref()),
-        };
-        if let Some((ns, cached)) = rented {
-            let more = ns - cached.again.at(wish.range.len());
-            self.ledger.set(start, self.ledger.look(start).after(more));
-        } else if wish.reuse == Reuse::Unknown {
-            self.ledger.set(start, Account { bought: true, ..Account::default() });
-        }
     }
 }
 
@@ -620,11 +702,6 @@ fn copying_helps(error: &GetError, direction: Direction) -> bool {
         GetError::Register(error) => error.is_about_room(),
         _ => false,
     }
-}
-
-/// Enough to see whether anything of a range is registered.
-fn first_byte(range: AddressRange) -> AddressRange {
-    AddressRange::new(range.start(), 1).unwrap_or(range)
 }
 
 impl<R: Registrar, M: Monitor> fmt::Debug for Door<'_, R, M> {

@@ -30,7 +30,7 @@ fn in_pieces() -> (TheCache, Arc<Records>) {
 
 fn options(threads: usize) -> Options {
     let threads = NonZeroUsize::new(threads).unwrap();
-    Options { threads, ahead: 3, in_flight: 4, prefault: false }
+    Options { threads, ahead: 3, in_flight: 4, prefault: false, to_keep: false }
 }
 
 /// Receives into a buffer that is freed when this ends, however it does; how many requests it took, which
