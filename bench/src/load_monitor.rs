@@ -103,7 +103,7 @@ struct Bell {
     rung: AtomicU32,
     waiters: AtomicU32,
     /// Guards nothing but the moment between a waiter's look and its sleep.
-    door: Mutex<()>,
+    changed: Mutex<()>,
     wake: Condvar,
 }
 
@@ -113,16 +113,16 @@ impl Bell {
         // of the two writers sees the earlier.
         self.rung.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) != 0 {
-            drop(lock(&self.door));
+            drop(lock(&self.changed));
             self.wake.notify_all();
         }
     }
 
     fn wait(&self, seen: u32) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        let mut door = lock(&self.door);
+        let mut changed = lock(&self.changed);
         while self.rung.load(Ordering::SeqCst) == seen {
-            door = self.wake.wait(door).unwrap_or_else(PoisonError::into_inner);
+            changed = self.wake.wait(changed).unwrap_or_else(PoisonError::into_inner);
         }
         // Relaxed: a stale count costs a needless wake, nothing more.
         self.waiters.fetch_sub(1, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use crate::output::Failure;
 use crate::port;
 use pinfold::monitor::{Best, Choice, best};
 use pinfold::pieces::{self, Mover, TransferError};
-use pinfold::strategy::{self, Direction, Door, Reuse};
+use pinfold::strategy::{self, Direction, Reuse, TransferPlanner};
 use pinfold::{Access, AddressRange, Cache, Checked, Config, GetError, Lease, Monitor, Registrar};
 use std::collections::HashMap;
 use std::fs::File;
@@ -68,17 +68,17 @@ impl Message<'_> {
             .map(drop)
     }
 
-    /// Sends it by the way that `door` chooses, and says which.
+    /// Sends it by the way that `planner` chooses, and says which.
     pub(crate) fn through<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
         &self,
-        door: &Door<'_, R, M>,
+        planner: &TransferPlanner<'_, R, M>,
         reuse: Reuse,
         mover: &mut V,
     ) -> Result<strategy::Strategy, TransferError<V::Error>> {
         let (start, length) = (self.start(), self.length);
         // SAFETY: as above; no thread writes a block that is borrowed, and what was never written of it is read
         // by no thread.
-        unsafe { door.transfer(Direction::Leaving, start, length, reuse, mover) }
+        unsafe { planner.transfer(Direction::Leaving, start, length, reuse, mover) }
     }
 }
 

@@ -12,7 +12,7 @@
 
 use io_uring::{IoUring, opcode, types};
 use pinfold::pool::{Pool, PoolConfig};
-use pinfold::strategy::{Costs, Door, Reuse};
+use pinfold::strategy::{Costs, Reuse, TransferPlanner};
 use pinfold::{Config, Monitor, monitor::best, registrar};
 use std::error::Error;
 use std::io::Read;
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
     let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
     let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));
-    let planner = Door::new(&cache, costs).with_pool(&pool);
+    let planner = TransferPlanner::new(&cache, costs).with_pool(&pool);
     let (mut reader, writer) = std::io::pipe()?;
 
     for length in [100, 4096, 32768] {

@@ -1,4 +1,4 @@
-//! One door: which way a transfer should take, with the reasons, and taking it.
+//! Planning a transfer: which way a transfer should take, with the reasons, and taking it.
 //!
 //! Memory gets to a device in several ways: leased from a cache, copied through a pool's registered
 //! buffer, registered for one use, registered in pieces while other pieces move; data that arrives can
@@ -11,7 +11,7 @@
 //! use pinfold::monitor::best;
 //! use pinfold::pool::{Pool, PoolConfig};
 //! use pinfold::registrar::IoUring;
-//! use pinfold::strategy::{Costs, Direction, Door, Reuse};
+//! use pinfold::strategy::{Costs, Direction, TransferPlanner, Reuse};
 //! use pinfold::{Config, Monitor};
 //! use std::sync::Arc;
 //!
@@ -21,11 +21,11 @@
 //! let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
 //! let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
 //! let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));
-//! let door = Door::new(&cache, costs).with_pool(&pool);
+//! let planner = TransferPlanner::new(&cache, costs).with_pool(&pool);
 //!
 //! let message = vec![7_u8; 65536];
 //! // SAFETY: the message outlives the place, and no thread writes it meanwhile.
-//! let place = unsafe { door.send(message.as_ptr(), message.len(), Reuse::Unknown) }?;
+//! let place = unsafe { planner.send(message.as_ptr(), message.len(), Reuse::Unknown) }?;
 //! for part in place.parts() {
 //!     let (buf_index, address, length) = (part.handle.get(), part.range.start(), part.range.len());
 //!     // ... WRITE_FIXED, SEND_ZC
@@ -33,7 +33,7 @@
 //! }
 //! // SAFETY: the transfer has ended.
 //! unsafe { place.complete() };
-//! println!("{}", door.advise(Direction::Leaving, message.as_ptr(), message.len(), Reuse::Once)?);
+//! println!("{}", planner.advise(Direction::Leaving, message.as_ptr(), message.len(), Reuse::Once)?);
 //! # Ok(())
 //! # }
 //! ```
@@ -48,30 +48,30 @@
 //! # Never silently slow
 //!
 //! Whatever keeps a transfer from its fastest way is said by the place ([`Place::slow`]) and counted
-//! ([`DoorStatistics`]): memory that no monitor sees, a pool that is missing, too short or exhausted, a
+//! ([`PlannerStatistics`]): memory that no monitor sees, a pool that is missing, too short or exhausted, a
 //! budget that is spent, a registration that was refused, nothing measured.
 //!
 //! # Layers
 //!
 //! `curve`, `costs` (arithmetic, a file), `advice` (the decision), `refused` (memory that cannot be kept), `tally` (what is
-//! counted), `place` (the guards), `door`, `measure`.
+//! counted), `place` (the guards), `planner`, `measure`.
 
 mod advice;
 mod costs;
 mod curve;
-mod door;
 mod measure;
 mod place;
+mod planner;
 mod refused;
 mod tally;
 
 pub use advice::{Advice, Considered, Coverage, Excluded, Handicap, Means, Question};
 pub use costs::{Costs, CostsError, Way};
 pub use curve::Curve;
-pub use door::Door;
 pub use measure::{MeasureError, Unmoved, measure};
 pub use place::{Copied, Guard, Part, Place};
-pub use tally::{DoorStatistics, Slow};
+pub use planner::TransferPlanner;
+pub use tally::{PlannerStatistics, Slow};
 
 use crate::landing::Method;
 use std::fmt;

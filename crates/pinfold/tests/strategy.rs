@@ -18,7 +18,7 @@ use pinfold::pieces::{Completion, Mover, Reason, Request};
 use pinfold::pool::{AllocateError, Pool, PoolConfig, WhenExhausted};
 use pinfold::registrar::{self, BufferIndex};
 use pinfold::strategy::{
-    Costs, Curve, Direction, Door, Place, Reuse, Slow, Strategy, Unmoved, Way, measure,
+    Costs, Curve, Direction, Place, Reuse, Slow, Strategy, TransferPlanner, Unmoved, Way, measure,
 };
 use pinfold::{Cache, Config, GetError, Monitor, PerUse, RangeError, Uncovered};
 use registrar_support::{Memory, PAGE, alone, in_forked_child};
@@ -79,18 +79,18 @@ fn memory_file() -> File {
 }
 
 impl<M: Monitor> Rig<M> {
-    fn door(&self, costs: Costs) -> Door<'_, Shared, M> {
-        Door::new(&self.cache, costs).with_pool(&self.pool)
+    fn planner(&self, costs: Costs) -> TransferPlanner<'_, Shared, M> {
+        TransferPlanner::new(&self.cache, costs).with_pool(&self.pool)
     }
 
     fn mover(&self, into_memory: bool) -> RingMover<'_> {
         RingMover { ring: &self.ring, file: &self.file, into_memory, next: 0, lengths: Vec::new() }
     }
 
-    /// What the device reads through a door.
+    /// What the device reads through a planner.
     fn sent(
         &self,
-        door: &Door<'_, Shared, M>,
+        planner: &TransferPlanner<'_, Shared, M>,
         memory: &Memory,
         reuse: Reuse,
     ) -> (Strategy, Vec<u8>) {
@@ -98,7 +98,7 @@ impl<M: Monitor> Rig<M> {
         let start = memory.pointer();
         // SAFETY: the test's own memory.
         let strategy =
-            unsafe { door.transfer(Direction::Leaving, start, range.len(), reuse, &mut mover) };
+            unsafe { planner.transfer(Direction::Leaving, start, range.len(), reuse, &mut mover) };
         (strategy.unwrap(), self.arrived(range.len()))
     }
 
@@ -207,7 +207,7 @@ fn discard(memory: &Memory) {
 fn the_bytes_of_the_moment_arrive_whatever_the_way() {
     let Some(rig) = rig() else { return };
     for (strategy, reuse) in WAYS.into_iter().flat_map(|way| REUSES.map(|reuse| (way, reuse))) {
-        let door = rig.door(only(strategy));
+        let planner = rig.planner(only(strategy));
         // Longer than a piece, and shorter.
         for length in [3 * PIECE + PAGE, PAGE] {
             let mut memory = Memory::new(length);
@@ -219,14 +219,14 @@ fn the_bytes_of_the_moment_arrive_whatever_the_way() {
                     _ => {}
                 }
                 memory.fill(round);
-                let (by, sent) = rig.sent(&door, &memory, reuse);
+                let (by, sent) = rig.sent(&planner, &memory, reuse);
                 assert_eq!(sent, vec![round; length], "{strategy} {reuse:?} {round}");
                 // While a discard may still be under way nothing that is registered is kept.
                 let unkept = strategy == Strategy::Cached && by == Strategy::PerUse;
                 assert!(by == strategy || length == PAGE || unkept, "{by} instead of {strategy}");
             }
         }
-        let statistics = door.statistics();
+        let statistics = planner.statistics();
         assert_eq!(statistics.slow(), statistics.slow_uncovered, "{statistics:?}");
         let kept = matches!(strategy, Strategy::Cached | Strategy::Pieces);
         assert!(kept || statistics.slow() == 0, "{strategy} {reuse:?} {statistics:?}");
@@ -241,12 +241,12 @@ fn the_bytes_of_the_moment_arrive_whatever_the_way() {
 fn a_kept_registration_is_found_again() {
     alone("a_kept_registration_is_found_again", || {
         let Some(rig) = rig() else { return };
-        let (door, mut memory) = (rig.door(only(Strategy::Cached)), Memory::new(2 * PAGE));
+        let (planner, mut memory) = (rig.planner(only(Strategy::Cached)), Memory::new(2 * PAGE));
         memory.fill(3);
         for _ in 0..10 {
             let start = memory.pointer();
             // SAFETY: the test's own memory.
-            let place = unsafe { door.send(start, 2 * PAGE, Reuse::Often) }.unwrap();
+            let place = unsafe { planner.send(start, 2 * PAGE, Reuse::Often) }.unwrap();
             assert_eq!((place.strategy(), place.slow()), (Strategy::Cached, None));
             // SAFETY: there is no transfer.
             unsafe { place.complete() };
@@ -269,14 +269,14 @@ fn unwatched_memory_is_registered_for_each_use_and_counted() {
             cached: way(1e6, 1.0),
             ..Costs::UNMEASURED
         };
-        let door = rig.door(costs);
+        let planner = rig.planner(costs);
         for round in 1..=5_u8 {
             // New pages, of which only the file knows.
             shared.set_len(0).unwrap();
             shared.set_len(PAGE as u64).unwrap();
             shared.write_all_at(&[round; PAGE], 0).unwrap();
             // SAFETY: the test's own memory.
-            let place = unsafe { door.send(memory.pointer(), PAGE, Reuse::Often) }.unwrap();
+            let place = unsafe { planner.send(memory.pointer(), PAGE, Reuse::Often) }.unwrap();
             assert_eq!(place.strategy(), Strategy::PerUse);
             match (round, place.slow()) {
                 // Asked for, and found to be impossible; from then on remembered.
@@ -288,10 +288,10 @@ fn unwatched_memory_is_registered_for_each_use_and_counted() {
             // SAFETY: the transfer has ended.
             unsafe { place.complete() };
             assert_eq!(rig.arrived(PAGE), [round; PAGE]);
-            assert_eq!(door.statistics().slow_uncovered, round.into());
+            assert_eq!(planner.statistics().slow_uncovered, round.into());
             assert_eq!(rig.cache.statistics().pinned_bytes, 0);
         }
-        let why = door.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Often).unwrap();
+        let why = planner.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Often).unwrap();
         assert!(why.to_string().contains("slower than it could be"), "{why}");
         assert!(why.to_string().contains("memfd"), "{why}");
     });
@@ -302,15 +302,15 @@ fn without_a_monitor_nothing_is_kept() {
     let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
     let monitor = NoMonitor::new().unwrap();
     let Some(rig) = rig_with(monitor, config, PoolConfig::default()) else { return };
-    let door = rig.door(only(Strategy::Cached));
+    let planner = rig.planner(only(Strategy::Cached));
     let mut memory = Memory::new(3 * PIECE);
     for round in 1..=4_u8 {
         memory.replace();
         memory.fill(round);
-        let (_, sent) = rig.sent(&door, &memory, Reuse::Often);
+        let (_, sent) = rig.sent(&planner, &memory, Reuse::Often);
         assert_eq!(sent, vec![round; 3 * PIECE]);
     }
-    assert_eq!((door.statistics().slow_uncovered, door.statistics().slow()), (4, 4));
+    assert_eq!((planner.statistics().slow_uncovered, planner.statistics().slow()), (4, 4));
     assert_eq!(rig.cache.statistics().pinned_bytes, 0);
 }
 
@@ -323,16 +323,17 @@ fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
     let ways = |cached, reuse, rounds: u8| {
         let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
         let rig = rig_with(NoMonitor::new().unwrap(), config, PoolConfig::default())?;
-        let (door, mut memory) = (rig.door(Costs { cached, ..costs }), Memory::new(3 * PIECE));
+        let (planner, mut memory) =
+            (rig.planner(Costs { cached, ..costs }), Memory::new(3 * PIECE));
         let sent = (1..=rounds).map(|round| {
             memory.fill(round);
-            let (by, sent) = rig.sent(&door, &memory, reuse);
+            let (by, sent) = rig.sent(&planner, &memory, reuse);
             assert_eq!(sent, vec![round; 3 * PIECE]);
             by
         });
         let sent = sent.collect::<Vec<_>>();
         assert_eq!(rig.cache.statistics().pinned_bytes, 0);
-        Some((sent, door.statistics().slow_uncovered))
+        Some((sent, planner.statistics().slow_uncovered))
     };
     let Some(often) = ways(way(1e9, 2.0), Reuse::Often, 4) else { return };
     assert_eq!(often, (vec![Pieces, PerUse, PerUse, PerUse], 4));
@@ -356,9 +357,9 @@ fn renting_ends_when_it_has_cost_as_much_as_buying() {
         expected.resize(15, Strategy::Cached);
         // Of one piece, and of several.
         for length in [PAGE, 3 * PIECE] {
-            let (door, mut memory) = (rig.door(costs), Memory::new(length));
+            let (planner, mut memory) = (rig.planner(costs), Memory::new(length));
             let ways = |memory: &Memory| -> Vec<Strategy> {
-                (0..15).map(|_| rig.sent(&door, memory, Reuse::Unknown).0).collect()
+                (0..15).map(|_| rig.sent(&planner, memory, Reuse::Unknown).0).collect()
             };
             let before = rig.cache.statistics().registrations;
             let pieces = memory.range().pieces(PIECE).count() as u64;
@@ -384,11 +385,11 @@ fn pieces_of_memory_that_is_new_are_rented_again() {
             pieces: way(1000.0, 10.0),
             ..Costs::UNMEASURED
         };
-        let (door, mut memory) = (rig.door(costs), Memory::new(3 * PIECE));
+        let (planner, mut memory) = (rig.planner(costs), Memory::new(3 * PIECE));
         let mut expected = vec![Strategy::Copy; 9];
         expected.resize(15, Strategy::Pieces);
         for _ in 0..3 {
-            let ways = (0..15).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+            let ways = (0..15).map(|_| rig.sent(&planner, &memory, Reuse::Unknown).0);
             assert_eq!(ways.collect::<Vec<_>>(), expected);
             memory.replace();
         }
@@ -401,8 +402,8 @@ fn a_price_of_seconds_is_paid_some_day() {
     alone("a_price_of_seconds_is_paid_some_day", || {
         let Some(rig) = rig() else { return };
         let costs = Costs { cached: way(1e10, 10.0), copy: way(6e8, 6e8), ..Costs::UNMEASURED };
-        let (door, memory) = (rig.door(costs), Memory::new(PAGE));
-        let ways = (0..18).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+        let (planner, memory) = (rig.planner(costs), Memory::new(PAGE));
+        let ways = (0..18).map(|_| rig.sent(&planner, &memory, Reuse::Unknown).0);
         let mut expected = vec![Strategy::Copy; 16];
         expected.resize(18, Strategy::Cached);
         assert_eq!(ways.collect::<Vec<_>>(), expected);
@@ -422,12 +423,12 @@ fn a_pool_that_stays_empty_leads_to_buying() {
             per_use: way(510.0, 510.0),
             ..Costs::UNMEASURED
         };
-        let (door, memory) = (rig.door(costs), Memory::new(16 << 10));
+        let (planner, memory) = (rig.planner(costs), Memory::new(16 << 10));
         let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
-        let ways = (0..4).map(|_| rig.sent(&door, &memory, Reuse::Unknown).0);
+        let ways = (0..4).map(|_| rig.sent(&planner, &memory, Reuse::Unknown).0);
         use Strategy::{Cached, PerUse};
         assert_eq!(ways.collect::<Vec<_>>(), [PerUse, Cached, Cached, Cached]);
-        assert_eq!(door.statistics().slow_pool, 1);
+        assert_eq!(planner.statistics().slow_pool, 1);
         drop(held);
     });
 }
@@ -439,10 +440,10 @@ fn a_pool_that_is_empty_does_not_hide_what_was_not_kept() {
     let monitor = NoMonitor::new().unwrap();
     let Some(rig) = rig_with(monitor, Config::keeping_all(), pool) else { return };
     let costs = Costs { cached: way(9.0, 9.0), copy: way(1.0, 1.0), ..Costs::UNMEASURED };
-    let (door, memory) = (rig.door(costs), Memory::new(16 << 10));
+    let (planner, memory) = (rig.planner(costs), Memory::new(16 << 10));
     let held: Vec<_> = std::iter::from_fn(|| rig.pool.get(16 << 10).ok()).collect();
     // SAFETY: the test's own memory.
-    let place = unsafe { door.send(memory.pointer(), 16 << 10, Reuse::Often) }.unwrap();
+    let place = unsafe { planner.send(memory.pointer(), 16 << 10, Reuse::Often) }.unwrap();
     assert_eq!(place.strategy(), Strategy::PerUse);
     assert!(matches!(place.slow(), Some(Slow::Pool(_))), "{place:?}");
     // SAFETY: there is no transfer.
@@ -482,11 +483,11 @@ fn a_completion_of_another_user_of_the_ring_ends_no_request() {
     let Some(rig) = rig() else { return };
     let memory = Memory::new(3 * PIECE);
     for strategy in WAYS {
-        let door = rig.door(only(strategy));
+        let planner = rig.planner(only(strategy));
         let mut mover = OnSharedRing { inner: rig.mover(false), foreign: true, under_way: 0 };
         let (start, length) = (memory.pointer(), memory.range().len());
         // SAFETY: the test's own memory.
-        unsafe { door.transfer(Direction::Leaving, start, length, Reuse::Often, &mut mover) }
+        unsafe { planner.transfer(Direction::Leaving, start, length, Reuse::Often, &mut mover) }
             .unwrap();
         assert_eq!(mover.under_way, 0, "{strategy}");
         assert!(rig.ring.lock().unwrap().completion().next().is_none(), "{strategy}");
@@ -502,38 +503,38 @@ fn an_exhausted_pool_is_said() {
         ..PoolConfig::default()
     };
     let Some(rig) = watched(Config::keeping_all(), pool) else { return };
-    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(16 << 10));
+    let (planner, mut memory) = (rig.planner(only(Strategy::Copy)), Memory::new(16 << 10));
     memory.fill(5);
     let mut held = Vec::new();
     while let Ok(buffer) = rig.pool.get(16 << 10) {
         held.push(buffer);
     }
     // SAFETY: the test's own memory.
-    let place = unsafe { door.send(memory.pointer(), 16 << 10, Reuse::Often) }.unwrap();
+    let place = unsafe { planner.send(memory.pointer(), 16 << 10, Reuse::Often) }.unwrap();
     assert!(matches!(place.slow(), Some(Slow::Pool(AllocateError::Exhausted(_)))), "{place:?}");
     rig.run(&place, false);
     // SAFETY: the transfer has ended.
     unsafe { place.complete() };
     assert_eq!(rig.arrived(16 << 10), vec![5; 16 << 10]);
-    assert_eq!((door.statistics().slow_pool, door.statistics().copied), (1, 0));
+    assert_eq!((planner.statistics().slow_pool, planner.statistics().copied), (1, 0));
     drop(held);
-    assert_eq!(rig.sent(&door, &memory, Reuse::Often).0, Strategy::Copy);
-    assert_eq!((door.statistics().slow(), door.statistics().copied), (1, 1));
+    assert_eq!(rig.sent(&planner, &memory, Reuse::Often).0, Strategy::Copy);
+    assert_eq!((planner.statistics().slow(), planner.statistics().copied), (1, 1));
 }
 
 #[test]
 fn a_spent_budget_is_said() {
     let config = Config { max_bytes: 2 * PAGE, ..Config::keeping_all() };
     let Some(rig) = watched(config, PoolConfig::default()) else { return };
-    let (door, memory) = (rig.door(only(Strategy::Cached)), Memory::new(4 * PAGE));
+    let (planner, memory) = (rig.planner(only(Strategy::Cached)), Memory::new(4 * PAGE));
     let part = |page: usize| memory.pointer().wrapping_add(page * PAGE);
     // SAFETY: the test's own memory.
-    let held = unsafe { door.send(part(0), 2 * PAGE, Reuse::Often) }.unwrap();
+    let held = unsafe { planner.send(part(0), 2 * PAGE, Reuse::Often) }.unwrap();
     // SAFETY: as above.
-    let copied = unsafe { door.send(part(2), 2 * PAGE, Reuse::Often) }.unwrap();
+    let copied = unsafe { planner.send(part(2), 2 * PAGE, Reuse::Often) }.unwrap();
     assert!(matches!(copied.slow(), Some(Slow::Refused(GetError::Exhausted(_)))), "{copied:?}");
-    assert_eq!((copied.strategy(), door.statistics().slow_refused), (Strategy::Copy, 1));
-    let without = Door::new(&rig.cache, only(Strategy::Cached));
+    assert_eq!((copied.strategy(), planner.statistics().slow_refused), (Strategy::Copy, 1));
+    let without = TransferPlanner::new(&rig.cache, only(Strategy::Cached));
     // SAFETY: as above.
     let refused = unsafe { without.send(part(2), 2 * PAGE, Reuse::Often) };
     assert!(matches!(refused, Err(GetError::Exhausted(_))), "{refused:?}");
@@ -549,13 +550,13 @@ fn a_spent_budget_is_said() {
 fn memory_that_the_device_refuses_is_copied() {
     let Some(rig) = rig() else { return };
     let memory = Memory::with_protection(PAGE, libc::PROT_READ);
-    let door = rig.door(only(Strategy::PerUse));
-    let (by, sent) = rig.sent(&door, &memory, Reuse::Once);
+    let planner = rig.planner(only(Strategy::PerUse));
+    let (by, sent) = rig.sent(&planner, &memory, Reuse::Once);
     assert_eq!((by, sent), (Strategy::Copy, vec![0; PAGE]));
-    assert_eq!(door.statistics().slow_refused, 1);
+    assert_eq!(planner.statistics().slow_refused, 1);
     // Nothing can arrive there by any way, and nothing is tried.
     // SAFETY: nothing is written: there is no transfer.
-    let refused = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) };
+    let refused = unsafe { planner.receive(memory.pointer(), PAGE, Reuse::Once) };
     assert!(matches!(refused, Err(GetError::Register(_))), "{refused:?}");
 }
 
@@ -563,14 +564,15 @@ fn memory_that_the_device_refuses_is_copied() {
 fn data_arrives_where_it_belongs_by_every_way() {
     let Some(rig) = rig() else { return };
     for strategy in WAYS {
-        let (door, mut memory) = (rig.door(only(strategy)), Memory::new(4 * PIECE));
+        let (planner, mut memory) = (rig.planner(only(strategy)), Memory::new(4 * PIECE));
         memory.fill(1);
         let data: Vec<u8> = (0..3 * PIECE).map(|at| (at % 251).to_le_bytes()[0]).collect();
         rig.file.write_all_at(&data, 0).unwrap();
         let (to, mut mover) = (memory.pointer().wrapping_add(100), rig.mover(true));
         // SAFETY: the test's own memory.
-        let by =
-            unsafe { door.transfer(Direction::Arriving, to, data.len(), Reuse::Once, &mut mover) };
+        let by = unsafe {
+            planner.transfer(Direction::Arriving, to, data.len(), Reuse::Once, &mut mover)
+        };
         let copied = by.unwrap() == Strategy::Landing(Method::Copy);
         assert_eq!(copied, strategy == Strategy::Copy);
         let bytes = memory.bytes();
@@ -582,11 +584,11 @@ fn data_arrives_where_it_belongs_by_every_way() {
 #[test]
 fn a_place_that_is_abandoned_delivers_nothing() {
     let Some(rig) = rig() else { return };
-    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    let (planner, mut memory) = (rig.planner(only(Strategy::Copy)), Memory::new(PAGE));
     memory.fill(1);
     rig.file.write_all_at(&[7; PAGE], 0).unwrap();
     // SAFETY: the test's own memory.
-    let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+    let place = unsafe { planner.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
     rig.run(&place, true);
     // SAFETY: the transfer has ended.
     unsafe { place.abandon() };
@@ -598,13 +600,13 @@ fn a_place_that_is_abandoned_delivers_nothing() {
 #[test]
 fn a_short_arrival_delivers_what_arrived() {
     let Some(rig) = rig() else { return };
-    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    let (planner, mut memory) = (rig.planner(only(Strategy::Copy)), Memory::new(PAGE));
     for arrived in [0, 1, 100, PAGE, usize::MAX] {
         memory.fill(1);
         // The next buffer of this length is the same one.
         rig.pool.get(PAGE).unwrap().fill(0xee);
         // SAFETY: the test's own memory.
-        let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+        let place = unsafe { planner.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
         assert_eq!(place.strategy(), Strategy::Landing(Method::Copy));
         // SAFETY: there is no transfer; so the leftovers stand for what would have arrived.
         unsafe { place.complete_with(arrived) };
@@ -620,10 +622,10 @@ fn a_short_arrival_delivers_what_arrived() {
 #[test]
 fn a_forked_child_is_delivered_nothing() {
     let Some(rig) = rig() else { return };
-    let (door, mut memory) = (rig.door(only(Strategy::Copy)), Memory::new(PAGE));
+    let (planner, mut memory) = (rig.planner(only(Strategy::Copy)), Memory::new(PAGE));
     memory.fill(1);
     // SAFETY: the test's own memory.
-    let place = unsafe { door.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
+    let place = unsafe { planner.receive(memory.pointer(), PAGE, Reuse::Once) }.unwrap();
     let mut place = Some(place);
     assert!(in_forked_child(|| {
         let Some(place) = place.take() else { return false };
@@ -663,12 +665,12 @@ fn a_transfer_that_fails_leaves_nothing_under_way() {
     let Some(rig) = rig() else { return };
     let memory = Memory::new(8 * PIECE);
     for (strategy, at) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, 5)]) {
-        let door = rig.door(only(strategy));
+        let planner = rig.planner(only(strategy));
         let mut mover = Failing { inner: rig.mover(false), at };
         let (start, length) = (memory.pointer(), memory.range().len());
         // SAFETY: the test's own memory.
         let failed =
-            unsafe { door.transfer(Direction::Leaving, start, length, Reuse::Once, &mut mover) };
+            unsafe { planner.transfer(Direction::Leaving, start, length, Reuse::Once, &mut mover) };
         // A copy is one request.
         if strategy == Strategy::Copy && at > 0 {
             failed.unwrap();
@@ -686,20 +688,20 @@ fn a_transfer_that_fails_leaves_nothing_under_way() {
 #[test]
 fn what_is_no_range_is_refused() {
     let Some(rig) = rig() else { return };
-    let (door, memory) = (rig.door(Costs::UNMEASURED), Memory::new(PAGE));
+    let (planner, memory) = (rig.planner(Costs::UNMEASURED), Memory::new(PAGE));
     let start = memory.pointer();
     for length in [0, usize::MAX] {
         // SAFETY: nothing is given to a device.
         unsafe {
-            let sent = door.send(start, length, Reuse::Once);
+            let sent = planner.send(start, length, Reuse::Once);
             assert!(matches!(sent, Err(GetError::Range(_))), "{sent:?}");
-            assert!(matches!(door.receive(start, length, Reuse::Once), Err(GetError::Range(_))));
+            assert!(matches!(planner.receive(start, length, Reuse::Once), Err(GetError::Range(_))));
             let (direction, mut mover) = (Direction::Leaving, rig.mover(false));
-            let moved = door.transfer(direction, start, length, Reuse::Once, &mut mover);
+            let moved = planner.transfer(direction, start, length, Reuse::Once, &mut mover);
             assert!(matches!(moved.unwrap_err().reason, Reason::Range(_)));
         }
         let advice: Result<_, RangeError> =
-            door.advise(Direction::Leaving, start, length, Reuse::Once);
+            planner.advise(Direction::Leaving, start, length, Reuse::Once);
         assert!(advice.is_err());
     }
     assert_eq!(rig.cache.statistics().gets, 0);
@@ -715,8 +717,8 @@ fn what_was_measured_is_what_is_used() {
         assert!(way.first.at(4096) > 0.0 && way.again.at(longest) > 0.0, "{strategy}");
     }
     assert_eq!(rig.cache.statistics().pinned_bytes, 0);
-    let (door, memory) = (rig.door(costs), Memory::new(PAGE));
-    let advice = door.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Once).unwrap();
+    let (planner, memory) = (rig.planner(costs), Memory::new(PAGE));
+    let advice = planner.advise(Direction::Leaving, memory.pointer(), PAGE, Reuse::Once).unwrap();
     let least = advice
         .considered
         .iter()
@@ -741,19 +743,19 @@ fn what_cannot_be_had_is_not_measured() {
     let Some(rig) = watched(config, PoolConfig::default()) else { return };
     let costs = measure(&rig.cache, None, &mut Unmoved::default(), 1 << 20).unwrap();
     assert!(costs.copy.is_none() && costs.cached.is_some());
-    let door = Door::new(&rig.cache, costs);
+    let planner = TransferPlanner::new(&rig.cache, costs);
     let mut memory = Memory::new(PAGE);
     memory.fill(9);
-    assert_eq!(rig.sent(&door, &memory, Reuse::Often).1, [9; PAGE]);
+    assert_eq!(rig.sent(&planner, &memory, Reuse::Often).1, [9; PAGE]);
 }
 
 #[test]
 fn a_forked_child_is_refused() {
     let Some(rig) = rig() else { return };
-    let (door, memory) = (rig.door(only(Strategy::Cached)), Memory::new(PAGE));
+    let (planner, memory) = (rig.planner(only(Strategy::Cached)), Memory::new(PAGE));
     assert!(in_forked_child(|| {
         // SAFETY: the child's own copy of the test's memory.
-        let place = unsafe { door.send(memory.pointer(), PAGE, Reuse::Often) };
+        let place = unsafe { planner.send(memory.pointer(), PAGE, Reuse::Often) };
         matches!(place, Err(GetError::Forked))
     }));
 }

@@ -26,7 +26,9 @@ use pinfold::limits::Limits;
 use pinfold::pieces::{self, Completion, Mover, Request};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::strategy::{Advice, Coverage, Excluded, Means};
-use pinfold::strategy::{Costs, Direction, Door, Question, Reuse, Strategy, Uses, measure};
+use pinfold::strategy::{
+    Costs, Direction, Question, Reuse, Strategy, TransferPlanner, Uses, measure,
+};
 use pinfold::{Cache, Config, Monitor, Uncovered};
 use serde::Serialize;
 use serde_json::json;
@@ -198,7 +200,7 @@ impl Contender for InPieces {
 /// The library's choice.
 struct Chosen<'s> {
     station: &'s Station,
-    door: Door<'s, Arc<AnyRegistrar>, AnyMonitor>,
+    planner: TransferPlanner<'s, Arc<AnyRegistrar>, AnyMonitor>,
     mover: Sender<'s>,
     reuse: Reuse,
     way: Option<Strategy>,
@@ -206,14 +208,14 @@ struct Chosen<'s> {
 
 impl<'s> Chosen<'s> {
     fn new(station: &'s Station, costs: Costs, reuse: Reuse) -> Self {
-        let door = Door::new(&station.cache, costs).with_pool(&station.pool);
-        Self { station, door, mover: station.mover(), reuse, way: None }
+        let planner = TransferPlanner::new(&station.cache, costs).with_pool(&station.pool);
+        Self { station, planner, mover: station.mover(), reuse, way: None }
     }
 }
 
 impl Contender for Chosen<'_> {
     fn send(&mut self, message: Message<'_>) -> Result<(), Failure> {
-        let way = message.through(&self.door, self.reuse, &mut self.mover);
+        let way = message.through(&self.planner, self.reuse, &mut self.mover);
         self.way = Some(way.map_err(Failure::unavailable)?);
         Ok(())
     }

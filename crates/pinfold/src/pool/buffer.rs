@@ -1,4 +1,4 @@
-//! The door: a pool, what is asked of it, and the buffers that it hands out.
+//! A pool, what is asked of it, and the buffers that it hands out.
 //!
 //! # Safety
 //!

@@ -1,4 +1,4 @@
-//! What can go wrong at a pool's door, one enum per operation.
+//! What can go wrong when a pool is asked, one enum per operation.
 
 use pinfold_core::RegisterError;
 use std::fmt;

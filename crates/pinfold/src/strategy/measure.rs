@@ -9,7 +9,7 @@
 use super::Strategy;
 use super::costs::{Costs, Way};
 use super::curve::{Curve, LENGTHS};
-use super::door::Door;
+use super::planner::TransferPlanner;
 use crate::pieces::{Completion, Mover, Reason, Request, TransferError};
 use crate::pool::Pool;
 use crate::{AddressRange, Cache, GetError, Monitor, Registrar};
@@ -84,11 +84,11 @@ pub fn measure<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     mover: &mut V,
     longest: usize,
 ) -> Result<Costs, MeasureError<V::Error>> {
-    let mut door = Door::new(cache, Costs::UNMEASURED);
+    let mut planner = TransferPlanner::new(cache, Costs::UNMEASURED);
     if let Some(pool) = pool {
-        door = door.with_pool(pool);
+        planner = planner.with_pool(pool);
     }
-    let mut meter = Meter { cache, door, mover };
+    let mut meter = Meter { cache, planner, mover };
     let mut times = WAYS.map(|_| Times::default());
     for &bytes in LENGTHS.iter().take_while(|&&bytes| bytes <= longest) {
         meter.measure(bytes, &mut times)?;
@@ -146,7 +146,7 @@ impl Times {
 
 struct Meter<'d, 'v, R: Registrar, M: Monitor, V> {
     cache: &'d Cache<R, M>,
-    door: Door<'d, R, M>,
+    planner: TransferPlanner<'d, R, M>,
     mover: &'v mut V,
 }
 
@@ -218,7 +218,8 @@ impl<R: Registrar, M: Monitor, V: Mover<R::Handle>> Meter<'_, '_, R, M, V> {
         // Every message is inside of its memory.
         let Some(range) = message else { return Ok(()) };
         // SAFETY: the memory is this module's own, written before, and no thread writes it meanwhile.
-        unsafe { self.door.transfer_only(way, range, self.mover) }.map_err(MeasureError::Transfer)
+        unsafe { self.planner.transfer_only(way, range, self.mover) }
+            .map_err(MeasureError::Transfer)
     }
 }
 

@@ -25,10 +25,10 @@ use std::ptr;
 /// It does not outlive its cache:
 ///
 /// ```compile_fail,E0505
-/// # use pinfold::{Cache, Monitor, Registrar, strategy::{Costs, Door, Reuse}};
+/// # use pinfold::{Cache, Monitor, Registrar, strategy::{Costs, TransferPlanner, Reuse}};
 /// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>, start: *const u8) {
-/// let door = Door::new(&cache, Costs::UNMEASURED);
-/// let place = unsafe { door.send(start, 1, Reuse::Often) }.unwrap();
+/// let planner = TransferPlanner::new(&cache, Costs::UNMEASURED);
+/// let place = unsafe { planner.send(start, 1, Reuse::Often) }.unwrap();
 /// drop(cache);
 /// drop(place);
 /// # }

@@ -55,7 +55,7 @@ impl From<Handicap> for Slow {
 /// How a planner's transfers went. Leases that the cache kept are counted by
 /// [the cache](crate::Cache::statistics) alone, so that a hit writes nothing that threads share.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct DoorStatistics {
+pub struct PlannerStatistics {
     /// Copied through the pool, whichever way.
     pub copied: u64,
     /// Registered for one use because that was the fastest, or the only way.
@@ -74,7 +74,7 @@ pub struct DoorStatistics {
     pub slow_unmeasured: u64,
 }
 
-impl DoorStatistics {
+impl PlannerStatistics {
     /// Transfers that did not get their fastest way, or may not have.
     pub fn slow(&self) -> u64 {
         let of_pools = self.slow_pool + self.slow_too_long;
@@ -118,10 +118,10 @@ impl Tally {
         slow.map(count);
     }
 
-    pub(super) fn statistics(&self) -> DoorStatistics {
+    pub(super) fn statistics(&self) -> PlannerStatistics {
         // Relaxed: as above.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        DoorStatistics {
+        PlannerStatistics {
             copied: read(&self.copied),
             per_use: read(&self.per_use),
             in_pieces: read(&self.in_pieces),

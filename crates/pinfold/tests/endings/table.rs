@@ -17,7 +17,7 @@ use pinfold::budget::{Budget, Reserve, Terms, Watermark};
 use pinfold::landing::{Crossover, Options, Slab, Zone};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::registrar::{BufferIndex, IoUring};
-use pinfold::strategy::{Costs, Door, Reuse};
+use pinfold::strategy::{Costs, Reuse, TransferPlanner};
 use pinfold::{Access, AddressRange, Config, Registrar};
 use pinfold_core::Amount;
 use pinfold_core::under_way::UnderWay;
@@ -233,11 +233,12 @@ fn landing_zone() {
 fn planned_place() {
     row("planned_place", |how| {
         let (cache, records) = a_cache();
-        let door: &'static _ = Box::leak(Box::new(Door::new(cache, Costs::UNMEASURED)));
+        let planner: &'static _ =
+            Box::leak(Box::new(TransferPlanner::new(cache, Costs::UNMEASURED)));
         let memory = memory(3 * PAGE);
         let send = || {
             // SAFETY: see the file's header.
-            unsafe { door.send(memory.as_ptr(), memory.len(), Reuse::Often) }.unwrap()
+            unsafe { planner.send(memory.as_ptr(), memory.len(), Reuse::Often) }.unwrap()
         };
         // SAFETY: no device knows of it.
         unsafe { send().abandon() };

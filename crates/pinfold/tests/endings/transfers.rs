@@ -13,7 +13,7 @@ use crate::device::{
 use crate::ways::panics;
 use pinfold::pieces::{Options, Progress, Reason, register_all, transfer};
 use pinfold::pool::{Pool, PoolConfig};
-use pinfold::strategy::{Costs, Curve, Direction, Door, Reuse, Way};
+use pinfold::strategy::{Costs, Curve, Direction, Reuse, TransferPlanner, Way};
 use pinfold::{Access, Config, Keep};
 use pinfold_core::foreign;
 use std::num::NonZeroUsize;
@@ -195,11 +195,14 @@ fn only() -> [Costs; 3] {
 }
 
 /// Receives by the planner into a buffer that is freed when this ends, however it does.
-fn receive_by(door: &Door<'_, crate::device::Device, crate::device::Silent>, mover: &mut Dma) {
+fn receive_by(
+    planner: &TransferPlanner<'_, crate::device::Device, crate::device::Silent>,
+    mover: &mut Dma,
+) {
     let mut buffer = vec![0_u8; BYTES];
     let start = buffer.as_mut_ptr();
     // SAFETY: the buffer is this function's own until the call has ended.
-    let moved = unsafe { door.transfer(Direction::Arriving, start, BYTES, Reuse::Often, mover) };
+    let moved = unsafe { planner.transfer(Direction::Arriving, start, BYTES, Reuse::Often, mover) };
     match moved {
         Ok(_) => assert!(buffer.iter().all(|&byte| byte == WRITTEN)),
         Err(error) => assert!(!matches!(error.reason, Reason::Range(_))),
@@ -213,14 +216,14 @@ fn the_planner_leaves_no_request_under_way_whichever_part_panics() {
         let (device, pinned) = crate::device::device();
         let pool = Pool::new(device, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() });
         let pool = pool.unwrap();
-        let door = Door::new(&cache, costs).with_pool(&pool);
+        let planner = TransferPlanner::new(&cache, costs).with_pool(&pool);
         // By either registrar, or by the mover.
         for (first, second, third) in [(n, 0, 0), (0, n, 0), (0, 0, n)] {
             panics_at(&records, first);
             panics_at(&pinned, second);
             let mover = Dma::new(&records).and(&pinned);
             let mut mover = Dma { panic_at: third, foreign: true, ..mover };
-            let _panicked = panics(|| receive_by(&door, &mut mover));
+            let _panicked = panics(|| receive_by(&planner, &mut mover));
             assert!(mover.under_way.is_empty(), "{first} {second} {third}");
         }
         panics_at(&records, 0);

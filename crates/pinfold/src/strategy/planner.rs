@@ -1,8 +1,8 @@
-//! The door: asks for advice, acts on it, and says so where it cannot.
+//! The planner: asks for advice, acts on it, and reports where it cannot.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for doors that take an address and a length. The contract of every one
+//! This file reopens `unsafe_code` for methods that take an address and a length. The contract of every one
 //! of them is the cache's own ([`Cache::get`]), and, because the memory may be copied: **the bytes are mapped,
 //! and may be read (written, if data arrives) by this thread, until the transfer has ended.**
 
@@ -12,7 +12,7 @@ use super::advice::{Advice, Coverage, Decision, Means, Question};
 use super::costs::Costs;
 use super::place::{Copied, Guard, Place};
 use super::refused::Refused;
-use super::tally::{DoorStatistics, Slow, Tally};
+use super::tally::{PlannerStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
 use crate::in_flight::Window;
 use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError};
@@ -28,7 +28,7 @@ use std::fmt;
 ///
 /// Share it by reference; any thread may use it. For local access only: rights for a peer are the
 /// [cache](Cache::get)'s business.
-pub struct Door<'d, R: Registrar, M: Monitor> {
+pub struct TransferPlanner<'d, R: Registrar, M: Monitor> {
     cache: &'d Cache<R, M>,
     pool: Option<&'d Pool<R>>,
     /// The longest buffer of the pool.
@@ -87,8 +87,8 @@ impl Wish {
     }
 }
 
-impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
-    /// A door over `cache`, deciding by `costs`.
+impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
+    /// A planner over `cache`, deciding by `costs`.
     pub fn new(cache: &'d Cache<R, M>, costs: Costs) -> Self {
         let (refused, tally) = (Refused::new(), Tally::default());
         let options = pieces::Options::for_transfer();
@@ -109,7 +109,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
     }
 
     /// How its transfers went.
-    pub fn statistics(&self) -> DoorStatistics {
+    pub fn statistics(&self) -> PlannerStatistics {
         self.tally.statistics()
     }
 
@@ -656,7 +656,7 @@ impl<'d, R: Registrar, M: Monitor> Door<'d, R, M> {
 ///
 /// # Safety
 ///
-/// As [`Door::transfer`].
+/// As [`TransferPlanner::transfer`].
 unsafe fn move_all<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     place: Place<'_, R, M>,
     in_flight: usize,
@@ -704,9 +704,9 @@ fn copying_helps(error: &GetError, direction: Direction) -> bool {
     }
 }
 
-impl<R: Registrar, M: Monitor> fmt::Debug for Door<'_, R, M> {
+impl<R: Registrar, M: Monitor> fmt::Debug for TransferPlanner<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door")
+        f.debug_struct("TransferPlanner")
             .field("cache", &self.cache)
             .field("copy_bytes", &self.copy_bytes)
             .field("statistics", &self.statistics())
