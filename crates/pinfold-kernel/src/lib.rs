@@ -57,6 +57,8 @@ pub mod symbols;
 pub mod thread;
 pub mod trial;
 pub mod userfaultfd;
+pub mod words;
+pub mod zeroed;
 
 pub use descriptor::Descriptor;
 pub use errno::Errno;

@@ -276,9 +276,17 @@ impl AtomicPage {
         self.0.wipe_on_fork()
     }
 
-    /// Drops the contents: they read as zero again.
+    /// Drops the contents: they read as zero again. A page that the program has locked, with all others
+    /// (`mlockall`), is locked no longer.
     pub fn discard(&self) -> Result<(), Errno> {
-        self.0.advise(libc::MADV_DONTNEED)
+        match self.0.advise(libc::MADV_DONTNEED) {
+            Err(Errno(libc::EINVAL)) => {
+                // SAFETY: the page is ours, and stays as it is.
+                done(unsafe { libc::munlock(self.0.start.as_ptr().cast(), self.0.bytes) })?;
+                self.0.advise(libc::MADV_DONTNEED)
+            }
+            answer => answer,
+        }
     }
 
     /// Maps a fresh page over this one.
@@ -402,5 +410,18 @@ mod tests {
         page.word().store(8, Relaxed);
         page.discard().unwrap();
         assert_eq!(page.word().load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_locked_page_can_be_discarded() {
+        let page = AtomicPage::new().unwrap();
+        // SAFETY: the page is ours.
+        if unsafe { libc::mlock(page.0.start.as_ptr().cast(), page.0.bytes) } != 0 {
+            eprintln!("skipped: no memory may be locked here");
+            return;
+        }
+        page.word().store(7, Ordering::Relaxed);
+        page.discard().unwrap();
+        assert_eq!(page.word().load(Ordering::Relaxed), 0);
     }
 }

@@ -36,8 +36,6 @@ pub enum Resource {
     LockedMemory,
     /// `RLIMIT_NOFILE`: descriptors.
     Descriptors,
-    /// `RLIMIT_AS`: bytes of addresses.
-    Addresses,
     /// `RLIMIT_RTPRIO`: the highest priority of real time.
     RealTimePriority,
 }
@@ -53,7 +51,6 @@ impl Resource {
         match self {
             Self::LockedMemory => libc::RLIMIT_MEMLOCK,
             Self::Descriptors => libc::RLIMIT_NOFILE,
-            Self::Addresses => libc::RLIMIT_AS,
             Self::RealTimePriority => libc::RLIMIT_RTPRIO,
         }
     }
@@ -135,13 +132,6 @@ pub fn heap() -> Option<HeapUse> {
 pub fn sandbox_mode() -> i32 {
     // SAFETY: takes no pointer.
     unsafe { libc::prctl(libc::PR_GET_SECCOMP) }
-}
-
-/// Writes to standard error in one system call; a closed one is no failure of the program. Not through the
-/// standard library's handle, whose lock a forked child may find taken.
-pub fn complain(line: &str) {
-    // SAFETY: the text is as long as is said.
-    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
 #[cfg(test)]

@@ -54,6 +54,26 @@ impl std::fmt::Debug for SignalsBlocked {
     }
 }
 
+/// Runs `write`, whose SIGPIPE, if it causes one, is not delivered.
+pub fn without_pipe_signal<T>(write: impl FnOnce() -> T) -> T {
+    let _blocked = SignalsBlocked::new();
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: each call fills the set before it is used, or only reads it and the time; a wait of no time for a
+    // blocked signal takes it if it is pending.
+    unsafe {
+        libc::sigpending(set.as_mut_ptr());
+        let was_pending = libc::sigismember(set.as_ptr(), libc::SIGPIPE) == 1;
+        let result = write();
+        if !was_pending {
+            let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGPIPE);
+            libc::sigtimedwait(set.as_ptr(), ptr::null_mut(), &raw const no_time);
+        }
+        result
+    }
+}
+
 /// The signals that ask a service to end, and one that does no harm: blocked for this thread and
 /// those that it starts, readable here instead.
 #[derive(Debug)]

@@ -56,6 +56,7 @@ pub struct LeanThread<T: Sync + 'static> {
 
 #[derive(Debug)]
 struct Work<T> {
+    name: &'static CStr,
     body: fn(&T),
     on: T,
 }
@@ -68,14 +69,16 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
     /// # Errors
     ///
     /// As [`spawn`].
-    pub fn spawn(name: &CStr, on: T, body: fn(&T)) -> io::Result<Self> {
+    pub fn spawn(name: &'static CStr, on: T, body: fn(&T)) -> io::Result<Self> {
         extern "C" fn start<T>(work: *mut libc::c_void) -> *mut libc::c_void {
             // SAFETY: `spawn` passes this, and it lives until the thread is joined, or for ever.
             let work = unsafe { &*work.cast_const().cast::<Work<T>>() };
+            // By itself: naming another thread opens a file. SAFETY: a C string; one too long is cut off.
+            unsafe { libc::prctl(libc::PR_SET_NAME, work.name.as_ptr()) };
             (work.body)(&work.on);
             std::ptr::null_mut()
         }
-        let shared = Arc::new(Work { body, on });
+        let shared = Arc::new(Work { name, body, on });
         let argument = Arc::as_ptr(&shared).cast_mut().cast();
         let _blocked = SignalsBlocked::new();
         let mut attributes = MaybeUninit::uninit();
@@ -96,8 +99,6 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
         made?;
         // SAFETY: the call above has filled it.
         let thread = unsafe { thread.assume_init() };
-        // SAFETY: it was not joined; a name too long is refused, and the thread has none.
-        unsafe { libc::pthread_setname_np(thread, name.as_ptr()) };
         Ok(Self { thread, process: std::process::id(), shared: ManuallyDrop::new(shared) })
     }
 

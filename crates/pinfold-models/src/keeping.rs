@@ -56,17 +56,19 @@ pub(crate) mod report {
     }
 }
 
-pub(crate) mod mappings {
-    use pinfold_core::AddressRange;
-
-    pub(crate) struct Mapping {
-        pub(crate) range: AddressRange,
+/// A deregistration by the thread is a deregistration; what remains of it is nothing of the model's.
+pub(crate) mod steps {
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum Ended {
+        InKernel,
+        Not,
     }
 
-    #[allow(clippy::unnecessary_wraps)] // as the part expects it
-    pub(crate) fn mappings_in(range: AddressRange) -> std::io::Result<Vec<Mapping>> {
-        Ok(vec![Mapping { range }])
+    pub(crate) fn in_kernel(dereg: impl FnOnce() -> bool) -> Ended {
+        if dereg() { Ended::InKernel } else { Ended::Not }
     }
+
+    pub(crate) fn in_library(_: impl FnOnce() -> bool) {}
 }
 
 pub(crate) mod errno {
@@ -77,25 +79,6 @@ pub(crate) mod errno {
     }
 
     pub(crate) const fn set_errno(_: Errno) {}
-}
-
-pub(crate) mod process {
-    use crate::Errno;
-
-    pub(crate) enum Resource {
-        Addresses,
-    }
-
-    pub(crate) struct Limit {
-        pub(crate) soft: Option<u64>,
-    }
-
-    impl Resource {
-        #[allow(clippy::unnecessary_wraps, clippy::unused_self)] // as the part expects it
-        pub(crate) const fn limit(&self) -> Result<Limit, Errno> {
-            Ok(Limit { soft: None })
-        }
-    }
 }
 
 pub(crate) mod mapping {
@@ -257,11 +240,20 @@ unsafe fn dereg_mr(mr: *mut ibv_mr) -> i32 {
     0
 }
 
+pub(crate) struct Mapping {
+    pub(crate) range: AddressRange,
+}
+
 /// The world's monitor.
 #[derive(Debug)]
 pub(crate) struct Best(Arc<World>);
 
 impl Best {
+    #[allow(clippy::unnecessary_wraps, clippy::unused_self)] // as the part expects it
+    pub(crate) fn watched_mappings(&self, range: AddressRange) -> std::io::Result<Vec<Mapping>> {
+        Ok(vec![Mapping { range }])
+    }
+
     /// Nothing is watched less for it: a monitor may report more than is asked for.
     #[allow(clippy::unused_self)] // as the part expects it
     pub(crate) const fn unwatch(&self, _: AddressRange) {}

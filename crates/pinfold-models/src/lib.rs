@@ -54,7 +54,7 @@ mod store;
 
 #[cfg(loom)]
 pub(crate) use self::keeping::{
-    admission, apart, errno, hooks, mapping, mappings, monitor, process, real, registrar, report,
+    admission, apart, errno, hooks, mapping, monitor, real, registrar, report, steps,
 };
 #[cfg(loom)]
 pub(crate) use pinfold_core::{AddressRange, Lost, Monitor, Position, Replay, Sequence, Watch};
@@ -94,6 +94,14 @@ mod sync {
             self.ready.store(true, Ordering::Release);
             value
         }
+    }
+}
+
+/// A model's atomics are not made of bytes.
+#[cfg(loom)]
+mod zeroed {
+    pub(crate) fn zeros<T: Default>(count: usize) -> Box<[T]> {
+        std::iter::repeat_with(T::default).take(count).collect()
     }
 }
 

@@ -11,6 +11,7 @@
 //! time, never correctness.
 
 use crate::store::Key;
+use pinfold_kernel::zeroed::zeros;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +47,7 @@ impl Slot {
 
 impl Admission {
     pub(crate) fn new() -> Self {
-        Self { slots: std::iter::repeat_with(AtomicU64::default).take(SLOTS).collect() }
+        Self { slots: zeros(SLOTS) }
     }
 
     /// Counts a registration; whether it is to be kept. `keep_from` 1 keeps each.

@@ -14,6 +14,7 @@
 
 use crate::apart;
 use crate::caller::Caller;
+use crate::complaint;
 use crate::process::Process;
 use crate::real::{Real, real};
 use crate::rights;
@@ -205,6 +206,7 @@ pub(crate) extern "C" fn at_start() {
     let before = last_errno();
     guarded(|| {
         Sandbox::note_start();
+        complaint::note_start();
         Some(())
     });
     set_errno(before);

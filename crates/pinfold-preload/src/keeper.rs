@@ -5,8 +5,8 @@
 //! It is noted in the store, its memory is watched, then libibverbs registers it, and the program gets
 //! libibverbs' own handle. When the program gives it back it stays, idle; the same bytes find it
 //! again. When the monitor says that its bytes changed, nothing finds it any more. The program's next
-//! calls deregister it, or a thread does, one for all of the process, which sleeps else: where that
-//! frees memory for the first time, the C library sets 64 MiB of addresses aside for it.
+//! calls deregister it, or a thread does, one for all of the process, which sleeps else. That thread has the
+//! kernel end it; what libibverbs has of it is released by the program's next calls (`steps`).
 //!
 //! **Why nothing stale is found.** Let a change of its bytes take effect after the registration began.
 //! If the monitor's entry of it is applied after the registration was noted, it marks the record. If
@@ -33,15 +33,14 @@ use crate::children::{Children, Moves};
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
 use crate::report::Totals;
+use crate::steps::{Ended, in_kernel, in_library};
 use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
-use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, sleep};
-use pinfold::mappings::mappings_in;
+use crate::sync::{Condvar, Mutex, MutexGuard, sleep};
 use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
 use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
-use pinfold_kernel::process::Resource;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -59,6 +58,9 @@ const GATHER: Duration = Duration::from_millis(10);
 /// How many changed registrations one call of the program deregisters besides its own work.
 const ALONG: usize = 4;
 
+/// How many that the kernel has ended already it has libibverbs release: no system call.
+const REMAINS_ALONG: usize = 64;
+
 /// How many ranges kept in vain are remembered.
 const IN_VAIN: usize = 64;
 
@@ -71,8 +73,6 @@ pub(crate) struct Keeper {
     books: Mutex<Books>,
     /// Notified whenever registrations have been given back to libibverbs.
     departed: Condvar,
-    /// The monitor has news that no call of the program has applied.
-    changes_wait: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -82,6 +82,8 @@ struct Books {
     position: Position,
     applied: Sequence,
     lost: bool,
+    /// What the kernel has ended, and libibverbs has still: for threads of the program to release.
+    remains: Vec<Leaving>,
     /// How many of each domain are being deregistered.
     leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
     totals: Totals,
@@ -109,6 +111,7 @@ impl Keeper {
             position: start.up_to,
             applied: start.sequence,
             lost: false,
+            remains: Vec::new(),
             leaving: HashMap::default(),
             totals: Totals::default(),
             ended: children.ended(),
@@ -116,15 +119,14 @@ impl Keeper {
             moves: children.moves(),
         };
         let (books, departed) = (Mutex::new(books), Condvar::new());
-        let changes_wait = AtomicBool::new(false);
-        Self { monitor, admission, children, books, departed, changes_wait }
+        Self { monitor, admission, children, books, departed }
     }
 
     /// An idle registration of exactly this, the program's from now on.
     pub(crate) fn find(&self, key: &Key) -> Option<NonNull<ibv_mr>> {
         let books = self.books()?;
         // Most that is not there never was: that costs no system call.
-        if !books.store.has_idle(key) && !self.has_changes() {
+        if !books.store.has_idle(key) {
             return None;
         }
         let mut books = self.up_to_date(books)?;
@@ -215,9 +217,11 @@ impl Keeper {
         let mut excess = books.store.take_excess(&mut |key| self.admission.note_vain(key));
         books.totals.evictions += excess.len() as u64;
         excess.append(&mut books.store.take_some_dead(ALONG));
+        let remains = books.take_remains(Scope::Everything, REMAINS_ALONG);
         books.note_leaving(&excess);
         drop(books);
         self.deregister(&excess);
+        self.release(&remains);
         end
     }
 
@@ -283,12 +287,6 @@ impl Keeper {
     }
 
     pub(crate) fn reclaim_once(&self) {
-        // Whatever allocates or frees on this thread has the C library set addresses aside: they may be
-        // what the program needs. Its own calls deregister what has changed.
-        if addresses_are_limited() {
-            // Release: pairs with `has_changes`.
-            return self.changes_wait.store(true, Ordering::Release);
-        }
         let work = |books: &Books| books.store.has_dead() || !books.in_vain.is_empty();
         if !self.current().is_some_and(|books| work(&books)) {
             return;
@@ -300,20 +298,14 @@ impl Keeper {
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
         drop(books);
-        self.deregister(&dead);
+        self.deregister_in_kernel(&dead);
         in_vain.iter().for_each(|range| self.unwatch_around(*range));
-    }
-
-    /// Whether changes wait for the program's calls, because the thread leaves them alone; said once.
-    fn has_changes(&self) -> bool {
-        // Relaxed: read first, so that nothing is written where nothing waits. AcqRel: pairs with the store.
-        self.changes_wait.load(Ordering::Relaxed) && self.changes_wait.swap(false, Ordering::AcqRel)
     }
 
     /// Has the mappings in `range` watched no longer, if nothing in them is worth it: their changes cost
     /// what they did.
     fn unwatch_around(&self, range: AddressRange) {
-        for mapping in mappings_in(range).unwrap_or_default() {
+        for mapping in self.monitor.watched_mappings(range).unwrap_or_default() {
             let is_used = |books: MutexGuard<'_, Books>| books.store.holds_valid(mapping.range);
             if self.current().is_some_and(|books| !is_used(books)) {
                 // What is registered there at this moment is not believed.
@@ -401,11 +393,51 @@ impl Keeper {
         }
     }
 
+    /// As [`deregister`](Self::deregister), on the thread of ours: what libibverbs has of them remains.
+    fn deregister_in_kernel(&self, leaving: &[Leaving]) {
+        let mut ended = 0;
+        let mut remains = Vec::with_capacity(leaving.len());
+        for &leaving in leaving {
+            let how = in_kernel(|| dereg(leaving.region));
+            ended += u64::from(how != Ended::Not);
+            remains.extend((how == Ended::InKernel).then_some(leaving));
+        }
+        if let Some(mut books) = self.books() {
+            books.totals.deregs += ended;
+            books.remains.append(&mut remains);
+            leaving.iter().for_each(|leaving| books.note_left(leaving));
+            self.departed.notify_all();
+        }
+    }
+
+    /// Has libibverbs release what the kernel has ended; taken by [`Books::take_remains`]. With no lock held.
+    fn release(&self, remains: &[Leaving]) {
+        if remains.is_empty() {
+            return;
+        }
+        remains.iter().for_each(|leaving| in_library(|| dereg(leaving.region)));
+        if let Some(mut books) = self.books() {
+            remains.iter().for_each(|leaving| books.note_left(leaving));
+            self.departed.notify_all();
+        }
+    }
+
+    /// Waits until nothing of `scope` is being deregistered, and nothing of it remains.
     fn await_departures(&self, scope: Scope) {
         let Some(mut books) = self.books() else { return };
-        while books.has_leaving(scope) {
-            let Ok(next) = self.departed.wait(books) else { return };
-            books = next;
+        loop {
+            let remains = books.take_remains(scope, usize::MAX);
+            if !remains.is_empty() {
+                drop(books);
+                self.release(&remains);
+                let Some(next) = self.books() else { return };
+                books = next;
+            } else if books.has_leaving(scope) {
+                let Ok(next) = self.departed.wait(books) else { return };
+                books = next;
+            } else {
+                return;
+            }
         }
     }
 
@@ -419,6 +451,19 @@ impl Books {
         for Leaving { key, .. } in leaving {
             *self.leaving.entry(key.domain.address).or_default() += 1;
         }
+    }
+
+    /// Up to `count` of what remains in `scope`; each is counted as being deregistered until
+    /// [`note_left`](Self::note_left).
+    fn take_remains(&mut self, scope: Scope, count: usize) -> Vec<Leaving> {
+        let mut taken = Vec::new();
+        self.remains.retain(|leaving| {
+            let takes = taken.len() < count && scope.holds(&leaving.key.domain);
+            taken.extend(takes.then_some(*leaving));
+            !takes
+        });
+        self.note_leaving(&taken);
+        taken
     }
 
     fn note_left(&mut self, Leaving { key, .. }: &Leaving) {
@@ -466,9 +511,4 @@ unsafe fn region_of(mr: NonNull<ibv_mr>) -> Region {
     // SAFETY: the caller's promise.
     let (handle, lkey) = unsafe { ((*mr.as_ptr()).handle, (*mr.as_ptr()).lkey) };
     Region { address: mr.as_ptr().expose_provenance(), handle, lkey }
-}
-
-/// Whether the program's address space is limited, so that what is set aside there is missing elsewhere.
-fn addresses_are_limited() -> bool {
-    Resource::Addresses.limit().is_ok_and(|limit| limit.soft.is_some())
 }

@@ -34,7 +34,7 @@
 //!
 //! # Where to look next
 //!
-//! In the order of layers: `sandbox`, `elf`, `sync` (seams), `apart` (a stack of our own), `hooks` (apart from all
+//! In the order of layers: `heap` (memory of our own), `complaint` (standard error), `sandbox`, `elf`, `sync` (seams), `apart` (a stack of our own), `steps` (one deregistration on two threads), `hooks` (apart from all
 //! others), `settings`, `rights`, `real` (libibverbs itself), `caller` (which module calls), `store` (what is
 //! registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
 //! it), `report`, `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
@@ -48,8 +48,10 @@ mod apart;
 mod caller;
 mod calls;
 mod children;
+mod complaint;
 mod elf;
 mod exports;
+mod heap;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod hooks;
 mod keeper;
@@ -59,5 +61,6 @@ mod report;
 mod rights;
 mod sandbox;
 mod settings;
+mod steps;
 mod store;
 mod sync;

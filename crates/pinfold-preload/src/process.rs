@@ -13,6 +13,7 @@
 use crate::admission::Admission;
 use crate::apart;
 use crate::children::Children;
+use crate::complaint::complain;
 use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
 use crate::report::{self, Totals};
@@ -25,7 +26,6 @@ use pinfold::limits::Limits;
 use pinfold::monitor::{Choice, best_without_loading};
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold_kernel::mapping::AtomicPage;
-use pinfold_kernel::process::complain;
 use pinfold_kernel::signal::CountedSignal;
 use pinfold_kernel::thread::{LeanThread, NotCancelled};
 use std::ptr;
@@ -184,9 +184,12 @@ impl Process {
     fn start_keeper(&'static self) -> Option<&'static Keeper> {
         let _starting = self.starting.try_lock().ok()?;
         if self.keeper.get().is_none() {
-            let started = apart::run(|| self.new_keeper()).unwrap_or_else(|| Err("a panic".into()));
-            let complaint = started.as_ref().err().cloned();
-            let keeper = self.keeper.get_or_init(|| started.ok());
+            // Under a filter of its own nothing begins, and nothing is said: the filter may end the process at a
+            // system call that either needs, and cannot be asked at which.
+            let new = || (!Sandbox::is_the_program_s()).then(|| self.new_keeper());
+            let started = apart::run(new).unwrap_or_else(|| Some(Err("a panic".into())));
+            let complaint = started.as_ref().and_then(|started| started.as_ref().err().cloned());
+            let keeper = self.keeper.get_or_init(|| started?.ok());
             if let Some(keeper) = keeper {
                 apart::run(|| start_reclaiming(keeper));
                 step_aside_when_asked();
@@ -197,10 +200,6 @@ impl Process {
     }
 
     fn new_keeper(&'static self) -> Result<Keeper, String> {
-        // It may end the process at a system call that a monitor needs, and cannot be asked which.
-        if Sandbox::is_the_program_s() {
-            return Err("it has restricted its own system calls (seccomp)".into());
-        }
         if real().is_some_and(Real::keeps_from_children) {
             return Err(
                 "libibverbs keeps registered memory from forked children here (RDMAV_FORK_SAFE, \

@@ -1,8 +1,8 @@
 //! What the caches of this process have done, in words and in numbers.
 
+use crate::complaint::complain;
 use crate::settings::Destination;
 use pinfold::monitor::hooks::Hooks;
-use pinfold_kernel::process::complain;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Write};

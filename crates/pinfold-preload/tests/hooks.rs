@@ -70,6 +70,18 @@ fn with_library(arguments: &[&str]) -> Option<String> {
     Some(run(&programs()?.join("program"), &[&library()], arguments))
 }
 
+/// What a signal handler on a small stack of its own must have. Without optimisation it is some times as much.
+#[test]
+fn a_call_takes_little_stack() {
+    let Some(said) = with_library(&["stack"]) else { return };
+    let most = if cfg!(debug_assertions) { 8 << 10 } else { 1 << 10 };
+    let depths = said.lines().map(|line| line.split(' ').next().unwrap().parse::<usize>().unwrap());
+    let depths: Vec<_> = depths.collect();
+    assert_eq!(depths.len(), 9, "{said}");
+    assert!(depths.iter().all(|&depth| depth <= most), "{said}");
+    assert!(depths.iter().any(|&depth| depth > 256), "it measures nothing: {said}");
+}
+
 #[test]
 fn every_way_through_the_c_library_is_told_and_nothing_else() {
     let Some(programs) = programs() else { return };

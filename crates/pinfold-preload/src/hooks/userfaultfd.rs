@@ -1,4 +1,5 @@
-//! The program's own userfaultfd, and our watch of the same memory.
+//! `ioctl`: the program's own userfaultfd, and our watch of the same memory; and deregistrations in two steps
+//! ([`steps`]).
 //!
 //! A mapping has one watch. If the program asks for one where we have ours (`EBUSY`), ours ends. If the
 //! program ends a watch where we have ours, the kernel refuses since 6.18 (`EINVAL`): ours ends and the
@@ -19,12 +20,15 @@ use super::raw::{Answer, system_call};
 use super::told::{guarded, told};
 use super::{aside, pinfold_process_feed};
 use crate::apart::is_ours;
+use crate::steps;
 use libc::c_int;
 use pinfold::AddressRange;
 
 /// Of `linux/userfaultfd.h`; the kernel takes a request as 32 bits.
 const REGISTER: u32 = 0xc020_aa00;
 const UNREGISTER: u32 = 0x8010_aa01;
+/// `RDMA_VERBS_IOCTL` of `rdma/rdma_user_ioctl_cmds.h`.
+const VERBS: u32 = 0xc018_1b01;
 
 /// What both requests begin with: `struct uffdio_range`.
 type Request = [u64; 2];
@@ -40,6 +44,8 @@ pub(super) unsafe fn ioctl(arguments: [usize; 5]) -> Answer {
         REGISTER if !is_ours() => unsafe { register(arguments) },
         // SAFETY: the caller's promise.
         UNREGISTER if !is_ours() => unsafe { unregister(arguments) },
+        // SAFETY: the caller's promise.
+        VERBS => Answer(steps::answer(|| unsafe { system_call(libc::SYS_ioctl, arguments) }.0)),
         // SAFETY: the caller's promise.
         _ => unsafe { system_call(libc::SYS_ioctl, arguments) },
     }

@@ -10,8 +10,11 @@
  *   program early         called from an initialiser, before main
  *   program cancel        a thread whose cancellation is pending during the calls
  *   program unwind        a thread cancelled inside syscall(), and a stack looked at from a handler
+ *   program stack         bytes of stack that a call takes
  *   program time          nanoseconds of a call, medians
  */
+
+#include "../programs/depth.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -511,6 +514,43 @@ static int times(void)
 	return 0;
 }
 
+static char *page;
+
+static void guarded(void) { madvise(page, PAGE, GUARD_INSTALL); }
+static void discarded(void) { madvise(page, PAGE, MADV_DONTNEED); }
+static void guarded_by_process(void) { process_madvise(-1, NULL, 0, GUARD_INSTALL, 0); }
+static void attached_over(void) { shmat(-1, page, SHM_REMAP); }
+static void protected(void) { mprotect(page, PAGE, PROT_READ); }
+static void guarded_by_number(void) { syscall(SYS_madvise, page, PAGE, GUARD_INSTALL); }
+static void other_number(void) { syscall(SYS_getppid); }
+static void other_request(void) { ioctl(-1, 1, 0); }
+
+static void unregistered(void)
+{
+	uint64_t range[2] = { (uintptr_t)page, PAGE };
+
+	ioctl(-1, UFFDIO_UNREGISTER_REQUEST, range);
+}
+
+/* What a handler on a small stack of its own has to have for a call. */
+static int stack(void)
+{
+	static const struct {
+		const char *name;
+		void (*call)(void);
+	} calls[] = {
+		{ "madvise", discarded }, { "madvise, guard", guarded }, { "process_madvise, guard", guarded_by_process },
+		{ "shmat, over", attached_over }, { "mprotect", protected }, { "ioctl", other_request },
+		{ "ioctl, unregister", unregistered }, { "syscall", other_number }, { "syscall, guard", guarded_by_number },
+	};
+	size_t i;
+
+	page = map(PAGE);
+	for (i = 0; i < sizeof(calls) / sizeof(*calls); i++)
+		printf("%zu %s\n", depth_of(calls[i].call), calls[i].name);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -533,8 +573,10 @@ int main(int argc, char **argv)
 		return cancel();
 	if (!strcmp(what, "unwind"))
 		return unwind();
+	if (!strcmp(what, "stack"))
+		return stack();
 	if (!strcmp(what, "time"))
 		return times();
-	fputs("usage: program standing|reach|answers|storm|fork|early|cancel|unwind|time\n", stderr);
+	fputs("usage: program standing|reach|answers|storm|fork|early|cancel|unwind|stack|time\n", stderr);
 	return 2;
 }

@@ -68,20 +68,57 @@ static inline int open_descriptors(void)
 	return descriptors;
 }
 
-/* What the process has now, for the script that compares two of them. Descriptors that are open for a moment only, as the
- * book says, are not counted. */
+/* Waits until no more than this is pinned: a preload library may end registrations of memory that has gone a moment
+ * later. */
+static inline void await_pinned_kib(long most)
+{
+	int look;
+
+	for (look = 0; look < 2000 && status_of("VmPin:") > most; look++)
+		usleep(5000);
+	CHECK(status_of("VmPin:") <= most);
+}
+
+/* The names of the process's threads, each with its state, on standard error. */
+static inline void name_threads(void)
+{
+	DIR *directory = opendir("/proc/self/task");
+	char path[64], line[128];
+
+	CHECK(directory);
+	for (struct dirent *entry; (entry = readdir(directory));) {
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%.20s/stat", entry->d_name);
+		if (entry->d_name[0] == '.' || !(file = fopen(path, "r")))
+			continue;
+		if (fgets(line, sizeof(line), file))
+			fprintf(stderr, "thread %.40s\n", line);
+		fclose(file);
+	}
+	closedir(directory);
+}
+
+/* What the process has now, for the script that compares two of them. Two things are there for a moment only, and
+ * not counted, as the least of some looks has them not: a thread that was joined and has not left the kernel (a join
+ * returns before that), and a descriptor of this function's own. */
 static inline void report_use(double start_us)
 {
 	double us = now_us() - start_us;
 	int descriptors = open_descriptors(), look, now;
+	long threads = status_of("Threads:");
 
-	for (look = 0; look < 5; look++) {
+	for (look = 0; look < 20 && threads > 1; look++) {
 		usleep(3000);
 		if ((now = open_descriptors()) < descriptors)
 			descriptors = now;
+		if ((now = status_of("Threads:")) < threads)
+			threads = now;
 	}
-	fprintf(stderr, "used: threads %ld descriptors %d addresses %ld memory %ld us %.0f\n", status_of("Threads:"),
-		descriptors, status_of("VmSize:"), status_of("VmHWM:"), us);
+	if (threads > 1)
+		name_threads();
+	fprintf(stderr, "used: threads %ld descriptors %d addresses %ld memory %ld us %.0f\n", threads, descriptors,
+		status_of("VmSize:"), status_of("VmHWM:"), us);
 }
 
 struct a_case {

@@ -9,6 +9,7 @@
  */
 
 #include "cases.h"
+#include "depth.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -185,8 +186,8 @@ static void cleaned_up_late_by_a_child(void)
 		_exit(0);
 	}
 	CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
-	/* A preload library that keeps registrations ends those now, in a thread of its own. */
-	usleep(500 * 1000);
+	/* A preload library that keeps registrations ends those in a thread of its own. */
+	await_pinned_kib(BYTES >> 10);
 	memset(memory, 7, BYTES);
 	for (i = 0; i < 8; i++)
 		CHECK((mr[i] = ibv_reg_mr(loop.pd, memory, BYTES, REMOTE)));
@@ -324,6 +325,46 @@ static void small_stacks(void)
 		CHECK(!pthread_join(thread, &result));
 		SAY("%d KiB: %d", sizes[i], result == memory);
 	}
+	end(context);
+}
+
+static void one_registration(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, BYTES, LOCAL);
+
+	CHECK(mr && !ibv_dereg_mr(mr));
+}
+
+static void one_of_a_peer(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, BYTES, REMOTE);
+
+	CHECK(mr && !ibv_dereg_mr(mr));
+}
+
+static void one_domain(void)
+{
+	struct ibv_pd *own = ibv_alloc_pd(pd->context);
+
+	CHECK(own && !ibv_dealloc_pd(own));
+}
+
+/* The stack that calls need. */
+static void stack_of_calls(void)
+{
+	static void (*const calls[])(void) = { one_registration, one_of_a_peer, one_domain };
+	struct ibv_context *context = begin();
+	size_t i, depth, most = 0;
+
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	for (i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+		depth = depth_of(calls[i]);
+		fprintf(stderr, "stack of call %zu: %zu\n", i, depth);
+		if (depth > most)
+			most = depth;
+	}
+	fprintf(stderr, "used: stack %zu\n", most);
 	end(context);
 }
 
@@ -774,6 +815,7 @@ static const struct a_case cases[] = {
 	{ "vforks", vforks },
 	{ "mixed_routes", mixed_routes },
 	{ "small_stacks", small_stacks },
+	{ "stack_of_calls", stack_of_calls },
 	{ "protected_memory", protected_memory },
 	{ "keys_and_bounds", keys_and_bounds },
 	{ "another_userfaultfd", another_userfaultfd },

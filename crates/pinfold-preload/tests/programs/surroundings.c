@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -164,15 +165,21 @@ static void forbid(unsigned flags)
 	CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program));
 }
 
-static void register_in_a_sandbox(void)
+/* What a program goes on to do once it is in a sandbox. */
+static void go_on_under(unsigned flags)
 {
-	forbid(0);
+	forbid(flags);
 	registered_often(pd, memory, BYTES);
 	munmap(memory, BYTES);
 	memory = map(BYTES);
 	registered_often(pd, memory, BYTES);
 	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
 	_exit(0);
+}
+
+static void register_in_a_sandbox(void)
+{
+	go_on_under(0);
 }
 
 static void deadly_sandbox_first(void)
@@ -195,13 +202,7 @@ static void deadly_sandbox_for_all(void)
 	begin();
 	memory = map(BYTES);
 	registered_often(pd, memory, BYTES);
-	forbid(SECCOMP_FILTER_FLAG_TSYNC);
-	registered_often(pd, memory, BYTES);
-	munmap(memory, BYTES);
-	memory = map(BYTES);
-	registered_often(pd, memory, BYTES);
-	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
-	_exit(0);
+	go_on_under(SECCOMP_FILTER_FLAG_TSYNC);
 }
 
 /* --- users and limits --------------------------------------------------------------------------- */
@@ -298,7 +299,7 @@ static void address_space_left(void)
 		memory = map(BYTES);
 		registered_often(pd, memory, BYTES);
 		munmap(memory, BYTES);
-		usleep(50000); /* time for the threads in the background */
+		await_pinned_kib(0);
 	}
 	while (mmap(NULL, 16 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED)
 		blocks++;
@@ -323,6 +324,342 @@ static void executes_another(void)
 	CHECK(waitpid(child, &status, 0) == child);
 	SAY("status %d", status);
 	end(context);
+}
+
+/* --- numbers of files --------------------------------------------------------------------------- */
+
+/* Sends what memory holds to `sink`, and says whether it arrived. */
+static void sent(struct loop *loop, char *sink, struct ibv_mr *target, int pattern)
+{
+	struct ibv_mr *mr;
+
+	memset(memory, pattern, BYTES);
+	CHECK((mr = ibv_reg_mr(loop->pd, memory, BYTES, LOCAL)));
+	SAY("%s", in_words(loop_move(loop, IBV_WR_RDMA_WRITE, mr, memory, BYTES, sink, target->rkey)));
+	SAY("arrived %d", !memcmp(memory, sink, BYTES));
+	CHECK(!ibv_dereg_mr(mr));
+}
+
+/* Closes every number that it does not know, as daemons do, and has files of its own get them. */
+static void numbers_used_again(void)
+{
+	struct loop loop = loop_open();
+	struct rlimit limit = { 2048, 2048 };
+	struct ibv_mr *target;
+	char *sink = map(BYTES);
+	int round, number, others = 0;
+
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	memory = map(BYTES);
+	for (round = 0; round < 3; round++) {
+		registered_often(loop.pd, memory, BYTES);
+		for (number = 3; number < 2048; number++)
+			if (number != loop.context->cmd_fd && number != loop.context->async_fd)
+				close(number);
+		while ((number = open("/dev/null", O_RDWR)) >= 0)
+			others++;
+		sent(&loop, sink, target, 'a' + round);
+		CHECK(!munmap(memory, BYTES));
+		memory = map(BYTES);
+		sent(&loop, sink, target, 'k' + round);
+		CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
+		sent(&loop, sink, target, 'u' + round);
+	}
+	SAY("files of its own %d", others);
+	CHECK(!ibv_dereg_mr(target));
+	loop_close(&loop);
+}
+
+/* A file of its own has the number of standard error when nothing can be kept: no descriptor is left. */
+static void standard_error_is_a_file(void)
+{
+	struct ibv_context *context = begin();
+	char path[] = "/tmp/surroundings.XXXXXX", text[64] = "";
+	int file = mkstemp(path), before = dup(2);
+	struct rlimit limit = { before + 1, before + 1 };
+
+	CHECK(file >= 0 && before >= 0 && dup2(file, 2) == 2);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("in the file: %zd %s", pread(file, text, sizeof(text) - 1, 0), text);
+	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
+	SAY("close %d", ibv_close_device(context));
+	CHECK(dup2(before, 2) == 2 && !close(before) && !unlink(path));
+}
+
+/* Standard error is a pipe without a reader: a write to it ends the process by a signal. */
+static void no_reader_of_standard_error(void)
+{
+	struct ibv_context *context = begin();
+	int ends[2], next;
+	struct rlimit limit;
+
+	CHECK(!pipe(ends) && dup2(ends[1], 2) == 2 && !close(ends[0]) && !close(ends[1]));
+	CHECK((next = dup(0)) >= 0 && !close(next));
+	limit = (struct rlimit){ next, next };
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("goes on");
+	end(context);
+	_exit(0);
+}
+
+/* --- forks, exits, errors ----------------------------------------------------------------------- */
+
+static int at_forks[3];
+
+static void count_fork(int which)
+{
+	char *own = map(BYTES);
+
+	registered_often(pd, own, BYTES);
+	munmap(own, BYTES);
+	at_forks[which]++;
+}
+
+static void before_fork(void) { count_fork(0); }
+static void after_fork(void) { count_fork(1); }
+
+static volatile int is_over;
+
+static void *churns(void *argument)
+{
+	char *own = map(BYTES);
+
+	while (!is_over) {
+		registered_often(pd, own, BYTES);
+		madvise(own, BYTES, MADV_DONTNEED);
+	}
+	munmap(own, BYTES);
+	return argument;
+}
+
+/* Children by fork and vfork while threads register, and handlers of forks that register. */
+static void forks_in_a_storm(void)
+{
+	struct ibv_context *context = begin();
+	pthread_t threads[2];
+	int i, status, well = 0;
+
+	memory = map(BYTES);
+	CHECK(!pthread_atfork(before_fork, after_fork, NULL));
+	for (i = 0; i < 2; i++)
+		CHECK(!pthread_create(&threads[i], NULL, churns, NULL));
+	for (i = 0; i < 24; i++) {
+		pid_t child = i % 2 ? vfork() : fork();
+
+		CHECK(child >= 0);
+		if (!child && i % 4 == 0) {
+			struct loop own = loop_open();
+
+			registered_often(own.pd, memory, BYTES);
+			loop_close(&own);
+			_exit(0);
+		}
+		if (!child) {
+			execl("/bin/true", "true", NULL);
+			_exit(127);
+		}
+		registered_often(pd, memory, BYTES);
+		CHECK(waitpid(child, &status, 0) == child);
+		well += !status;
+	}
+	is_over = 1;
+	for (i = 0; i < 2; i++)
+		CHECK(!pthread_join(threads[i], NULL));
+	SAY("%d ended well, handlers %d %d", well, at_forks[0], at_forks[1]);
+	end(context);
+}
+
+static struct ibv_context *until_the_end;
+
+static void at_the_end(void)
+{
+	registered_often(pd, memory, BYTES);
+	munmap(memory, BYTES);
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	end(until_the_end);
+}
+
+/* Registers while it exits, also where the first that is kept is then. */
+static void begins_at_the_end(void)
+{
+	until_the_end = begin();
+	memory = map(BYTES);
+	CHECK(!atexit(at_the_end));
+	exit(7);
+}
+
+static void goes_on_at_the_end(void)
+{
+	until_the_end = begin();
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK(!on_exit((void (*)(int, void *))at_the_end, NULL));
+	exit(7);
+}
+
+static void registers_at_the_end(void)
+{
+	in_a_child("begins at the end", begins_at_the_end);
+	in_a_child("goes on at the end", goes_on_at_the_end);
+}
+
+/* What calls that succeed leave in errno, and what those that fail do. */
+static void error_numbers(void)
+{
+	struct ibv_context *context = begin();
+	struct ibv_mr *mr;
+	int i, after[4];
+
+	memory = map(BYTES);
+	for (i = 0; i < 6; i++) {
+		errno = 77;
+		CHECK((mr = ibv_reg_mr(pd, memory, BYTES, LOCAL)));
+		after[0] = errno;
+		errno = 78;
+		CHECK(!ibv_dereg_mr(mr));
+		after[1] = errno;
+		if (i == 3)
+			CHECK(!madvise(memory, BYTES, MADV_DONTNEED));
+		errno = 79;
+		CHECK(!mprotect(memory, BYTES, i % 2 ? PROT_READ | PROT_WRITE : PROT_READ));
+		after[2] = errno;
+		errno = 80;
+		mr = ibv_reg_mr(pd, (void *)4096, BYTES, LOCAL);
+		after[3] = errno;
+		SAY("%d %d %d, %d %d", after[0], after[1], after[2], !!mr, after[3]);
+		CHECK(!mprotect(memory, BYTES, PROT_READ | PROT_WRITE));
+	}
+	errno = 81;
+	CHECK(!ibv_dealloc_pd(pd));
+	SAY("%d", errno);
+	CHECK(!ibv_close_device(context));
+}
+
+/* --- the process -------------------------------------------------------------------------------- */
+
+static char *others_memory;
+static volatile sig_atomic_t handled;
+
+/* What a handler may do to memory, on the least stack that there may be. */
+static void change_memory(int unused)
+{
+	int before = errno;
+
+	(void)unused;
+	mprotect(others_memory, 4096, handled % 2 ? PROT_READ | PROT_WRITE : PROT_READ);
+	madvise(others_memory + 4096, 4096, MADV_DONTNEED);
+	madvise(others_memory + 8192, 4096, 102 /* MADV_GUARD_INSTALL */);
+	handled++;
+	errno = before;
+}
+
+static void small_stacks_of_handlers(void)
+{
+	struct ibv_context *context = begin();
+	size_t bytes = sysconf(_SC_MINSIGSTKSZ) + 1024;
+	stack_t stack = { .ss_sp = malloc(bytes), .ss_size = bytes };
+	struct sigaction action = { .sa_handler = change_memory, .sa_flags = SA_ONSTACK | SA_RESTART };
+	struct itimerval timer = { { 0, 3000 }, { 0, 3000 } };
+	int i;
+
+	others_memory = map(3 * 4096);
+	memory = map(BYTES);
+	CHECK(stack.ss_sp && !sigaltstack(&stack, NULL) && !sigaction(SIGALRM, &action, NULL));
+	registered_often(pd, others_memory, 3 * 4096);
+	/* The first call of a function is the dynamic linker's, which needs more. */
+	change_memory(SIGALRM);
+	CHECK(!setitimer(ITIMER_REAL, &timer, NULL));
+	for (i = 0; i < 100; i++)
+		registered_often(pd, memory + i % 8 * 4096, BYTES / 2);
+	timer = (struct itimerval){ 0 };
+	CHECK(!setitimer(ITIMER_REAL, &timer, NULL));
+	SAY("handled %d", handled > 0);
+	end(context);
+}
+
+static void registered_and_mapped_anew(void)
+{
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		memory = map(BYTES);
+		registered_often(pd, memory, BYTES);
+		munmap(memory, BYTES);
+	}
+}
+
+/* Memory that may not become executable, code that may be where it is. */
+static void hardened(void)
+{
+	struct ibv_context *context;
+
+	prctl(65 /* PR_SET_MDWE */, 1, 0, 0, 0);
+	personality(ADDR_NO_RANDOMIZE);
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	context = begin();
+	registered_and_mapped_anew();
+	end(context);
+}
+
+/* Every page stays in memory, from now on and also what is mapped later. */
+static void locked(void)
+{
+	struct ibv_context *context;
+
+	CHECK(!mlockall(MCL_CURRENT | MCL_FUTURE));
+	context = begin();
+	registered_and_mapped_anew();
+	end(context);
+}
+
+/* The same, once something was kept. */
+static void locked_later(void)
+{
+	struct ibv_context *context = begin();
+
+	registered_and_mapped_anew();
+	CHECK(!mlockall(MCL_CURRENT | MCL_FUTURE));
+	registered_and_mapped_anew();
+	await_pinned_kib(0);
+	end(context);
+}
+
+/* Without /proc and /dev, before anything is kept and after. */
+static void another_root(void)
+{
+	struct ibv_context *context = begin();
+	char path[] = "/tmp/surroundings.XXXXXX";
+
+	memory = map(BYTES);
+	CHECK(mkdtemp(path) && !chroot(path) && !chdir("/"));
+	registered_often(pd, memory, BYTES);
+	munmap(memory, BYTES);
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	SAY("dealloc_pd %d", ibv_dealloc_pd(pd));
+	SAY("close %d", ibv_close_device(context));
+	_exit(0);
+}
+
+static void another_root_later(void)
+{
+	begin();
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	CHECK(!ibv_dealloc_pd(pd));
+	another_root();
+}
+
+static void other_roots(void)
+{
+	in_a_child("another root", another_root);
+	in_a_child("another root later", another_root_later);
 }
 
 /* --- verbs -------------------------------------------------------------------------------------- */
@@ -469,6 +806,17 @@ static const struct a_case cases[] = {
 	{ "many_registrations", many_registrations },
 	{ "windows_in_use", windows_in_use },
 	{ "every_query", every_query },
+	{ "numbers_used_again", numbers_used_again },
+	{ "standard_error_is_a_file", standard_error_is_a_file },
+	{ "no_reader_of_standard_error", no_reader_of_standard_error },
+	{ "forks_in_a_storm", forks_in_a_storm },
+	{ "registers_at_the_end", registers_at_the_end },
+	{ "error_numbers", error_numbers },
+	{ "small_stacks_of_handlers", small_stacks_of_handlers },
+	{ "hardened", hardened },
+	{ "locked", locked },
+	{ "locked_later", locked_later },
+	{ "other_roots", other_roots },
 };
 
 int main(int argc, char **argv)

@@ -23,12 +23,14 @@ use super::none::NoMonitor;
 use super::start::StartError;
 use super::userfaultfd::Userfaultfd;
 use super::with_feed::{Combinable, WithFeed};
+use crate::mappings::Mapping;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
 };
 use pinfold_kernel::process::page_bytes;
 use std::error::Error;
 use std::sync::Arc;
+use std::{fmt, io};
 
 /// Which monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -174,6 +176,22 @@ impl Best {
             // way after it was watched, and by then this one may be over.
             monitor.feed().changed(range);
             drop(changing);
+        }
+    }
+
+    /// The mappings that share bytes with `range`, where this monitor watches mappings; none where it watches
+    /// all of the process.
+    ///
+    /// Asks the table that the monitor has open, so that no descriptor is opened, not for a moment, unless the
+    /// program has closed that one.
+    ///
+    /// # Errors
+    ///
+    /// As [`mappings_in`](crate::mappings::mappings_in).
+    pub fn watched_mappings(&self, range: AddressRange) -> io::Result<Vec<Mapping>> {
+        match &self.active {
+            Active::Userfaultfd(monitor) => Ok(monitor.monitor().mappings_in(range)?),
+            Active::Ebpf(_) | Active::NoMonitor(_) => Ok(Vec::new()),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::sync::Ordering;
 use crate::{AddressRange, Position, Replay, Sequence};
 use pinfold_core::{Found, StampedSlot};
 use pinfold_kernel::Errno;
+use pinfold_kernel::zeroed::zeros;
 
 #[derive(Debug)]
 pub(super) struct Log {
@@ -24,8 +25,7 @@ const PENDING: u64 = 1;
 
 impl Log {
     pub(super) fn new(capacity: usize) -> Result<Self, Errno> {
-        let slots = (0..capacity.max(1)).map(|_| StampedSlot::new()).collect();
-        Ok(Self { word: ForkMark::new(EMPTY)?, slots })
+        Ok(Self { word: ForkMark::new(EMPTY)?, slots: zeros(capacity.max(1)) })
     }
 
     pub(super) fn forked(&self) -> bool {

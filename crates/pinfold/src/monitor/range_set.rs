@@ -16,6 +16,7 @@
 
 use crate::AddressRange;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
+use pinfold_kernel::zeroed::zeros;
 use std::ops::Range;
 
 #[derive(Debug)]
@@ -28,12 +29,8 @@ pub(super) struct RangeSet {
     places: Box<[Place]>,
 }
 
-#[derive(Default, Debug)]
-struct Place {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    number: AtomicU64,
-}
+/// Start, end and number.
+type Place = [AtomicU64; 3];
 
 /// What a place holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +64,7 @@ impl RangeSet {
         Self {
             version: AtomicU64::new(0),
             filled: AtomicUsize::new(0),
-            places: (0..capacity.max(2)).map(|_| Place::default()).collect(),
+            places: zeros(capacity.max(2)),
         }
     }
 
@@ -245,19 +242,20 @@ impl RangeSet {
 
     fn entry(&self, index: usize) -> Entry {
         // Relaxed: ordered by the fences of `insert` and `undisturbed`.
-        self.places.get(index).map_or(Entry { start: 0, end: 0, number: 0 }, |place| Entry {
-            start: place.start.load(Ordering::Relaxed),
-            end: place.end.load(Ordering::Relaxed),
-            number: place.number.load(Ordering::Relaxed),
-        })
+        let [start, end, number] = self
+            .places
+            .get(index)
+            .map_or([0; 3], |place| [0, 1, 2].map(|word| place[word].load(Ordering::Relaxed)));
+        let [start, end] = [start, end].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        Entry { start, end, number }
     }
 
     fn set(&self, index: usize, entry: Entry) {
         let Some(place) = self.places.get(index) else { return };
         // Relaxed: as in `entry`.
-        place.start.store(entry.start, Ordering::Relaxed);
-        place.end.store(entry.end, Ordering::Relaxed);
-        place.number.store(entry.number, Ordering::Relaxed);
+        place[0].store(entry.start as u64, Ordering::Relaxed);
+        place[1].store(entry.end as u64, Ordering::Relaxed);
+        place[2].store(entry.number, Ordering::Relaxed);
     }
 }
 

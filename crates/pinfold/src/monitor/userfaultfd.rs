@@ -281,6 +281,11 @@ impl Userfaultfd {
         })
     }
 
+    /// The mappings that share bytes with `range`.
+    pub(super) fn mappings_in(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+        self.maps.overlapping(range)
+    }
+
     /// Ends the watch of the pages of `range`, so that their changes cost nothing and another
     /// userfaultfd may have them. Nothing is lost where nothing is watched.
     ///
