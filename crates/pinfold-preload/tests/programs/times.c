@@ -157,8 +157,16 @@ static void first_kept(int i)
 	registered_often(pd, other, BYTES);
 }
 
-/* What is before the clock starts. */
-enum { NOTHING_KEPT, IDLE, GONE };
+static void *sleeps(void *unused)
+{
+	for (;;)
+		pause();
+	return unused;
+}
+
+/* What is before the clock starts: nothing, a registration that is kept and idle, one that was and whose memory has
+ * gone; a thread of the program's own besides. */
+enum { NOTHING_KEPT, IDLE, GONE, ITS_OWN_THREAD = 4 };
 
 static const struct {
 	const char *name;
@@ -171,11 +179,13 @@ static const struct {
 	{ "many_live", many_live, 8, IDLE }, { "mapped_elsewhere", mapped_elsewhere, 4000, IDLE },
 	{ "discarded_elsewhere", discarded_elsewhere, 4000, IDLE }, { "protected_elsewhere", protected_elsewhere, 8000, IDLE },
 	{ "system_call", system_call, 40000, IDLE }, { "thread", thread, 300, IDLE },
-	{ "child", child, 100, GONE }, { "child_beside_idle", child, 100, IDLE }, { "first_kept", first_kept, 1, NOTHING_KEPT },
+	{ "child", child, 100, GONE | ITS_OWN_THREAD }, { "child_beside_idle", child, 100, IDLE | ITS_OWN_THREAD },
+	{ "child_of_one_thread", child, 100, GONE }, { "first_kept", first_kept, 1, NOTHING_KEPT },
 };
 
 int main(int argc, char **argv)
 {
+	pthread_t own_thread;
 	size_t i;
 	int k;
 
@@ -191,9 +201,11 @@ int main(int argc, char **argv)
 		/* A neighbour that it does not become one mapping with. */
 		mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		memory = map((1024 + 64) * 4096);
+		if (cells[i].before & ITS_OWN_THREAD)
+			CHECK(!pthread_create(&own_thread, NULL, sleeps, NULL));
 		if (cells[i].before != NOTHING_KEPT)
 			registered_often(pd, other, BYTES);
-		if (cells[i].before == GONE) {
+		if (cells[i].before & GONE) {
 			CHECK(!munmap(other, BYTES));
 			await_pinned_kib(0);
 		}
