@@ -29,8 +29,8 @@ use crate::{
 };
 use pinfold_kernel::process::page_bytes;
 use std::error::Error;
+use std::io;
 use std::sync::Arc;
-use std::{fmt, io};
 
 /// Which monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
