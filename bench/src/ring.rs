@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the push of submission entries and for mappings of its own. The
+//! This file reopens `unsafe_code` for the push of submission entries, for registrars of its rings and for mappings of its own. The
 //! kernel refuses every address outside of the registration behind an entry's index; memory is handed
 //! out by address only, so nothing borrows from what the device writes.
 
@@ -12,7 +12,7 @@
 use io_uring::{IoUring, opcode, types};
 use pinfold::AddressRange;
 use pinfold::pieces::{Completion, Mover, Request};
-use pinfold::registrar::BufferIndex;
+use pinfold::registrar::{BufferIndex, OpenError};
 use pinfold_kernel::descriptor::{allocate, memory_file as new_file};
 use pinfold_kernel::mapping::OwnedMapping;
 use pinfold_kernel::process::page_bytes;
@@ -40,6 +40,15 @@ pub(crate) struct Ring {
 
 /// More than are ever under way.
 const ENTRIES: u32 = 64;
+
+/// A registrar of a ring of the bench's own.
+pub(crate) fn registrar_of(
+    ring: &impl AsRawFd,
+    slots: u32,
+) -> Result<pinfold::registrar::IoUring, OpenError> {
+    // SAFETY: the bench leaves the tables of its rings to their registrars.
+    unsafe { pinfold::registrar::IoUring::new(ring, slots) }
+}
 
 impl Ring {
     /// A ring with a file of `bytes` bytes that are there.

@@ -15,6 +15,7 @@
 use crate::Options;
 use crate::peer::{Allocator, LibC};
 use crate::report::Report;
+use crate::ring::registrar_of;
 use crate::rounds::{compare, nanoseconds, nanoseconds_each};
 use io_uring::IoUring as Ring;
 use pinfold::monitor::Userfaultfd;
@@ -70,7 +71,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
             return Ok(());
         }
     };
-    let by_hand = IoUring::new(&ring, 2).map_err(|error| error.to_string())?;
+    let by_hand = registrar_of(&ring, 2).map_err(|error| error.to_string())?;
     let monitor = Arc::new(monitor);
     let caches: Caches = [
         ("userfaultfd, kept from the first use", cache(&monitor, Config::keeping_all())?),
@@ -92,7 +93,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
 /// A cache with a ring of its own, in which the longest range is one registration.
 fn cache(monitor: &Arc<Userfaultfd>, config: Config) -> Result<TheCache, String> {
     let ring = Ring::new(8).map_err(|error| format!("no io_uring: {error}"))?;
-    let registrar = IoUring::new(&ring, SLOTS).map_err(|error| error.to_string())?;
+    let registrar = registrar_of(&ring, SLOTS).map_err(|error| error.to_string())?;
     let piece_bytes = SIZES.into_iter().max().unwrap_or_default();
     pinfold::cache(registrar, Arc::clone(monitor), Config { piece_bytes, ..config })
         .map_err(|error| error.to_string())

@@ -10,7 +10,7 @@
 
 use crate::Options;
 use crate::report::Report;
-use crate::ring::{Direction, Memory, Pages, Ring};
+use crate::ring::{Direction, Memory, Pages, Ring, registrar_of};
 use crate::rounds::{Comparison, compare};
 use pinfold::monitor::Userfaultfd;
 use pinfold::pieces::{self, Progress};
@@ -64,7 +64,7 @@ struct Rig {
 impl Rig {
     fn open(bytes: usize) -> Result<Self, String> {
         let ring = Ring::open(bytes)?;
-        let registrar = IoUring::new(&ring, SLOTS).map_err(|error| error.to_string())?;
+        let registrar = registrar_of(&ring, SLOTS).map_err(|error| error.to_string())?;
         let monitor = Userfaultfd::shared().map_err(|error| error.to_string())?;
         let cache = pinfold::cache(registrar, monitor, Config::keeping_all());
         Ok(Self { cache: cache.map_err(|error| error.to_string())?, ring, bytes })

@@ -46,6 +46,16 @@ impl Registrar for Device {
         RegistrarLimits::new(4096, 1 << 30, 1 << 20)
     }
 
+    fn granted(&self, wanted: Access) -> Access {
+        self.call();
+        wanted
+    }
+
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.call();
+        range
+    }
+
     unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u64, RegisterError> {
         self.call();
         let handle = self.next.fetch_add(1, SeqCst);

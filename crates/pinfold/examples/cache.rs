@@ -22,7 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("skipped: no io_uring here; `pinfold probe` says why");
         return Ok(());
     };
-    let registrar = registrar::IoUring::new(&ring, 64)?;
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { registrar::IoUring::new(&ring, 64) }?;
     let cache = pinfold::cache(registrar, best()?, Config::default())?;
     let (mut reader, writer) = std::io::pipe()?;
     let memory = map(std::ptr::null_mut())?;

@@ -21,7 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("skipped: no io_uring here; `pinfold probe` says why");
         return Ok(());
     };
-    let registrar = registrar::IoUring::new(&ring, 64)?;
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { registrar::IoUring::new(&ring, 64) }?;
     let config = PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() };
     let pool = Pool::new(registrar, config)?;
     let (mut reader, writer) = std::io::pipe()?;

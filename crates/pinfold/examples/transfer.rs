@@ -25,7 +25,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     // The ring's table has one registrar, which the cache and the pool share.
-    let registrar = Arc::new(registrar::IoUring::new(&ring, 256)?);
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = Arc::new(unsafe { registrar::IoUring::new(&ring, 256) }?);
     let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
     let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
     let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));

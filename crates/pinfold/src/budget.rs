@@ -8,7 +8,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
 //! # if Userfaultfd::shared().is_err() { return Ok(()) }
-//! let registrar = IoUring::new(&ring, 1024)?;
+//! // SAFETY: the ring's table of buffers is left to the registrar.
+//! let registrar = unsafe { IoUring::new(&ring, 1024) }?;
 //! // What the kernel will really let this process pin by io_uring, less what it must be left.
 //! let budget = Budget::discover(Kind::IoUring, registrar.limits())?;
 //! let _watch = budget.watch(Watermark::Percent(80), |told| {

@@ -11,7 +11,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
 //! # if best()?.chosen() == pinfold::monitor::Choice::NoMonitor { return Ok(()) }
-//! let registrar = IoUring::new(&ring, 1024)?;
+//! // SAFETY: the ring's table of buffers is left to the registrar.
+//! let registrar = unsafe { IoUring::new(&ring, 1024) }?;
 //! let cache = pinfold::cache(registrar, best()?, Config::default())?;
 //!
 //! let buffer = vec![7_u8; 65536];

@@ -42,11 +42,17 @@ pub use crate::in_flight::{Completion, Mover, Reason, Request};
 use std::num::NonZeroUsize;
 use std::thread;
 
+/// No more threads make pages or registrations of one range, whatever is asked for: threads that the system cannot
+/// start are no help, and the standard library ends the process where one has started that gets no stack.
+pub const MOST_THREADS: usize = 64;
+
 /// How a range is gone through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// How many threads register. In [`transfer`] they are helpers besides the calling thread, which
     /// moves: so many where pages have to be made, else one. In [`register_all`] it is one of them.
+    ///
+    /// At most [`MOST_THREADS`] are started.
     pub threads: NonZeroUsize,
     /// How many pieces [`transfer`]'s helpers may be ahead of the one that is moved next, at least
     /// 1. They are pinned, each leased. `usize::MAX` bounds nothing.
@@ -76,6 +82,11 @@ impl Options {
     pub fn for_register_all() -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self::with_threads(processors.min(16))
+    }
+
+    /// How many threads may be started.
+    fn bounded_threads(&self) -> usize {
+        self.threads.get().min(MOST_THREADS)
     }
 
     fn with_threads(threads: usize) -> Self {

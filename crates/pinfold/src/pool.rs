@@ -10,7 +10,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
-//! # let Ok(registrar) = IoUring::new(&ring, 64) else { return Ok(()) };
+//! # // SAFETY: the ring's table of buffers is left to the registrar.
+//! # let Ok(registrar) = (unsafe { IoUring::new(&ring, 64) }) else { return Ok(()) };
 //! let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
 //!
 //! let mut buffer = pool.get(1500)?; // no system call once the thread's cache has some

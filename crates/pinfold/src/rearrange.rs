@@ -38,7 +38,8 @@
 //! # use pinfold::{Access, AddressRange, Config, monitor::best, registrar::IoUring};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
-//! # let registrar = IoUring::new(&ring, 1024)?;
+//! # // SAFETY: the ring's table of buffers is left to the registrar.
+//! # let registrar = unsafe { IoUring::new(&ring, 1024) }?;
 //! # let cache = pinfold::cache(registrar, best()?, Config::default())?;
 //! let buffer = vec![7_u8; 16 << 20];
 //! let range = AddressRange::new(buffer.as_ptr().addr(), buffer.len())?;

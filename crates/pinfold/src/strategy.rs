@@ -17,7 +17,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
-//! let registrar = Arc::new(IoUring::new(&ring, 64)?);
+//! // SAFETY: the ring's table of buffers is left to the registrar.
+//! let registrar = Arc::new(unsafe { IoUring::new(&ring, 64) }?);
 //! let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
 //! let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
 //! let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));

@@ -54,7 +54,8 @@ fn cache() -> Option<(io_uring::IoUring, Cache<IoUring, Arc<Userfaultfd>>)> {
     let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
     let ring = ring.ok()?;
     let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
-    let registrar = IoUring::new(&ring, 1024).unwrap();
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { IoUring::new(&ring, 1024) }.unwrap();
     let config = Config { piece_bytes: 4 * MIB, ..Config::keeping_all() };
     Some((ring, pinfold::cache(registrar, monitor, config).unwrap()))
 }

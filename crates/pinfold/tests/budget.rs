@@ -42,7 +42,8 @@ type RingCache = Cache<IoUring, Arc<Userfaultfd>>;
 fn ring(slots: u32) -> Option<(io_uring::IoUring, Arc<IoUring>)> {
     let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
     let ring = ring.ok()?;
-    let registrar = IoUring::new(&ring, slots).unwrap();
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { IoUring::new(&ring, slots) }.unwrap();
     Some((ring, Arc::new(registrar)))
 }
 
@@ -312,7 +313,8 @@ fn cache_on(share: &Arc<Share>) -> Option<(io_uring::IoUring, RingCache)> {
     let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
     let ring = ring.ok()?;
     let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
-    let registrar = IoUring::new(&ring, 1024).unwrap();
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { IoUring::new(&ring, 1024) }.unwrap();
     let share = Arc::clone(share);
     Some((ring, pinfold::cache_within(share, registrar, monitor, Config::keeping_all()).unwrap()))
 }
@@ -580,7 +582,8 @@ fn a_discovered_budget_can_be_used_to_its_last_page() {
         let mut rings = Vec::new();
         for entries in [8, 4096, 32_768] {
             let Ok(ring) = io_uring::IoUring::new(entries) else { return };
-            let registrar = IoUring::new(&ring, 4096).unwrap();
+            // SAFETY: the ring's table of buffers is left to the registrar.
+            let registrar = unsafe { IoUring::new(&ring, 4096) }.unwrap();
             let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
             // What was given back a moment ago may still be counted.
             at_last(|| {
@@ -684,7 +687,8 @@ fn what_the_kernel_counts_of_huge_pages_is_within_the_budget() {
             return eprintln!("skipped: before Linux 6.7 the kernel does not say what is huge");
         }
         let Ok(ring) = io_uring::IoUring::new(8) else { return };
-        let registrar = IoUring::new(&ring, 1024).unwrap();
+        // SAFETY: the ring's table of buffers is left to the registrar.
+        let registrar = unsafe { IoUring::new(&ring, 1024) }.unwrap();
         let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
         let Ok(monitor) = Userfaultfd::shared() else {
             return eprintln!("skipped: no userfaultfd");

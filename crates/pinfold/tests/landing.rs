@@ -48,7 +48,8 @@ fn rig<M: Monitor>(monitor: M, piece_bytes: usize) -> Option<Rig<M>> {
             return None;
         }
     };
-    let registrar = registrar::IoUring::new(&ring, 64).unwrap();
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { registrar::IoUring::new(&ring, 64) }.unwrap();
     let config = Config { piece_bytes, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).unwrap();
     // SAFETY: a new descriptor without another owner.
@@ -677,7 +678,8 @@ fn a_crossover_is_measured_written_down_and_read_again() {
 fn what_lands_in_a_pools_buffer_is_what_its_registration_sends() {
     let (Some(rig), Ok(ring)) = (watched_rig(2 << 20), IoUring::new(8)) else { return };
     let (ring, registrar) = {
-        let registrar = registrar::IoUring::new(&ring, 8).unwrap();
+        // SAFETY: the ring's table of buffers is left to the registrar.
+        let registrar = unsafe { registrar::IoUring::new(&ring, 8) }.unwrap();
         (Mutex::new(ring), registrar)
     };
     let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() });

@@ -16,6 +16,7 @@ use pinfold::{Access, AddressRange, Cache, Change, Config, Cover, MappingKind, M
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 use support::{PAGE, changes_since, comes_true, fork, map, mark, munmap, range, touch, wait_for};
 
 const LENGTH: usize = 4 * PAGE;
@@ -371,4 +372,29 @@ fn ends_of_watches_are_told(best: &Best, monitor: &impl Monitor) {
     }
     eprintln!("{believed} of 2000 times the watch counted");
     assert!(munmap(at, PAGE));
+}
+
+/// The watch of every page ends but for the monitor's own, by which it wakes its reader: the second call comes back, and
+/// what is watched from then on is seen.
+#[test]
+fn all_that_is_mapped_may_be_unwatched() {
+    let Ok(best) = Best::only(Choice::Userfaultfd) else {
+        return eprintln!("skipped: no userfaultfd");
+    };
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mapped = AddressRange::between(1 << 12, 1 << 47).unwrap();
+        best.unwatch(mapped);
+        best.unwatch(mapped);
+        let memory = vec![7_u8; 1 << 20];
+        let range = AddressRange::new(memory.as_ptr().addr(), memory.len()).unwrap();
+        let before = (best.watch(range), best.check().unwrap());
+        drop(memory);
+        let seen = best.check().unwrap();
+        done.send((before, seen)).unwrap();
+    });
+    // Much longer than it takes: without a bound a failure would be no result.
+    let ((watched, before), seen) = ended.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(watched, Watch::Covered);
+    assert_ne!(before, seen, "unmapped under the watch");
 }

@@ -18,7 +18,7 @@ use pinfold::pieces::{
     prefault, register_all, transfer,
 };
 use pinfold::registrar::{self, BufferIndex};
-use pinfold::{Access, Cache, Config, GetError, Limit, RegisterError};
+use pinfold::{Access, AddressRange, Cache, Config, GetError, Limit, RegisterError};
 use registrar_support::{Memory, PAGE, alone};
 use std::fs::File;
 use std::io;
@@ -115,7 +115,8 @@ fn rig(bytes: usize, base: usize, slots: u32, config: Config) -> Option<(TheCach
             return None;
         }
     };
-    let registrar = registrar::IoUring::new(&ring, slots).unwrap();
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { registrar::IoUring::new(&ring, slots) }.unwrap();
     let cache = pinfold::cache(registrar, monitor, config).unwrap();
     let mover = Ring {
         ring,
@@ -457,4 +458,12 @@ fn pages_that_cannot_be_made_are_named() {
         Err(PrefaultError::Unsupported) => {}
         other => panic!("{other:?}"),
     }
+}
+
+/// As many threads as there are numbers are as many as there can be.
+#[test]
+fn threads_without_a_bound_are_bounded() {
+    let options = Options { threads: NonZeroUsize::MAX, ..Options::for_register_all() };
+    let everything = AddressRange::between(1 << 21, usize::MAX).unwrap();
+    assert!(prefault(everything, Access::WRITE, &options, &Progress::new()).is_err());
 }

@@ -35,6 +35,12 @@ fn ring() -> Option<io_uring::IoUring> {
     }
 }
 
+/// A registrar of the test's own ring.
+fn registrar_of(ring: &impl AsRawFd, slots: u32) -> Result<IoUring, OpenError> {
+    // SAFETY: the ring's table of buffers is left to the registrar, or its loss is what is tested.
+    unsafe { IoUring::new(ring, slots) }
+}
+
 fn memfd() -> File {
     // SAFETY: the name ends with a zero byte; the descriptor is new.
     unsafe { File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC)) }
@@ -104,7 +110,7 @@ fn fact_a_raw_registration_goes_stale_when_memory_is_mapped_anew() {
 #[test]
 fn bytes_go_out_and_come_back() {
     let Some(mut ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 4).unwrap();
+    let registrar = registrar_of(&ring, 4).unwrap();
     for length in [1, PAGE, 3 * PAGE + 17, 1 << 20] {
         let (mut source, target) = (Memory::new(length), Memory::new(length));
         source.fill(0x5a);
@@ -131,7 +137,7 @@ fn bad_addresses_are_told_apart_and_leave_nothing_behind() {
 
 fn bad_addresses_are_told_apart() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 2).unwrap();
+    let registrar = registrar_of(&ring, 2).unwrap();
     let read_only = Memory::with_protection(2 * PAGE, libc::PROT_READ);
     let no_access = Memory::with_protection(PAGE, libc::PROT_NONE);
     let mut half = Memory::new(2 * PAGE);
@@ -168,7 +174,7 @@ fn free_slots(registrar: &IoUring) -> usize {
 #[test]
 fn what_no_ring_can_take_is_refused_beforehand() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 1).unwrap();
+    let registrar = registrar_of(&ring, 1).unwrap();
     let range = AddressRange::new(PAGE, MAX_BUFFER_BYTES + 1).unwrap();
     let max_bytes = MAX_BUFFER_BYTES;
     assert_eq!(register(&registrar, range), Err(RegisterError::TooLarge { range, max_bytes }));
@@ -185,7 +191,7 @@ fn what_no_ring_can_take_is_refused_beforehand() {
 #[test]
 fn one_gibibyte_is_taken() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 1).unwrap();
+    let registrar = registrar_of(&ring, 1).unwrap();
     // One page of a file, mapped often, costs a page and not a gibibyte.
     let file = memfd();
     file.set_len(PAGE as u64 * 512).unwrap();
@@ -217,7 +223,7 @@ fn a_shared_file_on_disk_is_an_unsupported_mapping() {
         return;
     }
     let memory = Memory::shared_file(file.as_raw_fd(), PAGE);
-    let registrar = IoUring::new(&ring, 1).unwrap();
+    let registrar = registrar_of(&ring, 1).unwrap();
     let error = register(&registrar, memory.range()).unwrap_err();
     let at = memory.range().start();
     let RegisterError::BadAddress { reason, .. } = error else { panic!("{error:?}") };
@@ -236,7 +242,7 @@ fn is_in_memory(file: &File) -> bool {
 #[test]
 fn a_full_table_says_so_and_slots_are_used_again() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 3).unwrap();
+    let registrar = registrar_of(&ring, 3).unwrap();
     assert_eq!(registrar.limits().max_regions, 3);
     let memory = Memory::new(PAGE);
     let made: Vec<_> = (0..3).map(|_| register(&registrar, memory.range()).unwrap()).collect();
@@ -251,7 +257,7 @@ fn a_full_table_says_so_and_slots_are_used_again() {
 #[test]
 fn no_index_is_given_to_two_threads_at_once() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 5).unwrap();
+    let registrar = registrar_of(&ring, 5).unwrap();
     let held = Mutex::new(HashSet::new());
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -272,7 +278,7 @@ fn no_index_is_given_to_two_threads_at_once() {
 #[test]
 fn two_rings_do_not_know_each_other() {
     let (Some(mut one), Some(mut two)) = (ring(), ring()) else { return };
-    let (first, second) = (IoUring::new(&one, 2).unwrap(), IoUring::new(&two, 2).unwrap());
+    let (first, second) = (registrar_of(&one, 2).unwrap(), registrar_of(&two, 2).unwrap());
     let (mut ones, mut twos) = (Memory::new(PAGE), Memory::new(PAGE));
     ones.fill(1);
     twos.fill(2);
@@ -290,7 +296,7 @@ fn two_rings_do_not_know_each_other() {
 #[test]
 fn a_request_in_flight_keeps_its_pages() {
     let Some(mut ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 1).unwrap();
+    let registrar = registrar_of(&ring, 1).unwrap();
     let (target, other) = (Memory::new(PAGE), Memory::new(PAGE));
     let index = register(&registrar, target.range()).unwrap();
     let (reader, mut writer): (PipeReader, _) = std::io::pipe().unwrap();
@@ -312,7 +318,7 @@ fn a_request_in_flight_keeps_its_pages() {
 fn pinned_bytes_go_when_they_are_given_back_and_when_the_registrar_goes() {
     alone("pinned_bytes_go_when_they_are_given_back_and_when_the_registrar_goes", || {
         let Some(ring) = ring() else { return };
-        let registrar = IoUring::new(&ring, 4).unwrap();
+        let registrar = registrar_of(&ring, 4).unwrap();
         let memory = Memory::new(16 * PAGE);
         let before = status_bytes("VmPin:");
         let index = register(&registrar, memory.range()).unwrap();
@@ -331,7 +337,7 @@ fn pinned_bytes_go_when_they_are_given_back_and_when_the_registrar_goes() {
 #[test]
 fn a_ring_dropped_before_its_registrar_does_no_harm() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 2).unwrap();
+    let registrar = registrar_of(&ring, 2).unwrap();
     let memory = Memory::new(PAGE);
     let index = register(&registrar, memory.range()).unwrap();
     drop(ring);
@@ -342,7 +348,7 @@ fn a_ring_dropped_before_its_registrar_does_no_harm() {
 #[test]
 fn a_table_taken_away_means_the_device_is_gone() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 2).unwrap();
+    let registrar = registrar_of(&ring, 2).unwrap();
     let memory = Memory::new(PAGE);
     let index = register(&registrar, memory.range()).unwrap();
     ring.submitter().unregister_buffers().unwrap();
@@ -362,7 +368,7 @@ fn close_everything() {
 fn a_closed_descriptor_is_noticed() {
     alone("a_closed_descriptor_is_noticed", || {
         let Some(ring) = ring() else { return };
-        let registrar = IoUring::new(&ring, 2).unwrap();
+        let registrar = registrar_of(&ring, 2).unwrap();
         let memory = Memory::new(PAGE);
         let index = register(&registrar, memory.range()).unwrap();
         std::mem::forget(ring);
@@ -379,7 +385,7 @@ fn a_closed_descriptor_is_noticed() {
 fn a_registration_has_not_ended_because_the_descriptor_is_lost() {
     alone("a_registration_has_not_ended_because_the_descriptor_is_lost", || {
         let Some(ring) = ring() else { return };
-        let registrar = IoUring::new(&ring, 2).unwrap().with_tags(1 << 63..u64::MAX).unwrap();
+        let registrar = registrar_of(&ring, 2).unwrap().with_tags(1 << 63..u64::MAX).unwrap();
         let memory = Memory::new(PAGE);
         let (withdrawn, ended) = (memory.range(), Memory::new(PAGE));
         let first = register(&registrar, withdrawn).unwrap();
@@ -404,7 +410,7 @@ fn another_ring_under_the_old_number_is_left_alone() {
     alone("another_ring_under_the_old_number_is_left_alone", || {
         let Some(mut other) = ring() else { return };
         let Some(ring) = ring() else { return };
-        let registrar = IoUring::new(&ring, 2).unwrap();
+        let registrar = registrar_of(&ring, 2).unwrap();
         let memory = Memory::new(PAGE);
         let index = register(&registrar, memory.range()).unwrap();
         let mut others = Memory::new(PAGE);
@@ -440,7 +446,7 @@ fn descriptor_of(registrar: &IoUring) -> RawFd {
 #[test]
 fn a_forked_child_can_do_its_parent_no_harm() {
     let Some(mut ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 2).unwrap();
+    let registrar = registrar_of(&ring, 2).unwrap();
     let mut memory = Memory::new(PAGE);
     memory.fill(3);
     let index = register(&registrar, memory.range()).unwrap();
@@ -468,10 +474,10 @@ fn a_forked_child_can_do_its_parent_no_harm() {
 #[test]
 fn a_forked_child_may_have_a_ring_of_its_own() {
     let Some(ring) = ring() else { return };
-    let _parents = IoUring::new(&ring, 2).unwrap();
+    let _parents = registrar_of(&ring, 2).unwrap();
     let held = in_forked_child(|| {
         let ring = io_uring::IoUring::new(2).unwrap();
-        let registrar = IoUring::new(&ring, 2).unwrap();
+        let registrar = registrar_of(&ring, 2).unwrap();
         let memory = Memory::new(PAGE);
         let index = register(&registrar, memory.range()).unwrap();
         registrar.deregister_own(index, memory.range()).is_ok()
@@ -488,7 +494,7 @@ fn the_limit_on_pinned_memory_is_told_apart() {
             return;
         }
         let Some(ring) = ring() else { return };
-        let registrar = IoUring::new(&ring, 8).unwrap();
+        let registrar = registrar_of(&ring, 8).unwrap();
         let (half, whole) = (Memory::new(4 << 20), Memory::new(8 << 20));
         let first = register(&registrar, half.range()).unwrap();
         let error = register(&registrar, whole.range()).unwrap_err();
@@ -514,7 +520,7 @@ fn a_limit_of_zero_is_a_limit() {
             return;
         }
         let Some(ring) = ring() else { return };
-        let registrar = IoUring::new(&ring, 2).unwrap();
+        let registrar = registrar_of(&ring, 2).unwrap();
         let nothing = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: a system call without effect on memory.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const nothing) }, 0);
@@ -535,8 +541,8 @@ fn adopt(ring: &io_uring::IoUring, slots: std::ops::Range<u32>) -> Result<IoUrin
 fn a_table_is_made_once_and_adopted_afterwards() {
     let Some(mut ring) = ring() else { return };
     assert_eq!(adopt(&ring, 0..1).unwrap_err(), OpenError::NoTable);
-    drop(IoUring::new(&ring, 8).unwrap());
-    assert_eq!(IoUring::new(&ring, 8).unwrap_err(), OpenError::TableExists);
+    drop(registrar_of(&ring, 8).unwrap());
+    assert_eq!(registrar_of(&ring, 8).unwrap_err(), OpenError::TableExists);
     let beyond = adopt(&ring, 4..9).unwrap_err();
     assert_eq!(beyond, OpenError::TableSize { asked: 9 });
 
@@ -555,13 +561,13 @@ fn a_table_is_made_once_and_adopted_afterwards() {
 fn impossible_tables_and_descriptors_are_refused() {
     let Some(ring) = ring() else { return };
     for asked in [0, MAX_SLOTS + 1] {
-        assert_eq!(IoUring::new(&ring, asked).unwrap_err(), OpenError::TableSize { asked });
+        assert_eq!(registrar_of(&ring, asked).unwrap_err(), OpenError::TableSize { asked });
     }
     let empty = adopt(&ring, 3..3).unwrap_err();
     assert_eq!(empty, OpenError::TableSize { asked: 3 });
     let errno = libc::EOPNOTSUPP;
-    assert_eq!(IoUring::new(&memfd(), 4).unwrap_err(), OpenError::NotARing { errno });
-    let largest = IoUring::new(&ring, MAX_SLOTS).unwrap();
+    assert_eq!(registrar_of(&memfd(), 4).unwrap_err(), OpenError::NotARing { errno });
+    let largest = registrar_of(&ring, MAX_SLOTS).unwrap();
     assert_eq!(largest.limits().max_regions, 16384);
 }
 
@@ -570,7 +576,7 @@ fn impossible_tables_and_descriptors_are_refused() {
 fn a_ring_for_one_thread_is_refused_at_once() {
     let made = <io_uring::IoUring>::builder().setup_single_issuer().build(4);
     let Ok(ring) = made else { return eprintln!("skipped: no rings with a single issuer") };
-    let refused = IoUring::new(&ring, 4).unwrap_err();
+    let refused = registrar_of(&ring, 4).unwrap_err();
     assert_eq!(refused, OpenError::SingleIssuer);
     assert!(refused.to_string().contains("IORING_SETUP_SINGLE_ISSUER"));
 }
@@ -580,7 +586,7 @@ fn a_ring_for_one_thread_is_refused_at_once() {
 fn a_ring_that_becomes_one_threads_later_says_so_later() {
     let made = <io_uring::IoUring>::builder().setup_single_issuer().setup_r_disabled().build(4);
     let Ok(ring) = made else { return eprintln!("skipped: no rings with a single issuer") };
-    let registrar = IoUring::new(&ring, 4).unwrap();
+    let registrar = registrar_of(&ring, 4).unwrap();
     ring.submitter().register_enable_rings().unwrap();
     let memory = Memory::new(PAGE);
     assert!(register(&registrar, memory.range()).is_ok(), "the issuer itself may");
@@ -601,7 +607,7 @@ fn a_refusal_by_seccomp_is_a_typed_error() {
         refuse_io_uring();
         let expected = OpenError::Forbidden { errno: libc::EPERM };
         assert_eq!(IoUring::is_available(), Err(expected));
-        assert_eq!(IoUring::new(&ring, 4).unwrap_err(), expected);
+        assert_eq!(registrar_of(&ring, 4).unwrap_err(), expected);
         assert!(expected.to_string().contains("seccomp"));
     });
 }
@@ -642,7 +648,7 @@ fn filter(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 #[ignore = "a measurement"]
 fn measure_register_and_deregister() {
     let Some(ring) = ring() else { return };
-    let registrar = IoUring::new(&ring, 16).unwrap();
+    let registrar = registrar_of(&ring, 16).unwrap();
     for (length, rounds) in [(PAGE, 500), (64 << 10, 200), (1 << 20, 20), (16 << 20, 2)] {
         let mut memory = Memory::new(length);
         memory.fill(1);

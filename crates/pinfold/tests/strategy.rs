@@ -49,7 +49,8 @@ fn rig_with<M: Monitor>(monitor: M, config: Config, pool: PoolConfig) -> Option<
             return None;
         }
     };
-    let registrar = Arc::new(registrar::IoUring::new(&ring, 64).unwrap());
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = Arc::new(unsafe { registrar::IoUring::new(&ring, 64) }.unwrap());
     let cache = pinfold::cache(Arc::clone(&registrar), monitor, config).unwrap();
     let pool = Pool::new(registrar, pool).unwrap();
     Some(Rig { cache, pool, ring: Mutex::new(ring), file: memory_file() })

@@ -7,7 +7,7 @@
 
 use super::Bench;
 use crate::block::register_ahead;
-use crate::device::Ring;
+use crate::device::{Ring, registrar_of};
 use crate::output::{Failure, Output};
 use pinfold::allocator::{self, Kept};
 use pinfold::budget::{Budget, Kind, Terms};
@@ -157,7 +157,7 @@ pub(super) fn demand(policy: Policy, rest_ms: u64) -> Result<(), Failure> {
         Policy::Kept => allocator::keep_memory(allocator::Policy::default()),
     };
     let device = Ring::open(4096)?;
-    let registrar = IoUring::new(&device, 4096).map_err(Failure::unavailable)?;
+    let registrar = registrar_of(&device, 4096).map_err(Failure::unavailable)?;
     let budget =
         Budget::discover(Kind::IoUring, registrar.limits()).map_err(Failure::unavailable)?;
     let share = budget.share(Terms::default()).map_err(Failure::unavailable)?;

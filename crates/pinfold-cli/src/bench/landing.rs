@@ -2,12 +2,11 @@
 //! lengths from which pages are exchanged, written down for this machine.
 
 use super::Bench;
-use crate::device::Ring;
+use crate::device::{Ring, registrar_of};
 use crate::output::{Failure, Output};
 use pinfold::Config;
 use pinfold::landing::{Crossover, Measured};
 use pinfold::monitor::Userfaultfd;
-use pinfold::registrar::IoUring;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Duration;
@@ -44,7 +43,7 @@ const PIECE: usize = 128 << 20;
 /// Lands messages of all lengths, with the target watched for changes and not.
 pub(super) fn measure() -> Result<Vec<(Pages, bool, Vec<Measured>)>, Failure> {
     let device = Ring::open(4096)?;
-    let registrar = IoUring::new(&device, 16).map_err(Failure::unavailable)?;
+    let registrar = registrar_of(&device, 16).map_err(Failure::unavailable)?;
     let monitor = Userfaultfd::shared().map_err(Failure::unavailable)?;
     let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;

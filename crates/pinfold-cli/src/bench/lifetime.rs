@@ -2,7 +2,7 @@
 
 use super::Bench;
 use crate::block::{Block, Origin, register_ahead};
-use crate::device::Ring;
+use crate::device::{Ring, registrar_of};
 use crate::medians::{median, times_faster};
 use crate::output::Failure;
 use pinfold::monitor::Userfaultfd;
@@ -25,7 +25,7 @@ fn start(device: &Ring) -> Result<(Library, Start), Failure> {
     let begun = Instant::now();
     let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
     let watching = begun.elapsed();
-    let registrar = IoUring::new(device, 1024).map_err(Failure::unavailable)?;
+    let registrar = registrar_of(device, 1024).map_err(Failure::unavailable)?;
     let registering = begun.elapsed();
     let library =
         pinfold::cache(registrar, monitor, Config::keeping_all()).map_err(Failure::unavailable)?;

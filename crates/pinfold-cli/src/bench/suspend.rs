@@ -17,6 +17,7 @@ mod region;
 mod stream;
 
 use super::Bench;
+use crate::device::registrar_of;
 use crate::medians::median;
 use crate::output::{Failure, Output};
 use io_uring::IoUring;
@@ -25,7 +26,6 @@ use pinfold::rearrange::{
     Defragmented, Node, RearrangeError, Trimmed, Way, defragment, defragment_in_steps, migrate,
     trim,
 };
-use pinfold::registrar;
 use pinfold::suspend::SuspensionTerms;
 use pinfold::{Access, AddressRange, Config, Registrar};
 use region::Region;
@@ -151,7 +151,7 @@ const REPEATS: usize = 5;
 /// What registering `range` costs, on a ring of its own that does nothing else.
 fn price(range: AddressRange) -> Result<Price, Failure> {
     let ring = IoUring::new(8).map_err(Failure::unavailable)?;
-    let registrar = registrar::IoUring::new(&ring, 16).map_err(Failure::unavailable)?;
+    let registrar = registrar_of(&ring, 16).map_err(Failure::unavailable)?;
     let (mut registering, mut deregistering) = (Vec::new(), Vec::new());
     for _ in 0..REPEATS {
         let begun = Instant::now();
@@ -174,7 +174,7 @@ fn microseconds(time: Duration) -> f64 {
 /// A ring and a cache over it that takes the region as one registration.
 fn rings() -> Result<(IoUring, Rings), Failure> {
     let ring = IoUring::new(8).map_err(Failure::unavailable)?;
-    let registrar = registrar::IoUring::new(&ring, 1024).map_err(Failure::unavailable)?;
+    let registrar = registrar_of(&ring, 1024).map_err(Failure::unavailable)?;
     let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
     let config = Config { piece_bytes: BYTES, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;

@@ -7,8 +7,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for two calls: the explicit registration, whose caller makes the
-//! registrar's promise, and the push of a submission entry. An entry names memory by a table index and an address; the kernel refuses every
+//! This file reopens `unsafe_code` for three calls: the explicit registration, whose caller makes the
+//! registrar's promise, a registrar over a ring of the command's own, and the push of a submission entry. An entry names memory by a table index and an address; the kernel refuses every
 //! address outside of the registration behind that index, and the caller that registered the memory has
 //! promised (`Registrar::register`) that the device may use all of it. So a wrong index or address
 //! moves wrong data, or none, and breaks no rule of Rust's.
@@ -20,6 +20,7 @@ use crate::output::Failure;
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 use pinfold::AddressRange;
+use pinfold::registrar::OpenError;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -65,15 +66,22 @@ impl Ring {
     }
 }
 
+/// A registrar of a ring of the command's own.
+pub(crate) fn registrar_of(
+    ring: &impl AsRawFd,
+    slots: u32,
+) -> Result<pinfold::registrar::IoUring, OpenError> {
+    // SAFETY: the command leaves the tables of its rings to their registrars.
+    unsafe { pinfold::registrar::IoUring::new(ring, slots) }
+}
+
 impl Conveyor for Ring {
     fn channel(&self) -> &File {
         &self.channel
     }
 
     fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure> {
-        pinfold::registrar::IoUring::new(self, slots)
-            .map(AnyRegistrar::IoUring)
-            .map_err(Failure::unavailable)
+        registrar_of(self, slots).map(AnyRegistrar::IoUring).map_err(Failure::unavailable)
     }
 
     /// One system call and nothing else.

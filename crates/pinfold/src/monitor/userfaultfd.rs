@@ -314,10 +314,20 @@ impl Userfaultfd {
         let (below, above) = (range.start().saturating_sub(1), range.end().saturating_add(1));
         self.note_watched(AddressRange::between(below, above).unwrap_or(range));
         for mapping in mappings {
-            if let Some(part) = mapping.range.intersection(&range) {
-                self.unwatch(&Mapping { range: part, ..mapping });
+            for part in self.but_for_doorbell(range) {
+                if let Some(part) = mapping.range.intersection(&part) {
+                    self.unwatch(&Mapping { range: part, ..mapping });
+                }
             }
         }
+    }
+
+    /// `range` without the page by which the reader is woken, whose watch stays.
+    fn but_for_doorbell(&self, range: AddressRange) -> impl Iterator<Item = AddressRange> {
+        let (start, end) = self.doorbell.as_ref().map_or((range.end(), range.end()), bounds);
+        let below = AddressRange::between(range.start(), range.end().min(start));
+        let above = AddressRange::between(range.start().max(end), range.end());
+        [below, above].into_iter().flatten()
     }
 
     fn unwatch_once(&self) -> Result<(), Errno> {

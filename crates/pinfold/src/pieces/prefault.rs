@@ -65,10 +65,10 @@ pub fn prefault(
     let next = AtomicUsize::new(whole.start() / STEP);
     let work = || make_steps(whole, access.writes(), &next, progress);
     thread::scope(|scope| {
-        let more = 1..options.threads.get().min(whole.len().div_ceil(STEP));
+        let more = 1..options.bounded_threads().min(whole.len().div_ceil(STEP));
         // Threads that cannot be started leave their work to the others.
         let helpers: Vec<_> =
-            more.filter_map(|_| spawn_scoped(scope, "pinfold-prefault", work).ok()).collect();
+            more.map_while(|_| spawn_scoped(scope, "pinfold-prefault", work).ok()).collect();
         let own = work();
         let joined = helpers.into_iter().filter_map(|helper| helper.join().ok());
         joined.fold(own, Result::and)

@@ -125,7 +125,7 @@ pub unsafe fn register_all<'c, R: Registrar, M: Monitor>(
     // SAFETY: the caller's promise.
     let server = unsafe { Server::new(cache, access, options, progress) };
     let work = Work { plan, server, progress, next: AtomicUsize::new(0) };
-    let mut outcomes = work.share_out(options.threads.get());
+    let mut outcomes = work.share_out(options.bounded_threads());
     outcomes.sort_unstable_by_key(|&(piece, _)| piece);
     work.judge(outcomes)
 }
@@ -150,7 +150,7 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
             let work = || foreign::call(|| self.register());
             // Threads that cannot be started leave their work to the others.
             let helpers: Vec<_> = (1..threads.min(left))
-                .filter_map(|_| spawn_scoped(scope, "pinfold-register", work).ok())
+                .map_while(|_| spawn_scoped(scope, "pinfold-register", work).ok())
                 .collect();
             let own = foreign::call(|| self.register());
             // A registrar that panicked has nothing to add: its piece counts as not tried. All are joined before

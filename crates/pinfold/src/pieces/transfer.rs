@@ -177,7 +177,7 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
         // One keeps up with any transfer where pages are there; more would wait for each other.
         let bare = self.plan.piece(first).is_some_and(prefault::lacks_pages);
         let useful = (self.plan.pieces() - first).min(options.ahead.max(1));
-        let helpers = if bare { options.threads.get().min(useful) } else { 1 };
+        let helpers = if bare { options.bounded_threads().min(useful) } else { 1 };
         (0..helpers).map_while(|_| spawn_scoped(scope, "pinfold-pieces", work).ok()).count()
     }
 

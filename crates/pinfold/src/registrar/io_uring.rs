@@ -115,7 +115,8 @@ impl BufferIndex {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let Ok(ring) = io_uring::IoUring::new(8) else { return Ok(()) };
-/// let registrar = IoUring::new(&ring, 1024)?;
+/// // SAFETY: the ring's table of buffers is left to the registrar.
+/// let registrar = unsafe { IoUring::new(&ring, 1024) }?;
 /// # let buffer = vec![0_u8; 4096];
 /// let range = AddressRange::new(buffer.as_ptr().addr(), buffer.len())?;
 /// // SAFETY: nothing else relies on the buffer while the ring may write to it.
@@ -173,16 +174,24 @@ impl IoUring {
     /// dropped, emptied: removing it would wait, on kernels before 6.13, for requests of others.
     /// [`adopt`](Self::adopt) takes it up again.
     ///
-    /// From now on the table is the registrar's: the program neither removes nor replaces it, nor copies
-    /// another ring's buffers into it, though the `io-uring` crate has safe calls for that. A slot would
-    /// have two owners, or name the pages that were mapped there once.
-    ///
     /// Costs some 50 µs: a thread is started to see that the ring takes calls from any thread.
     ///
     /// # Errors
     ///
     /// [`OpenError`]; the ring is as it was.
-    pub fn new(ring: &impl AsRawFd, slots: u32) -> Result<Self, OpenError> {
+    ///
+    /// # Safety
+    ///
+    /// From now on the table is the registrar's: no other code removes or replaces it, or copies another ring's
+    /// buffers into it, in this process or another that has the ring, though the `io-uring` crate has safe calls
+    /// for that (`Submitter::unregister_buffers`, `register_buffers_clone`). A slot would have two owners, or name the
+    /// pages that were mapped at its addresses once, into which the device would write.
+    ///
+    /// ```compile_fail,E0133
+    /// # let ring = io_uring::IoUring::new(8).unwrap();
+    /// let registrar = pinfold::registrar::IoUring::new(&ring, 8).unwrap();
+    /// ```
+    pub unsafe fn new(ring: &impl AsRawFd, slots: u32) -> Result<Self, OpenError> {
         if !(1..=MAX_SLOTS).contains(&slots) {
             return Err(OpenError::TableSize { asked: slots });
         }
@@ -208,7 +217,7 @@ impl IoUring {
     ///
     /// ```compile_fail,E0133
     /// # let ring = io_uring::IoUring::new(8).unwrap();
-    /// let first = pinfold::registrar::IoUring::new(&ring, 8).unwrap();
+    /// let first = unsafe { pinfold::registrar::IoUring::new(&ring, 8) }.unwrap();
     /// let second = pinfold::registrar::IoUring::adopt(&ring, 0..8).unwrap();
     /// ```
     pub unsafe fn adopt(ring: &impl AsRawFd, slots: Range<u32>) -> Result<Self, OpenError> {
@@ -256,7 +265,8 @@ impl IoUring {
     /// # use pinfold::registrar::IoUring;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Ok(mut ring) = io_uring::IoUring::new(8) else { return Ok(()) };
-    /// let registrar = IoUring::new(&ring, 16)?.with_tags(1 << 63..u64::MAX)?;
+    /// // SAFETY: the ring's table of buffers is left to the registrar.
+    /// let registrar = unsafe { IoUring::new(&ring, 16) }?.with_tags(1 << 63..u64::MAX)?;
     /// for completion in ring.completion() {
     ///     // SAFETY: the completion is of the ring that the registrar registers in.
     ///     if !unsafe { registrar.ended(completion.user_data()) } {

@@ -311,7 +311,8 @@ fn ring() {
         let Ok(ring) = io_uring::IoUring::new(8) else {
             return eprintln!("skipped: no io_uring");
         };
-        let (registrar, memory) = (IoUring::new(&ring, 4).unwrap(), memory(PAGE));
+        // SAFETY: the ring's table of buffers is left to the registrar.
+        let (registrar, memory) = (unsafe { IoUring::new(&ring, 4) }.unwrap(), memory(PAGE));
         let range = AddressRange::new(memory.as_ptr().expose_provenance(), PAGE).unwrap();
         // SAFETY: no request writes it.
         let index = unsafe { registrar.register(range, Access::READ) }.unwrap();

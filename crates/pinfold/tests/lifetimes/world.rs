@@ -56,7 +56,8 @@ impl World {
     pub(crate) fn new() -> Option<Self> {
         let ring = io_uring::IoUring::new(8);
         let ring = ring.map_err(|error| eprintln!("skipped: no io_uring: {error}")).ok()?;
-        let registrar = IoUring::new(&ring, 64).unwrap();
+        // SAFETY: the ring's table of buffers is left to the registrar.
+        let registrar = unsafe { IoUring::new(&ring, 64) }.unwrap();
         let buffers = pinfold::cache(registrar, monitor()?, Config::keeping_all()).unwrap();
         let locks =
             pinfold::cache(Mlock::new().unwrap(), monitor()?, Config::keeping_all()).unwrap();

@@ -53,7 +53,8 @@ fn what_is_pinned_elsewhere_stays_and_is_reported() {
         eprintln!("skipped: pages are huge from the start, or that is unknown");
         return;
     }
-    let other = IoUring::new(&ring, 4).unwrap();
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let other = unsafe { IoUring::new(&ring, 4) }.unwrap();
     // SAFETY: no transfer uses it.
     let index = unsafe { other.register(range, Access::READ_WRITE) }.unwrap();
     let Some(pinned) = left(range, Way::IN_PLACE) else { return };
@@ -67,7 +68,8 @@ fn locked_memory_is_made_huge_in_place_and_not_by_copying() {
     alone("huge::locked_memory_is_made_huge_in_place_and_not_by_copying", || {
         let (_memory, range) = memory(HUGE);
         let Some(ring) = ring() else { return };
-        let registrars = (IoUring::new(&ring, 16).unwrap(), Mlock::new().unwrap());
+        // SAFETY: the ring's table of buffers is left to the registrar.
+        let registrars = (unsafe { IoUring::new(&ring, 16) }.unwrap(), Mlock::new().unwrap());
         let Some(cache) = cache(registrars) else { return };
         let lease = get(&cache, range);
         let (handle, locked) = (lease.handle(), status_bytes("VmLck:"));

@@ -21,7 +21,8 @@ pub(crate) type Rings = Cache<IoUring, Userfaultfd>;
 /// A ring and a cache over it, with pieces as long as any region here; or a note why not.
 pub(crate) fn rig() -> Option<(io_uring::IoUring, Rings)> {
     let ring = ring()?;
-    let registrar = IoUring::new(&ring, 1024).unwrap();
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = unsafe { IoUring::new(&ring, 1024) }.unwrap();
     Some((ring, cache(registrar)?))
 }
 
