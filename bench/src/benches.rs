@@ -5,6 +5,8 @@ pub(crate) mod churn;
 pub(crate) mod events;
 pub(crate) mod eviction;
 pub(crate) mod hit;
+#[cfg(feature = "holds")]
+pub(crate) mod holds;
 pub(crate) mod memory;
 pub(crate) mod miss;
 pub(crate) mod monitors;

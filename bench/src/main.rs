@@ -86,6 +86,9 @@ enum Bench {
     Pool,
     /// What operations cost next to more and more of what they do not touch; fails where that grows
     Scale,
+    /// How long the cache's lock is held at most, whatever there is; fails above 50 us
+    #[cfg(feature = "holds")]
+    Holds,
     /// All of them
     All,
 }
@@ -164,6 +167,8 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Churn, benches::churn::run),
         (Bench::Pool, benches::pool::run),
         (Bench::Scale, benches::scale::run),
+        #[cfg(feature = "holds")]
+        (Bench::Holds, benches::holds::run),
     ];
     let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);
     asked.into_iter().try_for_each(|(_, run)| run(options, report))

@@ -59,6 +59,12 @@ impl Report {
         report.map_err(|error| format!("{}: {error}", file.display()))
     }
 
+    /// Whether nothing was measured.
+    #[cfg(feature = "holds")]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.benches.is_empty()
+    }
+
     /// Says something that is no result.
     pub(crate) fn remark(&self, remark: &str) {
         self::remark(remark);

@@ -27,23 +27,38 @@ const MOST_GROWTH: f64 = 1.2;
 const DOUBLINGS: u32 = 4;
 
 /// Nanoseconds of one operation next to so much of what it does not touch.
-type Measured = Result<f64, String>;
+pub(super) type Measured = Result<f64, String>;
 
 /// One operation.
-struct Row {
-    name: &'static str,
+pub(super) struct Row {
+    pub(super) name: &'static str,
     /// What it does not touch.
-    rest: &'static str,
+    pub(super) rest: &'static str,
     /// How much of it at most.
-    most: usize,
-    measure: fn(usize, usize) -> Measured,
+    pub(super) most: usize,
+    pub(super) measure: fn(usize, usize) -> Measured,
 }
 
-const ROWS: [Row; 17] = [
+pub(super) const ROWS: [Row; 22] = [
     Row { name: "hit", rest: "regions", most: 1_000_000, measure: hit_beside_regions },
     Row { name: "hit", rest: "leases held", most: 100_000, measure: hit_beside_leases },
     Row { name: "hit", rest: "threads with leases", most: 256, measure: hit_beside_threads },
     Row { name: "hit", rest: "caches", most: 10_000, measure: hit_beside_caches },
+    Row {
+        name: "hit, leases ended in any order",
+        rest: "leases held",
+        most: 100_000,
+        measure: hit_in_any_order,
+    },
+    Row { name: "get in a full cache", rest: "regions", most: 1_000_000, measure: full },
+    Row { name: "check after a change", rest: "regions", most: 1_000_000, measure: check },
+    Row { name: "idle eviction of all", rest: "caches", most: 10_000, measure: evict_all },
+    Row {
+        name: "end of a lease with a callback",
+        rest: "callbacks of its region",
+        most: 100_000,
+        measure: callback,
+    },
     Row { name: "miss and eviction of it", rest: "regions", most: 1_000_000, measure: miss },
     Row { name: "refused get", rest: "leased regions", most: 100_000, measure: refused },
     Row {
@@ -151,7 +166,7 @@ fn least(rounds: usize, times: u32, mut operation: impl FnMut() -> Result<(), St
 }
 
 /// No reclaimer, which would work concurrently with what is measured.
-fn cache_of(regions: usize, when_full: WhenFull) -> Result<NullCache, String> {
+pub(super) fn cache_of(regions: usize, when_full: WhenFull) -> Result<NullCache, String> {
     let config = *crate::null::limited(regions, usize::MAX >> 1)?.config();
     let config = Config { when_full, ..config };
     Cache::new(NullDevice::default(), LoadMonitor::default(), config)
@@ -159,17 +174,20 @@ fn cache_of(regions: usize, when_full: WhenFull) -> Result<NullCache, String> {
 }
 
 /// Every second page-aligned 64 KiB.
-fn apart(count: usize) -> Vec<u64> {
+pub(super) fn apart(count: usize) -> Vec<u64> {
     addresses(count, 2 * LENGTH as u64)
 }
 
-fn filled(regions: usize) -> Result<NullCache, String> {
+pub(super) fn filled(regions: usize) -> Result<NullCache, String> {
     let cache = cache_of(regions + 1_000, WhenFull::Refuse)?;
     crate::null::get_put(&cache, &apart(regions), LENGTH)?;
     Ok(cache)
 }
 
-fn lease(cache: &NullCache, address: u64) -> Result<Lease<'_, NullDevice, LoadMonitor>, String> {
+pub(super) fn lease(
+    cache: &NullCache,
+    address: u64,
+) -> Result<Lease<'_, NullDevice, LoadMonitor>, String> {
     get(cache, address, LENGTH).map_err(|error| error.to_string())
 }
 
@@ -189,6 +207,76 @@ fn hit_beside_leases(n: usize, rounds: usize) -> Measured {
     let value = hit(&cache, rounds);
     drop(held?);
     value
+}
+
+/// An event loop's: each end of a lease is of one of those that are held, and another is taken.
+fn hit_in_any_order(n: usize, rounds: usize) -> Measured {
+    with_leased(n, 0, WhenFull::Refuse, |cache, held| {
+        let (addresses, mut random) = (apart(n), fastrand::Rng::with_seed(1));
+        least(rounds, 1_000, || {
+            let place = random.usize(..held.len());
+            drop(held.swap_remove(place));
+            held.push(lease(cache, addresses[0])?);
+            Ok(())
+        })
+    })
+}
+
+/// Each takes the place of one that was there.
+fn full(n: usize, rounds: usize) -> Measured {
+    let cache = cache_of(n, WhenFull::Refuse)?;
+    crate::null::get_put(&cache, &apart(n), LENGTH)?;
+    let others = elsewhere(1_000 * rounds);
+    let mut next = others.iter();
+    least(rounds, 1_000, || lease(&cache, *next.next().unwrap_or(&others[0])).map(drop))
+}
+
+fn check(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let address = elsewhere(1)[0];
+    let bytes = range(address)?;
+    least(rounds, 100, || {
+        drop(lease(&cache, address)?);
+        cache.monitor().log(std::iter::once(bytes));
+        cache.check().map_err(|error| error.to_string())?;
+        cache.reclaim();
+        Ok(())
+    })
+}
+
+fn evict_all(n: usize, rounds: usize) -> Measured {
+    let config = *crate::null::unlimited()?.config();
+    let others: Result<Vec<NullCache>, String> = (0..n)
+        .map(|_| Cache::new(NullDevice::default(), LoadMonitor::default(), config))
+        .map(|cache| cache.map_err(|error| error.to_string()))
+        .collect();
+    let cache = filled(1)?;
+    let value = least(rounds, 100, || {
+        drop(lease(&cache, apart(1)[0])?);
+        cache.evict_idle();
+        Ok(())
+    });
+    drop(others?);
+    value
+}
+
+fn callback(n: usize, rounds: usize) -> Measured {
+    let cache = filled(1)?;
+    let with_callback = || {
+        let mut lease = lease(&cache, apart(1)[0])?;
+        lease.on_invalidate(|| ());
+        Ok::<_, String>(lease)
+    };
+    let mut held = std::collections::VecDeque::new();
+    for _ in 0..n {
+        held.push_back(with_callback()?);
+    }
+    // The oldest ends, whose callback stands at the front.
+    least(rounds, 1_000, || {
+        held.pop_front();
+        held.push_back(with_callback()?);
+        Ok(())
+    })
 }
 
 fn hit_beside_threads(n: usize, rounds: usize) -> Measured {
@@ -233,20 +321,35 @@ fn miss(n: usize, rounds: usize) -> Measured {
     })
 }
 
+/// Leases of a cache.
+pub(super) type Leases<'c> = Vec<Lease<'c, NullDevice, LoadMonitor>>;
+
+/// A cache of which `n` regions are leased, with room for `more`.
+pub(super) fn with_leased<T>(
+    n: usize,
+    more: usize,
+    when_full: WhenFull,
+    measure: impl for<'c> FnOnce(&'c NullCache, &mut Leases<'c>) -> Result<T, String>,
+) -> Result<T, String> {
+    let cache = cache_of(n + more, when_full)?;
+    let held: Result<Vec<_>, String> = apart(n).iter().map(|&at| lease(&cache, at)).collect();
+    let mut held = held?;
+    let value = measure(&cache, &mut held);
+    drop(held);
+    value
+}
+
 /// A cache all of whose regions are leased.
 fn with_all_leased(
     n: usize,
     when_full: WhenFull,
     measure: impl FnOnce(&NullCache) -> Measured,
 ) -> Measured {
-    let cache = cache_of(n, when_full)?;
-    let held: Result<Vec<_>, String> = apart(n).iter().map(|&at| lease(&cache, at)).collect();
-    let held = held?;
-    // The first looks at all, once for what was registered.
-    drop(lease(&cache, elsewhere(1)[0]));
-    let value = measure(&cache);
-    drop(held);
-    value
+    with_leased(n, 0, when_full, |cache, _| {
+        // The first looks at all, once for what was registered.
+        drop(lease(cache, elsewhere(1)[0]));
+        measure(cache)
+    })
 }
 
 fn refused(n: usize, rounds: usize) -> Measured {

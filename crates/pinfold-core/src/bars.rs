@@ -4,7 +4,7 @@ use crate::AddressRange;
 use crate::foreign::Foreign;
 use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub(crate) struct Bars {
     /// By where their ranges begin; they do not overlap.
     bars: BTreeMap<usize, Bar>,
     /// Where the range of each begins.
-    starts: HashMap<u64, usize>,
+    starts: BTreeMap<u64, usize>,
     /// Those that may expire, by their deadlines.
     expiring: BTreeSet<(Duration, u64)>,
     /// What each suspension holds, in the order in which it was taken; a connection may be held by
@@ -34,7 +34,7 @@ pub(crate) struct Bars {
     ///
     /// Apart from each other, and released from the end, because a node may have ten thousand
     /// connections: a suspension of them all that searched one list would take seconds.
-    holds: HashMap<u64, Vec<Hold>>,
+    holds: BTreeMap<u64, Vec<Hold>>,
     last_id: u64,
     pub(crate) counts: SuspensionStatistics,
 }

@@ -4,12 +4,15 @@ use crate::AddressRange;
 use crate::clock::since;
 use crate::error::GetError;
 use crate::foreign::discard;
+use crate::index::Part;
 use crate::monitor::{Forked, Lost, Monitor, Sequence};
-use crate::region::{List, Lists, Outside, Region};
+use crate::range_index::Cursor;
+use crate::region::{Lists, Outside, Region};
 use crate::registrar::Registrar;
 use crate::shared::{SLICE, Shared, Writer};
 use crate::unapplied::{ChangeCount, Unapplied};
 use crate::watchers::{Callback, Completion};
+use std::sync::Arc;
 
 /// What the monitor answered, and how long it took, if that was measured.
 #[derive(Clone, Copy)]
@@ -121,24 +124,24 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         most: usize,
         hits: &mut Option<u64>,
     ) -> usize {
-        let (rest, invalidated) = self.apply_part(writer, change, most, hits);
+        let Applied { rest, invalidated, blocks } = self.apply_part(writer, change, most, hits);
         writer.unapplied.set_rest(change, rest);
-        // Also a part without regions may have been as long as a part may be.
-        if rest.is_some() { most } else { 1 + invalidated }
+        // To look at blocks where no region is takes time as well.
+        if rest.is_some() { most } else { 1 + invalidated + blocks / BLOCKS_FOR_ONE }
     }
 
-    /// Makes the regions unfindable that `change` concerns, about `most` of them. What is left of it,
-    /// and how many they were.
+    /// Makes the regions unfindable that `change` concerns, about `most` of them.
     fn apply_part(
         &self,
         writer: &mut Writer,
         change: Unapplied,
         most: usize,
         hits: &mut Option<u64>,
-    ) -> (Option<AddressRange>, usize) {
+    ) -> Applied {
         let mut numbers = std::mem::take(&mut writer.scratch);
-        let mut rest =
-            self.findable_part(change.rest, most, &mut numbers, |born| change.is_later(born));
+        let is_older = |born| change.is_later(born);
+        let Part { mut rest, blocks } =
+            self.findable_part(change.rest, most, &mut numbers, is_older);
         for &number in &numbers {
             self.note_kept_no_more(writer, number, hits);
             self.unpublish(writer, number, Lists::invalidate);
@@ -158,7 +161,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 rest = Some(change.rest);
             }
         }
-        (rest, count)
+        Applied { rest, invalidated: count, blocks }
     }
 
     /// Tells the leases of regions that are not in the index but may be in use, `most` of them. Says
@@ -177,22 +180,17 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         regions.len()
     }
 
-    /// Adds to `numbers` the regions in the index that share a byte with `range`, each once. The
-    /// writer's lock is held.
-    pub(crate) fn findable_in(&self, range: AddressRange, numbers: &mut Vec<u32>) {
-        self.findable_part(range, usize::MAX, numbers, |_| true);
-    }
-
-    /// The same for a part of `range`, from its start on, that has about `most` regions, and only
-    /// those whose registration began after as many changes as `wanted` says. The rest of it.
+    /// Adds to `numbers` the regions in the index that share a byte with a part of `range`, from its
+    /// start on, that has about `most` regions, each once, and only those whose registration began after
+    /// as many changes as `wanted` says. The writer's lock is held.
     pub(crate) fn findable_part(
         &self,
         range: AddressRange,
         most: usize,
         numbers: &mut Vec<u32>,
         wanted: impl Fn(ChangeCount) -> bool,
-    ) -> Option<AddressRange> {
-        let rest = self.index.overlapping_part(range, most, |region| {
+    ) -> Part {
+        let part = self.index.overlapping_part(range, most, |region| {
             if touches(region, range) && wanted(region.born()) {
                 numbers.push(region.number);
             }
@@ -201,7 +199,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             numbers.sort_unstable();
             numbers.dedup();
         }
-        rest
+        part
     }
 
     /// Takes a region out of the index and hands it to the reclaimer, in the state that `to` gives it.
@@ -224,22 +222,62 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn invalidate_now(&self, range: AddressRange, completion: Option<Callback>) {
         let completion = completion.map(Completion::new);
         let entered = self.locked(|writer| {
-            if let Some(completion) = &completion {
-                for waiting in self.unfinished_in(writer, range) {
-                    writer.watchers.await_deregistration(waiting, completion);
-                }
-            }
             let number = writer.unapplied.push(range);
-            self.apply_slice_of(writer, number);
+            match &completion {
+                Some(completion) => {
+                    self.await_flights(writer, range, completion);
+                    self.publish_applied(writer);
+                }
+                None => _ = self.apply_slice_of(writer, number),
+            }
             number
         });
         // In a forked child it is the parent's.
         let Ok(number) = entered else { return discard(completion) };
+        if let Some(completion) = &completion {
+            self.await_older_than(number, range, completion);
+        }
         self.apply_all_of(number);
         if let Some(completion) = completion {
             // The last holder runs it; without any region that is this call.
             let _forked = self.locked(|writer| writer.watchers.complete(completion));
         }
+    }
+
+    /// Lets `completion` wait for what is being registered in `range`.
+    fn await_flights(
+        &self,
+        writer: &mut Writer,
+        range: AddressRange,
+        completion: &Arc<Completion>,
+    ) {
+        let Writer { flights, watchers, .. } = writer;
+        let flying = flights.iter().filter(|flight| flight.range.overlaps(&range));
+        flying.for_each(|flight| watchers.await_deregistration(flight.number, completion));
+    }
+
+    /// Lets `completion` wait for the regions of `range` that were registered before change `number`,
+    /// slice by slice.
+    ///
+    /// **Why none is missed.** A region moves in the order in which a [`Walk`] goes: from the cache's
+    /// index to those outside whose pages are right, and to the others. A suspension renews some and puts
+    /// them back: what begins its registration behind the change does not count, and what began it before
+    /// is a flight that was noted with the change.
+    fn await_older_than(
+        &self,
+        number: ChangeCount,
+        range: AddressRange,
+        completion: &Arc<Completion>,
+    ) {
+        let mut walk = Walk::of(range);
+        // In a forked child it is the parent's.
+        let mut go_on = |writer: &mut Writer| {
+            let regions = self.walk_on(writer, &mut walk).into_iter();
+            let older = regions.filter(|region| region.born() < number);
+            older.for_each(|it| writer.watchers.await_deregistration(it.number, completion));
+            walk.is_over()
+        };
+        while self.locked(&mut go_on) == Ok(false) {}
     }
 
     /// The caller pays for its own change, and for no other.
@@ -254,18 +292,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         while self.locked(|writer| self.apply_slice_of(writer, number)) == Ok(false) {}
     }
 
-    /// The regions in `range` that are registered, findable or not, or are being registered.
-    pub(crate) fn unfinished_in(&self, writer: &Writer, range: AddressRange) -> Vec<u32> {
+    /// Goes on with a walk through the regions of a range, findable or not: a slice of them. One that
+    /// moves on meanwhile may be met twice.
+    pub(crate) fn walk_on(&self, writer: &Writer, walk: &mut Walk) -> Vec<&Region<R::Handle>> {
         let mut numbers = Vec::new();
-        self.findable_in(range, &mut numbers);
-        let outside = [Outside::Valid, Outside::Other].into_iter();
-        let outside = outside.filter_map(|outside| writer.lists.near(outside, range)).flatten();
-        let going = GOING.iter().flat_map(|&list| writer.lists.iter(list));
-        let in_range = |&number: &u32| self.region(number).is_some_and(|it| touches(it, range));
-        numbers.extend(outside.chain(going).filter(in_range));
-        let flying = writer.flights.iter().filter(|flight| flight.range.overlaps(&range));
-        numbers.extend(flying.map(|flight| flight.number));
-        numbers
+        walk.step = match walk.step {
+            Step::Index(range) => match self.findable_part(range, SLICE, &mut numbers, |_| true) {
+                Part { rest: Some(rest), .. } => Step::Index(rest),
+                _ => Step::Outside(Outside::Valid, Cursor::default()),
+            },
+            Step::Outside(outside, cursor) => {
+                let mut near = writer.lists.near_from(outside, walk.range, cursor).take(SLICE);
+                let behind = near.by_ref().inspect(|(_, number)| numbers.push(*number)).last();
+                match (behind, outside) {
+                    (Some((cursor, _)), _) => Step::Outside(outside, cursor),
+                    (None, Outside::Valid) => Step::Outside(Outside::Other, Cursor::default()),
+                    (None, Outside::Other) => Step::Over,
+                }
+            }
+            Step::Over => Step::Over,
+        };
+        let regions = numbers.into_iter().filter_map(|number| self.region(number));
+        regions.filter(|region| touches(region, walk.range)).collect()
     }
 
     /// Applies news on behalf of a lease that wants to know. In a forked child nothing changes:
@@ -309,8 +357,42 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 }
 
-/// Where regions stand that no lookup finds and that wait to be deregistered, or are being.
-const GOING: [List; 2] = [List::Invalidated, List::Deregistering];
+/// To look into so many blocks of the index takes as long as to invalidate a region.
+const BLOCKS_FOR_ONE: usize = 32;
+
+/// What one part of a change was.
+struct Applied {
+    /// What is left of the change.
+    rest: Option<AddressRange>,
+    /// How many regions it concerned.
+    invalidated: usize,
+    /// In how many blocks they were looked for.
+    blocks: usize,
+}
+
+/// How far a walk through all regions of a range has come, slice by slice.
+pub(crate) struct Walk {
+    range: AddressRange,
+    step: Step,
+}
+
+/// Where a walk goes on, in the order in which regions move.
+enum Step {
+    /// Through this part of the index.
+    Index(AddressRange),
+    Outside(Outside, Cursor),
+    Over,
+}
+
+impl Walk {
+    pub(crate) const fn of(range: AddressRange) -> Self {
+        Self { range, step: Step::Index(range) }
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        matches!(self.step, Step::Over)
+    }
+}
 
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
     region.range().is_some_and(|bytes| bytes.overlaps(&range))
@@ -320,12 +402,14 @@ fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
 #[cfg(not(loom))]
 #[allow(unsafe_code)] // the simulated device touches no memory
 mod tests {
+    use super::Walk;
     use crate::barrier::Barriers;
     use crate::coverage::{Change, Cover, MappingKind};
     use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
     use crate::shared::SLICE;
     use crate::{Access, AddressRange, Cache, Config, Lease, Statistics};
+    use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
     use std::sync::{Arc, Mutex};
 
@@ -540,6 +624,75 @@ mod tests {
         assert!(get(&cache, MANY - 1).handle() > u32::try_from(MANY).unwrap());
         cache.check().unwrap();
         assert!(get(&cache, 3).handle() > u32::try_from(MANY).unwrap(), "folded, and not applied");
+    }
+
+    /// Whatever its state, and no more than two slices under one hold of the lock.
+    #[test]
+    fn a_walk_meets_every_region_in_slices() {
+        let cache = filled();
+        let _leased: Vec<_> = (0..MANY / 2).map(|number| get(&cache, number)).collect();
+        let once = |number: usize| {
+            let start = std::ptr::without_provenance(page(number).start() + 4096);
+            // SAFETY: the device touches no memory.
+            unsafe { cache.request(start, 4096, Access::READ).once().get() }.unwrap()
+        };
+        let _once: Vec<_> = (0..MANY).map(once).collect();
+        // Leased ones of which the end is awaited, and some that were not looked at.
+        let invalidate = |from: usize, to: usize| {
+            let range = AddressRange::between(page(from).start(), page(to).start());
+            cache.invalidate(range.unwrap());
+        };
+        invalidate(0, MANY / 4);
+        assert_eq!(cache.reclaim(), 0);
+        invalidate(MANY / 4, MANY * 3 / 4);
+        let (mut walk, mut met) = (Walk::of(all()), BTreeSet::new());
+        while !walk.is_over() {
+            let numbers = cache.shared.locked(|writer| {
+                let regions = cache.shared.walk_on(writer, &mut walk);
+                regions.iter().map(|region| region.number).collect::<Vec<_>>()
+            });
+            assert!(numbers.as_ref().unwrap().len() <= 2 * SLICE, "{numbers:?}");
+            met.extend(numbers.unwrap());
+        }
+        assert_eq!(met.len(), 2 * MANY);
+    }
+
+    /// The last of them in the last slice.
+    #[test]
+    fn a_word_waits_for_all_that_was_there() {
+        let cache = filled();
+        let (calls, last) = (Arc::new(AtomicU32::new(0)), get(&cache, MANY - 1));
+        let counted = Arc::clone(&calls);
+        cache.invalidate_then(all(), move || _ = counted.fetch_add(1, SeqCst));
+        cache.reclaim();
+        // Younger than the change: not waited for.
+        let _younger = get(&cache, 3);
+        assert_eq!(calls.load(SeqCst), 0);
+        drop(last);
+        cache.reclaim();
+        assert_eq!(calls.load(SeqCst), 1);
+    }
+
+    /// To look for regions where none are takes time as well.
+    #[test]
+    fn changes_of_much_empty_memory_are_not_one_slice() {
+        const GIB: usize = 1 << 30;
+        const FEW: usize = SLICE / 4;
+        let config = Config { barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Log::default(), config).unwrap();
+        let touch = |gib: usize| {
+            let start = std::ptr::without_provenance(gib * GIB);
+            // SAFETY: the device touches no memory.
+            drop(unsafe { cache.get(start, 4096, Access::READ) }.unwrap());
+        };
+        (16..24).for_each(touch);
+        let large = AddressRange::new(16 * GIB + 4096, 8 * GIB - 4096).unwrap();
+        (0..FEW).for_each(|_| change(&cache, large));
+        touch(32);
+        let is_left = cache.shared.locked(|writer| !writer.unapplied.is_empty());
+        assert!(is_left.unwrap(), "{FEW} changes of 4096 blocks under one hold");
+        cache.check().unwrap();
+        assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! see the changed state and give up ([`Barriers`] has the argument).
 //!
 //! A thread that ends gives its records back with whatever leases are still in them; the next
-//! thread goes on in the free slots. So records number at most as many as threads lived at once,
-//! plus one for every `SLOTS` leases held.
+//! thread goes on in the free slots. So records number about as many as threads lived at once,
+//! plus one for every `SLOTS` leases held, and an eighth more.
 //!
 //! # Safety
 //!
@@ -131,7 +131,50 @@ struct HazardDomain {
 /// writer lock.
 struct RecordPool {
     made: u32,
-    free: Vec<u32>,
+    free: RecordRing,
+}
+
+/// Records, looked at in a ring from where the last look ended.
+///
+/// A look goes past so many and no more, however many leases stand in them: where it finds no room, one
+/// record more is used. So of a thread's records about one in so many has room that is not used.
+#[derive(Default)]
+struct RecordRing {
+    numbers: Vec<u32>,
+    next: usize,
+}
+
+impl RecordRing {
+    /// How many records a look goes past.
+    const LOOKS: usize = 8;
+
+    /// One with room.
+    fn find(&mut self, has_room: impl Fn(u32) -> bool) -> Option<u32> {
+        self.position(has_room).map(|position| self.numbers[position])
+    }
+
+    /// The same, taken out.
+    fn take(&mut self, has_room: impl Fn(u32) -> bool) -> Option<u32> {
+        self.position(has_room).map(|position| self.numbers.swap_remove(position))
+    }
+
+    fn position(&mut self, has_room: impl Fn(u32) -> bool) -> Option<usize> {
+        for _ in 0..self.numbers.len().min(Self::LOOKS) {
+            let position = self.next % self.numbers.len();
+            if has_room(self.numbers[position]) {
+                self.next = position;
+                return Some(position);
+            }
+            self.next = position + 1;
+        }
+        None
+    }
+
+    /// Adds one with room, which is where the next look begins.
+    fn add(&mut self, number: u32) {
+        self.next = self.numbers.len();
+        self.numbers.push(number);
+    }
 }
 
 impl Hazards {
@@ -140,7 +183,7 @@ impl Hazards {
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         // Relaxed: uniqueness is all that is asked.
         let id = DomainId(NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        let pool = Mutex::new(RecordPool { made: 0, free: Vec::new() });
+        let pool = Mutex::new(RecordPool { made: 0, free: RecordRing::default() });
         let process = std::process::id();
         let domain = Arc::new(HazardDomain { id, process, records: Arena::new(0), pool });
         Self { id, barriers, domain }
@@ -212,6 +255,11 @@ impl Hazards {
         InUse(Some(places))
     }
 
+    /// All that is leased, `counted` ones included. No lock is needed.
+    pub(crate) fn snapshot(&self, counted: &[usize]) -> Snapshot {
+        Snapshot(self.in_use(counted, |_| true))
+    }
+
     /// The hits of all threads, ended ones included.
     pub(crate) fn hits(&self) -> u64 {
         // Relaxed: a sum of counters is no more exact than the moment it is taken in.
@@ -235,15 +283,13 @@ impl HazardDomain {
             .filter(|&place| place != EMPTY)
     }
 
-    /// One of the thread's `records` that has room, the latest first, because a thread that holds
-    /// thousands of leases has filled the earlier ones; or one more.
-    fn record_with_room(&self, records: &mut Vec<u32>) -> Option<&Record> {
-        let with_room = records.iter().copied().rev().find(|&number| self.has_room(number));
-        let number = match with_room {
+    /// One of the thread's `records` that has room, or one more.
+    fn record_with_room(&self, records: &mut RecordRing) -> Option<&Record> {
+        let number = match records.find(|number| self.has_room(number)) {
             Some(number) => number,
             None => {
                 let number = self.adopt_record()?;
-                records.push(number);
+                records.add(number);
                 number
             }
         };
@@ -253,9 +299,8 @@ impl HazardDomain {
     /// A record without a thread that has room, or a new one.
     fn adopt_record(&self) -> Option<u32> {
         let mut pool = lock(&self.pool);
-        let with_room = pool.free.iter().position(|&number| self.has_room(number));
-        if let Some(position) = with_room {
-            return Some(pool.free.swap_remove(position));
+        if let Some(number) = pool.free.take(|number| self.has_room(number)) {
+            return Some(number);
         }
         let number = pool.made;
         self.records.ensure(number, |_| Record::new())?;
@@ -279,7 +324,7 @@ impl HazardDomain {
 
     /// Takes back the records of a thread that ends, leases in them included.
     fn give_back(&self, records: &[u32]) {
-        lock(&self.pool).free.extend_from_slice(records);
+        lock(&self.pool).free.numbers.extend_from_slice(records);
     }
 }
 
@@ -348,32 +393,40 @@ impl<'c, T: 'static> Scan<'c, T> {
         self.in_use.0.is_some()
     }
 
-    /// The leases that the items have beyond the `owned` ones. A transient hazard counts.
-    pub(crate) fn leases(&self, owned: impl Fn(&T) -> usize) -> usize {
-        let count = |&item: &&'c T| {
-            self.in_use.count(item).map_or(1, |all| all.saturating_sub(owned(item)))
-        };
-        self.items.iter().map(count).sum()
-    }
-
     /// Tells the items that are idle from those that may be in use.
     pub(crate) fn split(self) -> (Vec<Idle<'c, T>>, Vec<&'c T>) {
-        self.split_but(|_| 0)
-    }
-
-    /// The same where the caller owns so many leases of each, and ends them before it does anything
-    /// with what is found idle.
-    pub(crate) fn split_but(self, owned: impl Fn(&T) -> usize) -> (Vec<Idle<'c, T>>, Vec<&'c T>) {
         let Self { items, in_use } = self;
         let (mut idle, mut used) = (Vec::with_capacity(items.len()), Vec::new());
         for item in items {
-            if in_use.count(item).is_some_and(|leases| leases <= owned(item)) {
+            if in_use.count(item) == Some(0) {
                 idle.push(Idle(item));
             } else {
                 used.push(item);
             }
         }
         (idle, used)
+    }
+}
+
+/// What was leased when it was taken. Readers may have ended leases since; and they may have begun some,
+/// but of what they could not find.
+pub(crate) struct Snapshot(InUse);
+
+impl Snapshot {
+    /// The leases that `item` has at most beyond the `owned` ones, a transient hazard included: of an item
+    /// that has not been found, nor leased in any other way, since before this was taken.
+    pub(crate) fn leases<T: 'static>(&self, item: &Unpublished<'_, T>, owned: usize) -> usize {
+        self.0.count(item.0).map_or(1, |all| all.saturating_sub(owned))
+    }
+
+    /// The proof that there are none, of such an item; the caller ends those that it owns before it does
+    /// anything with it.
+    pub(crate) fn idle<'c, T: 'static>(
+        &self,
+        item: &Unpublished<'c, T>,
+        owned: usize,
+    ) -> Option<Idle<'c, T>> {
+        (self.leases(item, owned) == 0).then_some(Idle(item.0))
     }
 }
 
@@ -492,19 +545,21 @@ struct Seat {
     id: DomainId,
     /// Weak, so that a cache that is gone takes its records along, however many threads used it.
     domain: Weak<HazardDomain>,
-    records: Vec<u32>,
+    records: RecordRing,
 }
 
 impl Seats {
-    /// The records of `domain`.
-    fn of(&mut self, domain: &Arc<HazardDomain>) -> &mut Vec<u32> {
+    /// The records of `domain`, which move to the front: those of the caches that a thread uses in turn
+    /// stand there, however many it has used.
+    fn of(&mut self, domain: &Arc<HazardDomain>) -> &mut RecordRing {
         let position = self.0.iter().position(|seat| seat.id == domain.id).unwrap_or_else(|| {
             self.0.retain(|seat| seat.domain.strong_count() > 0);
             let weak = Arc::downgrade(domain);
-            self.0.push(Seat { id: domain.id, domain: weak, records: Vec::new() });
+            self.0.push(Seat { id: domain.id, domain: weak, records: RecordRing::default() });
             self.0.len() - 1
         });
-        &mut self.0[position].records
+        self.0[..=position].rotate_right(1);
+        &mut self.0[0].records
     }
 }
 
@@ -520,7 +575,7 @@ impl Drop for Seats {
             if let Some(domain) = seat.domain.upgrade()
                 && domain.is_of_this_process()
             {
-                domain.give_back(&seat.records);
+                domain.give_back(&seat.records.numbers);
             }
         }
     }
@@ -566,6 +621,55 @@ mod tests {
         leases.into_iter().for_each(Hazard::clear);
         assert_eq!(hazards.in_use(&[], |_| true).0, Some(Vec::new()));
         assert_eq!(lock(&hazards.domain.pool).made, 3);
+    }
+
+    /// However many records are full, a look goes past few, and none with room stays unused for good.
+    #[test]
+    fn leases_that_end_in_any_order_cost_few_looks() {
+        let mut ring = RecordRing::default();
+        (0..1000).for_each(|number| ring.add(number));
+        let looks = Cell::new(0);
+        let mut find = |free: u32| {
+            looks.set(0);
+            ring.find(|number| {
+                looks.set(looks.get() + 1);
+                number == free
+            })
+        };
+        let found = (0..1000).position(|_| find(500).is_some());
+        assert!(found.is_some() && looks.get() <= 16, "{found:?} {}", looks.get());
+        assert_eq!((find(500), looks.get()), (Some(500), 1));
+    }
+
+    #[test]
+    fn leases_that_end_in_any_order_take_few_records_more() {
+        const HELD: usize = if cfg!(miri) { 3 } else { 40 } * SLOTS;
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
+        let place = 7;
+        let get = || hazards.slot().unwrap().protect(&place);
+        let mut held: Vec<_> = (0..HELD).map(|_| get()).collect();
+        let mut state = 0x9e37_79b9_u64;
+        for _ in 0..10 * HELD {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let lease = held.swap_remove(usize::try_from(state >> 33).unwrap() % HELD);
+            lease.clear();
+            held.push(get());
+        }
+        assert_eq!(hazards.in_use(&[], |_| true).0.unwrap().len(), HELD);
+        let made = lock(&hazards.domain.pool).made as usize;
+        assert!(made <= HELD / SLOTS * 5 / 4 + 1, "{made} records for {HELD} leases");
+    }
+
+    /// The caches that a thread uses in turn are found at once, however many it has used.
+    #[test]
+    fn the_records_of_the_caches_in_use_stand_in_front() {
+        let caches: Vec<_> = (0..20).map(|_| Hazards::new(Barriers::SYMMETRIC)).collect();
+        caches.iter().for_each(|hazards| hazards.slot().unwrap().protect(&0).clear());
+        for hazards in [&caches[1], &caches[1 + HANDS], &caches[1], &caches[1 + HANDS]] {
+            hazards.slot().unwrap().protect(&0).clear();
+        }
+        let ids: Vec<_> = SEATS.with_borrow(|seats| seats.0.iter().map(|seat| seat.id).collect());
+        assert_eq!(ids[..2], [caches[1 + HANDS].id, caches[1].id]);
     }
 
     #[test]
@@ -624,7 +728,7 @@ mod tests {
             });
         }
         let pool = lock(&hazards.domain.pool);
-        assert_eq!((pool.made, pool.free.len()), (1, 1));
+        assert_eq!((pool.made, pool.free.numbers.len()), (1, 1));
     }
 
     /// As in a forked child, where a thread that does not exist holds the pool's lock.
@@ -648,7 +752,7 @@ mod tests {
         std::thread::spawn(move || ended.send(thread.join().is_ok()));
         let end = end.recv_timeout(std::time::Duration::from_secs(60));
         assert_eq!(end, Ok(true), "it waits for the lock");
-        assert!(pool.free.is_empty());
+        assert!(pool.free.numbers.is_empty());
     }
 
     /// Without that, a scan would sort all leases of the cache for the few regions that it asks for.

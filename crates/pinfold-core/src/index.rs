@@ -276,6 +276,15 @@ impl Recycler {
     }
 }
 
+/// What was visited of a range.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    /// What was not.
+    pub(crate) rest: Option<AddressRange>,
+    /// In how many blocks regions were looked for.
+    pub(crate) blocks: usize,
+}
+
 /// Whether the index can hold `range` at all.
 pub(crate) fn can_hold(range: AddressRange) -> bool {
     range.end() <= END
@@ -501,22 +510,23 @@ impl<T> Index<T> {
 
     /// Calls `visit` with every region that shares a page with a part of `range`, from its start on, that
     /// ends at a page where `most` regions were named; a region in several blocks is named several
-    /// times. The rest of the range, if there is one.
+    /// times. What that was, and the rest of the range, if there is one.
     pub(crate) fn overlapping_part<'i>(
         &'i self,
         range: AddressRange,
         most: usize,
         mut visit: impl FnMut(&'i T),
-    ) -> Option<AddressRange> {
+    ) -> Part {
         let behind = range.end();
-        let range = AddressRange::between(range.start(), range.end().min(END))?;
+        let within = AddressRange::between(range.start(), range.end().min(END));
+        let Some(range) = within else { return Part { rest: None, blocks: 0 } };
         let mut block = range.start() >> BLOCK_LOG2;
         let last = (range.end() - 1) >> BLOCK_LOG2;
         let (mut named, mut blocks) = (0, 0);
         while block <= last {
             let from = (block << BLOCK_LOG2).max(range.start());
             if named >= most || blocks >= BLOCKS_AT_ONCE.max(most) {
-                return AddressRange::between(from, behind);
+                return Part { rest: AddressRange::between(from, behind), blocks };
             }
             blocks += 1;
             let Some(word) = self.list_of(block) else {
@@ -528,11 +538,11 @@ impl<T> Index<T> {
             named += count;
             if let Some(page) = page {
                 let rest = (block << BLOCK_LOG2) + (page << PAGE_LOG2);
-                return AddressRange::between(rest, behind);
+                return Part { rest: AddressRange::between(rest, behind), blocks };
             }
             block += 1;
         }
-        None
+        Part { rest: None, blocks }
     }
 
     /// The first block behind an absent directory or leaf.

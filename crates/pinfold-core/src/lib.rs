@@ -23,7 +23,7 @@
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `stamped`, `change_log`, `under_way`, `combination` (parts of monitors),
-//! `arena`, `barrier`, `hazard` (memory and threads), `region`, `index`, `order`, `flight`,
+//! `arena`, `barrier`, `hazard`, `holds` (memory and threads), `region`, `index`, `order`, `flight`,
 //! `watchers`, `admission`, `bars`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
 //! `pieces`, `stable`, `cache` (the entry points), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
@@ -49,6 +49,8 @@ mod flight;
 pub mod foreign;
 mod get;
 mod hazard;
+#[doc(hidden)]
+pub mod holds;
 mod index;
 pub mod lease;
 #[cfg(test)]

@@ -11,6 +11,10 @@ use std::collections::BTreeSet;
 /// One for each bit of a length.
 const CLASSES: usize = usize::BITS as usize;
 
+/// How far a walk has come.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cursor((usize, usize, u32));
+
 /// Ranges with a number each.
 pub(crate) struct RangeIndex {
     /// The highest bit of the length, the start and the number.
@@ -45,12 +49,26 @@ impl RangeIndex {
     /// The numbers of what may touch `range`: all that does, and what ends within its own length
     /// before it.
     pub(crate) fn near(&self, range: AddressRange) -> impl Iterator<Item = u32> {
-        let classes = (0..CLASSES).filter(|class| self.occupied >> class & 1 == 1);
+        self.near_from(range, Cursor::default()).map(|(_, number)| number)
+    }
+
+    /// The same from `cursor` on, each with the cursor from where on the others follow. What is added
+    /// or removed meanwhile takes nothing else out of a walk that goes on.
+    pub(crate) fn near_from(
+        &self,
+        range: AddressRange,
+        cursor: Cursor,
+    ) -> impl Iterator<Item = (Cursor, u32)> {
+        let Cursor(first) = cursor;
+        let classes = (first.0..CLASSES).filter(|class| self.occupied >> class & 1 == 1);
         classes.flat_map(move |class| {
             let longest = usize::MAX >> (CLASSES - 1 - class);
-            let from = range.start().saturating_sub(longest);
-            let touching = self.entries.range((class, from, 0)..(class, range.end(), 0));
-            touching.map(|&(_, _, number)| number)
+            let from = (class, range.start().saturating_sub(longest), 0).max(first);
+            let end = (class, range.end(), 0).max(from);
+            let touching = self.entries.range(from..end);
+            touching.map(|&(class, start, number)| {
+                (Cursor((class, start, number.saturating_add(1))), number)
+            })
         })
     }
 }

@@ -229,7 +229,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn evict_idle(&self) -> usize {
         let evict = |writer: &mut Writer| self.evict(writer, Amount::EVERYTHING);
         let count = self.reclaim() + self.give_back(usize::MAX, evict);
-        while self.wait_for_another() {}
+        if !InsideDeparture::is_any() {
+            self.wait_for_all_departures();
+        }
         count
     }
 
@@ -264,7 +266,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         range: AddressRange,
     ) -> (Duties<'_, R::Handle>, Option<AddressRange>) {
         let mut numbers = Vec::new();
-        let rest = self.findable_part(range, SLICE, &mut numbers, |_| true);
+        let rest = self.findable_part(range, SLICE, &mut numbers, |_| true).rest;
         let (mut idle, mut others) = (Vec::new(), Vec::new());
         for region in numbers.into_iter().filter_map(|number| self.region(number)) {
             match Lists::evictable(region) {
@@ -437,18 +439,32 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         panicked.resume_unless_unwinding();
     }
 
-    /// Deregisters what is registered and has no holder.
+    /// Deregisters what is registered and has no holder, slice by slice: a cache that draws on the same
+    /// budget may wait for the lock.
     fn deregister_rest(&self) {
-        let claimed = self.locked_deferring(|writer| {
-            let regions = (0..writer.made_places).filter_map(|number| self.region(number));
-            let duties = regions.filter_map(|region| self.take_over(writer, region)).collect();
-            writer.per_use.clear();
-            duties
-        });
-        let Ok((duties, due)) = claimed else { return };
-        self.deregister(duties);
-        drop(due);
-        self.settle();
+        let mut next = Some(0);
+        while let Some(first) = next {
+            let claimed = self.locked_deferring(|writer| self.take_over_slice(writer, first));
+            let Ok(((duties, rest), due)) = claimed else { return };
+            self.deregister(duties);
+            drop(due);
+            self.settle();
+            next = rest;
+        }
+    }
+
+    /// Takes over the duty for the regions in a slice of the places from `first` on. Where the next slice
+    /// begins.
+    #[allow(clippy::cast_possible_truncation)] // a slice is short
+    fn take_over_slice(
+        &self,
+        writer: &mut Writer,
+        first: u32,
+    ) -> (Duties<'_, R::Handle>, Option<u32>) {
+        let end = writer.made_places.min(first.saturating_add(SLICE as u32));
+        let regions = (first..end).filter_map(|number| self.region(number));
+        let duties = regions.filter_map(|region| self.take_over(writer, region)).collect();
+        (duties, (end < writer.made_places).then_some(end))
     }
 
     /// Takes over the duty for a region of a cache that is being dropped, unless it is in other
@@ -467,6 +483,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             }
             _ => {
                 writer.lists.look_again(region);
+                writer.per_use.remove(&region.number);
             }
         }
         Some(writer.lists.deregister(Idle::of_a_dropped_cache(region)))
@@ -710,14 +727,19 @@ mod tests {
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
     use crate::{Access, AddressRange, Cache, Config, Lease};
     use std::cell::Cell;
+    use std::collections::HashMap;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Instant;
 
     /// A device that numbers its registrations and remembers which it gave back.
     #[derive(Default)]
     struct Device {
         next: AtomicU32,
         gone: Mutex<Vec<u32>>,
+        /// Before it gives one of these back it waits for a word, or for the end of the sender.
+        slow: Mutex<HashMap<u32, Receiver<()>>>,
     }
 
     impl Registrar for Device {
@@ -732,6 +754,8 @@ mod tests {
         }
 
         unsafe fn deregister(&self, handle: u32, _: AddressRange) -> Result<(), DeregisterError> {
+            let slow = self.slow.lock().unwrap().remove(&handle);
+            let _over = slow.map(|word| word.recv());
             self.gone.lock().unwrap().push(handle);
             Ok(())
         }
@@ -928,6 +952,45 @@ mod tests {
         assert_eq!((cache.evict_idle(), cache.statistics().regions), (COUNT, 0));
     }
 
+    /// Waits for what other threads bring about; they have nothing to wait for.
+    fn eventually(what: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !what() {
+            assert!(begun.elapsed().as_secs() < 60, "it does not come about");
+            std::thread::yield_now();
+        }
+    }
+
+    /// What other threads begin to give back later is not waited for.
+    #[test]
+    fn to_give_up_all_that_is_idle_ends_though_others_go_on_giving_back() {
+        let cache = Cache::new(Device::default(), Calm, Config::default()).unwrap();
+        let once = |number: usize| {
+            let start = std::ptr::without_provenance((1 + number) * 4096);
+            // SAFETY: the device touches no memory.
+            unsafe { cache.request(start, 4096, Access::READ).once().get() }.unwrap()
+        };
+        let ((go, word), (go_later, later)) = (channel(), channel());
+        cache.registrar().slow.lock().unwrap().extend([(0, word), (1, later)]);
+        let (first, second) = (once(0), once(1));
+        let is_slow = |handle: u32| !cache.registrar().slow.lock().unwrap().contains_key(&handle);
+        std::thread::scope(|scope| {
+            // Dropped when an assertion fails, so that all threads end.
+            let (go, go_later) = (go, go_later);
+            scope.spawn(|| drop(first));
+            eventually(|| is_slow(0));
+            let evicting = scope.spawn(|| cache.evict_idle());
+            let waits = |writer: &mut crate::shared::Writer| writer.awaiting_departure == 1;
+            eventually(|| cache.shared.locked(waits) == Ok(true));
+            scope.spawn(|| drop(second));
+            eventually(|| is_slow(1));
+            go.send(()).unwrap();
+            eventually(|| evicting.is_finished());
+            assert_eq!(*cache.registrar().gone.lock().unwrap(), [0]);
+            go_later.send(()).unwrap();
+        });
+    }
+
     /// Page 1 is leased, then room is needed: its registration must not go.
     fn assert_a_lease_keeps(cache: &Cache<Device, Calm>) {
         let lease = get(cache, 1);
@@ -944,7 +1007,7 @@ mod tests {
     fn a_transient_hazard_does_not_make_an_idle_region_leasable_in_the_eviction_list() {
         let cache = full_cache(Barriers::SYMMETRIC);
         let mut numbers = Vec::new();
-        cache.shared.findable_in(page(1), &mut numbers);
+        cache.shared.findable_part(page(1), 1, &mut numbers, |_| true);
         let region = cache.shared.region(numbers[0]).unwrap();
         let hazard = cache.shared.hazards.slot().unwrap().protect(region);
         cache.evict_idle_in(page(1));

@@ -18,16 +18,17 @@ use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
 use crate::foreign::{self, ForeignPart, discard, runs_through};
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
+use crate::holds::Hold;
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Lost, Monitor, Position, Sequence};
 use crate::order::Order;
-use crate::region::{Ask, List, Lists, Region, Terms};
+use crate::region::{Ask, List, Lists, Region, State, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::unapplied::UnappliedChanges;
 use crate::watchers::{Callback, Due, Watchers};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The cache itself.
@@ -93,14 +94,15 @@ pub(crate) struct Writer {
     /// How often regions on their way out were gone.
     departures: u64,
     /// How many wait for that.
-    awaiting_departure: usize,
+    pub(crate) awaiting_departure: usize,
     /// Memory for a list of regions, kept from one use to the next.
     pub(crate) scratch: Vec<u32>,
     /// Which ranges were used, and what uses take.
     pub(crate) admission: Admission,
     pub(crate) costs: LearnedCosts,
     /// Why regions are registered for one lease, by their numbers.
-    pub(crate) per_use: HashMap<u32, PerUse>,
+    /// A sorted map, as all that may grow large here: no insertion moves all the others.
+    pub(crate) per_use: BTreeMap<u32, PerUse>,
     /// Places of regions leased by threads without a hazard record (while a thread is torn down).
     pub(crate) counted: Vec<usize>,
     /// What counts against the budget, registrations under way included.
@@ -367,16 +369,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 return Err(forked);
             }
         };
+        let hold = Hold::begin();
         let result = f(&mut writer);
-        Ok((result, self.unlock(writer)))
+        Ok((result, self.unlock(writer, hold)))
     }
 
     /// Gives the writer's lock back, and rings if the reclaimer was called under it.
     #[inline]
-    fn unlock(&self, mut writer: MutexGuard<'_, Writer>) -> Option<Deferred<'_, R, M>> {
+    fn unlock(&self, mut writer: MutexGuard<'_, Writer>, hold: Hold) -> Option<Deferred<'_, R, M>> {
         let due = writer.watchers.take_due();
         let must_ring = std::mem::take(&mut writer.must_ring);
         drop(writer);
+        hold.end();
         let deferred = due.map(|due| Deferred { shared: self, due });
         if must_ring {
             self.ring();
@@ -417,6 +421,23 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
         writer.awaiting_departure -= 1;
         true
+    }
+
+    /// Waits until every registration is gone that is being given back now, whatever comes meanwhile.
+    ///
+    /// As for [`wait_for_departure`](Self::wait_for_departure).
+    pub(crate) fn wait_for_all_departures(&self) {
+        let Ok(mut writer) = self.lock() else { return };
+        let mut awaited: Vec<u32> = writer.lists.iter(List::Deregistering).collect();
+        let is_going = |number: &u32| {
+            self.region(*number).is_some_and(|region| region.state() == State::Deregistering)
+        };
+        writer.awaiting_departure += 1;
+        while awaited.iter().any(is_going) {
+            writer = wait(&self.departed, writer);
+            awaited.retain(is_going);
+        }
+        writer.awaiting_departure -= 1;
     }
 
     /// Tells those who wait for room. The writer's lock is held.
@@ -552,7 +573,7 @@ impl Writer {
             scratch: Vec::new(),
             admission: Admission::new(),
             costs: LearnedCosts::default(),
-            per_use: HashMap::new(),
+            per_use: BTreeMap::new(),
             counted: Vec::new(),
             held: Amount::ZERO,
             counted_otherwise: BTreeMap::new(),

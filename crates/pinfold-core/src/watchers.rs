@@ -1,19 +1,24 @@
 //! The program's callbacks: kept under the writer's lock, run outside it.
 
 use crate::foreign::{discard, discard_all, runs_through};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A callback of the program.
 pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 
+/// A region's callbacks, in the order in which they were asked for.
+type ById = BTreeMap<u64, Callback>;
+
 /// Callbacks that wait for something to happen to a region, by the region's number.
 #[derive(Default)]
 pub(crate) struct Watchers {
     /// To be run when the region is invalidated; the id lets a lease take its own back.
-    on_invalidate: HashMap<u32, Vec<(u64, Callback)>>,
+    ///
+    /// Sorted maps, because no insertion and no look-up in them costs what is there.
+    on_invalidate: BTreeMap<u32, ById>,
     /// To be run when the last of several regions is deregistered.
-    on_deregister: HashMap<u32, Vec<Arc<Completion>>>,
+    on_deregister: BTreeMap<u32, Vec<Arc<Completion>>>,
     last_id: u64,
     due: Due,
 }
@@ -22,7 +27,7 @@ pub(crate) struct Watchers {
 #[derive(Default)]
 #[must_use = "the program waits for its callbacks"]
 pub(crate) struct Due {
-    callbacks: Vec<Callback>,
+    callbacks: Vec<ById>,
     completions: Vec<Arc<Completion>>,
 }
 
@@ -46,15 +51,14 @@ impl Watchers {
     pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u64 {
         // Never reused: a lease may outlive any number of others. 0 is none.
         self.last_id += 1;
-        self.on_invalidate.entry(number).or_default().push((self.last_id, callback));
+        self.on_invalidate.entry(number).or_default().insert(self.last_id, callback);
         self.last_id
     }
 
     /// Takes a callback back: its lease ended.
     pub(crate) fn forget(&mut self, number: u32, id: u64) -> Option<Callback> {
         let callbacks = self.on_invalidate.get_mut(&number)?;
-        let position = callbacks.iter().position(|(other, _)| *other == id)?;
-        let (_, callback) = callbacks.swap_remove(position);
+        let callback = callbacks.remove(&id)?;
         if callbacks.is_empty() {
             self.on_invalidate.remove(&number);
         }
@@ -72,9 +76,7 @@ impl Watchers {
 
     #[cold]
     fn run_on_invalidate(&mut self, number: u32) {
-        if let Some(callbacks) = self.on_invalidate.remove(&number) {
-            self.due.callbacks.extend(callbacks.into_iter().map(|(_, callback)| callback));
-        }
+        self.due.callbacks.extend(self.on_invalidate.remove(&number));
     }
 
     /// Lets `completion` wait for region `number` to be deregistered.
@@ -115,7 +117,7 @@ impl Watchers {
 impl Due {
     /// One callback, due now.
     pub(crate) fn one(callback: Callback) -> Self {
-        Self { callbacks: vec![callback], completions: Vec::new() }
+        Self { callbacks: vec![BTreeMap::from([(0, callback)])], completions: Vec::new() }
     }
 
     #[inline]
@@ -129,7 +131,8 @@ impl Due {
         let (callbacks, completions) = self.take();
         let completed = completions.into_iter().filter_map(Completion::into_callback);
         let mut panics = 0;
-        for callback in callbacks.into_iter().chain(completed) {
+        let callbacks = callbacks.into_iter().flat_map(BTreeMap::into_values);
+        for callback in callbacks.chain(completed) {
             if is_forked() {
                 discard(callback);
             } else {
@@ -139,7 +142,7 @@ impl Due {
         panics
     }
 
-    fn take(&mut self) -> (Vec<Callback>, Vec<Arc<Completion>>) {
+    fn take(&mut self) -> (Vec<ById>, Vec<Arc<Completion>>) {
         (std::mem::take(&mut self.callbacks), std::mem::take(&mut self.completions))
     }
 }
@@ -148,7 +151,7 @@ impl Due {
 impl Drop for Due {
     fn drop(&mut self) {
         let (callbacks, completions) = self.take();
-        discard_all(callbacks);
+        discard_all(callbacks.into_iter().flat_map(BTreeMap::into_values));
         discard_all(completions);
     }
 }
@@ -156,8 +159,8 @@ impl Drop for Due {
 /// As for [`Due`]: those of leases that were forgotten go with the cache.
 impl Drop for Watchers {
     fn drop(&mut self) {
-        let callbacks = std::mem::take(&mut self.on_invalidate).into_values().flatten();
-        callbacks.for_each(|(_, callback)| discard(callback));
+        let callbacks = std::mem::take(&mut self.on_invalidate).into_values();
+        discard_all(callbacks.flat_map(BTreeMap::into_values));
         discard_all(std::mem::take(&mut self.on_deregister).into_values().flatten());
     }
 }
@@ -173,7 +176,8 @@ mod tests {
         let ran = Arc::new(Mutex::new(0));
         let second = Arc::clone(&ran);
         let first: Callback = Box::new(|| std::panic::panic_any(Bomb));
-        let callbacks = vec![first, Box::new(move || *second.lock().unwrap() += 1)];
+        let second: Callback = Box::new(move || *second.lock().unwrap() += 1);
+        let callbacks = vec![BTreeMap::from([(1, first), (2, second)])];
         FUSE.set(3);
         assert_eq!(Due { callbacks, completions: Vec::new() }.run(|| false), 1);
         assert_eq!(*ran.lock().unwrap(), 1);

@@ -183,9 +183,18 @@ pub fn processor_lost() -> libc::c_long {
 
 /// `CLOCK_MONOTONIC` in nanoseconds, as eBPF programs read it.
 pub fn monotonic_time() -> u64 {
+    nanoseconds_of(libc::CLOCK_MONOTONIC)
+}
+
+/// How long the calling thread has had a processor, in nanoseconds.
+pub fn processor_time() -> u64 {
+    nanoseconds_of(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn nanoseconds_of(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one `timespec`.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
     let (seconds, rest) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
     seconds * 1_000_000_000 + rest
 }

@@ -11,7 +11,7 @@ use super::Region;
 use super::state::{List, Outside, State};
 use crate::AddressRange;
 use crate::hazard::{Idle, Unpublished};
-use crate::range_index::RangeIndex;
+use crate::range_index::{Cursor, RangeIndex};
 use std::iter;
 
 /// No place: one more than the highest number that a place can have.
@@ -136,6 +136,16 @@ impl Lists {
     ) -> Option<impl Iterator<Item = u32>> {
         let index = &self.outside[outside as usize];
         (!index.is_empty()).then(|| index.near(range))
+    }
+
+    /// The same from `cursor` on, each with the cursor behind it.
+    pub(crate) fn near_from(
+        &self,
+        outside: Outside,
+        range: AddressRange,
+        cursor: Cursor,
+    ) -> impl Iterator<Item = (Cursor, u32)> {
+        self.outside[outside as usize].near_from(range, cursor)
     }
 
     /// A region that was just registered, or renewed, and put into the index: found by hits from

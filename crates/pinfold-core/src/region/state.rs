@@ -78,7 +78,7 @@ pub(crate) enum State {
 pub(crate) enum Outside {
     /// Their pages are right, as far as is known: a change concerns them.
     Valid,
-    /// They are in the hands of a suspension, or wait for the end of a lease.
+    /// They are in the hands of a suspension, wait to be deregistered, or are being deregistered.
     Other,
 }
 
@@ -211,14 +211,17 @@ impl State {
         matches!(self.outside(), Some(Outside::Valid))
     }
 
-    /// The index in which a region of this state stands. What is about to go is in none.
+    /// The index in which a region of this state stands: what is registered is in the cache's or in one of
+    /// these.
     #[inline]
     pub(super) const fn outside(self) -> Option<Outside> {
         match self {
             Self::Superseded | Self::SupersededLeased | Self::PerUse => Some(Outside::Valid),
-            Self::InvalidatedLeased | Self::PerUseInvalidated | Self::Parked => {
-                Some(Outside::Other)
-            }
+            Self::Invalidated
+            | Self::InvalidatedLeased
+            | Self::PerUseInvalidated
+            | Self::Parked
+            | Self::Deregistering => Some(Outside::Other),
             _ => None,
         }
     }

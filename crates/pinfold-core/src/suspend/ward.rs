@@ -14,13 +14,14 @@ use crate::AddressRange;
 use crate::bars::{Claim, End, OnExpiry, Overdue};
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
+use crate::events::Walk;
 use crate::flight::{Flight, Landing};
 use crate::foreign::{self, Foreign, ForeignList, HandedOver, discard, discard_all, runs_through};
-use crate::hazard::{Scan, Unpublished};
+use crate::hazard::{Snapshot, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::{Forked, Monitor};
-use crate::region::{Lists, Outside, Region, State, Terms, Want};
+use crate::region::{List, Lists, Outside, Region, State, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{SLICE, Shared, Writer};
 use std::collections::{HashMap, HashSet};
@@ -290,25 +291,50 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 
     pub(crate) fn leases_in_flight(&self) -> InFlight {
-        self.locked(|writer| self.leased(writer).0).unwrap_or_default()
+        self.leased().map(|(in_flight, _)| in_flight).unwrap_or_default()
     }
 
     /// The leases of the range other than those that were handed over, its registrations under way,
-    /// and the scan that says so.
-    fn leased(&self, writer: &Writer) -> (InFlight, Scan<'c, Region<R::Handle>>) {
-        let under_way =
-            writer.flights.iter().filter(|flight| flight.range.overlaps(&self.range)).count();
-        let registrations = under_way + self.parked_elsewhere(writer);
-        let shared = self.shared;
-        let registered = self.registered(writer);
-        let regions: Vec<_> =
-            registered.into_iter().filter_map(|number| shared.region(number)).collect();
-        // The bar closed them, and what came since is closed or was never found by hits.
-        let unpublished: Vec<_> = regions.iter().copied().filter_map(Unpublished::of).collect();
-        let live = regions.len() - unpublished.len();
-        let scan = shared.scan(writer, unpublished);
-        let leases = live + scan.leases(|region| self.kept_leases(region.number));
-        (InFlight { leases, registrations, ..InFlight::default() }, scan)
+    /// and the snapshot that says so. Nothing in a forked child.
+    ///
+    /// **Why the lock may be free between the slices.** Behind the bar hits find no region of the range,
+    /// and gets that hold the lock lease none and begin no registration. So once nothing is under way
+    /// that will become a region of the range, and another suspension has parked none, no region and no
+    /// lease comes to it as long as the bar stands. Both are asked first; the snapshot is taken behind
+    /// that, with no lock held; what is not leased there is not leased any more.
+    fn leased(&self) -> Option<(InFlight, Snapshot)> {
+        let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
+        let (registrations, counted) = self.locked(|writer| {
+            let flights = writer.flights.iter();
+            let under_way = flights.filter(|flight| flight.range.overlaps(&self.range)).count();
+            (under_way + self.parked_elsewhere(writer, &ours), writer.counted.clone())
+        })?;
+        let snapshot = self.shared.hazards.snapshot(&counted);
+        let mut leases = 0;
+        self.each_registered(|_, region| {
+            leases += match Unpublished::of(region) {
+                Some(it) => snapshot.leases(&it, self.kept_leases(region.number)),
+                // The bar closed them all, and what came since is closed or was never found by hits.
+                None => 1,
+            };
+        })?;
+        Some((InFlight { leases, registrations, ..InFlight::default() }, snapshot))
+    }
+
+    /// Every region of the range, findable or not, slice by slice. One that moves on meanwhile may come
+    /// twice. Nothing in a forked child.
+    fn each_registered(
+        &self,
+        mut visit: impl FnMut(&mut Writer, &'c Region<R::Handle>),
+    ) -> Option<()> {
+        let (shared, mut walk) = (self.shared, Walk::of(self.range));
+        while !walk.is_over() {
+            self.locked(|writer| {
+                let regions = shared.walk_on(writer, &mut walk);
+                regions.into_iter().for_each(|region| visit(writer, region));
+            })?;
+        }
+        Some(())
     }
 
     /// How many leases of a region were handed over.
@@ -318,8 +344,10 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
 
     /// Registrations of the range that another suspension has parked: a long one may reach into
     /// both, and comes back when the other resumes.
-    fn parked_elsewhere(&self, writer: &Writer) -> usize {
-        let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
+    fn parked_elsewhere(&self, writer: &Writer, ours: &HashSet<u32>) -> usize {
+        if writer.lists.len(List::Parked) == ours.len() {
+            return 0;
+        }
         let near = writer.lists.near(Outside::Other, self.range).into_iter().flatten();
         let others = near.filter(|number| !ours.contains(number));
         let regions = others.filter_map(|number| self.shared.region(number));
@@ -332,68 +360,55 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.parked.iter().map(|parked| parked.range)
     }
 
-    /// The places of the range that hold a registration, each once.
-    fn registered(&self, writer: &Writer) -> Vec<u32> {
-        let mut numbers = self.shared.unfinished_in(writer, self.range);
-        numbers.sort_unstable();
-        numbers.dedup();
-        let flying: HashSet<u32> = writer.flights.iter().map(|flight| flight.number).collect();
-        numbers.retain(|number| !flying.contains(number));
-        numbers
-    }
-
     /// If no lease is left but those handed over, puts their registrations out of reach and gives
     /// up all others.
     fn park(&mut self) -> InFlight {
-        let looked = self.locked(|writer| {
-            let (in_flight, scan) = self.leased(writer);
-            let parked = in_flight.is_empty().then(|| {
-                self.tell(Notice::Suspended { suspension: self.id(), range: self.range });
-                self.take_regions(writer, scan)
-            });
-            (in_flight, parked)
-        });
-        let (in_flight, parked) = looked.unwrap_or_default();
-        if let Some(parked) = parked {
-            self.stage = Stage::Settling;
-            self.parked = parked;
-            self.kept_of.clear();
-            // Outside the lock: what they captured for their invalidation is dropped.
-            self.kept.drain(..).for_each(Lease::surrender);
+        let Some((in_flight, snapshot)) = self.leased() else { return InFlight::default() };
+        if !in_flight.is_empty() || self.take_regions(&snapshot).is_none() {
+            return in_flight;
         }
+        self.kept_of.clear();
+        // Outside the lock: what they captured for their invalidation is dropped.
+        self.kept.drain(..).for_each(Lease::surrender);
         in_flight
     }
 
-    fn tell(&self, notice: Notice<R::Handle>) {
-        self.shared.board.tell(notice);
+    /// Parks the regions whose leases were handed over, and has the others given back. Nothing in a
+    /// forked child.
+    fn take_regions(&mut self, snapshot: &Snapshot) -> Option<()> {
+        let own_board = self.shared.own_board().ok()?;
+        own_board.tell(Notice::Suspended { suspension: self.id(), range: self.range });
+        self.stage = Stage::Settling;
+        let mut parked = Vec::with_capacity(self.kept_of.len());
+        let taken = self.each_registered(|writer, region| {
+            parked.extend(self.take_region(writer, region, snapshot));
+        });
+        self.parked = parked;
+        taken
     }
 
-    /// Parks the regions whose leases were handed over, and has the others given back.
-    fn take_regions(
+    fn take_region(
         &self,
         writer: &mut Writer,
-        scan: Scan<'c, Region<R::Handle>>,
-    ) -> Vec<Parked<'c, R::Handle>> {
-        // The leases handed over end before anything is done to what is parked.
-        let (idle, _none) = scan.split_but(|region| self.kept_leases(region.number));
-        let mut parked = Vec::with_capacity(self.kept_of.len());
-        for proof in idle {
-            let region = proof.item();
-            match self.parking_of(writer, region) {
-                Some(it) => {
-                    self.shared.withdraw_from_index(writer, region);
-                    writer.per_use.remove(&region.number);
-                    writer.lists.park(proof);
-                    parked.push(it);
-                }
-                None if region.findable().is_some() => {
-                    self.shared.unpublish(writer, region.number, Lists::supersede);
-                }
-                // Not in the index any more, or being deregistered.
-                None => {}
-            }
+        region: &'c Region<R::Handle>,
+        snapshot: &Snapshot,
+    ) -> Option<Parked<'c, R::Handle>> {
+        // It was met before, or is in other hands.
+        if matches!(region.state(), State::Parked | State::Deregistering) {
+            return None;
         }
-        parked
+        // The leases handed over end before anything is done to what is parked.
+        let owned = self.kept_leases(region.number);
+        let proof = snapshot.idle(&Unpublished::of(region)?, owned)?;
+        let parking = self.parking_of(writer, region);
+        if parking.is_some() {
+            self.shared.withdraw_from_index(writer, region);
+            writer.per_use.remove(&region.number);
+            writer.lists.park(proof);
+        } else if region.findable().is_some() {
+            self.shared.unpublish(writer, region.number, Lists::supersede);
+        }
+        parking
     }
 
     /// What comes back to `region` with the leases that were handed over; `None` if none is its.
@@ -424,14 +439,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// Gives the other registrations back, and says what is left of them.
     fn settle(&self) -> InFlight {
         self.shared.reclaim();
-        let registrations = self.locked(|writer| {
-            let left = self.shared.unfinished_in(writer, self.range);
-            let ours: HashSet<u32> =
-                self.parked.iter().map(|parked| parked.region.number).collect();
-            left.into_iter().filter(|number| !ours.contains(number)).count()
+        let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
+        let mut registrations = 0;
+        self.each_registered(|_, region| {
+            registrations += usize::from(!ours.contains(&region.number));
         });
         let translations = !self.shared.registrar.quiet(self.range);
-        let registrations = registrations.unwrap_or_default();
         InFlight { registrations, translations, ..InFlight::default() }
     }
 
@@ -553,10 +566,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.connections.append(&mut self.restarted);
         let device_panics = fail_all(&*self.shared.registrar, &mut self.connections);
         let parked = std::mem::take(&mut self.parked);
-        let (id, range) = (self.id, self.range);
+        let numbers: Vec<u32> = parked.iter().map(|parked| parked.region.number).collect();
+        let (suspension, range) = (self.id(), self.range);
+        // In a forked child they are the parent's.
+        let _forked = self.shared.lose(suspension, range, &numbers);
         self.end(|writer, shared| {
-            let numbers = parked.iter().map(|parked| parked.region.number);
-            shared.revoke(writer, (id, range), numbers, by);
+            shared.board.tell(Notice::Revoked { suspension, range, by });
             writer.bars.counts.killed += 1;
             writer.bars.counts.device_panics += device_panics;
         });
@@ -664,14 +679,22 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
                 End::GoOn => self.let_all_go_on(id, &mut connections),
                 End::Fail { .. } => fail_all(&*self.registrar, &mut connections),
             };
-            let ended = self.locked(|writer| {
-                let held = writer.bars.take_down(id);
-                writer.bars.counts.expired += 1;
-                writer.bars.counts.device_panics += device_panics;
-                if let End::Fail { parked } = on_expiry.end {
-                    self.revoke(writer, (id, range), parked.into_iter(), Revocation::Expired);
-                }
-                held
+            let suspension = SuspensionId(id);
+            let parked = match on_expiry.end {
+                End::GoOn => None,
+                End::Fail { parked } => Some(parked),
+            };
+            let lost = parked.iter().try_for_each(|numbers| self.lose(suspension, range, numbers));
+            let ended = lost.and_then(|()| {
+                self.locked(|writer| {
+                    writer.bars.counts.expired += 1;
+                    writer.bars.counts.device_panics += device_panics;
+                    if parked.is_some() {
+                        let by = Revocation::Expired;
+                        self.board.tell(Notice::Revoked { suspension, range, by });
+                    }
+                    writer.bars.take_down(id)
+                })
             });
             // In a child that the device forked all of it is the parent's.
             let Ok(held) = ended else { return count };
@@ -706,26 +729,25 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         panics
     }
 
-    /// Gives up what was parked, and says so.
-    fn revoke(
+    /// Gives up what was parked, slice by slice, and says so.
+    fn lose(
         &self,
-        writer: &mut Writer,
-        (id, range): (u64, AddressRange),
-        parked: impl Iterator<Item = u32>,
-        by: Revocation,
-    ) {
-        let suspension = SuspensionId(id);
-        for number in parked {
-            if let Some(region) = self.region(number) {
-                // SAFETY: filled, and within reach of this suspension alone.
-                let handle = unsafe { region.handle() };
-                let range = region.range().unwrap_or(range);
-                self.board.tell(Notice::Lost { suspension, range, handle });
-                writer.lists.invalidate(region);
-                writer.call_reclaimer();
-            }
-        }
-        self.board.tell(Notice::Revoked { suspension, range, by });
+        suspension: SuspensionId,
+        range: AddressRange,
+        parked: &[u32],
+    ) -> Result<(), Forked> {
+        parked.chunks(SLICE).try_for_each(|numbers| {
+            self.locked(|writer| {
+                for region in numbers.iter().filter_map(|&number| self.region(number)) {
+                    // SAFETY: filled, and within reach of this suspension alone.
+                    let handle = unsafe { region.handle() };
+                    let range = region.range().unwrap_or(range);
+                    self.board.tell(Notice::Lost { suspension, range, handle });
+                    writer.lists.invalidate(region);
+                    writer.call_reclaimer();
+                }
+            })
+        })
     }
 
     /// Closes the regions of `range`: no thread leases them without the writer's lock.
@@ -745,7 +767,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         while let Some(range) = rest {
             let left = self.locked(|writer| {
                 let mut numbers = Vec::new();
-                let rest = self.findable_part(range, SLICE, &mut numbers, |_| true);
+                let rest = self.findable_part(range, SLICE, &mut numbers, |_| true).rest;
                 for region in numbers.into_iter().filter_map(|number| self.region(number)) {
                     f(writer, region);
                 }
