@@ -46,6 +46,8 @@ pub(crate) struct Bar {
     gate: Arc<Gate>,
     /// On the device's clock.
     deadline: Duration,
+    /// How many regions that reach into the range came back from other suspensions.
+    landings: u64,
     /// What to do when the deadline passes; nothing while a call of the suspension's own is running,
     /// which looks at the clock itself.
     on_expiry: Option<OnExpiry>,
@@ -159,10 +161,23 @@ impl Bars {
         self.last_id += 1;
         self.counts.begun += 1;
         let gate = Arc::new(Gate::new(range, patience));
-        let bar = Bar { range, gets, gate, deadline, on_expiry: None };
+        let bar = Bar { range, gets, gate, deadline, landings: 0, on_expiry: None };
         self.starts.insert(self.last_id, range.start());
         self.bars.insert(range.start(), bar);
         self.last_id
+    }
+
+    /// A region of `range` is registered that was in the hands of a suspension.
+    pub(crate) fn note_landing(&mut self, range: AddressRange) {
+        // They do not overlap, so the last to begin is the last to end.
+        let before_its_end = self.bars.range_mut(..range.end()).rev().map(|(_, bar)| bar);
+        let touched = before_its_end.take_while(|bar| bar.range.overlaps(&range));
+        touched.for_each(|bar| bar.landings += 1);
+    }
+
+    /// How many of these reach into the range of suspension `id`.
+    pub(crate) fn landings(&self, id: u64) -> u64 {
+        self.bar_of(id).map_or(0, |bar| bar.landings)
     }
 
     /// Takes a hold on `connection` for suspension `id`, unless the device is being told something

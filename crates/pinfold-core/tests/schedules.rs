@@ -1132,6 +1132,57 @@ fn what_is_suspended_is_touched_by_no_thread() {
     explore(1, |random| Trial { suspends: true, ..Trial::USUAL }.run(random));
 }
 
+/// Suspensions of ranges side by side, with a registration that reaches into both: leased by the thread of
+/// one of them, or by none. None keeps the other waiting until its deadline.
+#[test]
+fn suspensions_of_neighbours_all_come_about() {
+    explore(1, neighbours);
+}
+
+fn neighbours(mut random: Random) {
+    let world = World::new(None, false);
+    let config = Config { max_regions: 64, clock: None, ..config(&mut random, &world) };
+    let cache = Cache::new(Device(Arc::clone(&world)), Watcher(Arc::clone(&world)), config);
+    let cache = lend(cache.unwrap());
+    let get = |range: AddressRange| {
+        let address = std::ptr::without_provenance(range.start());
+        // SAFETY: no memory is behind the address, and the device touches none.
+        unsafe { cache.get(address, range.len(), Access::READ) }
+    };
+    let of_both = pages(0, 2);
+    let mut leased = Some(get(of_both).unwrap()).filter(|_| random.one_in(2));
+    let rounds = 1 + random.below(3);
+    let suspend_in_turns = move |page: usize, mut leases: Vec<TheLease>| {
+        for round in 1..=rounds {
+            // Each wait of the device takes a millisecond: no schedule has so many.
+            let terms = SuspensionTerms {
+                deadline: Duration::from_secs(100),
+                gets: Gets::Refuse,
+                ..SuspensionTerms::default()
+            };
+            let suspended = cache.suspend(pages(page, 1), vec![0], leases, terms);
+            let suspended = suspended.unwrap_or_else(|not| panic!("{page}: {:?}", not.why));
+            schedule::turn();
+            let resumed = suspended.resume().unwrap();
+            leases = resumed.leases.into_iter().map(Result::unwrap).collect();
+            // The other may wait for it.
+            if round == rounds {
+                leases.clear();
+            }
+            drop(get(of_both));
+        }
+    };
+    let threads = [0, 1].map(|page| {
+        let leases: Vec<_> = leased.take().into_iter().collect();
+        thread::spawn(move || suspend_in_turns(page, leases))
+    });
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    balance(cache, &world);
+    // SAFETY: every thread has ended, and every lease.
+    drop(unsafe { take_back(cache) });
+    judge(&world, config);
+}
+
 /// The same on a device that fails now and then, and a system that takes its barrier away.
 #[test]
 fn failures_leave_nothing_behind() {

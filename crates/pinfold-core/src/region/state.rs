@@ -301,7 +301,17 @@ mod tests {
         assert_eq!(valid, [State::Superseded, State::SupersededLeased, State::PerUse]);
         assert!(State::ALL.iter().all(|it| it.is_outside_and_valid() == valid.contains(it)));
         let other: Vec<_> = of(Some(Outside::Other)).collect();
-        assert_eq!(other, [State::InvalidatedLeased, State::PerUseInvalidated, State::Parked]);
+        let waits = [
+            State::Invalidated,
+            State::InvalidatedLeased,
+            State::PerUseInvalidated,
+            State::Parked,
+            State::Deregistering,
+        ];
+        assert_eq!(other, waits);
+        // Whatever is registered stands in one index, so that a walk meets it.
+        let nowhere = State::ALL.into_iter().filter(|it| !it.is_indexed() && it.outside().is_none());
+        assert_eq!(nowhere.collect::<Vec<_>>(), [State::Free, State::Examined]);
     }
 
     /// Every pair of states: what the table allows, and what it must never allow.

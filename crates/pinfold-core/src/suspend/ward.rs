@@ -21,7 +21,7 @@ use crate::hazard::{Snapshot, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::{Forked, Monitor};
-use crate::region::{List, Lists, Outside, Region, State, Terms, Want};
+use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{SLICE, Shared, Writer};
 use std::collections::{HashMap, HashSet};
@@ -299,25 +299,37 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     ///
     /// **Why the lock may be free between the slices.** Behind the bar hits find no region of the range,
     /// and gets that hold the lock lease none and begin no registration. So once nothing is under way
-    /// that will become a region of the range, and another suspension has parked none, no region and no
-    /// lease comes to it as long as the bar stands. Both are asked first; the snapshot is taken behind
-    /// that, with no lock held; what is not leased there is not leased any more.
+    /// that will become a region of the range, a region can come to it in one way alone: another suspension,
+    /// which had it in its hands, renews it. A [`Walk`] meets a region unless it moves back, which this is,
+    /// and the bar counts it: where the count is the same before and behind the walk, the walk met every
+    /// region, those in other suspensions' hands included. If none of them is leased but by those handed
+    /// over, none is left that another suspension can take and renew later; so what is true then stays true.
+    /// The snapshot is taken with no lock held, before the walk; what is not leased there is not leased any
+    /// more.
     fn leased(&self) -> Option<(InFlight, Snapshot)> {
         let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
-        let (registrations, counted) = self.locked(|writer| {
+        let (under_way, counted, landings) = self.locked(|writer| {
             let flights = writer.flights.iter();
             let under_way = flights.filter(|flight| flight.range.overlaps(&self.range)).count();
-            (under_way + self.parked_elsewhere(writer, &ours), writer.counted.clone())
+            (under_way, writer.counted.clone(), writer.bars.landings(self.id))
         })?;
         let snapshot = self.shared.hazards.snapshot(&counted);
-        let mut leases = 0;
+        let (mut leases, mut elsewhere) = (0, 0);
         self.each_registered(|_, region| {
+            // A long one may reach into both, and comes back when the other resumes.
+            if region.state() == State::Parked && !ours.contains(&region.number) {
+                elsewhere += 1;
+                return;
+            }
             leases += match Unpublished::of(region) {
                 Some(it) => snapshot.leases(&it, self.kept_leases(region.number)),
                 // The bar closed them all, and what came since is closed or was never found by hits.
                 None => 1,
             };
         })?;
+        let came_back = self.locked(|writer| writer.bars.landings(self.id))? != landings;
+        // One that is being renewed is under way, and in the other's hands until it lands.
+        let registrations = elsewhere.max(under_way).max(usize::from(came_back));
         Some((InFlight { leases, registrations, ..InFlight::default() }, snapshot))
     }
 
@@ -340,19 +352,6 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// How many leases of a region were handed over.
     fn kept_leases(&self, number: u32) -> usize {
         self.kept_of.get(&number).map_or(0, Vec::len)
-    }
-
-    /// Registrations of the range that another suspension has parked: a long one may reach into
-    /// both, and comes back when the other resumes.
-    fn parked_elsewhere(&self, writer: &Writer, ours: &HashSet<u32>) -> usize {
-        if writer.lists.len(List::Parked) == ours.len() {
-            return 0;
-        }
-        let near = writer.lists.near(Outside::Other, self.range).into_iter().flatten();
-        let others = near.filter(|number| !ours.contains(number));
-        let regions = others.filter_map(|number| self.shared.region(number));
-        let parked = regions.filter(|region| region.state() == State::Parked);
-        parked.filter_map(Region::range).filter(|range| range.overlaps(&self.range)).count()
     }
 
     /// The registrations that come back.
@@ -866,6 +865,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         let (filling, born) = flight.filling();
         // SAFETY: the place is not findable, has no lease, and the writer's lock is held.
         unsafe { region.fill(filling, born, self.shared.advance_tick(), handle) };
+        writer.bars.note_landing(flight.range);
         match self.parked.per_use {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
