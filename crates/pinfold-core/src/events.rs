@@ -7,7 +7,7 @@ use crate::foreign::discard;
 use crate::index::Part;
 use crate::monitor::{Forked, Lost, Monitor, Sequence};
 use crate::range_index::Cursor;
-use crate::region::{Lists, Outside, Region};
+use crate::region::{List, Lists, Outside, Region};
 use crate::registrar::Registrar;
 use crate::shared::{SLICE, Shared, Writer};
 use crate::unapplied::{ChangeCount, Unapplied};
@@ -153,11 +153,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let end = rest.map_or(change.rest.end(), |rest| rest.start());
         if let Some(part) = AddressRange::between(change.rest.start(), end) {
             let done = change.of(part);
-            let outside = self.invalidate_unfindable(writer, &done, most);
+            let most_outside = (most / OUTSIDE).max(1);
+            let outside = self.invalidate_unfindable(writer, &done, most_outside);
             writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(&done));
-            count += outside;
+            count += outside * OUTSIDE;
             // There may be more of them.
-            if outside >= most {
+            if outside >= most_outside {
                 rest = Some(change.rest);
             }
         }
@@ -260,7 +261,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// slice by slice.
     ///
     /// **Why none is missed.** A region moves in the order in which a [`Walk`] goes: from the cache's
-    /// index to those outside whose pages are right, and to the others. A suspension renews some and puts
+    /// index to those outside whose pages are right, to the others, and to those that are being deregistered;
+    /// behind a registrar that panicked the walk begins again. A suspension renews some and puts
     /// them back: what begins its registration behind the change does not count, and what began it before
     /// is a flight that was noted with the change.
     fn await_older_than(
@@ -296,18 +298,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// moves on meanwhile may be met twice.
     pub(crate) fn walk_on(&self, writer: &Writer, walk: &mut Walk) -> Vec<&Region<R::Handle>> {
         let mut numbers = Vec::new();
+        let handed_back = writer.lists.handed_back();
         walk.step = match walk.step {
-            Step::Index(range) => match self.findable_part(range, SLICE, &mut numbers, |_| true) {
+            Step::Begin => {
+                walk.handed_back = handed_back;
+                Step::Index(walk.range)
+            }
+            Step::Index(range) => match self.findable_part(range, STEP, &mut numbers, |_| true) {
                 Part { rest: Some(rest), .. } => Step::Index(rest),
                 _ => Step::Outside(Outside::Valid, Cursor::default()),
             },
             Step::Outside(outside, cursor) => {
-                let mut near = writer.lists.near_from(outside, walk.range, cursor).take(SLICE);
+                let mut near = writer.lists.near_from(outside, walk.range, cursor).take(STEP);
                 let behind = near.by_ref().inspect(|(_, number)| numbers.push(*number)).last();
                 match (behind, outside) {
                     (Some((cursor, _)), _) => Step::Outside(outside, cursor),
                     (None, Outside::Valid) => Step::Outside(Outside::Other, Cursor::default()),
-                    (None, Outside::Other) => Step::Over,
+                    (None, Outside::Other) => {
+                        // A slice for each thread that gives registrations back.
+                        numbers.extend(writer.lists.iter(List::Deregistering));
+                        // What a registrar that panicked was not given stands behind the walk again.
+                        if walk.handed_back == handed_back { Step::Over } else { Step::Begin }
+                    }
                 }
             }
             Step::Over => Step::Over,
@@ -360,6 +372,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 /// To look into so many blocks of the index takes as long as to invalidate a region.
 const BLOCKS_FOR_ONE: usize = 32;
 
+/// A region that stands outside of the cache's index takes as long as so many that stand in it, and as
+/// long to be noted for a callback: it is searched for in sorted sets.
+const OUTSIDE: usize = 4;
+
+/// How many regions one step of a [`Walk`] meets.
+const STEP: usize = if SLICE > OUTSIDE { SLICE / OUTSIDE } else { 1 };
+
 /// What one part of a change was.
 struct Applied {
     /// What is left of the change.
@@ -374,10 +393,13 @@ struct Applied {
 pub(crate) struct Walk {
     range: AddressRange,
     step: Step,
+    /// How many deregistrations were not made when it began.
+    handed_back: u64,
 }
 
 /// Where a walk goes on, in the order in which regions move.
 enum Step {
+    Begin,
     /// Through this part of the index.
     Index(AddressRange),
     Outside(Outside, Cursor),
@@ -386,7 +408,7 @@ enum Step {
 
 impl Walk {
     pub(crate) const fn of(range: AddressRange) -> Self {
-        Self { range, step: Step::Index(range) }
+        Self { range, step: Step::Begin, handed_back: 0 }
     }
 
     pub(crate) const fn is_over(&self) -> bool {

@@ -4,7 +4,7 @@
 //! measured.
 
 #[cfg(feature = "holds")]
-pub use measured::{Holds, measure_by, take};
+pub use measured::{measure_by, take};
 
 /// One hold of the lock, from its beginning on.
 pub(crate) struct Hold(#[cfg(feature = "holds")] Option<u64>);
@@ -34,21 +34,10 @@ impl Hold {
 
 #[cfg(feature = "holds")]
 mod measured {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Mutex, OnceLock, PoisonError};
 
     static CLOCK: OnceLock<fn() -> u64> = OnceLock::new();
-    static LONGEST: AtomicU64 = AtomicU64::new(0);
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-
-    /// The holds of the lock since they were last asked for.
-    #[derive(Clone, Copy, Debug)]
-    pub struct Holds {
-        /// The longest, in the clock's unit.
-        pub longest: u64,
-        /// How many there were.
-        pub count: u64,
-    }
+    static HELD: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
     /// Measures all holds by `clock` from now on: one that counts what the calling thread does, because
     /// a thread that loses its processor holds the lock on. The first clock stays.
@@ -56,11 +45,10 @@ mod measured {
         CLOCK.get_or_init(|| clock);
     }
 
-    /// The holds that ended since this was last called.
-    pub fn take() -> Holds {
-        // Relaxed: the caller has waited for the threads whose holds these are.
-        let longest = LONGEST.swap(0, Ordering::Relaxed);
-        Holds { longest, count: COUNT.swap(0, Ordering::Relaxed) }
+    /// How long the holds took that ended since this was last called, in their order and in the clock's
+    /// unit.
+    pub fn take() -> Vec<u32> {
+        std::mem::take(&mut HELD.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn now() -> Option<u64> {
@@ -69,8 +57,7 @@ mod measured {
 
     pub(super) fn note(began: u64) {
         let took = now().map_or(0, |now| now.saturating_sub(began));
-        // Relaxed: as in `take`.
-        LONGEST.fetch_max(took, Ordering::Relaxed);
-        COUNT.fetch_add(1, Ordering::Relaxed);
+        let took = u32::try_from(took).unwrap_or(u32::MAX);
+        HELD.lock().unwrap_or_else(PoisonError::into_inner).push(took);
     }
 }

@@ -492,7 +492,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// A free place of the region arena. `None` when four billion are in use.
     fn take_place(&self, writer: &mut Writer) -> Option<u32> {
-        if let Some(number) = writer.free_places.pop() {
+        if let Some(number) = writer.lists.take_place() {
             return Some(number);
         }
         let number = writer.made_places;
@@ -730,7 +730,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     fn withdraw(&self, writer: &mut Writer) -> Option<Arc<Landing>> {
         let flight = self.leave(writer);
         self.shared.give_budget(writer, self.plan.amount);
-        writer.free_places.push(flight.number);
+        writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);
         writer.counts.registration_failures += 1;
         flight.landing

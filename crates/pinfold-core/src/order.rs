@@ -63,14 +63,17 @@ impl Order {
         lists.promote(region);
     }
 
-    /// Takes out the region to be given up next, for a scan; `place` finds a region by its number.
+    /// Takes out the region to be given up next, for a scan; `place` finds a region by its number. Looks at
+    /// `looks` regions in all, over several calls: where none are left, the next in the order goes.
     pub(crate) fn pop<'c, H: Copy>(
         &mut self,
         lists: &mut Lists,
+        looks: &mut usize,
         place: impl Fn(u32) -> Option<&'c Region<H>>,
     ) -> Option<Unpublished<'c, Region<H>>> {
         let mut oldest: Option<(&'c Region<H>, u64)> = None;
-        for _ in 0..LOOKS {
+        for _ in 0..LOOKS.min(*looks).max(1) {
+            *looks = looks.saturating_sub(1);
             let Some(region) = self.next(lists).and_then(&place) else { break };
             let used = region.used();
             if lists.has_mark(region.number, used) {
@@ -129,9 +132,13 @@ enum Ghost {
 /// A table of words in sets of four, each word a part of a hash and the time, in eighths of the
 /// table's length, at which it was put there. It may take one region for another, once in a
 /// million, or forget one too early; either costs a registration at most.
+///
+/// In chunks that are made when something is put there: the lock is held when the table is made.
 #[derive(Default)]
 struct Ghosts {
-    words: Vec<u32>,
+    words: Vec<Option<Box<Words>>>,
+    /// How many words it has, or would have.
+    length: usize,
     /// How many were ever added.
     added: usize,
     /// How many of late were small and main, by [`Ghost`].
@@ -140,6 +147,9 @@ struct Ghosts {
 
 /// Words in a set.
 const WAYS: usize = 4;
+/// Words that are made at once: 16 KiB of them.
+const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 16 } else { 4096 };
+type Words = [u32; CHUNK];
 /// Parts of a table's length in which time is told.
 const EPOCHS: usize = 8;
 /// 2^64 divided by the golden ratio: neighbouring pages spread evenly (Knuth, volume 3, 6.4).
@@ -152,19 +162,22 @@ const MAIN: u32 = 1 << 8;
 
 impl Ghosts {
     fn add(&mut self, page: usize, ghost: Ghost, regions: usize) {
-        if self.words.len() < regions.max(WAYS) {
-            self.words = vec![0; regions.max(WAYS).next_power_of_two()];
+        if self.length < regions.max(WAYS) {
+            self.length = regions.max(WAYS).next_power_of_two();
+            self.words =
+                std::iter::repeat_with(|| None).take(self.length.div_ceil(CHUNK)).collect();
         }
         self.added += 1;
         self.of_late[ghost as usize] += 1;
-        if self.of_late[0] + self.of_late[1] > self.words.len() {
+        if self.of_late[0] + self.of_late[1] > self.length {
             self.of_late = self.of_late.map(|count| count / 2);
         }
         let epoch = self.epoch();
         let main = if ghost == Ghost::Main { MAIN } else { 0 };
         let word = Self::hash_of(page) | main | epoch;
-        let set = self.set_of(page);
-        let oldest = self.words[set].iter_mut().max_by_key(|word| age(epoch, **word));
+        let (chunk, set) = self.set_of(page);
+        let chunk = self.words[chunk].get_or_insert_with(|| Box::new([0; CHUNK]));
+        let oldest = chunk[set].iter_mut().max_by_key(|word| age(epoch, **word));
         if let Some(oldest) = oldest {
             *oldest = word;
         }
@@ -172,7 +185,8 @@ impl Ghosts {
 
     fn find(&self, page: usize) -> Option<Ghost> {
         let (hash, epoch) = (Self::hash_of(page), self.epoch());
-        let mut words = self.words.get(self.set_of(page))?.iter();
+        let (chunk, set) = self.set_of(page);
+        let mut words = self.words.get(chunk)?.as_ref()?[set].iter();
         let word = words.find(|&&word| {
             word & (HASH | OCCUPIED) == hash && usize::from(age(epoch, word)) <= EPOCHS
         })?;
@@ -189,7 +203,7 @@ impl Ghosts {
     /// The time, from 0 to 255 and round again.
     #[allow(clippy::cast_possible_truncation)] // that is the point
     fn epoch(&self) -> u32 {
-        let length = (self.words.len() / EPOCHS).max(1);
+        let length = (self.length / EPOCHS).max(1);
         u32::from((self.added / length) as u8)
     }
 
@@ -202,13 +216,13 @@ impl Ghosts {
         hash as u32 & HASH | OCCUPIED
     }
 
-    /// The positions of a page's set.
+    /// The chunk of a page's set, and its positions there.
     #[allow(clippy::cast_possible_truncation)] // words have 64 bits
-    fn set_of(&self, page: usize) -> std::ops::Range<usize> {
-        let sets = (self.words.len() / WAYS).max(1);
+    fn set_of(&self, page: usize) -> (usize, std::ops::Range<usize>) {
+        let sets = (self.length / WAYS).max(1);
         let hash = (page as u64).wrapping_mul(SPREAD);
-        let set = (hash >> 32) as usize % sets;
-        set * WAYS..(set + 1) * WAYS
+        let first = (hash >> 32) as usize % sets * WAYS;
+        (first / CHUNK, first % CHUNK..first % CHUNK + WAYS)
     }
 }
 
@@ -260,7 +274,7 @@ mod tests {
         fn make_room(&mut self) {
             let regions = &self.regions;
             let place = |number: u32| regions.get(number as usize);
-            let examined = self.order.pop(&mut self.lists, place).unwrap();
+            let examined = self.order.pop(&mut self.lists, &mut { LOOKS }, place).unwrap();
             let scan = Hazards::new(Barriers::SYMMETRIC).scan(&[], vec![examined]);
             let idle = scan.split().0.pop().unwrap();
             let victim = idle.item();
@@ -478,7 +492,7 @@ mod tests {
         let mut ghosts = Ghosts::default();
         // Often enough that the epochs' byte goes round.
         (0..100_000).for_each(|page| ghosts.add(page, Ghost::Small, 1000));
-        assert_eq!(ghosts.words.len(), 1024);
+        assert_eq!(ghosts.length, 1024);
         let known = (99_500..100_000).filter(|&page| ghosts.find(page).is_some()).count();
         assert!(known > 400, "{known} of the last 500");
         assert!((0..98_000).all(|page| ghosts.find(page).is_none()));

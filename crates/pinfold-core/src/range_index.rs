@@ -1,9 +1,9 @@
 //! Numbers by the range that each stands for, however the ranges overlap.
 //!
-//! A set sorted by the highest bit of the length, then by the start: what touches a range then begins
-//! in one interval for each highest bit, which is little longer than the range and those of that bit.
-//! Adding, removing and each step of a look-up cost the logarithm of how many there are. Belongs to the
-//! holder of the writer's lock.
+//! A set for each highest bit of a length, sorted by the start: what touches a range then begins in one
+//! interval of each set, which is little longer than the range and those of that bit. Adding, removing and
+//! each step of a look-up cost the logarithm of how many there are. Belongs to the holder of the writer's
+//! lock.
 
 use crate::AddressRange;
 use std::collections::BTreeSet;
@@ -11,33 +11,52 @@ use std::collections::BTreeSet;
 /// One for each bit of a length.
 const CLASSES: usize = usize::BITS as usize;
 
-/// How far a walk has come.
+/// A start and a number, as one word, which is compared at once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+struct Key(u128);
+
+impl Key {
+    const fn new(start: usize, number: u32) -> Self {
+        Self((start as u128) << u32::BITS | number as u128)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // the low bits
+    const fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    const fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+/// How far a walk has come: in which set, and where in it.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Cursor((usize, usize, u32));
+pub(crate) struct Cursor(usize, Key);
 
 /// Ranges with a number each.
 pub(crate) struct RangeIndex {
-    /// The highest bit of the length, the start and the number.
-    entries: BTreeSet<(usize, usize, u32)>,
-    /// Which highest bits there are.
+    /// By the highest bit of the length. Not in place: a model's threads have small stacks.
+    classes: Box<[BTreeSet<Key>]>,
+    /// Which of them hold anything.
     occupied: u64,
 }
 
 impl RangeIndex {
     pub(crate) fn new() -> Self {
-        Self { entries: BTreeSet::new(), occupied: 0 }
+        Self { classes: (0..CLASSES).map(|_| BTreeSet::new()).collect(), occupied: 0 }
     }
 
     pub(crate) fn insert(&mut self, range: AddressRange, number: u32) {
         let class = class_of(range);
-        self.entries.insert((class, range.start(), number));
+        self.classes[class].insert(Key::new(range.start(), number));
         self.occupied |= 1 << class;
     }
 
     pub(crate) fn remove(&mut self, range: AddressRange, number: u32) {
         let class = class_of(range);
-        self.entries.remove(&(class, range.start(), number));
-        if self.entries.range((class, 0, 0)..(class + 1, 0, 0)).next().is_none() {
+        self.classes[class].remove(&Key::new(range.start(), number));
+        if self.classes[class].is_empty() {
             self.occupied &= !(1 << class);
         }
     }
@@ -59,16 +78,15 @@ impl RangeIndex {
         range: AddressRange,
         cursor: Cursor,
     ) -> impl Iterator<Item = (Cursor, u32)> {
-        let Cursor(first) = cursor;
-        let classes = (first.0..CLASSES).filter(|class| self.occupied >> class & 1 == 1);
+        let Cursor(first, behind) = cursor;
+        let classes = (first..CLASSES).filter(|class| self.occupied >> class & 1 == 1);
         classes.flat_map(move |class| {
             let longest = usize::MAX >> (CLASSES - 1 - class);
-            let from = (class, range.start().saturating_sub(longest), 0).max(first);
-            let end = (class, range.end(), 0).max(from);
-            let touching = self.entries.range(from..end);
-            touching.map(|&(class, start, number)| {
-                (Cursor((class, start, number.saturating_add(1))), number)
-            })
+            let from = Key::new(range.start().saturating_sub(longest), 0);
+            let from = if class == first { from.max(behind) } else { from };
+            let end = Key::new(range.end(), 0).max(from);
+            let touching = self.classes[class].range(from..end);
+            touching.map(move |&key| (Cursor(class, key.next()), key.number()))
         })
     }
 }

@@ -34,6 +34,9 @@ const MOST_EXAMINED: usize = 64;
 /// ...and at most one in so many.
 const EXAMINED_SHARE: usize = if sync::EXPLORED { 1 } else { 64 };
 
+/// How many regions are looked at, under one hold of the lock, for those that were not used of late.
+const MOST_LOOKS: usize = 4 * SLICE;
+
 /// Regions whose deregistration is the holder's duty.
 type Duties<'c, H> = Vec<Deregistering<'c, H>>;
 
@@ -296,7 +299,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn evict(&self, writer: &mut Writer, shortage: Amount) -> Slice<'_, R::Handle> {
         let mut slice = Slice::nothing();
         let mut eviction = Eviction::of(shortage);
-        let (mut batch, mut room) = (examined_at_once(writer), SLICE);
+        let (mut batch, mut room, mut looks) = (examined_at_once(writer), SLICE, MOST_LOOKS);
         // What is suspended and leased is examined and stays in the order: each is looked at once.
         let mut left = [List::Small, List::Main].map(|list| writer.lists.len(list)).iter().sum();
         while eviction.missing != Amount::ZERO {
@@ -307,7 +310,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             } else if let Some(idle) = next.and_then(Lists::evictable) {
                 slice.duties.extend(self.give_up_all(writer, vec![idle], &mut eviction));
             } else {
-                let Some(examined) = self.examine(writer, batch.min(room).min(left)) else { break };
+                let most = batch.min(room).min(left);
+                let Some(examined) = self.examine(writer, most, &mut looks) else { break };
                 (room, left) = (room - examined, left - examined);
                 batch *= 2;
             }
@@ -337,9 +341,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Scans the next `batch` regions in the order of eviction, and says how many that were: those
     /// that are idle become evictable, those in use leave the order until a lease of them ends.
     /// `None` if there was none, or if nothing is known of them.
-    fn examine(&self, writer: &mut Writer, batch: usize) -> Option<usize> {
+    fn examine(&self, writer: &mut Writer, batch: usize, looks: &mut usize) -> Option<usize> {
         let Writer { order, lists, .. } = &mut *writer;
-        let next = || order.pop(lists, |number| self.region(number));
+        let next = || order.pop(lists, looks, |number| self.region(number));
         let examined: Vec<_> = std::iter::from_fn(next).take(batch).collect();
         let count = examined.len();
         if count == 0 {
@@ -424,7 +428,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.give_budget(writer, amount);
         writer.watchers.deregistered(region.number);
         writer.lists.free(gone);
-        writer.free_places.push(region.number);
     }
 
     /// Deregisters everything: the cache is being dropped, so no lease can be used any more.

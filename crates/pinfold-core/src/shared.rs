@@ -79,8 +79,7 @@ const SCRATCH: usize = 256;
 /// What the writer's lock guards besides the index and the regions' states.
 pub(crate) struct Writer {
     pub(crate) recycler: Recycler,
-    /// Places of the region arena to be filled again, and how many were made.
-    pub(crate) free_places: Vec<u32>,
+    /// How many places of the region arena were made.
     pub(crate) made_places: u32,
     pub(crate) order: Order,
     /// The list of each region's state: in the order of eviction, invalidated, deregistering.
@@ -561,7 +560,6 @@ impl Writer {
     fn new(position: Position, replayed: Sequence) -> Self {
         Self {
             recycler: Recycler::new(),
-            free_places: Vec::new(),
             made_places: 0,
             order: Order::new(),
             lists: Lists::new(),

@@ -41,15 +41,19 @@ pub(crate) struct Lists {
     #[allow(clippy::vec_box)] // which is what the boxes are for
     links: Vec<Box<[Link; CHUNK]>>,
     ends: [Ends; List::COUNT],
+    /// The place that became free last, from which on `behind` leads to the others.
+    free: u32,
     /// By [`Outside`].
     outside: [RangeIndex; 2],
+    /// How many deregistrations were not made.
+    handed_back: u64,
 }
 
 impl Lists {
     pub(crate) fn new() -> Self {
         let ends = Ends { first: NONE, last: NONE, length: 0 };
         let outside = [RangeIndex::new(), RangeIndex::new()];
-        Self { links: Vec::new(), ends: [ends; List::COUNT], outside }
+        Self { links: Vec::new(), ends: [ends; List::COUNT], free: NONE, outside, handed_back: 0 }
     }
 
     /// Makes sure that place `number` has a link.
@@ -287,14 +291,34 @@ impl Lists {
         Deregistering(region)
     }
 
-    /// The registration is gone.
+    /// The registration is gone, and its place may be filled again.
     pub(crate) fn free<H: Copy>(&mut self, gone: Deregistering<'_, H>) {
-        self.transit(gone.into_region(), State::Free);
+        let region = gone.into_region();
+        self.transit(region, State::Free);
+        self.give_place(region.number);
+    }
+
+    /// A place that was taken and not filled may be taken again.
+    pub(crate) fn give_place(&mut self, number: u32) {
+        self.link_mut(number).behind = std::mem::replace(&mut self.free, number);
+    }
+
+    /// A place that is to be filled: the one that became free last. `None` if none is.
+    pub(crate) fn take_place(&mut self) -> Option<u32> {
+        let number = some(self.free)?;
+        self.free = self.link(number).behind;
+        Some(number)
     }
 
     /// Nothing was done about a deregistration: the region is to be looked at once more.
     pub(crate) fn hand_back<H: Copy>(&mut self, undone: Deregistering<'_, H>) {
+        self.handed_back += 1;
         self.transit(undone.into_region(), State::Invalidated);
+    }
+
+    /// How many deregistrations were not made so far: each took a region back to where it was before.
+    pub(crate) const fn handed_back(&self) -> u64 {
+        self.handed_back
     }
 
     /// Puts place `number`, which is in no list, last in `list`.
