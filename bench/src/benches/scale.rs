@@ -10,9 +10,9 @@ use crate::null::{NullCache, NullDevice, get, get_once};
 use crate::report::Report;
 use crate::rounds::Comparison;
 use crate::workload::{LENGTH, addresses, elsewhere, range};
-use pinfold::budget::{Amount, Budget, Terms};
+use pinfold::budget::{Amount, Budget, Kind, Terms};
 use pinfold::suspend::SuspensionTerms;
-use pinfold::{AddressRange, Cache, Config, Lease, WhenFull};
+use pinfold::{AddressRange, Cache, Config, Lease, RegistrarLimits, WhenFull};
 use pinfold_cli::plot::{Axis, Line, Plot};
 use serde_json::json;
 use std::hint::black_box;
@@ -39,7 +39,7 @@ pub(super) struct Row {
     pub(super) measure: fn(usize, usize) -> Measured,
 }
 
-pub(super) const ROWS: [Row; 22] = [
+pub(super) const ROWS: [Row; 25] = [
     Row { name: "hit", rest: "regions", most: 1_000_000, measure: hit_beside_regions },
     Row { name: "hit", rest: "leases held", most: 100_000, measure: hit_beside_leases },
     Row { name: "hit", rest: "threads with leases", most: 256, measure: hit_beside_threads },
@@ -81,7 +81,10 @@ pub(super) const ROWS: [Row; 22] = [
     Row { name: "suspension", rest: "regions", most: 1_000_000, measure: suspend_beside_regions },
     Row { name: "suspension", rest: "suspensions", most: 10_000, measure: suspension },
     Row { name: "miss", rest: "suspensions", most: 10_000, measure: miss_beside_suspensions },
+    Row { name: "reclaim of a region", rest: "regions", most: 1_000_000, measure: reclaim },
     Row { name: "draw and give", rest: "drawers of the budget", most: 10_000, measure: draw },
+    Row { name: "discovery of a budget", rest: "regions", most: 1_000_000, measure: discover },
+    Row { name: "refresh of a budget", rest: "drawers of it", most: 10_000, measure: refresh },
 ];
 
 /// A row's name, what it is next to, and its figures.
@@ -488,6 +491,41 @@ fn miss_beside_suspensions(n: usize, rounds: usize) -> Measured {
             cache.evict_idle_in(bytes);
             Ok(())
         })
+    })
+}
+
+fn reclaim(n: usize, rounds: usize) -> Measured {
+    let cache = filled(n)?;
+    let address = elsewhere(1)[0];
+    let bytes = range(address)?;
+    least(rounds, 100, || {
+        drop(lease(&cache, address)?);
+        cache.invalidate(bytes);
+        match cache.reclaim() {
+            1 => Ok(()),
+            other => Err(format!("{other} regions were reclaimed")),
+        }
+    })
+}
+
+fn discovered() -> Result<Budget, String> {
+    let limits =
+        RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 40, max_regions: 1 << 30 };
+    Budget::discover(Kind::Mlock, limits).map_err(|error| error.to_string())
+}
+
+fn discover(n: usize, rounds: usize) -> Measured {
+    let _cache = filled(n)?;
+    least(rounds, 10, || discovered().map(drop))
+}
+
+fn refresh(n: usize, rounds: usize) -> Measured {
+    let budget = discovered()?;
+    let shares: Result<Vec<Arc<_>>, _> = (0..n).map(|_| budget.share(Terms::default())).collect();
+    let _shares = shares.map_err(|error| error.to_string())?;
+    least(rounds, 100, || {
+        black_box(budget.refresh());
+        Ok(())
     })
 }
 
