@@ -70,6 +70,9 @@ pub(crate) struct Arguments {
     /// machine, and takes some pages out of use for good
     #[arg(long)]
     weather: bool,
+    /// Have one more thread spin all the while: as long as it does not sleep, no discard is proved to be over
+    #[arg(long)]
+    spin: bool,
     /// Which cache to torture; `naive` proves that the check can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -434,6 +437,9 @@ fn run_threads<M: Monitor + Clone>(
         };
         let threads: Vec<_> = (0..usize::from(arguments.threads)).map(start).collect();
         let weather = arguments.weather.then(|| scope.spawn(|| weather::blow(seed, &calm)));
+        if arguments.spin {
+            scope.spawn(|| spin(&calm));
+        }
         let told_by_all = |news: &mpsc::Receiver<()>| threads.iter().all(|_| news.recv().is_ok());
         told_by_all(&begin);
         drop(births);
@@ -450,6 +456,14 @@ fn run_threads<M: Monitor + Clone>(
         }
     });
     (sum, panics)
+}
+
+/// Uses a processor until `over`, as threads do that poll a device.
+fn spin(over: &AtomicBool) {
+    // Relaxed: a flag that guards no data.
+    while !over.load(Ordering::Relaxed) {
+        std::hint::spin_loop();
+    }
 }
 
 fn run_program<M: Monitor + Clone>(

@@ -28,6 +28,19 @@ fn no_byte_is_wrong() {
     assert!(sum(report, "hits") > 0 && sum(report, "invalidations") > 0, "{report:#}");
 }
 
+/// Discards stay unproved as long as a thread spins: right data all the same, and from a cache that is used.
+#[test]
+fn no_byte_is_wrong_with_a_thread_that_never_sleeps() {
+    let arguments = ["torture", "--seconds", "3", "--threads", "2", "--spin", "--json"];
+    let Some(outcome) = run(&arguments) else { return };
+    let report = &outcome.report;
+    assert!(outcome.held && report["wrong"] == 0, "{report:#}");
+    if report["monitor"] == "none" {
+        return skipped("no monitor here, so nothing is cached");
+    }
+    assert!(sum(report, "hits") > 0 && sum(report, "invalidations") > 0, "{report:#}");
+}
+
 /// Enough operations for each of them to have come up.
 #[test]
 fn pools_and_landing_take_part() {

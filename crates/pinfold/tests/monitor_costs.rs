@@ -55,6 +55,41 @@ fn print_what_it_costs() {
     });
 }
 
+/// A monitor's end visits what it watches; what is mapped between the kernel alone looks at, when the
+/// userfaultfd is closed.
+#[test]
+fn print_what_mappings_cost() {
+    for mappings in [512, 15_000, 60_000] {
+        // Low, between and high, in the order of addresses: of the rights each page has others than its
+        // neighbours, so each is a mapping.
+        let whole = map(mappings + 2);
+        let rights = |page: usize| if page % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
+        (1..=mappings).for_each(|page| _ = mprotect(whole + page * PAGE, PAGE, rights(page)));
+        let ends = [whole, whole + (mappings + 1) * PAGE].map(|at| range(at, PAGE));
+        let ending = |watched: &[_]| {
+            let monitor = Userfaultfd::new().unwrap();
+            watched.iter().for_each(|&watched| assert_eq!(monitor.watch(watched), Watch::Covered));
+            let begin = Instant::now();
+            drop(monitor);
+            begin.elapsed().as_micros()
+        };
+        let least = |watched: &[_]| (0..5).map(|_| ending(watched)).min().unwrap_or_default();
+        println!("end of a monitor, {mappings} mappings between {:>8} us", least(&ends));
+        if mappings == 512 {
+            let all = range(whole, (mappings + 2) * PAGE);
+            let watch = |monitor: &Userfaultfd| {
+                let begin = Instant::now();
+                assert_eq!(monitor.watch(all), Watch::Covered);
+                begin.elapsed().as_micros()
+            };
+            let fresh = (0..5).map(|_| watch(&Userfaultfd::new().unwrap())).min();
+            println!("watch of {mappings} mappings {:>8} us", fresh.unwrap_or_default());
+            println!("end of a monitor of {mappings} mappings {:>8} us", least(&[all]));
+        }
+        assert!(munmap(whole, (mappings + 2) * PAGE));
+    }
+}
+
 #[test]
 fn print_what_the_feed_costs() {
     static FEED: Feed = Feed::new();

@@ -41,6 +41,42 @@ fn gives_everything_back<M: Monitor>(cache: &Cache<Mlock, M>) -> bool {
     })
 }
 
+/// Discards of which none can be proved to be over, because a thread of the process never sleeps, leave the
+/// memory alone that they do not touch.
+#[test]
+fn with_a_thread_that_never_sleeps_other_memory_is_cached() {
+    const DISCARDS: usize = 2000;
+    const GETS: usize = 1000;
+    const RANGES: usize = 100;
+    let cache = cache(Userfaultfd::new().unwrap());
+    let (discarded, other) = (map(DISCARDS), map(RANGES * LENGTH / PAGE));
+    assert_eq!(cache.monitor().watch(range(discarded, DISCARDS * PAGE)), Watch::Covered);
+    let (spins, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (made, cached, unproved) = thread::scope(|scope| {
+        scope.spawn(|| {
+            spins.store(true, Ordering::Release);
+            while !over.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+        });
+        while !spins.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let discard =
+            |page: &usize| support::madvise(discarded + page * PAGE, PAGE, libc::MADV_DONTNEED);
+        let made = (0..DISCARDS).filter(discard).count();
+        let get = |number: &usize| is_cached(&cache, other + number % RANGES * LENGTH);
+        let cached = (0..GETS).filter(get).count();
+        let unproved = cache.monitor().in_flux(range(discarded, PAGE));
+        over.store(true, Ordering::Release);
+        (made, cached, unproved)
+    });
+    eprintln!("{cached} of {GETS} gets of other memory were cached, after {made} discards");
+    assert!(unproved, "the thread that spins may have made the first discard");
+    assert_eq!(made, DISCARDS);
+    assert!(cached * 100 >= GETS * 99, "{cached} of {GETS}");
+}
+
 /// What userfaultfd is blind to ends the registration if it is told, and nothing is kept meanwhile.
 #[test]
 fn a_reported_change_is_applied_with_a_monitor_that_cannot_see_it() {
