@@ -269,7 +269,8 @@ mod tests {
         assert_eq!(processors().unwrap(), all, "other threads stay free");
         assert_eq!(stay_on(usize::MAX), Err(Errno(libc::EINVAL)));
     }
-    use std::sync::mpsc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Mutex, mpsc};
 
     fn is_blocked(signal: libc::c_int) -> bool {
         let mut now = MaybeUninit::<libc::sigset_t>::uninit();
@@ -290,27 +291,39 @@ mod tests {
         assert_eq!(inside.try_recv(), Err(mpsc::TryRecvError::Disconnected), "dropped by `join`");
     }
 
-    /// The child has a copy of the value, and not the thread.
+    static ENDED: AtomicBool = AtomicBool::new(false);
+
+    /// Waits until its other end goes, and says when it is dropped.
+    struct Waits(Mutex<mpsc::Receiver<()>>);
+
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            ENDED.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// The child has a copy of the value, and not the thread, which may be in the midst of what it works on.
     #[test]
-    fn a_forked_child_does_not_wait_for_a_lean_thread_of_its_parent() {
+    fn a_forked_child_neither_waits_for_a_thread_of_its_parent_nor_drops_what_it_works_on() {
         let (go_on, wait) = mpsc::channel::<()>();
-        let body = |wait: &std::sync::Mutex<mpsc::Receiver<()>>| _ = wait.lock().unwrap().recv();
-        let thread = LeanThread::spawn(c"pinfold-test", std::sync::Mutex::new(wait), body).unwrap();
+        let body = |waits: &Waits| _ = waits.0.lock().unwrap().recv();
+        let thread = LeanThread::spawn(c"pinfold-test", Waits(Mutex::new(wait)), body).unwrap();
         // SAFETY: the child makes system calls only, and ends; a timer ends it where it waits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: the child's own timer, and its own end.
+            // SAFETY: the child's own timer.
             unsafe { libc::alarm(10) };
             thread.join();
-            // SAFETY: as above.
-            unsafe { libc::_exit(0) };
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit(ENDED.load(Ordering::SeqCst).into()) };
         }
         let mut status = 0;
         // SAFETY: the child of this process.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "it came back");
+        assert_eq!(status, 0, "it came back, and has dropped nothing");
         drop(go_on);
         thread.join();
+        assert!(ENDED.load(Ordering::SeqCst));
     }
 
     #[test]

@@ -246,7 +246,7 @@ impl IoUring {
     /// # Errors
     ///
     /// [`OpenError::Tags`] if `values` contains zero, which is no tag, or has fewer than 2^32
-    /// values, which must not come round while one is out.
+    /// values, so that one is left whatever is out.
     pub fn with_tags(mut self, values: Range<u64>) -> Result<Self, OpenError> {
         self.tags = Some(Tags::new(values).ok_or(OpenError::Tags)?);
         Ok(self)
@@ -289,8 +289,13 @@ impl IoUring {
     fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
         let Some(tags) = &self.tags else { return self.ring.fill(slot, range, 0) };
         let tag = tags.draw();
-        self.ring.fill(slot, range, tag)?;
-        tags.put(slot, tag);
+        match self.ring.fill(slot, range, tag) {
+            Ok(()) => tags.put(slot, tag),
+            Err(errno) => {
+                tags.put_back(tag);
+                return Err(errno);
+            }
+        }
         Ok(())
     }
 

@@ -1,13 +1,13 @@
 //! Which registrations the ring has yet to say the end of.
 
 use pinfold_core::AddressRange;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many values there must be, so that none comes round while it is out: a ring has 2^14 slots,
-/// and each end waits for a request in flight.
+/// How many values there must be, so that there is always one that is not out: a ring has 2^14 slots, and each end
+/// waits for a request in flight.
 const FEWEST: u64 = 1 << 32;
 
 /// The numbers by which registrations are known when they end.
@@ -20,8 +20,10 @@ pub(super) struct Tags {
 
 #[derive(Default)]
 struct State {
-    /// How many were drawn.
+    /// Where the next is looked for.
     drawn: u64,
+    /// Those that were drawn and have not ended.
+    out: HashSet<u64>,
     /// What the slots hold.
     slots: HashMap<u16, u64>,
     /// What was taken out of its slot and may still be in use.
@@ -38,17 +40,29 @@ impl Tags {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a new registration.
+    /// A number for a new registration, which no other has that may be in use: one may stay while all values
+    /// come round.
     pub(super) fn draw(&self) -> u64 {
         let mut state = self.state();
-        let drawn = state.drawn;
-        state.drawn = (drawn + 1) % (self.values.end - self.values.start);
-        self.values.start + drawn
+        loop {
+            let tag = self.values.start + state.drawn;
+            state.drawn = (state.drawn + 1) % (self.values.end - self.values.start);
+            if state.out.insert(tag) {
+                return tag;
+            }
+        }
+    }
+
+    /// The registration for which the number was drawn did not come about.
+    pub(super) fn put_back(&self, tag: u64) {
+        self.state().out.remove(&tag);
     }
 
     /// The slot holds the registration with this number now.
     pub(super) fn put(&self, slot: u16, tag: u64) {
-        self.state().slots.insert(slot, tag);
+        let mut state = self.state();
+        state.out.insert(tag);
+        state.slots.insert(slot, tag);
     }
 
     /// The slot's registration, of `range`, is about to be taken out: from now on its end is
@@ -64,7 +78,9 @@ impl Tags {
     pub(super) fn ended(&self, tag: u64) -> bool {
         let ours = self.values.contains(&tag);
         if ours {
-            self.state().ending.retain(|&(other, _)| other != tag);
+            let mut state = self.state();
+            state.ending.retain(|&(other, _)| other != tag);
+            state.out.remove(&tag);
         }
         ours
     }
@@ -103,6 +119,23 @@ mod tests {
         assert!(tags.ended(first) && !tags.quiet(range(1)) && tags.quiet(range(2)));
         assert!(!tags.ended(7), "the program's own");
         assert!(tags.ended(second) && tags.quiet(range(1)));
+    }
+
+    /// A registration that stays keeps its number to itself, however many come and go.
+    #[test]
+    fn a_number_that_is_out_is_not_drawn_again() {
+        let tags = Tags::new(1..(1 << 32) + 1).unwrap();
+        let stays = tags.draw();
+        tags.put(3, stays);
+        tags.state().drawn = (1 << 32) - 1;
+        let (last, next) = (tags.draw(), tags.draw());
+        assert_eq!((stays, last, next), (1, 1 << 32, 2));
+        tags.put(4, next);
+        assert_eq!((tags.begin_end(3, range(1)), tags.begin_end(4, range(2))), (Some(1), Some(2)));
+        assert!(tags.ended(next) && tags.quiet(range(2)) && !tags.quiet(range(1)));
+        tags.put_back(last);
+        tags.state().drawn = (1 << 32) - 1;
+        assert_eq!(tags.draw(), last);
     }
 
     #[test]
