@@ -25,11 +25,11 @@ pub(crate) struct LoadMonitor {
     sequence: AtomicU64,
     /// The last of them.
     log: Mutex<VecDeque<AddressRange>>,
-    bell: Bell,
+    event_count: EventCount,
 }
 
 impl LoadMonitor {
-    /// Logs changes of `ranges`. Rings no bell, so that the next hit pays for all of them.
+    /// Logs changes of `ranges`. Notifies of none, so that the next hit pays for all of them.
     pub(crate) fn log(&self, ranges: impl Iterator<Item = AddressRange>) {
         let mut log = lock(&self.log);
         let mut sequence = self.sequence.load(Ordering::Relaxed);
@@ -84,34 +84,34 @@ unsafe impl Monitor for LoadMonitor {
         false
     }
 
-    fn bell(&self) -> u32 {
-        self.bell.rung.load(Ordering::Acquire)
+    fn notified(&self) -> u32 {
+        self.event_count.count.load(Ordering::Acquire)
     }
 
-    fn ring(&self) {
-        self.bell.ring();
+    fn notify(&self) {
+        self.event_count.notify();
     }
 
     fn wait(&self, seen: u32) {
-        self.bell.wait(seen);
+        self.event_count.wait(seen);
     }
 }
 
-/// As cheap for the ringer as the real monitors' bell: it costs something only if a thread waits.
+/// As cheap for the ringer as the real monitors' event_count: it costs something only if a thread waits.
 #[derive(Debug, Default)]
-struct Bell {
-    rung: AtomicU32,
+struct EventCount {
+    count: AtomicU32,
     waiters: AtomicU32,
     /// Guards nothing but the moment between a waiter's look and its sleep.
     changed: Mutex<()>,
     wake: Condvar,
 }
 
-impl Bell {
-    fn ring(&self) {
+impl EventCount {
+    fn notify(&self) {
         // SeqCst here and in `wait`: each side writes its word, then reads the other's; the later
         // of the two writers sees the earlier.
-        self.rung.fetch_add(1, Ordering::SeqCst);
+        self.count.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) != 0 {
             drop(lock(&self.changed));
             self.wake.notify_all();
@@ -121,7 +121,7 @@ impl Bell {
     fn wait(&self, seen: u32) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut changed = lock(&self.changed);
-        while self.rung.load(Ordering::SeqCst) == seen {
+        while self.count.load(Ordering::SeqCst) == seen {
             changed = self.wake.wait(changed).unwrap_or_else(PoisonError::into_inner);
         }
         // Relaxed: a stale count costs a needless wake, nothing more.

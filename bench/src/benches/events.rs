@@ -67,7 +67,7 @@ fn streams(options: Options, report: &mut Report, gaps: &[AddressRange]) -> Resu
     null::get_put(&load, &cached, LENGTH)?;
     let change = |turn: usize| {
         load.monitor().log(std::iter::once(gaps[turn % gaps.len()]));
-        load.monitor().ring();
+        load.monitor().notify();
     };
     let hits = || null::get_put(&load, &order, LENGTH);
     stream(options, report, &load, &Stream { name: "one load", hits: &hits, change: &change })?;

@@ -501,11 +501,11 @@ mod tests {
             false
         }
 
-        fn bell(&self) -> u32 {
+        fn notified(&self) -> u32 {
             0
         }
 
-        fn ring(&self) {}
+        fn notify(&self) {}
 
         fn wait(&self, _: u32) {}
     }

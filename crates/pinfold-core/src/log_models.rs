@@ -166,11 +166,11 @@ unsafe impl<const ENTRIES: usize> Monitor for Fed<ENTRIES> {
         false
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         0
     }
 
-    fn ring(&self) {}
+    fn notify(&self) {}
 
     fn wait(&self, _: u32) {}
 }
@@ -266,11 +266,11 @@ unsafe impl Monitor for Word {
         false
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         0
     }
 
-    fn ring(&self) {}
+    fn notify(&self) {}
 
     fn wait(&self, _: u32) {}
 }

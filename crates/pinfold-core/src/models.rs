@@ -31,8 +31,8 @@ struct World {
     sequence: AtomicU64,
     log: Mutex<Vec<AddressRange>>,
     in_flux: AtomicU32,
-    bell: Mutex<u32>,
-    rung: Condvar,
+    event_count: Mutex<u32>,
+    changed: Condvar,
 }
 
 impl World {
@@ -43,8 +43,8 @@ impl World {
             sequence: AtomicU64::new(0),
             log: Mutex::new(Vec::new()),
             in_flux: AtomicU32::new(0),
-            bell: Mutex::new(0),
-            rung: Condvar::new(),
+            event_count: Mutex::new(0),
+            changed: Condvar::new(),
         })
     }
 
@@ -68,7 +68,7 @@ impl World {
         // Release: the entry is there before the sequence says so.
         self.sequence.store(log.len() as u64, Ordering::Release);
         drop(log);
-        self.ring();
+        self.notify();
     }
 
     fn page(&self) -> u64 {
@@ -79,9 +79,9 @@ impl World {
         lock(&self.pinned)[handle].is_some()
     }
 
-    fn ring(&self) {
-        *lock(&self.bell) += 1;
-        self.rung.notify_all();
+    fn notify(&self) {
+        *lock(&self.event_count) += 1;
+        self.changed.notify_all();
     }
 }
 
@@ -151,18 +151,18 @@ unsafe impl Monitor for Watcher {
         false
     }
 
-    fn bell(&self) -> u32 {
-        *lock(&self.0.bell)
+    fn notified(&self) -> u32 {
+        *lock(&self.0.event_count)
     }
 
-    fn ring(&self) {
-        self.0.ring();
+    fn notify(&self) {
+        self.0.notify();
     }
 
     fn wait(&self, seen: u32) {
-        let mut bell = lock(&self.0.bell);
-        while *bell == seen {
-            bell = wait(&self.0.rung, bell);
+        let mut count = lock(&self.0.event_count);
+        while *count == seen {
+            count = wait(&self.0.changed, count);
         }
     }
 }
@@ -198,7 +198,7 @@ fn get_page(cache: &ModelCache, page: usize) -> Result<Lease<'_, Device, Watcher
 /// waiting, which loom reports as a deadlock.
 fn reclaim_until_unpinned(cache: &ModelCache, world: &World, handle: usize) {
     loop {
-        let seen = cache.monitor().bell();
+        let seen = cache.monitor().notified();
         cache.reclaim();
         if !world.is_pinned(handle) {
             return;
@@ -415,7 +415,7 @@ fn loom_two_gets_register_once() {
     });
 }
 
-/// The same when it is the program's word that ends the region: the bell is rung for the first
+/// The same when it is the program's word that ends the region: the waiters are notified of the first
 /// that is handed over and, as long as that call stands, for no other.
 #[test]
 fn loom_one_call_serves_for_all_that_is_handed_over() {

@@ -65,7 +65,7 @@ impl Position {
 /// zone's: they must not call the cache or the zone. Any call may panic but [`forked`](Self::forked), which
 /// destructors ask: what was asked for ends with the panic, or it is counted
 /// ([`callback_panics`](crate::Statistics::callback_panics)) where it has nowhere to go, and nothing that was not
-/// told is believed. Of a bell that panics, the reclaimer may not hear.
+/// told is believed. Of a `notify` that panics, the reclaimer may not hear.
 pub unsafe trait Monitor: Send + Sync + 'static {
     /// The monitor's name: `userfaultfd`, `none`.
     fn name(&self) -> &'static str;
@@ -109,13 +109,13 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// Whether this process is a forked child of the one that made the monitor.
     fn forked(&self) -> bool;
 
-    /// How often the bell was rung; see [`wait`](Self::wait).
-    fn bell(&self) -> u32;
+    /// How often the waiters were notified, modulo 2^32; see [`wait`](Self::wait).
+    fn notified(&self) -> u32;
 
-    /// Rings the bell: wakes every [`wait`](Self::wait). Allocates nothing, waits for nothing.
-    fn ring(&self);
+    /// Rings the event_count: wakes every [`wait`](Self::wait). Allocates nothing, waits for nothing.
+    fn notify(&self);
 
-    /// Waits until the bell was rung since it read `seen`. The monitor rings it after every
+    /// Waits until it was notified since [`notified`](Self::notified) gave `seen`. The monitor notifies after every
     /// entry of the log, the cache when there is something to reclaim.
     fn wait(&self, seen: u32);
 }
@@ -155,12 +155,12 @@ unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
         (**self).forked()
     }
 
-    fn bell(&self) -> u32 {
-        (**self).bell()
+    fn notified(&self) -> u32 {
+        (**self).notified()
     }
 
-    fn ring(&self) {
-        (**self).ring();
+    fn notify(&self) {
+        (**self).notify();
     }
 
     fn wait(&self, seen: u32) {

@@ -679,7 +679,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     /// Works until the cache is dropped. Sleeps while there is nothing to do; news are applied at
     /// once, and what is to be given back is left to gather for a fifth of a millisecond.
     ///
-    /// The bell is read before the work, so whatever happens during the work wakes the next
+    /// The count is read before the work, so whatever happens during the work wakes the next
     /// round: also what a registrar that panicked left to be done.
     ///
     /// No panic leaves this thread, where none could go on: not one of the monitor, which ends the work, nor those of
@@ -691,7 +691,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
 
     fn work_until_closed(&self) {
         loop {
-            let seen = self.shared.monitor.bell();
+            let seen = self.shared.monitor.notified();
             if self.shared.is_closed() {
                 return;
             }
@@ -797,11 +797,11 @@ mod tests {
             false
         }
 
-        fn bell(&self) -> u32 {
+        fn notified(&self) -> u32 {
             0
         }
 
-        fn ring(&self) {}
+        fn notify(&self) {}
 
         fn wait(&self, _: u32) {}
     }

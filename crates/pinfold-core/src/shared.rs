@@ -88,7 +88,7 @@ pub(crate) struct Writer {
     pub(crate) flights: Vec<Flight>,
     /// The reclaimer was called, and has not begun to look since.
     called: bool,
-    /// The bell is to be rung as soon as the lock is free.
+    /// The reclaimer is to be notified as soon as the lock is free.
     must_ring: bool,
     /// How often regions on their way out were gone.
     departures: u64,
@@ -382,18 +382,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         hold.end();
         let deferred = due.map(|due| Deferred { shared: self, due });
         if must_ring {
-            self.ring();
+            self.notify();
         }
         deferred
     }
 
     /// False if the monitor panicked, which is counted: what the caller has in hand must not be lost.
-    fn ring(&self) -> bool {
-        let rang = runs_through(|| self.monitor.ring());
-        if !rang {
+    fn notify(&self) -> bool {
+        let ran = runs_through(|| self.monitor.notify());
+        if !ran {
             self.count_panics(1);
         }
-        rang
+        ran
     }
 
     /// What a change of watched memory costs more: a hint, so that a monitor that panics over it, in the middle
@@ -545,9 +545,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Tells the reclaimer to end. False if it may not have heard, because the monitor panicked.
     pub(crate) fn close(&self) -> bool {
-        // SeqCst: once in a cache's life; the bell's own order makes it visible.
+        // SeqCst: once in a cache's life; the event count's own order makes it visible.
         self.closed.store(true, Ordering::SeqCst);
-        self.ring()
+        self.notify()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -105,11 +105,11 @@ unsafe impl Monitor for Calm {
         false
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         0
     }
 
-    fn ring(&self) {}
+    fn notify(&self) {}
 
     fn wait(&self, _: u32) {}
 }
@@ -167,11 +167,11 @@ unsafe impl Monitor for Nervous {
         false
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         0
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         self.calls.call();
     }
 
@@ -748,11 +748,11 @@ unsafe impl Monitor for LoudMonitor {
         false
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         0
     }
 
-    fn ring(&self) {}
+    fn notify(&self) {}
 
     fn wait(&self, _: u32) {}
 }

@@ -231,7 +231,7 @@ struct World {
     in_flux: AtomicU32,
     forked: AtomicBool,
     rings: schedule::Mutex<u32>,
-    rung: schedule::Condvar,
+    changed: schedule::Condvar,
     /// Whether some registrations fail, and some barriers are refused.
     is_flaky: bool,
     /// Whether suspensions may expire, whichever thread has them.
@@ -311,7 +311,7 @@ impl World {
             in_flux: AtomicU32::new(0),
             forked: AtomicBool::new(false),
             rings: schedule::Mutex::new(0),
-            rung: schedule::Condvar::new(),
+            changed: schedule::Condvar::new(),
             is_flaky,
             expires,
         })
@@ -358,7 +358,7 @@ impl World {
     fn append(&self, range: AddressRange) {
         schedule::turn();
         self.state().log.push(range);
-        self.ring();
+        self.notify();
     }
 
     /// How many entries there are; each is readable as soon as it counts.
@@ -367,10 +367,10 @@ impl World {
         self.state().log.len() as u64
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         *rings = rings.wrapping_add(1);
-        self.rung.notify_all();
+        self.changed.notify_all();
     }
 }
 
@@ -557,18 +557,18 @@ unsafe impl Monitor for Watcher {
         self.0.forked.load(Ordering::Acquire)
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         *self.0.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) {
-        self.0.ring();
+    fn notify(&self) {
+        self.0.notify();
     }
 
     fn wait(&self, seen: u32) {
         let mut rings = self.0.rings.lock().unwrap_or_else(PoisonError::into_inner);
         while *rings == seen {
-            rings = self.0.rung.wait(rings).unwrap_or_else(PoisonError::into_inner);
+            rings = self.0.changed.wait(rings).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -134,11 +134,11 @@ unsafe impl Monitor for Calm {
         false
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         0
     }
 
-    fn ring(&self) {}
+    fn notify(&self) {}
 
     fn wait(&self, _: u32) {}
 }

@@ -40,7 +40,7 @@ pub struct ViewParts {
     /// Array map of one [`Wishes`](crate::layout::Wishes); can be mapped for reading and writing.
     pub wishes: OwnedFd,
     /// Ring buffer; readable when there is an entry for a sleeping thread.
-    pub bell: OwnedFd,
+    pub wakeups: OwnedFd,
     /// The attachments: as long as one process holds them, the programs stay, whatever becomes of
     /// the one who loaded them.
     pub links: Vec<OwnedFd>,
@@ -63,8 +63,8 @@ impl View {
 
     /// The descriptors in the order that [`from_descriptors`](Self::from_descriptors) takes.
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
-        let ViewParts { changes, wishes, bell, links } = self.parts;
-        let mut all = vec![changes, wishes, bell];
+        let ViewParts { changes, wishes, wakeups, links } = self.parts;
+        let mut all = vec![changes, wishes, wakeups];
         all.extend(links);
         all
     }
@@ -89,8 +89,8 @@ impl View {
         let count = descriptors.len();
         let mut each = descriptors.into_iter();
         match (each.next(), each.next(), each.next()) {
-            (Some(changes), Some(wishes), Some(bell)) if count > 3 => {
-                let parts = ViewParts { changes, wishes, bell, links: each.collect() };
+            (Some(changes), Some(wishes), Some(wakeups)) if count > 3 => {
+                let parts = ViewParts { changes, wishes, wakeups, links: each.collect() };
                 Ok(Self { parts, id: ViewId(0) })
             }
             _ => Err(IncompleteView { descriptors: count }),

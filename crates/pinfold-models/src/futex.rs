@@ -1,4 +1,4 @@
-//! The kernel's futexes, and what the bell does with them.
+//! The kernel's futexes, and what an event count does with them.
 //!
 //! The kernel compares a word under the lock of its queue of sleepers; here one lock serves all words.
 
@@ -47,7 +47,7 @@ pub(crate) fn futex_wake(word: &AtomicU32) {
 /// A wake-up that is lost is a deadlock, which shuttle reports.
 #[cfg(test)]
 mod tests {
-    use crate::bell::Bell;
+    use crate::event_count::EventCount;
     use crate::sync::{AtomicU32, Ordering};
     use shuttle::{check_pct, check_random, thread};
     use std::sync::Arc;
@@ -55,17 +55,17 @@ mod tests {
     /// How many schedules of each kind: there are too many to go through all.
     const SCHEDULES: usize = 10_000;
 
-    /// A bell, and what is done before it rings.
+    /// An event count, and what is done before it is notified.
     #[derive(Default)]
     struct Post {
-        bell: Bell,
+        event_count: EventCount,
         letters: AtomicU32,
     }
 
     impl Post {
         fn send(&self) {
             self.letters.fetch_add(1, Ordering::Relaxed);
-            self.bell.ring();
+            self.event_count.notify();
         }
 
         fn letters(&self) -> u32 {
@@ -74,11 +74,11 @@ mod tests {
 
         fn await_letters(&self, count: u32) {
             loop {
-                let seen = self.bell.rung();
+                let seen = self.event_count.count();
                 if self.letters() >= count {
                     return;
                 }
-                self.bell.wait(seen);
+                self.event_count.wait(seen);
             }
         }
     }
@@ -129,12 +129,12 @@ mod tests {
                 thread::spawn(move || posts.iter().for_each(Post::send))
             };
             loop {
-                let bells = posts.each_ref().map(|post| &post.bell);
-                let seen = bells.map(Bell::rung).iter().sum();
+                let event_counts = posts.each_ref().map(|post| &post.event_count);
+                let seen = event_counts.map(EventCount::count).iter().sum();
                 if posts.iter().all(|post| post.letters() == 1) {
                     break;
                 }
-                Bell::wait_for_either(bells, seen);
+                EventCount::wait_for_either(event_counts, seen);
             }
             sender.join().unwrap();
         });

@@ -153,8 +153,8 @@ pub(crate) struct World {
     sequence: AtomicU64,
     log: Mutex<Vec<AddressRange>>,
     in_flux: AtomicU32,
-    bell: Mutex<u32>,
-    rung: Condvar,
+    event_count: Mutex<u32>,
+    changed: Condvar,
 }
 
 // SAFETY: the handles in it point back to it, and nothing writes through them.
@@ -174,8 +174,8 @@ impl World {
             sequence: AtomicU64::new(0),
             log: Mutex::new(Vec::new()),
             in_flux: AtomicU32::new(0),
-            bell: Mutex::new(0),
-            rung: Condvar::new(),
+            event_count: Mutex::new(0),
+            changed: Condvar::new(),
         })
     }
 
@@ -199,8 +199,8 @@ impl World {
         // Release: the entry is there before the sequence says so.
         self.sequence.store(log.len() as u64, Ordering::Release);
         drop(log);
-        *lock(&self.bell) += 1;
-        self.rung.notify_all();
+        *lock(&self.event_count) += 1;
+        self.changed.notify_all();
     }
 
     fn page(&self) -> u64 {
@@ -298,19 +298,19 @@ unsafe impl Monitor for Best {
         false
     }
 
-    fn bell(&self) -> u32 {
-        *lock(&self.0.bell)
+    fn notified(&self) -> u32 {
+        *lock(&self.0.event_count)
     }
 
-    fn ring(&self) {
-        *lock(&self.0.bell) += 1;
-        self.0.rung.notify_all();
+    fn notify(&self) {
+        *lock(&self.0.event_count) += 1;
+        self.0.changed.notify_all();
     }
 
     fn wait(&self, seen: u32) {
-        let mut bell = lock(&self.0.bell);
-        while *bell == seen {
-            bell = self.0.rung.wait(bell).expect("no model goes on after a panic");
+        let mut count = lock(&self.0.event_count);
+        while *count == seen {
+            count = self.0.changed.wait(count).expect("no model goes on after a panic");
         }
     }
 }

@@ -6,15 +6,15 @@
 //! a page that the kernel wipes for instance, stands here in a few lines. So a model needs nothing of the
 //! crate but its part. Empty without `--cfg loom` or `--cfg shuttle`; run with `./check loom schedules`.
 //!
-//! loom takes a `SeqCst` access for an `AcqRel` one. The bell's proof needs the single order of `SeqCst`
+//! loom takes a `SeqCst` access for an `AcqRel` one. The event count's proof needs the single order of `SeqCst`
 //! accesses, which is shuttle's only one.
 
 #![cfg(any(loom, shuttle))]
 #![allow(dead_code, unreachable_pub)] // a model uses a part of its part
 
 #[cfg(shuttle)]
-#[path = "../../pinfold/src/monitor/bell.rs"]
-mod bell;
+#[path = "../../pinfold/src/monitor/event_count.rs"]
+mod event_count;
 #[cfg(shuttle)]
 mod futex;
 

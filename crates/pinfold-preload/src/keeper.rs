@@ -279,7 +279,7 @@ impl Keeper {
     /// Deregisters what has changed, for as long as the process lives.
     pub(crate) fn reclaim(&self) {
         loop {
-            let seen = self.monitor.bell();
+            let seen = self.monitor.notified();
             // A panic costs what was to be deregistered, no more.
             let _panicked = catch_unwind(AssertUnwindSafe(|| self.reclaim_once()));
             self.monitor.wait(seen);

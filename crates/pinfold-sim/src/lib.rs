@@ -33,8 +33,8 @@
 //! assert!(!device.is_fresh(handle, buffer)); // the bug that the cache is there to prevent
 //! ```
 
-pub mod bell;
 pub mod device;
+pub mod event_count;
 pub mod fabric;
 pub mod fault;
 mod log;
@@ -46,8 +46,8 @@ pub mod simulation;
 pub mod space;
 mod sync;
 
-pub use bell::Bell;
 pub use device::{Counts, Device, DeviceConfig, Handle, Registration, Violation};
+pub use event_count::EventCount;
 pub use fault::{Fault, Gate, Moment};
 pub use monitor::SimMonitor;
 pub use random::Random;

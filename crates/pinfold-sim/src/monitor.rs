@@ -44,7 +44,7 @@ impl SimMonitor {
     /// that it runs in a forked child.
     pub fn lose(&self, lost: Lost) {
         lock(&self.orders).lost = Some(lost);
-        self.space.bell().ring();
+        self.space.event_count().notify();
     }
 
     /// From now on what overlaps `range` cannot be watched.
@@ -132,16 +132,16 @@ unsafe impl Monitor for SimMonitor {
         self.lost() == Some(Lost::Forked)
     }
 
-    fn bell(&self) -> u32 {
-        self.space.bell().count()
+    fn notified(&self) -> u32 {
+        self.space.event_count().count()
     }
 
-    fn ring(&self) {
-        self.space.bell().ring();
+    fn notify(&self) {
+        self.space.event_count().notify();
     }
 
     fn wait(&self, seen: u32) {
-        self.space.bell().wait(seen);
+        self.space.event_count().wait(seen);
     }
 }
 

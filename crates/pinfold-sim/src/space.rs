@@ -3,7 +3,7 @@
 //! Pages are numbers. A physical page is never used twice, so two translations are equal exactly
 //! if they lead to the same memory: a device that holds an old one cannot look right by chance.
 
-use crate::bell::Bell;
+use crate::event_count::EventCount;
 use crate::log::Log;
 use crate::sync::lock;
 use pinfold_core::{Access, AddressRange, BadAddress};
@@ -55,7 +55,7 @@ pub enum RemapError {
 pub struct AddressSpace {
     /// Guards the translation together with the log: no thread sees one without the other.
     state: Mutex<State>,
-    bell: Bell,
+    event_count: EventCount,
 }
 
 #[derive(Debug)]
@@ -119,7 +119,7 @@ impl AddressSpace {
             next_flux: 0,
             blindfolded: false,
         };
-        Self { state: Mutex::new(state), bell: Bell::new() }
+        Self { state: Mutex::new(state), event_count: EventCount::new() }
     }
 
     /// Maps fresh pages at `range`, replacing what was there, as `mmap(MAP_FIXED)` does.
@@ -169,7 +169,7 @@ impl AddressSpace {
     /// the range is in flux.
     pub fn begin_discard(self: &Arc<Self>, range: AddressRange) -> Discard {
         let id = lock(&self.state).begin_discard(range);
-        self.bell.ring();
+        self.event_count.notify();
         Discard { space: Arc::clone(self), flux: Flux { id, range } }
     }
 
@@ -215,8 +215,8 @@ impl AddressSpace {
         lock(&self.state).blindfolded = true;
     }
 
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.bell
+    pub(crate) fn event_count(&self) -> &EventCount {
+        &self.event_count
     }
 
     /// Logs `range` if it is watched, and applies `change`, as one step.
@@ -230,7 +230,7 @@ impl AddressSpace {
 
     fn ring_if(&self, logged: bool) {
         if logged {
-            self.bell.ring();
+            self.event_count.notify();
         }
     }
 }
@@ -475,9 +475,9 @@ mod tests {
     fn every_logged_change_rings_the_bell() {
         let space = mapped();
         assert!(space.watch(BUFFER));
-        let seen = space.bell().count();
+        let seen = space.event_count().count();
         space.unmap(BUFFER);
-        space.bell().wait(seen);
-        assert_eq!(space.bell().count(), seen + 1);
+        space.event_count().wait(seen);
+        assert_eq!(space.event_count().count(), seen + 1);
     }
 }

@@ -29,13 +29,13 @@
 //!
 //! `docs/src/process-life.md` has the whole table.
 //!
-//! The order of layers, each using only what stands above it: `bell`, `ring`,
+//! The order of layers, each using only what stands above it: `event_count`,
 //! `range_set`, `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
 //! `best`, `follower`; `hooks` stands apart.
 
-mod bell;
 mod best;
 mod ebpf;
+mod event_count;
 pub mod feed;
 mod flux;
 pub mod follower;
@@ -57,9 +57,9 @@ mod userfaultfd;
 mod watched_page;
 mod with_feed;
 
-pub use bell::Bell;
 pub use best::{Best, Choice, Refused, best, best_without_loading};
 pub use ebpf::{Ebpf, EbpfError};
+pub use event_count::EventCount;
 pub use feed::{Changing, Feed};
 pub use follower::{Follower, News};
 pub use none::NoMonitor;

@@ -408,7 +408,7 @@ fn a_sleeper_is_woken_by_a_change() {
     for _ in 0..50 {
         let memory = Memory::private(1);
         watch(monitor, memory.range());
-        let seen = monitor.bell();
+        let seen = monitor.notified();
         memory.raw_unmap();
         monitor.wait(seen);
     }
@@ -536,7 +536,7 @@ fn role_close_range() {
     assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0);
     let memory = Memory::private(2);
     tells(&monitor, "munmap", memory.range(), || memory.raw_unmap());
-    let seen = monitor.bell();
+    let seen = monitor.notified();
     let memory = Memory::private(2);
     watch(&monitor, memory.range());
     memory.raw_unmap();

@@ -538,15 +538,15 @@ fn a_waiter_is_woken_by_a_change_and_by_a_ring() {
     let monitor = Userfaultfd::new().unwrap();
     let at = map(4);
     assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
-    let seen = monitor.bell();
+    let seen = monitor.notified();
     thread::scope(|scope| {
         scope.spawn(|| monitor.wait(seen));
         assert!(munmap(at, PAGE));
     });
-    let seen = monitor.bell();
+    let seen = monitor.notified();
     thread::scope(|scope| {
         scope.spawn(|| monitor.wait(seen));
-        monitor.ring();
+        monitor.notify();
     });
 }
 

@@ -289,14 +289,14 @@ fn a_waiter_is_woken_by_either_source() {
     let at = map(4);
     assert_eq!(monitor.watch(range(at, LENGTH)), Watch::Covered);
     let sources: [&(dyn Fn() + Sync); 3] =
-        [&|| assert!(munmap(at, LENGTH)), &|| FEED.changed(range(at, PAGE)), &|| monitor.ring()];
+        [&|| assert!(munmap(at, LENGTH)), &|| FEED.changed(range(at, PAGE)), &|| monitor.notify()];
     for source in sources {
-        let seen = monitor.bell();
+        let seen = monitor.notified();
         thread::scope(|scope| {
             scope.spawn(|| monitor.wait(seen));
             source();
         });
-        assert_ne!(monitor.bell(), seen);
+        assert_ne!(monitor.notified(), seen);
     }
 }
 

@@ -19,14 +19,14 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// See the file's header.
 #[derive(Debug, Default)]
 pub(crate) struct Deaf {
-    /// Guards how often the bell was rung.
-    bell: Mutex<u32>,
-    rung: Condvar,
+    /// Guards how often it was notified.
+    event_count: Mutex<u32>,
+    changed: Condvar,
 }
 
 impl Deaf {
     fn lock(&self) -> MutexGuard<'_, u32> {
-        self.bell.lock().unwrap_or_else(PoisonError::into_inner)
+        self.event_count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -60,20 +60,20 @@ unsafe impl Monitor for Deaf {
         false
     }
 
-    fn bell(&self) -> u32 {
+    fn notified(&self) -> u32 {
         *self.lock()
     }
 
-    fn ring(&self) {
-        let mut bell = self.lock();
-        *bell = bell.wrapping_add(1);
-        self.rung.notify_all();
+    fn notify(&self) {
+        let mut count = self.lock();
+        *count = count.wrapping_add(1);
+        self.changed.notify_all();
     }
 
     fn wait(&self, seen: u32) {
-        let mut bell = self.lock();
-        while *bell == seen {
-            bell = self.rung.wait(bell).unwrap_or_else(PoisonError::into_inner);
+        let mut count = self.lock();
+        while *count == seen {
+            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Maps {
     watched: Map,
     changes: Map,
     wishes: Map,
-    bells: Map,
+    wakeups_by_view: Map,
     filter: Map,
     filter_words: Words,
     offsets: Map,
@@ -54,7 +54,7 @@ struct Open {
 struct Parts {
     changes: Map,
     wishes: Map,
-    bell: Map,
+    wakeups: Map,
 }
 
 impl Parts {
@@ -66,7 +66,7 @@ impl Parts {
         Ok(Self {
             changes,
             wishes: array::<Wishes>(c"pinfold_wishes")?,
-            bell: Map::new(
+            wakeups: Map::new(
                 c"pinfold_bell",
                 Shape {
                     kind: Kind::RingBuffer,
@@ -123,7 +123,7 @@ impl Maps {
             watched: Map::new(c"pinfold_watched", watched, None)?,
             changes: by_number(c"pinfold_changes", &like.changes)?,
             wishes: by_number(c"pinfold_wishes", &like.wishes)?,
-            bells: by_number(c"pinfold_bells", &like.bell)?,
+            wakeups_by_view: by_number(c"pinfold_bells", &like.wakeups)?,
             filter_words: Words::of(&filter)?,
             filter,
             offsets: constants(offsets)?,
@@ -140,7 +140,7 @@ impl Maps {
             ("watched", Target::Map(self.watched.as_raw_fd())),
             ("changes", Target::Map(self.changes.as_raw_fd())),
             ("wishes", Target::Map(self.wishes.as_raw_fd())),
-            ("bells", Target::Map(self.bells.as_raw_fd())),
+            ("bells", Target::Map(self.wakeups_by_view.as_raw_fd())),
             ("filter", Target::ValueOf(self.filter.as_raw_fd())),
             ("offsets", Target::ValueOf(self.offsets.as_raw_fd())),
             ("setting_reads", Target::ValueOf(self.setting_reads.as_raw_fd())),
@@ -165,17 +165,18 @@ impl Maps {
         };
         put(&self.changes, &parts.changes)?;
         put(&self.wishes, &parts.wishes)?;
-        let bell = parts.bell.as_raw_fd().to_ne_bytes();
+        let wakeups = parts.wakeups.as_raw_fd().to_ne_bytes();
         self.opened += 1;
         let open = Open { id: ViewId(self.opened), mm, parts: Some(parts) };
         if let Some(view) = self.views.get_mut(place) {
             *view = Some(open);
         }
-        // The bell last: no thread that it would wake sleeps yet, and before it is there for its caller,
+        // The map of wake-ups last: no thread that it would wake sleeps yet, and before it is there for its caller,
         // every program has ended that found what this entry took the place of. A hash map gives such
         // memory to the next key at once, and the program would read that one's views.
-        let entered =
-            self.enter(mm, number).and_then(|()| self.bells.put(&key, &bell, Put::Any).map_err(os));
+        let entered = self
+            .enter(mm, number)
+            .and_then(|()| self.wakeups_by_view.put(&key, &wakeups, Put::Any).map_err(os));
         if entered.is_err() {
             self.close(number, close);
         }
@@ -240,7 +241,7 @@ impl Maps {
         let parts = ViewParts {
             changes: parts.changes.into_descriptor(),
             wishes: parts.wishes.into_descriptor(),
-            bell: parts.bell.into_descriptor(),
+            wakeups: parts.wakeups.into_descriptor(),
             links,
         };
         Ok(View { parts, id })
@@ -285,7 +286,7 @@ impl Maps {
     /// has ended. So a change that was on its way into this view is not told in the next one of its
     /// number.
     fn empty(&self, number: Number) {
-        for outer in [&self.changes, &self.wishes, &self.bells] {
+        for outer in [&self.changes, &self.wishes, &self.wakeups_by_view] {
             // It may not have got that far.
             let _ = outer.delete(&number.to_ne_bytes());
         }

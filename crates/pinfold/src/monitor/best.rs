@@ -270,12 +270,12 @@ unsafe impl Monitor for Best {
         }
     }
 
-    fn bell(&self) -> u32 {
-        self.monitor().bell()
+    fn notified(&self) -> u32 {
+        self.monitor().notified()
     }
 
-    fn ring(&self) {
-        self.monitor().ring();
+    fn notify(&self) {
+        self.monitor().notify();
     }
 
     fn wait(&self, seen: u32) {

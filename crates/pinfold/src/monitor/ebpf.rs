@@ -39,7 +39,7 @@ mod self_test;
 
 pub use error::EbpfError;
 
-use super::bell::Bell;
+use super::event_count::EventCount;
 use super::notify::{self, ConnectError, GivesBack};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
@@ -79,7 +79,7 @@ struct Core {
     /// By which the programs' records are dated.
     clock: Clock,
     wishes: SharedValue<Wishes>,
-    bell: Bell,
+    event_count: EventCount,
     stop: AtomicBool,
 }
 
@@ -99,8 +99,8 @@ impl fmt::Debug for Ebpf {
 }
 
 impl Ebpf {
-    pub(super) fn the_bell(&self) -> &Bell {
-        &self.core.bell
+    pub(super) fn event_count(&self) -> &EventCount {
+        &self.core.event_count
     }
 
     /// A monitor over a view of this process's changes. Takes a thread and 0.3 MiB, and tests that the
@@ -128,20 +128,20 @@ impl Ebpf {
 
     fn start(view: View, helper: Option<GivesBack>) -> Result<Self, EbpfError> {
         let view = view.into_parts();
-        let positions = Positions::new(view.bell.as_fd()).map_err(EbpfError::map)?;
+        let positions = Positions::new(view.wakeups.as_fd()).map_err(EbpfError::map)?;
         let changes = SharedValue::new(view.changes.as_fd(), 0, false).map_err(EbpfError::map)?;
         let core = Arc::new(Core {
             mark: ForkMark::new(WORKING).map_err(EbpfError::memory)?,
             clock: Clock::of(changes.get()).map_err(EbpfError::memory)?,
             changes,
             wishes: SharedValue::new(view.wishes.as_fd(), 0, true).map_err(EbpfError::map)?,
-            bell: Bell::default(),
+            event_count: EventCount::default(),
             stop: AtomicBool::new(false),
         });
         // From here on, dropping it ends the keeper.
         let monitor = Self { core, helper };
         let mut kept = view.links;
-        kept.insert(0, view.bell);
+        kept.insert(0, view.wakeups);
         keeper::start(&monitor.core, kept, positions)?;
         self_test::of_every_route(&monitor)?;
         // What lies next to the memory that the test was made on is of no interest.
@@ -429,16 +429,16 @@ unsafe impl Monitor for Ebpf {
         self.core.mark.forked()
     }
 
-    fn bell(&self) -> u32 {
-        self.core.bell.rung()
+    fn notified(&self) -> u32 {
+        self.core.event_count.count()
     }
 
-    fn ring(&self) {
-        self.core.bell.ring();
+    fn notify(&self) {
+        self.core.event_count.notify();
     }
 
     fn wait(&self, seen: u32) {
-        self.core.bell.wait(seen);
+        self.core.event_count.wait(seen);
     }
 }
 

@@ -40,7 +40,7 @@
 //! feed: the data symbol `pinfold_process_feed` of whichever library exports one. So its layout is
 //! fixed, and [`VERSION`](Feed::VERSION) changes with it.
 
-use super::bell::Bell;
+use super::event_count::EventCount;
 use crate::{AddressRange, Change};
 use pinfold_core::{ChangeLog, Ticket, UnderWay};
 use std::fmt;
@@ -57,7 +57,7 @@ pub struct Feed {
     header: Header,
     /// [`Change::bit`]s.
     claims: AtomicU64,
-    bell: Bell,
+    event_count: EventCount,
     under_way: UnderWay<RECORDS>,
     pub(super) log: ChangeLog<ENTRIES>,
 }
@@ -99,7 +99,7 @@ impl Feed {
         Self {
             header: Self::OURS,
             claims: AtomicU64::new(0),
-            bell: Bell::new(),
+            event_count: EventCount::new(),
             under_way: UnderWay::new(),
             log: ChangeLog::new(),
         }
@@ -129,7 +129,7 @@ impl Feed {
     /// registration of the old pages may be found until then: [`begin`](Self::begin) is for that.
     pub fn changed(&self, range: AddressRange) {
         self.log.append(range);
-        self.bell.ring();
+        self.event_count.notify();
     }
 
     /// Claims that from now on every change of this kind that this process makes by its libraries'
@@ -167,8 +167,8 @@ impl Feed {
     }
 
     /// Rung with every entry.
-    pub(super) fn bell(&self) -> &Bell {
-        &self.bell
+    pub(super) fn event_count(&self) -> &EventCount {
+        &self.event_count
     }
 
     /// See [`forget_parents_changes`](Self::forget_parents_changes).
@@ -245,7 +245,7 @@ mod tests {
     fn the_layout_is_that_of_version_1() {
         assert_eq!(Feed::VERSION, 1);
         assert_eq!((offset_of!(Header, version), offset_of!(Feed, claims)), (8, 16));
-        assert_eq!((offset_of!(Feed, bell), offset_of!(Feed, under_way)), (24, 32));
+        assert_eq!((offset_of!(Feed, event_count), offset_of!(Feed, under_way)), (24, 32));
         assert_eq!(offset_of!(Feed, log), 32 + 8 + RECORDS * 24);
         assert_eq!(size_of::<Feed>(), 32 + 8 + RECORDS * 24 + 24 + ENTRIES * 24);
         assert_eq!(Position::NOWHERE.1, u64::MAX, "no log gives such a place");

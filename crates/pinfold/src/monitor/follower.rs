@@ -41,8 +41,8 @@ pub struct Follower<M> {
     position: Position,
     /// The word at that place.
     sequence: Sequence,
-    /// How often the bell was rung before the last look.
-    rung: u32,
+    /// How often it was notified before the last look.
+    notified: u32,
 }
 
 /// What has changed.
@@ -71,10 +71,10 @@ impl<M: Monitor> Follower<M> {
     ///
     /// [`Lost`] if the monitor sees nothing any more.
     pub fn new(monitor: M) -> Result<Self, Lost> {
-        let rung = monitor.bell();
+        let notified = monitor.notified();
         monitor.check()?;
         let start = monitor.replay(Position::NOWHERE, &mut |_| {});
-        Ok(Self { monitor, position: start.up_to, sequence: start.sequence, rung })
+        Ok(Self { monitor, position: start.up_to, sequence: start.sequence, notified })
     }
 
     /// Tells everything that took effect before this call and was not told before. Costs the
@@ -88,7 +88,7 @@ impl<M: Monitor> Follower<M> {
     /// [`Lost`] if the monitor sees nothing any more: then anything may change untold.
     pub fn news(&mut self, mut tell: impl FnMut(News)) -> Result<(), Lost> {
         // Before the look: a ring behind it is not slept through.
-        self.rung = self.monitor.bell();
+        self.notified = self.monitor.notified();
         if self.monitor.check()? == self.sequence {
             return Ok(());
         }
@@ -103,7 +103,7 @@ impl<M: Monitor> Follower<M> {
     /// Waits until there may be news since the last call of [`news`](Self::news), or a thread calls
     /// [`Monitor::ring`].
     pub fn wait(&self) {
-        self.monitor.wait(self.rung);
+        self.monitor.wait(self.notified);
     }
 
     /// Has every change of `range` told from now on.

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::bell::Bell;
+use super::event_count::EventCount;
 use super::start::StartError;
 use super::still::Still;
 use crate::{
@@ -32,8 +32,8 @@ impl NoMonitor {
         Still::new().map(Self)
     }
 
-    pub(super) fn the_bell(&self) -> &Bell {
-        &self.0.bell
+    pub(super) fn event_count(&self) -> &EventCount {
+        &self.0.event_count
     }
 }
 
@@ -70,16 +70,16 @@ unsafe impl Monitor for NoMonitor {
         self.0.forked()
     }
 
-    fn bell(&self) -> u32 {
-        self.0.bell.rung()
+    fn notified(&self) -> u32 {
+        self.0.event_count.count()
     }
 
-    fn ring(&self) {
-        self.0.bell.ring();
+    fn notify(&self) {
+        self.0.event_count.notify();
     }
 
     fn wait(&self, seen: u32) {
-        self.0.bell.wait(seen);
+        self.0.event_count.wait(seen);
     }
 }
 

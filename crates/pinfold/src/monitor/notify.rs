@@ -359,14 +359,16 @@ fn os(operation: &'static str, error: &io::Error) -> ConnectError {
 enum Kind {
     Changes,
     Wishes,
-    Bell,
+    Wakeups,
     Link,
 }
 
 impl Kind {
     /// As [`View::into_descriptors`] puts them.
     fn in_order() -> impl Iterator<Item = Self> {
-        [Self::Changes, Self::Wishes, Self::Bell].into_iter().chain(std::iter::repeat(Self::Link))
+        [Self::Changes, Self::Wishes, Self::Wakeups]
+            .into_iter()
+            .chain(std::iter::repeat(Self::Link))
     }
 
     /// What the kernel says of such a descriptor: lines and, where one is expected, their value. The
@@ -375,7 +377,7 @@ impl Kind {
         match self {
             Self::Changes => &[("map_type", Some("2")), ("frozen", Some("1"))],
             Self::Wishes => &[("map_type", Some("2")), ("frozen", Some("0"))],
-            Self::Bell => &[("map_type", Some("27"))],
+            Self::Wakeups => &[("map_type", Some("27"))],
             Self::Link => &[("link_id", None)],
         }
     }
@@ -384,7 +386,7 @@ impl Kind {
         match self {
             Self::Changes => "the map of changes",
             Self::Wishes => "the map of wishes",
-            Self::Bell => "the bell",
+            Self::Wakeups => "the wake-ups",
             Self::Link => "a link",
         }
     }

@@ -21,7 +21,7 @@
 
 #![allow(unsafe_code)]
 
-use super::bell::Bell;
+use super::event_count::EventCount;
 use super::flux::Flux;
 use super::log::{Log, Writer};
 use super::range_set::RangeSet;
@@ -77,7 +77,7 @@ impl Requests {
 pub(super) struct Core {
     pub(super) log: Log,
     pub(super) flux: Flux,
-    pub(super) bell: Bell,
+    pub(super) event_count: EventCount,
     /// The error that ended everything, 0 while all is well.
     lost: AtomicI32,
     /// Set, then followed by the unmapping of the doorbell page, to end the reader.
@@ -103,7 +103,7 @@ impl Core {
         Ok(Self {
             log: Log::new(LOG_ENTRIES)?,
             flux: Flux::new(),
-            bell: Bell::default(),
+            event_count: EventCount::default(),
             lost: AtomicI32::new(0),
             stop: AtomicBool::new(false),
             floods: Requests::default(),
@@ -244,7 +244,7 @@ impl Reader<'_> {
         floods.close(flood);
         names.close(name);
         if got != 0 {
-            self.core.bell.ring();
+            self.core.event_count.notify();
         }
     }
 

@@ -1,6 +1,6 @@
-//! What a monitor without events has: the mark of a fork, a bell, and a log with one place.
+//! What a monitor without events has: the mark of a fork, an event count, and a log with one place.
 
-use super::bell::Bell;
+use super::event_count::EventCount;
 use super::start::StartError;
 use crate::fork_mark::ForkMark;
 use crate::{Lost, Position, Replay, Sequence};
@@ -13,14 +13,14 @@ const PLACE: Position = Position(0, 0);
 #[derive(Debug)]
 pub(super) struct Still {
     mark: ForkMark,
-    pub(super) bell: Bell,
+    pub(super) event_count: EventCount,
 }
 
 impl Still {
     /// Takes one page.
     pub(super) fn new() -> Result<Self, StartError> {
         let mark = ForkMark::new(1).map_err(StartError::memory)?;
-        Ok(Self { mark, bell: Bell::default() })
+        Ok(Self { mark, event_count: EventCount::default() })
     }
 
     /// Costs a load.

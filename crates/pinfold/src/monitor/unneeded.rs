@@ -69,16 +69,16 @@ unsafe impl Monitor for Unneeded {
         self.0.forked()
     }
 
-    fn bell(&self) -> u32 {
-        self.0.bell.rung()
+    fn notified(&self) -> u32 {
+        self.0.event_count.count()
     }
 
-    fn ring(&self) {
-        self.0.bell.ring();
+    fn notify(&self) {
+        self.0.event_count.notify();
     }
 
     fn wait(&self, seen: u32) {
-        self.0.bell.wait(seen);
+        self.0.event_count.wait(seen);
     }
 }
 

@@ -38,7 +38,7 @@
 
 #![allow(unsafe_code)]
 
-use super::bell::Bell;
+use super::event_count::EventCount;
 use super::log::Log;
 use super::price::ChangePrice;
 use super::range_set::RangeSet;
@@ -146,8 +146,8 @@ impl Userfaultfd {
         self.uffd.number()
     }
 
-    pub(super) fn the_bell(&self) -> &Bell {
-        &self.core.bell
+    pub(super) fn event_count(&self) -> &EventCount {
+        &self.core.event_count
     }
 
     /// A fresh page that is watched; see [`watch`](Monitor::watch) for other memory.
@@ -543,7 +543,7 @@ impl Patience {
 // **Kept.** See `ring.rs` and `log.rs`.
 //
 // **Calm.** `check` and `replay` take no lock. `in_flux` tries one that only another `in_flux`
-// holds. `bell`, `ring` and `wait` take none.
+// holds. `notified`, `notify` and `wait` take none.
 //
 // `watch` answers `Covered` if at some moment between its two looks at the table every mapping
 // in the range was reported on. If the range changed since a `check` made before `watch`, the log
@@ -606,15 +606,15 @@ unsafe impl Monitor for Userfaultfd {
         self.core.log.forked()
     }
 
-    fn bell(&self) -> u32 {
-        self.core.bell.rung()
+    fn notified(&self) -> u32 {
+        self.core.event_count.count()
     }
 
-    fn ring(&self) {
-        self.core.bell.ring();
+    fn notify(&self) {
+        self.core.event_count.notify();
     }
 
     fn wait(&self, seen: u32) {
-        self.core.bell.wait(seen);
+        self.core.event_count.wait(seen);
     }
 }

@@ -22,8 +22,8 @@
 
 #![allow(unsafe_code)]
 
-use super::bell::Bell;
 use super::ebpf::Ebpf;
+use super::event_count::EventCount;
 use super::feed::Feed;
 use super::none::NoMonitor;
 use super::userfaultfd::Userfaultfd;
@@ -38,38 +38,38 @@ use std::sync::Arc;
 /// # Safety
 ///
 /// Its [`Sequence`]s never decrease. Its [`Position`]s say all in the first word. Its
-/// [`bell`](Monitor::bell), [`ring`](Monitor::ring) and [`wait`](Monitor::wait) are those of
-/// [`own_bell`](Self::own_bell).
+/// [`notified`](Monitor::notified), [`notify`](Monitor::notify) and [`wait`](Monitor::wait) are those of
+/// [`own_event_count`](Self::own_event_count).
 pub unsafe trait Combinable: Monitor {
     /// What it rings.
-    fn own_bell(&self) -> &Bell;
+    fn own_event_count(&self) -> &EventCount;
 }
 
 // SAFETY: its word counts entries, its place is that word.
 unsafe impl Combinable for Userfaultfd {
-    fn own_bell(&self) -> &Bell {
-        self.the_bell()
+    fn own_event_count(&self) -> &EventCount {
+        self.event_count()
     }
 }
 
 // SAFETY: its word counts entries, its place is that word, and the bit that ends both is the highest.
 unsafe impl Combinable for Ebpf {
-    fn own_bell(&self) -> &Bell {
-        self.the_bell()
+    fn own_event_count(&self) -> &EventCount {
+        self.event_count()
     }
 }
 
 // SAFETY: it has one word and one place.
 unsafe impl Combinable for NoMonitor {
-    fn own_bell(&self) -> &Bell {
-        self.the_bell()
+    fn own_event_count(&self) -> &EventCount {
+        self.event_count()
     }
 }
 
 // SAFETY: it is the monitor inside.
 unsafe impl<M: Combinable + ?Sized> Combinable for Arc<M> {
-    fn own_bell(&self) -> &Bell {
-        (**self).own_bell()
+    fn own_event_count(&self) -> &EventCount {
+        (**self).own_event_count()
     }
 }
 
@@ -96,8 +96,8 @@ impl<M: Combinable> WithFeed<M> {
         self.feed
     }
 
-    fn bells(&self) -> [&Bell; 2] {
-        [self.monitor.own_bell(), self.feed.bell()]
+    fn event_counts(&self) -> [&EventCount; 2] {
+        [self.monitor.own_event_count(), self.feed.event_count()]
     }
 }
 
@@ -158,17 +158,17 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
         self.monitor.forked()
     }
 
-    /// The sum: each only grows, so it is the same if neither was rung.
-    fn bell(&self) -> u32 {
-        let [monitor, feed] = self.bells();
-        monitor.rung().wrapping_add(feed.rung())
+    /// The sum: each only grows, so it is the same if neither was notified.
+    fn notified(&self) -> u32 {
+        let [monitor, feed] = self.event_counts();
+        monitor.count().wrapping_add(feed.count())
     }
 
-    fn ring(&self) {
-        self.monitor.ring();
+    fn notify(&self) {
+        self.monitor.notify();
     }
 
     fn wait(&self, seen: u32) {
-        Bell::wait_for_either(self.bells(), seen);
+        EventCount::wait_for_either(self.event_counts(), seen);
     }
 }

@@ -360,15 +360,15 @@ pub(crate) struct Silent {
     changes: Mutex<Vec<AddressRange>>,
     /// What a question does besides, by its name.
     besides: OnceLock<Besides>,
-    rung: Mutex<u32>,
-    bell: Condvar,
+    notified: Mutex<u32>,
+    event_count: Condvar,
 }
 
 impl Silent {
     pub(crate) fn new() -> Self {
-        let (changes, rung) = (Mutex::default(), Mutex::default());
+        let (changes, notified) = (Mutex::default(), Mutex::default());
         let (process, besides) = (std::process::id(), OnceLock::new());
-        Self { process, changes, besides, rung, bell: Condvar::new() }
+        Self { process, changes, besides, notified, event_count: Condvar::new() }
     }
 
     /// What a question does besides, from now on.
@@ -384,7 +384,7 @@ impl Silent {
 
     pub(crate) fn change(&self, range: AddressRange) {
         self.changes.lock().unwrap().push(range);
-        self.ring();
+        self.notify();
     }
 }
 
@@ -430,18 +430,18 @@ unsafe impl Monitor for Silent {
         self.process != std::process::id()
     }
 
-    fn bell(&self) -> u32 {
-        *self.rung.lock().unwrap()
+    fn notified(&self) -> u32 {
+        *self.notified.lock().unwrap()
     }
 
-    fn ring(&self) {
-        *self.rung.lock().unwrap() += 1;
-        self.bell.notify_all();
+    fn notify(&self) {
+        *self.notified.lock().unwrap() += 1;
+        self.event_count.notify_all();
     }
 
     fn wait(&self, seen: u32) {
-        let rung = self.rung.lock().unwrap();
-        drop(self.bell.wait_while(rung, |rung| *rung == seen).unwrap());
+        let count = self.notified.lock().unwrap();
+        drop(self.event_count.wait_while(count, |count| *count == seen).unwrap());
     }
 }
 

@@ -1,4 +1,4 @@
-//! The thread that keeps the programs in the kernel and passes their bell on.
+//! The thread that keeps the programs in the kernel and passes their wake-ups on.
 //!
 //! It has a table of descriptors of its own, with the attachments in it and the ring buffer that becomes
 //! readable when a program rings. So no code that closes descriptors in this process can take the
@@ -14,8 +14,8 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// How long the bell is not listened to after it rang: a change that wakes us costs its thread many
-/// times what the others do, so of many in a row few should. The thread that waits for the bell deregisters;
+/// How long no wake-up is listened to after one: a change that wakes us costs its thread many
+/// times what the others do, so of many in a row few should. The thread that waits for wake-ups deregisters;
 /// nothing stale is used meanwhile.
 const PACE: Duration = Duration::from_millis(2);
 
@@ -31,11 +31,11 @@ pub(super) fn start(
     let core = Arc::clone(core);
     let body = move || {
         let own_table = keep_only(&numbers);
-        let bell = numbers.first().copied().unwrap_or(-1);
+        let wakeups = numbers.first().copied().unwrap_or(-1);
         // The thread that waits for it receives the error only.
         let _ = tell.send(own_table);
         if own_table.is_ok() {
-            run(&core, bell, &positions);
+            run(&core, wakeups, &positions);
         }
     };
     thread::spawn("pinfold-keeper", body)
@@ -45,7 +45,7 @@ pub(super) fn start(
     own_table.map_err(|Errno(errno)| EbpfError::thread(errno))
 }
 
-fn run(core: &Core, bell: Descriptor, positions: &Positions) {
+fn run(core: &Core, wakeups: Descriptor, positions: &Positions) {
     let mut told = core.sequence();
     loop {
         // SeqCst, with the fence: a program that changes the sequence after we look at it finds that we
@@ -55,16 +55,16 @@ fn run(core: &Core, bell: Descriptor, positions: &Positions) {
         if core.stopped() {
             return;
         }
-        if core.sequence() == told && !wait_readable(bell, -1) {
+        if core.sequence() == told && !wait_readable(wakeups, -1) {
             core.lose();
-            core.bell.ring();
+            core.event_count.notify();
             return;
         }
         // Acquire and release: the kernel's own orders for these two words. What was written is of
         // no interest; that all of it was read is what makes the next one wake us.
         positions.read().store(positions.written().load(Ordering::Acquire), Ordering::Release);
         told = core.sequence();
-        core.bell.ring();
+        core.event_count.notify();
         if core.closed() {
             return;
         }

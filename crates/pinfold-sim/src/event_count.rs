@@ -1,4 +1,4 @@
-//! The bell of a monitor: a ring wakes every thread that waits.
+//! The event count of a monitor: a notification wakes every thread that waits.
 
 use crate::sync::lock;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -7,35 +7,37 @@ use std::sync::{Condvar, Mutex, PoisonError};
 ///
 /// A ring between the reading of the counter and the wait is not lost: `wait` returns at once.
 #[derive(Debug, Default)]
-pub struct Bell {
+pub struct EventCount {
     /// Guards the number of rings so far; it wraps.
     rings: Mutex<u32>,
-    rung: Condvar,
+    changed: Condvar,
 }
 
-impl Bell {
-    /// A bell that was never rung.
+impl EventCount {
+    /// One that was never notified.
     pub const fn new() -> Self {
-        Self { rings: Mutex::new(0), rung: Condvar::new() }
+        Self { rings: Mutex::new(0), changed: Condvar::new() }
     }
 
-    /// How often it was rung, modulo 2^32.
+    /// How often it was notified, modulo 2^32.
     pub fn count(&self) -> u32 {
         *lock(&self.rings)
     }
 
     /// Rings: every wait for this ring ends.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         let mut rings = lock(&self.rings);
         *rings = rings.wrapping_add(1);
-        self.rung.notify_all();
+        self.changed.notify_all();
     }
 
     /// Waits until [`count`](Self::count) is no longer `seen`.
     pub fn wait(&self, seen: u32) {
         let unrung = |rings: &mut u32| *rings == seen;
         drop(
-            self.rung.wait_while(lock(&self.rings), unrung).unwrap_or_else(PoisonError::into_inner),
+            self.changed
+                .wait_while(lock(&self.rings), unrung)
+                .unwrap_or_else(PoisonError::into_inner),
         );
     }
 }
@@ -46,21 +48,21 @@ mod tests {
 
     #[test]
     fn a_ring_before_the_wait_is_not_lost() {
-        let bell = Bell::new();
-        let seen = bell.count();
-        bell.ring();
-        bell.wait(seen);
-        assert_eq!(bell.count(), seen + 1);
+        let events = EventCount::new();
+        let seen = events.count();
+        events.notify();
+        events.wait(seen);
+        assert_eq!(events.count(), seen + 1);
     }
 
     #[test]
     fn every_waiter_wakes() {
-        let bell = Bell::new();
+        let events = EventCount::new();
         std::thread::scope(|scope| {
             for _ in 0..3 {
-                scope.spawn(|| bell.wait(0));
+                scope.spawn(|| events.wait(0));
             }
-            bell.ring();
+            events.notify();
         });
     }
 }
