@@ -61,7 +61,7 @@ unsafe impl Monitor for LoadMonitor {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
+    fn change_pending(&self, _: AddressRange) -> bool {
         false
     }
 
@@ -77,7 +77,7 @@ unsafe impl Monitor for LoadMonitor {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {

@@ -79,8 +79,8 @@ impl Judgement {
     /// What is told to a feed is told by the C library's functions and by no other route.
     fn of(finding: &Finding, cover: Cover, route: Route) -> Self {
         match (finding.right, finding.cached) {
-            (false, _) if cover == Cover::Blind => Self::Blind,
-            (false, _) if cover == Cover::Told && route == Route::Other => Self::Blind,
+            (false, _) if cover == Cover::Undetected => Self::Blind,
+            (false, _) if cover == Cover::Reported && route == Route::Other => Self::Blind,
             (false, _) => Self::Stale,
             (true, true) => Self::Fresh,
             (true, false) => Self::Uncached,
@@ -301,15 +301,15 @@ mod tests {
             Judgement::of(&Finding { right, cached, note: None }, cover, route)
         };
         for route in [Route::Library, Route::Other] {
-            assert_eq!(of(false, true, Cover::Blind, route), Judgement::Blind);
-            for cover in [Cover::Seen, Cover::NotCached, Cover::Harmless] {
+            assert_eq!(of(false, true, Cover::Undetected, route), Judgement::Blind);
+            for cover in [Cover::Detected, Cover::NotCached, Cover::Harmless] {
                 assert_eq!(of(false, true, cover, route), Judgement::Stale);
                 assert_eq!(of(false, false, cover, route), Judgement::Stale);
             }
-            assert_eq!(of(true, true, Cover::Seen, route), Judgement::Fresh);
+            assert_eq!(of(true, true, Cover::Detected, route), Judgement::Fresh);
             assert_eq!(of(true, false, Cover::NotCached, route), Judgement::Uncached);
         }
-        assert_eq!(of(false, true, Cover::Told, Route::Library), Judgement::Stale);
-        assert_eq!(of(false, true, Cover::Told, Route::Other), Judgement::Blind);
+        assert_eq!(of(false, true, Cover::Reported, Route::Library), Judgement::Stale);
+        assert_eq!(of(false, true, Cover::Reported, Route::Other), Judgement::Blind);
     }
 }

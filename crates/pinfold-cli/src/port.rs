@@ -23,7 +23,7 @@ use crate::device::{Device, Handle, Kind, Transfer};
 use crate::output::Failure;
 use pinfold::budget::Share;
 use pinfold::landing::{Options, Slab, Zone, ZoneError};
-use pinfold::monitor::{Best, Choice, Unneeded, best};
+use pinfold::monitor::{Best, Choice, PageTableCoherent, best};
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::io;
 use std::sync::Arc;
@@ -100,10 +100,10 @@ pub(crate) fn same_as(first: &Best) -> MakeMonitor<Arc<Best>> {
 }
 
 /// The monitor of a cache whose device follows the page table.
-pub(crate) fn unneeded() -> Result<Arc<Unneeded>, Failure> {
+pub(crate) fn unneeded() -> Result<Arc<PageTableCoherent>, Failure> {
     // SAFETY: used over devices that page on demand only; were one not to, the harm would be wrong
     // bytes, which this program looks for.
-    unsafe { Unneeded::new() }.map(Arc::new).map_err(Failure::unavailable)
+    unsafe { PageTableCoherent::new() }.map(Arc::new).map_err(Failure::unavailable)
 }
 
 /// The monitor of a cache that is told nothing.

@@ -549,7 +549,7 @@ fn coverage_table(mappings: &[Coverage]) -> String {
 fn tone(cover: &str) -> Tone {
     let is = |covers: &[Cover]| covers.iter().any(|each| each.to_string() == cover);
     match () {
-        () if is(&[Cover::Blind, Cover::Told]) => Tone::Warning,
+        () if is(&[Cover::Undetected, Cover::Reported]) => Tone::Warning,
         () if is(&[Cover::NotCached]) => Tone::Plain,
         () => Tone::Good,
     }
@@ -579,8 +579,8 @@ mod tests {
     #[test]
     fn memory_that_is_not_cached_is_neither_good_nor_bad() {
         assert_eq!(tone(&Cover::NotCached.to_string()), Tone::Plain);
-        assert_eq!(tone(&Cover::Seen.to_string()), Tone::Good);
-        assert_eq!(tone(&Cover::Blind.to_string()), Tone::Warning);
+        assert_eq!(tone(&Cover::Detected.to_string()), Tone::Good);
+        assert_eq!(tone(&Cover::Undetected.to_string()), Tone::Warning);
     }
 
     #[test]

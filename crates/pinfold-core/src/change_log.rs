@@ -23,7 +23,7 @@
 //! 3. **A hole is harmless.** The append has not returned, so what it announces has not happened.
 //!    A replay that is not complete passes holes for good: then what they announce happens after
 //!    everything was said to have changed, and a thread that announces a change before it happens says in
-//!    [`UnderWay`](crate::UnderWay) that it is under way, before it reserves the number which that
+//!    [`PendingChanges`](crate::PendingChanges) that it is under way, before it reserves the number which that
 //!    replay read. One that reports a change afterwards reports it to a reader that knows already.
 //!
 //! So a writer that dies between reserving and stamping leaves a hole that readers go round until
@@ -50,7 +50,7 @@ pub struct ChangeLog<const ENTRIES: usize> {
 
 /// What a replay of a [`ChangeLog`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct ReplayEnd {
     /// Where the next replay begins.
     pub up_to: u64,
     /// The word as it was before the first entry was read.
@@ -100,7 +100,7 @@ impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
     /// Calls `visit` with the entries from `from` on, where an earlier replay ended.
     ///
     /// A number that no replay gave, such as `u64::MAX`, gives no entry and is not complete.
-    pub fn replay(&self, from: u64, visit: &mut dyn FnMut(AddressRange)) -> Told {
+    pub fn replay(&self, from: u64, visit: &mut dyn FnMut(AddressRange)) -> ReplayEnd {
         // The word first, see the first claim. Then, with acquire order, the numbers, which are
         // at least as many; then the losses, of which those that the word counts are all seen.
         let word = self.word();
@@ -112,7 +112,7 @@ impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
             false => None,
         };
         let up_to = first_hole.unwrap_or(reserved);
-        Told { up_to, word, complete: first_hole.is_some() }
+        ReplayEnd { up_to, word, complete: first_hole.is_some() }
     }
 
     /// The first hole, or the end if there is none; `None` if an entry is gone.
@@ -150,7 +150,7 @@ mod tests {
         AddressRange::new(number + 1, number + 1).unwrap()
     }
 
-    fn replayed<const N: usize>(log: &ChangeLog<N>, from: u64) -> (Vec<AddressRange>, Told) {
+    fn replayed<const N: usize>(log: &ChangeLog<N>, from: u64) -> (Vec<AddressRange>, ReplayEnd) {
         let mut ranges = Vec::new();
         let told = log.replay(from, &mut |range| ranges.push(range));
         (ranges, told)
@@ -163,7 +163,7 @@ mod tests {
         log.append(range(2));
         let (ranges, told) = replayed(&log, 0);
         assert_eq!(ranges, [range(1), range(2)]);
-        assert_eq!(told, Told { up_to: 2, word: 2, complete: true });
+        assert_eq!(told, ReplayEnd { up_to: 2, word: 2, complete: true });
         assert_eq!(replayed(&log, told.up_to), (vec![], told));
     }
 
@@ -171,7 +171,7 @@ mod tests {
     fn a_reader_left_behind_is_told() {
         let log = ChangeLog::<4>::new();
         (0..6).for_each(|number| log.append(range(number)));
-        assert_eq!(replayed(&log, 1), (vec![], Told { up_to: 6, word: 6, complete: false }));
+        assert_eq!(replayed(&log, 1), (vec![], ReplayEnd { up_to: 6, word: 6, complete: false }));
         assert_eq!(replayed(&log, 2).0, [range(2), range(3), range(4), range(5)]);
     }
 
@@ -181,7 +181,7 @@ mod tests {
         for place in [1, u64::MAX] {
             assert_eq!(
                 replayed(&log, place),
-                (vec![], Told { up_to: 0, word: 0, complete: false })
+                (vec![], ReplayEnd { up_to: 0, word: 0, complete: false })
             );
         }
     }
@@ -201,7 +201,7 @@ mod tests {
         log.append(range(4));
         log.append(range(5));
         let (ranges, told) = replayed(&log, told.up_to);
-        assert_eq!((ranges, told), (vec![], Told { up_to: 6, word: 5, complete: false }));
+        assert_eq!((ranges, told), (vec![], ReplayEnd { up_to: 6, word: 5, complete: false }));
         log.append(range(6));
         assert_eq!(replayed(&log, told.up_to).0, [range(6)]);
     }
@@ -216,7 +216,7 @@ mod tests {
         log.append(range(1));
         assert_eq!(replayed(&log, 0).0, [range(1)]);
         log.append(range(2));
-        assert_eq!(replayed(&log, 1), (vec![], Told { up_to: 3, word: 2, complete: false }));
+        assert_eq!(replayed(&log, 1), (vec![], ReplayEnd { up_to: 3, word: 2, complete: false }));
         log.append(range(3));
         assert!(replayed(&log, 3).1.complete);
     }

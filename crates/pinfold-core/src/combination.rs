@@ -7,7 +7,7 @@
 //! not true at one instant prove nothing: one more here and one less there make the same sum.)
 //!
 //! A pair is true at one instant if the second word is the same before and after the first is read.
-//! If it never keeps still for so long, the answer is [`Sequence::UNTOLD`], which no cache has
+//! If it never keeps still for so long, the answer is [`Sequence::UNKNOWN`], which no cache has
 //! applied, and every thread looks at the logs, under the cache's lock.
 //!
 //! # "At one instant", in terms of the memory model
@@ -49,7 +49,7 @@ pub fn check<M: Monitor, const ENTRIES: usize>(
         }
         before = after;
     }
-    Ok(Sequence::UNTOLD)
+    Ok(Sequence::UNKNOWN)
 }
 
 /// What [`Monitor::replay`] answers for `monitor`, whose place is the first word, and `log`, whose
@@ -61,7 +61,7 @@ pub fn replay<M: Monitor, const ENTRIES: usize>(
     visit: &mut dyn FnMut(AddressRange),
 ) -> Replay {
     let Position(mut first, mut second) = from;
-    let mut sequence = Sequence::UNSETTLED;
+    let mut sequence = Sequence::STALE;
     let mut complete = true;
     for _ in 0..TRIES {
         let before = log.word();
@@ -83,8 +83,8 @@ pub fn replay<M: Monitor, const ENTRIES: usize>(
 /// One word for two that were true at one instant.
 fn together(Sequence(first): Sequence, second: u64) -> Sequence {
     match first.checked_add(second) {
-        Some(sum) if first < Sequence::UNSETTLED.0 && sum < Sequence::UNSETTLED.0 => Sequence(sum),
+        Some(sum) if first < Sequence::STALE.0 && sum < Sequence::STALE.0 => Sequence(sum),
         // One of the two says that it cannot tell.
-        _ => Sequence(first.max(Sequence::UNSETTLED.0)),
+        _ => Sequence(first.max(Sequence::STALE.0)),
     }
 }

@@ -56,14 +56,14 @@ pub enum Change {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Cover {
     /// The change is seen before a `get` that begins after it can return.
-    Seen,
-    /// As `Seen`, if the code that makes the change tells the feed, as hooks on the C library's functions
-    /// do. By another route, a raw system call or another process, it is as `Blind`.
-    Told,
+    Detected,
+    /// As `Detected`, if the code that makes the change reports it to the feed, as hooks on the C library's functions
+    /// do. By another route, a raw system call or another process, it is as `Undetected`.
+    Reported,
     /// Such a mapping is not cached, so the change cannot make anything stale.
     NotCached,
     /// The mapping is cached and the change is not seen: a `get` after it may be stale.
-    Blind,
+    Undetected,
     /// The pages stay, so nothing needs to be seen.
     Harmless,
 }
@@ -71,10 +71,10 @@ pub enum Cover {
 impl fmt::Display for Cover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Seen => "seen",
-            Self::Told => "told",
+            Self::Detected => "detected",
+            Self::Reported => "reported",
             Self::NotCached => "not cached",
-            Self::Blind => "blind",
+            Self::Undetected => "undetected",
             Self::Harmless => "harmless",
         })
     }

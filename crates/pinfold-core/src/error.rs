@@ -212,7 +212,7 @@ pub enum PerUse {
     /// Changes of this memory cannot all be seen.
     Uncovered(crate::monitor::Uncovered),
     /// A discard of overlapping memory has begun and may not have ended.
-    InFlux,
+    ChangePending,
     /// The mapping changed while it was being registered.
     ChangedMeanwhile,
     /// Remote rights, and [`Config::cache_remote`](crate::Config::cache_remote) is off.
@@ -231,7 +231,9 @@ impl fmt::Display for PerUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uncovered(why) => why.fmt(f),
-            Self::InFlux => f.write_str("a discard of overlapping memory may still be under way"),
+            Self::ChangePending => {
+                f.write_str("a discard of overlapping memory may still be under way")
+            }
             Self::ChangedMeanwhile => f.write_str("the mapping changed while it was registered"),
             Self::Remote(access) => write!(f, "the rights {access} are not cached by default"),
             Self::Full => f.write_str("the budget is spent on regions in use"),

@@ -481,7 +481,7 @@ mod tests {
             Watch::Covered
         }
 
-        fn in_flux(&self, _: AddressRange) -> bool {
+        fn change_pending(&self, _: AddressRange) -> bool {
             false
         }
 
@@ -494,7 +494,7 @@ mod tests {
         }
 
         fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Seen
+            Cover::Detected
         }
 
         fn forked(&self) -> bool {

@@ -76,7 +76,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     /// for it again.
     ///
     /// Only gets that vouch as well are served by such a registration. None is kept that was made while
-    /// the monitor had a change [in flux](Monitor::in_flux) there, told to a feed for example, nor once
+    /// the monitor had a change [pending](Monitor::change_pending) there, told to a feed for example, nor once
     /// it is lost.
     #[inline]
     pub fn vouched(mut self) -> Self {

@@ -22,9 +22,9 @@
 //! one serves all of its uses; leases of it go on until they end.
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `stamped`, `change_log`, `under_way`, `combination` (parts of monitors),
+//! `registrar` (the two interfaces), `stamped`, `change_log`, `pending_changes`, `combination` (parts of monitors),
 //! `arena`, `barrier`, `hazard`, `holds` (memory and threads), `region`, `index`, `order`, `flight`,
-//! `watchers`, `admission`, `bars`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
+//! `watchers`, `admission`, `suspended_ranges`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
 //! `pieces`, `stable`, `cache` (the entry points), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
 //! stands `magazines`, a thread's cache of a pool.
@@ -33,7 +33,6 @@ pub mod access;
 pub mod admission;
 mod arena;
 pub mod barrier;
-mod bars;
 mod board;
 pub mod budget;
 pub mod cache;
@@ -64,6 +63,7 @@ mod models;
 pub mod monitor;
 pub mod notice;
 mod order;
+pub mod pending_changes;
 pub mod pieces;
 pub mod range;
 mod range_index;
@@ -78,9 +78,9 @@ pub mod stable;
 pub mod stamped;
 pub mod statistics;
 pub mod suspend;
+mod suspended_ranges;
 mod sync;
 mod unapplied;
-pub mod under_way;
 mod watchers;
 
 pub use access::Access;
@@ -88,7 +88,7 @@ pub use admission::{Admission, LearnedCost, UseCosts, Verdict};
 pub use barrier::Barriers;
 pub use budget::{Account, Amount, Lender, Refusal};
 pub use cache::{Cache, Checked};
-pub use change_log::{ChangeLog, Told};
+pub use change_log::{ChangeLog, ReplayEnd};
 pub use clock::Clock;
 pub use config::{Config, Keep, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
@@ -97,6 +97,7 @@ pub use get::GetRequest;
 pub use lease::Lease;
 pub use monitor::{Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
 pub use notice::{Notice, Notices, Revocation, SuspensionId};
+pub use pending_changes::{PendingChanges, Ticket};
 pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;
@@ -111,4 +112,3 @@ pub use suspend::{
     Refused, Renewed, Resumed, Suspend, Suspended, Suspending, SuspensionStatistics,
     SuspensionTerms, Transfers, Unsupported, Why,
 };
-pub use under_way::{Ticket, UnderWay};

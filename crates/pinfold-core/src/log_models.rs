@@ -12,8 +12,8 @@ use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
 use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::{
-    Access, AddressRange, Cache, Change, ChangeLog, Config, Cover, MappingKind, Told, UnderWay,
-    combination,
+    Access, AddressRange, Cache, Change, ChangeLog, Config, Cover, MappingKind, PendingChanges,
+    ReplayEnd, combination,
 };
 use loom::thread;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-fn replayed<const N: usize>(log: &ChangeLog<N>, from: u64) -> (Vec<AddressRange>, Told) {
+fn replayed<const N: usize>(log: &ChangeLog<N>, from: u64) -> (Vec<AddressRange>, ReplayEnd) {
     let mut ranges = Vec::new();
     let told = log.replay(from, &mut |range| ranges.push(range));
     (ranges, told)
@@ -86,7 +86,7 @@ fn loom_writers_that_share_a_slot_lose_nothing_unsaid() {
 struct World<const ENTRIES: usize> {
     page: AtomicU64,
     log: ChangeLog<ENTRIES>,
-    under_way: UnderWay<1>,
+    under_way: PendingChanges<1>,
     pinned: Mutex<Vec<u64>>,
 }
 
@@ -95,7 +95,7 @@ impl<const ENTRIES: usize> World<ENTRIES> {
         Arc::new(Self {
             page: AtomicU64::new(0),
             log: ChangeLog::new(),
-            under_way: UnderWay::new(),
+            under_way: PendingChanges::new(),
             pinned: Mutex::new(Vec::new()),
         })
     }
@@ -149,17 +149,17 @@ unsafe impl<const ENTRIES: usize> Monitor for Fed<ENTRIES> {
         Watch::Covered
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
+    fn change_pending(&self, range: AddressRange) -> bool {
         self.0.under_way.overlaps(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        let Told { up_to, word, complete } = self.0.log.replay(from.0, visit);
+        let ReplayEnd { up_to, word, complete } = self.0.log.replay(from.0, visit);
         Replay { up_to: Position(up_to, 0), sequence: Sequence(word), complete }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Told
+        Cover::Reported
     }
 
     fn forked(&self) -> bool {
@@ -248,7 +248,7 @@ unsafe impl Monitor for Word {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
+    fn change_pending(&self, _: AddressRange) -> bool {
         false
     }
 
@@ -259,7 +259,7 @@ unsafe impl Monitor for Word {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {

@@ -9,7 +9,6 @@
 
 use crate::AddressRange;
 use crate::admission::{UseCosts, Verdict};
-use crate::bars::{Gate, Stop};
 use crate::budget::{Account, Amount, Refusal};
 use crate::clock::since;
 use crate::config::{Keep, WhenFull};
@@ -25,6 +24,7 @@ use crate::order::Order;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::shared::{SLICE, Shared, Writer};
+use crate::suspended_ranges::{Gate, Stop};
 use std::sync::Arc;
 
 /// What to do next, decided under the writer's lock.
@@ -177,10 +177,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return Ok(Step::Again);
         }
         // What is suspended next to what was asked for is not in the way.
-        let is_barred = writer.bars.cover(plan.range);
+        let is_barred = writer.suspended.cover(plan.range);
         let range = if is_barred { self.pages_of(want) } else { plan.range };
         let plan = Plan { range, ..plan };
-        match writer.bars.stop(range) {
+        match writer.suspended.stop(range) {
             Some(Stop::Wait(gate)) => return Ok(Step::HoldBack(gate)),
             Some(Stop::Refuse(range)) => return Err(GetError::Suspended { range }),
             None => {}
@@ -289,10 +289,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// evictable regions count as well.
     fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
         let (start, end) = (want.range.start(), want.range.end());
-        let (bars, unapplied) = (&writer.bars, &writer.unapplied);
+        let (suspended, unapplied) = (&writer.suspended, &writer.unapplied);
         let region = self.index.find(start, end, |region| {
             let (range, terms) = region.findable()?;
-            let right = want.served_by(range, terms) && !bars.cover(range);
+            let right = want.served_by(range, terms) && !suspended.cover(range);
             (right && !unapplied.cover(range, region.born())).then_some(region)
         })?;
         let tick = self.tick();
@@ -486,7 +486,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let watch = if want.terms.vouched { Watch::Covered } else { self.monitor.watch(range) };
         match watch {
             Watch::Uncovered(why) => Some(PerUse::Uncovered(why)),
-            Watch::Covered => self.monitor.in_flux(range).then_some(PerUse::InFlux),
+            Watch::Covered => self.monitor.change_pending(range).then_some(PerUse::ChangePending),
         }
     }
 
@@ -526,8 +526,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         region: &Region<R::Handle>,
         why: PerUse,
     ) {
-        // With a discard in flux it is unknown whether the pages are still the right ones.
-        let doubtful = flight.tainted || why == PerUse::InFlux;
+        // With a discard pending it is unknown whether the pages are still the right ones.
+        let doubtful = flight.tainted || why == PerUse::ChangePending;
         writer.lists.keep_per_use(region, doubtful);
         writer.per_use.insert(flight.number, why);
         writer.counts.per_use += 1;
@@ -646,9 +646,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// enlisted, it taints the flight or, when the region is published already, invalidates
     /// the region ([`Shared::catch_up`] says why there is no third case). If its entry was
     /// read before the flight was enlisted, the change is one that takes effect later than
-    /// its entry is logged; the monitor's promise makes `in_flux` say so from before the entry
-    /// could be read, until after it took effect; and `in_flux` is asked here, after the
-    /// enlisting and before the registration begins. So either the change is still in flux then,
+    /// its entry is logged; the monitor's promise makes `change_pending` say so from before the entry
+    /// could be read, until after it took effect; and `change_pending` is asked here, after the
+    /// enlisting and before the registration begins. So either the change is still pending then,
     /// and the region is not cached, or it took effect before the registration began.
     ///
     /// # Safety

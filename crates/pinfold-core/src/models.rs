@@ -30,7 +30,7 @@ struct World {
     /// The log's length, published after the entry.
     sequence: AtomicU64,
     log: Mutex<Vec<AddressRange>>,
-    in_flux: AtomicU32,
+    change_pending: AtomicU32,
     event_count: Mutex<u32>,
     changed: Condvar,
 }
@@ -42,7 +42,7 @@ impl World {
             pinned: Mutex::new(Vec::new()),
             sequence: AtomicU64::new(0),
             log: Mutex::new(Vec::new()),
-            in_flux: AtomicU32::new(0),
+            change_pending: AtomicU32::new(0),
             event_count: Mutex::new(0),
             changed: Condvar::new(),
         })
@@ -56,10 +56,10 @@ impl World {
 
     /// A change that is logged first and takes effect later, as `MADV_DONTNEED` is.
     fn discard(&self) {
-        self.in_flux.fetch_add(1, Ordering::AcqRel);
+        self.change_pending.fetch_add(1, Ordering::AcqRel);
         self.append();
         self.page.fetch_add(1, Ordering::AcqRel);
-        self.in_flux.fetch_sub(1, Ordering::AcqRel);
+        self.change_pending.fetch_sub(1, Ordering::AcqRel);
     }
 
     fn append(&self) {
@@ -114,7 +114,7 @@ impl Registrar for Device {
 
 struct Watcher(Arc<World>);
 
-// SAFETY: `change` and `discard` append before they return, a discard is in flux from before its
+// SAFETY: `change` and `discard` append before they return, a discard is pending from before its
 // entry until after its effect, and the log keeps everything.
 unsafe impl Monitor for Watcher {
     fn name(&self) -> &'static str {
@@ -130,8 +130,8 @@ unsafe impl Monitor for Watcher {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
-        self.0.in_flux.load(Ordering::Acquire) > 0
+    fn change_pending(&self, _: AddressRange) -> bool {
+        self.0.change_pending.load(Ordering::Acquire) > 0
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -144,7 +144,7 @@ unsafe impl Monitor for Watcher {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {

@@ -20,10 +20,10 @@ pub struct Sequence(pub u64);
 impl Sequence {
     /// The answer of a check that cannot tell at the moment. No replay gives it, so a cache that
     /// gets it replays.
-    pub const UNTOLD: Self = Self(u64::MAX);
+    pub const UNKNOWN: Self = Self(u64::MAX);
     /// What a replay gives that told everything and cannot say which word that is. No check
     /// answers it, so the next check finds it old.
-    pub const UNSETTLED: Self = Self(u64::MAX - 1);
+    pub const STALE: Self = Self(u64::MAX - 1);
 }
 
 /// A place in a monitor's log, where one replay ended and the next begins; handed back, never
@@ -46,13 +46,13 @@ impl Position {
 /// A cache hands out registrations without asking the kernel because it believes its monitor; a
 /// change missed means that a device reads or writes pages which are no longer the program's. An
 /// implementation promises, for every range for which [`watch`](Self::watch) answered
-/// [`Watch::Covered`] and every change that [`coverage`](Self::coverage) calls [`Cover::Seen`]:
+/// [`Watch::Covered`] and every change that [`coverage`](Self::coverage) calls [`Cover::Detected`]:
 ///
 /// 1. **Visible.** If the change took effect (its system call returned, or the address was mapped
 ///    anew by another) before [`check`](Self::check) was called, then the sequence which `check`
 ///    returns is that of the change's log entry or a later one.
-/// 2. **In flux.** If the change may still take effect after its log entry can be read, then
-///    [`in_flux`](Self::in_flux) says so from before that entry can be read until after the
+/// 2. **Pending.** If the change may still take effect after its log entry can be read, then
+///    [`change_pending`](Self::change_pending) says so from before that entry can be read until after the
 ///    change has taken effect. Once the monitor is lost, it says so of every range.
 /// 3. **Kept.** The log loses no entry unless it says so
 ///    ([`Replay::complete`] false).
@@ -85,7 +85,7 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     fn watch(&self, range: AddressRange) -> Watch;
 
     /// Whether a change that is already in the log may still take effect somewhere in `range`.
-    fn in_flux(&self, range: AddressRange) -> bool;
+    fn change_pending(&self, range: AddressRange) -> bool;
 
     /// Calls `visit` with every range that changed after `from`, where an earlier replay ended.
     ///
@@ -135,8 +135,8 @@ unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
         (**self).watch(range)
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
-        (**self).in_flux(range)
+    fn change_pending(&self, range: AddressRange) -> bool {
+        (**self).change_pending(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {

@@ -781,7 +781,7 @@ mod tests {
             Watch::Covered
         }
 
-        fn in_flux(&self, _: AddressRange) -> bool {
+        fn change_pending(&self, _: AddressRange) -> bool {
             false
         }
 
@@ -790,7 +790,7 @@ mod tests {
         }
 
         fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Seen
+            Cover::Detected
         }
 
         fn forked(&self) -> bool {

@@ -10,7 +10,6 @@
 
 use crate::AddressRange;
 use crate::admission::{Admission, LearnedCosts};
-use crate::bars::Bars;
 use crate::board::Board;
 use crate::budget::{Account, Amount};
 use crate::config::{Config, Keep};
@@ -25,6 +24,7 @@ use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, State, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
+use crate::suspended_ranges::SuspendedRanges;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use crate::unapplied::UnappliedChanges;
 use crate::watchers::{Callback, Due, Watchers};
@@ -111,7 +111,7 @@ pub(crate) struct Writer {
     pub(crate) counts: Statistics,
     pub(crate) watchers: Watchers,
     /// What is suspended.
-    pub(crate) bars: Bars,
+    pub(crate) suspended: SuspendedRanges,
     /// The log has been read up to here...
     pub(crate) position: Position,
     /// ...which is the sequence that is published when what was read is applied.
@@ -209,7 +209,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             writer.replayed
         } else {
             writer.call_reclaimer();
-            Sequence::UNSETTLED
+            Sequence::STALE
         };
         // Relaxed: only holders of the writer's lock store here. Not stored again, because all hits
         // read this line.
@@ -577,7 +577,7 @@ impl Writer {
             counted_otherwise: BTreeMap::new(),
             counts: Statistics::default(),
             watchers: Watchers::default(),
-            bars: Bars::default(),
+            suspended: SuspendedRanges::default(),
             position,
             replayed,
             unapplied: UnappliedChanges::default(),
@@ -608,7 +608,7 @@ impl Writer {
     /// Whether part of `region` is suspended.
     #[inline]
     pub(crate) fn is_suspended<H: Copy>(&self, region: &Region<H>) -> bool {
-        region.range().is_some_and(|range| self.bars.cover(range))
+        region.range().is_some_and(|range| self.suspended.cover(range))
     }
 
     /// Takes back the memory that [`scratch`](Self::scratch) lent, unless it has grown too large

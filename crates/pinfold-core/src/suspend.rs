@@ -42,8 +42,8 @@
 //! stopped or is gone, (2) the device said of each that nothing of it is in flight, (3) no lease of
 //! a byte of the range was left but those handed over, and none can come, (4) every other
 //! registration of the range was given back, and (5) the device holds no translation of it any
-//! more. (3) holds because the bar stands before regions are closed, a closed region
-//! is leased under the writer's lock alone, and a thread that leases under that lock looks at the bars
+//! more. (3) holds because the suspended range stands before regions are closed, a closed region
+//! is leased under the writer's lock alone, and a thread that leases under that lock looks at the suspended
 //! first. It is as true as the device's word in [`Suspend`], and the program's about its connections.
 //!
 //! **Leases first, then connections.** What is posted in the queue of a stopped connection stays
@@ -65,17 +65,17 @@
 //! [`Suspending`]: crate::Suspending
 //!
 //! Where to look next: `device` (what a device must offer), `report` (the words of the answers),
-//! `ward` (what a suspension owns and must give back), `machine` (the
+//! `guard` (what a suspension owns and must give back), `machine` (the
 //! states).
 
 mod device;
+mod guard;
 mod machine;
 mod report;
 mod several;
-mod ward;
 
-pub use crate::bars::{Gets, SuspensionStatistics};
 pub use crate::board::Keys;
+pub use crate::suspended_ranges::{Gets, SuspensionStatistics};
 pub use device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 pub use machine::{Progress, Suspended, Suspending};
 pub use report::{

@@ -1114,12 +1114,12 @@ mod discards {
     use super::*;
 
     #[test]
-    fn nothing_is_cached_while_a_discard_is_in_flux() {
+    fn nothing_is_cached_while_a_discard_is_pending() {
         let rig = Rig::new();
         rig.touch(pages(0, 4));
         let discard = rig.space.begin_discard(pages(0, 2));
         let lease = rig.lease(pages(0, 4));
-        assert_eq!(lease.per_use(), Some(PerUse::InFlux));
+        assert_eq!(lease.per_use(), Some(PerUse::ChangePending));
         drop(lease);
         let beside = rig.lease(pages(2, 2));
         assert!(beside.is_cached());
@@ -1170,7 +1170,7 @@ mod discards {
         let first = rig.space.begin_discard(pages(0, 2));
         let second = rig.space.begin_discard(pages(1, 2));
         first.finish();
-        assert_eq!(rig.lease(pages(1, 1)).per_use(), Some(PerUse::InFlux));
+        assert_eq!(rig.lease(pages(1, 1)).per_use(), Some(PerUse::ChangePending));
         assert!(rig.lease(pages(0, 1)).is_cached());
         second.finish();
         assert!(rig.lease(pages(1, 1)).is_cached());

@@ -89,7 +89,7 @@ unsafe impl Monitor for Calm {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
+    fn change_pending(&self, _: AddressRange) -> bool {
         false
     }
 
@@ -98,7 +98,7 @@ unsafe impl Monitor for Calm {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {
@@ -137,7 +137,7 @@ unsafe impl Monitor for Nervous {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
+    fn change_pending(&self, _: AddressRange) -> bool {
         self.calls.call();
         false
     }
@@ -155,7 +155,7 @@ unsafe impl Monitor for Nervous {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn change_surcharge(&self) -> u64 {
@@ -732,8 +732,8 @@ unsafe impl Monitor for LoudMonitor {
         Calm.watch(range)
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
-        Calm.in_flux(range)
+    fn change_pending(&self, range: AddressRange) -> bool {
+        Calm.change_pending(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {

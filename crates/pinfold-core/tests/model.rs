@@ -159,7 +159,7 @@ impl Model {
         })
     }
 
-    fn foretell(&self, range: AddressRange, access: Access, in_flux: bool) -> Foretold {
+    fn foretell(&self, range: AddressRange, access: Access, change_pending: bool) -> Foretold {
         let serving = self.live.iter().filter(|live| live.serves(range, access));
         let serving: Vec<_> = serving.map(|live| live.handle).collect();
         let registered = range.page_aligned(PAGE_BYTES);
@@ -172,7 +172,7 @@ impl Model {
         } else if page_numbers(registered).any(|page| page >= UNCOVERED_FROM) {
             Foretold::Registered(Some(PerUse::Uncovered(Uncovered::NoMonitor)))
         } else {
-            Foretold::Registered(in_flux.then_some(PerUse::InFlux))
+            Foretold::Registered(change_pending.then_some(PerUse::ChangePending))
         }
     }
 
@@ -293,8 +293,9 @@ impl<'r> Program<'r> {
 
     fn get(&mut self, range: AddressRange, access: Access) -> Option<SimLease<'r>> {
         let registered = range.page_aligned(PAGE_BYTES);
-        let in_flux = self.discards.iter().any(|(discarded, _)| discarded.overlaps(&registered));
-        let foretold = self.model.foretell(range, access, in_flux);
+        let change_pending =
+            self.discards.iter().any(|(discarded, _)| discarded.overlaps(&registered));
+        let foretold = self.model.foretell(range, access, change_pending);
         let result = self.rig.get(range, access);
         self.model.forget_evicted(self.rig);
         match result {
@@ -368,8 +369,8 @@ impl<'r> Program<'r> {
     fn release(&mut self, which: usize) {
         let Some(Held { lease, invalidated }) = take(&mut self.held, which) else { return };
         if !matches!(lease.per_use(), Some(PerUse::Uncovered(_))) {
-            // Of what was registered while a discard was in flux it is unknown.
-            let doubtful = lease.per_use() == Some(PerUse::InFlux);
+            // Of what was registered while a discard was pending it is unknown.
+            let doubtful = lease.per_use() == Some(PerUse::ChangePending);
             assert_eq!(lease.is_invalidated(), invalidated || doubtful, "{lease:?}");
         }
         if lease.is_cached() && !invalidated {

@@ -228,7 +228,7 @@ fn explore(one_in: usize, schedule: fn(Random)) {
 /// Behind `std`'s lock, which is never held over a turn: what is done under it is one step.
 struct World {
     state: Mutex<State>,
-    in_flux: AtomicU32,
+    change_pending: AtomicU32,
     forked: AtomicBool,
     rings: schedule::Mutex<u32>,
     changed: schedule::Condvar,
@@ -308,7 +308,7 @@ impl World {
         let is_flaky = failures.is_some();
         Arc::new(Self {
             state: Mutex::new(State { failures, ..State::default() }),
-            in_flux: AtomicU32::new(0),
+            change_pending: AtomicU32::new(0),
             forked: AtomicBool::new(false),
             rings: schedule::Mutex::new(0),
             changed: schedule::Condvar::new(),
@@ -335,7 +335,7 @@ impl World {
 
     /// A change that is logged first and takes effect later, as `MADV_DONTNEED` is.
     fn discard(&self, range: AddressRange) {
-        self.in_flux.fetch_add(1, Ordering::AcqRel);
+        self.change_pending.fetch_add(1, Ordering::AcqRel);
         self.append(range);
         schedule::turn();
         let versions = {
@@ -343,7 +343,7 @@ impl World {
             state.change(range);
             state.versions
         };
-        self.in_flux.fetch_sub(1, Ordering::AcqRel);
+        self.change_pending.fetch_sub(1, Ordering::AcqRel);
         self.note_returned(range, versions);
     }
 
@@ -506,7 +506,7 @@ impl Suspend for Device {
 
 struct Watcher(Arc<World>);
 
-// SAFETY: `change` and `discard` append before they return, a discard is in flux from before its
+// SAFETY: `change` and `discard` append before they return, a discard is pending from before its
 // entry until after its effect, and the log keeps everything.
 unsafe impl Monitor for Watcher {
     fn name(&self) -> &'static str {
@@ -529,8 +529,8 @@ unsafe impl Monitor for Watcher {
         100
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
-        self.0.in_flux.load(Ordering::Acquire) > 0
+    fn change_pending(&self, _: AddressRange) -> bool {
+        self.0.change_pending.load(Ordering::Acquire) > 0
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -550,7 +550,7 @@ unsafe impl Monitor for Watcher {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {

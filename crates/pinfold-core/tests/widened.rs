@@ -118,7 +118,7 @@ unsafe impl Monitor for Calm {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
+    fn change_pending(&self, _: AddressRange) -> bool {
         false
     }
 
@@ -127,7 +127,7 @@ unsafe impl Monitor for Calm {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {

@@ -103,7 +103,7 @@ pub const WRITING: u64 = 1 << 63;
 /// What a process asks of the programs; it may write anything here, and harms no other process.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Wishes {
+pub struct WatchFilter {
     /// Not 0 while a thread sleeps that is to be woken by the next entry. The program that wakes it sets
     /// this to 0.
     pub asleep: AtomicU64,
@@ -115,7 +115,7 @@ pub struct Wishes {
 // SAFETY: nothing but atomics and words that no code reads.
 unsafe impl Shareable for Changes {}
 // SAFETY: as above.
-unsafe impl Shareable for Wishes {}
+unsafe impl Shareable for WatchFilter {}
 
 /// The stamp of a place where entry `index` stands.
 pub const fn done(index: u64) -> u64 {
@@ -185,8 +185,8 @@ mod tests {
         }
         assert_eq!(std::mem::offset_of!(Changes, records), 64);
         assert_eq!(size_of::<Changes>(), 64 + 32 * RECORDS + 24 * ENTRIES);
-        assert_eq!(std::mem::offset_of!(Wishes, blocks), 64);
-        assert_eq!(size_of::<Wishes>(), 64 + BLOCKS / 8);
+        assert_eq!(std::mem::offset_of!(WatchFilter, blocks), 64);
+        assert_eq!(size_of::<WatchFilter>(), 64 + BLOCKS / 8);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub struct View {
 pub struct ViewParts {
     /// Array map of one [`Changes`](crate::layout::Changes); can be mapped for reading only.
     pub changes: OwnedFd,
-    /// Array map of one [`Wishes`](crate::layout::Wishes); can be mapped for reading and writing.
+    /// Array map of one [`WatchFilter`](crate::layout::WatchFilter); can be mapped for reading and writing.
     pub wishes: OwnedFd,
     /// Ring buffer; readable when there is an entry for a sleeping thread.
     pub wakeups: OwnedFd,

@@ -32,9 +32,6 @@ mod sync {
 #[path = "../../pinfold-preload/src/children.rs"]
 mod children;
 #[cfg(loom)]
-#[path = "../../pinfold/src/monitor/flux.rs"]
-mod flux;
-#[cfg(loom)]
 #[path = "../../pinfold-preload/src/keeper.rs"]
 mod keeper;
 #[cfg(loom)]
@@ -45,6 +42,9 @@ mod log;
 #[cfg(loom)]
 #[path = "../../pinfold/src/pool/map.rs"]
 mod map;
+#[cfg(loom)]
+#[path = "../../pinfold/src/monitor/pending_discards.rs"]
+mod pending_discards;
 #[cfg(loom)]
 #[path = "../../pinfold/src/monitor/range_set.rs"]
 mod range_set;
@@ -183,10 +183,10 @@ mod fork_mark {
 
 #[cfg(all(test, loom))]
 mod tests {
-    use super::flux::Flux;
     use super::log::{Log, Writer};
     use super::map::{Found as FoundSlab, LEAF, Table};
     use super::memory::HUGE;
+    use super::pending_discards::PendingDiscards;
     use super::threads::{ASKS, DISCARDS, be_thread};
     use super::{AddressRange, Position};
     use loom::sync::Mutex;
@@ -310,38 +310,38 @@ mod tests {
         }
     }
 
-    /// The claim of `flux.rs`: a thread that knows of a discard, and finds it settled, sees what it did.
+    /// The claim of `pending_discards.rs`: a thread that knows of a discard, and finds it settled, sees what it did.
     #[test]
     fn loom_a_settled_discard_has_taken_effect() {
         /// Not loom's: it counts over all interleavings.
         static BELIEVED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         explore(2, || {
-            let flux = Arc::new(Flux::new());
+            let discards = Arc::new(PendingDiscards::new());
             let [queued, announced, pages] = [0, 0, 1].map(|word| Arc::new(AtomicU64::new(word)));
             let page = AddressRange::new(1 << 12, 4096).unwrap();
             let reading = {
-                let (flux, queued) = (Arc::clone(&flux), Arc::clone(&queued));
+                let (discards, queued) = (Arc::clone(&discards), Arc::clone(&queued));
                 let announced = Arc::clone(&announced);
                 thread::spawn(move || {
                     if is_set(&queued) {
-                        flux.record(page);
+                        discards.record(page);
                         announced.store(1, Ordering::Release);
                     }
                 })
             };
             let discarding = {
-                let (flux, announced) = (Arc::clone(&flux), Arc::clone(&announced));
+                let (discards, announced) = (Arc::clone(&discards), Arc::clone(&announced));
                 let pages = Arc::clone(&pages);
                 thread::spawn(move || {
                     be_thread(DISCARDS);
                     // An earlier call, which is no evidence.
-                    flux.mark_caller();
+                    discards.mark_caller();
                     // From here on it is in its system call.
                     queued.store(1, Ordering::Release);
                     // The kernel keeps it in there until the reader has its event.
                     if is_set(&announced) {
                         pages.store(0, Ordering::Relaxed);
-                        flux.mark_caller();
+                        discards.mark_caller();
                     }
                 })
             };
@@ -349,7 +349,7 @@ mod tests {
             let asking = thread::spawn(move || {
                 be_thread(ASKS);
                 for _ in 0..2 {
-                    if is_set(&announced) && !flux.overlaps_unsettled(page) {
+                    if is_set(&announced) && !discards.overlaps_unsettled(page) {
                         assert_eq!(pages.load(Ordering::Relaxed), 0, "believed too early");
                         BELIEVED.fetch_add(1, Ordering::Relaxed);
                         break;

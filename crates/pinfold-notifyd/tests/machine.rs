@@ -14,7 +14,7 @@ mod support;
 use pinfold::monitor::Ebpf;
 use pinfold::monitor::notify::{self, Connection};
 use pinfold::{AddressRange, Monitor};
-use pinfold_ebpf::layout::{Changes, ENTRIES, Wishes, done};
+use pinfold_ebpf::layout::{Changes, ENTRIES, WatchFilter, done};
 use pinfold_ebpf::{Programs, ViewParts};
 use pinfold_kernel::socket;
 use pinfold_notifyd::{Limits, Listener, Server, StopSignals, make_room};
@@ -60,11 +60,12 @@ impl Followed {
         let bytes = size_of::<Changes>();
         assert_eq!(map(view.changes.as_fd(), bytes, both), libc::MAP_FAILED);
         let changes = map(view.changes.as_fd(), bytes, libc::PROT_READ);
-        let wishes = map(view.wishes.as_fd(), size_of::<Wishes>(), both);
+        let wishes = map(view.wishes.as_fd(), size_of::<WatchFilter>(), both);
         assert!(changes != libc::MAP_FAILED && wishes != libc::MAP_FAILED);
         // SAFETY: both are mapped until the process ends, are as large as their types, which are
         // atomic words, and are accessed as such.
-        let (changes, wishes) = unsafe { (&*changes.cast::<Changes>(), &*wishes.cast::<Wishes>()) };
+        let (changes, wishes) =
+            unsafe { (&*changes.cast::<Changes>(), &*wishes.cast::<WatchFilter>()) };
         for word in &wishes.blocks {
             word.store(u32::MAX, Ordering::SeqCst);
         }

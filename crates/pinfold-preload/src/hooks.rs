@@ -20,7 +20,7 @@
 //! | `ioctl` | `UFFDIO_UNREGISTER` | before 6.18 it ends our watch, too: reported as a change; later it is refused because of our watch, which ends |
 //! | `ioctl` | `RDMA_VERBS_IOCTL`, made by libibverbs on our thread or for it | a deregistration in two steps (`steps`) |
 //! | `munmap`, `mmap`, `mremap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
-//! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/flux`), and the hook would log each discard twice more |
+//! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/pending_discards`), and the hook would log each discard twice more |
 //! | `mlock`, `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`, `MADV_MERGEABLE`, `move_pages`, `mbind`, `UFFDIO_MOVE` | no | pinned pages stay, or the kernel refuses |
 //! | `ftruncate`, `fallocate` | no | memory of files is not cached without eBPF: another process could do it |
 //! | `malloc`, `free`, `dlopen`, `fork`, `pthread_create` | no | what they do to memory is in the table above |

@@ -11,7 +11,7 @@
 //! **Why nothing stale is found.** Let a change of its bytes take effect after the registration began.
 //! If the monitor's entry of it is applied after the registration was noted, it marks the record. If
 //! it was applied before, the change is one that takes effect later than its entry is logged; then the
-//! monitor says that it is in flux, which is asked after the noting and before the registration, and
+//! monitor says that it is pending, which is asked after the noting and before the registration, and
 //! the registration is not kept. Finding applies every entry first that took effect before.
 //!
 //! # Locks
@@ -171,7 +171,7 @@ impl Keeper {
     }
 
     fn covers(&self, range: AddressRange) -> bool {
-        self.monitor.watch(range) == Watch::Covered && !self.monitor.in_flux(range)
+        self.monitor.watch(range) == Watch::Covered && !self.monitor.change_pending(range)
     }
 
     fn land(&self, place: u32, made: *mut ibv_mr, is_covered: bool) {

@@ -7,13 +7,13 @@ use std::sync::{Condvar, Mutex, PoisonError};
 ///
 /// A ring between the reading of the counter and the wait is not lost: `wait` returns at once.
 #[derive(Debug, Default)]
-pub struct EventCount {
+pub struct SimEventCount {
     /// Guards the number of rings so far; it wraps.
     rings: Mutex<u32>,
     changed: Condvar,
 }
 
-impl EventCount {
+impl SimEventCount {
     /// One that was never notified.
     pub const fn new() -> Self {
         Self { rings: Mutex::new(0), changed: Condvar::new() }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_ring_before_the_wait_is_not_lost() {
-        let events = EventCount::new();
+        let events = SimEventCount::new();
         let seen = events.count();
         events.notify();
         events.wait(seen);
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn every_waiter_wakes() {
-        let events = EventCount::new();
+        let events = SimEventCount::new();
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| events.wait(0));

@@ -47,7 +47,7 @@ pub mod space;
 mod sync;
 
 pub use device::{Counts, Device, DeviceConfig, Handle, Registration, Violation};
-pub use event_count::EventCount;
+pub use event_count::SimEventCount;
 pub use fault::{Fault, Gate, Moment};
 pub use monitor::SimMonitor;
 pub use random::Random;

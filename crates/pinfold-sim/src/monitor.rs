@@ -4,7 +4,7 @@
 //!
 //! This file reopens `unsafe_code` to implement the unsafe trait [`Monitor`]; it contains no
 //! unsafe block. The promise holds by construction: a change, its log entry and its record of
-//! being in flux are made under the one lock of [`AddressSpace`], which is also taken to read
+//! being pending are made under the one lock of [`AddressSpace`], which is also taken to read
 //! them. [`SimMonitor::blindfold`] breaks the promise on purpose; no memory is at stake, because
 //! a simulated page is a number.
 
@@ -99,8 +99,8 @@ unsafe impl Monitor for SimMonitor {
         }
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
-        self.lost().is_some() || self.space.in_flux(range)
+    fn change_pending(&self, range: AddressRange) -> bool {
+        self.lost().is_some() || self.space.change_pending(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -122,7 +122,7 @@ unsafe impl Monitor for SimMonitor {
             | Change::Replace
             | Change::Remap
             | Change::RemapOver
-            | Change::Discard => Cover::Seen,
+            | Change::Discard => Cover::Detected,
             Change::Protect => Cover::Harmless,
             _ => Cover::NotCached, // a simulated program cannot make such a change
         }
@@ -214,7 +214,7 @@ mod tests {
         monitor.lose(lost);
         assert_eq!(monitor.check(), Err(lost));
         assert_eq!(monitor.watch(page(1)), Watch::Uncovered(Uncovered::Lost(lost)));
-        assert!(monitor.in_flux(page(1)) && !monitor.forked());
+        assert!(monitor.change_pending(page(1)) && !monitor.forked());
         monitor.lose(Lost::Forked);
         assert!(monitor.forked());
     }
@@ -225,9 +225,9 @@ mod tests {
         assert_eq!(monitor.watch(page(1)), Watch::Covered);
         let discard = space.begin_discard(page(1));
         assert_eq!(replayed(&monitor, Position(0, 0)).0, [page(1)]);
-        assert!(monitor.in_flux(page(1)));
+        assert!(monitor.change_pending(page(1)));
         discard.finish();
-        assert!(!monitor.in_flux(page(1)));
+        assert!(!monitor.change_pending(page(1)));
     }
 
     #[test]

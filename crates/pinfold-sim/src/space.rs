@@ -3,7 +3,7 @@
 //! Pages are numbers. A physical page is never used twice, so two translations are equal exactly
 //! if they lead to the same memory: a device that holds an old one cannot look right by chance.
 
-use crate::event_count::EventCount;
+use crate::event_count::SimEventCount;
 use crate::log::Log;
 use crate::sync::lock;
 use pinfold_core::{Access, AddressRange, BadAddress};
@@ -55,7 +55,7 @@ pub enum RemapError {
 pub struct AddressSpace {
     /// Guards the translation together with the log: no thread sees one without the other.
     state: Mutex<State>,
-    event_count: EventCount,
+    event_count: SimEventCount,
 }
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ struct State {
     next_physical: u64,
     log: Log,
     /// Discards that are in the log and have not taken their pages yet.
-    in_flux: Vec<Flux>,
+    discards: Vec<PendingDiscard>,
     next_flux: u64,
     blindfolded: bool,
 }
@@ -79,7 +79,7 @@ struct Page {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Flux {
+struct PendingDiscard {
     id: u64,
     range: AddressRange,
 }
@@ -115,11 +115,11 @@ impl AddressSpace {
             pages: BTreeMap::new(),
             next_physical: 0,
             log: Log::new(capacity),
-            in_flux: Vec::new(),
+            discards: Vec::new(),
             next_flux: 0,
             blindfolded: false,
         };
-        Self { state: Mutex::new(state), event_count: EventCount::new() }
+        Self { state: Mutex::new(state), event_count: SimEventCount::new() }
     }
 
     /// Maps fresh pages at `range`, replacing what was there, as `mmap(MAP_FIXED)` does.
@@ -166,11 +166,11 @@ impl AddressSpace {
     /// Announces a discard: it is in the log now, and the pages go when the answer is finished.
     ///
     /// This is the order in which the kernel tells userfaultfd of `MADV_DONTNEED`. Until the end
-    /// the range is in flux.
+    /// the range is pending.
     pub fn begin_discard(self: &Arc<Self>, range: AddressRange) -> Discard {
         let id = lock(&self.state).begin_discard(range);
         self.event_count.notify();
-        Discard { space: Arc::clone(self), flux: Flux { id, range } }
+        Discard { space: Arc::clone(self), discard: PendingDiscard { id, range } }
     }
 
     /// The pages behind `range`, touching those that were not there; `None` if part of the range
@@ -197,8 +197,8 @@ impl AddressSpace {
         lock(&self.state).watch(range)
     }
 
-    pub(crate) fn in_flux(&self, range: AddressRange) -> bool {
-        lock(&self.state).in_flux.iter().any(|flux| flux.range.overlaps(&range))
+    pub(crate) fn change_pending(&self, range: AddressRange) -> bool {
+        lock(&self.state).discards.iter().any(|discard| discard.range.overlaps(&range))
     }
 
     pub(crate) fn log_end(&self) -> u64 {
@@ -215,7 +215,7 @@ impl AddressSpace {
         lock(&self.state).blindfolded = true;
     }
 
-    pub(crate) fn event_count(&self) -> &EventCount {
+    pub(crate) fn event_count(&self) -> &SimEventCount {
         &self.event_count
     }
 
@@ -289,14 +289,14 @@ impl State {
     fn begin_discard(&mut self, range: AddressRange) -> u64 {
         let id = self.next_flux;
         self.next_flux += 1;
-        self.in_flux.push(Flux { id, range: range.page_aligned(PAGE_BYTES) });
+        self.discards.push(PendingDiscard { id, range: range.page_aligned(PAGE_BYTES) });
         self.write_log(range);
         id
     }
 
-    fn end_discard(&mut self, flux: Flux) {
-        self.forget_pages(flux.range);
-        self.in_flux.retain(|other| other.id != flux.id);
+    fn end_discard(&mut self, discard: PendingDiscard) {
+        self.forget_pages(discard.range);
+        self.discards.retain(|other| other.id != discard.id);
     }
 
     /// The pages behind `range`, unless one is not mapped or `refuse` objects to one.
@@ -328,11 +328,11 @@ const fn fresh_page(next: &mut u64) -> PhysicalPage {
 #[derive(Debug)]
 pub struct Discard {
     space: Arc<AddressSpace>,
-    flux: Flux,
+    discard: PendingDiscard,
 }
 
 impl Discard {
-    /// Takes the pages; the range is in flux no longer.
+    /// Takes the pages; the range is pending no longer.
     pub fn finish(self) {
         drop(self);
     }
@@ -340,7 +340,7 @@ impl Discard {
 
 impl Drop for Discard {
     fn drop(&mut self) {
-        lock(&self.space.state).end_discard(self.flux);
+        lock(&self.space.state).end_discard(self.discard);
     }
 }
 
@@ -463,10 +463,10 @@ mod tests {
         let before = space.translate(BUFFER).unwrap();
         let discard = space.begin_discard(pages(16, 2));
         assert_eq!(space.log_end(), 1);
-        assert!(space.in_flux(pages(17, 1)) && !space.in_flux(pages(18, 1)));
+        assert!(space.change_pending(pages(17, 1)) && !space.change_pending(pages(18, 1)));
         assert_eq!(space.translate(BUFFER).unwrap(), before);
         discard.finish();
-        assert!(!space.in_flux(BUFFER));
+        assert!(!space.change_pending(BUFFER));
         let after = space.translate(BUFFER).unwrap();
         assert_eq!((after[0] == before[0], after[2] == before[2]), (false, true));
     }

@@ -66,4 +66,4 @@ pub use ledger::Terms;
 pub use pinfold_core::{Account, Amount, Lender, Refusal};
 pub use reservation::{Reservation, Reserve, ReserveError, Reserved};
 pub use share::{Budget, BudgetError, Drawn, Share, Watch};
-pub use watermark::{Notice, Told, Watermark};
+pub use watermark::{Notice, Watermark, WatermarkEvent};

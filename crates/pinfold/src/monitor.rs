@@ -5,7 +5,7 @@
 //! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
 //! | [`Ebpf`] | a privilege, or a helper that has it | everything |
 //! | [`NoMonitor`] | nothing | only what the caller vouches for |
-//! | [`Unneeded`] | a device that follows the page table | everything |
+//! | [`PageTableCoherent`] | a device that follows the page table | everything |
 //! | [`WithFeed`] | a monitor, and code that reports to a [`Feed`] | what that monitor does |
 //! | [`Best`] | nothing | what the best of them does that this machine has |
 //!
@@ -30,19 +30,21 @@
 //! `docs/src/process-life.md` has the whole table.
 //!
 //! The order of layers, each using only what stands above it: `event_count`,
-//! `range_set`, `log`, `threads`, `flux`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
+//! `range_set`, `log`, `threads`, `pending_discards`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
 //! `best`, `follower`; `hooks` stands apart.
 
 mod best;
 mod ebpf;
 mod event_count;
 pub mod feed;
-mod flux;
 pub mod follower;
 pub mod hooks;
+mod inert;
 mod log;
 mod none;
 pub mod notify;
+mod page_table_coherent;
+mod pending_discards;
 mod price;
 mod process_feed;
 mod range_set;
@@ -50,9 +52,7 @@ mod reader;
 mod self_test;
 mod shared;
 mod start;
-mod still;
 mod threads;
-mod unneeded;
 mod userfaultfd;
 mod watched_page;
 mod with_feed;
@@ -61,9 +61,9 @@ pub use best::{Best, Choice, Refused, best, best_without_loading};
 pub use ebpf::{Ebpf, EbpfError};
 pub use event_count::EventCount;
 pub use feed::{Changing, Feed};
-pub use follower::{Follower, News};
+pub use follower::{ChangeReport, Follower};
 pub use none::NoMonitor;
+pub use page_table_coherent::PageTableCoherent;
 pub use start::StartError;
-pub use unneeded::Unneeded;
 pub use userfaultfd::Userfaultfd;
 pub use with_feed::{Combinable, WithFeed};

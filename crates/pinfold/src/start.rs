@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::budget::Share;
-use crate::monitor::{StartError, Unneeded};
+use crate::monitor::{PageTableCoherent, StartError};
 use crate::registrar::verbs::OnDemand;
 use pinfold_core::{Cache, Clock, Config, ConfigError, Monitor, Registrar};
 use pinfold_kernel::{membarrier, thread};
@@ -114,9 +114,9 @@ fn started<R: Registrar, M: Monitor>(
 pub fn on_demand_cache(
     registrar: OnDemand,
     config: Config,
-) -> Result<Cache<OnDemand, Unneeded>, CacheError> {
+) -> Result<Cache<OnDemand, PageTableCoherent>, CacheError> {
     // SAFETY: the registrations of this registrar follow the page table.
-    let monitor = unsafe { Unneeded::new() }.map_err(CacheError::ForkMark)?;
+    let monitor = unsafe { PageTableCoherent::new() }.map_err(CacheError::ForkMark)?;
     cache(registrar, monitor, config)
 }
 

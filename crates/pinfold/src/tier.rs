@@ -18,7 +18,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::monitor::Unneeded;
+use crate::monitor::PageTableCoherent;
 use crate::registrar::verbs::{
     Domain, MemoryRegion, OnDemand, OpenError, Operations, PrefetchError, Transport, Verbs,
 };
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Two caches of one protection domain: one on demand, if the device can, and one pinned.
 pub struct OnDemandOrPinned<M: Monitor> {
-    on_demand: Result<Cache<OnDemand, Unneeded>, OpenError>,
+    on_demand: Result<Cache<OnDemand, PageTableCoherent>, OpenError>,
     pinned: Cache<Verbs, M>,
     /// False once a prefetch was unsupported: then no `get` asks again.
     prefetches: AtomicBool,
@@ -82,7 +82,7 @@ impl<M: Monitor> OnDemandOrPinned<M> {
     }
 
     /// The cache of what is on demand, if the device can: for statistics and suspensions.
-    pub fn on_demand(&self) -> Option<&Cache<OnDemand, Unneeded>> {
+    pub fn on_demand(&self) -> Option<&Cache<OnDemand, PageTableCoherent>> {
         self.on_demand.as_ref().ok()
     }
 
@@ -127,7 +127,7 @@ impl<M: Monitor> OnDemandOrPinned<M> {
         length: usize,
         access: Access,
         operations: Operations,
-    ) -> Result<Lease<'_, OnDemand, Unneeded>, Otherwise<'_>> {
+    ) -> Result<Lease<'_, OnDemand, PageTableCoherent>, Otherwise<'_>> {
         let cache =
             self.on_demand.as_ref().map_err(|why| Otherwise::Pin(WhyPinned::Device(why)))?;
         let missing = operations.without(cache.registrar().operations());
@@ -193,7 +193,7 @@ impl<M: Monitor> fmt::Debug for OnDemandOrPinned<M> {
 /// A lease of one tier or the other.
 pub enum TierLease<'c, M: Monitor> {
     /// The device follows the page table.
-    OnDemand(Lease<'c, OnDemand, Unneeded>),
+    OnDemand(Lease<'c, OnDemand, PageTableCoherent>),
     /// The pages are pinned.
     Pinned {
         /// The lease.

@@ -14,7 +14,7 @@ mod registrar_support;
 use io_uring::{opcode, types};
 use pinfold::budget::{
     Amount, Budget, BudgetError, Kind, Notice, Reservation, Reserve, ReserveError, Reserved, Share,
-    Terms, Told, Watermark,
+    Terms, Watermark, WatermarkEvent,
 };
 use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::registrar::{BufferIndex, IoUring, Mlock};
@@ -430,7 +430,7 @@ fn the_program_is_told_with_no_lock_held() {
     let extra = Memory::new(PAGE);
     let watch = budget.watch(Watermark::Percent(80), {
         let (told, cache, extra) = (Arc::clone(&told), Arc::downgrade(&cache), extra.range());
-        move |news: &Told| {
+        move |news: &WatermarkEvent| {
             told.lock().unwrap().push(*news);
             // The cache can be used here, and its memory registered.
             if let Some(cache) = cache.upgrade() {
@@ -486,7 +486,7 @@ fn a_listener_that_is_refused_itself_is_told_once() {
     let memory = Memory::new(PAGE);
     let _watch = budget.watch(Watermark::Percent(100), {
         let (told, cache, range) = (Arc::clone(&told), Arc::downgrade(&cache), memory.range());
-        move |news: &Told| {
+        move |news: &WatermarkEvent| {
             assert_eq!(news.notice, Notice::Refused);
             assert!(told.fetch_add(1, Ordering::SeqCst) < 100, "it never ends");
             let Some(cache) = cache.upgrade() else { return };
@@ -524,7 +524,7 @@ fn a_limit_lowered_while_running_is_noticed_and_told() {
         let changes = Arc::new(AtomicUsize::new(0));
         let _watch = budget.watch(Watermark::Percent(100), {
             let changes = Arc::clone(&changes);
-            move |told: &Told| {
+            move |told: &WatermarkEvent| {
                 if matches!(told.notice, Notice::Changed { from } if from.bytes > told.total.bytes)
                 {
                     changes.fetch_add(1, Ordering::SeqCst);
@@ -783,7 +783,7 @@ fn a_limit_that_others_use_up_is_told() {
         let refusals = Arc::new(AtomicUsize::new(0));
         let _watch = budget.watch(Watermark::Percent(100), {
             let refusals = Arc::clone(&refusals);
-            move |told: &Told| {
+            move |told: &WatermarkEvent| {
                 let refused = usize::from(told.notice == Notice::Refused);
                 refusals.fetch_add(refused, Ordering::SeqCst);
             }

@@ -47,7 +47,7 @@ fn tells(monitor: &Ebpf, what: &str, range: AddressRange, change: impl FnOnce())
     watch(monitor, range);
     let (told, complete) = logged(monitor, change);
     assert!(complete && told.contains(&range), "{what}: {range:?} is not in {told:?}");
-    assert!(!monitor.in_flux(range), "{what} has returned");
+    assert!(!monitor.change_pending(range), "{what} has returned");
 }
 
 #[test]
@@ -131,9 +131,9 @@ fn the_feed_is_followed_as_well() {
         assert_ne!(monitor.check().unwrap(), before.sequence);
         let mut told = vec![];
         assert!(monitor.replay(before.up_to, &mut |range| told.push(range)).complete);
-        assert!(told.contains(&range) && monitor.in_flux(range), "{told:?}");
+        assert!(told.contains(&range) && monitor.change_pending(range), "{told:?}");
         drop(changing);
-        assert!(!monitor.in_flux(range));
+        assert!(!monitor.change_pending(range));
     }
 }
 
@@ -255,9 +255,9 @@ fn what_a_skipped_end_leaves_goes_with_the_next_change() {
         while !stop.load(Ordering::Relaxed) {
             memory.touch();
             memory.advise(libc::MADV_DONTNEED);
-            skipped += usize::from(monitor.in_flux(range));
+            skipped += usize::from(monitor.change_pending(range));
             Memory::private(1).raw_unmap();
-            assert!(!monitor.in_flux(range), "after {skipped} skipped ends");
+            assert!(!monitor.change_pending(range), "after {skipped} skipped ends");
         }
     });
     eprintln!("{skipped} ends were skipped");
@@ -352,7 +352,7 @@ fn no_change_of_many_threads_is_missed() {
     assert!(!missed.load(Ordering::Relaxed));
 }
 
-/// Changes a large mapping again and again until another thread has seen it in flux.
+/// Changes a large mapping again and again until another thread has seen it pending.
 #[test]
 fn a_change_under_way_is_in_flux() {
     let Some((_turn, monitor)) = alone() else { return };
@@ -364,8 +364,8 @@ fn a_change_under_way_is_in_flux() {
         scope.spawn(|| {
             while !done.load(Ordering::Acquire) {
                 // Once may be the moment in which a record is written, which is in doubt everything's.
-                if (0..4).all(|_| monitor.in_flux(range)) {
-                    assert!(!monitor.in_flux(elsewhere));
+                if (0..4).all(|_| monitor.change_pending(range)) {
+                    assert!(!monitor.change_pending(elsewhere));
                     seen.store(true, Ordering::Release);
                     break;
                 }
@@ -381,7 +381,7 @@ fn a_change_under_way_is_in_flux() {
         done.store(true, Ordering::Release);
     });
     assert!(seen.load(Ordering::Acquire));
-    assert!(!monitor.in_flux(range));
+    assert!(!monitor.change_pending(range));
 }
 
 /// The programs' clock is the machine's; a namespace of times has its own, days ahead.

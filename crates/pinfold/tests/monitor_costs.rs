@@ -35,7 +35,9 @@ fn print_what_it_costs() {
     let at = map(16);
     let watched = range(at, LENGTH);
     print("watch again", 200, 50, || assert_eq!(monitor.watch(watched), Watch::Covered));
-    print("in_flux, nothing discarded", 200, 1000, || assert!(!monitor.in_flux(watched)));
+    print("change_pending, nothing discarded", 200, 1000, || {
+        assert!(!monitor.change_pending(watched));
+    });
     let fresh = || map_flags(16, PRIVATE, -1).unwrap();
     print("mmap + munmap, not watched", 300, 10, || assert!(munmap(fresh(), LENGTH)));
     print("mmap + watch + munmap", 300, 10, || {
@@ -46,9 +48,9 @@ fn print_what_it_costs() {
     let other = map(16);
     print("discard, not watched", 300, 10, || assert!(madvise(other, LENGTH, 4)));
     print("discard, watched", 300, 10, || assert!(madvise(at, LENGTH, 4)));
-    print("discard, watched + in_flux", 300, 1, || {
+    print("discard, watched + change_pending", 300, 1, || {
         assert!(madvise(at, LENGTH, 4));
-        black_box(monitor.in_flux(watched));
+        black_box(monitor.change_pending(watched));
     });
     print("mappings_in", 200, 50, || {
         black_box(pinfold::mappings::mappings_in(watched).unwrap());

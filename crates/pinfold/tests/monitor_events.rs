@@ -224,7 +224,7 @@ fn map_when_free(at: usize, returned: &AtomicBool) -> bool {
 }
 
 /// A discard is announced before it happens. Whenever the announcement can be read and the range
-/// is said not to be in flux, the pages must be gone.
+/// is said not to be pending, the pages must be gone.
 #[test]
 fn a_discard_is_in_flux_until_it_has_happened() {
     const PAGES: usize = 4096;
@@ -267,13 +267,13 @@ fn a_discard_settles() {
         });
         barrier.wait();
         monitor.check().unwrap();
-        assert!(!monitor.in_flux(range(at + PAGE, PAGE)));
+        assert!(!monitor.change_pending(range(at + PAGE, PAGE)));
         until_settled(&monitor, range(at, PAGE));
         barrier.wait();
     });
 }
 
-/// A thread that never sleeps keeps what was discarded in flux, and nothing else, however many
+/// A thread that never sleeps keeps what was discarded pending, and nothing else, however many
 /// discards there were.
 #[test]
 fn discards_with_a_thread_that_never_sleeps_leave_other_memory_alone() {
@@ -297,9 +297,9 @@ fn discards_with_a_thread_that_never_sleeps_leave_other_memory_alone() {
         for page in 0..PAGES {
             assert!(madvise(discarded + page * PAGE, PAGE, libc::MADV_DONTNEED));
             monitor.check().unwrap();
-            assert!(!monitor.in_flux(range(other, 16 * PAGE)), "after {page} discards");
+            assert!(!monitor.change_pending(range(other, 16 * PAGE)), "after {page} discards");
         }
-        let still = monitor.in_flux(range(discarded, PAGE));
+        let still = monitor.change_pending(range(discarded, PAGE));
         over.store(true, Ordering::Release);
         assert!(still, "the thread that spins may have made the first discard");
     });
@@ -410,7 +410,7 @@ fn memory_that_cannot_be_watched_is_refused_with_the_reason() {
     for mapping in MappingKind::ALL {
         let claimed = monitor.coverage(mapping, Change::Unmap);
         let watched = matches!(mapping, MappingKind::PrivateAnonymous | MappingKind::PrivateHuge);
-        assert_eq!(claimed, if watched { Cover::Seen } else { Cover::NotCached });
+        assert_eq!(claimed, if watched { Cover::Detected } else { Cover::NotCached });
     }
 }
 

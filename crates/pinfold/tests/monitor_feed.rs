@@ -9,7 +9,7 @@
 mod support;
 
 use pinfold::monitor::{
-    Best, Choice, Feed, Follower, News, NoMonitor, Userfaultfd, WithFeed, best,
+    Best, ChangeReport, Choice, Feed, Follower, NoMonitor, Userfaultfd, WithFeed, best,
 };
 use pinfold::registrar::Mlock;
 use pinfold::{Access, AddressRange, Cache, Change, Config, Cover, MappingKind, Monitor, Watch};
@@ -67,7 +67,7 @@ fn with_a_thread_that_never_sleeps_other_memory_is_cached() {
         let made = (0..DISCARDS).filter(discard).count();
         let get = |number: &usize| is_cached(&cache, other + number % RANGES * LENGTH);
         let cached = (0..GETS).filter(get).count();
-        let unproved = cache.monitor().in_flux(range(discarded, PAGE));
+        let unproved = cache.monitor().change_pending(range(discarded, PAGE));
         over.store(true, Ordering::Release);
         (made, cached, unproved)
     });
@@ -133,14 +133,14 @@ fn a_claim_turns_blind_into_told_and_nothing_else() {
     for mapping in MappingKind::ALL {
         for change in Change::ALL {
             let expected = match before(mapping, change) {
-                Cover::Blind => Cover::Told,
+                Cover::Undetected => Cover::Reported,
                 other => other,
             };
             assert_eq!(monitor.coverage(mapping, change), expected, "{mapping:?} {change:?}");
         }
     }
     FEED.withdraw(Change::Guard);
-    assert_eq!(monitor.coverage(MappingKind::PrivateAnonymous, Change::Guard), Cover::Blind);
+    assert_eq!(monitor.coverage(MappingKind::PrivateAnonymous, Change::Guard), Cover::Undetected);
 }
 
 #[test]
@@ -184,12 +184,12 @@ fn a_storm_of_news_hides_nothing() {
             let before = done.each_ref().map(|done| done.load(Ordering::Acquire));
             follower
                 .news(|news| match news {
-                    News::Changed(range) => {
+                    ChangeReport::Changed(range) => {
                         let (teller, turn) = of_page(range);
                         known[teller] = known[teller].max(turn);
                     }
                     // What each is about to tell included: it may have its place in the log.
-                    News::Everything => {
+                    ChangeReport::Everything => {
                         known = done.each_ref().map(|done| done.load(Ordering::Acquire) + 1);
                     }
                 })
@@ -269,10 +269,10 @@ struct Last {
 }
 
 impl Last {
-    fn note(&mut self, news: News) {
+    fn note(&mut self, news: ChangeReport) {
         match news {
-            News::Everything => self.passed = [true; 2],
-            News::Changed(range) => {
+            ChangeReport::Everything => self.passed = [true; 2],
+            ChangeReport::Changed(range) => {
                 let (teller, turn) = of_page(range);
                 self.known[teller] = self.known[teller].max(turn);
                 self.passed[teller] = false;
@@ -357,7 +357,7 @@ fn a_follower_hears_of_what_the_monitor_sees() {
     assert!(munmap(at, PAGE));
     let mut told = Vec::new();
     follower.news(|news| told.push(news)).unwrap();
-    assert_eq!(told, [News::Changed(range(at, PAGE))]);
+    assert_eq!(told, [ChangeReport::Changed(range(at, PAGE))]);
     follower.news(|news| panic!("told twice: {news:?}")).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| assert!(munmap(at + PAGE, PAGE)));
@@ -397,7 +397,7 @@ fn ends_of_watches_are_told(best: &Best, monitor: &impl Monitor) {
             }
             monitor.check().unwrap();
             applied = touched_since(applied).1;
-            if monitor.watch(page) != Watch::Covered || monitor.in_flux(page) {
+            if monitor.watch(page) != Watch::Covered || monitor.change_pending(page) {
                 return;
             }
             believed += 1;

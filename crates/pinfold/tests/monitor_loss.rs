@@ -32,7 +32,7 @@ fn is_lost(monitor: &Userfaultfd, reason: Lost) {
     assert_eq!(monitor.check(), Err(reason));
     let answer = monitor.watch(range(map(4), LENGTH));
     assert_eq!(answer, Watch::Uncovered(Uncovered::Lost(reason)));
-    assert!(monitor.in_flux(range(map(4), LENGTH)), "nothing may be cached");
+    assert!(monitor.change_pending(range(map(4), LENGTH)), "nothing may be cached");
 }
 
 fn with_watched_memory() -> (Userfaultfd, usize) {

@@ -505,7 +505,7 @@ impl Machine {
     }
 
     /// Leases all of it until so many bytes are kept: what a concurrent program does can have a
-    /// registration given back with its lease (see `Monitor::in_flux`), and is over soon.
+    /// registration given back with its lease (see `Monitor::change_pending`), and is over soon.
     fn lease_until_kept(&self, memory: &mut [Memory], byte: u8, pinned: usize) {
         let began = Instant::now();
         loop {

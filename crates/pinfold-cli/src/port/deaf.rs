@@ -44,7 +44,7 @@ unsafe impl Monitor for Deaf {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
+    fn change_pending(&self, _: AddressRange) -> bool {
         false
     }
 
@@ -53,7 +53,7 @@ unsafe impl Monitor for Deaf {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {

@@ -209,8 +209,8 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
     pub(super) fn is_blind_to(&self, backing: Backing, mutation: Mutation) -> bool {
         let cover = |change| self.grounds.shared.monitor.coverage(backing.kind(), change);
         match mutation.change().map(cover) {
-            Some(Cover::Blind) => true,
-            Some(Cover::Told) => mutation.route() == Route::Other,
+            Some(Cover::Undetected) => true,
+            Some(Cover::Reported) => mutation.route() == Route::Other,
             _ => false,
         }
     }

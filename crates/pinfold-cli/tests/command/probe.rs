@@ -48,7 +48,7 @@ fn an_available_monitor_says_what_it_covers() {
     assert_eq!(coverage[0]["mapping"], "private anonymous");
     let claims = coverage[0]["changes"].as_array().expect("an array");
     let unmap = claims.iter().find(|claim| claim["change"] == "unmap").expect("a row for unmap");
-    assert_eq!(unmap["cover"], "seen");
+    assert_eq!(unmap["cover"], "detected");
 }
 
 #[test]

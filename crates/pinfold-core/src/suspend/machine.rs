@@ -1,12 +1,11 @@
 //! The states of a suspension, as types; the parent module draws them.
 
 use super::device::Suspend;
+use super::guard::SuspensionGuard;
 use super::report::{
     Ended, Expired, InFlight, Leases, NotSuspended, Refused, Resumed, SuspensionTerms, Why,
 };
-use super::ward::Ward;
 use crate::AddressRange;
-use crate::bars::SuspensionStatistics;
 use crate::board::SuspensionId;
 use crate::cache::Cache;
 use crate::foreign::{ForeignList, HandedOver};
@@ -14,6 +13,7 @@ use crate::lease::Lease;
 use crate::monitor::Monitor;
 use crate::registrar::Registrar;
 use crate::shared::Shared;
+use crate::suspended_ranges::SuspensionStatistics;
 use std::fmt;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ type Refusal<'c, R, M> = Box<NotSuspended<'c, R, M>>;
 impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// What became of the suspensions of this cache; zeros in a forked child.
     pub fn suspension_statistics(&self) -> SuspensionStatistics {
-        self.shared.locked(|writer| writer.bars.counts).unwrap_or_default()
+        self.shared.locked(|writer| writer.suspended.counts).unwrap_or_default()
     }
 }
 
@@ -48,13 +48,13 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
         leases: Vec<Lease<'c, R, M>>,
         terms: SuspensionTerms,
     ) -> Result<Suspended<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
-        let mut ward = self.begin(range, connections, leases, terms)?;
+        let mut guard = self.begin(range, connections, leases, terms)?;
         loop {
-            match go_on(ward)? {
+            match go_on(guard)? {
                 Step::Suspended(suspended) => return Ok(suspended),
                 Step::Pending(pending, _) => {
                     pending.wait();
-                    ward = pending;
+                    guard = pending;
                 }
             }
         }
@@ -82,22 +82,22 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
         connections: Vec<R::Connection>,
         leases: Vec<Lease<'c, R, M>>,
         terms: SuspensionTerms,
-    ) -> Result<Ward<'c, R, M>, Refusal<'c, R, M>> {
+    ) -> Result<SuspensionGuard<'c, R, M>, Refusal<'c, R, M>> {
         let (leases, connections) = (HandedOver::new(leases), ForeignList::new(connections));
         let range = range.page_aligned(self.shared.limits.page_bytes);
         if let Err(why) = check(&self.shared, range, &connections, &leases) {
             return Err(not_suspended(why, leases.into_vec()));
         }
-        let ward = Ward::new(&self.shared, range, terms, leases);
-        let mut ward = ward.map_err(|(why, leases)| not_suspended(why, leases.into_vec()))?;
+        let guard = SuspensionGuard::new(&self.shared, range, terms, leases);
+        let mut guard = guard.map_err(|(why, leases)| not_suspended(why, leases.into_vec()))?;
         if terms.leases == Leases::Refuse {
-            let in_flight = ward.leases_in_flight();
+            let in_flight = guard.leases_in_flight();
             if !in_flight.is_empty() {
-                return Err(refuse(ward, in_flight));
+                return Err(refuse(guard, in_flight));
             }
         }
-        ward.stop(connections);
-        Ok(ward)
+        guard.stop(connections);
+        Ok(guard)
     }
 
     /// Ends every suspension whose deadline has passed, whatever became of its value: gets go on. Says
@@ -141,60 +141,60 @@ fn not_suspended<'c, R: Suspend, M: Monitor>(
 
 /// Lets everything go on as before.
 fn refuse<'c, R: Suspend, M: Monitor>(
-    mut ward: Ward<'c, R, M>,
+    mut guard: SuspensionGuard<'c, R, M>,
     in_flight: InFlight,
 ) -> Refusal<'c, R, M> {
-    let waited = ward.waited();
-    let (leases, _) = ward.resume();
-    if ward.is_forked() {
+    let waited = guard.waited();
+    let (leases, _) = guard.resume();
+    if guard.is_forked() {
         return not_suspended(Why::Forked, Vec::new());
     }
-    let lost = std::mem::take(&mut ward.lost).into_vec();
+    let lost = std::mem::take(&mut guard.lost).into_vec();
     let why = Why::Refused(Refused { in_flight, waited, lost });
     Box::new(NotSuspended { why, leases: leases.into_vec() })
 }
 
 /// What a suspension meets that [`Cache::expire_suspensions`] has ended.
-fn expired<'c, R: Suspend, M: Monitor>(mut ward: Ward<'c, R, M>) -> Refusal<'c, R, M> {
-    if ward.is_forked() {
+fn expired<'c, R: Suspend, M: Monitor>(mut guard: SuspensionGuard<'c, R, M>) -> Refusal<'c, R, M> {
+    if guard.is_forked() {
         return not_suspended(Why::Forked, Vec::new());
     }
-    let (waited, lost) = (ward.waited(), std::mem::take(&mut ward.lost).into_vec());
+    let (waited, lost) = (guard.waited(), std::mem::take(&mut guard.lost).into_vec());
     let refused = Refused { in_flight: InFlight::default(), waited, lost };
-    Box::new(NotSuspended { why: Why::Refused(refused), leases: ward.leases_after_expiry() })
+    Box::new(NotSuspended { why: Why::Refused(refused), leases: guard.leases_after_expiry() })
 }
 
 /// How far a suspension has come that is in no program's hands yet, or again.
 #[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
 enum Step<'c, R: Suspend, M: Monitor> {
-    Pending(Ward<'c, R, M>, InFlight),
+    Pending(SuspensionGuard<'c, R, M>, InFlight),
     Suspended(Suspended<'c, R, M>),
 }
 
 /// Goes as far as it can without waiting.
 fn go_on<'c, R: Suspend, M: Monitor>(
-    mut ward: Ward<'c, R, M>,
+    mut guard: SuspensionGuard<'c, R, M>,
 ) -> Result<Step<'c, R, M>, Refusal<'c, R, M>> {
-    if ward.is_forked() {
+    if guard.is_forked() {
         return Err(not_suspended(Why::Forked, Vec::new()));
     }
-    if ward.is_too_late_to_stop() {
-        let in_flight = ward.in_the_way();
-        return Err(refuse(ward, in_flight));
+    if guard.is_too_late_to_stop() {
+        let in_flight = guard.in_the_way();
+        return Err(refuse(guard, in_flight));
     }
-    let in_flight = ward.advance();
+    let in_flight = guard.advance();
     // Again, because the device may have forked.
-    if ward.is_forked() {
+    if guard.is_forked() {
         return Err(not_suspended(Why::Forked, Vec::new()));
     }
     if in_flight.is_empty() {
-        ward.hand_over();
-        return Ok(Step::Suspended(Suspended { ward }));
+        guard.hand_over();
+        return Ok(Step::Suspended(Suspended { guard }));
     }
-    if ward.is_overdue() {
-        return Err(refuse(ward, in_flight));
+    if guard.is_overdue() {
+        return Err(refuse(guard, in_flight));
     }
-    Ok(Step::Pending(ward, in_flight))
+    Ok(Step::Pending(guard, in_flight))
 }
 
 /// A suspension under way: gets are barred and connections stopped, and something is in flight.
@@ -215,7 +215,7 @@ fn go_on<'c, R: Suspend, M: Monitor>(
 /// ```
 #[must_use = "what is dropped here goes on as before"]
 pub struct Suspending<'c, R: Suspend, M: Monitor> {
-    ward: Ward<'c, R, M>,
+    guard: SuspensionGuard<'c, R, M>,
 }
 
 /// How far a suspension has come.
@@ -228,14 +228,14 @@ pub enum Progress<'c, R: Suspend, M: Monitor> {
 }
 
 impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
-    fn new(mut ward: Ward<'c, R, M>) -> Self {
-        ward.entrust();
-        Self { ward }
+    fn new(mut guard: SuspensionGuard<'c, R, M>) -> Self {
+        guard.entrust();
+        Self { guard }
     }
 
     /// What notices call this suspension.
     pub fn id(&self) -> SuspensionId {
-        self.ward.id()
+        self.guard.id()
     }
 
     /// Goes as far as it can without waiting.
@@ -244,25 +244,25 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
     ///
     /// [`NotSuspended`] at the deadline. Everything goes on.
     pub fn poll(mut self) -> Result<Progress<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
-        if !self.ward.take_back() {
-            return Err(expired(self.ward));
+        if !self.guard.take_back() {
+            return Err(expired(self.guard));
         }
-        Ok(match go_on(self.ward)? {
-            Step::Pending(ward, in_flight) => Progress::Pending(Self::new(ward), in_flight),
+        Ok(match go_on(self.guard)? {
+            Step::Pending(guard, in_flight) => Progress::Pending(Self::new(guard), in_flight),
             Step::Suspended(suspended) => Progress::Suspended(suspended),
         })
     }
 
     /// Lets everything go on as before, with the leases back.
     pub fn cancel(mut self) -> Box<NotSuspended<'c, R, M>> {
-        if self.ward.is_forked() {
+        if self.guard.is_forked() {
             return not_suspended(Why::Forked, Vec::new());
         }
-        if !self.ward.take_back() {
-            return expired(self.ward);
+        if !self.guard.take_back() {
+            return expired(self.guard);
         }
-        let in_flight = self.ward.in_the_way();
-        refuse(self.ward, in_flight)
+        let in_flight = self.guard.in_the_way();
+        refuse(self.guard, in_flight)
     }
 }
 
@@ -284,47 +284,47 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
 /// ```
 #[must_use = "a suspension that is dropped is killed, unless its terms say otherwise"]
 pub struct Suspended<'c, R: Suspend, M: Monitor> {
-    ward: Ward<'c, R, M>,
+    guard: SuspensionGuard<'c, R, M>,
 }
 
 impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
     /// What notices call this suspension.
     pub fn id(&self) -> SuspensionId {
-        self.ward.id()
+        self.guard.id()
     }
 
     /// What is suspended, in whole pages.
     pub fn range(&self) -> AddressRange {
-        self.ward.range
+        self.guard.range
     }
 
     /// The connections that are stopped.
     pub fn connections(&self) -> &[R::Connection] {
-        &self.ward.connections
+        &self.guard.connections
     }
 
     /// How long there is left before the deadline.
     pub fn remaining(&self) -> Duration {
-        self.ward.remaining()
+        self.guard.remaining()
     }
 
     /// What is registered still, and will be renewed when it resumes: the whole registrations of
     /// the leases that were handed over, which may reach beyond the range.
     pub fn registered(&self) -> impl Iterator<Item = AddressRange> {
-        self.ward.parked_ranges()
+        self.guard.parked_ranges()
     }
 
     /// Whether this process is a forked child of the one that suspended: then nothing here is its
     /// own, and the memory is a copy.
     pub fn is_forked(&self) -> bool {
-        self.ward.is_forked()
+        self.guard.is_forked()
     }
 
     /// Whether [`expire_suspensions`](Cache::expire_suspensions) has ended it. From then on the
     /// region is like any other: gets go on, and the thread that moves its memory sees to it that no
     /// transfer uses it.
     pub fn has_expired(&self) -> bool {
-        self.ward.has_expired()
+        self.guard.has_expired()
     }
 
     /// Renews the registrations that were kept and lets everything go on.
@@ -338,21 +338,21 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
     /// [`expire_suspensions`](Cache::expire_suspensions) found it so, and in a forked child. Being
     /// late alone is none: [`Resumed::late`] tells.
     pub fn resume(mut self) -> Result<Resumed<'c, R, M>, Expired<R::Connection>> {
-        if self.ward.is_forked() {
+        if self.guard.is_forked() {
             return Err(forked());
         }
-        if !self.ward.take_back() {
-            let failed = std::mem::take(&mut self.ward.connections).into_vec();
+        if !self.guard.take_back() {
+            let failed = std::mem::take(&mut self.guard.connections).into_vec();
             return Err(Expired { reason: Ended::Deadline, failed });
         }
-        let (leases, keys) = self.ward.resume();
+        let (leases, keys) = self.guard.resume();
         // Again, because the device may have forked; nothing of the parent's was restarted here.
-        if self.ward.is_forked() {
+        if self.guard.is_forked() {
             return Err(forked());
         }
-        let paused = self.ward.waited();
-        let late = paused.checked_sub(self.ward.terms.deadline).filter(|late| !late.is_zero());
-        let lost = std::mem::take(&mut self.ward.lost).into_vec();
+        let paused = self.guard.waited();
+        let late = paused.checked_sub(self.guard.terms.deadline).filter(|late| !late.is_zero());
+        let lost = std::mem::take(&mut self.guard.lost).into_vec();
         Ok(Resumed { leases: leases.into_vec(), keys, lost, paused, late })
     }
 }
@@ -364,13 +364,13 @@ fn forked<C>() -> Expired<C> {
 
 impl<R: Suspend, M: Monitor> fmt::Debug for Suspending<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Suspending").field("range", &self.ward.range).finish_non_exhaustive()
+        f.debug_struct("Suspending").field("range", &self.guard.range).finish_non_exhaustive()
     }
 }
 
 impl<R: Suspend, M: Monitor> fmt::Debug for Suspended<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Suspended").field("range", &self.ward.range).finish_non_exhaustive()
+        f.debug_struct("Suspended").field("range", &self.guard.range).finish_non_exhaustive()
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::device::{ConnectionLost, Suspend, Unsupported};
 use crate::AddressRange;
-use crate::bars::Gets;
 use crate::board::Keys;
 use crate::error::GetError;
 use crate::lease::Lease;
 use crate::monitor::Monitor;
 use crate::registrar::RegisterError;
+use crate::suspended_ranges::Gets;
 use std::fmt;
 use std::time::Duration;
 

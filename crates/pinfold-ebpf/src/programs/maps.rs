@@ -4,7 +4,7 @@ use super::error::{LoadError, ViewError};
 use super::kernel::OFFSETS;
 use super::object::Target;
 use super::sys::{self, Errno, Kind, Map, Put, Shape, Words, flag};
-use crate::layout::{Changes, Wishes};
+use crate::layout::{Changes, WatchFilter};
 use crate::{View, ViewId, ViewParts};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -65,7 +65,7 @@ impl Parts {
         changes.freeze()?;
         Ok(Self {
             changes,
-            wishes: array::<Wishes>(c"pinfold_wishes")?,
+            wishes: array::<WatchFilter>(c"pinfold_wishes")?,
             wakeups: Map::new(
                 c"pinfold_bell",
                 Shape {

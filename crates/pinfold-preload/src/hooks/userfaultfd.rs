@@ -146,8 +146,8 @@ mod tests {
         let mut reported = 0;
         let replay = monitor.replay(before, &mut |changed| reported += u32::from(changed == range));
         assert!(replay.complete && reported == 2, "{reported}");
-        assert!(!monitor.in_flux(range), "it is over");
-        let is_pending = unwatched(range, || monitor.in_flux(range));
+        assert!(!monitor.change_pending(range), "it is over");
+        let is_pending = unwatched(range, || monitor.change_pending(range));
         assert!(is_pending);
     }
 

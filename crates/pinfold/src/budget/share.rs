@@ -3,7 +3,7 @@
 use super::discovery::{Beyond, Bound, Discovery, Kind};
 use super::figure::SharedWith;
 use super::ledger::{Drawer, Ledger, Terms};
-use super::watermark::{Listener, ListenerId, Marks, Told, Watermark};
+use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{discard, runs_through};
 use pinfold_core::{
@@ -369,7 +369,7 @@ impl Budget {
     pub fn watch(
         &self,
         watermark: Watermark,
-        listener: impl Fn(&Told) + Send + Sync + 'static,
+        listener: impl Fn(&WatermarkEvent) + Send + Sync + 'static,
     ) -> Watch {
         let listener: Listener = Arc::new(listener);
         let id = self.inner.changed(|state| state.marks.add(watermark, listener));
@@ -464,7 +464,7 @@ impl Inner {
         }
     }
 
-    fn next_due(&self) -> Option<(Listener, Told)> {
+    fn next_due(&self) -> Option<(Listener, WatermarkEvent)> {
         let mut state = self.lock()?;
         let Some((listener, notice)) = state.marks.next_due() else {
             // Relaxed: stored under the lock, as every store is, so that none is overwritten that
@@ -472,7 +472,8 @@ impl Inner {
             self.due.store(false, Ordering::Relaxed);
             return None;
         };
-        let told = Told { notice, held: state.ledger.held(), total: state.ledger.total() };
+        let told =
+            WatermarkEvent { notice, held: state.ledger.held(), total: state.ledger.total() };
         Some((listener, told))
     }
 

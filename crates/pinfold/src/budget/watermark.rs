@@ -54,7 +54,7 @@ pub enum Notice {
 
 /// A [`Notice`] with what is held and what there is, as they are when the program is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct WatermarkEvent {
     /// What happened.
     pub notice: Notice,
     /// What all drawers together hold.
@@ -63,7 +63,7 @@ pub struct Told {
     pub total: Amount,
 }
 
-pub(super) type Listener = Arc<dyn Fn(&Told) + Send + Sync>;
+pub(super) type Listener = Arc<dyn Fn(&WatermarkEvent) + Send + Sync>;
 
 /// Which listener it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

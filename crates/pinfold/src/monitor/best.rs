@@ -245,8 +245,8 @@ unsafe impl Monitor for Best {
         self.monitor().watch(range)
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
-        self.monitor().in_flux(range)
+    fn change_pending(&self, range: AddressRange) -> bool {
+        self.monitor().change_pending(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {

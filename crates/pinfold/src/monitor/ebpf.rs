@@ -50,8 +50,8 @@ use crate::{
 use clock::Clock;
 use pinfold_ebpf::View;
 use pinfold_ebpf::layout::{
-    CLOSED, CROWDED_SECONDS, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, Wishes, blocks,
-    done,
+    CLOSED, CROWDED_SECONDS, Changes, ENTRIES, RECORD_SECONDS, Record, WRITING, WatchFilter,
+    blocks, done,
 };
 use pinfold_kernel::mapping::{AtomicPage, SharedValue};
 use positions::Positions;
@@ -78,7 +78,7 @@ struct Core {
     changes: SharedValue<Changes>,
     /// By which the programs' records are dated.
     clock: Clock,
-    wishes: SharedValue<Wishes>,
+    wishes: SharedValue<WatchFilter>,
     event_count: EventCount,
     stop: AtomicBool,
 }
@@ -297,7 +297,7 @@ impl Core {
         self.wishes.get().blocks.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
+    fn change_pending(&self, range: AddressRange) -> bool {
         let changes = self.changes.get();
         let now = self.clock.now();
         // Relaxed: after `wish`'s fence; see there.
@@ -381,10 +381,10 @@ fn touches(record: &Record, range: AddressRange, now: u64) -> bool {
 // word, written before the effect could be known. If the block was wished for only later, then so was
 // the range, and what is registered after `watch` returned is what is there after the change.
 //
-// **In flux.** A change has a record from before its first entry until after its last. `watch`
+// **Pending.** A change has a record from before its first entry until after its last. `watch`
 // ends with a full barrier, and the programs have one between making the record and looking at the
 // wishes: so a change that is not logged at its beginning because the wish came too late is found
-// here. A record that could not be made makes everything be in flux for `CROWDED_SECONDS`. One that is older than
+// here. A record that could not be made makes everything be pending for `CROWDED_SECONDS`. One that is older than
 // `RECORD_SECONDS` is not believed: then the change's last entry tells of it.
 //
 // **Kept.** An entry that has been overwritten, or cannot be read, is not passed over: the replay is
@@ -407,8 +407,8 @@ unsafe impl Monitor for Ebpf {
         self.check().map_or_else(|lost| Watch::Uncovered(Uncovered::Lost(lost)), |_| Watch::Covered)
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
-        self.check().is_err() || self.core.in_flux(range)
+    fn change_pending(&self, range: AddressRange) -> bool {
+        self.check().is_err() || self.core.change_pending(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -421,7 +421,7 @@ unsafe impl Monitor for Ebpf {
     fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
         match change {
             Change::Protect => Cover::Harmless,
-            _ => Cover::Seen,
+            _ => Cover::Detected,
         }
     }
 

@@ -22,8 +22,8 @@
 //! An address that `munmap` frees may be another thread's before `munmap` returns, so what was
 //! registered there must be unfindable before it begins. What is registered from then on, until the
 //! end, may still get the old pages: so it is not kept
-//! ([`Monitor::in_flux`](crate::Monitor::in_flux)). The end needs no entry of its own, because nothing
-//! was kept that it could concern. The proofs stand in `pinfold_core`'s `change_log` and `under_way`.
+//! ([`Monitor::change_pending`](crate::Monitor::change_pending)). The end needs no entry of its own, because nothing
+//! was kept that it could concern. The proofs stand in `pinfold_core`'s `change_log` and `pending_changes`.
 //!
 //! # What it costs, and where it may be called
 //!
@@ -42,7 +42,7 @@
 
 use super::event_count::EventCount;
 use crate::{AddressRange, Change};
-use pinfold_core::{ChangeLog, Ticket, UnderWay};
+use pinfold_core::{ChangeLog, PendingChanges, Ticket};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,7 +58,7 @@ pub struct Feed {
     /// [`Change::bit`]s.
     claims: AtomicU64,
     event_count: EventCount,
-    under_way: UnderWay<RECORDS>,
+    under_way: PendingChanges<RECORDS>,
     pub(super) log: ChangeLog<ENTRIES>,
 }
 
@@ -100,7 +100,7 @@ impl Feed {
             header: Self::OURS,
             claims: AtomicU64::new(0),
             event_count: EventCount::new(),
-            under_way: UnderWay::new(),
+            under_way: PendingChanges::new(),
             log: ChangeLog::new(),
         }
     }
@@ -134,7 +134,7 @@ impl Feed {
 
     /// Claims that from now on every change of this kind that this process makes by its libraries'
     /// functions (not by raw system calls) is told here. Monitors' coverage says
-    /// [`Cover::Told`](crate::Cover::Told) then.
+    /// [`Cover::Reported`](crate::Cover::Reported) then.
     pub fn claim(&self, change: Change) {
         // Release: what prepares the telling comes before the claim.
         self.claims.fetch_or(change.bit(), Ordering::Release);

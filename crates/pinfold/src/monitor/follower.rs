@@ -1,10 +1,10 @@
-//! News for others: what a monitor sees, for caches that are not Pinfold's.
+//! Reports for others: what a monitor sees, for caches that are not Pinfold's.
 //!
 //! libfabric's `import` monitor, UCX's external events or a table of one's own want to be told which
 //! ranges changed. A [`Follower`] keeps a place in a monitor's log and tells what is new since:
 //!
 //! ```
-//! use pinfold::monitor::{Follower, News, best};
+//! use pinfold::monitor::{Follower, ChangeReport, best};
 //! use pinfold::{AddressRange, Monitor, Watch};
 //! use std::collections::HashMap;
 //!
@@ -15,7 +15,7 @@
 //! // Before a registration: watch first...
 //! # let memory = vec![0_u8; 65536];
 //! let range = AddressRange::new(memory.as_ptr() as usize, memory.len())?;
-//! let watched = follower.watch(range) == Watch::Covered && !follower.in_flux(range);
+//! let watched = follower.watch(range) == Watch::Covered && !follower.change_pending(range);
 //! // ... register, and keep it only if nothing changed meanwhile.
 //! let key = 7;
 //! let mut changed = false;
@@ -47,14 +47,14 @@ pub struct Follower<M> {
 
 /// What has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum News {
+pub enum ChangeReport {
     /// Pages of this range may be gone or others.
     Changed(AddressRange),
     /// The log has lost entries: anything may have changed.
     Everything,
 }
 
-impl News {
+impl ChangeReport {
     /// Whether `range` is concerned.
     pub fn touches(self, range: AddressRange) -> bool {
         match self {
@@ -81,20 +81,21 @@ impl<M: Monitor> Follower<M> {
     /// monitor's check if there is nothing.
     ///
     /// A change is told at its beginning, and may be told more than once. What is registered while one
-    /// is under way may have the old pages: see [`in_flux`](Self::in_flux).
+    /// is under way may have the old pages: see [`change_pending`](Self::change_pending).
     ///
     /// # Errors
     ///
     /// [`Lost`] if the monitor sees nothing any more: then anything may change untold.
-    pub fn news(&mut self, mut tell: impl FnMut(News)) -> Result<(), Lost> {
+    pub fn news(&mut self, mut tell: impl FnMut(ChangeReport)) -> Result<(), Lost> {
         // Before the look: a ring behind it is not slept through.
         self.notified = self.monitor.notified();
         if self.monitor.check()? == self.sequence {
             return Ok(());
         }
-        let replay = self.monitor.replay(self.position, &mut |range| tell(News::Changed(range)));
+        let replay =
+            self.monitor.replay(self.position, &mut |range| tell(ChangeReport::Changed(range)));
         if !replay.complete {
-            tell(News::Everything);
+            tell(ChangeReport::Everything);
         }
         (self.position, self.sequence) = (replay.up_to, replay.sequence);
         Ok(())
@@ -113,8 +114,8 @@ impl<M: Monitor> Follower<M> {
 
     /// Whether a change that was told may not be done: what is registered now may be gone at
     /// once, untold.
-    pub fn in_flux(&self, range: AddressRange) -> bool {
-        self.monitor.in_flux(range)
+    pub fn change_pending(&self, range: AddressRange) -> bool {
+        self.monitor.change_pending(range)
     }
 
     /// The monitor.

@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::event_count::EventCount;
+use super::inert::InertMonitor;
 use super::start::StartError;
-use super::still::Still;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
@@ -20,7 +20,7 @@ use crate::{
 /// For machines that refuse every monitor. Memory is registered for each use, except what a caller
 /// vouches for.
 #[derive(Debug)]
-pub struct NoMonitor(Still);
+pub struct NoMonitor(InertMonitor);
 
 impl NoMonitor {
     /// Takes one page.
@@ -29,7 +29,7 @@ impl NoMonitor {
     ///
     /// [`StartError::NoMemory`], or a kernel older than 4.14.
     pub fn new() -> Result<Self, StartError> {
-        Still::new().map(Self)
+        InertMonitor::new().map(Self)
     }
 
     pub(super) fn event_count(&self) -> &EventCount {
@@ -51,7 +51,7 @@ unsafe impl Monitor for NoMonitor {
         Watch::Uncovered(Uncovered::NoMonitor)
     }
 
-    fn in_flux(&self, _range: AddressRange) -> bool {
+    fn change_pending(&self, _range: AddressRange) -> bool {
         false
     }
 
@@ -61,7 +61,7 @@ unsafe impl Monitor for NoMonitor {
 
     fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
         match change {
-            Change::Fork => Cover::Seen,
+            Change::Fork => Cover::Detected,
             _ => Cover::NotCached,
         }
     }

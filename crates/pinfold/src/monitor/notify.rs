@@ -358,7 +358,7 @@ fn os(operation: &'static str, error: &io::Error) -> ConnectError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Changes,
-    Wishes,
+    WatchFilter,
     Wakeups,
     Link,
 }
@@ -366,7 +366,7 @@ enum Kind {
 impl Kind {
     /// As [`View::into_descriptors`] puts them.
     fn in_order() -> impl Iterator<Item = Self> {
-        [Self::Changes, Self::Wishes, Self::Wakeups]
+        [Self::Changes, Self::WatchFilter, Self::Wakeups]
             .into_iter()
             .chain(std::iter::repeat(Self::Link))
     }
@@ -376,7 +376,7 @@ impl Kind {
     fn lines(self) -> &'static [(&'static str, Option<&'static str>)] {
         match self {
             Self::Changes => &[("map_type", Some("2")), ("frozen", Some("1"))],
-            Self::Wishes => &[("map_type", Some("2")), ("frozen", Some("0"))],
+            Self::WatchFilter => &[("map_type", Some("2")), ("frozen", Some("0"))],
             Self::Wakeups => &[("map_type", Some("27"))],
             Self::Link => &[("link_id", None)],
         }
@@ -385,7 +385,7 @@ impl Kind {
     fn part(self) -> &'static str {
         match self {
             Self::Changes => "the map of changes",
-            Self::Wishes => "the map of wishes",
+            Self::WatchFilter => "the map of wishes",
             Self::Wakeups => "the wake-ups",
             Self::Link => "a link",
         }

@@ -22,8 +22,8 @@
 #![allow(unsafe_code)]
 
 use super::event_count::EventCount;
-use super::flux::Flux;
 use super::log::{Log, Writer};
+use super::pending_discards::PendingDiscards;
 use super::range_set::RangeSet;
 use crate::AddressRange;
 use pinfold_kernel::{
@@ -76,7 +76,7 @@ impl Requests {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) log: Log,
-    pub(super) flux: Flux,
+    pub(super) discards: PendingDiscards,
     pub(super) event_count: EventCount,
     /// The error that ended everything, 0 while all is well.
     lost: AtomicI32,
@@ -102,7 +102,7 @@ impl Core {
     pub(super) fn new(doorbell: AddressRange) -> Result<Self, Errno> {
         Ok(Self {
             log: Log::new(LOG_ENTRIES)?,
-            flux: Flux::new(),
+            discards: PendingDiscards::new(),
             event_count: EventCount::default(),
             lost: AtomicI32::new(0),
             stop: AtomicBool::new(false),
@@ -185,7 +185,7 @@ pub(super) fn run(core: &Core, uffd: Descriptor) {
     // SAFETY: it was opened, so it is not -1. In a table of its own it stays open until this thread closes it; in one
     // that is shared the kernel looks the number up for each call.
     let lent = unsafe { BorrowedFd::borrow_raw(uffd) };
-    core.flux.reader_is_me();
+    core.discards.reader_is_me();
     // Without the right to it, no other thread of the process has it either.
     let _ = thread::run_before_all();
     let mut reader = Reader { core, uffd: lent, log: Writer::new(&core.log), doorbell_gone: false };
@@ -280,10 +280,10 @@ impl Reader<'_> {
         }
     }
 
-    /// The record comes first: a thread that reads the log entry must find the range in flux.
+    /// The record comes first: a thread that reads the log entry must find the range pending.
     fn note_remove(&mut self, range: Option<AddressRange>) {
         let discarded = range.filter(|range| *range != self.core.doorbell);
-        discarded.iter().for_each(|range| self.core.flux.record(*range));
+        discarded.iter().for_each(|range| self.core.discards.record(*range));
         self.append(discarded);
     }
 

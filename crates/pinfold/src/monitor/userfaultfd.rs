@@ -52,7 +52,7 @@ use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
 };
-use pinfold_core::UnderWay;
+use pinfold_core::PendingChanges;
 use pinfold_kernel::{
     Descriptor, Errno, mapping::AtomicPage, process::page_bytes, thread, thread::LeanThread,
     userfaultfd,
@@ -80,7 +80,7 @@ pub struct Userfaultfd {
     has_watched: AtomicBool,
     price: ChangePrice,
     /// Ranges whose watch is being ended by [`unwatch_range`](Self::unwatch_range).
-    unwatching: UnderWay<4>,
+    unwatching: PendingChanges<4>,
     /// Guards the place for a range that the reader is to log: until it has. Taken with no other lock held.
     naming: Mutex<()>,
 }
@@ -122,7 +122,7 @@ impl Userfaultfd {
         let watched = Mutex::new(RangeSet::new(WATCHED_RANGES));
         let price = ChangePrice::default();
         let has_watched = AtomicBool::new(false);
-        let (unwatching, naming) = (UnderWay::new(), Mutex::new(()));
+        let (unwatching, naming) = (PendingChanges::new(), Mutex::new(()));
         let monitor = Self {
             core,
             uffd,
@@ -291,7 +291,7 @@ impl Userfaultfd {
     ///
     /// From here on their changes are not seen, so a registration of them must not be believed. Every cache that
     /// follows this monitor learns so from its log, which says that the pages change: before their watch
-    /// ends, for what is registered; by [`in_flux`](Monitor::in_flux) meanwhile; and once more when it has
+    /// ends, for what is registered; by [`change_pending`](Monitor::change_pending) meanwhile; and once more when it has
     /// ended, for what was watched before that and is being registered still.
     pub(super) fn unwatch_range(&self, range: AddressRange) {
         let range = range.page_aligned(page_bytes());
@@ -537,12 +537,12 @@ impl Patience {
 // lock, the changing thread acquires it before it lowers the count, and the acquire fence keeps
 // the load of the word behind the question.
 //
-// **In flux.** Only discards take effect after their event; see `flux.rs`. The record is
+// **Pending.** Only discards take effect after their event; see `pending_discards.rs`. The record is
 // made before the log entry is counted.
 //
 // **Kept.** See `ring.rs` and `log.rs`.
 //
-// **Calm.** `check` and `replay` take no lock. `in_flux` tries one that only another `in_flux`
+// **Calm.** `check` and `replay` take no lock. `change_pending` tries one that only another `change_pending`
 // holds. `notified`, `notify` and `wait` take none.
 //
 // `watch` answers `Covered` if at some moment between its two looks at the table every mapping
@@ -555,7 +555,7 @@ unsafe impl Monitor for Userfaultfd {
 
     fn check(&self) -> Result<Sequence, Lost> {
         self.usable()?;
-        self.core.flux.mark_caller();
+        self.core.discards.mark_caller();
         // Acquire: pairs with the store in `watch_mappings`.
         if self.has_watched.load(Ordering::Acquire) && !self.wait_until_read()? {
             self.flood()?;
@@ -583,10 +583,10 @@ unsafe impl Monitor for Userfaultfd {
         self.price.surcharge()
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
+    fn change_pending(&self, range: AddressRange) -> bool {
         self.usable().is_err()
             || self.unwatching.overlaps(range)
-            || self.core.flux.overlaps_unsettled(range)
+            || self.core.discards.overlaps_unsettled(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -596,9 +596,9 @@ unsafe impl Monitor for Userfaultfd {
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         match change {
             _ if !kind_is_covered(mapping) => Cover::NotCached,
-            Change::Guard | Change::AttachOver => Cover::Blind,
+            Change::Guard | Change::AttachOver => Cover::Undetected,
             Change::Protect => Cover::Harmless,
-            _ => Cover::Seen,
+            _ => Cover::Detected,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Any monitor and the explicit feed, as one.
 //!
-//! What the monitor sees and what the feed tells are both applied, and what is in flux for one of the
-//! two is in flux. So the feed adds what the monitor does not see, where some code claims to report it
-//! ([`Cover::Told`]), and takes nothing away. Memory that no monitor watches stays uncached: the feed cannot
+//! What the monitor sees and what the feed tells are both applied, and what is pending for one of the
+//! two is pending. So the feed adds what the monitor does not see, where some code claims to report it
+//! ([`Cover::Reported`]), and takes nothing away. Memory that no monitor watches stays uncached: the feed cannot
 //! promise for it, because other processes that map or truncate a file do not know of any feed.
 //!
 //! A program whose own allocator tells everything it does with its memory can vouch for that memory:
@@ -111,8 +111,8 @@ impl<M: Combinable> WithFeed<M> {
 // sum that it answers is that of the feed's entry and of everything that the monitor saw, or of more
 // (`combination`), or it says that it cannot tell.
 //
-// **In flux.** The record stands before the entry is logged, and until the change is done
-// (`under_way`). What was told afterwards took effect before its entry.
+// **Pending.** The record stands before the entry is logged, and until the change is done
+// (`pending_changes`). What was told afterwards took effect before its entry.
 //
 // **Kept.** `change_log`, claims 1 to 3.
 //
@@ -135,8 +135,8 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
         self.monitor.watch(range)
     }
 
-    fn in_flux(&self, range: AddressRange) -> bool {
-        self.feed.is_under_way(range) || self.monitor.in_flux(range)
+    fn change_pending(&self, range: AddressRange) -> bool {
+        self.feed.is_under_way(range) || self.monitor.change_pending(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -149,7 +149,7 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
 
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         match self.monitor.coverage(mapping, change) {
-            Cover::Blind if self.feed.claims(change) => Cover::Told,
+            Cover::Undetected if self.feed.claims(change) => Cover::Reported,
             cover => cover,
         }
     }

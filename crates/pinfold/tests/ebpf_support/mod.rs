@@ -2,7 +2,7 @@
 
 use pinfold::AddressRange;
 use pinfold::monitor::Ebpf;
-use pinfold_ebpf::layout::{CLOSED, Changes, Wishes, blocks};
+use pinfold_ebpf::layout::{CLOSED, Changes, WatchFilter, blocks};
 use pinfold_ebpf::{Programs, ViewId};
 use std::fs::File;
 use std::io::Write;
@@ -97,7 +97,7 @@ pub(crate) struct Watched<'p> {
     programs: &'p Programs,
     id: ViewId,
     changes: &'static Changes,
-    wishes: &'static Wishes,
+    wishes: &'static WatchFilter,
 }
 
 impl<'p> Watched<'p> {
@@ -108,7 +108,7 @@ impl<'p> Watched<'p> {
         let (changes, wishes) = unsafe {
             (
                 &*map(&view.changes, size_of::<Changes>(), libc::PROT_READ).unwrap().cast(),
-                &*map(&view.wishes, size_of::<Wishes>(), libc::PROT_READ | libc::PROT_WRITE)
+                &*map(&view.wishes, size_of::<WatchFilter>(), libc::PROT_READ | libc::PROT_WRITE)
                     .unwrap()
                     .cast(),
             )

@@ -407,8 +407,8 @@ unsafe impl Monitor for Silent {
         Watch::Covered
     }
 
-    fn in_flux(&self, _: AddressRange) -> bool {
-        self.asked("in flux");
+    fn change_pending(&self, _: AddressRange) -> bool {
+        self.asked("pending");
         false
     }
 
@@ -423,7 +423,7 @@ unsafe impl Monitor for Silent {
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Seen
+        Cover::Detected
     }
 
     fn forked(&self) -> bool {

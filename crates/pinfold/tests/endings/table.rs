@@ -20,7 +20,7 @@ use pinfold::registrar::{BufferIndex, IoUring};
 use pinfold::strategy::{Costs, Reuse, TransferPlanner};
 use pinfold::{Access, AddressRange, Config, Registrar};
 use pinfold_core::Amount;
-use pinfold_core::under_way::UnderWay;
+use pinfold_core::pending_changes::PendingChanges;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -290,7 +290,7 @@ fn budget_watch() {
 #[test]
 fn ticket_of_a_change() {
     row("ticket_of_a_change", |how| {
-        let changes: &'static _ = Box::leak(Box::new(UnderWay::<2>::new()));
+        let changes: &'static _ = Box::leak(Box::new(PendingChanges::<2>::new()));
         let range = AddressRange::new(PAGE, PAGE).unwrap();
         for _ in 0..3 {
             end(changes.begin(range), how);

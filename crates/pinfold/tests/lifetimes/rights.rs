@@ -102,7 +102,7 @@ fn in_another_root_it_goes_on() {
             fill(at, PAGES, b'R');
             assert!(world.moves(at, b'R'), "registered for this use, or else proved");
             let doubtful = world.buffer(at).unwrap().per_use();
-            assert!(matches!(doubtful, None | Some(PerUse::InFlux)), "{doubtful:?}");
+            assert!(matches!(doubtful, None | Some(PerUse::ChangePending)), "{doubtful:?}");
         });
         let left = std::fs::read_dir(std::env::temp_dir()).unwrap();
         for entry in left.filter_map(Result::ok) {
@@ -182,7 +182,7 @@ fn is_truthful(world: &World, at: usize) {
             Err(error) => panic!("{error}"),
         }
         if let Ok(lease) = world.lock(at) {
-            let known = [None, Some(PerUse::InFlux)].contains(&lease.per_use());
+            let known = [None, Some(PerUse::ChangePending)].contains(&lease.per_use());
             let lost = matches!(lease.per_use(), Some(PerUse::Uncovered(Uncovered::Lost(_))));
             assert!(known || lost, "{lease:?}");
         }

@@ -299,10 +299,10 @@ pub fn touch(ranges: &[AddressRange], range: AddressRange) -> bool {
     ranges.iter().any(|entry| entry.overlaps(&range))
 }
 
-/// Waits until `range` is not in flux. Sleeps in between, because a thread that never sleeps is
+/// Waits until `range` is not pending. Sleeps in between, because a thread that never sleeps is
 /// what keeps other monitors of this process, in concurrent tests, from settling.
 pub fn until_settled(monitor: &impl Monitor, range: AddressRange) {
-    while monitor.in_flux(range) {
+    while monitor.change_pending(range) {
         std::thread::sleep(std::time::Duration::from_micros(20));
     }
 }

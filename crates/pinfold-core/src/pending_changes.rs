@@ -1,14 +1,14 @@
 //! Changes that have begun and may not have taken effect yet, noted by the threads that make them: any
 //! number of writers and readers, no lock, no allocation, also in signal handlers.
 //!
-//! A *record* is a range that stands from [`begin`](UnderWay::begin) to [`end`](UnderWay::end). If
+//! A *record* is a range that stands from [`begin`](PendingChanges::begin) to [`end`](PendingChanges::end). If
 //! all records are taken, the change is counted instead, and everything is under way until the count is
 //! zero again. A count that has reached its end, of tickets that were forgotten, stays there.
 //!
 //! # What a reader may believe
 //!
 //! *If a reader knows that a change has begun (it has read what the writer wrote after `begin`), and
-//! [`overlaps`](UnderWay::overlaps) says no of a range that it changes, then the change has
+//! [`overlaps`](PendingChanges::overlaps) says no of a range that it changes, then the change has
 //! ended, and what it did is done.* The writer's `begin` happened before the reader's look, so the
 //! look finds the record standing, or a later state of it. A later state was written by the writer's
 //! `end`, or after it; `end` released the effect, and the look acquires it. The same holds for the
@@ -26,16 +26,16 @@ use std::marker::PhantomData;
 /// It can be neither moved nor replaced while a change is under way, whose end would be that of another's:
 ///
 /// ```compile_fail,E0506
-/// # use pinfold_core::{AddressRange, UnderWay};
+/// # use pinfold_core::{AddressRange, PendingChanges};
 /// let range = AddressRange::new(4096, 4096).unwrap();
-/// let mut table = UnderWay::<1>::new();
+/// let mut table = PendingChanges::<1>::new();
 /// let before = table.begin(range);
-/// table = UnderWay::new();
+/// table = PendingChanges::new();
 /// table.end(before);
 /// ```
 #[repr(C)]
 #[derive(Debug)]
-pub struct UnderWay<const RECORDS: usize> {
+pub struct PendingChanges<const RECORDS: usize> {
     /// Changes under way for which no record was free (bits 0-31), and how often everything was
     /// forgotten (bits 32-63).
     unrecorded: AtomicU64,
@@ -56,7 +56,7 @@ const TAKEN: u64 = 1;
 const STANDS: u64 = 2;
 const STATES: u64 = 4;
 
-/// Which record a change has: what [`UnderWay::begin`] gives and [`UnderWay::end`] takes.
+/// Which record a change has: what [`PendingChanges::begin`] gives and [`PendingChanges::end`] takes.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "without `end` the range is under way for ever"]
 pub struct Ticket<'t> {
@@ -82,7 +82,7 @@ const FORGOTTEN: u64 = 1 << 32;
 /// So many changes without a record are not counted any more: everything is under way from then on.
 const UNCOUNTABLE: u64 = FORGOTTEN - 1;
 
-impl<const RECORDS: usize> UnderWay<RECORDS> {
+impl<const RECORDS: usize> PendingChanges<RECORDS> {
     /// Nothing is under way; also in a `static`.
     #[cfg(not(any(loom, shuttle)))]
     pub const fn new() -> Self {
@@ -174,7 +174,7 @@ impl<const RECORDS: usize> UnderWay<RECORDS> {
     }
 }
 
-impl<const RECORDS: usize> Default for UnderWay<RECORDS> {
+impl<const RECORDS: usize> Default for PendingChanges<RECORDS> {
     fn default() -> Self {
         Self::new()
     }
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn what_is_under_way_is_so_until_it_ends() {
-        let table = UnderWay::<4>::new();
+        let table = PendingChanges::<4>::new();
         let (first, second) = (table.begin(page(1)), table.begin(page(1)));
         table.end(first);
         assert!(table.overlaps(page(1)) && !table.overlaps(page(2)));
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn without_a_free_record_everything_is_under_way() {
-        let table = UnderWay::<2>::new();
+        let table = PendingChanges::<2>::new();
         let mut tickets: Vec<_> = (1..=3).map(|number| table.begin(page(number))).collect();
         assert!(table.overlaps(page(9)));
         table.end(tickets.remove(0));
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_starts_with_nothing_under_way() {
-        let table = UnderWay::<2>::new();
+        let table = PendingChanges::<2>::new();
         let tickets = [1, 2, 3].map(|number| table.begin(page(number)));
         table.forget_all();
         assert!(!table.overlaps(page(1)) && !table.overlaps(page(9)));
@@ -298,7 +298,7 @@ mod tests {
     /// Another thread was writing a range into a record when the process forked.
     #[test]
     fn a_record_taken_by_a_thread_that_does_not_exist_is_free() {
-        let table = UnderWay::<1>::new();
+        let table = PendingChanges::<1>::new();
         table.records[0].state.store(TAKEN, Ordering::Relaxed);
         table.forget_all();
         assert!(!table.overlaps(page(1)));
@@ -311,7 +311,7 @@ mod tests {
     /// What began before everything was forgotten ends nothing that began since.
     #[test]
     fn a_forgotten_ticket_ends_nothing() {
-        let table = UnderWay::<2>::new();
+        let table = PendingChanges::<2>::new();
         let before = [1, 2, 3].map(|number| table.begin(page(number)));
         table.forget_all();
         let since = [1, 2, 3].map(|number| table.begin(page(number)));
@@ -328,7 +328,7 @@ mod tests {
     /// Forgotten tickets fill the count up, and those that end then do not empty it.
     #[test]
     fn a_count_at_its_end_stays_there() {
-        let table = UnderWay::<0>::new();
+        let table = PendingChanges::<0>::new();
         table.unrecorded.store(FORGOTTEN + UNCOUNTABLE - 1, Ordering::Relaxed);
         let [last, beyond] = [1, 2].map(|number| table.begin(page(number)));
         assert!(table.overlaps(page(9)));
@@ -346,7 +346,7 @@ mod tests {
     /// Another table's ticket ends neither a record of this one nor its count.
     #[test]
     fn another_tables_ticket_ends_nothing() {
-        let (one, other) = (UnderWay::<1>::new(), UnderWay::<1>::new());
+        let (one, other) = (PendingChanges::<1>::new(), PendingChanges::<1>::new());
         let ours = [one.begin(page(1)), one.begin(page(2))];
         let theirs = [other.begin(page(1)), other.begin(page(2))];
         theirs.into_iter().for_each(|ticket| one.end(ticket));

@@ -11,12 +11,12 @@ const PLACE: Position = Position(0, 0);
 
 /// Sees one thing only: that this process is a forked child.
 #[derive(Debug)]
-pub(super) struct Still {
+pub(super) struct InertMonitor {
     mark: ForkMark,
     pub(super) event_count: EventCount,
 }
 
-impl Still {
+impl InertMonitor {
     /// Takes one page.
     pub(super) fn new() -> Result<Self, StartError> {
         let mark = ForkMark::new(1).map_err(StartError::memory)?;

@@ -1,4 +1,4 @@
-//! The bars in the way of gets: which ranges are suspended, and which threads wait before them.
+//! The suspended in the way of gets: which ranges are suspended, and which threads wait before them.
 
 use crate::AddressRange;
 use crate::foreign::Foreign;
@@ -22,9 +22,9 @@ pub enum Gets {
 
 /// All suspensions of a cache. Belongs to the holder of the writer's lock.
 #[derive(Default)]
-pub(crate) struct Bars {
+pub(crate) struct SuspendedRanges {
     /// By where their ranges begin; they do not overlap.
-    bars: BTreeMap<usize, Bar>,
+    suspended: BTreeMap<usize, SuspendedRange>,
     /// Where the range of each begins.
     starts: BTreeMap<u64, usize>,
     /// Those that may expire, by their deadlines.
@@ -40,7 +40,7 @@ pub(crate) struct Bars {
 }
 
 /// One suspension, as gets and the clock see it.
-pub(crate) struct Bar {
+pub(crate) struct SuspendedRange {
     range: AddressRange,
     gets: Gets,
     gate: Arc<Gate>,
@@ -105,7 +105,7 @@ pub(crate) enum End {
     },
 }
 
-/// What a get meets at a bar.
+/// What a get meets at a entry.
 pub(crate) enum Stop {
     /// It waits here.
     Wait(Arc<Gate>),
@@ -113,44 +113,44 @@ pub(crate) enum Stop {
     Refuse(AddressRange),
 }
 
-impl Bars {
+impl SuspendedRanges {
     /// What a registration of `range` meets.
     #[inline]
     pub(crate) fn stop(&self, range: AddressRange) -> Option<Stop> {
-        let bar = self.bar_in(range)?;
-        Some(match bar.gets {
-            Gets::Hold => Stop::Wait(Arc::clone(&bar.gate)),
-            Gets::Refuse => Stop::Refuse(bar.range),
+        let entry = self.bar_in(range)?;
+        Some(match entry.gets {
+            Gets::Hold => Stop::Wait(Arc::clone(&entry.gate)),
+            Gets::Refuse => Stop::Refuse(entry.range),
         })
     }
 
     /// Whether a region of `range` must not be leased.
     #[inline]
     pub(crate) fn cover(&self, range: AddressRange) -> bool {
-        !self.bars.is_empty() && self.overlapping(range).is_some()
+        !self.suspended.is_empty() && self.overlapping(range).is_some()
     }
 
     /// What is suspended of `range`.
     pub(crate) fn overlapping(&self, range: AddressRange) -> Option<AddressRange> {
-        self.bar_in(range).map(|bar| bar.range)
+        self.bar_in(range).map(|entry| entry.range)
     }
 
     /// The last that overlaps `range`: of those that begin before its end, the last ends last.
     #[inline]
-    fn bar_in(&self, range: AddressRange) -> Option<&Bar> {
-        let (_, last) = self.bars.range(..range.end()).next_back()?;
+    fn bar_in(&self, range: AddressRange) -> Option<&SuspendedRange> {
+        let (_, last) = self.suspended.range(..range.end()).next_back()?;
         last.range.overlaps(&range).then_some(last)
     }
 
-    fn bar_of(&self, id: u64) -> Option<&Bar> {
-        self.bars.get(self.starts.get(&id)?)
+    fn bar_of(&self, id: u64) -> Option<&SuspendedRange> {
+        self.suspended.get(self.starts.get(&id)?)
     }
 
-    fn bar_of_mut(&mut self, id: u64) -> Option<&mut Bar> {
-        self.bars.get_mut(self.starts.get(&id)?)
+    fn bar_of_mut(&mut self, id: u64) -> Option<&mut SuspendedRange> {
+        self.suspended.get_mut(self.starts.get(&id)?)
     }
 
-    /// Puts up a bar, where nothing is suspended, that stands until `deadline`, which is `patience` from now.
+    /// Puts up a entry, where nothing is suspended, that stands until `deadline`, which is `patience` from now.
     pub(crate) fn put_up(
         &mut self,
         range: AddressRange,
@@ -161,23 +161,23 @@ impl Bars {
         self.last_id += 1;
         self.counts.begun += 1;
         let gate = Arc::new(Gate::new(range, patience));
-        let bar = Bar { range, gets, gate, deadline, landings: 0, on_expiry: None };
+        let entry = SuspendedRange { range, gets, gate, deadline, landings: 0, on_expiry: None };
         self.starts.insert(self.last_id, range.start());
-        self.bars.insert(range.start(), bar);
+        self.suspended.insert(range.start(), entry);
         self.last_id
     }
 
     /// A region of `range` is registered that was in the hands of a suspension.
     pub(crate) fn note_landing(&mut self, range: AddressRange) {
         // They do not overlap, so the last to begin is the last to end.
-        let before_its_end = self.bars.range_mut(..range.end()).rev().map(|(_, bar)| bar);
-        let touched = before_its_end.take_while(|bar| bar.range.overlaps(&range));
-        touched.for_each(|bar| bar.landings += 1);
+        let before_its_end = self.suspended.range_mut(..range.end()).rev().map(|(_, entry)| entry);
+        let touched = before_its_end.take_while(|entry| entry.range.overlaps(&range));
+        touched.for_each(|entry| entry.landings += 1);
     }
 
     /// How many of these reach into the range of suspension `id`.
     pub(crate) fn landings(&self, id: u64) -> u64 {
-        self.bar_of(id).map_or(0, |bar| bar.landings)
+        self.bar_of(id).map_or(0, |entry| entry.landings)
     }
 
     /// Takes a hold on `connection` for suspension `id`, unless the device is being told something
@@ -274,40 +274,40 @@ impl Bars {
 
     /// From now on the suspension may expire.
     pub(crate) fn hand_over(&mut self, id: u64, on_expiry: OnExpiry) {
-        if let Some(bar) = self.bar_of_mut(id) {
-            bar.on_expiry = Some(on_expiry);
-            let deadline = bar.deadline;
+        if let Some(entry) = self.bar_of_mut(id) {
+            entry.on_expiry = Some(on_expiry);
+            let deadline = entry.deadline;
             self.expiring.insert((deadline, id));
         }
     }
 
     /// Whether it has expired, or is just being ended, if it was handed over.
     pub(crate) fn has_expired(&self, id: u64) -> bool {
-        self.bar_of(id).is_none_or(|bar| bar.on_expiry.is_none())
+        self.bar_of(id).is_none_or(|entry| entry.on_expiry.is_none())
     }
 
     /// From now on it may not. `None` if it has. The connections in it are the device's: to be dropped
     /// outside the lock.
     pub(crate) fn take_back(&mut self, id: u64) -> Option<OnExpiry> {
-        let bar = self.bar_of_mut(id)?;
-        let (deadline, on_expiry) = (bar.deadline, bar.on_expiry.take());
+        let entry = self.bar_of_mut(id)?;
+        let (deadline, on_expiry) = (entry.deadline, entry.on_expiry.take());
         self.expiring.remove(&(deadline, id));
         on_expiry
     }
 
-    /// Takes a bar down; those who waited go on. What was held is to be dropped outside the lock.
+    /// Takes a entry down; those who waited go on. What was held is to be dropped outside the lock.
     pub(crate) fn take_down(&mut self, id: u64) -> Vec<Hold> {
         let start = self.starts.remove(&id);
-        if let Some(bar) = start.and_then(|start| self.bars.remove(&start)) {
-            self.expiring.remove(&(bar.deadline, id));
-            bar.gate.open();
+        if let Some(entry) = start.and_then(|start| self.suspended.remove(&start)) {
+            self.expiring.remove(&(entry.deadline, id));
+            entry.gate.open();
         }
         self.holds.remove(&id).unwrap_or_default()
     }
 
     /// Takes a suspension that is overdue at `now` out of the program's hands, and says what it left.
     ///
-    /// Its bar and its holds stand until [`take_down`](Self::take_down): no thread lets its connections
+    /// Its entry and its holds stand until [`take_down`](Self::take_down): no thread lets its connections
     /// go on, or gets what they may still touch, before they were failed.
     pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
         let &(_, id) = self.expiring.first().filter(|&&(deadline, _)| deadline < now)?;
@@ -325,7 +325,7 @@ fn is_on<C: PartialEq + 'static>(hold: &Hold, connection: &C) -> bool {
 pub(crate) struct Gate {
     range: AddressRange,
     until: Option<Instant>,
-    /// Whether the bar is down. Rank 3: taken with nothing else held, or, to open, under the
+    /// Whether the entry is down. Rank 3: taken with nothing else held, or, to open, under the
     /// writer's lock.
     is_open: Mutex<bool>,
     opened: Condvar,
@@ -342,7 +342,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Waits until the bar is down.
+    /// Waits until the entry is down.
     ///
     /// # Errors
     ///
@@ -383,8 +383,8 @@ pub struct SuspensionStatistics {
     pub device_panics: u64,
 }
 
-impl fmt::Debug for Bars {
+impl fmt::Debug for SuspendedRanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bars").field("counts", &self.counts).finish_non_exhaustive()
+        f.debug_struct("SuspendedRanges").field("counts", &self.counts).finish_non_exhaustive()
     }
 }

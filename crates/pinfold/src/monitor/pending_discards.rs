@@ -3,7 +3,7 @@
 //! `MADV_DONTNEED` and its kin tell us BEFORE they take the pages, wait until the event has been
 //! read, and never say when they are done. A range registered in between would keep pages that
 //! the program is about to lose. So each announced discard is kept here as a *record*, a range
-//! that overlaps an unsettled record is in flux, and nothing in flux is cached.
+//! that overlaps an unsettled record is pending, and nothing pending is cached.
 //!
 //! # When is a record settled?
 //!
@@ -67,7 +67,7 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, fence};
 use std::cell::Cell;
 use std::sync::TryLockError;
 
-/// How many discarded ranges can be told apart; with more, gaps between them are in flux too.
+/// How many discarded ranges can be told apart; with more, gaps between them are pending too.
 const RECORDS: usize = if cfg!(loom) { 2 } else { 1024 };
 /// How many threads there can be; with more, nothing is settled.
 const MOST_THREADS: usize = 8192;
@@ -78,7 +78,7 @@ const SUSPECTS_PER_CALL: usize = 64;
 const MARKS: usize = if cfg!(loom) { 4 } else { 256 };
 
 #[derive(Debug)]
-pub(super) struct Flux {
+pub(super) struct PendingDiscards {
     records: RangeSet,
     /// How many records were ever made.
     born: AtomicU64,
@@ -115,7 +115,7 @@ struct Prover {
     suspects: Vec<u32>,
 }
 
-impl Flux {
+impl PendingDiscards {
     pub(super) fn new() -> Self {
         /// Not a loom atomic: it only makes names.
         static INSTANCES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
@@ -227,10 +227,10 @@ impl Flux {
 
 impl Prover {
     /// The open investigation, or a new one with every thread under suspicion.
-    fn open(&mut self, flux: &Flux) -> Option<u64> {
+    fn open(&mut self, pending: &PendingDiscards) -> Option<u64> {
         if self.up_to.is_none() {
             // Acquire: the records counted here were made before the threads are listed.
-            let up_to = flux.born.load(Ordering::Acquire);
+            let up_to = pending.born.load(Ordering::Acquire);
             list_threads(&mut self.suspects).ok()?;
             self.up_to = Some(up_to);
         }
@@ -287,52 +287,56 @@ mod tests {
 
     /// Asks until the answer is no; other tests' threads may be busy for a while. Sleeps in between: two tests
     /// that only yield here are each a thread that never rests to the other, and none would end.
-    fn settles(flux: &Flux, range: AddressRange) {
-        while flux.overlaps_unsettled(range) {
+    fn settles(pending: &PendingDiscards, range: AddressRange) {
+        while pending.overlaps_unsettled(range) {
             thread::sleep(Duration::from_micros(100));
         }
     }
 
     #[test]
-    fn only_overlapping_ranges_are_in_flux() {
-        let flux = Flux::new();
-        assert!(!flux.overlaps(range(0x2000)));
-        flux.record(range(0x2000));
-        assert!(flux.overlaps(range(0x2fff)));
-        assert!(!flux.overlaps(range(0x1000)) && !flux.overlaps(range(0x3000)));
+    fn only_overlapping_ranges_are_pending() {
+        let pending = PendingDiscards::new();
+        assert!(!pending.overlaps(range(0x2000)));
+        pending.record(range(0x2000));
+        assert!(pending.overlaps(range(0x2fff)));
+        assert!(!pending.overlaps(range(0x1000)) && !pending.overlaps(range(0x3000)));
     }
 
-    /// However many discards there were, only what was discarded is in flux, and it settles.
+    /// However many discards there were, only what was discarded is pending, and it settles.
     #[test]
     fn many_records_leave_other_memory_alone() {
-        let flux = Flux::new();
+        let pending = PendingDiscards::new();
         let discards = 4 * RECORDS as u64;
         for number in 0..discards {
             // Half of them neighbours, half of them scattered.
             let place = usize::try_from(number / 2 + 1).unwrap();
             let start = if number % 2 == 0 { place << 12 } else { (1 << 32) + (place << 16) };
-            flux.record(range(start));
+            pending.record(range(start));
         }
-        assert!(flux.overlaps(range(0x1000)) && flux.overlaps(range(RECORDS << 12)));
-        assert!(flux.overlaps(range((1 << 32) + (RECORDS << 16))));
-        assert!(!flux.overlaps(range(1 << 31)) && !flux.overlaps(range(1 << 40)));
-        settles(&flux, AddressRange::EVERYTHING);
-        assert_eq!(flux.settled.load(Ordering::Acquire), discards);
+        assert!(pending.overlaps(range(0x1000)) && pending.overlaps(range(RECORDS << 12)));
+        assert!(pending.overlaps(range((1 << 32) + (RECORDS << 16))));
+        assert!(!pending.overlaps(range(1 << 31)) && !pending.overlaps(range(1 << 40)));
+        settles(&pending, AddressRange::EVERYTHING);
+        assert_eq!(pending.settled.load(Ordering::Acquire), discards);
     }
 
     /// A thread that never sleeps keeps the record alive for as long as it does not call us, and
     /// a call is enough. While it spins, the answer must be yes every time.
     #[test]
     fn a_busy_thread_is_suspected_until_it_calls() {
-        let (flux, call, called, stop) =
-            (Flux::new(), AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+        let (pending, call, called, stop) = (
+            PendingDiscards::new(),
+            AtomicBool::new(false),
+            AtomicBool::new(false),
+            AtomicBool::new(false),
+        );
         let busy = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
                 busy.store(true, Ordering::Release);
                 while !stop.load(Ordering::Acquire) {
                     if call.load(Ordering::Acquire) {
-                        flux.mark_caller();
+                        pending.mark_caller();
                         called.store(true, Ordering::Release);
                     }
                 }
@@ -340,15 +344,15 @@ mod tests {
             while !busy.load(Ordering::Acquire) {
                 thread::yield_now();
             }
-            flux.record(range(0x2000));
+            pending.record(range(0x2000));
             for _ in 0..50 {
-                assert!(flux.overlaps_unsettled(range(0x2000)));
+                assert!(pending.overlaps_unsettled(range(0x2000)));
             }
             call.store(true, Ordering::Release);
             while !called.load(Ordering::Acquire) {
                 thread::yield_now();
             }
-            settles(&flux, range(0x2000));
+            settles(&pending, range(0x2000));
             stop.store(true, Ordering::Release);
         });
     }
@@ -356,14 +360,14 @@ mod tests {
     /// A mark made before the record says nothing about it.
     #[test]
     fn old_marks_are_no_evidence() {
-        let flux = Flux::new();
-        flux.mark_caller();
+        let pending = PendingDiscards::new();
+        pending.mark_caller();
         let me = thread_id();
-        assert!(flux.has_mark(me, 0));
-        flux.record(range(0x2000));
-        assert!(!flux.has_mark(me, 1));
-        flux.mark_caller();
-        assert!(flux.has_mark(me, 1) && !flux.has_mark(me + 256, 1));
+        assert!(pending.has_mark(me, 0));
+        pending.record(range(0x2000));
+        assert!(!pending.has_mark(me, 1));
+        pending.mark_caller();
+        assert!(pending.has_mark(me, 1) && !pending.has_mark(me + 256, 1));
     }
 
     #[test]

@@ -11,7 +11,6 @@
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
 use super::report::{InFlight, OnDrop, SuspensionTerms, Why};
 use crate::AddressRange;
-use crate::bars::{Claim, End, OnExpiry, Overdue};
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
 use crate::events::Walk;
@@ -24,6 +23,7 @@ use crate::monitor::{Forked, Monitor};
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::RegisterError;
 use crate::shared::{SLICE, Shared, Writer};
+use crate::suspended_ranges::{Claim, End, OnExpiry, Overdue};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use std::time::Duration;
 /// How far a suspension has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The bar stands. Connections go on until the leases that are not kept have ended: what was
+    /// The suspended range stands. Connections go on until the leases that are not kept have ended: what was
     /// posted in the queue of a stopped one would never end, and its lease neither.
     Leased,
     /// Connections are stopped; registrations are as they were.
@@ -47,9 +47,9 @@ enum Stage {
     Over,
 }
 
-/// What a suspension owns: the bar, the connections that it stopped, the leases handed over and,
+/// What a suspension owns: the suspended range, the connections that it stopped, the leases handed over and,
 /// later, their registrations.
-pub(crate) struct Ward<'c, R: Suspend, M: Monitor> {
+pub(crate) struct SuspensionGuard<'c, R: Suspend, M: Monitor> {
     shared: &'c Shared<R, M>,
     id: u64,
     pub(crate) range: AddressRange,
@@ -99,8 +99,8 @@ type NotBarred<'c, R, M> = (Why<<R as Suspend>::Connection>, HandedOver<Lease<'c
 
 type Returned<'c, R, M> = Result<Lease<'c, R, M>, RegisterError>;
 
-impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
-    /// Bars the way of gets; nothing else is touched yet. `kept` are leases of this cache.
+impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
+    /// SuspendedRanges the way of gets; nothing else is touched yet. `kept` are leases of this cache.
     ///
     /// # Errors
     ///
@@ -113,9 +113,9 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     ) -> Result<Self, NotBarred<'c, R, M>> {
         let began = shared.registrar.now();
         let deadline = began.saturating_add(terms.deadline);
-        let put_up = shared.locked(|writer| match writer.bars.overlapping(range) {
+        let put_up = shared.locked(|writer| match writer.suspended.overlapping(range) {
             Some(range) => Err(Why::AlreadySuspended { range }),
-            None => Ok(writer.bars.put_up(range, terms.gets, deadline, terms.deadline)),
+            None => Ok(writer.suspended.put_up(range, terms.gets, deadline, terms.deadline)),
         });
         let id = match put_up {
             Ok(Ok(id)) => id,
@@ -123,7 +123,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             // The device's clock forked.
             Err(Forked) => return Err((Why::Forked, kept)),
         };
-        // Behind the bar, which closes what is registered from now on.
+        // Behind the suspended range, which closes what is registered from now on.
         shared.close_regions(range);
         let (connections, lost, parked) = Default::default();
         let (unstopped, restarted) = Default::default();
@@ -195,14 +195,14 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         }
         // Copied, and dropped if it is not needed, outside the lock: it is the device's.
         let mut copy = Foreign::new(connection.clone());
-        self.locked(|writer| writer.bars.claim(self.id, &mut copy))
+        self.locked(|writer| writer.suspended.claim(self.id, &mut copy))
     }
 
     /// It is in the list before the call: one that panics half-way is given back too.
     fn stop_last(&mut self) {
         let Some(connection) = self.connections.last() else { return };
         let stopped = self.shared.registrar.stop(connection);
-        self.locked(|writer| writer.bars.stopped(self.id, connection));
+        self.locked(|writer| writer.suspended.stopped(self.id, connection));
         if let Err(why) = stopped {
             self.lost.extend(self.connections.pop().map(|connection| (connection, why)));
         }
@@ -297,11 +297,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     /// The leases of the range other than those that were handed over, its registrations under way,
     /// and the snapshot that says so. Nothing in a forked child.
     ///
-    /// **Why the lock may be free between the slices.** Behind the bar hits find no region of the range,
+    /// **Why the lock may be free between the slices.** Behind the suspended range hits find no region of the range,
     /// and gets that hold the lock lease none and begin no registration. So once nothing is under way
     /// that will become a region of the range, a region can come to it in one way alone: another suspension,
     /// which had it in its hands, renews it. A [`Walk`] meets a region unless it moves back, which this is,
-    /// and the bar counts it: where the count is the same before and behind the walk, the walk met every
+    /// and the suspended range counts it: where the count is the same before and behind the walk, the walk met every
     /// region, those in other suspensions' hands included. If none of them is leased but by those handed
     /// over, none is left that another suspension can take and renew later; so what is true then stays true.
     /// The snapshot is taken with no lock held, before the walk; what is not leased there is not leased any
@@ -311,7 +311,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let (under_way, counted, landings) = self.locked(|writer| {
             let flights = writer.flights.iter();
             let under_way = flights.filter(|flight| flight.range.overlaps(&self.range)).count();
-            (under_way, writer.counted.clone(), writer.bars.landings(self.id))
+            (under_way, writer.counted.clone(), writer.suspended.landings(self.id))
         })?;
         let snapshot = self.shared.hazards.snapshot(&counted);
         let (mut leases, mut elsewhere) = (0, 0);
@@ -323,11 +323,11 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             }
             leases += match Unpublished::of(region) {
                 Some(it) => snapshot.leases(&it, self.kept_leases(region.number)),
-                // The bar closed them all, and what came since is closed or was never found by hits.
+                // The suspended range closed them all, and what came since is closed or was never found by hits.
                 None => 1,
             };
         })?;
-        let came_back = self.locked(|writer| writer.bars.landings(self.id))? != landings;
+        let came_back = self.locked(|writer| writer.suspended.landings(self.id))? != landings;
         // One that is being renewed is under way, and in the other's hands until it lands.
         let registrations = elsewhere.max(under_way).max(usize::from(came_back));
         Some((InFlight { leases, registrations, ..InFlight::default() }, snapshot))
@@ -466,12 +466,12 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
             },
         };
         let on_expiry = OnExpiry { connections: Box::new(self.connections.copies()), end };
-        self.locked(|writer| writer.bars.hand_over(self.id, on_expiry));
+        self.locked(|writer| writer.suspended.hand_over(self.id, on_expiry));
         self.entrusted = true;
     }
 
     pub(crate) fn has_expired(&self) -> bool {
-        self.locked(|writer| writer.bars.has_expired(self.id)).unwrap_or_default()
+        self.locked(|writer| writer.suspended.has_expired(self.id)).unwrap_or_default()
     }
 
     /// Ends the program's time with it. False if the suspension has expired: then it owns nothing any
@@ -480,7 +480,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         if !std::mem::replace(&mut self.entrusted, false) {
             return true;
         }
-        let ours = self.locked(|writer| writer.bars.take_back(self.id)).flatten().is_some();
+        let ours = self.locked(|writer| writer.suspended.take_back(self.id)).flatten().is_some();
         if !ours {
             self.stage = Stage::Over;
             self.parked.clear();
@@ -503,7 +503,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         self.restart();
         let (suspension, range) = (self.id(), self.range);
         self.end(|writer, shared| {
-            let counts = &mut writer.bars.counts;
+            let counts = &mut writer.suspended.counts;
             if before == Stage::Handed {
                 counts.resumed += 1;
             } else {
@@ -540,7 +540,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         // Taken off the list behind the call: one that panics half-way is failed with the rest.
         while let Some(connection) = self.connections.last() {
             // Unless another suspension holds it: then it goes on when that one releases it.
-            let released = self.locked(|writer| writer.bars.release(self.id, connection));
+            let released = self.locked(|writer| writer.suspended.release(self.id, connection));
             if matches!(released, Some(Ok(()))) {
                 self.restart_last();
                 self.restarted.extend(self.connections.pop());
@@ -554,7 +554,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let Some(connection) = self.connections.last() else { return };
         // SAFETY: the last suspension to hold it lets it go on.
         let restarted = unsafe { self.shared.registrar.restart(connection) };
-        drop(self.locked(|writer| writer.bars.restarted(self.id, connection)));
+        drop(self.locked(|writer| writer.suspended.restarted(self.id, connection)));
         if let Err(why) = restarted {
             self.lost.push((connection.clone(), why));
         }
@@ -571,18 +571,18 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
         let _forked = self.shared.lose(suspension, range, &numbers);
         self.end(|writer, shared| {
             shared.board.tell(Notice::Revoked { suspension, range, by });
-            writer.bars.counts.killed += 1;
-            writer.bars.counts.device_panics += device_panics;
+            writer.suspended.counts.killed += 1;
+            writer.suspended.counts.device_panics += device_panics;
         });
         // Last: a device that panics here holds nothing up any more.
         self.shared.reclaim();
     }
 
-    /// Takes the bar down.
+    /// Takes the suspended range down.
     fn end(&mut self, say: impl FnOnce(&mut Writer, &Shared<R, M>)) {
         self.stage = Stage::Over;
         let ended = self.locked(|writer| {
-            let held = writer.bars.take_down(self.id);
+            let held = writer.suspended.take_down(self.id);
             say(writer, self.shared);
             held
         });
@@ -626,7 +626,7 @@ impl<'c, R: Suspend, M: Monitor> Ward<'c, R, M> {
     }
 }
 
-impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
+impl<R: Suspend, M: Monitor> Drop for SuspensionGuard<'_, R, M> {
     fn drop(&mut self) {
         let theirs = self.entrusted;
         // In a forked child connections and registrations are the parent's.
@@ -639,7 +639,7 @@ impl<R: Suspend, M: Monitor> Drop for Ward<'_, R, M> {
             if self.stage != Stage::Over {
                 kept_back += u64::from(!runs_through(|| self.kill(Revocation::DevicePanicked)));
             }
-            self.locked(|writer| writer.bars.counts.device_panics += kept_back);
+            self.locked(|writer| writer.suspended.counts.device_panics += kept_back);
         }
         // What is left of a suspension that has expired. Behind a panic of the device's, whose connections
         // may go on, they are forgotten.
@@ -670,7 +670,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
     pub(crate) fn expire_suspensions(&self) -> usize {
         let now = self.registrar.now();
         let mut count = 0;
-        while let Ok(Some(overdue)) = self.locked(|writer| writer.bars.take_overdue(now)) {
+        while let Ok(Some(overdue)) = self.locked(|writer| writer.suspended.take_overdue(now)) {
             let Overdue { id, range, on_expiry } = overdue;
             let connections = on_expiry.connections.downcast::<ForeignList<R::Connection>>();
             let mut connections = connections.map_or_else(|_| ForeignList::default(), |all| *all);
@@ -686,13 +686,13 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             let lost = parked.iter().try_for_each(|numbers| self.lose(suspension, range, numbers));
             let ended = lost.and_then(|()| {
                 self.locked(|writer| {
-                    writer.bars.counts.expired += 1;
-                    writer.bars.counts.device_panics += device_panics;
+                    writer.suspended.counts.expired += 1;
+                    writer.suspended.counts.device_panics += device_panics;
                     if parked.is_some() {
                         let by = Revocation::Expired;
                         self.board.tell(Notice::Revoked { suspension, range, by });
                     }
-                    writer.bars.take_down(id)
+                    writer.suspended.take_down(id)
                 })
             });
             // In a child that the device forked all of it is the parent's.
@@ -713,7 +713,8 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         let mut panics = 0;
         while let Some(connection) = connections.pop() {
             let let_go_on = || {
-                if let Ok(Ok(())) = self.locked(|writer| writer.bars.release(id, &connection)) {
+                if let Ok(Ok(())) = self.locked(|writer| writer.suspended.release(id, &connection))
+                {
                     // What died meanwhile its program hears of from its device.
                     // SAFETY: the last suspension to hold it lets it go on.
                     let _lost = unsafe { self.registrar.restart(&connection) };
@@ -823,7 +824,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
-    /// word by word: enlisted first, then watched and asked for discards in flux, then registered.
+    /// word by word: enlisted first, then watched and asked for discards pending, then registered.
     fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
         let Parked { region, range, terms, .. } = self.parked;
         self.shared.count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
@@ -831,7 +832,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         let asked = foreign::call(|| self.shared.per_use(&Want { range, terms }, range));
         let per_use = asked.unwrap_or_else(|_panicked| {
             self.shared.count_panics(1);
-            Some(PerUse::InFlux)
+            Some(PerUse::ChangePending)
         });
         // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
@@ -865,7 +866,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         let (filling, born) = flight.filling();
         // SAFETY: the place is not findable, has no lease, and the writer's lock is held.
         unsafe { region.fill(filling, born, self.shared.advance_tick(), handle) };
-        writer.bars.note_landing(flight.range);
+        writer.suspended.note_landing(flight.range);
         match self.parked.per_use {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
@@ -887,7 +888,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         why: PerUse,
         today: Option<PerUse>,
     ) {
-        let doubtful = flight.tainted || today == Some(PerUse::InFlux);
+        let doubtful = flight.tainted || today == Some(PerUse::ChangePending);
         let region = self.parked.region;
         writer.lists.keep_per_use(region, doubtful);
         writer.per_use.insert(region.number, why);

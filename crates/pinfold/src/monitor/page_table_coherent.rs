@@ -10,17 +10,17 @@
 
 #![allow(unsafe_code)]
 
+use super::inert::InertMonitor;
 use super::start::StartError;
-use super::still::Still;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
 };
 
 /// Sees one thing only: that this process is a forked child. A check costs a load.
 #[derive(Debug)]
-pub struct Unneeded(Still);
+pub struct PageTableCoherent(InertMonitor);
 
-impl Unneeded {
+impl PageTableCoherent {
     /// Takes one page.
     ///
     /// # Errors
@@ -31,12 +31,12 @@ impl Unneeded {
     ///
     /// A cache that relies on this monitor has registrations that follow the process's page table.
     pub unsafe fn new() -> Result<Self, StartError> {
-        Still::new().map(Self)
+        InertMonitor::new().map(Self)
     }
 }
 
 // SAFETY: see the file's header.
-unsafe impl Monitor for Unneeded {
+unsafe impl Monitor for PageTableCoherent {
     fn name(&self) -> &'static str {
         "unneeded"
     }
@@ -49,7 +49,7 @@ unsafe impl Monitor for Unneeded {
         Watch::Covered
     }
 
-    fn in_flux(&self, _range: AddressRange) -> bool {
+    fn change_pending(&self, _range: AddressRange) -> bool {
         false
     }
 
@@ -61,7 +61,7 @@ unsafe impl Monitor for Unneeded {
     fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
         match change {
             Change::Protect => Cover::Harmless,
-            _ => Cover::Seen,
+            _ => Cover::Detected,
         }
     }
 
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn everything_is_covered_and_nothing_ever_changes() {
         // SAFETY: nothing is registered on its word.
-        let monitor = unsafe { Unneeded::new() }.unwrap();
+        let monitor = unsafe { PageTableCoherent::new() }.unwrap();
         assert_eq!(monitor.watch(AddressRange::EVERYTHING), Watch::Covered);
         let sequence = monitor.check().unwrap();
         let start = monitor.replay(Position::NOWHERE, &mut |_| panic!("nothing was logged"));
