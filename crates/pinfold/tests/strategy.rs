@@ -20,7 +20,7 @@ use pinfold::registrar::{self, BufferIndex};
 use pinfold::strategy::{
     Costs, Curve, Direction, Place, Reuse, Slow, Strategy, TransferPlanner, Unmoved, Way, measure,
 };
-use pinfold::{Cache, Config, GetError, Monitor, PerUse, RangeError, Uncovered};
+use pinfold::{Cache, Config, GetError, Monitor, PerUse, RangeError, Uncovered, WhenFull};
 use registrar_support::{Memory, PAGE, alone, in_forked_child};
 use std::fs::File;
 use std::io;
@@ -394,6 +394,88 @@ fn pieces_of_memory_that_is_new_are_rented_again() {
             assert_eq!(ways.collect::<Vec<_>>(), expected);
             memory.replace();
         }
+    });
+}
+
+/// Keeping would pay, but the budget does not hold the whole range: what can be copied is.
+#[test]
+fn what_is_worth_keeping_and_does_not_fit_is_copied() {
+    alone("what_is_worth_keeping_and_does_not_fit_is_copied", || {
+        let config = Config {
+            piece_bytes: PIECE,
+            max_bytes: 2 * PIECE,
+            when_full: WhenFull::Refuse,
+            ..Config::keeping_all()
+        };
+        let pool = PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() };
+        let Some(rig) = watched(config, pool) else { return };
+        let costs =
+            Costs { cached: way(1000.0, 10.0), copy: way(110.0, 110.0), ..Costs::UNMEASURED };
+        let (planner, mut memory) = (rig.planner(costs), Memory::new(3 * PIECE));
+        for round in 1..=30_u8 {
+            memory.fill(round);
+            // SAFETY: the test's own memory.
+            let place =
+                unsafe { planner.send(memory.pointer(), 3 * PIECE, Reuse::Unknown) }.unwrap();
+            assert_eq!(place.strategy(), Strategy::Copy, "{round}");
+            rig.run(&place, false);
+            // SAFETY: the transfer has ended.
+            unsafe { place.complete() };
+            assert_eq!(rig.arrived(3 * PIECE), [round; 3 * PIECE]);
+        }
+        let statistics = planner.statistics();
+        assert!((1..30).contains(&statistics.slow_refused), "{statistics:?}");
+    });
+}
+
+/// A budget of one piece is enough for pieces one after the other, if no lease of them is held.
+#[test]
+fn pieces_that_are_worth_keeping_move_through_a_small_budget() {
+    alone("pieces_that_are_worth_keeping_move_through_a_small_budget", || {
+        let config = Config {
+            piece_bytes: PIECE,
+            max_bytes: PIECE,
+            when_full: WhenFull::Refuse,
+            ..Config::keeping_all()
+        };
+        let pool = PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() };
+        let Some(rig) = watched(config, pool) else { return };
+        let costs = Costs {
+            cached: way(1000.0, 20.0),
+            copy: way(120.0, 120.0),
+            pieces: way(1000.0, 10.0),
+            ..Costs::UNMEASURED
+        };
+        let (planner, mut memory) = (rig.planner(costs), Memory::new(3 * PIECE));
+        let mut pieces = 0;
+        for round in 1..=30_u8 {
+            memory.fill(round);
+            let (by, sent) = rig.sent(&planner, &memory, Reuse::Unknown);
+            assert_eq!(sent, vec![round; 3 * PIECE], "{by} {round}");
+            pieces += usize::from(by == Strategy::Pieces);
+        }
+        assert!(pieces > 0);
+        assert!(rig.cache.statistics().pinned_bytes <= PIECE as u64);
+    });
+}
+
+/// What its caller uses once is not bought, however often the same memory comes.
+#[test]
+fn memory_that_is_used_once_is_never_bought() {
+    alone("memory_that_is_used_once_is_never_bought", || {
+        let shared = memory_file();
+        shared.set_len(PAGE as u64).unwrap();
+        let memory = Memory::shared_file(shared.as_raw_fd(), PAGE);
+        let Some(rig) = rig() else { return };
+        let costs =
+            Costs { cached: way(1000.0, 1.0), copy: way(500.0, 500.0), ..Costs::UNMEASURED };
+        let planner = rig.planner(costs);
+        // Asked to be kept once, and remembered not to be.
+        assert_eq!(rig.sent(&planner, &memory, Reuse::Often).0, Strategy::PerUse);
+        let asked = rig.cache.statistics().registrations;
+        let ways = (0..20).map(|_| rig.sent(&planner, &memory, Reuse::Once).0);
+        assert!(ways.into_iter().all(|by| by == Strategy::Copy));
+        assert_eq!(rig.cache.statistics().registrations, asked);
     });
 }
 

@@ -257,9 +257,11 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         let often = bought.is_some().then(|| self.decide_for(wish, Uses::Often));
         let in_pieces = often.as_ref().unwrap_or(decision);
         if in_pieces.strategy == Strategy::Pieces {
-            // What was bought is held, and so found again.
+            let to_keep = bought.is_some();
+            // Found again where it is kept; held, it would take room from the pieces behind it.
+            drop(bought);
             // SAFETY: the caller's promise.
-            return unsafe { self.transfer_in_pieces(wish, in_pieces, bought.is_some(), mover) };
+            return unsafe { self.transfer_in_pieces(wish, in_pieces, to_keep, mover) };
         }
         let place = match bought {
             // SAFETY: the caller's promise.
@@ -416,7 +418,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
     /// than what was decided.
     fn prices(&self, wish: &Wish, decision: &Decision) -> Option<UseCosts> {
         let refused = matches!(decision.question.coverage, Coverage::Uncovered(_));
-        let asks = wish.reuse == Reuse::Unknown || refused;
+        let asks = wish.reuse == Reuse::Unknown || refused && wish.reuse != Reuse::Once;
         let rents = match decision.strategy {
             Strategy::Cached | Strategy::OnDemand => false,
             // The cache decides itself whether to keep them.
@@ -432,7 +434,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         (asks && rents && rent > again).then_some(UseCosts { per_use, hit, keeping })
     }
 
-    /// A place of what was bought, and of the rest of the range.
+    /// A place of what was bought, and of the rest of the range; a copy if the rest is not to be had.
     ///
     /// # Safety
     ///
@@ -442,13 +444,17 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         wish: &Wish,
         bought: Guard<'d, R, M>,
     ) -> Result<Place<'d, R, M>, GetError> {
-        let guard = match bought {
-            // SAFETY: the caller's promise.
-            Guard::Leases(leases) => Guard::Leases(unsafe { self.complete(wish, leases) }?),
-            whole => whole,
-        };
         let kept = if self.follows_page_table() { Strategy::OnDemand } else { Strategy::Cached };
-        let place = self.placed(wish, kept, None, guard);
+        let whole = match bought {
+            // SAFETY: the caller's promise.
+            Guard::Leases(leases) => unsafe { self.complete(wish, leases) }.map(Guard::Leases),
+            whole => Ok(whole),
+        };
+        let place = match whole {
+            Ok(guard) => self.placed(wish, kept, None, guard),
+            // SAFETY: the caller's promise.
+            Err(error) => unsafe { self.without_registration(wish, error) }?,
+        };
         self.tally.count(place.strategy(), place.slow());
         Ok(place)
     }
