@@ -149,7 +149,7 @@ impl Admission {
         let own = set.iter_mut().find(|account| account.range == Some(range));
         let mut account = own.as_deref().copied().unwrap_or(Account::of(range));
         account.paid = account.paid.saturating_add(rent);
-        let keep = account.paid > costs.keeping << account.patience;
+        let keep = account.paid > costs.keeping.saturating_mul(1 << account.patience);
         let price = costs.keeping;
         account.bought = keep.then(|| Purchase { price, rent, hits_before: hits() });
         match own {

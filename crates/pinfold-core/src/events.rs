@@ -304,10 +304,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 walk.handed_back = handed_back;
                 Step::Index(walk.range)
             }
-            Step::Index(range) => match self.findable_part(range, STEP, &mut numbers, |_| true) {
-                Part { rest: Some(rest), .. } => Step::Index(rest),
-                _ => Step::Outside(Outside::Valid, Cursor::default()),
-            },
+            Step::Index(range) => {
+                let Part { rest, .. } = self.findable_part(range, STEP, &mut numbers, |_| true);
+                if range != walk.range {
+                    // A long one that begins before this part was met with an earlier one.
+                    let begins_here =
+                        |it: &Region<_>| it.range().is_some_and(|it| it.start() >= range.start());
+                    numbers.retain(|&number| self.region(number).is_some_and(begins_here));
+                }
+                match rest {
+                    Some(rest) => Step::Index(rest),
+                    None => Step::Outside(Outside::Valid, Cursor::default()),
+                }
+            }
             Step::Outside(outside, cursor) => {
                 let mut near = writer.lists.near_from(outside, walk.range, cursor).take(STEP);
                 let behind = near.by_ref().inspect(|(_, number)| numbers.push(*number)).last();
@@ -344,6 +353,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let covered = region.range().is_some_and(|range| writer.unapplied.cover(range, born));
         let state = region.state();
         if covered && state.is_indexed() {
+            self.note_kept_no_more(writer, region.number, &mut None);
             self.unpublish(writer, region.number, Lists::invalidate);
             writer.counts.invalidations += 1;
         } else if covered && state.is_outside_and_valid() {

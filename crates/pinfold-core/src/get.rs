@@ -152,14 +152,14 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let Ask { start, length, terms } = self.ask;
         let want = Want::new(start, length, terms)?;
         self.shared.check_length(&want)?;
-        if !self.shared.pays(&want, costs)? {
-            return Ok(None);
-        }
+        let Some(range) = self.shared.worth_keeping(&want, costs)? else { return Ok(None) };
         let shared = self.shared;
         // SAFETY: the caller's promise.
         let lease = unsafe { self.to_keep().get() };
-        if !lease.as_ref().is_ok_and(Lease::is_cached) {
-            shared.note_not_kept(&want)?;
+        // Of another range, because this one could not be registered, no end is noted.
+        let is_kept = |lease: &Lease<'_, R, M>| lease.is_cached() && lease.registered() == range;
+        if !lease.as_ref().is_ok_and(is_kept) {
+            shared.note_not_kept(range)?;
         }
         lease.map(Some)
     }

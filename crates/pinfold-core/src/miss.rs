@@ -435,22 +435,25 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// Whether a use of `want`, which is not kept and which the caller can do without at these costs, is to
-    /// be registered and kept. If not, what it costs counts as paid.
-    pub(crate) fn pays(&self, want: &Want, costs: UseCosts) -> Result<bool, GetError> {
+    /// The range to be registered and kept for a use of `want`, which is not kept and which the caller can
+    /// do without at these costs. If there is none, what it costs counts as paid.
+    pub(crate) fn worth_keeping(
+        &self,
+        want: &Want,
+        costs: UseCosts,
+    ) -> Result<Option<AddressRange>, GetError> {
         if self.config.keep == Keep::Never {
-            return Ok(false);
+            return Ok(None);
         }
         let range = self.widest_served(want);
         let verdict = self.locked(|Writer { admission, counts, .. }| {
             admission.decide(range, costs, || counts.hits + self.hazards.hits())
         })?;
-        Ok(verdict == Verdict::Keep)
+        Ok((verdict == Verdict::Keep).then_some(range))
     }
 
-    /// What was to be kept for `want` was not.
-    pub(crate) fn note_not_kept(&self, want: &Want) -> Result<(), Forked> {
-        let range = self.widest_served(want);
+    /// What was to be kept was not.
+    pub(crate) fn note_not_kept(&self, range: AddressRange) -> Result<(), Forked> {
         self.locked(|writer| self.end_admission(writer, range, &mut None))
     }
 
@@ -551,7 +554,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // A region in several blocks was named for each of them.
         needless.sort_unstable();
         needless.dedup();
+        let mut hits = None;
         for &number in &needless {
+            self.note_kept_no_more(writer, number, &mut hits);
             self.unpublish(writer, number, Lists::supersede);
         }
         writer.counts.superseded += needless.len() as u64;

@@ -112,7 +112,7 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// How often the waiters were notified, modulo 2^32; see [`wait`](Self::wait).
     fn notified(&self) -> u32;
 
-    /// Rings the event_count: wakes every [`wait`](Self::wait). Allocates nothing, waits for nothing.
+    /// Wakes every [`wait`](Self::wait). Allocates nothing, waits for nothing.
     fn notify(&self);
 
     /// Waits until it was notified since [`notified`](Self::notified) gave `seen`. The monitor notifies after every

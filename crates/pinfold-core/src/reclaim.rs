@@ -433,27 +433,34 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Deregisters everything: the cache is being dropped, so no lease can be used any more.
     ///
     /// What is being given back already is in other hands: a callback may drop the cache. A
-    /// registrar that panics is not given the same again but all the others; then the panic goes
+    /// registrar that panics is not given the same again but all the others; then the first panic goes
     /// on, unless there is one already.
     pub(crate) fn deregister_all(&self) {
-        let Err(panicked) = foreign::call(|| self.deregister_rest()) else { return };
-        // Each of these has given back one more at least.
-        while !runs_through(|| self.deregister_rest()) {}
-        panicked.resume_unless_unwinding();
+        let mut first = None;
+        // Each round but the last has ended one deregistration more by a panic.
+        while self.deregister_rest(&mut first) {}
+        if let Some(panicked) = first {
+            panicked.resume_unless_unwinding();
+        }
     }
 
     /// Deregisters what is registered and has no holder, slice by slice: a cache that draws on the same
-    /// budget may wait for the lock.
-    fn deregister_rest(&self) {
-        let mut next = Some(0);
-        while let Some(first) = next {
-            let claimed = self.locked_deferring(|writer| self.take_over_slice(writer, first));
-            let Ok(((duties, rest), due)) = claimed else { return };
-            self.deregister(duties);
-            drop(due);
-            self.settle();
+    /// budget may wait for the lock. Whether a registrar panicked before it had all of its slice; `first` is
+    /// the first panic of all.
+    fn deregister_rest(&self, first: &mut Option<foreign::Panicked>) -> bool {
+        let (mut next, mut again) = (Some(0), false);
+        while let Some(place) = next {
+            let claimed = self.locked_deferring(|writer| self.take_over_slice(writer, place));
+            let Ok(((duties, rest), due)) = claimed else { return false };
+            let deregistered = foreign::call(|| _ = self.deregister(duties));
+            again |= deregistered.is_err();
+            let told = foreign::call(|| drop(due));
+            let settled = foreign::call(|| self.settle());
+            let panics = [deregistered, told, settled].into_iter().filter_map(Result::err);
+            panics.for_each(|panicked| _ = first.get_or_insert(panicked));
             next = rest;
         }
+        again
     }
 
     /// Takes over the duty for the regions in a slice of the places from `first` on. Where the next slice

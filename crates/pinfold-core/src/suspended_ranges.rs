@@ -1,4 +1,4 @@
-//! The suspended in the way of gets: which ranges are suspended, and which threads wait before them.
+//! What stands in the way of gets: which ranges are suspended, and which threads wait before them.
 
 use crate::AddressRange;
 use crate::foreign::Foreign;
@@ -105,7 +105,7 @@ pub(crate) enum End {
     },
 }
 
-/// What a get meets at a entry.
+/// What a get meets at an entry.
 pub(crate) enum Stop {
     /// It waits here.
     Wait(Arc<Gate>),
@@ -117,7 +117,7 @@ impl SuspendedRanges {
     /// What a registration of `range` meets.
     #[inline]
     pub(crate) fn stop(&self, range: AddressRange) -> Option<Stop> {
-        let entry = self.bar_in(range)?;
+        let entry = self.entry_in(range)?;
         Some(match entry.gets {
             Gets::Hold => Stop::Wait(Arc::clone(&entry.gate)),
             Gets::Refuse => Stop::Refuse(entry.range),
@@ -132,25 +132,25 @@ impl SuspendedRanges {
 
     /// What is suspended of `range`.
     pub(crate) fn overlapping(&self, range: AddressRange) -> Option<AddressRange> {
-        self.bar_in(range).map(|entry| entry.range)
+        self.entry_in(range).map(|entry| entry.range)
     }
 
     /// The last that overlaps `range`: of those that begin before its end, the last ends last.
     #[inline]
-    fn bar_in(&self, range: AddressRange) -> Option<&SuspendedRange> {
+    fn entry_in(&self, range: AddressRange) -> Option<&SuspendedRange> {
         let (_, last) = self.suspended.range(..range.end()).next_back()?;
         last.range.overlaps(&range).then_some(last)
     }
 
-    fn bar_of(&self, id: u64) -> Option<&SuspendedRange> {
+    fn entry_of(&self, id: u64) -> Option<&SuspendedRange> {
         self.suspended.get(self.starts.get(&id)?)
     }
 
-    fn bar_of_mut(&mut self, id: u64) -> Option<&mut SuspendedRange> {
+    fn entry_of_mut(&mut self, id: u64) -> Option<&mut SuspendedRange> {
         self.suspended.get_mut(self.starts.get(&id)?)
     }
 
-    /// Puts up a entry, where nothing is suspended, that stands until `deadline`, which is `patience` from now.
+    /// Puts up an entry, where nothing is suspended, that stands until `deadline`, which is `patience` from now.
     pub(crate) fn put_up(
         &mut self,
         range: AddressRange,
@@ -177,7 +177,7 @@ impl SuspendedRanges {
 
     /// How many of these reach into the range of suspension `id`.
     pub(crate) fn landings(&self, id: u64) -> u64 {
-        self.bar_of(id).map_or(0, |entry| entry.landings)
+        self.entry_of(id).map_or(0, |entry| entry.landings)
     }
 
     /// Takes a hold on `connection` for suspension `id`, unless the device is being told something
@@ -274,7 +274,7 @@ impl SuspendedRanges {
 
     /// From now on the suspension may expire.
     pub(crate) fn hand_over(&mut self, id: u64, on_expiry: OnExpiry) {
-        if let Some(entry) = self.bar_of_mut(id) {
+        if let Some(entry) = self.entry_of_mut(id) {
             entry.on_expiry = Some(on_expiry);
             let deadline = entry.deadline;
             self.expiring.insert((deadline, id));
@@ -283,19 +283,19 @@ impl SuspendedRanges {
 
     /// Whether it has expired, or is just being ended, if it was handed over.
     pub(crate) fn has_expired(&self, id: u64) -> bool {
-        self.bar_of(id).is_none_or(|entry| entry.on_expiry.is_none())
+        self.entry_of(id).is_none_or(|entry| entry.on_expiry.is_none())
     }
 
     /// From now on it may not. `None` if it has. The connections in it are the device's: to be dropped
     /// outside the lock.
     pub(crate) fn take_back(&mut self, id: u64) -> Option<OnExpiry> {
-        let entry = self.bar_of_mut(id)?;
+        let entry = self.entry_of_mut(id)?;
         let (deadline, on_expiry) = (entry.deadline, entry.on_expiry.take());
         self.expiring.remove(&(deadline, id));
         on_expiry
     }
 
-    /// Takes a entry down; those who waited go on. What was held is to be dropped outside the lock.
+    /// Takes an entry down; those who waited go on. What was held is to be dropped outside the lock.
     pub(crate) fn take_down(&mut self, id: u64) -> Vec<Hold> {
         let start = self.starts.remove(&id);
         if let Some(entry) = start.and_then(|start| self.suspended.remove(&start)) {
@@ -312,7 +312,7 @@ impl SuspendedRanges {
     pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
         let &(_, id) = self.expiring.first().filter(|&&(deadline, _)| deadline < now)?;
         let on_expiry = self.take_back(id)?;
-        let range = self.bar_of(id)?.range;
+        let range = self.entry_of(id)?.range;
         Some(Overdue { id, range, on_expiry })
     }
 }

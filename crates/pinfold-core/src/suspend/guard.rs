@@ -100,7 +100,7 @@ type NotBarred<'c, R, M> = (Why<<R as Suspend>::Connection>, HandedOver<Lease<'c
 type Returned<'c, R, M> = Result<Lease<'c, R, M>, RegisterError>;
 
 impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
-    /// SuspendedRanges the way of gets; nothing else is touched yet. `kept` are leases of this cache.
+    /// Stands in the way of gets; nothing else is touched yet. `kept` are leases of this cache.
     ///
     /// # Errors
     ///
@@ -405,6 +405,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
             writer.per_use.remove(&region.number);
             writer.lists.park(proof);
         } else if region.findable().is_some() {
+            self.shared.note_kept_no_more(writer, region.number, &mut None);
             self.shared.unpublish(writer, region.number, Lists::supersede);
         }
         parking
