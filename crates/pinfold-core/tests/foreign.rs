@@ -783,6 +783,53 @@ impl Account for LoudAccount {
     }
 }
 
+/// A budget whose listener panics whenever it is called.
+struct Unsettled;
+
+impl Account for Unsettled {
+    fn take(&self, _: Amount) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn overdraw(&self, _: Amount) {}
+
+    fn give(&self, _: Amount) {}
+
+    fn recall(&self, _: Amount) -> bool {
+        false
+    }
+
+    fn refused(&self, _: RegisterError, _: Amount) -> bool {
+        false
+    }
+
+    fn settle(&self) {
+        panic!("always");
+    }
+
+    fn attach(&self, _: Weak<dyn Lender>) {}
+}
+
+/// The end of a cache goes on behind each slice that it gives back.
+#[test]
+fn a_cache_whose_budget_always_panics_ends_and_gives_all_back() {
+    let device = Arc::new(Device::default());
+    let (config, budget) = (Config::keeping_all(), Arc::new(Unsettled));
+    let cache = Cache::with_account(Arc::clone(&device), Calm, config, budget).unwrap();
+    for page in 1..=400_usize {
+        let start = std::ptr::without_provenance(page << 12);
+        let leased = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: the device touches no memory.
+            drop(unsafe { cache.get(start, 4096, Access::READ) });
+        }));
+        assert!(leased.is_err(), "the budget was not asked");
+    }
+    assert_eq!(device.live.lock().unwrap().len(), 400);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(cache))).is_err());
+    assert!(device.live.lock().unwrap().is_empty());
+    assert_eq!(device.twice.load(SeqCst), 0);
+}
+
 /// Every part of a cache and its end.
 fn loud_cache(
     panics: Panics,

@@ -282,6 +282,19 @@ mod refusals {
         rig.suspend(pages(1, 8), Vec::new(), terms).unwrap().resume().unwrap();
     }
 
+    /// A region stands in the index once for each of its blocks, and a suspension looks at them in parts.
+    #[test]
+    fn a_lease_of_a_long_region_is_one_lease() {
+        let rig = Rig::new();
+        let gib = pages(0, 1 << 18);
+        rig.fabric.with(|world| world.space().map(gib, Protection::ReadWrite));
+        let lease = rig.get(gib, Access::READ).unwrap();
+        let terms = SuspensionTerms { leases: Leases::Refuse, ..terms() };
+        let Refused { in_flight, .. } = refused(rig.suspend(gib, Vec::new(), terms));
+        assert_eq!(in_flight, InFlight { leases: 1, ..InFlight::default() });
+        drop(lease);
+    }
+
     #[test]
     fn a_lease_of_elsewhere_is_not_taken() {
         let rig = Rig::new();
