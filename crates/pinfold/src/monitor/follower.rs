@@ -102,7 +102,7 @@ impl<M: Monitor> Follower<M> {
     }
 
     /// Waits until there may be news since the last call of [`news`](Self::news), or a thread calls
-    /// [`Monitor::ring`].
+    /// [`Monitor::notify`].
     pub fn wait(&self) {
         self.monitor.wait(self.notified);
     }
