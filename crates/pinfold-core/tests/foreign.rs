@@ -672,6 +672,7 @@ impl Panics {
     const MONITOR: u32 = 4;
     const ACCOUNT: u32 = 8;
     const ALL: u32 = 15;
+    const SETTLING: u32 = 64;
 
     fn at(self, place: u32) {
         assert!(self.0 & place == 0, "{place}");
@@ -776,47 +777,23 @@ impl Account for LoudAccount {
         false
     }
 
-    fn settle(&self) {}
+    fn settle(&self) {
+        self.0.panics.at(Panics::SETTLING);
+    }
 
     fn attach(&self, _: Weak<dyn Lender>) {
         self.0.panics.at(16);
     }
 }
 
-/// A budget whose listener panics whenever it is called, unless it is calm.
-struct Unsettled {
-    calm: bool,
-}
-
-impl Account for Unsettled {
-    fn take(&self, _: Amount) -> Result<(), Refusal> {
-        Ok(())
-    }
-
-    fn overdraw(&self, _: Amount) {}
-
-    fn give(&self, _: Amount) {}
-
-    fn recall(&self, _: Amount) -> bool {
-        false
-    }
-
-    fn refused(&self, _: RegisterError, _: Amount) -> bool {
-        false
-    }
-
-    fn settle(&self) {
-        assert!(self.calm, "always");
-    }
-
-    fn attach(&self, _: Weak<dyn Lender>) {}
-}
-
 /// The end of a cache goes on behind each slice that it gives back.
 #[test]
 fn a_cache_whose_budget_always_panics_ends_and_gives_all_back() {
     let device = Arc::new(Device::default());
-    let (config, budget) = (Config::keeping_all(), Arc::new(Unsettled { calm: false }));
+    let panics = Panics(Panics::SETTLING);
+    let budget =
+        Arc::new(LoudAccount(Part { ended: Arc::default(), panics, place: Panics::ACCOUNT }));
+    let config = Config::keeping_all();
     let cache = Cache::with_account(Arc::clone(&device), Calm, config, budget).unwrap();
     for page in 1..=400_usize {
         let start = std::ptr::without_provenance(page << 12);
