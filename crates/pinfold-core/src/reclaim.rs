@@ -110,7 +110,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let _forked = self.catch_up_with_all();
         let is_left = self.locked(|writer| {
             let is_left = writer.has_unscanned() || !writer.unapplied.is_empty();
-            // Called for changes that concerned nothing: the next call must ring again.
+            // Called for changes that concerned nothing: the next call must notify again.
             if !is_left {
                 writer.answer_call();
             }

@@ -56,7 +56,7 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     closed: AtomicBool,
     /// Guards every change of the index, of regions' states and of the books.
     writer: Mutex<Writer>,
-    /// Rung, with the writer's lock, whenever registrations have been given back.
+    /// Notified, with the writer's lock, whenever registrations have been given back.
     departed: Condvar,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Writer {
     /// The reclaimer was called, and has not begun to look since.
     called: bool,
     /// The reclaimer is to be notified as soon as the lock is free.
-    must_ring: bool,
+    must_notify: bool,
     /// How often regions on their way out were gone.
     departures: u64,
     /// How many wait for that.
@@ -373,15 +373,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         Ok((result, self.unlock(writer, hold)))
     }
 
-    /// Gives the writer's lock back, and rings if the reclaimer was called under it.
+    /// Gives the writer's lock back, and notifies if the reclaimer was called under it.
     #[inline]
     fn unlock(&self, mut writer: MutexGuard<'_, Writer>, hold: Hold) -> Option<Deferred<'_, R, M>> {
         let due = writer.watchers.take_due();
-        let must_ring = std::mem::take(&mut writer.must_ring);
+        let must_notify = std::mem::take(&mut writer.must_notify);
         drop(writer);
         hold.end();
         let deferred = due.map(|due| Deferred { shared: self, due });
-        if must_ring {
+        if must_notify {
             self.notify();
         }
         deferred
@@ -565,7 +565,7 @@ impl Writer {
             lists: Lists::new(),
             flights: Vec::new(),
             called: false,
-            must_ring: false,
+            must_notify: false,
             departures: 0,
             awaiting_departure: 0,
             scratch: Vec::new(),
@@ -592,7 +592,7 @@ impl Writer {
     pub(crate) fn call_reclaimer(&mut self) {
         if !self.called {
             self.called = true;
-            self.must_ring = true;
+            self.must_notify = true;
         }
     }
 
@@ -626,6 +626,6 @@ impl Writer {
     #[inline]
     pub(crate) fn answer_call(&mut self) {
         self.called = false;
-        self.must_ring = false;
+        self.must_notify = false;
     }
 }

@@ -54,7 +54,7 @@ impl EventCount {
         event_counts.iter().for_each(|each| _ = each.waiters.fetch_add(1, Ordering::SeqCst));
         loop {
             let counts = event_counts.map(Self::count);
-            // Each only grows, so the sum is the same (for four billion rings) if neither was
+            // Each only grows, so the sum is the same (for four billion notifications) if neither was
             // notified.
             if counts[0].wrapping_add(counts[1]) != seen {
                 break;

@@ -41,7 +41,7 @@ use std::sync::Arc;
 /// [`notified`](Monitor::notified), [`notify`](Monitor::notify) and [`wait`](Monitor::wait) are those of
 /// [`own_event_count`](Self::own_event_count).
 pub unsafe trait Combinable: Monitor {
-    /// What it rings.
+    /// What it notifies.
     fn own_event_count(&self) -> &EventCount;
 }
 

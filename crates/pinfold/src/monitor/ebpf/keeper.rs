@@ -1,7 +1,7 @@
 //! The thread that keeps the programs in the kernel and passes their wake-ups on.
 //!
 //! It has a table of descriptors of its own, with the attachments in it and the ring buffer that becomes
-//! readable when a program rings. So no code that closes descriptors in this process can take the
+//! readable when a program wakes it. So no code that closes descriptors in this process can take the
 //! programs away.
 
 use super::Core;
