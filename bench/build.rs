@@ -19,7 +19,7 @@ fn peer() {
         return;
     }
     match build.try_compile("peer") {
-        Ok(()) => println!("cargo::rustc-link-lib=ucs"),
+        Ok(()) => println!("cargo::rustc-link-lib=ucs\ncargo::rustc-link-lib=ucm"),
         Err(error) => println!(
             "cargo::error=src/peer/ucx.c does not compile against this UCX (it was written for \
              1.13, Debian's libucx-dev): {error}"

@@ -10,19 +10,21 @@
 //!
 //! The order of layers, each using only what stands above it: `machine`, `question`, `load_monitor`,
 //! `null`, `workload` (our side's parts), `ring` (a real device),
-//! `traces`, `models`, `peer`, `rounds`, `report`, then `benches`, a
+//! `traces`, `models`, `peer`, `rounds`, `report`, `short_lived`, `neighbour`, then `benches`, a
 //! file each. Transfers are measured by the command's library, `pinfold_cli::transfer`.
 
 mod benches;
 mod load_monitor;
 mod machine;
 mod models;
+mod neighbour;
 mod null;
 mod peer;
 mod question;
 mod report;
 mod ring;
 mod rounds;
+mod short_lived;
 mod traces;
 mod workload;
 
@@ -53,7 +55,10 @@ struct Arguments {
     /// Measure nothing; print what `--json` wrote into this file as a Markdown table
     #[arg(long, value_name = "FILE")]
     show: Option<PathBuf>,
-    /// With `scale`: draw it into this file, on two logarithmic axes
+    /// Be the process in which UCX's hooks are
+    #[arg(long, hide = true)]
+    neighbour: bool,
+    /// With `scale` or `churn`: draw it into this file, on two logarithmic axes
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -127,6 +132,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.show {
         Some(file) => Report::read(file).map(|report| report.print_markdown()),
+        None if arguments.neighbour => neighbour::serve(),
         None => peer::keep_hooks_out().and_then(|()| measure(&arguments)),
     };
     match outcome {
@@ -145,6 +151,9 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     report.remark(&format!("seed {seed}"));
     // What grows is said behind the figures that show it.
     let outcome = match &arguments.svg {
+        Some(file) if arguments.bench == Bench::Churn => {
+            benches::churn::run_and_draw(file, options, &mut report)
+        }
         Some(file) => benches::scale::run_and_draw(file, options, &mut report),
         None => run(arguments.bench, options, &mut report),
     };

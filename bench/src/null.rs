@@ -33,7 +33,8 @@ impl NullDevice {
     }
 }
 
-impl Registrar for NullDevice {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for NullDevice {
     type Handle = u32;
 
     fn limits(&self) -> RegistrarLimits {
@@ -55,7 +56,8 @@ impl Registrar for NullDevice {
 }
 
 /// It uses no memory, so any of it may be moved.
-impl Suspend for NullDevice {
+// SAFETY: there is no connection, and no translation that could be used.
+unsafe impl Suspend for NullDevice {
     type Connection = Infallible;
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {

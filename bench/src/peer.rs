@@ -17,6 +17,9 @@ pub(crate) use allocator::{Allocator, LibC, MiMalloc, one_by_one, turn_over};
 /// Whether this build has a peer.
 pub(crate) const PRESENT: bool = cfg!(feature = "peers");
 
+/// The variable that says whether UCX's hooks are let in: `yes` or `no`.
+pub(crate) const HOOKS: &str = "UCX_MEM_EVENTS";
+
 /// The name in reports.
 pub(crate) const NAME: &str = "ucx";
 

@@ -36,6 +36,12 @@ pub(crate) fn remark(remark: &str) {
     eprintln!("{remark}");
 }
 
+/// Answers another process, by a line of JSON.
+pub(crate) fn answer(answer: &impl Serialize) -> Result<(), String> {
+    println!("{}", serde_json::to_string(answer).map_err(|error| error.to_string())?);
+    Ok(())
+}
+
 /// All figures of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {

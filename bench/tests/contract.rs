@@ -176,7 +176,13 @@ fn pieces_are_compared_with_their_slower_part_and_two_threads_with_one() {
 #[test]
 fn churn_is_compared_with_registering_for_each_use_and_unmapping_with_unwatched_memory() {
     let Some(lives) = entries("churn", "churn") else { return };
-    assert!(lives.iter().all(|life| life["peer"] == "per_use"), "{lives:?}");
+    let (lives, beside): (Vec<_>, Vec<_>) =
+        lives.into_iter().partition(|life| life["peer"] == "per_use");
+    let (of_ucx, lives): (Vec<_>, Vec<_>) =
+        lives.into_iter().partition(|life| life["params"]["way"] == "ucx");
+    let compared = if cfg!(feature = "peers") { 2 * 3 * 6 } else { 0 };
+    assert_eq!((of_ucx.len(), beside.len()), (compared, compared), "{of_ucx:?} {beside:?}");
+    assert!(beside.iter().all(|life| life["peer"] == "ucx"), "{beside:?}");
     let mut uses_of: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for life in &lives {
         let params = &life["params"];

@@ -1,28 +1,33 @@
 //! Memory that does not stay: mapped (or allocated), used some times, unmapped (or freed), over and over, by
-//! one thread and by two, compared with registering
-//! for each use by two calls of the registrar. And what a watched `munmap` takes compared with one of memory
+//! one thread and by two, compared with registering for each use by two calls of the registrar, and with UCX's
+//! cache and its hooks over a ring. And what a watched `munmap` takes compared with one of memory
 //! that is not watched.
 //!
 //! A cache that is on by default must be harmless for a program that never uses a buffer again.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for mappings of its own and for the methods that take an address. No
-//! device is given a request, so nothing is read or written but by the first touch here.
+//! This file reopens `unsafe_code` for the methods that take an address. No device is given a request, so nothing is
+//! read or written.
 
 #![allow(unsafe_code)]
 
 use crate::Options;
-use crate::peer::{Allocator, LibC};
+use crate::neighbour::Neighbour;
+use crate::peer;
 use crate::report::Report;
 use crate::ring::registrar_of;
-use crate::rounds::{compare, nanoseconds, nanoseconds_each};
+use crate::rounds::{compare, nanoseconds};
+use crate::short_lived::{Lives, ShortLived, Source};
 use io_uring::IoUring as Ring;
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
-use pinfold::{Access, AddressRange, Cache, Config, Lease, Monitor, Registrar, Watch};
+use pinfold::{Access, Cache, Config, Monitor, Registrar, Watch};
+use pinfold_cli::plot::{Axis, Line, Plot};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::hint::black_box;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,55 +44,89 @@ const SLOTS: u32 = 1024;
 const UNMAPPINGS: usize = 300;
 
 /// What is done with memory before it is unmapped.
-type Preparation<'p> = dyn Fn(&Memory) -> Result<(), String> + 'p;
+type Preparation<'p> = dyn Fn(&ShortLived) -> Result<(), String> + 'p;
 
 type TheCache = Cache<IoUring, Arc<Userfaultfd>>;
 
-/// What a program may do for each use.
-#[derive(Clone, Copy)]
-enum Way<'c> {
-    /// Two calls of the registrar.
-    PerUse,
-    /// A get.
-    Get(&'c TheCache),
-}
+const KEEPING: &str = "userfaultfd, kept from the first use";
+const DEFAULT: &str = "userfaultfd";
 
 /// The caches, and how each is called.
 type Caches = [(&'static str, TheCache); 2];
 
+/// Ratios to registering for each use, by the number of uses: one line for each way and size.
+type Lines = BTreeMap<(usize, &'static str), Vec<(f64, f64)>>;
+
 /// One figure for each way, size and number of uses; then the price of unmapping.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
+    measure_all(options, report).map(drop)
+}
+
+/// The same, and a picture of the part that one thread maps.
+pub(crate) fn run_and_draw(
+    file: &Path,
+    options: Options,
+    report: &mut Report,
+) -> Result<(), String> {
+    let lines = measure_all(options, report)?;
+    plot(lines).write(file).map_err(|failure| failure.to_string())
+}
+
+fn measure_all(options: Options, report: &mut Report) -> Result<Lines, String> {
+    let mut lines = Lines::new();
     let ring = match Ring::new(8) {
         Ok(ring) => ring,
         Err(error) => {
             report.remark(&format!("skipped: churn: no io_uring: {error}"));
-            return Ok(());
+            return Ok(lines);
         }
     };
     let monitor = match Userfaultfd::new() {
         Ok(monitor) => monitor,
         Err(error) => {
             report.remark(&format!("skipped: churn: userfaultfd: {error}"));
-            return Ok(());
+            return Ok(lines);
         }
     };
     let by_hand = registrar_of(&ring, 2).map_err(|error| error.to_string())?;
     let monitor = Arc::new(monitor);
     let caches: Caches = [
-        ("userfaultfd, kept from the first use", cache(&monitor, Config::keeping_all())?),
-        ("userfaultfd", cache(&monitor, Config::default())?),
+        (KEEPING, cache(&monitor, Config::keeping_all())?),
+        (DEFAULT, cache(&monitor, Config::default())?),
     ];
+    let mut neighbour = Neighbour::start()?;
     let sizes = SIZES.into_iter().filter(|&bytes| !options.quick || bytes <= 64 << 10);
     for bytes in sizes {
         for (source, threads) in [(Source::Map, 1), (Source::Malloc, 1), (Source::Map, 2)] {
             let rig = Rig { caches: &caches, by_hand: &by_hand, bytes, source, threads };
             for uses in USES {
-                rig.measure(options, report, uses)?;
+                let ratios = rig.measure(options, report, &mut neighbour, uses)?;
+                let shown = ratios.into_iter().filter(|_| source == Source::Map && threads == 1);
+                for (way, ratio) in shown.filter(|(way, _)| *way != KEEPING) {
+                    lines.entry((bytes, way)).or_default().push((uses as f64, ratio));
+                }
             }
         }
     }
     let [(_, keeping), _] = &caches;
-    [4 << 10, 64 << 10].into_iter().try_for_each(|bytes| unmapping(options, report, keeping, bytes))
+    [4 << 10, 64 << 10]
+        .into_iter()
+        .try_for_each(|bytes| unmapping(options, report, keeping, bytes))?;
+    Ok(lines)
+}
+
+fn plot(lines: Lines) -> Plot {
+    let line = |((bytes, way), points)| {
+        let (number, unit) =
+            if bytes < 1 << 20 { (bytes >> 10, "KiB") } else { (bytes >> 20, "MiB") };
+        Line { name: format!("{number} {unit}, {way}"), points }
+    };
+    Plot {
+        title: "Memory that is mapped, used and unmapped: time of registering for each use".into(),
+        across: Axis { title: "uses of each mapping", label: |uses| format!("{uses:.0}") },
+        up: Axis { title: "times registering for each use", label: |ratio| format!("{ratio:.2}") },
+        lines: lines.into_iter().map(line).collect(),
+    }
 }
 
 /// A cache with a ring of its own, in which the longest range is one registration.
@@ -111,7 +150,7 @@ fn unmapping(
     let each = |prepare: &Preparation<'_>| {
         let mut took = Duration::ZERO;
         for _ in 0..count {
-            let memory = Memory::new(Source::Map, bytes)?;
+            let memory = ShortLived::new(Source::Map, bytes)?;
             prepare(&memory)?;
             let began = Instant::now();
             drop(memory);
@@ -119,11 +158,11 @@ fn unmapping(
         }
         Ok(nanoseconds(took) / count as f64)
     };
-    let watch = |memory: &Memory| match cache.monitor().watch(memory.range()?) {
+    let watch = |memory: &ShortLived| match cache.monitor().watch(memory.range()?) {
         Watch::Covered => Ok(()),
         Watch::Uncovered(why) => Err(why.to_string()),
     };
-    let get = |memory: &Memory| get(cache, memory).map(drop);
+    let get = |memory: &ShortLived| get(cache, memory);
     let cases: [(&str, &Preparation<'_>); 2] =
         [("watched", &watch), ("watched and registered", &get)];
     for (what, prepare) in cases {
@@ -145,49 +184,46 @@ struct Rig<'c> {
 }
 
 impl Rig<'_> {
-    fn measure(&self, options: Options, report: &mut Report, uses: usize) -> Result<(), String> {
-        let by_use = (TURN_USED_BYTES / self.bytes).min(TURN_USES) / uses;
-        let lives = (TURN_BYTES / self.bytes).min(by_use).clamp(1, MOST_LIVES);
-        let lives = options.scaled(lives).max(1);
-        let each = |way: Way<'_>| nanoseconds_each(lives, || self.lives(way, lives, uses));
-        for (name, cache) in self.caches {
-            let comparison = compare(
-                options.rounds,
-                &mut |_| each(Way::Get(cache)),
-                Some(&mut |_| each(Way::PerUse)),
-            )?;
+    fn measure(
+        &self,
+        options: Options,
+        report: &mut Report,
+        neighbour: &mut Option<Neighbour>,
+        uses: usize,
+    ) -> Result<Vec<(&'static str, f64)>, String> {
+        let mut ratios = vec![];
+        let lives = self.lives(options, uses);
+        let params = |way| {
             let (source, threads) = (self.source.name(), self.threads);
-            let params = json!({
-                "way": name, "bytes": self.bytes, "uses": uses, "memory": source, "threads": threads,
-            });
-            report.add_against("per_use", "churn", params, "ns", comparison);
+            json!({"way": way, "bytes": self.bytes, "uses": uses, "memory": source, "threads": threads})
+        };
+        let mut by_hand = |_| lives.run(|memory| (0..uses).try_for_each(|_| self.register(memory)));
+        for (name, cache) in self.caches {
+            let by_get = |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
+            let comparison = compare(options.rounds, &mut { by_get }, Some(&mut by_hand))?;
+            ratios.extend(comparison.ratio.map(|ratio| (*name, ratio)));
+            report.add_against("per_use", "churn", params(*name), "ns", comparison);
         }
-        Ok(())
+        let Some(neighbour) = neighbour else { return Ok(ratios) };
+        let [_, (name, cache)] = self.caches;
+        let mut by_get = |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
+        let mut by_ucx = |_| neighbour.run(lives);
+        let comparison = compare(options.rounds, &mut by_get, Some(&mut by_ucx))?;
+        report.add("churn", params(name), "ns", comparison);
+        let comparison = compare(options.rounds, &mut by_ucx, Some(&mut by_hand))?;
+        ratios.extend(comparison.ratio.map(|ratio| (peer::NAME, ratio)));
+        report.add_against("per_use", "churn", params(peer::NAME), "ns", comparison);
+        Ok(ratios)
     }
 
-    /// So many on each thread.
-    fn lives(&self, way: Way<'_>, lives: usize, uses: usize) -> Result<(), String> {
-        let run = || (0..lives).try_for_each(|_| self.live(way, uses));
-        if self.threads == 1 {
-            return run();
-        }
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(run)).collect();
-            let mut ended = threads.into_iter().map(|thread| thread.join());
-            ended.try_for_each(|end| end.unwrap_or_else(|_| Err("a thread panicked".into())))
-        })
+    fn lives(&self, options: Options, uses: usize) -> Lives {
+        let &Self { bytes, source, threads, .. } = self;
+        let by_use = (TURN_USED_BYTES / bytes).min(TURN_USES) / uses;
+        let count = (TURN_BYTES / bytes).min(by_use).clamp(1, MOST_LIVES);
+        Lives { source, bytes, uses, count: options.scaled(count).max(1), threads }
     }
 
-    /// A mapping's life.
-    fn live(&self, way: Way<'_>, uses: usize) -> Result<(), String> {
-        let memory = Memory::new(self.source, self.bytes)?;
-        (0..uses).try_for_each(|_| match way {
-            Way::PerUse => self.register(&memory),
-            Way::Get(cache) => get(cache, &memory).map(|lease| drop(black_box(lease))),
-        })
-    }
-
-    fn register(&self, memory: &Memory) -> Result<(), String> {
+    fn register(&self, memory: &ShortLived) -> Result<(), String> {
         let range = memory.range()?;
         // SAFETY: the memory is mapped, and no request is ever made.
         let handle = unsafe { self.by_hand.register(range, Access::READ) };
@@ -197,78 +233,9 @@ impl Rig<'_> {
     }
 }
 
-fn get<'c>(
-    cache: &'c TheCache,
-    memory: &Memory,
-) -> Result<Lease<'c, IoUring, Arc<Userfaultfd>>, String> {
+/// One use.
+fn get(cache: &TheCache, memory: &ShortLived) -> Result<(), String> {
     // SAFETY: the memory is mapped while the lease lives, and no request is ever made.
-    let lease = unsafe { cache.get(memory.start, memory.bytes, Access::READ) };
-    lease.map_err(|error| error.to_string())
-}
-
-/// Where memory comes from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Map,
-    Malloc,
-}
-
-impl Source {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Map => "mmap",
-            Self::Malloc => "malloc",
-        }
-    }
-}
-
-/// New memory whose pages are there.
-struct Memory {
-    start: *mut u8,
-    bytes: usize,
-    source: Source,
-}
-
-impl Memory {
-    fn new(source: Source, bytes: usize) -> Result<Self, String> {
-        let start = match source {
-            Source::Map => Self::map(bytes)?,
-            Source::Malloc => LibC::allocate(bytes),
-        };
-        if start.is_null() {
-            return Err(format!("malloc has no {bytes} bytes"));
-        }
-        if source == Source::Malloc {
-            // SAFETY: the bytes are our own.
-            (0..bytes).step_by(4096).for_each(|at| unsafe { start.add(at).write_volatile(1) });
-        }
-        start.expose_provenance();
-        Ok(Self { start, bytes, source })
-    }
-
-    fn map(bytes: usize) -> Result<*mut u8, String> {
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        // SAFETY: new memory, which takes no other's place.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, kind, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(format!("mmap: {}", std::io::Error::last_os_error()));
-        }
-        Ok(start.cast())
-    }
-
-    fn range(&self) -> Result<AddressRange, String> {
-        AddressRange::new(self.start.addr(), self.bytes).map_err(|error| error.to_string())
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        match self.source {
-            // SAFETY: our own mapping, from which nothing borrows.
-            Source::Map => _ = unsafe { libc::munmap(self.start.cast(), self.bytes) },
-            // SAFETY: allocated in `new`, and freed once.
-            Source::Malloc => unsafe { LibC::free(self.start) },
-        }
-    }
+    let lease = unsafe { cache.get(memory.start(), memory.bytes(), Access::READ) };
+    lease.map(|lease| drop(black_box(lease))).map_err(|error| error.to_string())
 }

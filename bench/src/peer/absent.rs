@@ -18,6 +18,14 @@ impl Ucx {
         Ok(None)
     }
 
+    /// A cache that cannot be made.
+    pub(crate) fn hooked(
+        _registrar: pinfold::registrar::IoUring,
+        _slots: u32,
+    ) -> Result<Self, String> {
+        Err("this build has no peer".into())
+    }
+
     /// Never called.
     pub(crate) fn set_pause(&self, _nanoseconds: u64) {
         match *self {}

@@ -1,12 +1,13 @@
 /*
- * UCX's registration cache in the same loops as ours: registration that does nothing, no memory
- * hooks (our monitor's check is one load in these runs), the default, thread-safe path.
+ * UCX's registration cache in the same loops as ours, by its default, thread-safe path: registration that does
+ * nothing and no memory hooks (our monitor's check is one load in these runs), or with its hooks over a device.
  */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <ucm/api/ucm.h>
 #include <ucs/memory/rcache.h>
 
 /* What the device does and has done; its layout is also written down in peer/ucx.rs. */
@@ -15,6 +16,10 @@ struct device {
     /* Plain counters: one thread registers at a time wherever they are read. */
     uint64_t registered;
     uint64_t deregistered;
+    /* A real device: registers, and gives back, what `owner` stands for; or NULL. 0 means done. */
+    int (*add)(void *owner, uint64_t start, uint64_t bytes, uint32_t *handle);
+    void (*end)(void *owner, uint64_t start, uint64_t bytes, uint32_t handle);
+    void *owner;
 };
 
 /* A region with what a device gives, as its users declare it. */
@@ -34,15 +39,26 @@ static ucs_status_t reg(void *context, ucs_rcache_t *rcache, void *arg,
         struct timespec pause = {nanoseconds / 1000000000, nanoseconds % 1000000000};
         nanosleep(&pause, NULL);
     }
-    ((struct registration *)region)->handle = 7;
+    if (device->add == NULL) {
+        ((struct registration *)region)->handle = 7;
+    } else if (device->add(device->owner, region->super.start, region->super.end - region->super.start,
+                           &((struct registration *)region)->handle) != 0) {
+        return UCS_ERR_IO_ERROR;
+    }
     ++device->registered;
     return UCS_OK;
 }
 
 static void dereg(void *context, ucs_rcache_t *rcache, ucs_rcache_region_t *region)
 {
-    (void)rcache; (void)region;
-    ++((struct device *)context)->deregistered;
+    struct device *device = context;
+
+    (void)rcache;
+    if (device->end != NULL) {
+        device->end(device->owner, region->super.start, region->super.end - region->super.start,
+                    ((struct registration *)region)->handle);
+    }
+    ++device->deregistered;
 }
 
 static void dump(void *context, ucs_rcache_t *rcache, ucs_rcache_region_t *region,
@@ -56,14 +72,14 @@ static void dump(void *context, ucs_rcache_t *rcache, ucs_rcache_region_t *regio
 
 static const ucs_rcache_ops_t ops = {reg, dereg, dump};
 
-/* A cache over `device`, or NULL. */
+/* A cache over `device`, or NULL. Over a real one it follows the memory by UCX's hooks. */
 ucs_rcache_t *peer_open(struct device *device, uint64_t max_regions, uint64_t max_bytes)
 {
     ucs_rcache_params_t params = {
         .region_struct_size = sizeof(struct registration),
         .alignment          = UCS_RCACHE_MIN_ALIGNMENT,
         .max_alignment      = 4096,
-        .ucm_events         = 0,
+        .ucm_events         = (device->add == NULL) ? 0 : UCM_EVENT_VM_UNMAPPED,
         .ucm_event_priority = 1000,
         .ops                = &ops,
         .context            = device,

@@ -6,10 +6,14 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use super::HOOKS;
+use pinfold::registrar::{BufferIndex, IoUring};
+use pinfold::{Access, AddressRange, Registrar};
+use std::ffi::{c_int, c_void};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 mod c {
@@ -48,12 +52,11 @@ mod c {
 /// call: UCX 1.13's `mremap` drops an argument. Nothing but the environment of a new
 /// program keeps them out, and what UCX has to say off standard output.
 pub(crate) fn keep_hooks_out() -> Result<(), String> {
-    const SWITCH: &str = "UCX_MEM_EVENTS";
-    if std::env::var_os(SWITCH).is_some_and(|value| value == "no") {
+    if std::env::var_os(HOOKS).is_some_and(|value| value == "no") {
         return Ok(());
     }
     let mut again = Command::new("/proc/self/exe");
-    again.args(std::env::args_os().skip(1)).env(SWITCH, "no").env("UCX_LOG_FILE", "stderr");
+    again.args(std::env::args_os().skip(1)).env(HOOKS, "no").env("UCX_LOG_FILE", "stderr");
     // Comes back only if it fails.
     let error = again.exec();
     Err(format!("could not start again without UCX's hooks: {error}"))
@@ -66,12 +69,64 @@ struct Device {
     pause: AtomicU64,
     registered: AtomicU64,
     deregistered: AtomicU64,
+    add: Option<unsafe extern "C" fn(*const c_void, u64, u64, *mut u32) -> c_int>,
+    end: Option<unsafe extern "C" fn(*const c_void, u64, u64, u32)>,
+    owner: Option<NonNull<c_void>>,
 }
 
-/// A cache of UCX over a registration that does nothing, or sleeps.
+/// A ring's table of buffers, which UCX names by numbers.
+struct Slots {
+    registrar: IoUring,
+    /// The slot of each number that was ever given.
+    slots: Box<[OnceLock<BufferIndex>]>,
+}
+
+impl Slots {
+    fn add(&self, start: u64, bytes: u64) -> Option<u32> {
+        let range = range(start, bytes)?;
+        // SAFETY: the memory is mapped while UCX registers it, and no request is ever made.
+        let slot = unsafe { self.registrar.register(range, Access::READ) }.ok()?;
+        self.slots.get(usize::from(slot.get()))?.get_or_init(|| slot);
+        Some(slot.get().into())
+    }
+
+    fn end(&self, start: u64, bytes: u64, handle: u32) {
+        let slot = usize::try_from(handle).ok().and_then(|handle| self.slots.get(handle)?.get());
+        let (Some(&slot), Some(range)) = (slot, range(start, bytes)) else { return };
+        // SAFETY: UCX gives back what `add` gave it, once. What the ring refuses is seen by the next `add`.
+        let _ = unsafe { self.registrar.deregister(slot, range) };
+    }
+}
+
+fn range(start: u64, bytes: u64) -> Option<AddressRange> {
+    AddressRange::new(usize::try_from(start).ok()?, usize::try_from(bytes).ok()?).ok()
+}
+
+/// # Safety
+///
+/// `owner` is a device's, and `handle` may be written.
+unsafe extern "C" fn add(owner: *const c_void, start: u64, bytes: u64, handle: *mut u32) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(given) = (unsafe { &*owner.cast::<Slots>() }).add(start, bytes) else { return -1 };
+    // SAFETY: the caller's promise.
+    unsafe { *handle = given };
+    0
+}
+
+/// # Safety
+///
+/// `owner` is a device's.
+unsafe extern "C" fn end(owner: *const c_void, start: u64, bytes: u64, handle: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { &*owner.cast::<Slots>() }.end(start, bytes, handle);
+}
+
+/// A cache of UCX over a registration that does nothing, or sleeps, or over a ring.
 pub(crate) struct Ucx {
     cache: NonNull<c_void>,
     device: Box<Device>,
+    /// The device's owner, for as long as the cache registers with it.
+    slots: Option<Box<Slots>>,
 }
 
 // SAFETY: UCX's cache locks itself; the pointer is never changed.
@@ -82,11 +137,26 @@ unsafe impl Send for Ucx {}
 impl Ucx {
     /// A cache that holds at most `regions` and `bytes`.
     pub(crate) fn open(regions: u64, bytes: u64) -> Result<Option<Self>, String> {
-        let device = Box::<Device>::default();
+        Self::over(Box::default(), regions, bytes).map(Some)
+    }
+
+    /// A cache without limits that registers with a ring of `slots` buffers, and follows the memory by UCX's
+    /// hooks, which this process must have let in.
+    pub(crate) fn hooked(registrar: IoUring, slots: u32) -> Result<Self, String> {
+        let slots = (0..slots).map(|_| OnceLock::new()).collect();
+        let slots = Box::new(Slots { registrar, slots });
+        let owner = Some(NonNull::from(&*slots).cast());
+        let device = Device { add: Some(add), end: Some(end), owner, ..Device::default() };
+        let mut cache = Self::over(Box::new(device), u64::MAX, u64::MAX)?;
+        cache.slots = Some(slots);
+        Ok(cache)
+    }
+
+    fn over(device: Box<Device>, regions: u64, bytes: u64) -> Result<Self, String> {
         // SAFETY: the device's box outlives the cache, which is closed in `drop`.
         let cache = unsafe { c::peer_open(&raw const *device, regions, bytes) };
         let cache = NonNull::new(cache).ok_or("UCX made no cache (ucs_rcache_create failed)")?;
-        Ok(Some(Self { cache, device }))
+        Ok(Self { cache, device, slots: None })
     }
 
     /// Has every registration sleep for so long.

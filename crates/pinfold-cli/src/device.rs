@@ -21,7 +21,9 @@ pub(crate) use ring::{Ring, registrar_of};
 use crate::output::Failure;
 use pinfold::registrar::verbs::{MemoryRegion, OnDemand, Verbs};
 use pinfold::registrar::{BufferIndex, IoUring};
-use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+use pinfold::{
+    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation,
+};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -253,7 +255,8 @@ impl Handle {
     }
 }
 
-impl Registrar for AnyRegistrar {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for AnyRegistrar {
     type Handle = Handle;
 
     fn limits(&self) -> RegistrarLimits {
@@ -288,11 +291,11 @@ impl Registrar for AnyRegistrar {
         }
     }
 
-    fn holds_pages(&self) -> bool {
+    fn translation(&self) -> Translation {
         match self {
-            Self::IoUring(ring) => ring.holds_pages(),
-            Self::Verbs(verbs) => verbs.holds_pages(),
-            Self::OnDemand(verbs) => verbs.holds_pages(),
+            Self::IoUring(ring) => ring.translation(),
+            Self::Verbs(verbs) => verbs.translation(),
+            Self::OnDemand(verbs) => verbs.translation(),
         }
     }
 

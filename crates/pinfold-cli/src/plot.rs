@@ -9,6 +9,32 @@ use std::path::Path;
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (960, 600);
 
+/// The room for the lines' names behind their ends, in pixels, and what each of them takes from top to bottom.
+const NAMES_WIDTH: u32 = 260;
+const NAME_HEIGHT: i32 = 15;
+
+/// A name at its line's end: how far down, how far right, the name and its colour.
+type Name<'n> = (i32, i32, &'n str, RGBAColor);
+
+/// Moves names down that would cover the one above; what is then too low moves all of them up.
+fn apart(mut names: Vec<Name<'_>>) -> Vec<Name<'_>> {
+    names.sort_by_key(|name| name.0);
+    let lowest = i32::try_from(SIZE.1).unwrap_or(i32::MAX) - NAME_HEIGHT;
+    let mut free = i32::MIN;
+    for name in &mut names {
+        name.0 = name.0.max(free);
+        free = name.0 + NAME_HEIGHT;
+    }
+    let mut below = lowest;
+    for name in names.iter_mut().rev() {
+        name.0 = name.0.min(below);
+        below = name.0 - NAME_HEIGHT;
+    }
+    let right = names.iter().map(|name| name.1).max().unwrap_or(0);
+    names.iter_mut().for_each(|name| name.1 = right);
+    names
+}
+
 /// A picture of several lines over one logarithmic axis.
 #[derive(Clone, Debug)]
 pub struct Plot {
@@ -34,14 +60,14 @@ pub struct Axis {
 /// One line.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// What the legend calls it.
+    /// What stands at its end.
     pub name: String,
     /// From left to right.
     pub points: Vec<(f64, f64)>,
 }
 
 impl Line {
-    fn shown(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+    fn shown(&self) -> impl Iterator<Item = (f64, f64)> + Clone + '_ {
         self.points.iter().copied().filter(|&(x, y)| x > 0.0 && y > 0.0 && (x * y).is_finite())
     }
 }
@@ -75,6 +101,7 @@ impl Plot {
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 20))
             .margin(16)
+            .margin_right(NAMES_WIDTH)
             .x_label_area_size(48)
             .y_label_area_size(72)
             .build_cartesian_2d(across, up)?;
@@ -86,19 +113,24 @@ impl Plot {
             .y_label_formatter(&|value| (self.up.label)(*value))
             .light_line_style(WHITE)
             .draw()?;
+        let mut names = vec![];
         for (place, line) in self.lines.iter().enumerate() {
             let style = ShapeStyle::from(&Palette99::pick(place)).stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(line.shown(), style).point_size(3))?
-                .label(line.name.as_str())
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+            // Solid and dashed by turns, for readers without colours.
+            if place % 2 == 0 {
+                chart.draw_series(LineSeries::new(line.shown(), style).point_size(3))?;
+            } else {
+                chart.draw_series(DashedLineSeries::new(line.shown(), 6, 4, style))?;
+                chart.draw_series(line.shown().map(|point| Circle::new(point, 3, style)))?;
+            }
+            let end = line.shown().last().map(|point| chart.backend_coord(&point));
+            names.extend(end.map(|(x, y)| (y, x, line.name.as_str(), style.color)));
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK)
-            .draw()?;
+        for (y, x, name, color) in apart(names) {
+            // In black behind a piece of the line, because some colours are too light to be read.
+            area.draw(&PathElement::new([(x + 6, y), (x + 18, y)], color.stroke_width(3)))?;
+            area.draw(&Text::new(name.to_string(), (x + 22, y - 6), ("sans-serif", 13)))?;
+        }
         area.present()?;
         Ok(())
     }
@@ -133,8 +165,16 @@ mod tests {
         let text = picture.picture().unwrap();
         assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"), "{text}");
         assert!(text.contains("one") && text.contains("two") && text.contains("a &lt;plot&gt;"));
-        // A line each, and a line each in the legend.
-        assert!(text.matches("<polyline").count() >= 4, "{text}");
+        assert!(text.matches("<polyline").count() >= 2, "{text}");
+    }
+
+    #[test]
+    fn no_name_covers_another() {
+        let black = BLACK.to_rgba();
+        let names = [100, 590, 101, 599, 598].map(|y| (y, 7, "name", black));
+        let placed: Vec<i32> = apart(names.to_vec()).iter().map(|name| name.0).collect();
+        assert!(placed.windows(2).all(|two| two[1] - two[0] >= NAME_HEIGHT), "{placed:?}");
+        assert!(placed.iter().all(|&y| (0..=600 - NAME_HEIGHT).contains(&y)), "{placed:?}");
     }
 
     #[test]

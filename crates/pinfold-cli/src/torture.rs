@@ -29,7 +29,7 @@ use comfy_table::Cell;
 use journal::{Journal, Row, Stage, Who};
 use pinfold::budget::{Amount, Budget, Terms};
 use pinfold::{Config, Monitor, WhenFull};
-use program::{PORTS, Program};
+use program::{Operation, PORTS, Program};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -73,6 +73,10 @@ pub(crate) struct Arguments {
     /// Have one more thread spin all the while: as long as it does not sleep, no discard is proved to be over
     #[arg(long)]
     spin: bool,
+    /// Leave out the forked children that run programs of their own: each makes its own monitor, which takes long
+    /// where a machine is slow
+    #[arg(long)]
+    no_children: bool,
     /// Which cache to torture; `naive` proves that the check can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -428,7 +432,8 @@ fn run_threads<M: Monitor + Clone>(
                 // The receiver may be gone.
                 let _ = begun.send(());
                 let program = Program::new(seed, thread);
-                let run = AssertUnwindSafe(|| run_program(worker, program, until, bar));
+                let children = !arguments.no_children;
+                let run = AssertUnwindSafe(|| run_program(worker, program, until, children, bar));
                 let tally = catch_unwind(run);
                 let _ = over.send(());
                 drop(leaving.lock().unwrap_or_else(PoisonError::into_inner));
@@ -470,12 +475,16 @@ fn run_program<M: Monitor + Clone>(
     mut worker: Worker<'_, '_, M>,
     program: Program,
     until: &Until,
+    children: bool,
     bar: Option<&Progress>,
 ) -> Tally {
     let mut shown = 0;
     for (operation, step) in program.zip(0..) {
         if until.is_reached(step) {
             break;
+        }
+        if !children && matches!(operation, Operation::Fork { .. }) {
+            continue;
         }
         worker.step(step, &operation);
         let tick = until.tick(step);

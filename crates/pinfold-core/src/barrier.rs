@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::foreign;
 use crate::sync::{Ordering, compiler_fence, fence};
 use std::fmt;
 
@@ -51,7 +52,8 @@ impl Barriers {
     /// was none.
     pub(crate) fn heavy(self) -> bool {
         if let Some(barrier) = self.heavy {
-            return barrier();
+            // One that panicked was none.
+            return foreign::call(barrier).unwrap_or(false);
         }
         // SeqCst: pairs with the fence in `light`.
         fence(Ordering::SeqCst);

@@ -117,7 +117,7 @@ pub trait Account: Send + Sync + 'static {
     fn give(&self, amount: Amount);
 
     /// Has other drawers give back what they hold beyond their due, if this one asked for no more
-    /// than its own. True if any of them gave something.
+    /// than its own. True if any of them gave something; asked [so often](Recalls::MOST) at most for one request.
     ///
     /// Called with no lock held; it calls other drawers, which deregister.
     fn recall(&self, missing: Amount) -> bool;
@@ -133,6 +133,41 @@ pub trait Account: Send + Sync + 'static {
 
     /// Says who draws here: asked when others recall. Called once, before anything is taken.
     fn attach(&self, lender: Weak<dyn Lender>);
+}
+
+/// How often others are asked to give back for one request.
+///
+/// Each answer says that something was given, and whether it was, and for whom, is not known: others may be
+/// quicker, or the answer may be wrong. So it ends.
+#[derive(Debug)]
+pub struct Recalls(usize);
+
+impl Recalls {
+    /// So often.
+    pub const MOST: usize = 1000;
+
+    /// For one request.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Self::MOST)
+    }
+
+    /// Asks, unless that was done so often already; whether to try again.
+    pub fn ask(&mut self, others: impl FnOnce() -> bool) -> bool {
+        match self.0.checked_sub(1) {
+            Some(left) => {
+                self.0 = left;
+                others()
+            }
+            None => false,
+        }
+    }
+}
+
+impl Default for Recalls {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// A drawer that can be asked to give something back.

@@ -78,7 +78,8 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// Has `spawn` run the reclaimer on a thread, which ends when the cache is dropped.
     ///
     /// The thread may be woken while memory is being unmapped anywhere in the process; let it
-    /// block signals, so that no handler of the program runs on it.
+    /// block signals, so that no handler of the program runs on it. The cache waits for it as it is dropped: it
+    /// is to end when [`Reclaimer::run`] has returned.
     ///
     /// # Errors
     ///

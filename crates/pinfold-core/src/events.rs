@@ -226,7 +226,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             let number = writer.unapplied.push(range);
             match &completion {
                 Some(completion) => {
-                    self.await_flights(writer, range, completion);
+                    self.await_flights(writer, (number, range), completion);
                     self.publish_applied(writer);
                 }
                 None => _ = self.apply_slice_of(writer, number),
@@ -249,12 +249,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn await_flights(
         &self,
         writer: &mut Writer,
-        range: AddressRange,
+        (change, range): (ChangeCount, AddressRange),
         completion: &Arc<Completion>,
     ) {
         let Writer { flights, watchers, .. } = writer;
         let flying = flights.iter().filter(|flight| flight.range.overlaps(&range));
-        flying.for_each(|flight| watchers.await_deregistration(flight.number, completion));
+        flying.for_each(|flight| watchers.await_deregistration(flight.number, change, completion));
     }
 
     /// Lets `completion` wait for the regions of `range` that were registered before change `number`,
@@ -263,7 +263,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// **Why none is missed.** A region moves in the order in which a [`Walk`] goes: from the cache's
     /// index to those outside whose pages are right, to the others, and to those that are being deregistered;
     /// behind a registrar that panicked the walk begins again. A suspension renews some and puts
-    /// them back: what begins its registration behind the change does not count, and what began it before
+    /// them back: what begins its registration behind the change does not count, also where it was waited for
+    /// before it did ([`renewed`](crate::watchers::Watchers::renewed)), and what began it before
     /// is a flight that was noted with the change.
     fn await_older_than(
         &self,
@@ -276,7 +277,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut go_on = |writer: &mut Writer| {
             let regions = self.walk_on(writer, &mut walk).into_iter();
             let older = regions.filter(|region| region.born() < number);
-            older.for_each(|it| writer.watchers.await_deregistration(it.number, completion));
+            older
+                .for_each(|it| writer.watchers.await_deregistration(it.number, number, completion));
             walk.is_over()
         };
         while self.locked(&mut go_on) == Ok(false) {}
@@ -453,7 +455,8 @@ mod tests {
         block_bytes: Option<usize>,
     }
 
-    impl Registrar for Device {
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Registrar for Device {
         type Handle = u32;
 
         fn limits(&self) -> RegistrarLimits {

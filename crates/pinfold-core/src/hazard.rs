@@ -252,10 +252,11 @@ impl Hazards {
         at_hand.advance(self)
     }
 
-    /// Looks which of `items` are in use. `counted` are places in use that have no hazard.
+    /// Looks which of `items` are in use. `counted` are places in use that have no hazard. No lock is
+    /// needed.
     ///
-    /// The items were made unfindable before, so one without a lease in this scan gets none: a
-    /// reader that protects it later sees, behind the barriers, that it is not to be found.
+    /// The items were made unfindable before, so one without a lease in this scan gets none as long as it
+    /// stays so: a reader that protects it later sees, behind the barriers, that it is not to be found.
     pub(crate) fn scan<'c, T>(
         &self,
         counted: &[usize],
@@ -358,6 +359,10 @@ impl HazardDomain {
 pub(crate) trait Findable {
     /// Whether a reader that protects it now may go on to use it.
     fn is_live(&self) -> bool;
+
+    /// Whether it is as the one scan that may be under way has found it: not leased since in any way, and
+    /// no lease of it has ended since whose end could be awaited. The writer's lock is held.
+    fn awaits_scan(&self) -> bool;
 }
 
 /// A region that readers do not find, while the writer's lock is held.
@@ -413,17 +418,19 @@ pub(crate) struct Scan<'c, T> {
     in_use: InUse,
 }
 
-impl<'c, T: 'static> Scan<'c, T> {
+impl<'c, T: Findable + 'static> Scan<'c, T> {
     /// False if no barrier could be had: then nothing is known, and all is taken for used.
     pub(crate) const fn is_known(&self) -> bool {
         self.in_use.0.is_some()
     }
 
-    /// Tells the items that are idle from those that may be in use.
+    /// Tells the items that are idle from those that may be in use. The writer's lock is held, again.
+    ///
+    /// What something happened to since the scan began is neither: it is where that took it.
     pub(crate) fn split(self) -> (Vec<Idle<'c, T>>, Vec<&'c T>) {
         let Self { items, in_use } = self;
         let (mut idle, mut used) = (Vec::with_capacity(items.len()), Vec::new());
-        for item in items {
+        for item in items.into_iter().filter(|item| item.awaits_scan()) {
             if in_use.count(item) == Some(0) {
                 idle.push(Idle(item));
             } else {

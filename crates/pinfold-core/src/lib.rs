@@ -86,7 +86,7 @@ mod watchers;
 pub use access::Access;
 pub use admission::{Admission, LearnedCost, UseCosts, Verdict};
 pub use barrier::Barriers;
-pub use budget::{Account, Amount, Lender, Refusal};
+pub use budget::{Account, Amount, Lender, Recalls, Refusal};
 pub use cache::{Cache, Checked};
 pub use change_log::{ChangeLog, ReplayEnd};
 pub use clock::Clock;
@@ -103,6 +103,7 @@ pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;
 pub use registrar::{
     BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
+    Translation,
 };
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use stamped::{Found, StampedSlot};

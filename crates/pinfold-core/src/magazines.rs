@@ -46,6 +46,13 @@ const ENTRIES: usize = MAGAZINE_BLOCKS as usize;
 /// - or both: the owner withdraws and the raid waits for that.
 ///
 /// Raids, and owners who act while the gate is closed, hold the pool's lock.
+///
+/// # No block stays behind
+///
+/// An owner that has lost its processor in the middle stays busy for long, and a raid does not wait for that: it goes
+/// on without those magazines. Before it closes the gate it has [recalled](Magazines::recall) the blocks, and the owner
+/// looks for that after it has said that it is not busy. Two such threads again: the raid finds the owner not busy, or
+/// the owner finds the recall, and hands its blocks over with the lock held.
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'p> {
     word: &'p AtomicU64,
@@ -149,6 +156,8 @@ impl Magazine {
 pub struct Magazines<const SIZES: usize> {
     /// Whether the owner is between its look at the gate and the end of what it does.
     busy: AtomicBool,
+    /// Whether a raid wants the blocks.
+    recalled: AtomicBool,
     sizes: [Magazine; SIZES],
 }
 
@@ -156,7 +165,11 @@ impl<const SIZES: usize> Magazines<SIZES> {
     /// Empty magazines, which may hold nothing yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { busy: AtomicBool::new(false), sizes: std::array::from_fn(|_| Magazine::new()) }
+        Self {
+            busy: AtomicBool::new(false),
+            recalled: AtomicBool::new(false),
+            sizes: std::array::from_fn(|_| Magazine::new()),
+        }
     }
 
     /// A block of this size, if one is cached and the gate is open.
@@ -170,7 +183,7 @@ impl<const SIZES: usize> Magazines<SIZES> {
         let magazine = self.sizes.get(size)?;
         self.enter(gate).then(|| {
             let block = magazine.pop();
-            self.leave();
+            self.leave(gate.barriers);
             block
         })?
     }
@@ -186,7 +199,7 @@ impl<const SIZES: usize> Magazines<SIZES> {
         let Some(magazine) = self.sizes.get(size) else { return false };
         self.enter(gate) && {
             let kept = magazine.push(block);
-            self.leave();
+            self.leave(gate.barriers);
             kept
         }
     }
@@ -199,15 +212,38 @@ impl<const SIZES: usize> Magazines<SIZES> {
         gate.barriers.light();
         let open = gate.is_open();
         if !open {
-            self.leave();
+            self.leave(gate.barriers);
         }
         open
     }
 
     #[inline(always)]
-    fn leave(&self) {
+    fn leave(&self, barriers: Barriers) {
         // Release: what was done here is done before a raid finds no thread busy.
         self.busy.store(false, Ordering::Release);
+        // Between this store and the look for a recall.
+        barriers.light();
+    }
+
+    /// Asks the owner to hand over what is cached as soon as it is out of its magazines. The caller holds the pool's
+    /// lock and closes the gate next.
+    pub fn recall(&self) {
+        // Relaxed: the heavy barrier of the gate's closing stands between this store and the look at the owner.
+        self.recalled.store(true, Ordering::Relaxed);
+    }
+
+    /// The caller, who holds the pool's lock, has the blocks, or they are not wanted any more.
+    pub fn end_recall(&self) {
+        // Relaxed: an owner that still finds the recall takes the lock, and finds nothing to do.
+        self.recalled.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the blocks are recalled: asked by the owner, after what it did here. Reads nothing of the pool, which may
+    /// be gone.
+    #[inline(always)]
+    pub fn is_recalled(&self) -> bool {
+        // Relaxed: the light barrier of `leave` stands between the store there and this look.
+        self.recalled.load(Ordering::Relaxed)
     }
 
     /// Whether the owner is out of its magazines. Once it is, behind a closed gate, it stays out
@@ -346,7 +382,7 @@ mod tests {
 #[cfg(loom)]
 mod models {
     use super::*;
-    use crate::sync::{Mutex, lock};
+    use crate::sync::{Condvar, Mutex, lock, wait};
     use loom::thread;
     use std::num::NonZero;
     use std::sync::Arc;
@@ -413,6 +449,41 @@ mod models {
 
     fn explore(model: impl Fn() + Sync + Send + 'static) {
         loom::model::Builder::new().check(model);
+    }
+
+    /// A raid looks once whether the owner is busy, and then sleeps until there is a block: without the owner's look
+    /// for a recall it would for ever.
+    #[test]
+    fn loom_what_a_raid_passes_over_is_handed_over() {
+        explore(|| {
+            let (pool, back) = (Pool::new(1), Arc::new(Condvar::new()));
+            let block = lock(&pool.central).pop().unwrap();
+            let owner = {
+                let (pool, back) = (Arc::clone(&pool), Arc::clone(&back));
+                thread::spawn(move || {
+                    pool.owner_puts(block);
+                    if pool.magazines.is_recalled() {
+                        let mut central = lock(&pool.central);
+                        // SAFETY: the owner calls, with the lock held.
+                        let taken = || unsafe { pool.magazines.take_locked(0) };
+                        central.extend(std::iter::from_fn(taken));
+                        back.notify_one();
+                    }
+                })
+            };
+            let mut central = lock(&pool.central);
+            pool.magazines.recall();
+            assert!(pool.gate().close());
+            if pool.magazines.are_quiet() {
+                // SAFETY: the gate is closed and the magazines are quiet.
+                central.extend(std::iter::from_fn(|| unsafe { pool.magazines.take_locked(0) }));
+            }
+            while central.is_empty() {
+                central = wait(&back, central);
+            }
+            drop(central);
+            owner.join().unwrap();
+        });
     }
 
     #[test]

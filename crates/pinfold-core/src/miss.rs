@@ -9,7 +9,7 @@
 
 use crate::AddressRange;
 use crate::admission::{UseCosts, Verdict};
-use crate::budget::{Account, Amount, Refusal};
+use crate::budget::{Account, Amount, Recalls, Refusal};
 use crate::clock::since;
 use crate::config::{Keep, WhenFull};
 use crate::error::{Exhausted, GetError, Limit, PerUse};
@@ -23,7 +23,7 @@ use crate::monitor::{Forked, Monitor, Watch};
 use crate::order::Order;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
-use crate::shared::{SLICE, Shared, Writer};
+use crate::shared::{Deferred, SLICE, Shared, Writer};
 use crate::suspended_ranges::{Gate, Stop};
 use std::sync::Arc;
 
@@ -123,6 +123,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // The registrar is asked here, where no lock is held.
         let access = self.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
+        let mut recalls = Recalls::new();
         loop {
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, attempt);
@@ -143,14 +144,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                     gate.wait().map_err(|range| GetError::Suspended { range })?;
                 }
                 Step::MakeRoom(refusal, whose) => {
-                    attempt.past_budget = self.make_room(refusal, whose)?;
+                    attempt.past_budget = self.make_room(refusal, whose, &mut recalls)?;
                 }
                 Step::Register(enlisted) => {
                     let tried = enlisted.plan;
                     // SAFETY: the caller's promise.
                     match unsafe { enlisted.fly(want) } {
                         Ok(lease) => return Ok(lease),
-                        Err(error) => attempt.is_narrow |= self.recover(want, tried, error)?,
+                        Err(error) => {
+                            attempt.is_narrow |= self.recover(want, tried, error, &mut recalls)?;
+                        }
                     }
                 }
             }
@@ -239,11 +242,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // Asked with no lock held.
         let amount = self.amount(self.widest(range));
         let mut past_budget = false;
+        let mut recalls = Recalls::new();
         loop {
             let counted =
                 self.locked(|writer| self.recount(writer, (region, range), amount, past_budget))?;
             let Err((refusal, whose)) = counted else { return Ok(()) };
-            past_budget = self.make_room(refusal, whose).unwrap_or(true);
+            past_budget = self.make_room(refusal, whose, &mut recalls).unwrap_or(true);
         }
     }
 
@@ -296,7 +300,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             (right && !unapplied.cover(range, region.born())).then_some(region)
         })?;
         let tick = self.tick();
-        if region.state() == State::Evictable {
+        // Behind this it is not idle, whatever a scan has said or is about to say.
+        if matches!(region.state(), State::Evictable | State::Examined) {
             Order::keep(&mut writer.lists, region, tick);
         }
         region.touch(tick);
@@ -365,10 +370,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Makes room, or says whether to go on without (true), or why not.
     ///
     /// Of a shared budget, others give back first what is due to this cache.
-    fn make_room(&self, refusal: Refusal, whose: Whose) -> Result<bool, GetError> {
+    fn make_room(
+        &self,
+        refusal: Refusal,
+        whose: Whose,
+        recalls: &mut Recalls,
+    ) -> Result<bool, GetError> {
         let Refusal { exhausted, missing } = refusal;
         let others = self.account.as_ref().filter(|_| whose == Whose::Shared);
-        let recalled = || others.is_some_and(|account| account.recall(missing));
+        let mut recalled = || others.is_some_and(|account| recalls.ask(|| account.recall(missing)));
         if !refusal.is_hopeless() && (recalled() || self.free_some(missing)) {
             return Ok(false);
         }
@@ -394,7 +404,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             None => Flight::new(range, terms, number, born),
             Some(_) => Flight::for_one_use(range, terms, number, born),
         });
-        Some(Enlisted { shared: self, region, plan, by_choice, is_timed, ended: None })
+        Some(Enlisted { shared: self, region, plan, by_choice, is_timed, ended: None, due: None })
     }
 
     /// Why a registration of `range` is not to be kept though it may be.
@@ -564,12 +574,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// After a failed registration of `tried`: Ok if it may be tried again, with whether to try no more
     /// than was asked for.
-    fn recover(&self, want: &Want, tried: Plan, error: RegisterError) -> Result<bool, GetError> {
+    fn recover(
+        &self,
+        want: &Want,
+        tried: Plan,
+        error: RegisterError,
+        recalls: &mut Recalls,
+    ) -> Result<bool, GetError> {
         // Forked inside the registrar, the account is the parent's as well.
         if self.monitor.forked() {
             return Err(GetError::Forked);
         }
-        if error.is_about_room() && self.make_room_on_device(tried.amount, error) {
+        if error.is_about_room() && self.make_room_on_device(tried.amount, error, recalls) {
             return Ok(false);
         }
         // What was not asked for may be what cannot be registered: it may even be unmapped by now.
@@ -577,8 +593,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The account hears of it in any case: it may have to adapt.
-    fn make_room_on_device(&self, missing: Amount, error: RegisterError) -> bool {
-        let refused = |account: &ForeignPart<Arc<dyn Account>>| account.refused(error, missing);
+    fn make_room_on_device(
+        &self,
+        missing: Amount,
+        error: RegisterError,
+        recalls: &mut Recalls,
+    ) -> bool {
+        let refused = |account: &ForeignPart<Arc<dyn Account>>| {
+            recalls.ask(|| account.refused(error, missing))
+        };
         let recalled = self.account.as_ref().is_some_and(refused);
         if self.account.is_none() {
             self.note_refused_by_device(error, missing);
@@ -641,6 +664,8 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     is_timed: bool,
     /// Set when the flight has left the list: those to be woken, if any thread waits.
     ended: Option<Option<Arc<Landing>>>,
+    /// What became due as it landed, for when those were woken.
+    due: Option<Deferred<'c, R, M>>,
 }
 
 impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
@@ -669,7 +694,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) }?;
         let registered = now();
-        let landed = shared.locked(|writer| {
+        let landed = shared.locked_deferring(|writer| {
             if let Some(took) = since(watched, registered) {
                 writer.costs.registered(range, took);
             }
@@ -679,7 +704,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             self.land(writer, want, handle, per_use)
         });
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
-        landed.map_err(|Forked| FORKED_MEANWHILE)
+        let (lease, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
+        self.due = due;
+        Ok(lease)
     }
 
     /// Takes the registration into the books and makes the caller's lease.
@@ -704,6 +731,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             .or_else(|| shared.enter(writer, &flight, region).err());
         let pin = shared.pin(writer, region);
         let lease = if let Some(why) = per_use {
+            self.note_not_kept(writer);
             shared.keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
@@ -712,6 +740,13 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         };
         self.ended = Some(flight.landing);
         lease
+    }
+
+    /// What was to be kept, if it was, is not.
+    fn note_not_kept(&self, writer: &mut Writer) {
+        if self.by_choice.is_none() {
+            self.shared.end_admission(writer, self.plan.range, &mut None);
+        }
     }
 
     /// Takes the flight out of the list.
@@ -734,6 +769,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// Gives everything back: nothing was registered. Says who waits.
     fn withdraw(&self, writer: &mut Writer) -> Option<Arc<Landing>> {
         let flight = self.leave(writer);
+        self.note_not_kept(writer);
         self.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);
@@ -752,7 +788,7 @@ impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
             return;
         }
         let (landing, due) = match self.ended.take() {
-            Some(landing) => (landing, None),
+            Some(landing) => (landing, self.due.take()),
             // The registrar failed or panicked.
             None => match self.shared.locked_deferring(|writer| self.withdraw(writer)) {
                 Ok(withdrawn) => withdrawn,

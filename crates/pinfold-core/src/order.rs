@@ -63,8 +63,8 @@ impl Order {
         lists.promote(region);
     }
 
-    /// Takes out the region to be given up next, for a scan; `place` finds a region by its number. Looks at
-    /// `looks` regions in all, over several calls: where none are left, the next in the order goes.
+    /// Takes out the region to be given up next, for a scan; `place` finds a region by its number. Adds to
+    /// `looks` how many it looks at.
     pub(crate) fn pop<'c, H: Copy>(
         &mut self,
         lists: &mut Lists,
@@ -72,8 +72,8 @@ impl Order {
         place: impl Fn(u32) -> Option<&'c Region<H>>,
     ) -> Option<Unpublished<'c, Region<H>>> {
         let mut oldest: Option<(&'c Region<H>, u64)> = None;
-        for _ in 0..LOOKS.min(*looks).max(1) {
-            *looks = looks.saturating_sub(1);
+        for _ in 0..LOOKS {
+            *looks += 1;
             let Some(region) = self.next(lists).and_then(&place) else { break };
             let used = region.used();
             if lists.has_mark(region.number, used) {
@@ -147,8 +147,8 @@ struct Ghosts {
 
 /// Words in a set.
 const WAYS: usize = 4;
-/// Words that are made at once: 16 KiB of them.
-const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 16 } else { 4096 };
+/// Words that are made at once: 1 KiB of them, because one eviction may put something into many chunks.
+const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 16 } else { 256 };
 type Words = [u32; CHUNK];
 /// Parts of a table's length in which time is told.
 const EPOCHS: usize = 8;
@@ -274,7 +274,7 @@ mod tests {
         fn make_room(&mut self) {
             let regions = &self.regions;
             let place = |number: u32| regions.get(number as usize);
-            let examined = self.order.pop(&mut self.lists, &mut { LOOKS }, place).unwrap();
+            let examined = self.order.pop(&mut self.lists, &mut 0, place).unwrap();
             let scan = Hazards::new(Barriers::SYMMETRIC).scan(&[], vec![examined]);
             let idle = scan.split().0.pop().unwrap();
             let victim = idle.item();

@@ -11,11 +11,11 @@ use crate::AddressRange;
 use crate::budget::{Amount, Lender};
 use crate::clock::since;
 use crate::foreign::{self, discard, runs_through};
-use crate::hazard::{Idle, Scan, Unpublished};
+use crate::hazard::{Idle, Unpublished};
 use crate::monitor::Monitor;
 use crate::region::{Deregistering, List, Lists, Region, State};
 use crate::registrar::Registrar;
-use crate::shared::{SLICE, Shared, Writer};
+use crate::shared::{SLICE, Scanner, Shared, Writer};
 use crate::sync::{self, Ordering, thread_local};
 use crate::unapplied::ChangeCount;
 use std::cell::Cell;
@@ -34,7 +34,8 @@ const MOST_EXAMINED: usize = 64;
 /// ...and at most one in so many.
 const EXAMINED_SHARE: usize = if sync::EXPLORED { 1 } else { 64 };
 
-/// How many regions are looked at, under one hold of the lock, for those that were not used of late.
+/// Once so many regions were looked at, under one hold of the lock, for those that were not used of late, no further
+/// one is looked for.
 const MOST_LOOKS: usize = 4 * SLICE;
 
 /// Regions whose deregistration is the holder's duty.
@@ -43,12 +44,15 @@ type Duties<'c, H> = Vec<Deregistering<'c, H>>;
 /// Regions with the proof that no lease is left and none can come.
 type Proofs<'c, H> = Vec<Idle<'c, Region<H>>>;
 
-/// What was taken over under one hold of the writer's lock.
+/// What was taken over before the writer's lock was given back for good.
 struct Slice<'c, H> {
     duties: Duties<'c, H>,
     /// Whether the end of the slice is all that ended it.
     is_cut: bool,
 }
+
+/// The lock, and what was taken over.
+type Claim<'c, H> = (Scanner<'c>, Slice<'c, H>);
 
 impl<H> Slice<'_, H> {
     const fn nothing() -> Self {
@@ -62,7 +66,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Says how many there were. What becomes unfindable meanwhile is left to the next call: this one
     /// ends, whatever other threads do.
     pub(crate) fn reclaim(&self) -> usize {
-        self.give_back(usize::MAX, |writer| self.claim_unfindable(writer))
+        self.give_back(usize::MAX, |scanner| self.claim_unfindable(scanner))
     }
 
     /// Applies news, then deregisters what `claim` takes over, slice by slice until `enough` regions
@@ -71,16 +75,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn give_back<'c>(
         &'c self,
         enough: usize,
-        claim: impl Fn(&mut Writer) -> Slice<'c, R::Handle>,
+        claim: impl Fn(Scanner<'c>) -> Claim<'c, R::Handle>,
     ) -> usize {
-        let (mut count, goal) = (0, Cell::new(Goal::default()));
+        let (mut count, mut goal) = (0, Goal::default());
         loop {
-            let slice = self.give_slice_back(|writer| {
-                goal.set(goal.get().next(writer));
-                claim(writer)
+            let slice = self.give_slice_back(|scanner| {
+                goal = goal.next(&scanner);
+                claim(scanner)
             });
             count += slice.count;
-            if count >= enough || !slice.is_cut || goal.get().is_reached() {
+            if count >= enough || !slice.is_cut || goal.is_reached() {
                 return count;
             }
         }
@@ -88,15 +92,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     fn give_slice_back<'c>(
         &'c self,
-        claim: impl Fn(&mut Writer) -> Slice<'c, R::Handle>,
+        claim: impl FnOnce(Scanner<'c>) -> Claim<'c, R::Handle>,
     ) -> GivenBack {
-        let claimed = self.locked_deferring(|writer| match self.catch_up(writer) {
-            Ok(()) => claim(writer),
-            Err(_forked) => Slice::nothing(),
-        });
         // A forked child's regions are its parent's.
-        let Ok((slice, due)) = claimed else { return GivenBack::default() };
-        let Slice { duties, is_cut } = slice;
+        let Ok(mut scanner) = self.lock_to_scan() else { return GivenBack::default() };
+        let (scanner, Slice { duties, is_cut }) = match self.catch_up(&mut scanner) {
+            Ok(()) => claim(scanner),
+            Err(_forked) => (scanner, Slice::nothing()),
+        };
+        let due = self.release(scanner);
         // Before the callbacks, which may wait for the room that this makes.
         let count = self.deregister(duties);
         drop(due);
@@ -123,76 +127,64 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Those that are leased are set aside until their last lease's end says so
     /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
-    fn claim_unfindable(&self, writer: &mut Writer) -> Slice<'_, R::Handle> {
-        writer.answer_call();
-        let (duties, known) = self.claim_unscanned(writer);
-        let is_cut = known && writer.has_unscanned() || !writer.unapplied.is_empty();
+    fn claim_unfindable<'c>(&'c self, mut scanner: Scanner<'c>) -> Claim<'c, R::Handle> {
+        scanner.answer_call();
+        let unfindable = self.await_unscanned(&mut scanner);
+        let (mut scanner, duties, known) = if unfindable.is_empty() {
+            (scanner, Vec::new(), true)
+        } else {
+            self.claim_scanned(scanner, unfindable)
+        };
+        let is_cut = known && scanner.has_unscanned() || !scanner.unapplied.is_empty();
         // What is left is for another thread to do, and this call may be on one that stops here.
         if is_cut {
-            writer.call_reclaimer();
+            scanner.call_reclaimer();
         }
-        Slice { duties, is_cut }
+        (scanner, Slice { duties, is_cut })
     }
 
-    /// A slice of them, and whether anything is known of it: without a barrier everything stays where
-    /// it is, for another try.
-    fn claim_unscanned(&self, writer: &mut Writer) -> (Duties<'_, R::Handle>, bool) {
-        let unfindable = self.unscanned(writer);
-        if unfindable.is_empty() {
-            return (Vec::new(), true);
-        }
-        let scan = self.scan_awaiting(writer, unfindable);
-        let known = scan.is_known();
-        let mut duties = Vec::new();
-        if known {
-            let (idle, leased) = scan.split();
-            leased.into_iter().for_each(|region| writer.lists.await_end(region));
-            duties.extend(idle.into_iter().map(|idle| writer.lists.deregister(idle)));
-        }
-        self.note_awaited(writer);
-        (duties, known)
-    }
-
-    /// Scans what was unpublished before, having said that the ends of leases are awaited.
-    fn scan_awaiting<'c>(
+    /// Those of a slice that have no lease, and whether anything is known of it: without a barrier
+    /// everything goes back to where it was, for another try.
+    fn claim_scanned<'c>(
         &'c self,
-        writer: &Writer,
-        unpublished: Vec<Unpublished<'c, Region<R::Handle>>>,
-    ) -> Scan<'c, Region<R::Handle>> {
-        // Relaxed: the barriers of the scan and of those who look order it.
-        self.awaiting.store(true, Ordering::Relaxed);
-        self.scan(writer, unpublished)
+        scanner: Scanner<'c>,
+        unfindable: Vec<Unpublished<'c, Region<R::Handle>>>,
+    ) -> (Scanner<'c>, Duties<'c, R::Handle>, bool) {
+        let (mut scanner, scan) = self.scan(scanner, unfindable);
+        let known = scan.is_known();
+        let (idle, leased) = scan.split();
+        if !known {
+            leased.into_iter().for_each(|region| _ = scanner.lists.look_again(region, false));
+        }
+        let duties = idle.into_iter().map(|idle| scanner.lists.deregister(idle)).collect();
+        (scanner, duties, known)
     }
 
-    /// Says whether any end is awaited now.
-    fn note_awaited(&self, writer: &Writer) {
-        // Relaxed: an end that is not waited for is not missed.
-        self.awaiting.store(writer.lists.awaited() > 0, Ordering::Relaxed);
-    }
-
-    /// A slice of the regions that are not in the index and have not been scanned since, half of it
-    /// of each list at most, so that neither keeps the other waiting.
-    fn unscanned(&self, writer: &Writer) -> Vec<Unpublished<'_, Region<R::Handle>>> {
+    /// Awaits the ends of leases of a slice of the regions that are not in the index and have not been
+    /// scanned since, half of it of each list at most, so that neither keeps the other waiting.
+    fn await_unscanned(&self, writer: &mut Writer) -> Vec<Unpublished<'_, Region<R::Handle>>> {
         let numbers = UNSCANNED.iter().flat_map(|&list| writer.lists.iter(list).take(HALF));
-        let regions = numbers.filter_map(|number| self.region(number));
-        regions.filter_map(Unpublished::of).collect()
+        let numbers: Vec<u32> = numbers.collect();
+        let regions = numbers.into_iter().filter_map(|number| self.region(number));
+        regions.filter_map(|region| writer.lists.await_end(region)).collect()
     }
 
     /// A lease of `region` ended, and the light barrier has run since: hands the region to the
     /// reclaimer again if that found it leased.
     ///
     /// **Why the last lease's end is not lost.** The lease empties its hazard, runs the light
-    /// barrier and looks whether any end is awaited. The reclaimer says that it awaits one, runs
-    /// the heavy barrier and looks at the hazards. If this look finds nothing awaited, that look
-    /// finds the hazard empty, and it is still to come: a dead region that was not looked at has
-    /// been handed to the reclaimer by the thread that took it out of the index. If one was awaited, the
-    /// reclaimer may have found this region leased and set it aside, which it has done by the time
-    /// the lock is had here, and it stays there, dead, until a thread says so. The place may hold
-    /// another region if this one was not set aside; then that one is looked at once more, or
-    /// nothing happens.
+    /// barrier and looks whether any end is awaited. The reclaimer sets the region aside and says that
+    /// it awaits an end, runs the heavy barrier and looks at the hazards. If this look finds nothing
+    /// awaited, that look finds the hazard empty, and it is still to come: a dead region that was not
+    /// looked at has been handed to the reclaimer by the thread that took it out of the index. If one was
+    /// awaited, this region may be one that was set aside, and is handed to the reclaimer again, which
+    /// believes then what a scan says that is under way of those alone that are still where it put them.
+    /// The place may hold another region if this one was not set aside; then that one is looked at once
+    /// more, or nothing happens.
     ///
     /// The same holds for a thread that needs room, with the order of eviction in the place of the
-    /// reclaimer's list: a region that it found leased leaves the order, and comes back here.
+    /// reclaimer's list: a region that it looks at leaves the order, and comes back here or when no lease
+    /// was found.
     #[inline]
     pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
         // Relaxed: the light barrier that ran before orders it.
@@ -205,7 +197,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn look_again(&self, region: &Region<R::Handle>) {
         // In a forked child all of it is the parent's.
         let _forked = self.locked(|writer| {
-            if writer.lists.look_again(region) {
+            let suspended = writer.is_suspended(region);
+            if writer.lists.look_again(region, suspended) {
                 writer.call_reclaimer();
             }
         });
@@ -214,14 +207,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
     /// nothing could be given up.
     pub(crate) fn free_some(&self, shortage: Amount) -> bool {
-        let count = self.give_back(1, |writer| {
-            let unfindable = self.claim_unfindable(writer);
+        let count = self.give_back(1, |scanner| {
+            let (scanner, unfindable) = self.claim_unfindable(scanner);
             if !unfindable.duties.is_empty() {
-                return unfindable;
+                return (scanner, unfindable);
             }
-            let Slice { duties, is_cut } = self.evict(writer, shortage);
+            let (scanner, Slice { duties, is_cut }) = self.evict(scanner, shortage);
             // Behind those that are leased may be one that is not.
-            Slice { duties, is_cut: is_cut || unfindable.is_cut }
+            (scanner, Slice { duties, is_cut: is_cut || unfindable.is_cut })
         });
         // What another thread is giving back is room to come.
         count > 0 || self.wait_for_another()
@@ -230,7 +223,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up everything idle, and waits for what others are giving back. Says how many were
     /// given back here.
     pub(crate) fn evict_idle(&self) -> usize {
-        let evict = |writer: &mut Writer| self.evict(writer, Amount::EVERYTHING);
+        let evict = |scanner| self.evict(scanner, Amount::EVERYTHING);
         let count = self.reclaim() + self.give_back(usize::MAX, evict);
         if !InsideDeparture::is_any() {
             self.wait_for_all_departures();
@@ -247,12 +240,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives up what is idle and touches `range`. Says how many were given back here.
     pub(crate) fn evict_idle_in(&self, range: AddressRange) -> usize {
-        let (mut count, rest) = (0, Cell::new(Some(range)));
+        let (mut count, mut rest) = (0, Some(range));
         while let Some(range) = rest.take() {
-            let evict = |writer: &mut Writer| {
-                let (duties, left) = self.evict_in(writer, range);
-                rest.set(left);
-                Slice { duties, is_cut: false }
+            let evict = |scanner| {
+                let (scanner, duties, left) = self.evict_in(scanner, range);
+                rest = left;
+                (scanner, Slice { duties, is_cut: false })
             };
             count += self.give_slice_back(evict).count;
         }
@@ -261,30 +254,29 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Takes those regions out of the index that a part of `range` has. The rest of it.
     ///
-    /// What is evictable already needs no scan. All others are closed before it, and opened behind it
-    /// if they are in use, each in its place of the order of eviction.
-    fn evict_in(
-        &self,
-        writer: &mut Writer,
+    /// What is evictable already needs no scan. All others are examined, as if room was needed.
+    fn evict_in<'c>(
+        &'c self,
+        mut scanner: Scanner<'c>,
         range: AddressRange,
-    ) -> (Duties<'_, R::Handle>, Option<AddressRange>) {
+    ) -> (Scanner<'c>, Duties<'c, R::Handle>, Option<AddressRange>) {
         let mut numbers = Vec::new();
         let rest = self.findable_part(range, SLICE, &mut numbers, |_| true).rest;
         let (mut idle, mut others) = (Vec::new(), Vec::new());
         for region in numbers.into_iter().filter_map(|number| self.region(number)) {
             match Lists::evictable(region) {
                 Some(proof) => idle.push(proof),
-                None => {
-                    writer.lists.close(region);
-                    others.extend(Unpublished::of(region));
-                }
+                None => others.extend(scanner.lists.examine(region)),
             }
         }
-        let (scanned, busy) = self.scan(writer, others).split();
-        busy.into_iter().for_each(|region| writer.open(region));
-        idle.extend(scanned);
         let mut eviction = Eviction::of(Amount::EVERYTHING);
-        (self.give_up_all(writer, idle, &mut eviction), rest)
+        let mut duties = self.give_up_all(&mut scanner, idle, &mut eviction);
+        if !others.is_empty() {
+            let (relocked, idle, _) = self.scan_examined(scanner, others);
+            scanner = relocked;
+            duties.extend(self.give_up_all(&mut scanner, idle, &mut eviction));
+        }
+        (scanner, duties, rest)
     }
 
     /// Takes idle regions out of the index until they make up for `shortage`.
@@ -296,27 +288,75 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// What is found leased is not examined again before a lease of it has ended: to find that all
     /// is in use costs what was registered or released since that was found.
-    fn evict(&self, writer: &mut Writer, shortage: Amount) -> Slice<'_, R::Handle> {
+    fn evict<'c>(&'c self, mut scanner: Scanner<'c>, shortage: Amount) -> Claim<'c, R::Handle> {
         let mut slice = Slice::nothing();
         let mut eviction = Eviction::of(shortage);
-        let (mut batch, mut room, mut looks) = (examined_at_once(writer), SLICE, MOST_LOOKS);
+        let (mut batch, mut room, mut is_new_hold) = (examined_at_once(&scanner), SLICE, true);
         // What is suspended and leased is examined and stays in the order: each is looked at once.
-        let mut left = [List::Small, List::Main].map(|list| writer.lists.len(list)).iter().sum();
+        let mut left = [List::Small, List::Main].map(|list| scanner.lists.len(list)).iter().sum();
         while eviction.missing != Amount::ZERO {
             slice.is_cut = slice.duties.len() >= SLICE || room == 0;
-            let next = writer.lists.first(List::Evictable).and_then(|number| self.region(number));
+            let next = scanner.lists.first(List::Evictable).and_then(|number| self.region(number));
             if slice.is_cut {
                 break;
             } else if let Some(idle) = next.and_then(Lists::evictable) {
-                slice.duties.extend(self.give_up_all(writer, vec![idle], &mut eviction));
+                let duties = self.give_up_all(&mut scanner, vec![idle], &mut eviction);
+                slice.duties.extend(duties);
+            } else if !is_new_hold {
+                // To look at more takes as long again, and nothing is at hand that others could take.
+                (scanner, is_new_hold) = (self.pause(scanner), true);
             } else {
-                let most = batch.min(room).min(left);
-                let Some(examined) = self.examine(writer, most, &mut looks) else { break };
-                (room, left) = (room - examined, left - examined);
+                let most = batch.min(HALF).min(room).min(left);
+                let examined = self.examine(&mut scanner, most);
+                if examined.is_empty() {
+                    break;
+                }
+                (room, left) = (room - examined.len(), left - examined.len());
                 batch *= 2;
+                let (relocked, idle, known) = self.scan_examined(scanner, examined);
+                scanner = relocked;
+                idle.into_iter().for_each(|idle| scanner.lists.make_evictable(idle));
+                if !known {
+                    break;
+                }
+                is_new_hold = false;
             }
         }
-        slice
+        (scanner, slice)
+    }
+
+    /// Takes the next regions out of the order of eviction, for a scan: `most`, or fewer where it takes many
+    /// looks to find them.
+    fn examine(&self, writer: &mut Writer, most: usize) -> Vec<Unpublished<'_, Region<R::Handle>>> {
+        let Writer { order, lists, .. } = writer;
+        let (mut examined, mut looks) = (Vec::with_capacity(most), 0);
+        while examined.len() < most && looks < MOST_LOOKS {
+            match order.pop(lists, &mut looks, |number| self.region(number)) {
+                Some(next) => examined.push(next),
+                None => break,
+            }
+        }
+        examined
+    }
+
+    /// Scans what is examined. Those that are idle, and whether anything is known of any; those in use
+    /// leave the order until a lease of them ends.
+    fn scan_examined<'c>(
+        &'c self,
+        scanner: Scanner<'c>,
+        examined: Vec<Unpublished<'c, Region<R::Handle>>>,
+    ) -> (Scanner<'c>, Proofs<'c, R::Handle>, bool) {
+        let (mut scanner, scan) = self.scan(scanner, examined);
+        let known = scan.is_known();
+        let (idle, in_use) = scan.split();
+        let keep = if known { Lists::await_room } else { Lists::keep_examined };
+        let tick = self.tick();
+        for region in in_use {
+            let suspended = scanner.is_suspended(region);
+            scanner.lists.set_mark(region.number, tick);
+            keep(&mut scanner.lists, region, suspended);
+        }
+        (scanner, idle, known)
     }
 
     /// Takes idle regions out of the index, and over the duty for them.
@@ -336,32 +376,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             writer.lists.deregister(proof)
         };
         idle.into_iter().map(&mut give_up).collect()
-    }
-
-    /// Scans the next `batch` regions in the order of eviction, and says how many that were: those
-    /// that are idle become evictable, those in use leave the order until a lease of them ends.
-    /// `None` if there was none, or if nothing is known of them.
-    fn examine(&self, writer: &mut Writer, batch: usize, looks: &mut usize) -> Option<usize> {
-        let Writer { order, lists, .. } = &mut *writer;
-        let next = || order.pop(lists, looks, |number| self.region(number));
-        let examined: Vec<_> = std::iter::from_fn(next).take(batch).collect();
-        let count = examined.len();
-        if count == 0 {
-            return None;
-        }
-        let scan = self.scan_awaiting(writer, examined);
-        let known = scan.is_known();
-        let (idle, in_use) = scan.split();
-        idle.into_iter().for_each(|idle| writer.lists.make_evictable(idle));
-        let keep = if known { Lists::await_room } else { Lists::keep_examined };
-        let tick = self.tick();
-        for region in in_use {
-            let suspended = writer.is_suspended(region);
-            writer.lists.set_mark(region.number, tick);
-            keep(&mut writer.lists, region, suspended);
-        }
-        self.note_awaited(writer);
-        known.then_some(count)
     }
 
     /// A lease that was alone on its region ended, and has emptied its slot. Called by a destructor, which
@@ -395,9 +409,24 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives registrations back to the device, with no lock held, then their places and their
     /// share of the budget to the cache. Says how many there were.
+    ///
+    /// What a registrar that panics was not given is the reclaimer's again; behind the end of the cache, which
+    /// has passed what was in this thread's hands, it is this thread's.
     fn deregister(&self, duties: Duties<'_, R::Handle>) -> usize {
+        let count = duties.len();
+        if let Err(panicked) = foreign::call(|| self.depart(duties)) {
+            if self.is_closed() {
+                // The first panic is the one that goes on.
+                let _others = foreign::call(|| self.deregister_all());
+            }
+            panicked.resume();
+        }
+        count
+    }
+
+    fn depart(&self, duties: Duties<'_, R::Handle>) {
         if duties.is_empty() {
-            return 0;
+            return;
         }
         let count = duties.len();
         Departure {
@@ -408,7 +437,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             took: None,
         }
         .run();
-        count
     }
 
     /// False if the device could not.
@@ -452,7 +480,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         while let Some(place) = next {
             let claimed = self.locked_deferring(|writer| self.take_over_slice(writer, place));
             let Ok(((duties, rest), due)) = claimed else { return false };
-            let deregistered = foreign::call(|| _ = self.deregister(duties));
+            let deregistered = foreign::call(|| self.depart(duties));
             again |= deregistered.is_err();
             let told = foreign::call(|| drop(due));
             let settled = foreign::call(|| self.settle());
@@ -491,10 +519,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 self.index.remove(&mut writer.recycler, range, region.number);
                 writer.lists.supersede(region);
             }
-            _ => {
-                writer.lists.look_again(region);
-                writer.per_use.remove(&region.number);
-            }
+            _ => _ = writer.per_use.remove(&region.number),
         }
         Some(writer.lists.deregister(Idle::of_a_dropped_cache(region)))
     }
@@ -731,17 +756,20 @@ impl<R: Registrar, M: Monitor> std::fmt::Debug for Reclaimer<R, M> {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use super::State;
     use crate::barrier::Barriers;
     use crate::coverage::{Change, Cover, MappingKind};
+    use crate::foreign;
     use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+    use crate::watchers::Completion;
     use crate::{Access, AddressRange, Cache, Config, Lease};
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
     use std::collections::HashMap;
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-    use std::sync::mpsc::{Receiver, channel};
-    use std::time::Instant;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Arc, Mutex};
+    use std::time::{Duration, Instant};
 
     /// A device that numbers its registrations and remembers which it gave back.
     #[derive(Default)]
@@ -752,7 +780,8 @@ mod tests {
         slow: Mutex<HashMap<u32, Receiver<()>>>,
     }
 
-    impl Registrar for Device {
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Registrar for Device {
         type Handle = u32;
 
         fn limits(&self) -> RegistrarLimits {
@@ -767,6 +796,7 @@ mod tests {
             let slow = self.slow.lock().unwrap().remove(&handle);
             let _over = slow.map(|word| word.recv());
             self.gone.lock().unwrap().push(handle);
+            assert!(!PANICS.replace(false), "the device fails once");
             Ok(())
         }
     }
@@ -865,6 +895,181 @@ mod tests {
         BARRIER_IS_REFUSED.set(false);
         assert!((8..12).all(|number| !is_refused(&cache, number)));
         assert_eq!(cache.registrar().gone.lock().unwrap().len(), 4);
+    }
+
+    thread_local! {
+        /// Who is told that the hazards are being scanned, and says when to go on.
+        static DURING_SCAN: RefCell<Option<(Sender<()>, Receiver<()>)>> = const { RefCell::new(None) };
+    }
+
+    fn scan_and_wait() -> bool {
+        let waits = DURING_SCAN.take();
+        // Not for ever: where the lock is held meanwhile, nothing is ever said.
+        waits.is_none_or(|(began, over)| {
+            began.send(()).is_ok() && over.recv_timeout(Duration::from_secs(10)).is_ok()
+        })
+    }
+
+    /// Room for four regions, all of which are there.
+    fn four(cache: impl FnOnce(&Cache<Device, Calm>)) {
+        // SAFETY: threads that use this cache take turns, which orders all that they store.
+        let barriers = unsafe { Barriers::asymmetric(scan_and_wait) };
+        let config = Config { max_regions: 4, barriers, ..Config::default() };
+        let four = Cache::new(Device::default(), Calm, config).unwrap();
+        (0..4).for_each(|number| drop(get(&four, number)));
+        cache(&four);
+    }
+
+    /// Has `meanwhile` run on another thread while the first scan of `operation` goes on.
+    fn during_scan<T: Send>(operation: impl FnOnce(), meanwhile: impl FnOnce() -> T + Send) -> T {
+        let ((began, begin), (over, end)) = (channel(), channel());
+        DURING_SCAN.set(Some((began, end)));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || {
+                begin.recv().unwrap();
+                let result = meanwhile();
+                over.send(()).expect("the lock was held meanwhile");
+                result
+            });
+            operation();
+            other.join().unwrap()
+        })
+    }
+
+    /// However many leases there are to look at, other threads go on: also with what is being looked at.
+    #[test]
+    fn a_region_that_is_leased_while_the_hazards_are_scanned_stays() {
+        four(|cache| {
+            let lease = during_scan(|| drop(get(cache, 4)), || get(cache, 0));
+            assert!(lease.is_cached() && lease.handle() == 0, "it is there still");
+            assert_eq!(*cache.registrar().gone.lock().unwrap(), [1]);
+            assert_eq!(cache.evict_idle(), 3);
+            drop(lease);
+            assert_eq!((cache.evict_idle(), cache.statistics().regions), (1, 0));
+        });
+    }
+
+    /// The end of a lease, which the scan may have seen, leaves it to be looked at another time.
+    #[test]
+    fn a_region_of_which_a_lease_ends_while_the_hazards_are_scanned_stays() {
+        four(|cache| {
+            let lease = get(cache, 0);
+            during_scan(|| drop(get(cache, 4)), || drop(lease));
+            assert_eq!(*cache.registrar().gone.lock().unwrap(), [1]);
+            assert_eq!((cache.evict_idle(), cache.statistics().regions), (4, 0));
+        });
+    }
+
+    /// It belongs to the reclaimer then, and is deregistered once.
+    #[test]
+    fn a_region_that_changes_while_the_hazards_are_scanned_is_deregistered_once() {
+        four(|cache| {
+            during_scan(|| drop(get(cache, 4)), || cache.invalidate(page(0)));
+            assert_eq!(*cache.registrar().gone.lock().unwrap(), [1]);
+            assert_eq!(cache.reclaim(), 1);
+            assert_eq!((cache.evict_idle(), cache.statistics().regions), (3, 0));
+            assert_eq!(cache.registrar().gone.lock().unwrap().len(), 5);
+        });
+    }
+
+    /// A range is evicted, and a part of it is leased, or changes, while that goes on.
+    #[test]
+    fn a_range_that_is_used_while_the_hazards_are_scanned_is_evicted_in_part() {
+        four(|cache| {
+            let all = AddressRange::new(page(0).start(), 4 * 4096).unwrap();
+            let meanwhile = || {
+                cache.invalidate(page(3));
+                get(cache, 2)
+            };
+            let lease = during_scan(|| assert_eq!(cache.evict_idle_in(all), 2), meanwhile);
+            assert_eq!(*cache.registrar().gone.lock().unwrap(), [0, 1]);
+            assert_eq!((lease.handle(), cache.reclaim()), (2, 1));
+        });
+    }
+
+    /// What is not to be found any more, and of which the last lease ends while the hazards are scanned.
+    #[test]
+    fn the_end_of_a_lease_while_the_hazards_are_scanned_is_not_lost() {
+        four(|cache| {
+            let lease = get(cache, 0);
+            cache.invalidate(page(0));
+            let count = Cell::new(0);
+            during_scan(|| count.set(cache.reclaim()), || drop(lease));
+            assert_eq!(count.get() + cache.reclaim(), 1);
+        });
+    }
+
+    /// Neither runs on another thread, which may hold what the callback waits for.
+    #[test]
+    fn a_callback_that_is_due_waits_for_the_end_of_the_scan() {
+        four(|cache| {
+            let lease = get(cache, 0);
+            cache.invalidate(page(0));
+            let called = Arc::new(AtomicU32::new(0));
+            let calls = Arc::clone(&called);
+            let completion = Completion::new(Box::new(move || _ = calls.fetch_add(1, SeqCst)));
+            let scan = || {
+                let mut scanner = cache.shared.lock_to_scan().unwrap();
+                scanner.watchers.complete(completion);
+                let regions = cache.shared.await_unscanned(&mut scanner);
+                assert_eq!(regions.len(), 1);
+                let (scanner, _leased) = cache.shared.scan(scanner, regions);
+                drop(cache.shared.release(scanner));
+            };
+            let takes_the_lock = || {
+                cache.statistics();
+                called.load(SeqCst)
+            };
+            assert_eq!(during_scan(scan, takes_the_lock), 0);
+            assert_eq!(called.load(SeqCst), 1);
+            drop(lease);
+        });
+    }
+
+    /// However many are examined at once, what was used of late is passed over for what was not.
+    #[test]
+    fn what_was_used_of_late_is_not_examined_with_what_was_not() {
+        const MANY: usize = if cfg!(miri) { 128 } else { 2048 };
+        let config =
+            Config { max_regions: MANY + 1, barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Calm, config).unwrap();
+        (0..=MANY).for_each(|number| drop(get(&cache, number)));
+        let is_unused = |number: &usize| number.is_multiple_of(32);
+        (0..MANY).filter(|number| !is_unused(number)).for_each(|number| drop(get(&cache, number)));
+        drop(get(&cache, MANY + 1));
+        let is_given_up = |number: &usize| {
+            let place = cache.shared.region(u32::try_from(*number).unwrap()).unwrap();
+            !matches!(place.state(), State::Small | State::Main)
+        };
+        let given_up: Vec<_> = (0..MANY).filter(is_given_up).collect();
+        assert!(given_up.len() > 1 && given_up.iter().all(is_unused), "{given_up:?}");
+    }
+
+    thread_local! {
+        static PANICS: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// The cache ends while another thread, which draws on the same budget, gives back what it had: what that
+    /// does not come to is no reclaimer's any more.
+    #[test]
+    fn what_is_handed_back_behind_the_end_of_the_cache_is_deregistered() {
+        let cache = Cache::new(Device::default(), Calm, Config::default()).unwrap();
+        (0..3).for_each(|number| drop(get(&cache, number)));
+        let ((go, word), shared) = (channel(), Arc::clone(&cache.shared));
+        shared.registrar.slow.lock().unwrap().insert(0, word);
+        std::thread::scope(|scope| {
+            let go = go;
+            let other = scope.spawn(|| {
+                PANICS.set(true);
+                foreign::call(|| shared.evict_idle()).is_err()
+            });
+            eventually(|| !shared.registrar.slow.lock().unwrap().contains_key(&0));
+            drop(cache);
+            assert_eq!(*shared.registrar.gone.lock().unwrap(), [0; 0], "in other hands");
+            go.send(()).unwrap();
+            assert!(other.join().unwrap(), "the panic was lost");
+        });
+        assert_eq!(*shared.registrar.gone.lock().unwrap(), [0, 1, 2]);
     }
 
     /// As many regions as there is room for.

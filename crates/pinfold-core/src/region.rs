@@ -164,6 +164,10 @@ impl<H: Copy> Findable for Region<H> {
     fn is_live(&self) -> bool {
         Region::is_live(self)
     }
+
+    fn awaits_scan(&self) -> bool {
+        self.state().awaits_scan()
+    }
 }
 
 impl<H: Copy> Region<H> {

@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare a function that opens memory to a device and
-//! one that ends it, and to pass them on where a registrar has several owners.
+//! This file reopens `unsafe_code` to declare what memory depends on, a function that opens memory to a
+//! device and one that ends it, and to pass them on where a registrar has several owners.
 
 #![allow(unsafe_code)]
 
@@ -11,11 +11,48 @@ use crate::{Access, AddressRange};
 use std::fmt;
 use std::sync::Arc;
 
+/// How a registration leads to the pages of its range.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Translation {
+    /// It holds on to the pages that it was made for: all devices that pin memory.
+    Pinned,
+    /// The device looks them up in the process's page table at each transfer, and so moves the bytes that are
+    /// there then. Pages that are exchanged under a transfer would be lost to it.
+    OnDemand,
+    /// Several devices, of either kind: what either asks for has to be done.
+    Both,
+}
+
+impl Translation {
+    /// That of a registration with two devices.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Pinned, Self::Pinned) => Self::Pinned,
+            (Self::OnDemand, Self::OnDemand) => Self::OnDemand,
+            _ => Self::Both,
+        }
+    }
+}
+
 /// Turns ranges into registrations with one device and back.
 ///
 /// The cache calls a registrar from any thread, from several at once, and never under one of its
 /// own locks. It gives every handle back exactly once.
-pub trait Registrar: Send + Sync + 'static {
+///
+/// # Safety
+///
+/// Safe code moves bytes by what a registrar answers: a pool's buffer, a landing zone, a planner. So
+/// - a handle reaches the bytes of the range that it was made for, with at least the rights that were asked for, from
+///   the return of [`register`](Self::register) until it is deregistered, whatever the program calls meanwhile;
+/// - it reaches nothing else, and no other registration that is live has the same handle where a device would take
+///   one for the other;
+/// - what [`register`](Self::register) refuses, or panics in, is not registered; what was given to
+///   [`deregister`](Self::deregister) is over when the call ends, however it ends;
+/// - [`granted`](Self::granted) has the rights asked for, and [`widened`](Self::widened) the range asked for and, besides,
+///   memory of the program's only;
+/// - [`translation`](Self::translation) is what it says of every device that a registration is with.
+pub unsafe trait Registrar: Send + Sync + 'static {
     /// What the device gave for a range: a buffer's index, a pair of keys.
     type Handle: Copy + fmt::Debug + Send + Sync + 'static;
 
@@ -53,12 +90,9 @@ pub trait Registrar: Send + Sync + 'static {
         1
     }
 
-    /// Whether a registration holds on to the pages that it was made for: all devices that pin memory.
-    ///
-    /// False where the device looks them up in the process's page table at each transfer, and so moves the
-    /// bytes that are there then. Pages that are exchanged under a transfer would be lost to it.
-    fn holds_pages(&self) -> bool {
-        true
+    /// How a registration leads to pages: pinned ones, as most devices have it.
+    fn translation(&self) -> Translation {
+        Translation::Pinned
     }
 
     /// Registers `range`, which for local rights is made of whole pages.
@@ -137,7 +171,8 @@ pub trait Registrar: Send + Sync + 'static {
 }
 
 /// One device for several owners: a cache and a pool, two pools.
-impl<R: Registrar> Registrar for Arc<R> {
+// SAFETY: every call goes to the device itself, which keeps the promise.
+unsafe impl<R: Registrar> Registrar for Arc<R> {
     type Handle = R::Handle;
 
     fn limits(&self) -> RegistrarLimits {
@@ -160,8 +195,8 @@ impl<R: Registrar> Registrar for Arc<R> {
         R::pins_per_page(self)
     }
 
-    fn holds_pages(&self) -> bool {
-        R::holds_pages(self)
+    fn translation(&self) -> Translation {
+        R::translation(self)
     }
 
     unsafe fn register(

@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::foreign::{self, Panicked};
-use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation};
 use crate::{Access, AddressRange};
 use std::mem::ManuallyDrop;
 
@@ -29,7 +29,8 @@ fn tighter(one: Option<usize>, other: Option<usize>) -> Option<usize> {
     one.into_iter().chain(other).min()
 }
 
-impl<A: Registrar, B: Registrar> Registrar for (A, B) {
+// SAFETY: each device keeps the promise for its own half of the handle.
+unsafe impl<A: Registrar, B: Registrar> Registrar for (A, B) {
     type Handle = (A::Handle, B::Handle);
 
     fn limits(&self) -> RegistrarLimits {
@@ -52,8 +53,8 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
         self.0.pins_per_page().saturating_add(self.1.pins_per_page())
     }
 
-    fn holds_pages(&self) -> bool {
-        self.0.holds_pages() && self.1.holds_pages()
+    fn translation(&self) -> Translation {
+        self.0.translation().and(self.1.translation())
     }
 
     unsafe fn register(
@@ -82,7 +83,8 @@ impl<A: Registrar, B: Registrar> Registrar for (A, B) {
     }
 }
 
-impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
+// SAFETY: as for a pair.
+unsafe impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
     type Handle = (A::Handle, B::Handle, C::Handle);
 
     fn limits(&self) -> RegistrarLimits {
@@ -106,8 +108,8 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
         first.saturating_add(self.2.pins_per_page())
     }
 
-    fn holds_pages(&self) -> bool {
-        self.0.holds_pages() && self.1.holds_pages() && self.2.holds_pages()
+    fn translation(&self) -> Translation {
+        self.0.translation().and(self.1.translation()).and(self.2.translation())
     }
 
     unsafe fn register(
@@ -140,7 +142,8 @@ impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
     }
 }
 
-impl<R: Registrar, const N: usize> Registrar for [R; N] {
+// SAFETY: as for a pair.
+unsafe impl<R: Registrar, const N: usize> Registrar for [R; N] {
     type Handle = [R::Handle; N];
 
     fn limits(&self) -> RegistrarLimits {
@@ -168,8 +171,8 @@ impl<R: Registrar, const N: usize> Registrar for [R; N] {
         self.iter().fold(0, |pins, registrar| registrar.pins_per_page().saturating_add(pins))
     }
 
-    fn holds_pages(&self) -> bool {
-        self.iter().all(R::holds_pages)
+    fn translation(&self) -> Translation {
+        self.iter().map(R::translation).reduce(Translation::and).unwrap_or(Translation::Pinned)
     }
 
     unsafe fn register(
@@ -274,7 +277,8 @@ mod tests {
         }
     }
 
-    impl Registrar for Table {
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Registrar for Table {
         type Handle = usize;
 
         fn limits(&self) -> RegistrarLimits {

@@ -21,7 +21,7 @@ use crate::holds::Hold;
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Lost, Monitor, Position, Sequence};
 use crate::order::Order;
-use crate::region::{Ask, List, Lists, Region, State, Terms};
+use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
 use crate::suspended_ranges::SuspendedRanges;
@@ -29,6 +29,7 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, l
 use crate::unapplied::UnappliedChanges;
 use crate::watchers::{Callback, Due, Watchers};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// The cache itself.
@@ -58,6 +59,8 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     writer: Mutex<Writer>,
     /// Notified, with the writer's lock, whenever registrations have been given back.
     departed: Condvar,
+    /// Notified, with the writer's lock, when a scan of the hazards is over.
+    scanned: Condvar,
 }
 
 /// No range is longer, whatever a device says, so that no sum of an address and a length wraps.
@@ -94,6 +97,10 @@ pub(crate) struct Writer {
     departures: u64,
     /// How many wait for that.
     pub(crate) awaiting_departure: usize,
+    /// A thread scans the hazards, and has given the lock back meanwhile.
+    is_scanning: bool,
+    /// How many wait for the end of that.
+    awaiting_scan: usize,
     /// Memory for a list of regions, kept from one use to the next.
     pub(crate) scratch: Vec<u32>,
     /// Which ranges were used, and what uses take.
@@ -131,6 +138,26 @@ pub(crate) struct Deferred<'c, R: Registrar, M: Monitor> {
 impl<R: Registrar, M: Monitor> Drop for Deferred<'_, R, M> {
     fn drop(&mut self) {
         self.shared.run(std::mem::take(&mut self.due));
+    }
+}
+
+/// The writer's lock in the hands of a thread that may scan the hazards: no other scan is under way.
+pub(crate) struct Scanner<'c> {
+    writer: MutexGuard<'c, Writer>,
+    hold: Hold,
+}
+
+impl Deref for Scanner<'_> {
+    type Target = Writer;
+
+    fn deref(&self) -> &Writer {
+        &self.writer
+    }
+}
+
+impl DerefMut for Scanner<'_> {
+    fn deref_mut(&mut self) -> &mut Writer {
+        &mut self.writer
     }
 }
 
@@ -177,6 +204,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             closed: AtomicBool::new(false),
             writer: Mutex::new(Writer::new(start.up_to, start.sequence)),
             departed: Condvar::new(),
+            scanned: Condvar::new(),
         })
     }
 
@@ -427,14 +455,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// As for [`wait_for_departure`](Self::wait_for_departure).
     pub(crate) fn wait_for_all_departures(&self) {
         let Ok(mut writer) = self.lock() else { return };
-        let mut awaited: Vec<u32> = writer.lists.iter(List::Deregistering).collect();
-        let is_going = |number: &u32| {
-            self.region(*number).is_some_and(|region| region.state() == State::Deregistering)
-        };
+        let begun = writer.lists.departures();
         writer.awaiting_departure += 1;
-        while awaited.iter().any(is_going) {
+        while writer.lists.are_departing(begun) {
             writer = wait(&self.departed, writer);
-            awaited.retain(is_going);
         }
         writer.awaiting_departure -= 1;
     }
@@ -522,13 +546,90 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         hazard
     }
 
-    /// Looks which of these regions are leased. The writer's lock is held.
+    /// The writer's lock, for one that may scan the hazards under it. Waits for the end of a scan that is
+    /// under way.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child.
+    pub(crate) fn lock_to_scan(&self) -> Result<Scanner<'_>, Forked> {
+        Ok(self.await_scan(self.lock()?))
+    }
+
+    /// Waits for the end of a scan that is under way.
+    fn await_scan<'c>(&'c self, mut writer: MutexGuard<'c, Writer>) -> Scanner<'c> {
+        while writer.is_scanning {
+            writer.awaiting_scan += 1;
+            writer = wait(&self.scanned, writer);
+            writer.awaiting_scan -= 1;
+        }
+        Scanner { writer, hold: Hold::begin() }
+    }
+
+    /// Gives the lock back to those that wait for it, and takes it again: what is read under it is read
+    /// again behind this.
+    pub(crate) fn pause<'c>(&'c self, Scanner { mut writer, hold }: Scanner<'c>) -> Scanner<'c> {
+        // As in `scan`.
+        let due = writer.watchers.take_due();
+        drop(writer);
+        hold.end();
+        // No code of the program's ran, which might have forked.
+        let mut scanner = self.await_scan(lock(&self.writer));
+        scanner.watchers.make_due_again(due);
+        scanner
+    }
+
+    /// Looks which of these regions are leased; they were put where the ends of their leases are awaited.
+    /// The lock is given back meanwhile, because that takes as long as there are leases: what is read under
+    /// it is read again behind this.
+    ///
+    /// **Why what is idle is idle when the lock is had again.** Nothing but a thread that may scan puts a
+    /// region into a state that [awaits a scan](crate::region::State::awaits_scan), and no other can until this one has
+    /// ended. So a region that is in such a state behind the scan has been in one since before it. It was
+    /// not found by hits meanwhile, and gets that find it under the lock take it out of there. What the
+    /// scan did not see in use has not been used since.
+    ///
+    /// **Why the end of no lease is lost.** The region was there before [`awaiting`](Self::awaiting) was
+    /// set, which was before the barrier. A lease that the scan saw ends behind that barrier, looks there,
+    /// and takes the region out if it finds it.
     pub(crate) fn scan<'c>(
-        &self,
-        writer: &Writer,
+        &'c self,
+        scanner: Scanner<'c>,
         regions: Vec<Unpublished<'c, Region<R::Handle>>>,
-    ) -> Scan<'c, Region<R::Handle>> {
-        self.hazards.scan(&writer.counted, regions)
+    ) -> (Scanner<'c>, Scan<'c, Region<R::Handle>>) {
+        let Scanner { mut writer, hold } = scanner;
+        writer.is_scanning = true;
+        // Relaxed: the barriers of the scan and of those who look order it.
+        self.awaiting.store(true, Ordering::Relaxed);
+        let counted = writer.counted.clone();
+        // Callbacks that became due are left to `release`: no code of the program's may run while other threads wait
+        // for the end of this scan, and none here on a thread that takes the lock meanwhile, which may hold
+        // what they wait for. Nothing panics between here and the lock.
+        let due = writer.watchers.take_due();
+        drop(writer);
+        hold.end();
+        let scan = self.hazards.scan(&counted, regions);
+        // No code of the program's ran, which might have forked.
+        let mut writer = lock(&self.writer);
+        let hold = Hold::begin();
+        writer.watchers.make_due_again(due);
+        writer.is_scanning = false;
+        // A system call, even if no thread waits.
+        if writer.awaiting_scan > 0 {
+            self.scanned.notify_all();
+        }
+        (Scanner { writer, hold }, scan)
+    }
+
+    /// Gives the lock back; the callbacks that became due run when the result, if there is one, is dropped.
+    pub(crate) fn release(&self, scanner: Scanner<'_>) -> Option<Deferred<'_, R, M>> {
+        let is_any_awaited = scanner.lists.awaited() > 0;
+        // Relaxed: only holders of the writer's lock store here, and an end that is not waited for is not
+        // missed. Not stored again, because hits read this line.
+        if self.awaiting.load(Ordering::Relaxed) != is_any_awaited {
+            self.awaiting.store(is_any_awaited, Ordering::Relaxed);
+        }
+        self.unlock(scanner.writer, scanner.hold)
     }
 
     /// The exact counters; zeros in a forked child.
@@ -568,6 +669,8 @@ impl Writer {
             must_notify: false,
             departures: 0,
             awaiting_departure: 0,
+            is_scanning: false,
+            awaiting_scan: 0,
             scratch: Vec::new(),
             admission: Admission::new(),
             costs: LearnedCosts::default(),

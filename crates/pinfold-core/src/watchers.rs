@@ -1,6 +1,7 @@
 //! The program's callbacks: kept under the writer's lock, run outside it.
 
 use crate::foreign::{discard, discard_all, runs_through};
+use crate::unapplied::ChangeCount;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,8 +18,8 @@ pub(crate) struct Watchers {
     ///
     /// Sorted maps, because no insertion and no look-up in them costs what is there.
     on_invalidate: BTreeMap<u32, ById>,
-    /// To be run when the last of several regions is deregistered.
-    on_deregister: BTreeMap<u32, Vec<Arc<Completion>>>,
+    /// To be run when the last of several regions is deregistered that were registered before a change.
+    on_deregister: BTreeMap<u32, Vec<(ChangeCount, Arc<Completion>)>>,
     last_id: u64,
     due: Due,
 }
@@ -79,9 +80,25 @@ impl Watchers {
         self.due.callbacks.extend(self.on_invalidate.remove(&number));
     }
 
-    /// Lets `completion` wait for region `number` to be deregistered.
-    pub(crate) fn await_deregistration(&mut self, number: u32, completion: &Arc<Completion>) {
-        self.on_deregister.entry(number).or_default().push(Arc::clone(completion));
+    /// Lets `completion` wait for region `number`, registered before `change`, to be deregistered.
+    pub(crate) fn await_deregistration(
+        &mut self,
+        number: u32,
+        change: ChangeCount,
+        completion: &Arc<Completion>,
+    ) {
+        let waits = self.on_deregister.entry(number).or_default();
+        waits.push((change, Arc::clone(completion)));
+    }
+
+    /// Region `number` is registered anew since so many changes: what it was before them is gone.
+    pub(crate) fn renewed(&mut self, number: u32, born: ChangeCount) {
+        let Some(waits) = self.on_deregister.get_mut(&number) else { return };
+        let over = waits.extract_if(.., |(change, _)| *change <= born);
+        self.due.completions.extend(over.map(|(_, completion)| completion));
+        if waits.is_empty() {
+            self.on_deregister.remove(&number);
+        }
     }
 
     /// Region `number` was deregistered.
@@ -94,7 +111,8 @@ impl Watchers {
 
     #[cold]
     fn complete_on_deregister(&mut self, number: u32) {
-        self.due.completions.extend(self.on_deregister.remove(&number).into_iter().flatten());
+        let waits = self.on_deregister.remove(&number).into_iter().flatten();
+        self.due.completions.extend(waits.map(|(_, completion)| completion));
     }
 
     /// Lets go of `completion` as soon as no lock is held.
@@ -111,6 +129,14 @@ impl Watchers {
     #[inline]
     pub(crate) fn take_due(&mut self) -> Option<Due> {
         if self.due.is_empty() { None } else { Some(std::mem::take(&mut self.due)) }
+    }
+
+    /// Makes due again what was taken.
+    pub(crate) fn make_due_again(&mut self, due: Option<Due>) {
+        let Some(mut due) = due else { return };
+        let (callbacks, completions) = due.take();
+        self.due.callbacks.splice(0..0, callbacks);
+        self.due.completions.splice(0..0, completions);
     }
 }
 

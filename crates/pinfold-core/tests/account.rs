@@ -8,11 +8,13 @@ mod common;
 use common::{BROKEN, MAPPED_PAGES, SimCache, address, get, pages};
 use pinfold_core::{
     Access, Account, AddressRange, Amount, Cache, Config, DeregisterError, Exhausted, GetError,
-    Lender, Limit, Lost, Notice, Refusal, RegisterError, Registrar, RegistrarLimits, WhenFull,
+    Lender, Limit, Lost, Notice, Recalls, Refusal, RegisterError, Registrar, RegistrarLimits,
+    WhenFull,
 };
 use pinfold_sim::{
     AddressSpace, Device, DeviceConfig, Fault, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
 };
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed}; // one thread
 use std::sync::{Arc, Mutex, Weak};
 
 /// The plainest account there can be, which also counts how often it was asked.
@@ -182,6 +184,35 @@ fn another_cache_gives_up_what_is_idle() {
     drop((lease, leased));
 }
 
+/// Says that it has given something, and has nothing.
+#[derive(Default)]
+struct Boaster(AtomicUsize);
+
+impl Lender for Boaster {
+    fn give_back(&self, _: Amount) -> bool {
+        // An end, for code that would believe it for ever.
+        self.0.fetch_add(1, Relaxed) < 10 * Recalls::MOST
+    }
+}
+
+/// Of a full account, and of a device without room.
+#[test]
+fn a_lender_that_says_yes_and_gives_nothing_is_not_asked_for_ever() {
+    let device = DeviceConfig { max_pinned_bytes: 4096, ..DeviceConfig::default() };
+    for rig in [plain(1), Rig::new(Counter::of(100, 100), device)] {
+        let boaster = Arc::new(Boaster::default());
+        let lender: Weak<dyn Lender> = Arc::<Boaster>::downgrade(&boaster);
+        rig.account.attach(lender);
+        let config = Config { when_full: WhenFull::Refuse, ..Config::default() };
+        let cache = rig.cache_with(config);
+        let lease = get(&cache, pages(0, 1), Access::READ).unwrap();
+        assert!(get(&cache, pages(10, 1), Access::READ).is_err());
+        assert_eq!(boaster.0.load(Relaxed), Recalls::MOST);
+        drop(lease);
+        rig.assert_exact();
+    }
+}
+
 #[test]
 fn a_device_without_room_is_told_to_the_account() {
     let device = DeviceConfig { max_pinned_bytes: 4 * 4096, ..DeviceConfig::default() };
@@ -234,7 +265,8 @@ struct Forks {
     monitor: SimMonitor,
 }
 
-impl Registrar for Forks {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Forks {
     type Handle = <SimRegistrar as Registrar>::Handle;
 
     fn limits(&self) -> RegistrarLimits {

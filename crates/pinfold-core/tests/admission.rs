@@ -186,6 +186,17 @@ fn what_cannot_be_watched_is_tried_ever_more_seldom() {
     assert_eq!([0; 3].map(|_| uses_until_worth(&rig, COPIES)), [Some(11), Some(21), Some(41)]);
 }
 
+/// The same of a plain get: as many watches as of what changes right behind each purchase.
+#[test]
+fn what_cannot_be_watched_is_kept_ever_more_seldom() {
+    let rig = rig_with(by_default());
+    rig.monitor.uncover(pages(1, 1), Uncovered::NoMonitor);
+    (0..1_000).for_each(|_| drop(rig.lease(pages(1, 1))));
+    let bought = rig.monitor.watch_calls();
+    assert!((10..=16).contains(&bought), "{bought}");
+    assert_eq!(rig.statistics().per_use, 1_000);
+}
+
 /// The error is the registration's, and nothing is held of it.
 #[test]
 fn what_makes_no_sense_or_does_not_fit_is_an_error_of_the_lease_alone() {

@@ -39,7 +39,8 @@ impl Device {
     }
 }
 
-impl Registrar for Device {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Device {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
@@ -576,7 +577,8 @@ struct Reentering(Device);
 
 static REENTERED: OnceLock<Cache<Reentering, Calm>> = OnceLock::new();
 
-impl Registrar for Reentering {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Reentering {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
@@ -627,7 +629,8 @@ struct AsksForItself(Device);
 static ASKS: OnceLock<Cache<AsksForItself, Calm>> = OnceLock::new();
 static ANSWERS: Mutex<Vec<Option<GetError>>> = Mutex::new(Vec::new());
 
-impl Registrar for AsksForItself {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for AsksForItself {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
@@ -695,7 +698,8 @@ impl Drop for Part {
 
 struct LoudDevice(Device, Part);
 
-impl Registrar for LoudDevice {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for LoudDevice {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {

@@ -388,7 +388,8 @@ impl Device {
     }
 }
 
-impl Registrar for Device {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Device {
     type Handle = usize;
 
     fn limits(&self) -> RegistrarLimits {
@@ -432,7 +433,8 @@ impl Registrar for Device {
     }
 }
 
-impl Suspend for Device {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Suspend for Device {
     type Connection = u8;
 
     fn now(&self) -> Duration {

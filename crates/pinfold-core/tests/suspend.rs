@@ -27,6 +27,7 @@ use pinfold_sim::{
 };
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -219,6 +220,20 @@ mod course {
         drop(resumed);
         rig.cache.evict_idle();
         assert_eq!(rig.fabric.with(|world| world.registrations()), 0);
+    }
+
+    /// The registration that the word waits for is gone with its renewal, which comes behind the change.
+    #[test]
+    fn what_is_renewed_behind_a_change_is_not_waited_for() {
+        let rig = Rig::new();
+        let lease = rig.get(pages(0, 1), Access::READ).unwrap();
+        let suspended = rig.suspend(pages(0, 1), vec![lease], terms()).unwrap();
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let said = Arc::clone(&is_gone);
+        rig.cache.invalidate_then(pages(0, 1), move || said.store(true, SeqCst));
+        assert!(!is_gone.load(SeqCst), "it comes back");
+        let resumed = suspended.resume().unwrap();
+        assert!(resumed.leases[0].is_ok() && is_gone.load(SeqCst));
     }
 
     /// What is found out on the way back runs callbacks, and one of them may want what the renewal is

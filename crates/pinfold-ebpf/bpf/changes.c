@@ -20,7 +20,8 @@
  *    program at the end (see 4 and 5), what was registered before is dropped by the entry of the
  *    beginning, and what was registered meanwhile was never kept. So to lose a change, both must be skipped.
  *    A record whose end was skipped is recognised: it says how deep on its thread's kernel stack the function
- *    was called, and when the same thread calls one at that depth or above, the earlier call is over.
+ *    was called, and when the same thread calls one at that depth or above, the earlier call is over. Of some
+ *    functions every call says that, however deep, because none of the others calls them (OUTERMOST).
  *    Without such a call the record is believed for RECORD_SECONDS.
  * 3. The filter. A process sets the bit of a block, then a full barrier, then looks for records, then
  *    has the pages looked up. The programs write the record, full barrier, look at the bit; and at the
@@ -32,8 +33,9 @@
  *    processor runs that program. Kernels that preempt only where they are asked to (none,
  *    voluntary) never do that here. One that preempts lazily does it to a task that has been
  *    in the kernel since the last tick but one, or in favour of a realtime task; then the two programs
- *    protect each other, and a change is lost only if two tasks wait on one processor, one preempted in
- *    each of its two programs, while a third changes something there. Kernels that preempt fully are refused
+ *    protect each other, and a change is lost only if two tasks wait, one preempted in each of its two programs,
+ *    on the processors on which a third begins and ends a change (one, unless it migrates in between). Kernels that
+ *    preempt fully are refused
  *    (when the programs are loaded: a user who enables full preemption later, by sched/preempt of debugfs, takes
  *    the risk). The kernel counts what it skips, but that does not mend it: a skipped program wakes no thread, so
  *    the count would have to be looked at for every hit, by a system call for each program; a thread that looks now
@@ -42,7 +44,8 @@
  *    Before the kernel changes how it preempts (sched_dynamic_update) every view is closed.
  * 5. When a kernel skips ends: a tool that attaches a program to one of these functions, or detaches one, or patches
  *    the function live, replaces its trampoline, and the tasks inside skip the programs at the end
- *    (bpf_tramp_image_put). The beginning has run in the old trampoline or runs in the new one. See 2.
+ *    (bpf_tramp_image_put; 7.3 keeps the ends in the old one, but those of a program that is detached). The
+ *    beginning has run in the old trampoline or runs in the new one. See 2.
  * 6. When a kernel skips everything: kernel.ftrace_enabled=0 takes the calls of all trampolines out of the
  *    kernel's functions. The program `setting` closes every view before: it runs under the lock (ftrace_lock)
  *    under which the setting takes effect, and a view is given out only after the setting was read, under the
@@ -134,7 +137,7 @@ INLINE int believed(struct record *r, u64 now)
 	return (s64)(now - READ(r->since)) < (s64)(RECORD_SECONDS * 1000000000ULL);
 }
 
-/* Gives back what this thread's earlier calls left, whose ends were skipped: they were called at this depth or
+/* Gives back what this thread's earlier calls left, whose ends were skipped: they were called at the depth of `caller` or
  * below it, so they are over. */
 INLINE void forget_ended(struct changes *c, u64 caller)
 {
@@ -254,7 +257,7 @@ INLINE void tell_view(u32 view, u64 start, u64 end, u64 call)
 		return;
 	if (!ENDS(call)) {
 		if (call & FIRST)
-			forget_ended(c, caller);
+			forget_ended(c, call & OUTERMOST ? caller | ANY_DEPTH : caller);
 		enter(c, caller, start, end);
 	} else {
 		r = record_of_end(c, caller, start);
@@ -345,7 +348,7 @@ INLINE void unshare(u64 vma, u64 start, u64 end, u64 call)
 /* unmap_vmas(gather, ..., ..., start, end, ...), as in Linux 6.1 and 6.12 */
 PROGRAMS(unmap_range)
 {
-	tell(field(argument[0], offsets.gather_mm), argument[3], argument[4], call);
+	tell(field(argument[0], offsets.gather_mm), argument[3], argument[4], call | OUTERMOST);
 }
 
 /* unmap_vmas(gather, description), as in Linux 7.3 */
@@ -354,7 +357,7 @@ PROGRAMS(unmap_described)
 	u64 what = argument[1];
 
 	tell(field(argument[0], offsets.gather_mm), field(what, offsets.unmap_start),
-	     field(what, offsets.unmap_end), call);
+	     field(what, offsets.unmap_end), call | OUTERMOST);
 }
 
 /* (mapping, address, length) */
@@ -380,7 +383,7 @@ PROGRAMS(move)
 {
 	u64 mm = field(argument[0], offsets.vma_mm);
 
-	tell(mm, argument[1], argument[1] + argument[4], call);
+	tell(mm, argument[1], argument[1] + argument[4], call | OUTERMOST);
 	tell(mm, argument[3], argument[3] + argument[4], call & ~FIRST);
 }
 
@@ -400,7 +403,7 @@ PROGRAMS(move_controlled)
 		from -= moved;
 		to -= moved;
 	}
-	tell(mm, from, from + length, call);
+	tell(mm, from, from + length, call | OUTERMOST);
 	tell(mm, to, to + length, call & ~FIRST);
 }
 

@@ -19,6 +19,7 @@ typedef unsigned int u32;
 
 /* The owner of a record: a thread, at a depth of its kernel stack. */
 #define CALLER(call, tid) (((call) & 0xffff) << 32 | (tid))
+#define ANY_DEPTH (0xffffULL << 32)
 
 struct record {
 	u64 owner, start, end, since;
@@ -46,8 +47,10 @@ struct wishes {
 #define FILTER_BITS 12
 
 /* Which end of a call: its depth on the stack, and bits. FIRST: of what a call begins this is the first, and none of the
- * thread's records of this depth is one of its own. */
+ * thread's records of this depth is one of its own. OUTERMOST: the function is called by no other that has programs,
+ * so none of the thread's records is of a call that goes on. */
 #define FIRST (1ULL << 16)
+#define OUTERMOST (1ULL << 18)
 #define BEGINS_AT(depth) ((depth) | FIRST)
 #define ENDS_AT(depth) ((depth) | 1ULL << 17)
 #define ENDS(call) ((call) & 1ULL << 17)

@@ -41,7 +41,8 @@ pub const TRIES: usize = 4;
 /// is registered during a change that takes longer, and whose end is skipped, could be stale.
 pub const RECORD_SECONDS: u64 = 60;
 /// How long everything is under way after a change found no record. Shorter, because threads that change much
-/// at once need no skipped program for it, and the change's end tells of it as of any.
+/// at once need no skipped program for it, and the change's end tells of it as of any. A change that takes longer,
+/// found no record and has its end skipped is the one that this leaves out.
 pub const CROWDED_SECONDS: u64 = 2;
 /// The size of a block of addresses, as a power of two: the filter knows no smaller one.
 pub const BLOCK_SHIFT: u32 = 21;

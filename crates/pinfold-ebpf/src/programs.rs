@@ -194,9 +194,14 @@ fn attach_hook(
     if hook.if_there_is.is_some_and(|function| !kernel.has(function)) {
         return Ok(());
     }
+    if let Some(function) = kernel.unknown_kin(hook) {
+        return Err(LoadError::UnknownFunction { change: hook.change, function });
+    }
     let before = attached.len();
-    for &function in hook.functions {
-        let Some(shape) = kernel.shape_of(function, hook.shapes) else { continue };
+    for &function in hook.functions.iter().filter(|function| kernel.has(function)) {
+        let unknown =
+            || LoadError::UnknownFunction { change: hook.change, function: function.into() };
+        let shape = kernel.shape_of(function, hook.shapes).ok_or_else(unknown)?;
         // The beginning first: a change that begins before both are there is told by its end.
         let both = [("end", Place::End), ("begin", Place::Begin)];
         let ends = if hook.both_ends { &both[..] } else { &both[1..] };

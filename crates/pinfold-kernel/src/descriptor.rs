@@ -122,7 +122,13 @@ pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
 ///
 /// `ENOSYS` before Linux 5.9, `EPERM` and the like by filters of system calls: the table is shared as before.
 /// After another error the thread has its own table with more in it.
-pub fn keep_only(kept: &[Descriptor]) -> Result<(), Errno> {
+///
+/// # Safety
+///
+/// From now on this thread, and those that it starts, use and drop no value that owns or borrows another descriptor
+/// than these, and no value of what is kept is dropped by another thread as well as here: the numbers mean
+/// nothing in the new table, or something else.
+pub unsafe fn keep_only(kept: &[Descriptor]) -> Result<(), Errno> {
     let bounds = |&number: &Descriptor| u32::try_from(number).ok();
     let highest = kept.iter().filter_map(bounds).max();
     // The first call makes the table; what lies above the highest is not even copied, what lies below is.
@@ -192,7 +198,8 @@ mod tests {
         let is_open = |number| identity(number).is_ok();
         let within: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let seen = std::thread::spawn(move || {
-            keep_only(&[within[2], within[0]])
+            // SAFETY: this thread has no descriptor's value, and looks numbers up only.
+            unsafe { keep_only(&[within[2], within[0]]) }
                 .map(|()| within.into_iter().map(is_open).collect::<Vec<_>>())
         });
         match seen.join().unwrap() {

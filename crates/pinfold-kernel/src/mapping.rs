@@ -103,11 +103,23 @@ impl OwnedMapping {
 
     /// Maps private zeros at a multiple of `align`, a power of two of at least a page.
     pub fn aligned(bytes: usize, align: usize) -> Result<Self, Errno> {
-        let all = bytes.checked_add(align).ok_or(Errno(libc::ENOMEM))?;
-        let whole = Self::new(all)?;
+        Self::blocks(bytes, align).map(|(memory, _behind)| memory)
+    }
+
+    /// As [`aligned`](Self::aligned), with the addresses behind it up to the next multiple of `align`, where
+    /// nothing may be read or written: as long as the second is kept, nothing else is mapped there.
+    pub fn blocks(bytes: usize, align: usize) -> Result<(Self, Self), Errno> {
+        let too_many = Errno(libc::ENOMEM);
+        let blocks = bytes.checked_next_multiple_of(align).ok_or(too_many)?;
+        let all = blocks.checked_add(align).ok_or(too_many)?;
+        // The kernel counts as needed only what may be written.
+        let whole = Self::anywhere(all, libc::PROT_NONE, PRIVATE, -1, 0)?;
         let before = whole.start.as_ptr().align_offset(align);
         let (_, rest) = whole.split(before);
-        Ok(rest.split(bytes).0)
+        let (mut memory, behind) = rest.split(blocks).0.split(bytes);
+        memory.allow(0, bytes)?;
+        memory.writable = true;
+        Ok((memory, behind))
     }
 
     fn anywhere(
@@ -277,16 +289,25 @@ impl AtomicPage {
     }
 
     /// Drops the contents: they read as zero again. A page that the program has locked, with all others
-    /// (`mlockall`), is locked no longer.
+    /// (`mlockall`), is locked no longer before Linux 5.18.
     pub fn discard(&self) -> Result<(), Errno> {
-        match self.0.advise(libc::MADV_DONTNEED) {
-            Err(Errno(libc::EINVAL)) => {
+        /// How often the program may lock the page again in between, on a kernel that does not discard it as it is.
+        const TRIES: usize = 64;
+        /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
+        const LOCKED_OR_NOT: libc::c_int = 24;
+        let mut answer = self.0.advise(libc::MADV_DONTNEED);
+        for _ in 0..TRIES {
+            if answer != Err(Errno(libc::EINVAL)) {
+                return answer;
+            }
+            answer = self.0.advise(LOCKED_OR_NOT);
+            if answer == Err(Errno(libc::EINVAL)) {
                 // SAFETY: the page is ours, and stays as it is.
                 done(unsafe { libc::munlock(self.0.start.as_ptr().cast(), self.0.bytes) })?;
-                self.0.advise(libc::MADV_DONTNEED)
+                answer = self.0.advise(libc::MADV_DONTNEED);
             }
-            answer => answer,
         }
+        answer
     }
 
     /// Maps a fresh page over this one.
@@ -367,6 +388,21 @@ mod tests {
     }
 
     #[test]
+    fn nothing_else_is_mapped_in_the_last_block() {
+        const ALIGN: usize = 1 << 21;
+        let (mut memory, behind) = OwnedMapping::blocks(3 * page_bytes(), ALIGN).unwrap();
+        memory.fill(7);
+        let rest = behind.range().unwrap();
+        assert_eq!((rest.start(), rest.end() % ALIGN), (memory.range().unwrap().end(), 0));
+        let last = AddressRange::new(rest.end() - page_bytes(), page_bytes()).unwrap();
+        assert_eq!(crate::memory::map_if_free(last).unwrap_err(), Errno(libc::EEXIST));
+        drop(behind);
+        assert_eq!(crate::pages::is_there(last), None, "unmapped");
+        let (_, none) = OwnedMapping::blocks(ALIGN, ALIGN).unwrap();
+        assert_eq!(none.bytes(), 0);
+    }
+
+    #[test]
     fn rights_are_added_inside_only() {
         let mapping = OwnedMapping::inaccessible(3 * page_bytes()).unwrap();
         mapping.allow(page_bytes(), page_bytes()).unwrap();
@@ -423,5 +459,30 @@ mod tests {
         page.word().store(7, Ordering::Relaxed);
         page.discard().unwrap();
         assert_eq!(page.word().load(Ordering::Relaxed), 0);
+    }
+
+    /// As `mlockall` in another thread does.
+    #[test]
+    fn a_page_that_is_locked_again_and_again_can_be_discarded() {
+        use std::sync::atomic::AtomicBool;
+        let (page, is_over, lockings) =
+            (AtomicPage::new().unwrap(), AtomicBool::new(false), AtomicU64::new(0));
+        let (start, bytes) = (page.address(), page.bytes());
+        let (is_over, lockings) = (&is_over, &lockings);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while !is_over.load(Relaxed) {
+                    // SAFETY: the page is ours.
+                    unsafe { libc::mlock(ptr::with_exposed_provenance(start), bytes) };
+                    lockings.fetch_add(1, Relaxed);
+                }
+            });
+            let mut refused = 0;
+            while lockings.load(Relaxed) < 20_000 {
+                refused += u32::from(page.discard().is_err());
+            }
+            is_over.store(true, Relaxed);
+            assert_eq!(refused, 0);
+        });
     }
 }

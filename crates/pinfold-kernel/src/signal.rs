@@ -54,23 +54,44 @@ impl std::fmt::Debug for SignalsBlocked {
     }
 }
 
-/// Runs `write`, whose SIGPIPE, if it causes one, is not delivered.
-pub fn without_pipe_signal<T>(write: impl FnOnce() -> T) -> T {
-    let _blocked = SignalsBlocked::new();
-    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: each call fills the set before it is used, or only reads it and the time; a wait of no time for a
-    // blocked signal takes it if it is pending.
+/// Runs `write`, whose signal, if it causes one, is not delivered: SIGPIPE without a reader, SIGXFSZ beyond the limit of
+/// a file's size. A signal that was pending before stays so, and the error number is as it was.
+pub fn without_write_signals<T>(write: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    // Before the signals are blocked: it reads the mask, too, and the error number is the caller's.
+    let errno = last_errno();
+    let blocked = SignalsBlocked::new();
+    let before = pending();
+    let result = write();
+    match result {
+        Err(Errno(libc::EPIPE)) => take_unless(&before, libc::SIGPIPE),
+        Err(Errno(libc::EFBIG)) => take_unless(&before, libc::SIGXFSZ),
+        _ => {}
+    }
+    drop(blocked);
+    set_errno(errno);
+    result
+}
+
+fn pending() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the call fills the set; all zeros are an empty one.
     unsafe {
         libc::sigpending(set.as_mut_ptr());
-        let was_pending = libc::sigismember(set.as_ptr(), libc::SIGPIPE) == 1;
-        let result = write();
-        if !was_pending {
-            let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            libc::sigemptyset(set.as_mut_ptr());
-            libc::sigaddset(set.as_mut_ptr(), libc::SIGPIPE);
-            libc::sigtimedwait(set.as_ptr(), ptr::null_mut(), &raw const no_time);
+        set.assume_init()
+    }
+}
+
+/// Takes `signal`, which is blocked, if it is pending now and was not `before`.
+fn take_unless(before: &libc::sigset_t, signal: libc::c_int) {
+    let mut only = MaybeUninit::<libc::sigset_t>::zeroed();
+    let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the sets are filled before they are read; a wait of no time takes the signal if it is pending.
+    unsafe {
+        if libc::sigismember(before, signal) != 1 {
+            libc::sigemptyset(only.as_mut_ptr());
+            libc::sigaddset(only.as_mut_ptr(), signal);
+            libc::sigtimedwait(only.as_ptr(), ptr::null_mut(), &raw const no_time);
         }
-        result
     }
 }
 

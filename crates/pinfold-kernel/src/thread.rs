@@ -14,6 +14,7 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
@@ -75,6 +76,7 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
             let work = unsafe { &*work.cast_const().cast::<Work<T>>() };
             // By itself: naming another thread opens a file. SAFETY: a C string; one too long is cut off.
             unsafe { libc::prctl(libc::PR_SET_NAME, work.name.as_ptr()) };
+            let _noted = NotedLean::this();
             (work.body)(&work.on);
             std::ptr::null_mut()
         }
@@ -120,6 +122,44 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
             }
         }
     }
+}
+
+/// The lean threads of this process, as the C library names them, 0 where there is none. A few; what does not fit is
+/// taken for another thread.
+static LEAN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
+
+/// The calling thread stands in [`LEAN`] until it is dropped.
+struct NotedLean(Option<&'static AtomicUsize>);
+
+impl NotedLean {
+    fn this() -> Self {
+        let this = own_name();
+        // Relaxed, here and below: a thread looks for its own name, and no other thread changes that.
+        let noted = |slot: &&AtomicUsize| {
+            slot.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        Self(LEAN.iter().find(noted))
+    }
+}
+
+impl Drop for NotedLean {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // an address, whatever type the C library gives it
+fn own_name() -> usize {
+    // SAFETY: no argument; the C library reads a register.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Whether the calling thread is a [`LeanThread`], which may use no variable of threads: the first use after a
+/// program has loaded many libraries with such variables may allocate. In a forked child another thread may be taken
+/// for one that its parent had.
+pub fn is_lean() -> bool {
+    let this = own_name();
+    LEAN.iter().any(|slot| slot.load(Ordering::Relaxed) == this)
 }
 
 /// What functions of threads return.
@@ -269,7 +309,7 @@ mod tests {
         assert_eq!(processors().unwrap(), all, "other threads stay free");
         assert_eq!(stay_on(usize::MAX), Err(Errno(libc::EINVAL)));
     }
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
     use std::sync::{Mutex, mpsc};
 
     fn is_blocked(signal: libc::c_int) -> bool {
@@ -284,10 +324,14 @@ mod tests {
     #[test]
     fn a_lean_thread_works_on_what_it_got_with_signals_blocked() {
         let (answer, inside) = mpsc::channel();
-        let body = |answer: &mpsc::Sender<bool>| answer.send(is_blocked(libc::SIGUSR1)).unwrap();
+        let body = |answer: &mpsc::Sender<bool>| {
+            answer.send(is_blocked(libc::SIGUSR1)).unwrap();
+            answer.send(is_lean()).unwrap();
+        };
         let thread = LeanThread::spawn(c"pinfold-test", answer, body).unwrap();
         thread.join();
-        assert_eq!(inside.try_recv(), Ok(true));
+        assert_eq!((inside.try_recv(), inside.try_recv()), (Ok(true), Ok(true)));
+        assert!(!is_lean());
         assert_eq!(inside.try_recv(), Err(mpsc::TryRecvError::Disconnected), "dropped by `join`");
     }
 

@@ -12,10 +12,12 @@
 
 use crate::descriptor::Descriptor;
 use crate::errno::{Errno, checked, done, last_errno};
+use crate::mapping::OwnedMapping;
 use crate::process::page_bytes;
 use crate::request::request;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 /// The features of `linux/userfaultfd.h` that the monitor asks for.
 pub mod feature {
@@ -104,6 +106,18 @@ struct UffdioRange {
 }
 
 #[repr(C)]
+struct UffdioCopy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
+/// No thread waits for a page of what is watched for write protection.
+const COPY_DONTWAKE: u64 = 1 << 0;
+
+#[repr(C)]
 struct UffdioWriteprotect {
     start: u64,
     len: u64,
@@ -114,6 +128,7 @@ const UFFDIO_API: libc::c_ulong = request(0xaa, 0x3f, size_of::<UffdioApi>());
 const UFFDIO_REGISTER: libc::c_ulong = request(0xaa, 0x00, size_of::<UffdioRegister>());
 /// `_IOR`, unlike the others.
 const UFFDIO_UNREGISTER: libc::c_ulong = request(0xaa, 0x01, size_of::<UffdioRange>()) & !(1 << 30);
+const UFFDIO_COPY: libc::c_ulong = request(0xaa, 0x03, size_of::<UffdioCopy>());
 const UFFDIO_WRITEPROTECT: libc::c_ulong = request(0xaa, 0x06, size_of::<UffdioWriteprotect>());
 
 /// Opens a userfaultfd that handles no fault of the kernel, which needs no privilege.
@@ -185,17 +200,26 @@ pub fn changing(uffd: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Whether the page at `start` belongs to a mapping that some userfaultfd watches for
-/// write-protection. `EAGAIN` while a change that `uffd` reports is under way.
+/// Whether the page at `start` belongs to a mapping that some userfaultfd watches. `EAGAIN` while a change that
+/// `uffd` reports is under way.
 ///
-/// Takes write-protection from a page that never had any.
+/// Changes nothing, whosever the mapping is: it asks for a copy into the page of what cannot be read. The kernel looks
+/// for the watch first (`ENOENT`), and a page that it could not fill it does not put in.
 pub fn watches(uffd: BorrowedFd<'_>, start: usize) -> Result<bool, Errno> {
-    let request = UffdioWriteprotect { start: start as u64, len: page_bytes() as u64, mode: 0 };
-    // SAFETY: the kernel reads `request`. Nothing is ever write-protected, so nothing changes.
-    let answer =
-        unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &raw const request) };
+    static UNREADABLE: OnceLock<OwnedMapping> = OnceLock::new();
+    if UNREADABLE.get().is_none() {
+        let page = OwnedMapping::inaccessible(page_bytes())?;
+        // Another thread's, if that was first.
+        let _ = UNREADABLE.set(page);
+    }
+    let source = UNREADABLE.get().ok_or(Errno(libc::ENOMEM))?.start().addr().get();
+    let (dst, src, len) = (start as u64, source as u64, page_bytes() as u64);
+    let mut request = UffdioCopy { dst, src, len, mode: COPY_DONTWAKE, copied: 0 };
+    // SAFETY: the kernel reads and writes `request`, and copies nothing, because the source stays unreadable.
+    let answer = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY as _, &raw mut request) };
     match checked(answer.into()) {
-        Ok(_) => Ok(true),
+        // Of a watched mapping: the source is refused, or the page is there, or a huge one is asked for.
+        Ok(_) | Err(Errno(libc::EFAULT | libc::EEXIST | libc::EINVAL)) => Ok(true),
         Err(Errno(libc::ENOENT)) => Ok(false),
         Err(errno) => Err(errno),
     }
@@ -215,14 +239,65 @@ pub fn read(uffd: BorrowedFd<'_>, messages: &mut [Message]) -> Result<usize, Err
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn requests_have_the_sizes_and_numbers_that_the_kernel_knows() {
         assert_eq!(UFFDIO_API, 0xc018_aa3f);
         assert_eq!(UFFDIO_REGISTER, 0xc020_aa00);
         assert_eq!(UFFDIO_UNREGISTER, 0x8010_aa01);
+        assert_eq!(UFFDIO_COPY, 0xc028_aa03);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xc018_aa06);
         assert_eq!(size_of::<Message>(), 32);
+    }
+
+    /// Whether a userfaultfd has write-protected the page: bit 57 of its entry.
+    fn is_protected(page: &OwnedMapping) -> bool {
+        let mut entry = [0; 8];
+        let place = (page.start().addr().get() / page_bytes() * 8) as u64;
+        std::fs::File::open("/proc/self/pagemap")
+            .unwrap()
+            .read_exact_at(&mut entry, place)
+            .unwrap();
+        u64::from_ne_bytes(entry) & 1 << 57 != 0
+    }
+
+    /// Of another library's monitor, say: what that has protected stays protected, and what is not there stays away.
+    #[test]
+    fn to_ask_who_watches_changes_nothing() {
+        let open = || {
+            let uffd = open().ok()?;
+            let has = api(uffd.as_fd(), feature::WRITE_PROTECT).ok()?;
+            (has & feature::WRITE_PROTECT != 0).then_some(uffd)
+        };
+        let (Some(ours), Some(theirs)) = (open(), open()) else {
+            return eprintln!("skipped: no userfaultfd with write protection");
+        };
+        let bytes = page_bytes();
+        for there in [true, false] {
+            let mut page = OwnedMapping::new(bytes).unwrap();
+            let start = page.start().addr().get();
+            if there {
+                page.fill(7);
+            }
+            assert_eq!(watches(ours.as_fd(), start), Ok(false));
+            register(theirs.as_fd(), start, start + bytes).unwrap();
+            let protect = UffdioWriteprotect { start: start as u64, len: bytes as u64, mode: 1 };
+            // SAFETY: the kernel reads `protect`; the page is this test's, and is not written to from here on.
+            let answer = unsafe {
+                libc::ioctl(theirs.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &raw const protect)
+            };
+            assert_eq!(answer, 0);
+            let before = (is_protected(&page), crate::pages::is_there(page.range().unwrap()));
+            assert_eq!(
+                before.0, there,
+                "what is not there has no protection, as this was asked for"
+            );
+            assert_eq!(watches(ours.as_fd(), start), Ok(true));
+            assert_eq!(watches(theirs.as_fd(), start), Ok(true));
+            let after = (is_protected(&page), crate::pages::is_there(page.range().unwrap()));
+            assert_eq!(after, before);
+        }
     }
 
     #[test]

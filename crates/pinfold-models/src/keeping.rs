@@ -58,17 +58,21 @@ pub(crate) mod report {
 
 /// A deregistration by the thread is a deregistration; what remains of it is nothing of the model's.
 pub(crate) mod steps {
-    #[derive(Clone, Copy, PartialEq, Eq)]
+    use crate::registrar::verbs::ffi::ibv_mr;
+    use std::ptr::NonNull;
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) enum Ended {
         InKernel,
         Not,
     }
 
-    pub(crate) fn in_kernel(dereg: impl FnOnce() -> bool) -> Ended {
-        if dereg() { Ended::InKernel } else { Ended::Not }
+    pub(crate) unsafe fn in_kernel(mr: NonNull<ibv_mr>, _: u32) -> Ended {
+        // SAFETY: the caller's promise.
+        if unsafe { super::dereg_mr(mr.as_ptr()) } == 0 { Ended::InKernel } else { Ended::Not }
     }
 
-    pub(crate) fn in_library(_: impl FnOnce() -> bool) {}
+    pub(crate) fn in_library(_: u32, _: impl FnOnce() -> bool) {}
 }
 
 pub(crate) mod errno {

@@ -44,8 +44,9 @@ impl Limits {
     /// on their way to a client that does not read. (The kernel counts what is on its way against
     /// the same limit.)
     pub fn descriptors(&self) -> u64 {
-        let each = 2 * self.waiting + (2 + MAX_DESCRIPTORS) * self.views;
-        2 * each as u64 + RESERVE
+        let waiting = self.waiting.saturating_mul(2);
+        let each = self.views.saturating_mul(2 + MAX_DESCRIPTORS).saturating_add(waiting);
+        (each as u64).saturating_mul(2).saturating_add(RESERVE)
     }
 }
 

@@ -11,6 +11,12 @@
 //! the kernel whether they exist. Beyond [`MOST`] of them, or where no thread can be had, the connection stays open
 //! for good: a descriptor is lost, and the main thread goes on. Where the kernel refuses descriptors
 //! (Linux 6.16), nothing can be in there, and what is left unread is closed at once.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to give a thread that ends a table of descriptors of its own.
+
+#![allow(unsafe_code)]
 
 use pinfold_kernel::descriptor::keep_only;
 use pinfold_kernel::socket;
@@ -60,7 +66,8 @@ fn part_by_thread(connection: OwnedFd) {
     let number = connection.as_raw_fd();
     let started =
         thread::Builder::new().name("parting".into()).stack_size(STACK_BYTES).spawn(move || {
-            let table = keep_only(&[number]);
+            // SAFETY: this thread has no value of a descriptor: it sends a number, waits and ends.
+            let table = unsafe { keep_only(&[number]) };
             let _ = taken.send(table.map(|()| thread_id()));
             // Ends when the sender is dropped: ours is closed by then.
             let _ = may_go.recv();

@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Connections that are accepted before others are served again.
 const ACCEPTED_AT_ONCE: usize = 32;
+/// A clock has room for this and not for all durations.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long no client is accepted after the kernel had no room for one more.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -213,7 +215,8 @@ impl<V: Views> Server<V> {
     }
 
     fn admit(&mut self, connection: OwnedFd, peer: Peer, challenge: Challenge) {
-        let stage = Stage::Asking(challenge, Instant::now() + self.limits.patience);
+        let patience = self.limits.patience.min(LONGEST_PATIENCE);
+        let stage = Stage::Asking(challenge, Instant::now() + patience);
         let key = self.clients.insert(Client { peer, connection: Some(connection), stage });
         match self.greet(key, challenge) {
             Ok(()) => self.sweep_within(self.sweep_interval()),

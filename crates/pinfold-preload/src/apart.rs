@@ -16,23 +16,35 @@
 use pinfold_kernel::mapping::OwnedMapping;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::signal::SignalsBlocked;
+use pinfold_kernel::thread::is_lean;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 thread_local! {
-    /// No destructor and a constant: reading it allocates nothing.
+    /// No destructor and a constant: reading it allocates nothing, on a thread of the program's.
     static IS_OURS: Cell<bool> = const { Cell::new(false) };
 }
+
+/// The process of [`note_own_thread`], 0 without one.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the calling thread runs code of this library alone, whose calls of the C library no hook is
 /// to take for the program's.
 pub(crate) fn is_ours() -> bool {
-    IS_OURS.get()
+    is_own_thread() || IS_OURS.get()
 }
 
-/// Says so of a thread of ours, for as long as it lives.
+/// Lean threads of this process are ours. On those no variable of threads is used: the first use after a program has
+/// loaded many libraries with such variables has the C library allocate.
+fn is_own_thread() -> bool {
+    // In a forked child a thread of the program may have the place of one of ours. Relaxed: the thread's own, or any.
+    is_lean() && PROCESS.load(Ordering::Relaxed) == std::process::id()
+}
+
+/// Says of the lean threads of this process that they are ours, for as long as it lives.
 pub(crate) fn note_own_thread() {
-    IS_OURS.set(true);
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
 /// Runs `ours` on a stack of 256 KiB. `None` if it panicked, or without memory for a stack.

@@ -18,7 +18,7 @@ use crate::complaint;
 use crate::process::Process;
 use crate::real::{Real, real};
 use crate::rights;
-use crate::sandbox::Sandbox;
+use crate::sandbox;
 use crate::settings::Settings;
 use crate::store::{DomainName, End, Key, Scope};
 use libc::{c_int, c_uint, c_void, size_t};
@@ -205,7 +205,7 @@ pub(crate) fn fork_init() -> c_int {
 pub(crate) extern "C" fn at_start() {
     let before = last_errno();
     guarded(|| {
-        Sandbox::note_start();
+        sandbox::note_start();
         complaint::note_start();
         Some(())
     });
@@ -215,7 +215,7 @@ pub(crate) extern "C" fn at_start() {
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
     guarded(|| {
-        let process = Process::running()?;
+        let process = Process::running().filter(|process| process.has_last_word())?;
         apart::run(|| process.finish())
     });
 }

@@ -14,11 +14,12 @@
 //! | `madvise` | `MADV_GUARD_INSTALL` | takes pages away; no userfaultfd event |
 //! | `process_madvise` | the same, on oneself | as above |
 //! | `shmat` | `SHM_REMAP` | maps over watched memory; no userfaultfd event |
-//! | `syscall` | those three by their numbers, and `ioctl` | allocators and runtimes call them so |
+//! | `syscall` | those three by their numbers, `ioctl`, `prctl` and `seccomp` | allocators, runtimes and sandboxes call them so |
 //! | `mprotect` | rights that are taken away from where registrations were kept | the pages stay, but libibverbs would refuse to register them |
 //! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours releases the range |
 //! | `ioctl` | `UFFDIO_UNREGISTER` | before 6.18 it ends our watch, too: reported as a change; later it is refused because of our watch, which ends |
-//! | `ioctl` | `RDMA_VERBS_IOCTL`, made by libibverbs on our thread or for it | a deregistration in two steps (`steps`) |
+//! | `ioctl` | `RDMA_VERBS_IOCTL` | a deregistration in two steps (`steps`) |
+//! | `prctl`, `seccomp` | a filter of system calls that is set | nothing begins any more (`sandbox`) |
 //! | `munmap`, `mmap`, `mremap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
 //! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/pending_discards`), and the hook would log each discard twice more |
 //! | `mlock`, `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`, `MADV_MERGEABLE`, `move_pages`, `mbind`, `UFFDIO_MOVE` | no | pinned pages stay, or the kernel refuses |

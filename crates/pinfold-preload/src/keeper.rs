@@ -82,8 +82,9 @@ struct Books {
     position: Position,
     applied: Sequence,
     lost: bool,
-    /// What the kernel has ended, and libibverbs has still: for threads of the program to release.
-    remains: Vec<Leaving>,
+    /// For threads of the program to release: what the kernel has ended and libibverbs has still, and what our thread
+    /// could not end.
+    remains: Vec<Remains>,
     /// How many of each domain are being deregistered.
     leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
     totals: Totals,
@@ -94,6 +95,13 @@ struct Books {
     in_vain: Vec<AddressRange>,
     /// How often what is idle was changed; see [`Children::take_over`].
     moves: Moves,
+}
+
+/// What is left of a registration, and how far it is ended.
+#[derive(Clone, Copy, Debug)]
+struct Remains {
+    leaving: Leaving,
+    ended: Ended,
 }
 
 impl Keeper {
@@ -395,15 +403,13 @@ impl Keeper {
 
     /// As [`deregister`](Self::deregister), on the thread of ours: what libibverbs has of them remains.
     fn deregister_in_kernel(&self, leaving: &[Leaving]) {
-        let mut ended = 0;
         let mut remains = Vec::with_capacity(leaving.len());
         for &leaving in leaving {
-            let how = in_kernel(|| dereg(leaving.region));
-            ended += u64::from(how != Ended::Not);
-            remains.extend((how == Ended::InKernel).then_some(leaving));
+            remains.push(Remains { leaving, ended: end_in_kernel(leaving.region) });
         }
         if let Some(mut books) = self.books() {
-            books.totals.deregs += ended;
+            let ended = remains.iter().filter(|remains| remains.ended == Ended::InKernel).count();
+            books.totals.deregs += ended as u64;
             books.remains.append(&mut remains);
             leaving.iter().for_each(|leaving| books.note_left(leaving));
             self.departed.notify_all();
@@ -411,13 +417,20 @@ impl Keeper {
     }
 
     /// Has libibverbs release what the kernel has ended; taken by [`Books::take_remains`]. With no lock held.
-    fn release(&self, remains: &[Leaving]) {
+    fn release(&self, remains: &[Remains]) {
         if remains.is_empty() {
             return;
         }
-        remains.iter().for_each(|leaving| in_library(|| dereg(leaving.region)));
+        let mut ended = 0;
+        for &Remains { leaving: Leaving { region, .. }, ended: how } in remains {
+            match how {
+                Ended::InKernel => in_library(region.handle, || dereg(region)),
+                Ended::Not => ended += u64::from(dereg(region)),
+            }
+        }
         if let Some(mut books) = self.books() {
-            remains.iter().for_each(|leaving| books.note_left(leaving));
+            books.totals.deregs += ended;
+            remains.iter().for_each(|remains| books.note_left(&remains.leaving));
             self.departed.notify_all();
         }
     }
@@ -455,14 +468,14 @@ impl Books {
 
     /// Up to `count` of what remains in `scope`; each is counted as being deregistered until
     /// [`note_left`](Self::note_left).
-    fn take_remains(&mut self, scope: Scope, count: usize) -> Vec<Leaving> {
+    fn take_remains(&mut self, scope: Scope, count: usize) -> Vec<Remains> {
         let mut taken = Vec::new();
-        self.remains.retain(|leaving| {
-            let takes = taken.len() < count && scope.holds(&leaving.key.domain);
-            taken.extend(takes.then_some(*leaving));
+        self.remains.retain(|remains| {
+            let takes = taken.len() < count && scope.holds(&remains.leaving.key.domain);
+            taken.extend(takes.then_some(*remains));
             !takes
         });
-        self.note_leaving(&taken);
+        taken.iter().for_each(|remains| self.note_leaving(&[remains.leaving]));
         taken
     }
 
@@ -498,6 +511,12 @@ fn dereg(region: Region) -> bool {
     });
     set_errno(errno);
     ended
+}
+
+/// Has the kernel end it, without libibverbs.
+fn end_in_kernel(region: Region) -> Ended {
+    // SAFETY: out of the store, so the program does not have it, and it ends once.
+    handle_of(region).map_or(Ended::Not, |mr| unsafe { in_kernel(mr, region.handle) })
 }
 
 fn handle_of(region: Region) -> Option<NonNull<ibv_mr>> {

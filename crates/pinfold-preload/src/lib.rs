@@ -14,7 +14,7 @@
 //!   that the kernel reports to no userfaultfd (`MADV_GUARD_INSTALL`, `shmat(SHM_REMAP)`) are told by
 //!   hooks (below); a program that makes them by a system call instruction of its own needs the cache
 //!   off.
-//! - One comparison more in each call of `madvise` and `shmat`, three in each of `syscall`.
+//! - One comparison more in each call of `madvise`, `shmat` and `prctl`, six in each of `syscall`.
 //!
 //! # How it works
 //!
@@ -34,7 +34,8 @@
 //!
 //! # Where to look next
 //!
-//! In the order of layers: `heap` (memory of our own), `complaint` (standard error), `sandbox`, `elf`, `sync` (seams), `apart` (a stack of our own), `steps` (one deregistration on two threads), `hooks` (apart from all
+//! In the order of layers: `heap` (memory of our own), `sanitizer` (of leaks), `sandbox` (the program's own
+//! filters), `complaint` (standard error), `elf`, `sync` (seams), `apart` (a stack of our own), `steps` (one deregistration on two threads), `hooks` (apart from all
 //! others), `settings`, `rights`, `real` (libibverbs itself), `caller` (which module calls), `store` (what is
 //! registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
 //! it), `report`, `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
@@ -60,6 +61,7 @@ mod real;
 mod report;
 mod rights;
 mod sandbox;
+mod sanitizer;
 mod settings;
 mod steps;
 mod store;

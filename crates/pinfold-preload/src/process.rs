@@ -16,10 +16,10 @@ use crate::children::Children;
 use crate::complaint::complain;
 use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
-use crate::report::{self, Totals};
-use crate::sandbox::Sandbox;
+use crate::report::{Report, Totals};
 use crate::settings::{Destination, Settings};
 use crate::store::{Key, Limit};
+use crate::{sandbox, sanitizer};
 use pinfold::Config;
 use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
@@ -54,6 +54,14 @@ pub(crate) struct Process {
     mark: &'static [AtomicU64; 4],
     /// The process that this one was forked from, as it was then.
     parent: Option<&'static Process>,
+    /// Made by the process whose state this is, and by no other thread that tried to make the state.
+    reports: OnceLock<Reports>,
+}
+
+/// What reports its end, and its statistics at a signal.
+struct Reports {
+    statistics: Option<Report>,
+    summary: Option<Report>,
 }
 
 /// Null, or from a leaked box: what is published here stays, because handles of it may be out.
@@ -98,6 +106,9 @@ impl Process {
 
     #[cold]
     fn start(current: *mut Standing, before: Option<&'static Standing>) -> Option<&'static Self> {
+        if sandbox::is_the_program_s() {
+            return None;
+        }
         let parent = before.and_then(|standing| match standing {
             Standing::On(process) => Some(process),
             Standing::Off => None,
@@ -139,6 +150,7 @@ impl Process {
         mark[0].store(1, Ordering::Relaxed);
         Ok(Some(Self {
             settings,
+            reports: OnceLock::new(),
             admission: Admission::new(),
             children,
             keeper: OnceLock::new(),
@@ -154,6 +166,7 @@ impl Process {
         if let Some(complaint) = complaint {
             return refuse(&complaint);
         }
+        let _opened = Self::running().map(Self::reports);
         if Self::running().is_some_and(|process| process.settings.keep_memory) {
             keep_memory();
         }
@@ -171,7 +184,10 @@ impl Process {
     /// What is to keep a registration of this, started by the first; `None` if it is not to be kept,
     /// or at this moment cannot be.
     pub(crate) fn keeper_for(&'static self, key: &Key) -> Option<&'static Keeper> {
-        if !self.admission.admits(key, self.settings.keep_from) {
+        // Under a filter of the program's own nothing begins, and nothing is said: the filter may end the process at a
+        // system call that keeping needs, and cannot be asked at which.
+        let is_worth_it = self.admission.admits(key, self.settings.keep_from);
+        if !is_worth_it || sandbox::is_the_program_s() || sanitizer::is_here() {
             return None;
         }
         match self.keeper.get() {
@@ -184,12 +200,9 @@ impl Process {
     fn start_keeper(&'static self) -> Option<&'static Keeper> {
         let _starting = self.starting.try_lock().ok()?;
         if self.keeper.get().is_none() {
-            // Under a filter of its own nothing begins, and nothing is said: the filter may end the process at a
-            // system call that either needs, and cannot be asked at which.
-            let new = || (!Sandbox::is_the_program_s()).then(|| self.new_keeper());
-            let started = apart::run(new).unwrap_or_else(|| Some(Err("a panic".into())));
-            let complaint = started.as_ref().and_then(|started| started.as_ref().err().cloned());
-            let keeper = self.keeper.get_or_init(|| started?.ok());
+            let started = apart::run(|| self.new_keeper()).unwrap_or_else(|| Err("a panic".into()));
+            let complaint = started.as_ref().err().cloned();
+            let keeper = self.keeper.get_or_init(|| started.ok());
             if let Some(keeper) = keeper {
                 apart::run(|| start_reclaiming(keeper));
                 step_aside_when_asked();
@@ -231,25 +244,40 @@ impl Process {
         Totals { passed: self.passed.load(Ordering::Relaxed), ..kept }
     }
 
+    fn reports(&self) -> &Reports {
+        self.reports.get_or_init(|| {
+            let had = self.parent.and_then(|parent| parent.reports.get());
+            let statistics = self.settings.statistics.clone();
+            let had_statistics = had.and_then(|had| had.statistics.as_ref());
+            let summary = self.settings.summary.clone().map(Destination::File);
+            let had_summary = had.and_then(|had| had.summary.as_ref());
+            Reports {
+                statistics: statistics.map(|to| Report::new(to, had_statistics)),
+                summary: summary.map(|to| Report::new(to, had_summary)),
+            }
+        })
+    }
+
     /// Writes the statistics to where they are wanted.
     fn report(&self) {
-        if let Some(destination) = &self.settings.statistics {
-            self.report_to(destination, &self.totals());
+        let written = self.reports().statistics.as_ref().map(|to| to.write(&self.totals()));
+        if let Some(Err(error)) = written {
+            complain(&format!("pinfold: no statistics: {error}\n"));
         }
     }
 
-    fn report_to(&self, destination: &Destination, totals: &Totals) {
-        if let Err(error) = report::write(destination, std::process::id(), totals) {
-            complain(&format!("pinfold: no statistics in {destination:?}: {error}\n"));
-        }
+    /// Whether the end of the process is to be reported, and may be: a filter of the program's own may forbid the calls
+    /// that it takes.
+    pub(crate) fn has_last_word(&self) -> bool {
+        let wanted = self.settings.statistics.is_some() || self.settings.summary.is_some();
+        wanted && !sandbox::is_the_program_s()
     }
 
     /// The last word of a process.
     pub(crate) fn finish(&self) {
         self.report();
-        if let Some(path) = &self.settings.summary {
-            self.report_to(&Destination::File(path.clone()), &self.totals());
-        }
+        // The summary is for the program's starter, which finds that a process is missing in it.
+        let _ = self.reports().summary.as_ref().map(|to| to.write(&self.totals()));
     }
 }
 

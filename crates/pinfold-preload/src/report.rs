@@ -3,9 +3,11 @@
 use crate::complaint::complain;
 use crate::settings::Destination;
 use pinfold::monitor::hooks::Hooks;
+use pinfold_kernel::words::NotedDescriptor;
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -63,27 +65,66 @@ impl fmt::Display for Totals {
     }
 }
 
-/// Writes to where the program's user wants it. Files get one line of JSON for each report.
-///
-/// # Errors
-///
-/// The file cannot be made or written.
-pub(crate) fn write(to: &Destination, process: u32, totals: &Totals) -> io::Result<()> {
-    let hooks = Hooks::of_process();
-    match to {
-        Destination::StandardError => {
-            complain(&format!("pinfold: {process}: {totals}; {hooks}\n"));
-            Ok(())
+/// Where the reports of one process go. A file is opened as soon as the process registers memory: by the time of a
+/// report the program may have another root, another user or no right to open anything.
+#[derive(Debug)]
+pub(crate) enum Report {
+    StandardError,
+    File { path: PathBuf, opened: Option<NotedDescriptor> },
+}
+
+impl Report {
+    /// A forked child goes on with what its parent `had` if that is the same file. What cannot be opened is tried again
+    /// by each report.
+    pub(crate) fn new(to: Destination, had: Option<&Self>) -> Self {
+        let Destination::File(path) = to else { return Self::StandardError };
+        let path = for_process(&path, std::process::id());
+        let inherited = had.and_then(|had| had.opened_as(&path));
+        let opens = || NotedDescriptor::keep(open(&path).ok()?.as_fd()).ok();
+        let opened = inherited.or_else(opens);
+        Self::File { path, opened }
+    }
+
+    fn opened_as(&self, wanted: &Path) -> Option<NotedDescriptor> {
+        match self {
+            Self::File { path, opened } if path == wanted => {
+                opened.filter(NotedDescriptor::is_still)
+            }
+            _ => None,
         }
-        Destination::File(path) => {
-            append(&for_process(path, process), &totals.json(process, &hooks))
+    }
+
+    /// Writes where the program's user wants it. Files get one line of JSON for each report, in one write, so that
+    /// processes with one file do not mix their lines. No signal is left behind.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be made or written.
+    pub(crate) fn write(&self, totals: &Totals) -> io::Result<()> {
+        let (process, hooks) = (std::process::id(), Hooks::of_process());
+        match self {
+            Self::StandardError => {
+                complain(&format!("pinfold: {process}: {totals}; {hooks}\n"));
+                Ok(())
+            }
+            Self::File { path, opened } => {
+                let line = totals.json(process, &hooks);
+                match opened.filter(NotedDescriptor::is_still) {
+                    Some(opened) => opened.write_whole(&line)?,
+                    // The program has closed it, with all others that it does not know.
+                    None => {
+                        let file = open(path)?;
+                        NotedDescriptor::of(file.as_raw_fd()).write_whole(&line)?;
+                    }
+                }
+                Ok(())
+            }
         }
     }
 }
 
-/// In one write, so that processes with one file do not mix their lines.
-pub(crate) fn append(path: &Path, line: &str) -> io::Result<()> {
-    OpenOptions::new().append(true).create(true).open(path)?.write_all(line.as_bytes())
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
 }
 
 /// The path with the process's number for `%p`.

@@ -1,41 +1,43 @@
-//! The filters of system calls (seccomp) that the process was started with, and those that the program added.
+//! The filters of system calls (seccomp) that the program puts itself under.
+//!
+//! A filter may end the process at any system call, and cannot be asked at which. So once the program has set one of
+//! its own, nothing begins here that it did not expect: nothing more is kept, no report is written, no line is said.
+//! The kernel tells whether a thread is under filters, not whether one has come besides those that it was started
+//! with (a container's), except in `/proc`, which the filter may forbid. So the calls that set one are noted as they
+//! are made, by the hooks on `prctl` and `syscall`. One that bypasses the hooks is found where the process was
+//! started without filters.
 
 use pinfold_kernel::process::sandbox_mode;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The filters of system calls that a process was started with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sandbox {
-    mode: i32,
-    /// `None` without filters, or where the kernel does not say (before 5.9).
-    filters: Option<u32>,
+static MODE_AT_START: OnceLock<i32> = OnceLock::new();
+
+/// How many restrictions the hooks have seen, those included that are being set.
+static SET: AtomicU32 = AtomicU32::new(0);
+
+/// Remembers what the process was started under. One system call.
+pub(crate) fn note_start() {
+    MODE_AT_START.get_or_init(sandbox_mode);
 }
 
-static SANDBOX_AT_START: OnceLock<Sandbox> = OnceLock::new();
-
-impl Sandbox {
-    /// Remembers it. One system call; where there are filters, three more.
-    pub(crate) fn note_start() {
-        SANDBOX_AT_START.get_or_init(|| {
-            let mode = sandbox_mode();
-            Self { mode, filters: if mode > 0 { filters() } else { None } }
-        });
-    }
-
-    /// Whether the program has restricted its system calls since. Where it was started without filters this
-    /// is one system call, because a filter of its own may forbid more.
-    pub(crate) fn is_the_program_s() -> bool {
-        SANDBOX_AT_START.get().is_some_and(|start| {
-            let mode = sandbox_mode();
-            mode != start.mode || mode > 0 && filters() != start.filters
-        })
-    }
+/// Whether the program has restricted its system calls since. Where no hook has seen that it did, this is one
+/// system call.
+pub(crate) fn is_the_program_s() -> bool {
+    // Acquire: pairs with the increment, for a thread that a filter for all threads takes in.
+    SET.load(Ordering::Acquire) != 0
+        || MODE_AT_START.get().is_some_and(|&at_start| sandbox_mode() != at_start)
 }
 
-fn filters() -> Option<u32> {
-    let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
-    line.trim().parse().ok()
+/// Makes a call that restricts the process from the moment on at which it succeeds. `has_failed` looks at its answer.
+pub(crate) fn restricts<T>(call: impl FnOnce() -> T, has_failed: impl FnOnce(&T) -> bool) -> T {
+    // Release, both: no other thread finds the filter and not the count.
+    SET.fetch_add(1, Ordering::Release);
+    let answer = call();
+    if has_failed(&answer) {
+        SET.fetch_sub(1, Ordering::Release);
+    }
+    answer
 }
 
 #[cfg(test)]
@@ -43,9 +45,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_stays_what_it_is() {
-        Sandbox::note_start();
-        assert!(!Sandbox::is_the_program_s());
-        assert_eq!(filters().is_some_and(|filters| filters > 0), sandbox_mode() > 0);
+    fn a_sandbox_is_the_program_s_from_before_the_call_on_unless_it_fails() {
+        note_start();
+        assert!(!is_the_program_s());
+        assert_eq!(restricts(|| i32::from(is_the_program_s()), |_| true), 1);
+        assert!(!is_the_program_s());
     }
 }

@@ -2,32 +2,121 @@
 //! libibverbs release what it has of it.
 //!
 //! libibverbs ends a registration by one `ioctl` and then frees a structure. A thread that frees memory has the
-//! C library set 64 MiB of addresses aside for it, so a thread of ours must not. In the first step libibverbs
-//! runs on our thread, the hook on `ioctl` makes the call, and when the kernel has ended the registration the hook
-//! answers EBUSY: libibverbs keeps its structure, as for a registration that is in use. In the second step
-//! libibverbs runs once more on a thread of the program, and the hook answers for the kernel that it is done.
+//! C library set 64 MiB of addresses aside for it, so libibverbs never runs on a thread of ours. In the first step
+//! that thread makes the `ioctl` itself. In the second libibverbs runs on a thread of the program, and the hook on
+//! `ioctl` answers this one call for the kernel: that it is done.
 //!
-//! Where libibverbs' call does not reach the hook (another library's hook, a kernel that takes requests by
-//! `write` only), the first step does all of it.
+//! The request names the device's driver by a number that libibverbs has and does not tell. The hook reads it from the
+//! requests that libibverbs makes (registering and deregistering are some). Where none was seen, because libibverbs'
+//! calls do not reach the hook or its kernel takes requests by `write` only, and where the kernel refuses the first
+//! step, the second is all of it.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to make the request, and to read those that libibverbs makes.
 
-use libc::EBUSY;
+#![allow(unsafe_code)]
+#![allow(clippy::cast_possible_truncation)] // what has 32 bits in a word of 64
+
+use libc::c_int;
+use pinfold::registrar::verbs::ffi::ibv_mr;
+use pinfold_kernel::errno::{last_errno, set_errno};
 use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What becomes of the calling thread's next `ioctl` of verbs.
+/// `struct ib_uverbs_ioctl_hdr` of `rdma/rdma_user_ioctl_cmds.h`, and its first attribute.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    length: u16,
+    object: u16,
+    method: u16,
+    attributes: u16,
+    reserved_1: u64,
+    driver: u32,
+    reserved_2: u32,
+    attribute: u16,
+    attribute_length: u16,
+    flags: u16,
+    reserved_3: u16,
+    data: u64,
+}
+
+/// `RDMA_VERBS_IOCTL` of the same file.
+pub(crate) const VERBS: u32 = 0xc018_1b01;
+/// `UVERBS_OBJECT_MR`, its `UVERBS_METHOD_MR_DESTROY`, and that one's `UVERBS_ATTR_DESTROY_MR_HANDLE`
+/// (`rdma/ib_user_ioctl_cmds.h`).
+const REGION: u16 = 7;
+const DESTROY: u16 = 1;
+const HANDLE: u16 = 0;
+/// `UVERBS_ATTR_F_MANDATORY`.
+const MANDATORY: u16 = 1;
+
+impl Request {
+    fn deregistration(driver: u32, handle: u32) -> Self {
+        Self {
+            length: size_of::<Self>() as u16,
+            object: REGION,
+            method: DESTROY,
+            attributes: 1,
+            reserved_1: 0,
+            driver,
+            reserved_2: 0,
+            attribute: HANDLE,
+            attribute_length: 0,
+            flags: MANDATORY,
+            reserved_3: 0,
+            data: handle.into(),
+        }
+    }
+
+    /// What stands at `address`, if it is a deregistration of `handle`.
+    ///
+    /// # Safety
+    ///
+    /// A request is there, as long as it says.
+    unsafe fn is_deregistration(address: *const Self, handle: u32) -> bool {
+        // SAFETY: the caller's promise: the first fields are there, and the others if the length says so.
+        unsafe {
+            usize::from((*address).length) >= size_of::<Self>()
+                && ((*address).object, (*address).method) == (REGION, DESTROY)
+                && ((*address).attributes, (*address).attribute) == (1, HANDLE)
+                && (*address).data == u64::from(handle)
+        }
+    }
+}
+
+/// The drivers of open devices, each in the slot of its descriptor: the descriptor and one, then the driver.
+///
+/// A device that is closed leaves its entry, and the next with that number may have another driver: then the kernel
+/// refuses the request, and the entry goes.
+static DRIVERS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+fn slot_of(device: c_int) -> (&'static AtomicU64, u64) {
+    let number = device.cast_unsigned();
+    (&DRIVERS[number as usize % DRIVERS.len()], u64::from(number) + 1)
+}
+
+/// `None` if no request to that device was seen.
+fn driver_of(device: c_int) -> Option<u32> {
+    let (slot, name) = slot_of(device);
+    // Relaxed, here and below: all is in the word.
+    let word = slot.load(Ordering::Relaxed);
+    (word >> 32 == name).then_some(word as u32)
+}
+
+/// What becomes of the calling thread's deregistrations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// It is made.
+    /// They are made.
     None,
-    /// It is made, and answered with EBUSY if it succeeded.
-    InKernel,
-    /// It is answered with success, and not made.
-    InLibrary,
-    /// That has happened: others are made.
-    Over,
+    /// That of this handle is answered with success, and not made.
+    Answered(u32),
 }
 
 thread_local! {
-    /// No destructor and a constant: reading it allocates nothing.
+    /// No destructor and a constant: reading it allocates nothing. Of the program's threads only.
     static STEP: Cell<Step> = const { Cell::new(Step::None) };
 }
 
@@ -36,52 +125,71 @@ thread_local! {
 pub(crate) enum Ended {
     /// The kernel has ended it, and libibverbs has its structure still: [`in_library`] is to follow.
     InKernel,
-    /// Both have.
-    Wholly,
-    /// The kernel refused.
+    /// Nothing: libibverbs is to end it.
     Not,
 }
 
-/// The first step. `dereg` is libibverbs' deregistration; it says whether it succeeded.
-pub(crate) fn in_kernel(dereg: impl FnOnce() -> bool) -> Ended {
-    let (succeeded, over) = during(Step::InKernel, dereg);
-    match (succeeded, over) {
-        (true, _) => Ended::Wholly,
-        (false, true) => Ended::InKernel,
-        (false, false) => Ended::Not,
+/// The first step. Leaves the error number as it was.
+///
+/// # Safety
+///
+/// `mr` is a region of which no other thread ends anything, and `handle` its number.
+pub(crate) unsafe fn in_kernel(mr: NonNull<ibv_mr>, handle: u32) -> Ended {
+    let errno = last_errno();
+    // SAFETY: the caller's promise: the region's device is open.
+    let device = unsafe { (*(*mr.as_ptr()).context).cmd_fd };
+    let ended = end(device, handle, |device, number, request| {
+        // SAFETY: the request is whole, and the region in no use.
+        unsafe { libc::ioctl(device, number.into(), request) == 0 }
+    });
+    set_errno(errno);
+    ended
+}
+
+/// By `ioctl`, which makes the call.
+fn end(device: c_int, handle: u32, ioctl: impl FnOnce(c_int, u32, *mut Request) -> bool) -> Ended {
+    let Some(driver) = driver_of(device) else { return Ended::Not };
+    let mut request = Request::deregistration(driver, handle);
+    if ioctl(device, VERBS, &raw mut request) {
+        return Ended::InKernel;
     }
+    slot_of(device).0.store(0, Ordering::Relaxed);
+    Ended::Not
 }
 
-/// The second step, of what [`in_kernel`] ended in the kernel alone.
-pub(crate) fn in_library(dereg: impl FnOnce() -> bool) {
-    during(Step::InLibrary, dereg);
-}
-
-/// Whether `dereg` succeeded, and whether the step was taken.
-fn during(step: Step, dereg: impl FnOnce() -> bool) -> (bool, bool) {
-    STEP.set(step);
-    let succeeded = dereg();
-    (succeeded, STEP.replace(Step::None) == Step::Over)
+/// The second step, of what [`in_kernel`] ended in the kernel alone. `dereg` is libibverbs' deregistration.
+pub(crate) fn in_library(handle: u32, dereg: impl FnOnce() -> bool) {
+    STEP.set(Step::Answered(handle));
+    dereg();
+    STEP.set(Step::None);
 }
 
 /// The answer to an `ioctl` of verbs, as the kernel gives it; `call` makes it.
+///
+/// # Safety
+///
+/// As the call demands: `request` is what it has as its argument.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) fn answer(call: impl FnOnce() -> isize) -> isize {
-    match STEP.get() {
-        Step::None | Step::Over => call(),
-        Step::InKernel => {
-            let answer = call();
-            if answer < 0 {
-                return answer;
-            }
-            STEP.set(Step::Over);
-            -(EBUSY as isize)
-        }
-        Step::InLibrary => {
-            STEP.set(Step::Over);
-            0
-        }
+pub(crate) unsafe fn answer(
+    device: c_int,
+    request: *const Request,
+    call: impl FnOnce() -> isize,
+) -> isize {
+    if let Step::Answered(handle) = STEP.get()
+        // SAFETY: in that step libibverbs alone makes requests on this thread, and its own are readable.
+        && unsafe { Request::is_deregistration(request, handle) }
+    {
+        STEP.set(Step::None);
+        return 0;
     }
+    let answer = call();
+    if answer >= 0 && driver_of(device).is_none() {
+        let (slot, name) = slot_of(device);
+        // SAFETY: the kernel has just read it.
+        let driver = unsafe { (&raw const (*request).driver).read_unaligned() };
+        slot.store(name << 32 | u64::from(driver), Ordering::Relaxed);
+    }
+    answer
 }
 
 #[cfg(test)]
@@ -89,52 +197,82 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// A library that frees its structure when the kernel has ended the registration.
+    const DRIVER: u32 = 14;
+
+    /// A library that asks something else first, and frees its structure when the kernel has ended the registration.
     struct Library {
-        /// What the kernel says to each call.
-        answers: RefCell<Vec<isize>>,
+        device: c_int,
+        handle: u32,
+        /// What reached the kernel: object, method and handle.
+        asked: RefCell<Vec<(u16, u16, u64)>>,
         is_freed: Cell<bool>,
     }
 
     impl Library {
-        fn new(answers: &[isize]) -> Self {
-            Self { answers: RefCell::new(answers.to_vec()), is_freed: Cell::new(false) }
+        fn new(device: c_int) -> Self {
+            Self { device, handle: 77, asked: RefCell::new(Vec::new()), is_freed: Cell::new(false) }
+        }
+
+        fn asks(&self, request: Request) -> bool {
+            let call = || {
+                self.asked.borrow_mut().push((request.object, request.method, request.data));
+                0
+            };
+            // SAFETY: the request is there.
+            unsafe { answer(self.device, &raw const request, call) >= 0 }
         }
 
         fn dereg(&self) -> bool {
-            let ended = answer(|| self.answers.borrow_mut().pop().expect("a call too many")) >= 0;
-            self.is_freed.set(self.is_freed.get() | ended);
-            ended
+            let request = Request::deregistration(DRIVER, self.handle);
+            let others = [
+                Request { method: 3, ..request },
+                Request { object: 8, ..request },
+                Request { data: 78, ..request },
+            ];
+            assert!(others.map(|other| self.asks(other)) == [true; 3]);
+            self.is_freed.set(self.asks(request));
+            self.is_freed.get()
         }
+    }
+
+    #[test]
+    fn the_structures_are_the_kernel_s() {
+        assert_eq!((std::mem::offset_of!(Request, attribute), size_of::<Request>()), (24, 40));
     }
 
     #[test]
     fn the_kernel_is_asked_once_and_the_structure_freed_by_the_second_step() {
-        let library = Library::new(&[0]);
-        assert_eq!(in_kernel(|| library.dereg()), Ended::InKernel);
-        assert!(!library.is_freed.get());
-        in_library(|| library.dereg());
+        let library = Library::new(901);
+        assert!(library.asks(Request { object: 0, ..Request::deregistration(DRIVER, 0) }));
+        library.asked.borrow_mut().clear();
+        let ended = end(901, 77, |device, number, request| {
+            // SAFETY: it is there.
+            let request = unsafe { *request };
+            assert_eq!((device, number, request.driver), (901, VERBS, DRIVER));
+            request.data == 77 && (request.object, request.method) == (REGION, DESTROY)
+        });
+        assert_eq!(ended, Ended::InKernel);
+        in_library(77, || library.dereg());
         assert!(library.is_freed.get());
-        assert!(Library::new(&[0]).dereg(), "calls are made again");
+        let others = [(REGION, 3, 77), (8, DESTROY, 77), (REGION, DESTROY, 78)];
+        assert_eq!(*library.asked.borrow(), others, "only that one is answered for the kernel");
+        assert!(library.dereg());
+        assert_eq!(library.asked.borrow().last(), Some(&(REGION, DESTROY, 77)), "and made again");
     }
 
     #[test]
-    fn what_the_kernel_refuses_stays() {
-        let library = Library::new(&[-16]);
-        assert_eq!(in_kernel(|| library.dereg()), Ended::Not);
-        assert!(!library.is_freed.get());
+    fn a_device_that_nothing_was_asked_of_is_left_to_libibverbs() {
+        assert_eq!(end(902, 1, |_, _, _| panic!("a call too many")), Ended::Not);
     }
 
+    /// Another device may have got the descriptor's number.
     #[test]
-    fn a_library_that_does_not_come_by_here_does_all_in_one() {
-        assert_eq!(in_kernel(|| true), Ended::Wholly);
-    }
-
-    /// Behind the first call of a step the library's others are made.
-    #[test]
-    fn one_call_is_answered_for_the_kernel() {
-        let library = Library::new(&[-5, 0]);
-        in_library(|| library.dereg() && library.dereg() && !library.dereg());
-        assert!(library.answers.borrow().is_empty());
+    fn what_the_kernel_refuses_is_left_to_libibverbs_and_the_driver_learnt_anew() {
+        let library = Library::new(903);
+        assert!(library.dereg());
+        assert_eq!(end(903, 1, |_, _, _| false), Ended::Not);
+        assert_eq!(end(903, 1, |_, _, _| panic!("a call too many")), Ended::Not);
+        assert!(library.dereg());
+        assert_eq!(end(903, 1, |_, _, _| true), Ended::InKernel);
     }
 }

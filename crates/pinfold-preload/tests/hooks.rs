@@ -2,19 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // only tests use it
 
+mod built;
+
+use built::{directory, library, patiently};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
-
-const NAME: &str = "libpinfold_preload.so";
-
-/// Where cargo leaves it, next to this test.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let directory = test.parent().and_then(|deps| deps.parent()).unwrap();
-    let places = [directory.join(NAME), directory.join("deps").join(NAME)];
-    places.into_iter().find(|place| place.is_file()).expect("cargo builds it for its tests")
-}
 
 /// The directory of the compiled programs; `None`, said once, where there is no C compiler.
 fn programs() -> Option<&'static Path> {
@@ -23,12 +16,7 @@ fn programs() -> Option<&'static Path> {
 }
 
 fn compile_all() -> Option<PathBuf> {
-    if Command::new("cc").arg("--version").output().is_err() {
-        eprintln!("skipped: no C compiler");
-        return None;
-    }
-    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string());
-    std::fs::create_dir_all(&out).unwrap();
+    let out = directory()?;
     let loaded = ["-shared", "-fPIC"];
     for (source, name, options) in [
         ("program.c", "program", &["-lpthread", "-ldl"][..]),
@@ -42,10 +30,7 @@ fn compile_all() -> Option<PathBuf> {
 }
 
 fn compile(source: &str, to: &Path, options: &[&str]) -> bool {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hooks").join(source);
-    let mut compiler = Command::new("cc");
-    compiler.args(["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-o"]);
-    compiler.arg(to).arg(source).args(options).status().is_ok_and(|status| status.success())
+    built::compile(&format!("hooks/{source}"), to, options)
 }
 
 /// Runs the program with `preloaded`, in that order, and gives what it says.
@@ -57,13 +42,7 @@ fn run(program: &Path, preloaded: &[&Path], arguments: &[&str]) -> String {
 }
 
 fn output(program: &Path, preloaded: &[&Path], arguments: &[&str]) -> Output {
-    let mut command = Command::new("timeout");
-    command.arg("120").arg(program).args(arguments);
-    let paths: Vec<_> = preloaded.iter().map(|path| path.to_str().unwrap()).collect();
-    if !paths.is_empty() {
-        command.env("LD_PRELOAD", paths.join(":"));
-    }
-    command.output().unwrap()
+    built::output(patiently(program), preloaded, arguments)
 }
 
 fn with_library(arguments: &[&str]) -> Option<String> {

@@ -6,26 +6,18 @@
 //! called.
 
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used)] // only tests use it
+#![allow(clippy::unwrap_used, clippy::print_stderr)] // only tests use it
 
+mod built;
+
+use built::{NAME, library};
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::process::Command;
 
-/// Where cargo leaves it, next to this test.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let directory = test.parent().and_then(|deps| deps.parent()).unwrap();
-    let places = [directory.join(NAME), directory.join("deps").join(NAME)];
-    places.into_iter().find(|place| place.is_file()).expect("cargo builds it for its tests")
-}
-
-const NAME: &str = "libpinfold_preload.so";
-
 /// Everything that the library takes over.
-const TAKEN: [&CStr; 17] = [
+const TAKEN: [&CStr; 18] = [
     c"ibv_reg_mr",
     c"ibv_reg_mr_iova",
     c"ibv_reg_mr_iova2",
@@ -42,6 +34,7 @@ const TAKEN: [&CStr; 17] = [
     c"syscall",
     c"mprotect",
     c"ioctl",
+    c"prctl",
     c"pinfold_process_feed",
     c"pinfold_process_hooks",
 ];

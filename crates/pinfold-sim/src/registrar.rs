@@ -53,7 +53,8 @@ pub fn get_simulated<R: Simulated, M: Monitor>(
     unsafe { cache.get(start, range.len(), access) }
 }
 
-impl Registrar for SimRegistrar {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for SimRegistrar {
     type Handle = Handle;
 
     fn limits(&self) -> RegistrarLimits {
@@ -82,7 +83,8 @@ impl Registrar for SimRegistrar {
 }
 
 /// A device without connections, which has nothing that it could stop.
-impl Suspend for SimRegistrar {
+// SAFETY: there is no connection, and no memory is touched through a handle.
+unsafe impl Suspend for SimRegistrar {
     type Connection = Infallible;
 
     fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {

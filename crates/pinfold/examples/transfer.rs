@@ -30,7 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
     let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
     let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));
-    let planner = TransferPlanner::new(&cache, costs).with_pool(&pool);
+    // SAFETY: both are over one registrar.
+    let planner = unsafe { TransferPlanner::new(&cache, costs).with_pool(&pool) };
     let (mut reader, writer) = std::io::pipe()?;
 
     for length in [100, 4096, 32768] {

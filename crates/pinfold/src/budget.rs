@@ -63,7 +63,8 @@ pub use discovery::{
 };
 pub use figure::{Figure, SharedWith, Unread};
 pub use ledger::Terms;
-pub use pinfold_core::{Account, Amount, Lender, Refusal};
+pub(crate) use memory::is_reserved;
+pub use pinfold_core::{Account, Amount, Lender, Recalls, Refusal};
 pub use reservation::{Reservation, Reserve, ReserveError, Reserved};
 pub use share::{Budget, BudgetError, Drawn, Share, Watch};
 pub use watermark::{Notice, Watermark, WatermarkEvent};

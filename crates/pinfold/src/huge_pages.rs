@@ -61,5 +61,9 @@ pub(crate) fn huge_page_bytes() -> Option<usize> {
         let text = std::fs::read_to_string(FILE).ok()?;
         text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
     };
-    *BYTES.get_or_init(read)
+    // Read outside of it: of a cell that is being filled as the process forks, the child would wait for ever.
+    BYTES.get().copied().unwrap_or_else(|| {
+        let bytes = read();
+        *BYTES.get_or_init(|| bytes)
+    })
 }

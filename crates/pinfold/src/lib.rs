@@ -86,6 +86,6 @@ pub use pinfold_core::{
     Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, GetRequest, Keep, Lease,
     Limit, Lost, MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer,
     RegisterError, Registrar, RegistrarLimits, Replay, ResizeError, Sequence, StableBuffer,
-    Statistics, Uncovered, Watch, WhenFull,
+    Statistics, Translation, Uncovered, Watch, WhenFull,
 };
 pub use start::{CacheError, cache, cache_within, on_demand_cache};

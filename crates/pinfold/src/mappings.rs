@@ -18,6 +18,7 @@ use crate::{Access, AddressRange, BadAddress, MappingKind};
 use pinfold_kernel::{Errno, descriptor, procmap, procmap::ProcmapQuery};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
 /// One mapping of this process: what one line of `/proc/self/maps` says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,22 +102,43 @@ fn unsupported(range: AddressRange, mappings: &[Mapping]) -> Option<BadAddress> 
 /// A forked child would go on seeing its parent's mappings. If the program closes or replaces the
 /// descriptor, each question opens the table anew.
 #[derive(Debug)]
-pub(crate) struct OpenMaps(KnownDescriptor);
+pub(crate) struct OpenMaps {
+    table: KnownDescriptor,
+    /// Held while the table is read as text. The kernel goes on where the last read of the open file ended; after a
+    /// read at another place it counts bytes from the beginning, in a table that has changed since, and gives parts of
+    /// lines. The last lock that a thread takes: nothing is taken or waited for under it.
+    reading: Mutex<()>,
+}
 
 impl OpenMaps {
     pub(crate) fn new() -> Result<Self, Errno> {
-        KnownDescriptor::new(open_table()?).map(Self)
+        Ok(Self { table: KnownDescriptor::new(open_table()?)?, reading: Mutex::new(()) })
     }
 
     /// Whether the kernel tells of single mappings, at a price that does not depend on how many there
     /// are.
     pub(crate) fn has_requests(&self) -> bool {
-        self.0.is_ours() && !is_unknown(&Table(self.0.lend()).query_one(0))
+        self.table.is_ours() && !is_unknown(&self.open().query_one(0))
     }
 
     /// As [`mappings_in`].
     pub(crate) fn overlapping(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
-        if self.0.is_ours() { Table(self.0.lend()).overlapping(range) } else { ask_once(range) }
+        if !self.table.is_ours() {
+            return ask_once(range);
+        }
+        match self.open().query(range) {
+            answer if is_unknown(&answer) => self.in_text(range),
+            answer => answer,
+        }
+    }
+
+    fn in_text(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        self.open().parse(range)
+    }
+
+    fn open(&self) -> Table<'_> {
+        Table(self.table.lend())
     }
 }
 
@@ -418,6 +440,39 @@ mod tests {
     fn kernel_addresses_are_named_as_such() {
         let range = AddressRange::between(KERNEL_START - 1, KERNEL_START + 1).unwrap();
         assert_eq!(diagnose(range, Access::READ), BadAddress::Kernel { at: KERNEL_START });
+    }
+
+    /// Before Linux 6.11 all threads read the one open text, while the table changes.
+    #[test]
+    fn threads_that_read_the_text_at_once_find_what_stays() {
+        use pinfold_kernel::mapping::OwnedMapping;
+        use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+        const BYTES: usize = 4096 * 16;
+        // Each is a line of its own: no two neighbours have the same rights.
+        let stay = OwnedMapping::inaccessible(512 * BYTES).unwrap();
+        (0..256).for_each(|place| stay.allow(2 * place * BYTES, BYTES).unwrap());
+        let range = stay.range().unwrap();
+        let (maps, is_over) = (OpenMaps::new().unwrap(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    let passing: Vec<_> =
+                        (0..64).map(|_| OwnedMapping::inaccessible(3 * BYTES).unwrap()).collect();
+                    passing.iter().for_each(|mapping| mapping.allow(BYTES, BYTES).unwrap());
+                }
+            });
+            let look = || {
+                (0..400).all(|_| {
+                    let found = maps.in_text(range).unwrap();
+                    let writable = found.iter().filter(|mapping| mapping.writable).count();
+                    writable == 256
+                })
+            };
+            let others = [scope.spawn(look), scope.spawn(look)];
+            let all = others.map(|other| other.join().unwrap());
+            is_over.store(true, Relaxed);
+            assert_eq!(all, [true, true]);
+        });
     }
 
     /// Other tests map and unmap meanwhile, so the two answers are compared where nothing moves:

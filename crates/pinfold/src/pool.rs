@@ -98,7 +98,7 @@ mod statistics;
 mod threads;
 mod vector;
 
-pub(crate) use map::is_near_a_slab;
+pub(crate) use map::is_in_a_slab;
 
 pub use allowance::{Allowance, Denied, Unshared};
 pub use buffer::{Pool, PoolBuffer, Request};

@@ -22,7 +22,8 @@
 //! let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::default())?;
 //! let pool = Pool::new(registrar, PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() })?;
 //! let costs = Costs::stored(&Costs::name("io_uring", cache.monitor().name()));
-//! let planner = TransferPlanner::new(&cache, costs).with_pool(&pool);
+//! // SAFETY: both are over one registrar.
+//! let planner = unsafe { TransferPlanner::new(&cache, costs).with_pool(&pool) };
 //!
 //! let message = vec![7_u8; 65536];
 //! // SAFETY: the message outlives the place, and no thread writes it meanwhile.

@@ -57,17 +57,22 @@ impl<M: Monitor> OnDemandOrPinned<M> {
         Self::of(on_demand, pinned, monitor, config)
     }
 
-    /// As [`new`](Self::new), of registrars that were made with flags, or on the caller's word.
+    /// As [`new`](Self::new), of registrars of one protection domain that were made with flags, or on the caller's
+    /// word.
     ///
     /// # Errors
     ///
-    /// [`TierError::Cache`].
+    /// [`TierError::Cache`]; [`TierError::Domains`].
     pub fn of(
         on_demand: Result<OnDemand, OpenError>,
         pinned: Verbs,
         monitor: M,
         config: Config,
     ) -> Result<Self, TierError> {
+        let own_domain = |it: &OnDemand| Arc::ptr_eq(it.domain(), pinned.domain());
+        if !on_demand.as_ref().map_or(true, own_domain) {
+            return Err(TierError::Domains);
+        }
         let on_demand = match on_demand {
             Ok(registrar) => Ok(on_demand_cache(registrar, config).map_err(TierError::Cache)?),
             Err(error) => Err(error),
@@ -270,6 +275,9 @@ impl fmt::Display for WhyPinned<'_> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TierError {
+    /// The registrars are of two protection domains: a key of the one means nothing in the other, or other memory.
+    #[error("the registrars are of two protection domains: make both of one")]
+    Domains,
     /// Not even pinned pages can be registered with the domain.
     #[error("{0}")]
     Open(#[source] OpenError),

@@ -22,6 +22,7 @@ use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Lease, Limit, RegisterError,
     Registrar, RegistrarLimits, ResizeError,
 };
+use pinfold_core::{Account, Lender, Recalls};
 use registrar_support::{
     Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
 };
@@ -30,8 +31,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 const LIMIT: u64 = 1 << 20;
@@ -459,7 +460,8 @@ fn the_program_is_told_with_no_lock_held() {
 /// A device that has no room for any registration.
 struct Full;
 
-impl Registrar for Full {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Full {
     type Handle = u32;
 
     fn limits(&self) -> RegistrarLimits {
@@ -893,5 +895,104 @@ fn locked_memory_is_trimmed_and_grown() {
         assert_eq!(locked(), 8 * PAGE);
         registrar.deregister_own(handle, whole).unwrap();
         assert_eq!(locked(), 0);
+    });
+}
+
+/// Says that it has given something, and has nothing.
+#[derive(Default)]
+struct Boaster(AtomicUsize);
+
+impl Lender for Boaster {
+    fn give_back(&self, _: Amount) -> bool {
+        // An end, for code that would believe it for ever.
+        self.0.fetch_add(1, Ordering::Relaxed) < 10 * Recalls::MOST // one thread
+    }
+}
+
+#[test]
+fn a_lender_that_says_yes_and_gives_nothing_is_not_asked_for_ever() {
+    let budget = Budget::new(Amount { bytes: 8 * PAGE, regions: 8 }).unwrap();
+    let [borrower, other] = [(); 2].map(|()| budget.share(Terms::default()).unwrap());
+    let boaster = Arc::new(Boaster::default());
+    let lender: Weak<dyn Lender> = Arc::<Boaster>::downgrade(&boaster);
+    borrower.attach(lender);
+    let drawn = borrower.draw(Amount { bytes: 8 * PAGE, regions: 8 }).unwrap();
+    assert!(other.draw(Amount::one(PAGE)).is_err());
+    assert_eq!(boaster.0.load(Ordering::Relaxed), Recalls::MOST); // one thread
+    drop(drawn);
+    drop(other.draw(Amount::one(PAGE)).unwrap());
+}
+
+/// Each call undoes what the last one told: it ends all the same, and what is due is told with the next change.
+#[test]
+fn a_listener_that_reaches_and_leaves_its_mark_is_not_called_for_ever() {
+    let budget = Budget::new(Amount { bytes: 8 * PAGE, regions: 8 }).unwrap();
+    let share = budget.share(Terms::default()).unwrap();
+    let (calls, drawn) = (Arc::new(AtomicUsize::new(0)), Mutex::new(None));
+    let (counted, draws) = (Arc::clone(&calls), Arc::clone(&share));
+    let watch = budget.watch(Watermark::Bytes(PAGE), move |event| {
+        // An end, for code that would go on for ever.
+        if counted.fetch_add(1, Ordering::Relaxed) < 10_000 {
+            let more =
+                matches!(event.notice, Notice::Left(_)).then(|| draws.draw(Amount::one(PAGE)));
+            *drawn.lock().unwrap() = more.and_then(Result::ok);
+        }
+    });
+    drop(share.draw(Amount::one(PAGE)).unwrap());
+    let first = calls.load(Ordering::Relaxed); // one thread
+    assert!((2..100).contains(&first), "{first}");
+    drop(share.draw(Amount::one(PAGE)).unwrap());
+    assert!(calls.load(Ordering::Relaxed) > first, "goes on"); // one thread
+    drop(watch);
+}
+
+/// What it captured goes with its call, because its watch has ended: not in the midst of its panic, which would end
+/// the process.
+#[test]
+fn a_listener_that_ends_its_watch_and_panics_may_have_captured_what_panics() {
+    struct Bomb(Arc<AtomicUsize>);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            let before = self.0.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(before, usize::MAX, "what was captured panics");
+        }
+    }
+    let budget = Budget::new(Amount { bytes: 1 << 20, regions: 16 }).unwrap();
+    let (own, gone) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
+    let (captured, bomb) = (Arc::clone(&own), Bomb(Arc::clone(&gone)));
+    let watch = budget.watch(Watermark::Regions(1), move |_| {
+        let _held = &bomb;
+        drop(captured.lock().unwrap().take());
+        assert!(std::thread::panicking(), "the listener panics");
+    });
+    *own.lock().unwrap() = Some(watch);
+    let share = budget.share(Terms::default()).unwrap();
+    let _drawn = share.draw(Amount::one(PAGE)).unwrap();
+    assert_eq!(gone.load(Ordering::Relaxed), 1); // one thread
+}
+
+/// Whatever its parent's other threads were about.
+#[test]
+fn a_forked_child_makes_reservations_of_its_own() {
+    alone("a_forked_child_makes_reservations_of_its_own", || {
+        let make = || Budget::new(Amount { bytes: 1 << 20, regions: 64 }).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (budget, registrar) = (make(), Arc::new(Mlock::new().unwrap()));
+                while !over.load(Ordering::Relaxed) {
+                    drop(budget.reserve(&registrar, Reserve::pages(1)).unwrap());
+                }
+            });
+            let reserves = || {
+                // SAFETY: plain numbers. The child ends by it if it waits for ever.
+                unsafe { libc::alarm(20) };
+                let registrar = Arc::new(Mlock::new().unwrap());
+                make().reserve(&registrar, Reserve::pages(1)).is_ok()
+            };
+            let all = (0..300).all(|_| in_forked_child(reserves));
+            over.store(true, Ordering::Relaxed);
+            assert!(all, "a child waited for ever");
+        });
     });
 }

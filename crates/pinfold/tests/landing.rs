@@ -13,6 +13,7 @@
 mod registrar_support;
 
 use io_uring::{IoUring, opcode, types};
+use pinfold::budget::{Amount, Budget, Reserve};
 use pinfold::landing::{
     Arrived, AskError, Crossover, LandError, Landed, Measured, Method, Options, Place, Refused,
     Remapped, Slab, Zone, ZoneError,
@@ -670,6 +671,29 @@ fn a_crossover_is_measured_written_down_and_read_again() {
     assert!(Crossover::load(&file).is_err());
     rig.cache.evict_idle();
     assert_eq!(rig.cache.statistics().regions, 0);
+}
+
+/// As of a pool's: the registration of a reserved buffer names the pages that it has.
+#[test]
+fn a_reserved_buffer_keeps_its_pages() {
+    let (Some(rig), Ok(ring)) = (watched_rig(2 << 20), IoUring::new(8)) else { return };
+    // SAFETY: the ring's table of buffers is left to the registrar.
+    let registrar = Arc::new(unsafe { registrar::IoUring::new(&ring, 8) }.unwrap());
+    let budget = Budget::new(Amount { bytes: 1 << 20, regions: 8 }).unwrap();
+    let (buffers, buffer_bytes, access) = (1, 16 * PAGE, Access::READ_WRITE);
+    let reserved = budget.reserve(&registrar, Reserve { buffers, buffer_bytes, access }).unwrap();
+    let buffer = reserved.take().unwrap();
+    let target = std::ptr::with_exposed_provenance_mut(buffer.range().start());
+    let zone = rig.zone(64 * PAGE, 1);
+    let data = pattern(buffer_bytes, 5);
+    // SAFETY: the buffer is this test's alone.
+    let place = unsafe { zone.ask(target, data.len()) }.unwrap();
+    rig.receive(&data, place.range(), place.handle());
+    let Refused { state: place, error } = place.remap().unwrap_err();
+    assert_eq!(error, LandError::PoolMemory);
+    // SAFETY: the transfer has ended, and the target has not changed.
+    let arrived = unsafe { place.vouch().arrived() };
+    assert_eq!(arrived.land_by(Method::Copy).unwrap().copied_bytes, data.len());
 }
 
 /// A pool's slab is registered with the pages that it has: were they exchanged, the buffer would go on

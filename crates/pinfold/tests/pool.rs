@@ -25,6 +25,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
@@ -54,7 +55,8 @@ impl Ledger {
     }
 }
 
-impl Registrar for Ledger {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Ledger {
     type Handle = usize;
 
     fn limits(&self) -> RegistrarLimits {
@@ -1011,4 +1013,30 @@ fn addresses_given_back_elsewhere_come_back() {
             assert!(statistics.grown <= 5, "{size}: {statistics:?}");
         }
     }
+}
+
+// --- look-ups by address -------------------------------------------------------------------------
+
+/// A look-up by address follows what the address finds, which another thread may release: so memory of other code
+/// never lies in a block of 2 MiB that finds a slab.
+#[test]
+fn no_other_memory_lies_in_a_slabs_last_block() {
+    let (_, pool) = ledger_pool(PoolConfig { idle_bytes: 0, ..config(96 * KIB) });
+    let buffer = pool.get(4096).unwrap();
+    let slab = buffer.registered().unwrap();
+    assert!(slab.len() < 2 * MIB, "a short one");
+    for place in [slab.end(), slab.start() + MIB, slab.start() + 2 * MIB - PAGE] {
+        let behind = AddressRange::new(place, PAGE).unwrap();
+        let mapped = pinfold_kernel::memory::map_if_free(behind);
+        assert!(mapped.is_err(), "{place:#x} behind {slab} is free for other memory");
+    }
+    drop(buffer);
+    drop(pool);
+    let behind = AddressRange::new(slab.start() + MIB, PAGE).unwrap();
+    pinfold_kernel::memory::map_if_free(behind).unwrap();
+    let page = NonNull::new(std::ptr::with_exposed_provenance_mut(behind.start())).unwrap();
+    // SAFETY: memory that is no pool's.
+    assert_eq!(unsafe { pool::capacity_of(page) }, None);
+    // SAFETY: mapped above, and not used any more.
+    unsafe { pinfold_kernel::memory::unmap(behind) };
 }

@@ -81,7 +81,8 @@ fn memory_file() -> File {
 
 impl<M: Monitor> Rig<M> {
     fn planner(&self, costs: Costs) -> TransferPlanner<'_, Shared, M> {
-        TransferPlanner::new(&self.cache, costs).with_pool(&self.pool)
+        // SAFETY: both are over one registrar.
+        unsafe { TransferPlanner::new(&self.cache, costs).with_pool(&self.pool) }
     }
 
     fn mover(&self, into_memory: bool) -> RingMover<'_> {
@@ -794,7 +795,9 @@ fn what_is_no_range_is_refused() {
 fn what_was_measured_is_what_is_used() {
     let Some(rig) = rig() else { return };
     let longest = 64 << 10;
-    let costs = measure(&rig.cache, Some(&rig.pool), &mut rig.mover(false), longest).unwrap();
+    // SAFETY: both are over one registrar.
+    let costs = unsafe { measure(&rig.cache, Some(&rig.pool), &mut rig.mover(false), longest) };
+    let costs = costs.unwrap();
     for strategy in WAYS {
         let way = costs.of(strategy).unwrap();
         assert!(way.first.at(4096) > 0.0 && way.again.at(longest) > 0.0, "{strategy}");
@@ -824,7 +827,8 @@ fn what_was_measured_is_what_is_used() {
 fn what_cannot_be_had_is_not_measured() {
     let config = Config { max_bytes: 4 * PAGE, ..Config::keeping_all() };
     let Some(rig) = watched(config, PoolConfig::default()) else { return };
-    let costs = measure(&rig.cache, None, &mut Unmoved::default(), 1 << 20).unwrap();
+    // SAFETY: there is no pool.
+    let costs = unsafe { measure(&rig.cache, None, &mut Unmoved::default(), 1 << 20) }.unwrap();
     assert!(costs.copy.is_none() && costs.cached.is_some());
     let planner = TransferPlanner::new(&rig.cache, costs);
     let mut memory = Memory::new(PAGE);

@@ -21,7 +21,7 @@ use pinfold::registrar::verbs::{
     MemoryRegion, OnDemand, OpenError, Operations, PrefetchError, Transfer, Transport, Verbs,
     device_names, ffi,
 };
-use pinfold::tier::{OnDemandOrPinned, WhyPinned};
+use pinfold::tier::{OnDemandOrPinned, TierError, WhyPinned};
 use pinfold::{
     Access, AddressRange, BadAddress, Cache, Config, DeregisterError, GetError, Monitor, PerUse,
     RegisterError, Registrar, ResizeError,
@@ -910,6 +910,17 @@ fn what_cannot_be_on_demand_is_pinned_and_says_why() {
             assert_eq!(tier.pinned().statistics().registrations, 3);
         }
     }
+}
+
+/// A key of one protection domain means nothing in another, or other memory.
+#[test]
+fn tiers_are_of_one_domain() {
+    let Some((_own, domain, registrar)) = on_demand(5) else { return };
+    let elsewhere = Domain::new(Arc::clone(domain.device())).unwrap();
+    let pinned = Verbs::new(elsewhere).unwrap();
+    let monitor = Userfaultfd::shared().unwrap();
+    let refused = OnDemandOrPinned::of(Ok(registrar), pinned, monitor, Config::keeping_all());
+    assert!(matches!(refused, Err(TierError::Domains)));
 }
 
 /// One device, both tiers: by what is asked of it, and by what the memory is.

@@ -22,8 +22,8 @@ use pinfold::registrar::verbs::{
 };
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, RegisterError, Registrar};
 use pinfold_core::{
-    ConnectionLost, Gets, Keys, NotSuspended, Renewed, Suspend, Suspended, SuspensionTerms,
-    Unsupported, Why,
+    ConnectionLost, Gets, Keys, NotSuspended, Progress, Renewed, Suspend, Suspended,
+    SuspensionTerms, Unsupported, Why,
 };
 use registrar_support::{Memory, Own, PAGE, alone, in_forked_child};
 use std::ptr::NonNull;
@@ -551,7 +551,8 @@ fn a_peer_that_writes_agrees_to_stop_and_goes_on_with_the_new_key() {
                     panic!("not agreed")
                 };
                 let (range, old) = (memory.range(), lease.handle().rkey());
-                let connections = vec![owner.agreed(&consent)];
+                // SAFETY: the consent is of this connection's peer, and stands until the suspension is over.
+                let connections = vec![unsafe { owner.agreed(&consent) }];
                 let suspended = cache.suspend(range, connections, vec![lease], TERMS).unwrap();
                 assert!(holds(&memory, &written));
                 remap_with_content(&mut memory);
@@ -588,7 +589,8 @@ fn a_peer_that_did_not_agree_makes_it_unsupported_and_goes_on() {
     let Ok(Heard::Asked(asked)) = Idle::default().hear(&request, now) else { panic!() };
     let (_stopped, agreed) = asked.agree();
     let Ok(Answer::Agreed(consent)) = asking.hear(&agreed) else { panic!() };
-    let agreed = owner.agreed(&consent);
+    // SAFETY: nothing is moved, and the peer writes nothing.
+    let agreed = unsafe { owner.agreed(&consent) };
     let registrar = cache.registrar();
     assert_eq!(registrar.can_suspend(memory.range(), std::slice::from_ref(&agreed)), Ok(()));
     drop(consent);
@@ -826,6 +828,43 @@ fn a_queue_pair_that_cannot_be_stopped_as_it_is_is_named() {
     let elsewhere = Domain::new(Arc::clone(domain.device())).unwrap();
     let foreign = Far::new(&elsewhere, PAGE);
     assert!(unfit(foreign.connection()), "of another domain");
+}
+
+/// What its program runs on it is not known: no memory is moved until it has been failed.
+#[test]
+fn a_queue_pair_that_is_taken_back_before_it_drained_is_waited_for() {
+    let Some(domain) = stopping_domain() else { return };
+    let (cache, memory) = (cache(&domain), Memory::new(PAGE));
+    let terms = SuspensionTerms { deadline: Duration::from_millis(500), ..TERMS };
+    for fails_first in [false, true] {
+        let far = Far::new(&domain, PAGE);
+        let connection = far.connection();
+        let lease = get(&cache, memory.range(), Access::READ);
+        let begun =
+            cache.begin_suspension(memory.range(), vec![connection.clone()], Vec::new(), terms);
+        if fails_first {
+            connection.fail();
+        }
+        connection.take_back();
+        // Only now would the connection be stopped.
+        drop(lease);
+        let mut suspending = begun.unwrap();
+        let refused = loop {
+            match suspending.poll() {
+                Ok(Progress::Pending(again, _)) => suspending = again,
+                Ok(Progress::Suspended(suspended)) => {
+                    assert!(fails_first, "the memory may be moved though the queue pair runs");
+                    break suspended.resume().unwrap().lost;
+                }
+                Err(not) => {
+                    let Why::Refused(refused) = not.why else { panic!("{:?}", not.why) };
+                    assert_eq!((refused.in_flight.transfers, fails_first), (1, false));
+                    break refused.lost;
+                }
+            }
+        };
+        assert_eq!(refused, vec![(connection, ConnectionLost::Gone)]);
+    }
 }
 
 /// Queue pairs that break, or are destroyed, while they are stopped.

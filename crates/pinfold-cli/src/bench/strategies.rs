@@ -208,7 +208,9 @@ struct Chosen<'s> {
 
 impl<'s> Chosen<'s> {
     fn new(station: &'s Station, costs: Costs, reuse: Reuse) -> Self {
-        let planner = TransferPlanner::new(&station.cache, costs).with_pool(&station.pool);
+        // SAFETY: both are over one registrar.
+        let planner =
+            unsafe { TransferPlanner::new(&station.cache, costs).with_pool(&station.pool) };
         Self { station, planner, mover: station.mover(), reuse, way: None }
     }
 }
@@ -301,7 +303,9 @@ pub(super) fn measure_all(
 fn measure_costs(longest: usize, output: &Output) -> Result<Costs, Failure> {
     let station = Station::new(Wire::discarding()?, 2 * MEASURED)?;
     let (pool, mut mover) = (Some(&station.pool), station.mover());
-    let costs = measure(&station.cache, pool, &mut mover, longest).map_err(Failure::unavailable)?;
+    // SAFETY: both are over one registrar.
+    let costs = unsafe { measure(&station.cache, pool, &mut mover, longest) };
+    let costs = costs.map_err(Failure::unavailable)?;
     let file = Costs::default_file(&stored_name(station.cache.monitor().name()));
     // A short look must not take the place of a long one.
     if let Some(file) = file.filter(|_| longest >= MEASURED) {

@@ -19,7 +19,9 @@
 use crate::change::touch;
 use crate::device::{AnyRegistrar, Handle, Key};
 use crate::output::Failure;
-use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+use pinfold::{
+    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation,
+};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fs::File;
@@ -48,7 +50,8 @@ impl Audited {
     }
 }
 
-impl Registrar for Audited {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Audited {
     type Handle = Handle;
 
     fn limits(&self) -> RegistrarLimits {
@@ -67,8 +70,8 @@ impl Registrar for Audited {
         self.inner.pins_per_page()
     }
 
-    fn holds_pages(&self) -> bool {
-        self.inner.holds_pages()
+    fn translation(&self) -> Translation {
+        self.inner.translation()
     }
 
     unsafe fn register(

@@ -1,7 +1,7 @@
 //! Lists of places: what is evicted next, what waits to be deregistered.
 //!
 //! A place is in at most one list, so lists are chains through one table of links: joining,
-//! leaving and moving on are a few stores each and allocate nothing. The table costs 12 bytes a
+//! leaving and moving on are a few stores each and allocate nothing. The table costs 16 bytes a
 //! place. All of it belongs to the holder of the writer's lock.
 //!
 //! In which list a place stands follows from its region's state, and is written nowhere else:
@@ -19,13 +19,18 @@ const NONE: u32 = u32::MAX;
 /// Links made at once.
 const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 8 } else { 256 };
 
-/// A place's neighbours, and the mark that the order of eviction left.
+/// A place's neighbours, and the mark that the order of eviction left; of a region that is being deregistered,
+/// which deregistration that is.
 #[derive(Clone, Copy)]
 struct Link {
     ahead: u32,
     behind: u32,
-    mark: u32,
+    mark: u64,
 }
+
+/// Deregistrations in the order in which they began.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct DepartureCount(u64);
 
 /// The ends of a list.
 #[derive(Clone, Copy)]
@@ -45,6 +50,8 @@ pub(crate) struct Lists {
     free: u32,
     /// By [`Outside`].
     outside: [RangeIndex; 2],
+    /// How many deregistrations were begun.
+    departures: DepartureCount,
     /// How many deregistrations were not made.
     handed_back: u64,
 }
@@ -53,7 +60,14 @@ impl Lists {
     pub(crate) fn new() -> Self {
         let ends = Ends { first: NONE, last: NONE, length: 0 };
         let outside = [RangeIndex::new(), RangeIndex::new()];
-        Self { links: Vec::new(), ends: [ends; List::COUNT], free: NONE, outside, handed_back: 0 }
+        Self {
+            links: Vec::new(),
+            ends: [ends; List::COUNT],
+            free: NONE,
+            outside,
+            departures: DepartureCount::default(),
+            handed_back: 0,
+        }
     }
 
     /// Makes sure that place `number` has a link.
@@ -186,7 +200,9 @@ impl Lists {
     pub(crate) fn close<H: Copy>(&mut self, region: &Region<H>) {
         match region.state() {
             State::Small => self.transit(region, State::SmallClosed),
-            State::Main | State::MainLeased => self.transit(region, State::MainClosed),
+            State::Main | State::MainLeased | State::Examined => {
+                self.transit(region, State::MainClosed);
+            }
             _ => {}
         }
     }
@@ -200,7 +216,8 @@ impl Lists {
         }
     }
 
-    /// Takes a region out of the order of eviction, for a scan.
+    /// Takes a region out of the order of eviction, for a scan: the one that is next, or under way. Hits
+    /// do not find it any more.
     pub(crate) fn examine<'c, H: Copy>(
         &mut self,
         region: &'c Region<H>,
@@ -240,20 +257,25 @@ impl Lists {
         self.transit(region, State::Superseded);
     }
 
-    /// A scan found a lease of a region that is not to be found: its end is awaited.
-    pub(crate) fn await_end<H: Copy>(&mut self, region: &Region<H>) {
+    /// The ends of leases of a region that is not to be found are awaited from now on, for a scan: the one
+    /// that is next. Where that finds none, it is over; else it stays so until one ends.
+    pub(crate) fn await_end<'c, H: Copy>(
+        &mut self,
+        region: &'c Region<H>,
+    ) -> Option<Unpublished<'c, Region<H>>> {
         let superseded = region.state() == State::Superseded;
         let to = if superseded { State::SupersededLeased } else { State::InvalidatedLeased };
         self.transit(region, to);
+        Unpublished::of(region)
     }
 
     /// A lease of a region ended: it is to be looked at once more, if its end was awaited. True if
-    /// that is the reclaimer's to do.
-    pub(crate) fn look_again<H: Copy>(&mut self, region: &Region<H>) -> bool {
+    /// that is the reclaimer's to do. A region of which a part is suspended stays `closed`.
+    pub(crate) fn look_again<H: Copy>(&mut self, region: &Region<H>, closed: bool) -> bool {
         match region.state() {
             // By the next that needs room.
-            State::MainLeased => {
-                self.transit(region, State::Main);
+            State::MainLeased | State::Examined => {
+                self.transit(region, in_order(true, closed));
                 return false;
             }
             State::InvalidatedLeased => self.transit(region, State::Invalidated),
@@ -263,9 +285,9 @@ impl Lists {
         true
     }
 
-    /// How many regions there are of which the end of a lease is awaited.
+    /// How many regions there are of which the end of a lease is awaited: found leased, or being scanned.
     pub(crate) fn awaited(&self) -> usize {
-        [List::MainLeased, List::InvalidatedLeased, List::SupersededLeased]
+        [List::MainLeased, List::Examined, List::InvalidatedLeased, List::SupersededLeased]
             .into_iter()
             .map(|list| self.len(list))
             .sum()
@@ -288,7 +310,21 @@ impl Lists {
     ) -> Deregistering<'c, H> {
         let region = idle.into_item();
         self.transit(region, State::Deregistering);
+        self.departures.0 += 1;
+        self.link_mut(region.number).mark = self.departures.0;
         Deregistering(region)
+    }
+
+    /// How many deregistrations were begun so far.
+    pub(crate) const fn departures(&self) -> DepartureCount {
+        self.departures
+    }
+
+    /// Whether one of the first `count` deregistrations is under way still.
+    pub(crate) fn are_departing(&self, count: DepartureCount) -> bool {
+        // They stand in the order in which they began.
+        let oldest = self.first(List::Deregistering);
+        oldest.is_some_and(|number| self.link(number).mark <= count.0)
     }
 
     /// The registration is gone, and its place may be filled again.
@@ -353,14 +389,13 @@ impl Lists {
     /// Notes the tick at which place `number` was looked at.
     #[inline]
     pub(crate) fn set_mark(&mut self, number: u32, tick: u64) {
-        self.link_mut(number).mark = mark_of(tick);
+        self.link_mut(number).mark = tick;
     }
 
-    /// Whether `tick` is the one noted last. After four billion ticks one may be taken for another;
-    /// then a region is evicted that was in use then.
+    /// Whether `tick` is the one noted last.
     #[inline]
     pub(crate) fn has_mark(&self, number: u32, tick: u64) -> bool {
-        self.link(number).mark == mark_of(tick)
+        self.link(number).mark == tick
     }
 }
 
@@ -393,11 +428,6 @@ const fn some(number: u32) -> Option<u32> {
     if number == NONE { None } else { Some(number) }
 }
 
-#[allow(clippy::cast_possible_truncation)] // that is the point
-const fn mark_of(tick: u64) -> u32 {
-    tick as u32
-}
-
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -426,6 +456,7 @@ mod tests {
             List::Small,
             List::Main,
             List::MainLeased,
+            List::Examined,
             List::Evictable,
             List::Invalidated,
             List::InvalidatedLeased,
@@ -465,6 +496,23 @@ mod tests {
                 assert_eq!(std::panic::catch_unwind(moves).is_ok(), from.may_become(to));
             }
         }
+    }
+
+    /// A place whose region is gone and that is filled and cleared again is in another deregistration.
+    #[test]
+    fn a_place_that_is_used_again_is_not_waited_for() {
+        let (mut lists, regions) = lists();
+        let begin = |lists: &mut Lists, number: usize| {
+            lists.keep_per_use(&regions[number], false);
+            lists.deregister(Idle::of_a_dropped_cache(&regions[number]))
+        };
+        let (first, second) = (begin(&mut lists, 1), begin(&mut lists, 2));
+        let count = lists.departures();
+        lists.free(first);
+        let _again = begin(&mut lists, 1);
+        assert!(lists.are_departing(count), "the second is under way");
+        lists.free(second);
+        assert!(!lists.are_departing(count) && lists.are_departing(lists.departures()));
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! ```text
 //!          registered                   used again
 //!   Free ─────────────▶ Small ─────────────────────────▶ Main ◀──────────────┐
-//!    │ ▲                 │ ▲  suspended, or                │ ▲ ▲             │ leased again,
-//!    │ │                 ▼ │  being scanned                ▼ │ │ a lease     │ or nothing known
+//!    │ ▲                 │ ▲                               │ ▲ ▲             │ leased again, a lease
+//!    │ │                 ▼ │  suspended                    ▼ │ │ a lease     │ ended, nothing known
 //!    │ │            SmallClosed ─────────────────▶ MainClosed  │ ended       │
 //!    │ │                 │    room is needed             │     │             │
 //!    │ │                 └───────────▶ Examined ◀────────┘  MainLeased       │
@@ -17,16 +17,17 @@
 //!    │ │                                  ▼ scanned: no lease                │
 //!    │ │                              Evictable ─────────────────────────────┘
 //!    │ │
-//!    │ │  a change of its mapping: Small, Main*, closed, Evictable, Superseded ──▶ Invalidated
-//!    │ │  a larger region:         Small, Main*, closed, Evictable             ──▶ Superseded
-//!    │ │  suspended, being scanned: MainLeased ──▶ MainClosed
-//!    │ │  scanned, leased:         Invalidated ⇄ InvalidatedLeased, Superseded ⇄ SupersededLeased
-//!    │ │  a lease handed over:     closed, PerUse, invalidated, superseded    ──▶ Parked ──▶ renewed
+//!    │ │  a change of its mapping: Small, Main*, closed, Examined, Evictable, Superseded ──▶ Invalidated
+//!    │ │  a larger region:         Small, Main*, closed, Examined, Evictable   ──▶ Superseded
+//!    │ │  suspended:               MainLeased, Examined ──▶ MainClosed
+//!    │ │  being scanned:           Invalidated ─▶ InvalidatedLeased, Superseded ─▶ SupersededLeased,
+//!    │ │                           and back when a lease ends
+//!    │ │  a lease handed over:     closed, Examined, PerUse, invalidated, superseded ──▶ Parked ──▶ renewed
 //!    │ │
 //!    ├─│─▶ PerUse ──▶ PerUseInvalidated     one lease, never findable
 //!    │ │
-//!    │ └─── Deregistering ◀── with a proof that no lease is left (`Idle`): closed, Evictable,
-//!    │           │            Invalidated, Superseded, PerUse, PerUseInvalidated, Parked
+//!    │ └─── Deregistering ◀── with a proof that no lease is left (`Idle`): Examined, Evictable,
+//!    │           │            invalidated, superseded, PerUse, PerUseInvalidated, Parked
 //!    │           └──▶ Invalidated   the registrar panicked at an earlier one: the reclaimer's again
 //! ```
 
@@ -43,25 +44,24 @@ pub(crate) enum State {
     /// As `Main`, and a scan for room found it leased: the end of a lease is awaited, so that the
     /// next that needs room does not look at it again before.
     MainLeased = LIVE | 3,
-    /// As `Small`, but only a holder of the writer's lock finds it: part of it is suspended, or the
-    /// hazards are being scanned.
+    /// As `Small`, but only a holder of the writer's lock finds it: part of it is suspended.
     SmallClosed = 1,
     /// As `Main`, and closed in the same way.
     MainClosed = 2,
-    /// Taken out of the order of eviction while the hazards are scanned. Never seen by another
-    /// holder of the writer's lock.
+    /// Taken out of the order of eviction while the hazards are scanned, which takes no lock. Only a
+    /// holder of the writer's lock leases it, and it leaves this state then; and when a lease of it ends.
     Examined = 3,
     /// The next to be evicted: a scan found no lease after hits could not find it any more. Only a
     /// holder of the writer's lock leases it, and it leaves this state then.
     Evictable = 4,
     /// Its mapping changed: not to be found; whether it is leased has not been looked at.
     Invalidated = 5,
-    /// Its mapping changed, and it is leased: the end of its last lease is awaited.
+    /// Its mapping changed, and it is leased, or the hazards are being scanned: the end of a lease is awaited.
     InvalidatedLeased = 6,
     /// Not to be found, because a larger region serves its uses, or it was suspended; its pages are
     /// right. Whether it is leased has not been looked at.
     Superseded = 7,
-    /// As `Superseded`, and it is leased: the end of its last lease is awaited.
+    /// As `Superseded`, and the end of a lease is awaited in the same way.
     SupersededLeased = 8,
     /// Registered for one lease alone.
     PerUse = 9,
@@ -98,6 +98,8 @@ pub(crate) enum List {
     Main,
     /// In use, and out of the order of eviction until a lease ends.
     MainLeased,
+    /// In the hands of the thread that scans the hazards.
+    Examined,
     Evictable,
     Invalidated,
     InvalidatedLeased,
@@ -111,7 +113,7 @@ pub(crate) enum List {
 
 impl List {
     /// How many lists there are.
-    pub(super) const COUNT: usize = 11;
+    pub(super) const COUNT: usize = 12;
 }
 
 impl State {
@@ -178,6 +180,7 @@ impl State {
                 | Self::MainLeased
                 | Self::SmallClosed
                 | Self::MainClosed
+                | Self::Examined
                 | Self::Evictable
         )
     }
@@ -187,14 +190,20 @@ impl State {
         matches!(self, Self::Invalidated | Self::InvalidatedLeased | Self::PerUseInvalidated)
     }
 
+    /// Whether the thread that scans the hazards put it there, for as long as nothing else happens to it.
+    pub(crate) const fn awaits_scan(self) -> bool {
+        matches!(self, Self::Examined | Self::InvalidatedLeased | Self::SupersededLeased)
+    }
+
     /// The list in which a region of this state stands.
     #[inline]
     pub(crate) const fn list(self) -> Option<List> {
         Some(match self {
-            Self::Free | Self::Examined => return None,
+            Self::Free => return None,
             Self::Small | Self::SmallClosed => List::Small,
             Self::Main | Self::MainClosed => List::Main,
             Self::MainLeased => List::MainLeased,
+            Self::Examined => List::Examined,
             Self::Evictable => List::Evictable,
             Self::Invalidated => List::Invalidated,
             Self::InvalidatedLeased => List::InvalidatedLeased,
@@ -236,17 +245,24 @@ impl State {
             Free => &[Small, SmallClosed, Main, MainClosed, PerUse, PerUseInvalidated],
             Small => &[Main, SmallClosed, Examined, Invalidated, Superseded],
             Main => &[MainClosed, Examined, Invalidated, Superseded],
-            MainLeased => &[Main, MainClosed, Invalidated, Superseded],
-            SmallClosed => {
-                &[Small, MainClosed, Examined, Invalidated, Superseded, Parked, Deregistering]
-            }
-            MainClosed => &[Main, Examined, Invalidated, Superseded, Parked, Deregistering],
-            Examined => &[Main, MainLeased, MainClosed, Evictable],
+            MainLeased => &[Main, MainClosed, Examined, Invalidated, Superseded],
+            SmallClosed => &[Small, MainClosed, Examined, Invalidated, Superseded, Parked],
+            MainClosed => &[Main, Examined, Invalidated, Superseded, Parked],
+            Examined => &[
+                Main,
+                MainLeased,
+                MainClosed,
+                Evictable,
+                Invalidated,
+                Superseded,
+                Parked,
+                Deregistering,
+            ],
             Evictable => &[Main, Invalidated, Superseded, Deregistering],
             Invalidated => &[InvalidatedLeased, Parked, Deregistering],
-            InvalidatedLeased => &[Invalidated, Parked],
+            InvalidatedLeased => &[Invalidated, Parked, Deregistering],
             Superseded => &[SupersededLeased, Invalidated, Parked, Deregistering],
-            SupersededLeased => &[Superseded, InvalidatedLeased, Parked],
+            SupersededLeased => &[Superseded, InvalidatedLeased, Parked, Deregistering],
             PerUse => &[PerUseInvalidated, Parked, Deregistering],
             PerUseInvalidated => &[Parked, Deregistering],
             Parked => &[
@@ -307,7 +323,7 @@ mod tests {
         let nowhere =
             State::ALL.into_iter().filter(|it| !it.is_indexed() && it.outside().is_none());
         let nowhere: Vec<_> = nowhere.collect();
-        assert_eq!(nowhere, [State::Free, State::Examined, State::Deregistering]);
+        assert_eq!(nowhere, [State::Free, State::Deregistering]);
     }
 
     /// Every pair of states: what the table allows, and what it must never allow.
@@ -322,11 +338,13 @@ mod tests {
             assert!(to != State::Free || from == State::Deregistering, "{from:?}");
             // What is set aside, dead or registered for one use is never found again.
             let gone = !from.is_indexed() && !matches!(from, State::Free | State::Parked);
-            assert!(!(gone && to.is_live()) || from == State::Examined, "{from:?} to {to:?}");
+            assert!(!(gone && to.is_live()), "{from:?} to {to:?}");
+            // What waits for a scan is found by no hit while that goes on.
+            assert!(!to.awaits_scan() || !to.is_live(), "{to:?}");
             // The eviction list is entered behind a scan alone, and left when it is leased.
             assert!(to != State::Evictable || from == State::Examined, "{from:?}");
         }
-        assert_eq!(pairs().filter(|&(from, to)| from.may_become(to)).count(), 67);
+        assert_eq!(pairs().filter(|&(from, to)| from.may_become(to)).count(), 72);
         assert!(!State::Evictable.may_become(State::Small), "a lease makes it a main region");
     }
 

@@ -33,9 +33,22 @@ use std::time::{Duration, Instant};
 /// | `stop` | nothing: a use needs a lease, and gets are held back | to SQD; a peer that touches the range must agree | the same |
 /// | `in_flight` | nothing beyond the leases | send queue not drained yet | the same |
 /// | `withdraw` | the slot is emptied | deregistered, so that the pages may move | nothing: pages go as they are moved |
-/// | `quiet` | the completion of its tag was seen, where registrations carry tags | nothing refused to go (a window bound to it) | true |
+/// | `quiet` | the completion of its tag was seen, where registrations carry tags; else the program's word | nothing refused to go (a window bound to it) | true |
 /// | `renew` | the same slot filled again: same key | registered anew: the keys change | nothing: same key |
-pub trait Suspend: Registrar {
+///
+/// # Safety
+///
+/// Memory is moved by what a device answers here. When it has said that it [can](Self::can_suspend), a connection that was
+/// [stopped](Self::stop) begins nothing in the range before it is [restarted](Self::restart);
+/// [`in_flight`](Self::in_flight) names what may still touch it; and once the registrations are withdrawn or deregistered
+/// and the range is [quiet](Self::quiet), the device has no translation of it. A connection that is lost, or was
+/// [failed](Self::fail), touches nothing any more.
+///
+/// One thing may be left to the program: a device without connections that cannot tell when requests on a lease that was
+/// handed over have ended, as a ring without tags, calls a range quiet although they are under way. It says so
+/// where it is made, and code that moves memory by a `Suspended` asks its caller for that in words: no request is
+/// in flight on a lease that was handed over, unless the device sees to it.
+pub unsafe trait Suspend: Registrar {
     /// What stops and goes on: a queue pair, a ring.
     type Connection: Clone + PartialEq + fmt::Debug + Send + Sync + 'static;
 

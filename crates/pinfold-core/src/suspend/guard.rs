@@ -22,7 +22,7 @@ use crate::miss::FORKED_MEANWHILE;
 use crate::monitor::{Forked, Monitor};
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::RegisterError;
-use crate::shared::{SLICE, Shared, Writer};
+use crate::shared::{Deferred, SLICE, Shared, Writer};
 use crate::suspended_ranges::{Claim, End, OnExpiry, Overdue};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -794,6 +794,8 @@ struct Renewal<'c, R: Suspend, M: Monitor> {
     /// Where gets wait for the end of this, if any do: what is registered may reach beyond what is
     /// suspended, and serve them.
     awaited: Option<Arc<Landing>>,
+    /// What became due as it landed, for when those were woken.
+    due: Option<Deferred<'c, R, M>>,
 }
 
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
@@ -821,7 +823,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             free
         };
         while !shared.locked(enlist).map_err(|Forked| FORKED_MEANWHILE)? {}
-        Ok(Self { shared, parked, landed: false, awaited: None })
+        Ok(Self { shared, parked, landed: false, awaited: None, due: None })
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
@@ -841,7 +843,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // its caller's word covers the bytes until then.
         let renewed = unsafe { self.shared.registrar.renew(handle, range, terms.access) }?;
         let shared = self.shared;
-        let landed = shared.locked(|writer| match renewed {
+        let landed = shared.locked_deferring(|writer| match renewed {
             Renewed::Same => (self.land(writer, handle, per_use), Keys::Same),
             Renewed::Changed(fresh) => {
                 writer.counts.registrations += 1;
@@ -852,7 +854,9 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             }
         });
         // Forked inside the device: the parent lands it.
-        landed.map_err(|Forked| FORKED_MEANWHILE)
+        let (landed, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
+        self.due = due;
+        Ok(landed)
     }
 
     fn land(
@@ -868,6 +872,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // SAFETY: the place is not findable, has no lease, and the writer's lock is held.
         unsafe { region.fill(filling, born, self.shared.advance_tick(), handle) };
         writer.suspended.note_landing(flight.range);
+        writer.watchers.renewed(region.number, born);
         match self.parked.per_use {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
@@ -928,7 +933,7 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
         if self.shared.monitor.forked() {
             return;
         }
-        let mut due = None;
+        let mut due = self.due.take();
         if !self.landed {
             let shared = self.shared;
             // SAFETY: filled, and within reach of this renewal alone.

@@ -42,7 +42,8 @@ unsafe fn give_back<R: Suspend>(device: &R, handle: R::Handle, range: AddressRan
     let _gone = foreign::call(|| unsafe { device.deregister(handle, range) });
 }
 
-impl<R: Suspend> Suspend for Arc<R> {
+// SAFETY: every call goes to the device itself, which keeps the promise.
+unsafe impl<R: Suspend> Suspend for Arc<R> {
     type Connection = R::Connection;
 
     fn now(&self) -> Duration {
@@ -148,7 +149,8 @@ fn before<H>((handle, changed): (H, bool)) -> Renewed<H> {
     if changed { Renewed::Changed(handle) } else { Renewed::Same }
 }
 
-impl<A: Suspend, B: Suspend> Suspend for (A, B) {
+// SAFETY: each device keeps the promise for itself; a pair stops, withdraws and renews with both.
+unsafe impl<A: Suspend, B: Suspend> Suspend for (A, B) {
     type Connection = OfEither<A::Connection, B::Connection>;
 
     fn now(&self) -> Duration {
@@ -248,7 +250,8 @@ impl<A: Suspend, B: Suspend> Suspend for (A, B) {
     }
 }
 
-impl<R: Suspend, const N: usize> Suspend for [R; N] {
+// SAFETY: as for a pair.
+unsafe impl<R: Suspend, const N: usize> Suspend for [R; N] {
     /// The device's place, and the device's own word for the connection.
     type Connection = (usize, R::Connection);
 
@@ -363,7 +366,8 @@ mod tests {
         connections: usize,
     }
 
-    impl Registrar for Slots {
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Registrar for Slots {
         type Handle = usize;
 
         fn limits(&self) -> RegistrarLimits {
@@ -382,7 +386,8 @@ mod tests {
         }
     }
 
-    impl Suspend for Slots {
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Suspend for Slots {
         type Connection = usize;
 
         fn can_suspend(&self, _: AddressRange, own: &[usize]) -> Result<(), Unsupported> {

@@ -135,7 +135,8 @@ impl Undecided {
     }
 }
 
-impl Registrar for Undecided {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Undecided {
     type Handle = Handle;
 
     fn limits(&self) -> RegistrarLimits {

@@ -104,6 +104,12 @@ impl Btf {
         self.find(FUNCTION, name).and_then(|number| u32::try_from(number).ok())
     }
 
+    /// The names of all functions.
+    pub(super) fn functions(&self) -> impl Iterator<Item = &str> {
+        let functions = self.types.iter().filter(|found| found.kind == FUNCTION);
+        functions.filter_map(|found| std::str::from_utf8(self.name(found.name)?).ok())
+    }
+
     /// Whether a function's parameters begin with these.
     pub(super) fn takes(&self, function: u32, wanted: &[Parameter]) -> bool {
         let prototype = |number: u32| {

@@ -60,6 +60,17 @@ pub enum LoadError {
         /// The functions that were looked for.
         functions: &'static [&'static str],
     },
+    /// This kernel has a function that makes one kind of change, and that the programs do not know in this shape.
+    #[error(
+        "this kernel has `{function}`, which makes changes ({change}) that the programs do not know of: report \
+         this kernel's version to us"
+    )]
+    UnknownFunction {
+        /// The kind of change.
+        change: &'static str,
+        /// The function.
+        function: String,
+    },
     /// The kernel's verifier refused a program.
     #[error(
         "this kernel's verifier refuses the program `{program}` (errno {errno}): report this \
@@ -167,6 +178,10 @@ mod tests {
                 "CONFIG_FUNCTION_TRACER",
             ),
             (LoadError::NoHook { change: "moving", functions: &["a", "b"] }, "(looked for a, b)"),
+            (
+                LoadError::UnknownFunction { change: "moving", function: "move_it".into() },
+                "report this kernel's version",
+            ),
             (LoadError::Preemptible { model: "full" }, "preempt=lazy"),
             (LoadError::SwitchedOff, "sysctl kernel.ftrace_enabled=1"),
         ];

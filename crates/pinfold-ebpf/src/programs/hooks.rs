@@ -7,7 +7,7 @@
 //! | `MADV_DONTNEED`, guard pages, and whatever happens to a file that is mapped (truncation, holes, `MADV_REMOVE`, invalidation), by whomever | `zap_page_range_single` or `.._batched`, in 7.3 `zap_vma_range_batched` |
 //! | the same for huge pages of hugetlbfs | `unmap_hugepage_range` |
 //! | `mremap` | `move_page_tables`, from and to |
-//! | a file's page, by reclaim (`MADV_PAGEOUT`), splitting of a large folio, a memory failure | `try_to_unmap_one`, 7.3 also `try_to_unmap_hugetlb_one` |
+//! | a file's page, by reclaim (`MADV_PAGEOUT`), splitting of a large folio, a memory failure | `try_to_unmap_one`, 7.3 also `try_to_unmap_poisoned_hugetlb_one` |
 //! | a file's page, by migration that splits a huge entry | `try_to_migrate_one` |
 //! | tables of hugetlbfs entries that processes share (`mprotect`, a split of a mapping, a userfaultfd) | `hugetlb_change_protection`, `hugetlb_split`, `hugetlb_unshare_all_pmds` |
 //! | a file's huge page whose one entry is split (`mprotect`, `munmap`, `madvise` of a part) | `__split_huge_pmd` |
@@ -29,8 +29,12 @@ use super::btf::Parameter::{self, Any, PointerTo, Word};
 pub(super) struct Hook {
     /// In words.
     pub(super) change: &'static str,
-    /// Every one of these that the kernel has is attached to; one at least must be there...
+    /// Every one of these that the kernel has is attached to, and must have one of the shapes; one at least must
+    /// be there...
     pub(super) functions: &'static [&'static str],
+    /// How the names of all functions of this kind begin and end, where they have that in common: a kernel with one
+    /// that does not stand above, because it was renamed or split, is refused.
+    pub(super) kin: Option<(&'static str, &'static str)>,
     /// ... if the kernel has this function at all.
     pub(super) if_there_is: Option<&'static str>,
     /// What parameters they may have, and the program for these.
@@ -55,6 +59,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "unmapping",
         functions: &["unmap_vmas"],
+        kin: None,
         if_there_is: None,
         shapes: &[
             Shape { program: "unmap_range", parameters: &[GATHER, Any, MAPPING, Word, Word] },
@@ -72,6 +77,7 @@ pub(super) static HOOKS: [Hook; 13] = [
             "zap_vma_range",
             "zap_vma_range_batched",
         ],
+        kin: None,
         if_there_is: None,
         shapes: &[
             Shape { program: "zap", parameters: &[MAPPING, Word, Word] },
@@ -82,6 +88,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "discarding huge pages of hugetlbfs",
         functions: &["unmap_hugepage_range"],
+        kin: None,
         if_there_is: Some("__unmap_hugepage_range"),
         shapes: &[Shape { program: "zap_between", parameters: &[MAPPING, Word, Word] }],
         both_ends: true,
@@ -89,6 +96,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "moving",
         functions: &["move_page_tables"],
+        kin: None,
         if_there_is: None,
         shapes: &[
             Shape { program: "move", parameters: &[MAPPING, Word, MAPPING, Word, Word] },
@@ -101,7 +109,8 @@ pub(super) static HOOKS: [Hook; 13] = [
     },
     Hook {
         change: "unmapping of a file's page",
-        functions: &["try_to_unmap_one", "try_to_unmap_hugetlb_one"],
+        functions: &["try_to_unmap_one", "try_to_unmap_poisoned_hugetlb_one"],
+        kin: Some(("try_to_unmap_", "_one")),
         if_there_is: None,
         shapes: &[FOLIO],
         both_ends: true,
@@ -109,6 +118,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "migration of a file's page",
         functions: &["try_to_migrate_one"],
+        kin: Some(("try_to_migrate_", "_one")),
         if_there_is: Some("try_to_migrate"),
         shapes: &[FOLIO],
         both_ends: true,
@@ -117,6 +127,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "taking shared tables of hugetlbfs away",
         functions: &["hugetlb_change_protection", "hugetlb_split", "hugetlb_unshare_all_pmds"],
+        kin: None,
         if_there_is: Some("hugetlb_change_protection"),
         shapes: &[
             Shape { program: "unshare_between", parameters: &[MAPPING, Word, Word] },
@@ -128,6 +139,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "splitting of a huge page's entry",
         functions: &["__split_huge_pmd"],
+        kin: None,
         if_there_is: Some("pmdp_huge_clear_flush"),
         shapes: &[Shape { program: "split_huge", parameters: &[MAPPING, Any, Word] }],
         both_ends: true,
@@ -135,6 +147,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "collapsing of a huge page's entries",
         functions: &["collapse_pte_mapped_thp", "try_collapse_pte_mapped_thp"],
+        kin: None,
         if_there_is: Some("pmdp_huge_clear_flush"),
         shapes: &[Shape { program: "collapse", parameters: &[PointerTo("mm_struct"), Word] }],
         both_ends: true,
@@ -142,6 +155,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "breakpoints",
         functions: &["uprobe_write_opcode", "uprobe_write"],
+        kin: None,
         if_there_is: Some("uprobe_write_opcode"),
         shapes: &[
             Shape { program: "poke", parameters: &[Any, PointerTo("mm_struct"), Word] },
@@ -152,6 +166,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "the end of a process",
         functions: &["exit_mmap"],
+        kin: None,
         if_there_is: None,
         shapes: &[Shape { program: "gone", parameters: &[PointerTo("mm_struct")] }],
         both_ends: false,
@@ -159,6 +174,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "switching programs off",
         functions: &["proc_dointvec"],
+        kin: None,
         if_there_is: None,
         shapes: &[Shape { program: "setting", parameters: &[PointerTo("ctl_table")] }],
         both_ends: false,
@@ -166,6 +182,7 @@ pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "a change of preemption",
         functions: &["sched_dynamic_update"],
+        kin: None,
         if_there_is: Some("sched_dynamic_update"),
         shapes: &[Shape { program: "preempting", parameters: &[] }],
         both_ends: true,

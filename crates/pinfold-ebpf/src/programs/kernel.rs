@@ -2,7 +2,7 @@
 
 use super::btf::Btf;
 use super::error::LoadError;
-use super::hooks::Shape;
+use super::hooks::{Hook, Shape};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
@@ -63,6 +63,14 @@ impl Kernel {
 
     pub(super) fn has(&self, function: &str) -> bool {
         self.btf.function(function).is_some()
+    }
+
+    /// A function of this kind that the hook does not name.
+    pub(super) fn unknown_kin(&self, hook: &Hook) -> Option<String> {
+        let (head, tail) = hook.kin?;
+        let is_kin = |name: &&str| name.starts_with(head) && name.ends_with(tail);
+        let mut all = self.btf.functions().filter(is_kin);
+        all.find(|name| !hook.functions.contains(name)).map(str::to_owned)
     }
 
     pub(super) fn number_of(&self, function: &str) -> Option<u32> {

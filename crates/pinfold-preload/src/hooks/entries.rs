@@ -17,6 +17,7 @@
 use super::raw::{Answer, system_call};
 use super::told::{self, GUARD_INSTALL, told};
 use super::{self_test, userfaultfd};
+use crate::sandbox;
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, iovec, size_t, ssize_t};
 
 /// An argument that has 32 bits, as the C library hands it to the kernel.
@@ -74,6 +75,27 @@ unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c
     unsafe { userfaultfd::ioctl(arguments) }.as_libc() as c_int
 }
 
+/// `int prctl(int, ...)`: as `ioctl`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prctl(option: c_int, b: usize, c: usize, d: usize, e: usize) -> c_int {
+    // SAFETY: see the file's header.
+    unsafe { restricting_call(libc::SYS_prctl, [widened(option), b, c, d, e]) }.as_libc() as c_int
+}
+
+/// Makes the call, noted if it restricts the system calls that may be made.
+unsafe fn restricting_call(number: c_long, arguments: [usize; 5]) -> Answer {
+    let word = arguments[0] as c_int;
+    let restricts = match number {
+        libc::SYS_prctl => word == libc::PR_SET_SECCOMP,
+        // Of `seccomp`: the two operations that set something.
+        _ => [libc::SECCOMP_SET_MODE_STRICT, libc::SECCOMP_SET_MODE_FILTER]
+            .contains(&(word as c_uint)),
+    };
+    // SAFETY: see the file's header.
+    let call = || unsafe { system_call(number, arguments) };
+    if restricts { sandbox::restricts(call, |answer| answer.has_failed()) } else { call() }
+}
+
 /// Makes the call, marked if it changes what must be told.
 unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> Answer {
     let change = told::change_of(number, arguments);
@@ -84,7 +106,7 @@ unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> Answer {
     told(change, || unsafe { system_call(number, arguments) })
 }
 
-/// One of the four calls, by its number.
+/// One of the calls that `syscall` looks at, by its number.
 unsafe extern "C" fn numbered(
     number: c_long,
     a: usize,
@@ -97,6 +119,10 @@ unsafe extern "C" fn numbered(
     let answer = match number as c_int as c_long {
         // SAFETY: see the file's header.
         libc::SYS_ioctl => unsafe { userfaultfd::ioctl(arguments) },
+        // SAFETY: as above.
+        number @ (libc::SYS_prctl | libc::SYS_seccomp) => unsafe {
+            restricting_call(number, arguments)
+        },
         // SAFETY: as above.
         number => unsafe { watched_call(number, arguments) },
     };
@@ -124,6 +150,10 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "je 2f",
         "cmp edi, {ioctl}",
         "je 2f",
+        "cmp edi, {prctl}",
+        "je 2f",
+        "cmp edi, {seccomp}",
+        "je 2f",
         "mov rax, rdi",
         "mov rdi, rsi",
         "mov rsi, rdx",
@@ -145,6 +175,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         shmat = const libc::SYS_shmat,
         process_madvise = const libc::SYS_process_madvise,
         ioctl = const libc::SYS_ioctl,
+        prctl = const libc::SYS_prctl,
+        seccomp = const libc::SYS_seccomp,
         numbered = sym numbered,
         refused = sym refused,
     )
@@ -166,6 +198,10 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "b.eq 2f",
         "cmp w0, #{ioctl}",
         "b.eq 2f",
+        "cmp w0, #{prctl}",
+        "b.eq 2f",
+        "cmp w0, #{seccomp}",
+        "b.eq 2f",
         "uxtw x8, w0",
         "mov x0, x1",
         "mov x1, x2",
@@ -186,6 +222,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         shmat = const libc::SYS_shmat,
         process_madvise = const libc::SYS_process_madvise,
         ioctl = const libc::SYS_ioctl,
+        prctl = const libc::SYS_prctl,
+        seccomp = const libc::SYS_seccomp,
         numbered = sym numbered,
         refused = sym refused,
     )

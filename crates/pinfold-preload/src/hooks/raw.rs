@@ -34,6 +34,11 @@ impl Answer {
         self.errno() == Some(errno)
     }
 
+    /// Whether the kernel refused.
+    pub(super) fn has_failed(self) -> bool {
+        self.errno().is_some()
+    }
+
     fn errno(self) -> Option<c_int> {
         // The kernel's convention: error numbers are below 4096, and no call has such results.
         let failed = (-4095..0).contains(&self.0);

@@ -27,8 +27,6 @@ use pinfold::AddressRange;
 /// Of `linux/userfaultfd.h`; the kernel takes a request as 32 bits.
 const REGISTER: u32 = 0xc020_aa00;
 const UNREGISTER: u32 = 0x8010_aa01;
-/// `RDMA_VERBS_IOCTL` of `rdma/rdma_user_ioctl_cmds.h`.
-const VERBS: u32 = 0xc018_1b01;
 
 /// What both requests begin with: `struct uffdio_range`.
 type Request = [u64; 2];
@@ -45,10 +43,18 @@ pub(super) unsafe fn ioctl(arguments: [usize; 5]) -> Answer {
         // SAFETY: the caller's promise.
         UNREGISTER if !is_ours() => unsafe { unregister(arguments) },
         // SAFETY: the caller's promise.
-        VERBS => Answer(steps::answer(|| unsafe { system_call(libc::SYS_ioctl, arguments) }.0)),
+        steps::VERBS => unsafe { verbs(arguments) },
         // SAFETY: the caller's promise.
         _ => unsafe { system_call(libc::SYS_ioctl, arguments) },
     }
+}
+
+unsafe fn verbs(arguments: [usize; 5]) -> Answer {
+    let request = std::ptr::with_exposed_provenance(arguments[2]);
+    // SAFETY: the caller's promise.
+    let call = || unsafe { system_call(libc::SYS_ioctl, arguments) }.0;
+    // SAFETY: the caller's promise.
+    Answer(unsafe { steps::answer(arguments[0] as c_int, request, call) })
 }
 
 unsafe fn register(arguments: [usize; 5]) -> Answer {

@@ -205,6 +205,89 @@ static void deadly_sandbox_for_all(void)
 	go_on_under(SECCOMP_FILTER_FLAG_TSYNC);
 }
 
+/* A program that does nothing any more but exit. */
+static void end_in_a_sandbox(void)
+{
+	static struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 2, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 1, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
+
+	registered_often(pd, memory, BYTES);
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+	exit(3);
+}
+
+static void end_without_files(void)
+{
+	struct rlimit limit = { 0, 0 };
+
+	registered_often(pd, memory, BYTES);
+	CHECK(!setrlimit(RLIMIT_FSIZE, &limit));
+	exit(4);
+}
+
+static void end_elsewhere(void)
+{
+	char path[] = "/tmp/surroundings.XXXXXX";
+
+	registered_often(pd, memory, BYTES);
+	CHECK(mkdtemp(path) && !chroot(path) && !chdir("/"));
+	CHECK(!setgid(1000) && !setuid(1000));
+	exit(5);
+}
+
+/* What a library does when the process exits must be what the program may do by then. */
+static void ends(void)
+{
+	begin();
+	memory = map(BYTES);
+	in_a_child("in a sandbox", end_in_a_sandbox);
+	in_a_child("without files", end_without_files);
+	in_a_child("elsewhere", end_elsewhere);
+}
+
+/* Started under a filter, as in a container, it adds a deadly one. */
+static void in_the_container(void)
+{
+	begin();
+	memory = map(BYTES);
+	register_in_a_sandbox();
+}
+
+static void kept_in_the_container(void)
+{
+	begin();
+	memory = map(BYTES);
+	registered_often(pd, memory, BYTES);
+	register_in_a_sandbox();
+}
+
+static void begin_again(const char *name)
+{
+	static struct sock_filter filter[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+	struct sock_fprog program = { 1, filter };
+
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
+	execl("/proc/self/exe", "surroundings", name, NULL);
+	CHECK(!"executed");
+}
+
+static void container_first(void) { begin_again("in_the_container"); }
+static void container_later(void) { begin_again("kept_in_the_container"); }
+
+static void deadly_sandbox_in_a_container(void)
+{
+	in_a_child("before any registration", container_first);
+	in_a_child("after the first kept", container_later);
+}
+
 /* --- users and limits --------------------------------------------------------------------------- */
 
 /* All threads of the process become another user's. */
@@ -799,6 +882,10 @@ static const struct a_case cases[] = {
 	{ "deadly_sandbox_first", deadly_sandbox_first },
 	{ "deadly_sandbox_later", deadly_sandbox_later },
 	{ "deadly_sandbox_for_all", deadly_sandbox_for_all },
+	{ "deadly_sandbox_in_a_container", deadly_sandbox_in_a_container },
+	{ "in_the_container", in_the_container },
+	{ "kept_in_the_container", kept_in_the_container },
+	{ "ends", ends },
 	{ "becomes_another_user", becomes_another_user },
 	{ "lowered_limits", lowered_limits },
 	{ "address_space_left", address_space_left },

@@ -151,6 +151,20 @@ static void child(int i)
 	CHECK(waitpid(child, NULL, 0) == child);
 }
 
+/* A program that does nothing: what loading a library into it costs. */
+static void execution(int i)
+{
+	pid_t child = fork();
+
+	(void)i;
+	CHECK(child >= 0);
+	if (!child) {
+		execl("/bin/true", "true", NULL);
+		_exit(127);
+	}
+	CHECK(waitpid(child, NULL, 0) == child);
+}
+
 static void first_kept(int i)
 {
 	(void)i;
@@ -181,6 +195,7 @@ static const struct {
 	{ "system_call", system_call, 40000, IDLE }, { "thread", thread, 300, IDLE },
 	{ "child", child, 100, GONE | ITS_OWN_THREAD }, { "child_beside_idle", child, 100, IDLE | ITS_OWN_THREAD },
 	{ "child_of_one_thread", child, 100, GONE }, { "first_kept", first_kept, 1, NOTHING_KEPT },
+	{ "execution", execution, 8, NOTHING_KEPT },
 };
 
 int main(int argc, char **argv)

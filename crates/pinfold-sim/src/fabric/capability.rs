@@ -51,7 +51,8 @@ impl FabricRegistrar {
 // SAFETY: the fabric is a table of numbers.
 unsafe impl Simulated for FabricRegistrar {}
 
-impl Registrar for FabricRegistrar {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for FabricRegistrar {
     type Handle = Key;
 
     fn limits(&self) -> RegistrarLimits {
@@ -78,7 +79,8 @@ impl Registrar for FabricRegistrar {
     }
 }
 
-impl Suspend for FabricRegistrar {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Suspend for FabricRegistrar {
     type Connection = ConnectionId;
 
     fn now(&self) -> Duration {

@@ -7,7 +7,7 @@ use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{discard, runs_through};
 use pinfold_core::{
-    Account, Amount, Exhausted, Lender, Limit, Refusal, RegisterError, RegistrarLimits,
+    Account, Amount, Exhausted, Lender, Limit, Recalls, Refusal, RegisterError, RegistrarLimits,
 };
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -328,15 +328,18 @@ impl Budget {
 
     /// As [`share`](Self::share); others give up idle registrations if that makes the minimum free.
     pub(super) fn share_recalled(&self, terms: Terms) -> Result<Arc<Share>, BudgetError> {
+        let mut recalls = Recalls::new();
         loop {
             let refused = match self.share(terms) {
                 Err(BudgetError::Kept { minimum, free }) => BudgetError::Kept { minimum, free },
                 other => return other,
             };
             let BudgetError::Kept { minimum, free } = refused else { return Err(refused) };
-            let lenders = self.inner.read(State::lenders_that_borrow).unwrap_or_default();
-            let gave = lenders.into_iter().any(|lender| lender.give_back(minimum - free));
-            if !gave {
+            let gave = || {
+                let lenders = self.inner.read(State::lenders_that_borrow).unwrap_or_default();
+                lenders.into_iter().any(|lender| lender.give_back(minimum - free))
+            };
+            if !recalls.ask(gave) {
                 return Err(refused);
             }
         }
@@ -364,7 +367,8 @@ impl Budget {
     /// [`refresh`](Self::refresh) made the difference, and may use every cache and pool. Telling
     /// allocates nothing. Several changes between two calls are told as one. A panic in it is
     /// caught. What it does itself is told when it has returned (of another budget, with the next
-    /// get or release there), except refusals that it meets: they are not told.
+    /// get or release there), except refusals that it meets: they are not told. Listeners that reach and leave
+    /// marks without end are told so of some turns, and of the rest with the next get or release.
     #[must_use = "dropping it ends the watch"]
     pub fn watch(
         &self,
@@ -452,13 +456,19 @@ impl Inner {
 
     /// Not from within a listener, which would call itself without end: its caller goes on
     /// to report what it did.
+    ///
+    /// What listeners themselves make due is theirs to end: of that so much is told here, and the rest with the
+    /// next change.
     fn settle(&self) {
         // Relaxed: as for the store.
         if self.due.load(Ordering::Relaxed) && !TELLING.get() {
-            while let Some((listener, told)) = self.next_due() {
+            for _ in 0..self.read(|state| state.marks.most_at_once()).unwrap_or_default() {
+                let Some((listener, told)) = self.next_due() else { return };
                 TELLING.set(true);
-                // One that panics harms no other.
-                let _ran = runs_through(move || listener(&told));
+                // One that panics harms no other. It goes behind that: its watch may have ended meanwhile, and what
+                // it captured may panic too.
+                let _ran = runs_through(|| listener(&told));
+                discard(listener);
                 TELLING.set(false);
             }
         }
@@ -570,6 +580,7 @@ impl Share {
 
     /// Takes `amount` until it is [given](Account::give) back.
     pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
+        let mut recalls = Recalls::new();
         loop {
             let Refusal { exhausted, missing } = match self.take(amount) {
                 Ok(()) => {
@@ -578,7 +589,7 @@ impl Share {
                 }
                 Err(refusal) => refusal,
             };
-            if exhausted.wanted > exhausted.allowed || !self.recall(missing) {
+            if exhausted.wanted > exhausted.allowed || !recalls.ask(|| self.recall(missing)) {
                 return Err(exhausted);
             }
         }

@@ -132,6 +132,12 @@ impl Marks {
         self.has_news() || self.marks.iter().any(|mark| mark.is_reached != mark.was_told)
     }
 
+    /// How much is told by one change: every piece of news and each mark's crossing to every listener, and what
+    /// they do then, a few times over.
+    pub(super) fn most_at_once(&self) -> usize {
+        (self.marks.len() + 1).saturating_mul(16)
+    }
+
     fn has_news(&self) -> bool {
         self.happened.changed_from.is_some() || self.happened.refused
     }

@@ -39,10 +39,10 @@ pub enum LandError {
     /// hugetlbfs.
     #[error("only pages of private anonymous memory can be exchanged: others are copied")]
     UnsuitableMapping,
-    /// The target is a pool's, or lies in the same 2 MiB as one's slab: its buffers' registration would
-    /// go on naming the pages that were there.
+    /// The target is a pool's or a reservation's: the registration of its buffers would go on naming the pages that
+    /// were there.
     #[error(
-        "a pool's buffers are registered with the pages that they have: data is copied into them, \
+        "buffers of pools and reservations are registered with the pages that they have: data is copied into them, \
          or received by the device itself"
     )]
     PoolMemory,

@@ -154,8 +154,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         if self.is_forked() {
             return Err(AskError::Register(GetError::Forked));
         }
-        let (mut held, place) = self.hold(target)?;
-        let handle = held.registered().map_err(AskError::Register)?;
+        let (held, handle, place) = self.hold(target)?;
         Ok(Place::new(held, handle, place, target, self.watch(target)))
     }
 }

@@ -11,11 +11,12 @@ use super::crossover::Crossover;
 use super::method::LandError;
 use super::slab::Pages;
 use super::split::{aligned_like, same_part};
+use crate::budget::is_reserved;
 use crate::mappings::{Mapping, mappings_in};
-use crate::pool::is_near_a_slab;
+use crate::pool::is_in_a_slab;
 use crate::{
     Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
-    Registrar, Watch,
+    Registrar, Translation, Watch,
 };
 use pinfold_core::foreign::{self, ForeignPart};
 use pinfold_kernel::{Errno, memory, process::page_bytes};
@@ -154,7 +155,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     ///
     /// [`ZoneError`].
     pub fn new(cache: &'c Cache<R, M>, pages: P, options: Options) -> Result<Self, ZoneError> {
-        if !cache.registrar().holds_pages() {
+        if cache.registrar().translation() != Translation::Pinned {
             return Err(ZoneError::FollowsPageTable);
         }
         let max_region_bytes = cache.registrar().limits().max_region_bytes;
@@ -172,13 +173,18 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Ok(zone)
     }
 
-    /// A slot for a message to `target`, in the hands of one place, and where in it the message goes.
-    pub(super) fn hold(
-        &self,
-        target: AddressRange,
-    ) -> Result<(Held<'_, 'c, R, M, P>, AddressRange), AskError> {
-        let (slot, place) = self.take_slot(target)?;
-        Ok((Held::new(self, slot), place))
+    /// A slot for a message to `target`, in the hands of one place, its handle, and where in it the message goes.
+    pub(super) fn hold(&self, target: AddressRange) -> Result<Taken<'_, 'c, R, M, P>, AskError> {
+        loop {
+            let (slot, place) = self.take_slot(target)?;
+            let mut held = Held::new(self, slot);
+            match held.registered() {
+                Ok(handle) => return Ok((held, handle, place)),
+                // It is not found again, so the next is another.
+                Err(Unregistered::Torn) => {}
+                Err(Unregistered::Refused(error)) => return Err(AskError::Register(error)),
+            }
+        }
     }
 
     /// Registers every free slot that an exchange has left without a registration. Says how many.
@@ -192,8 +198,11 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         }
         let mut count = 0;
         while let Some(slot) = self.take_unregistered() {
-            Held::new(self, slot).registered()?;
-            count += 1;
+            match Held::new(self, slot).registered() {
+                Ok(_handle) => count += 1,
+                Err(Unregistered::Torn) => {}
+                Err(Unregistered::Refused(error)) => return Err(error),
+            }
         }
         Ok(count)
     }
@@ -288,7 +297,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         from: AddressRange,
         to: AddressRange,
     ) -> Result<Exchange, LandError> {
-        if is_near_a_slab(to) {
+        if is_in_a_slab(to) || is_reserved(to) {
             return Err(LandError::PoolMemory);
         }
         let (parts, old) = (parts_of(from)?, parts_of(to)?);
@@ -508,6 +517,17 @@ impl<R: Registrar, M: Monitor, P: Pages> Drop for Zone<'_, R, M, P> {
     }
 }
 
+/// A slot, its handle, and the place in it.
+type Taken<'z, 'c, R, M, P> = (Held<'z, 'c, R, M, P>, <R as Registrar>::Handle, AddressRange);
+
+/// Why a slot has no registration.
+enum Unregistered {
+    /// Its memory is not mapped, or another mapping's by now: it is never used again.
+    Torn,
+    /// The cache gave none.
+    Refused(GetError),
+}
+
 /// A slot that has a holder and to which no device writes; free again when it is dropped, but in a forked child.
 pub(super) struct Held<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     pub(super) zone: &'z Zone<'c, R, M, P>,
@@ -521,16 +541,17 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     }
 
     /// The slot's handle; registers it if it has none.
-    pub(super) fn registered(&mut self) -> Result<R::Handle, GetError> {
+    fn registered(&mut self) -> Result<R::Handle, Unregistered> {
         if let Some(lease) = &self.lease {
             return Ok(lease.handle());
         }
-        self.tidy();
+        self.tidy()?;
         let start = std::ptr::with_exposed_provenance(self.slot.start());
         // SAFETY: the slot is the zone's alone, and the holder of the place writes it by the device
         // alone. Its pages change in exchanges, each of which ends in `unregister`.
         let lease =
-            unsafe { self.zone.cache.request(start, self.slot.len(), ACCESS).vouched().get() }?;
+            unsafe { self.zone.cache.request(start, self.slot.len(), ACCESS).vouched().get() }
+                .map_err(Unregistered::Refused)?;
         let handle = lease.handle();
         self.lease = Some(lease);
         Ok(handle)
@@ -538,13 +559,13 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
 
     /// Begins with new pages if the slot has come to consist of more mappings than an exchange
     /// takes.
-    fn tidy(&self) {
-        if parts_of(self.slot).is_err() {
-            // SAFETY: a slot without a registration, held here, has nothing in it.
-            if !unsafe { self.zone.renew(self.slot) } {
-                self.zone.tear(self.slot);
-            }
+    fn tidy(&self) -> Result<(), Unregistered> {
+        // SAFETY: a slot without a registration, held here, has nothing in it.
+        if parts_of(self.slot).is_err() && !unsafe { self.zone.renew(self.slot) } {
+            self.zone.tear(self.slot);
+            return Err(Unregistered::Torn);
         }
+        Ok(())
     }
 
     /// Has the cache forget the slot, whose pages have changed.

@@ -82,7 +82,7 @@ pub fn request(
     path: &Path,
     patience: Duration,
 ) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
-    let deadline = Instant::now() + FOR_OUR_TURN * patience;
+    let deadline = after(patience.saturating_mul(FOR_OUR_TURN));
     loop {
         match Conversation::begin(path, patience).and_then(Conversation::ask) {
             // Many programs of one user start at once. It is over soon.
@@ -92,6 +92,13 @@ pub fn request(
             end => return end,
         }
     }
+}
+
+/// So long from now: a century is as good as any longer time.
+fn after(patience: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    let now = Instant::now();
+    now.checked_add(patience.min(CENTURY)).unwrap_or(now)
 }
 
 fn left(deadline: Instant) -> Duration {
@@ -218,7 +225,7 @@ struct Conversation {
 
 impl Conversation {
     fn begin(path: &Path, patience: Duration) -> Result<Self, ConnectError> {
-        let deadline = Instant::now() + patience;
+        let deadline = after(patience);
         let socket = loop {
             match socket::connect(path, left(deadline)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -248,7 +255,7 @@ impl Conversation {
 
     fn ask(mut self) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
         let challenge = self.challenge()?;
-        self.deadline = Instant::now() + FOR_OUR_TURN * self.patience;
+        self.deadline = after(self.patience.saturating_mul(FOR_OUR_TURN));
         match socket::send(self.socket.as_fd(), &ToHelper::Ask(challenge).encode(), &[]) {
             // It has closed, and may have said why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
@@ -422,6 +429,17 @@ mod tests {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("pinfold-notify-{}-{number}", std::process::id());
         std::env::temp_dir().join(name)
+    }
+
+    #[test]
+    fn there_is_no_patience_too_long() {
+        for patience in [Duration::MAX, Duration::MAX / 2, Duration::from_secs(u64::from(u32::MAX))]
+        {
+            let refused = request(&place(), patience).unwrap_err();
+            assert!(matches!(refused, ConnectError::Absent { .. }), "{refused}");
+        }
+        let within = after(Duration::MAX) - Instant::now();
+        assert!(within > Duration::from_secs(1 << 30), "{within:?}");
     }
 
     /// What a client gets from a helper that does this with its connection.

@@ -16,7 +16,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to close a number in a table of descriptors that is the reader's alone, and to
+//! This file reopens `unsafe_code` to have a table of descriptors that is the reader's alone, to close a number there, and to
 //! read from it.
 
 #![allow(unsafe_code)]
@@ -181,7 +181,8 @@ impl Core {
 
 /// Reads events until told to stop.
 pub(super) fn run(core: &Core, uffd: Descriptor) {
-    let own_table = descriptor::keep_only(&[uffd]).is_ok();
+    // SAFETY: this thread is the library's own, has no other descriptor, and closes this one by its number.
+    let own_table = unsafe { descriptor::keep_only(&[uffd]) }.is_ok();
     // SAFETY: it was opened, so it is not -1. In a table of its own it stays open until this thread closes it; in one
     // that is shared the kernel looks the number up for each call.
     let lent = unsafe { BorrowedFd::borrow_raw(uffd) };

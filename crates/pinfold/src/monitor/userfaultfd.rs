@@ -214,16 +214,24 @@ impl Userfaultfd {
         self.wait_for_reader(|| self.core.is_named(number))
     }
 
+    /// Waits until the reader has done what it was asked for. If it can be woken by nothing, because the change that
+    /// would is refused (a filter of system calls) and no event is under way, nothing is believed any more.
     fn wait_for_reader(&self, is_done: impl Fn() -> bool) -> Result<(), Lost> {
-        // The change wakes the reader; if it cannot be made, an event that is already under way
-        // does.
-        let _ = self.doorbell.as_ref().map(AtomicPage::discard);
+        let mut woken = self.wake_reader();
         let mut patience = Patience::new();
         while !is_done() {
+            if woken.is_err() && patience.is_over() {
+                woken = self.wake_reader();
+                woken.map_err(|errno| self.lose(errno))?;
+            }
             patience.pause();
             self.usable()?;
         }
         Ok(())
+    }
+
+    fn wake_reader(&self) -> Result<(), Errno> {
+        self.doorbell.as_ref().map_or(Ok(()), AtomicPage::discard)
     }
 
     /// Watches the mappings that `range` lies in.

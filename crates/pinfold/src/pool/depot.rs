@@ -249,6 +249,24 @@ impl Depot {
         self.after_puts(state, emptied);
     }
 
+    /// Gives what a raid has left in these magazines, because it found their owner busy, to those that wait. Called by the
+    /// owner. An empty slab waits for the next put to be noticed, because nothing that may panic is called here while
+    /// the owner has a block; of a pool whose handle is gone no thread takes any.
+    pub(super) fn hand_over(&self, hand: &Hand) {
+        if self.is_forked() {
+            return;
+        }
+        let mut state = self.lock();
+        hand.end_recall();
+        if state.closed {
+            let emptied = state.empty_hand(hand);
+            self.after_puts(state, emptied);
+        } else if state.has_waiters() {
+            state.empty_hand(hand);
+            self.wake(&state);
+        }
+    }
+
     /// Counts a panic that has nowhere to go.
     pub(super) fn keep_panic_back(&self) {
         if !self.is_forked() {
@@ -264,14 +282,9 @@ impl Depot {
         if !worth_it && !state.has_waiters() {
             return 0;
         }
-        let closed = self.gate().close();
-        let hands = if closed { state.hands.clone() } else { Vec::new() };
-        let mut moved = 0;
-        for hand in hands.iter().filter(|hand| is_quiet(hand)) {
-            moved += (0..CLASSES).map(|size| hand.count(size)).sum::<usize>();
-            state.empty_hand(hand);
-        }
-        state.counts.raids += u64::from(closed);
+        let emptied = self.empty_hands(state);
+        state.counts.raids += u64::from(emptied.is_some());
+        let moved = emptied.unwrap_or(0);
         self.open_unless_awaited(state);
         if moved > 0 {
             self.wake(state);
@@ -279,8 +292,25 @@ impl Depot {
         moved
     }
 
+    /// Closes the gate and takes all back of the magazines of every thread that is not in the middle of them; how many
+    /// blocks. The others hand over what they have. `None` if the system had no barrier to offer.
+    fn empty_hands(&self, state: &mut State) -> Option<usize> {
+        let hands = state.hands.clone();
+        hands.iter().for_each(|hand| hand.recall());
+        self.gate().close().then(|| {
+            let mut moved = 0;
+            for hand in hands.iter().filter(|hand| is_quiet(hand)) {
+                hand.end_recall();
+                moved += (0..CLASSES).map(|size| hand.count(size)).sum::<usize>();
+                state.empty_hand(hand);
+            }
+            moved
+        })
+    }
+
+    /// Not that of a pool whose handle is gone, where every buffer that comes back has to be seen.
     fn open_unless_awaited(&self, state: &State) {
-        if !state.has_waiters() {
+        if !state.has_waiters() && !state.closed {
             self.gate().open();
         }
     }
@@ -811,12 +841,8 @@ impl Depot {
         let mut state = self.lock();
         state.closed = true;
         // The gate stays closed. A buffer may be coming back by its bare address on another thread; what
-        // that has cached, if it is in the midst of it now, is put back when it puts again or ends.
-        if self.gate().close() {
-            for hand in state.hands.clone().iter().filter(|hand| is_quiet(hand)) {
-                state.empty_hand(hand);
-            }
-        }
+        // that has cached, if it is in the midst of it now, it hands over.
+        self.empty_hands(&mut state);
         let empty = state.remove_empty(0, 0);
         drop(state);
         let given_back = foreign::call(|| self.give_back(empty));
@@ -1252,8 +1278,9 @@ fn halve_largest(state: &mut State, hand: &Hand) {
     }
 }
 
-/// How often a raid looks for a thread to come out of its magazines before it leaves them alone:
-/// the thread may have lost its processor there, but it needs it for some nanoseconds only.
+/// How often a raid looks for a thread to come out of its magazines before it leaves them alone, and their owner
+/// [hands over](Depot::hand_over) what they hold: the thread may have lost its processor there, but it needs it for
+/// some nanoseconds only.
 const LOOKS: usize = 1000;
 
 fn is_quiet(hand: &Hand) -> bool {
@@ -1264,4 +1291,26 @@ fn is_quiet(hand: &Hand) -> bool {
         }
         quiet
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{Pool, PoolConfig};
+    use crate::registrar::Mlock;
+
+    /// Whatever raids it then: a lender's call, or a thread that ends.
+    #[test]
+    fn the_gate_of_a_pool_that_is_gone_stays_closed() {
+        let pool = Pool::new(Mlock::new().unwrap(), PoolConfig::default()).unwrap();
+        let depot = pool.depot().weak().upgrade().unwrap();
+        // Relaxed: one thread.
+        let is_open = || depot.mark.word().load(Ordering::Relaxed) == depot.id.0;
+        depot.open_unless_awaited(&depot.lock());
+        assert!(is_open());
+        drop(pool);
+        assert!(!is_open());
+        depot.open_unless_awaited(&depot.lock());
+        assert!(!is_open());
+    }
 }

@@ -3,6 +3,10 @@
 //! A word for each 2 MiB of the address space, where slabs begin; two levels, so that the table
 //! has 32 KiB of its own and takes 128 KiB for each 32 GiB of addresses that a slab was ever in.
 //! Those are kept for good.
+//!
+//! What an address finds is followed, so it must not go meanwhile. It does not: the addresses of a slab's blocks
+//! are mapped by the slab alone, to the end of the last one (`Memory`), from before it is found until after it is
+//! not found any more. So memory of other code finds nothing, and a buffer that is out keeps its slab.
 
 use super::memory::HUGE;
 use crate::sync::{AtomicPtr, OnceLock, Ordering};
@@ -71,10 +75,9 @@ pub(super) fn find(address: usize) -> Option<NonNull<Found>> {
     TABLE.find(address)
 }
 
-/// Whether a slab has any of the 2 MiB blocks in which the range lies. True also of what other code
-/// has mapped behind a slab that is shorter than its last block.
+/// Whether a slab has any of the 2 MiB blocks in which the range lies.
 #[cfg(not(loom))]
-pub(crate) fn is_near_a_slab(range: AddressRange) -> bool {
+pub(crate) fn is_in_a_slab(range: AddressRange) -> bool {
     let blocks = range.start() / HUGE..range.end().div_ceil(HUGE);
     blocks.into_iter().any(|block| find(block * HUGE).is_some())
 }
@@ -98,10 +101,10 @@ mod tests {
         let (start, slab) = (ADDRESSES - 4 * HUGE, NonNull::<Found>::dangling());
         assert!(set(start, 2 * HUGE + 4096, Some(slab)));
         assert_eq!(find(start), Some(slab));
-        assert_eq!(find(start + 2 * HUGE), Some(slab), "its beginning of a block is the slab's");
+        assert_eq!(find(start + 2 * HUGE), Some(slab), "the last block is the slab's, whole");
         assert_eq!(find(start - 1), None);
         assert_eq!(find(start + 3 * HUGE), None);
-        let near = |start, bytes| is_near_a_slab(AddressRange::new(start, bytes).unwrap());
+        let near = |start, bytes| is_in_a_slab(AddressRange::new(start, bytes).unwrap());
         assert!(near(start, 1) && near(start - 1, 2) && near(start + 3 * HUGE - 1, 1));
         assert!(!near(start - 1, 1) && !near(start + 3 * HUGE, 1));
         assert!(set(start, 2 * HUGE + 4096, None));

@@ -60,6 +60,9 @@ impl fmt::Display for PageKind {
 #[derive(Debug)]
 pub(super) struct Memory {
     mapping: OwnedMapping,
+    /// The rest of its last block of [`HUGE`] bytes: a look-up by address knows blocks, so what is in one is no
+    /// other code's.
+    _behind: Option<OwnedMapping>,
     bytes: usize,
     /// Of what kind the bytes counted below are; the rest is in base pages.
     kind: PageKind,
@@ -96,11 +99,11 @@ impl Memory {
         // fork itself fails; so a child gets none of it.
         mapping.leave_out_of_forks()?;
         mapping.populate()?;
-        Ok(Self { mapping, bytes, kind: PageKind::SetAside, huge_bytes: bytes })
+        Ok(Self { mapping, _behind: None, bytes, kind: PageKind::SetAside, huge_bytes: bytes })
     }
 
     fn mapped(bytes: usize, huge: bool) -> Result<Self, MapError> {
-        let mut mapping = OwnedMapping::aligned(bytes, HUGE).map_err(failed("mmap"))?;
+        let (mut mapping, behind) = OwnedMapping::blocks(bytes, HUGE).map_err(failed("mmap"))?;
         // A kernel without transparent huge pages refuses either; that is seen below.
         let _ = mapping.want_huge_pages(huge);
         // The kernel copies pinned pages for a child at the fork; a child has no use for them.
@@ -110,7 +113,7 @@ impl Memory {
             done => done.map_err(failed("madvise(MADV_POPULATE_WRITE)"))?,
         }
         let (kind, huge_bytes) = what_came(&mapping, bytes, huge);
-        Ok(Self { mapping, bytes, kind, huge_bytes })
+        Ok(Self { mapping, _behind: Some(behind), bytes, kind, huge_bytes })
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {

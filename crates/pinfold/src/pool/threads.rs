@@ -67,16 +67,43 @@ fn at_hand(depot: &Depot) -> Option<&Hand> {
 /// A block of this size, without a lock.
 #[inline(always)]
 pub(super) fn take(depot: &Depot, class: Class) -> Option<NonNull<u8>> {
+    let hand = at_hand(depot)?;
     // SAFETY: the magazines are this thread's, of this pool, whose gate it is.
-    at_hand(depot).and_then(|hand| unsafe { hand.take(class.index(), depot.gate()) })
+    let block = unsafe { hand.take(class.index(), depot.gate()) };
+    if hand.is_recalled() {
+        hand_over(hand);
+    }
+    block
 }
 
 /// Puts a block back without a lock; false if that cannot be.
 #[inline(always)]
 #[must_use = "a block that was not kept is still the caller's"]
 pub(super) fn put(depot: &Depot, class: Class, block: NonNull<u8>) -> bool {
+    let Some(hand) = at_hand(depot) else { return false };
     // SAFETY: as in `take`; the block is the caller's.
-    at_hand(depot).is_some_and(|hand| unsafe { hand.put(class.index(), block, depot.gate()) })
+    let kept = unsafe { hand.put(class.index(), block, depot.gate()) };
+    // A block that was not kept is put back with the lock held, and that wakes a thread that waits. The pool may be
+    // gone once it was: the magazines are not, as long as the thread's table has them.
+    if kept && hand.is_recalled() {
+        hand_over(hand);
+    }
+    kept
+}
+
+/// Hands over what is cached in the calling thread's own magazines.
+#[cold]
+fn hand_over(hand: &Hand) {
+    let depot = SEATS.try_with(|seats| {
+        let seats = seats.try_borrow().ok()?;
+        let seat = seats.0.iter().find(|seat| std::ptr::eq(&*seat.hand, hand))?;
+        seat.depot.upgrade()
+    });
+    if let Some(depot) = depot.ok().flatten() {
+        depot.hand_over(hand);
+        // The last reference takes the registrar and the budget along.
+        foreign::discard(depot);
+    }
 }
 
 /// The calling thread's magazines of this pool, looked for or made; `None` in a forked child and

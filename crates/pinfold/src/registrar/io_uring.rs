@@ -245,9 +245,22 @@ impl IoUring {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Tags`] if `values` contains zero, which is no tag, or has fewer than 2^32
-    /// values, so that one is left whatever is out.
-    pub fn with_tags(mut self, values: Range<u64>) -> Result<Self, OpenError> {
+    /// [`OpenError::Tags`] if `values` contains zero, which is no tag, or has fewer than 2^48
+    /// values, so that none comes round while the process lives.
+    ///
+    /// # Safety
+    ///
+    /// No request on the ring has one of the values for its `user_data`: neither one of the program's, nor a
+    /// registration of another process that has the ring (registrars of this process never use a value twice,
+    /// whatever their ranges). A completion with the value of a registration is taken for the end of all requests
+    /// that used it, and their memory is moved then.
+    ///
+    /// ```compile_fail,E0133
+    /// # let ring = io_uring::IoUring::new(8).unwrap();
+    /// let registrar = unsafe { pinfold::registrar::IoUring::new(&ring, 8) }.unwrap();
+    /// let tagged = registrar.with_tags(1 << 63..u64::MAX);
+    /// ```
+    pub unsafe fn with_tags(mut self, values: Range<u64>) -> Result<Self, OpenError> {
         self.tags = Some(Tags::new(values).ok_or(OpenError::Tags)?);
         Ok(self)
     }
@@ -265,8 +278,8 @@ impl IoUring {
     /// # use pinfold::registrar::IoUring;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Ok(mut ring) = io_uring::IoUring::new(8) else { return Ok(()) };
-    /// // SAFETY: the ring's table of buffers is left to the registrar.
-    /// let registrar = unsafe { IoUring::new(&ring, 16) }?.with_tags(1 << 63..u64::MAX)?;
+    /// // SAFETY: the ring's table of buffers is left to the registrar, and so are these values.
+    /// let registrar = unsafe { IoUring::new(&ring, 16)?.with_tags(1 << 63..u64::MAX) }?;
     /// for completion in ring.completion() {
     ///     // SAFETY: the completion is of the ring that the registrar registers in.
     ///     if !unsafe { registrar.ended(completion.user_data()) } {
@@ -289,13 +302,8 @@ impl IoUring {
     fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
         let Some(tags) = &self.tags else { return self.ring.fill(slot, range, 0) };
         let tag = tags.draw();
-        match self.ring.fill(slot, range, tag) {
-            Ok(()) => tags.put(slot, tag),
-            Err(errno) => {
-                tags.put_back(tag);
-                return Err(errno);
-            }
-        }
+        self.ring.fill(slot, range, tag)?;
+        tags.put(slot, tag);
         Ok(())
     }
 
@@ -349,7 +357,9 @@ impl IoUring {
     }
 }
 
-impl Registrar for IoUring {
+// SAFETY: a slot of the ring's table reaches the buffer that the kernel pinned for it; it is in one registration's hands
+// until it was emptied, because nothing else changes the table (`IoUring::new`).
+unsafe impl Registrar for IoUring {
     type Handle = BufferIndex;
 
     fn limits(&self) -> RegistrarLimits {
@@ -655,7 +665,7 @@ pub enum OpenError {
         asked: u32,
     },
     /// The values are too few for tags, or zero is among them.
-    #[error("tags need a range of at least 2^32 values without zero: 1 << 63.. has")]
+    #[error("tags need a range of at least 2^48 values without zero: 1 << 63.. has")]
     Tags,
     /// The kernel knows no tables with empty slots.
     #[error("the kernel knows no tables with empty slots: use Linux 5.19 or later")]

@@ -215,7 +215,8 @@ fn unlock_each(range: AddressRange) -> Result<(), Errno> {
     parts.into_iter().map(unlock_mapped).fold(Ok(()), Result::and)
 }
 
-impl Registrar for Mlock {
+// SAFETY: no device gets at the memory: a registration locks pages, and counts who else has locked them.
+unsafe impl Registrar for Mlock {
     type Handle = LockedPages;
 
     fn limits(&self) -> RegistrarLimits {
@@ -277,7 +278,8 @@ impl Registrar for Mlock {
 
 /// Locked memory may be moved at any time, so there is nothing to take back: a lock keeps pages in
 /// memory, not in their place.
-impl Suspend for Mlock {
+// SAFETY: there is no connection, and no translation that could be used.
+unsafe impl Suspend for Mlock {
     /// No device uses what is locked.
     type Connection = Infallible;
 

@@ -78,7 +78,11 @@ const TURN: usize = 4 << 20;
 /// # Errors
 ///
 /// [`MeasureError`].
-pub fn measure<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
+///
+/// # Safety
+///
+/// The pool is one for the cache's device, as for [`TransferPlanner::with_pool`].
+pub unsafe fn measure<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     cache: &Cache<R, M>,
     pool: Option<&Pool<R>>,
     mover: &mut V,
@@ -86,7 +90,8 @@ pub fn measure<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
 ) -> Result<Costs, MeasureError<V::Error>> {
     let mut planner = TransferPlanner::new(cache, Costs::UNMEASURED);
     if let Some(pool) = pool {
-        planner = planner.with_pool(pool);
+        // SAFETY: the caller's promise.
+        planner = unsafe { planner.with_pool(pool) };
     }
     let mut meter = Meter { cache, planner, mover };
     let mut times = WAYS.map(|_| Times::default());

@@ -19,7 +19,7 @@ use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError};
 use crate::pool::{AllocateError, Pool};
 use crate::{
     Access, AddressRange, BadAddress, Cache, GetError, GetRequest, Keep, Lease, Monitor, PerUse,
-    RangeError, RegisterError, Registrar, Uncovered, UseCosts, Watch,
+    RangeError, RegisterError, Registrar, Translation, Uncovered, UseCosts, Watch,
 };
 use std::fmt;
 
@@ -95,10 +95,22 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         Self { cache, pool: None, copy_bytes: 0, costs, options, refused, tally }
     }
 
-    /// With `pool` to copy through, whose registrations are with the cache's device. Up to its longest
-    /// buffer: bound its [`max_bytes`](crate::pool::PoolConfig::max_bytes) to what it may cost.
+    /// With `pool` to copy through, up to its longest buffer: bound its
+    /// [`max_bytes`](crate::pool::PoolConfig::max_bytes) to what it may cost.
+    ///
+    /// # Safety
+    ///
+    /// The pool's registrations mean to the device of each transfer what the cache's do: they share a registrar by
+    /// `Arc`, or have two of one protection domain. A slot or a key of another device would name other memory.
+    ///
+    /// ```compile_fail,E0133
+    /// # use pinfold::{Cache, Monitor, Registrar, pool::Pool, strategy::{Costs, TransferPlanner}};
+    /// # fn without_a_word<R: Registrar, M: Monitor>(cache: &Cache<R, M>, pool: &Pool<R>) {
+    /// let planner = TransferPlanner::new(cache, Costs::UNMEASURED).with_pool(pool);
+    /// # }
+    /// ```
     #[must_use]
-    pub fn with_pool(self, pool: &'d Pool<R>) -> Self {
+    pub unsafe fn with_pool(self, pool: &'d Pool<R>) -> Self {
         let longest = pool.registrar().limits().max_region_bytes;
         Self { pool: Some(pool), copy_bytes: pool.config().max_bytes.min(longest), ..self }
     }
@@ -643,9 +655,9 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         self.costs.decide(self.question(wish, uses, coverage))
     }
 
-    /// Whether registrations need no monitor, because the device looks pages up when it moves them.
+    /// Whether registrations need no monitor, because every device looks pages up when it moves them.
     fn follows_page_table(&self) -> bool {
-        !self.cache.registrar().holds_pages()
+        self.cache.registrar().translation() == Translation::OnDemand
     }
 
     fn question(&self, wish: &Wish, uses: Uses, coverage: Coverage) -> Question {

@@ -213,6 +213,14 @@ impl Gigantic {
         assert_eq!(unsafe { libc::fallocate(self.file.as_raw_fd(), hole, 0, 2 << 20) }, 0);
     }
 
+    /// Has the memory of its first huge page fail. Whether it did: root may, where there is a page and the
+    /// kernel knows of such failures.
+    pub(crate) fn poison_first(&self) -> bool {
+        // SAFETY: the mapping is this value's; what is lost is a page of its own.
+        let advise = |advice| unsafe { libc::madvise(self.first(), 2 << 20, advice) == 0 };
+        advise(libc::MADV_POPULATE_WRITE) && advise(libc::MADV_HWPOISON)
+    }
+
     /// Takes rights to its first huge page away, which splits the mapping.
     pub(crate) fn protect_first(&self) {
         // SAFETY: the mapping is this value's.
@@ -246,6 +254,15 @@ impl Memory {
     pub(crate) fn private(pages: usize) -> Self {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         Self::touched(Self::map(pages * page(), kind, -1))
+    }
+
+    /// Address space without a page.
+    pub(crate) fn reserved(pages: usize) -> Self {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let memory = Self::map(pages * page(), kind, -1).unwrap();
+        // Huge pages would be had by a touch of one.
+        memory.advise(libc::MADV_NOHUGEPAGE);
+        memory
     }
 
     pub(crate) fn of_memfd(pages: usize) -> (Self, OwnedFd) {
@@ -326,7 +343,12 @@ impl Memory {
     }
 
     pub(crate) fn touch(&self) {
-        for offset in (0..self.bytes).step_by(page()) {
+        self.touch_each(1);
+    }
+
+    /// Touches one page of so many.
+    pub(crate) fn touch_each(&self, pages: usize) {
+        for offset in (0..self.bytes).step_by(pages * page()) {
             // SAFETY: mapped for writing, and without references into it.
             unsafe { self.at(offset).cast::<u8>().write_volatile(1) };
         }

@@ -11,7 +11,8 @@ use pinfold::pieces::{Completion, Mover, Request};
 use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 use pinfold::{
     Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, Lost, MappingKind,
-    Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Watch,
+    Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Translation,
+    Watch,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -116,7 +117,8 @@ impl fmt::Debug for LoudEnd {
 /// The same, but each of its deregistrations panics when it is done, and so does its destructor.
 pub(crate) struct Loud(pub(crate) Device, #[expect(dead_code)] pub(crate) LoudEnd);
 
-impl Registrar for Loud {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Loud {
     type Handle = u32;
 
     fn limits(&self) -> RegistrarLimits {
@@ -138,15 +140,16 @@ impl Registrar for Loud {
 /// The same, but it follows the page table.
 pub(crate) struct Following(pub(crate) Device);
 
-impl Registrar for Following {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Following {
     type Handle = u32;
 
     fn limits(&self) -> RegistrarLimits {
         self.0.limits()
     }
 
-    fn holds_pages(&self) -> bool {
-        false
+    fn translation(&self) -> Translation {
+        Translation::OnDemand
     }
 
     unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u32, RegisterError> {
@@ -260,7 +263,8 @@ impl Records {
     }
 }
 
-impl Registrar for Device {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Device {
     type Handle = u32;
 
     fn limits(&self) -> RegistrarLimits {
@@ -286,7 +290,8 @@ impl Registrar for Device {
 }
 
 /// Its connections can be stopped, by their numbers; it panics behind what it did.
-impl Suspend for Device {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Suspend for Device {
     type Connection = Link;
 
     fn now(&self) -> Duration {

@@ -503,3 +503,40 @@ fn holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others() {
     });
     assert_eq!(status.code(), Some(RAN), "{status}");
 }
+
+/// A slot whose memory the kernel has unmapped, and cannot map again, is no place for data, registered or not.
+#[test]
+fn a_slot_that_cannot_be_mapped_again_is_not_registered() {
+    let name = "landings::a_slot_that_cannot_be_mapped_again_is_not_registered";
+    let status = in_a_process_of_its_own(name, || {
+        for by_asking in [false, true] {
+            let (cache, _records) = a_cache();
+            let slab = Slab::new(BYTES, 2, false).unwrap();
+            let slots = slab.slots();
+            let zone = Zone::new(&cache, slab, Options::default()).unwrap();
+            let (target, other) = (Target::new(), Target::new());
+            let place = target.ask(&zone);
+            let torn = *slots.iter().find(|slot| slot.contains(&place.range())).unwrap();
+            receive(place.range(), 3);
+            // SAFETY: the data is there.
+            let landed = unsafe { place.arrived() }.land_by(Method::Exchange).unwrap();
+            assert_eq!(landed.copied_because, None);
+            let kept = other.ask(&zone);
+            assert!(!torn.contains(&kept.range()), "one that is registered comes first");
+            // SAFETY: memory of a slot that no code uses; and it is not mapped again below.
+            unsafe { pinfold_kernel::memory::unmap(torn) };
+            let limit = NoMoreMemory::new();
+            let registered = if by_asking {
+                // SAFETY: see the file's header.
+                unsafe { zone.ask(target.0, BYTES) }.is_ok()
+            } else {
+                zone.refill() != Ok(0)
+            };
+            drop(limit);
+            assert!(!registered, "by asking: {by_asking}");
+            drop(kept);
+            assert_eq!(zone.free_slots(), 1);
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}

@@ -18,12 +18,12 @@ use pinfold::landing::{Crossover, Options, Slab, Zone};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::registrar::{BufferIndex, IoUring};
 use pinfold::strategy::{Costs, Reuse, TransferPlanner};
-use pinfold::{Access, AddressRange, Config, Registrar};
+use pinfold::{Access, AddressRange, Cache, Config, Registrar};
 use pinfold_core::Amount;
 use pinfold_core::pending_changes::PendingChanges;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 /// One row, in a process of its own, because it forks.
@@ -150,6 +150,46 @@ fn a_pool_itself() {
         end(pool, how);
         assert_eq!((records.is_gone(), records.live()), (!how.leaks(), usize::from(how.leaks())));
     });
+}
+
+/// A cache needs no reclaimer; one that leaks keeps what the cache is made of, without the registrations.
+#[test]
+fn reclaimer() {
+    row("reclaimer", |how| {
+        let (device, records) = device();
+        let mut cache = Cache::new(device, Silent::new(), Config::keeping_all()).unwrap();
+        let started = cache.start_reclaimer(|reclaimer| {
+            end(reclaimer, how);
+            Ok(thread::spawn(|| {}))
+        });
+        started.unwrap();
+        let memory = memory(PAGE);
+        // SAFETY: see the file's header.
+        drop(unsafe { cache.get(memory.as_ptr(), PAGE, Access::READ) }.unwrap());
+        assert_eq!(records.live(), 1);
+        drop(cache);
+        assert_eq!((records.live(), records.is_gone()), (0, !how.leaks()));
+    });
+}
+
+/// A cache that ends waits for the thread that `start_reclaimer` was given, whatever that does.
+#[test]
+fn a_cache_waits_for_its_reclaimers_thread() {
+    let mut cache = Cache::new(device().0, Silent::new(), Config::keeping_all()).unwrap();
+    let (leave, left) = mpsc::channel();
+    let ended = Arc::new(AtomicBool::new(false));
+    let sets = Arc::clone(&ended);
+    let started = cache.start_reclaimer(|reclaimer| {
+        Ok(thread::spawn(move || {
+            reclaimer.run();
+            left.recv().unwrap();
+            sets.store(true, SeqCst);
+        }))
+    });
+    started.unwrap();
+    leave.send(()).unwrap();
+    drop(cache);
+    assert!(ended.load(SeqCst));
 }
 
 /// A place that ends gives its pages up and its slot back; one that leaks keeps its slot, and the zone's

@@ -236,3 +236,26 @@ fn a_check_that_is_refused_is_a_loss() {
         });
     });
 }
+
+/// The reader is woken by a change of a page. Where that is refused, the wait for it ends, and nothing is believed.
+#[test]
+fn a_reader_that_cannot_be_woken_is_a_loss() {
+    use pinfold::{AddressRange, Lost, Monitor, monitor::Choice, monitor::best_without_loading};
+    alone("rights::a_reader_that_cannot_be_woken_is_a_loss", || {
+        let monitor =
+            || best_without_loading().ok().filter(|it| it.chosen() == Choice::Userfaultfd);
+        if monitor().is_none() {
+            return eprintln!("skipped: no userfaultfd here");
+        }
+        let child = fork(|| {
+            let monitor = monitor().unwrap();
+            let range = AddressRange::new(map(PAGES), BYTES).unwrap();
+            assert_eq!(monitor.watch(range), pinfold::Watch::Covered);
+            refuse(&[libc::SYS_madvise], libc::EPERM);
+            monitor.unwatch(range);
+            assert_eq!(monitor.check(), Err(Lost::Descriptor { errno: libc::EPERM }));
+            std::mem::forget(monitor);
+        });
+        assert_eq!(wait_for(child), 0);
+    });
+}

@@ -22,7 +22,8 @@ struct Forks(Mlock);
 /// The child's number, zero in the child, less before there is one.
 static CHILD: AtomicI32 = AtomicI32::new(-1);
 
-impl Registrar for Forks {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Forks {
     type Handle = LockedPages;
 
     fn limits(&self) -> RegistrarLimits {
@@ -48,7 +49,8 @@ impl Registrar for Forks {
     }
 }
 
-impl Suspend for Forks {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Suspend for Forks {
     type Connection = Infallible;
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
@@ -117,7 +119,8 @@ struct Waits {
     go_on: Mutex<Receiver<()>>,
 }
 
-impl Registrar for Waits {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Waits {
     type Handle = LockedPages;
 
     fn limits(&self) -> RegistrarLimits {
@@ -143,7 +146,8 @@ impl Registrar for Waits {
     }
 }
 
-impl Suspend for Waits {
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Suspend for Waits {
     type Connection = Infallible;
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {

@@ -3,6 +3,12 @@
 //! It has a table of descriptors of its own, with the attachments in it and the ring buffer that becomes
 //! readable when a program wakes it. So no code that closes descriptors in this process can take the
 //! programs away.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to give the thread that table.
+
+#![allow(unsafe_code)]
 
 use super::Core;
 use super::error::EbpfError;
@@ -30,7 +36,8 @@ pub(super) fn start(
     let (tell, told) = mpsc::channel();
     let core = Arc::clone(core);
     let body = move || {
-        let own_table = keep_only(&numbers);
+        // SAFETY: this thread is the library's own, and has numbers only: the values stay with the one that starts it.
+        let own_table = unsafe { keep_only(&numbers) };
         let wakeups = numbers.first().copied().unwrap_or(-1);
         // The thread that waits for it receives the error only.
         let _ = tell.send(own_table);

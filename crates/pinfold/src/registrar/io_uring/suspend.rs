@@ -14,7 +14,10 @@ use pinfold_core::{
 };
 use std::convert::Infallible;
 
-impl Suspend for IoUring {
+// SAFETY: there is no connection; with tags, a slot that is emptied is quiet when the kernel has posted its tag, behind
+// the last request that named it. Without, requests on leases that were handed over are what the trait leaves to the
+// program: every other lease has ended, and its requests with it.
+unsafe impl Suspend for IoUring {
     /// There is none: what uses a slot holds a lease.
     type Connection = Infallible;
 

@@ -1,14 +1,23 @@
 //! Which registrations the ring has yet to say the end of.
 
 use pinfold_core::AddressRange;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many values there must be, so that there is always one that is not out: a ring has 2^14 slots, and each end
-/// waits for a request in flight.
-const FEWEST: u64 = 1 << 32;
+/// How many values there must be: so many registrations, of all registrars, a process does not live to see.
+const FEWEST: u64 = 1 << 48;
+
+/// The registrations of the process that have got a number, or asked for one. One count for all registrars: several
+/// may have one ring, at once or one after another, and take each other's completions for their own.
+static DRAWN: AtomicU64 = AtomicU64::new(0);
+
+/// The number of the registration that is the `count`th of the process: which that is, is in its lower 48 bits.
+const fn numbered(values: &Range<u64>, count: u64) -> u64 {
+    values.start + (count.wrapping_sub(values.start) & (FEWEST - 1))
+}
 
 /// The numbers by which registrations are known when they end.
 pub(super) struct Tags {
@@ -20,10 +29,6 @@ pub(super) struct Tags {
 
 #[derive(Default)]
 struct State {
-    /// Where the next is looked for.
-    drawn: u64,
-    /// Those that were drawn and have not ended.
-    out: HashSet<u64>,
     /// What the slots hold.
     slots: HashMap<u16, u64>,
     /// What was taken out of its slot and may still be in use.
@@ -40,29 +45,15 @@ impl Tags {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a new registration, which no other has that may be in use: one may stay while all values
-    /// come round.
+    /// A number for a new registration, which no other of this process ever has, whatever registrar it is of.
     pub(super) fn draw(&self) -> u64 {
-        let mut state = self.state();
-        loop {
-            let tag = self.values.start + state.drawn;
-            state.drawn = (state.drawn + 1) % (self.values.end - self.values.start);
-            if state.out.insert(tag) {
-                return tag;
-            }
-        }
-    }
-
-    /// The registration for which the number was drawn did not come about.
-    pub(super) fn put_back(&self, tag: u64) {
-        self.state().out.remove(&tag);
+        // Relaxed: that each is drawn once is all that is asked.
+        numbered(&self.values, DRAWN.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The slot holds the registration with this number now.
     pub(super) fn put(&self, slot: u16, tag: u64) {
-        let mut state = self.state();
-        state.out.insert(tag);
-        state.slots.insert(slot, tag);
+        self.state().slots.insert(slot, tag);
     }
 
     /// The slot's registration, of `range`, is about to be taken out: from now on its end is
@@ -78,9 +69,7 @@ impl Tags {
     pub(super) fn ended(&self, tag: u64) -> bool {
         let ours = self.values.contains(&tag);
         if ours {
-            let mut state = self.state();
-            state.ending.retain(|&(other, _)| other != tag);
-            state.out.remove(&tag);
+            self.state().ending.retain(|&(other, _)| other != tag);
         }
         ours
     }
@@ -121,27 +110,45 @@ mod tests {
         assert!(tags.ended(second) && tags.quiet(range(1)));
     }
 
-    /// A registration that stays keeps its number to itself, however many come and go.
+    /// Two registrars of one ring take each other's completions: an end of one says nothing of the other's.
     #[test]
-    fn a_number_that_is_out_is_not_drawn_again() {
-        let tags = Tags::new(1..(1 << 32) + 1).unwrap();
-        let stays = tags.draw();
-        tags.put(3, stays);
-        tags.state().drawn = (1 << 32) - 1;
-        let (last, next) = (tags.draw(), tags.draw());
-        assert_eq!((stays, last, next), (1, 1 << 32, 2));
-        tags.put(4, next);
-        assert_eq!((tags.begin_end(3, range(1)), tags.begin_end(4, range(2))), (Some(1), Some(2)));
-        assert!(tags.ended(next) && tags.quiet(range(2)) && !tags.quiet(range(1)));
-        tags.put_back(last);
-        tags.state().drawn = (1 << 32) - 1;
-        assert_eq!(tags.draw(), last);
+    fn a_completion_of_another_registrar_ends_nothing() {
+        for (ours, theirs) in [
+            (1 << 63..u64::MAX, 1 << 63..u64::MAX),
+            (1..(1 << 48) + 1, 2..(1 << 48) + 2),
+            (1 << 63..u64::MAX, (1 << 62) + 7..u64::MAX),
+        ] {
+            let one = Tags::new(ours).unwrap();
+            let other = Tags::new(theirs).unwrap();
+            for slot in 0..20 {
+                let (tag, foreign) = (one.draw(), other.draw());
+                one.put(slot, tag);
+                other.put(slot, foreign);
+                one.begin_end(slot, range(1));
+                other.begin_end(slot, range(1));
+                one.ended(foreign);
+                assert!(!one.quiet(range(1)), "{tag:#x} has not ended, {foreign:#x} has");
+                assert!(one.ended(tag) && one.quiet(range(1)));
+                assert!(other.ended(foreign) && other.quiet(range(1)));
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_is_one_of_the_values() {
+        for values in [1..(1 << 48) + 1, u64::MAX - (1 << 48)..u64::MAX, 1 << 63..u64::MAX] {
+            for count in [0, 1, values.start - 1, values.start, values.end, u64::MAX] {
+                let tag = numbered(&values, count);
+                assert!(values.contains(&tag), "{tag:#x} of {values:#x?}");
+                assert_eq!((tag ^ count) << 16, 0);
+            }
+        }
     }
 
     #[test]
     fn too_few_values_are_refused() {
         assert!(Tags::new(0..u64::MAX).is_none());
-        assert!(Tags::new(1..1 << 32).is_none());
-        assert!(Tags::new(1..(1 << 32) + 1).is_some());
+        assert!(Tags::new(1..1 << 48).is_none());
+        assert!(Tags::new(1..(1 << 48) + 1).is_some());
     }
 }

@@ -46,9 +46,20 @@ struct Lent {
 }
 
 struct State {
-    /// `None` when the program has taken it back.
-    queue_pair: Option<NonNull<ibv_qp>>,
+    queue_pair: Loan,
     stops: Stops,
+}
+
+/// Whose the queue pair is.
+#[derive(Clone, Copy)]
+enum Loan {
+    /// Ours to stop.
+    Lent(NonNull<ibv_qp>),
+    /// The program's again, to run or to destroy.
+    TakenBack {
+        /// Whether it was in a state in which it touches no memory, or its device was gone.
+        at_rest: bool,
+    },
 }
 
 /// How many suspensions stand on a stopped queue pair: two caches of one device may each have one, and it goes on
@@ -92,7 +103,22 @@ unsafe impl Send for State {}
 impl State {
     /// The queue pair, unless it was taken back.
     fn queue_pair(&self) -> Result<NonNull<ibv_qp>, ConnectionLost> {
-        self.queue_pair.ok_or(ConnectionLost::Gone)
+        match self.queue_pair {
+            Loan::Lent(queue_pair) => Ok(queue_pair),
+            Loan::TakenBack { .. } => Err(ConnectionLost::Gone),
+        }
+    }
+
+    /// What a suspension is told that still has it: of what runs no one knows when it has ended, so it never
+    /// has. `None` while it is lent.
+    fn after_the_loan(&self) -> Option<Result<Transfers, ConnectionLost>> {
+        match self.queue_pair {
+            Loan::Lent(_) => None,
+            Loan::TakenBack { at_rest: true } => Some(Err(ConnectionLost::Gone)),
+            Loan::TakenBack { at_rest: false } => {
+                Some(Ok(Transfers { count: 1, oldest: self.stops.age() }))
+            }
+        }
     }
 }
 
@@ -153,13 +179,27 @@ impl Connection {
     pub unsafe fn lent(domain: Arc<Domain>, queue_pair: NonNull<ibv_qp>) -> Self {
         // SAFETY: the caller's promise.
         let number = unsafe { (*queue_pair.as_ptr()).qp_num };
-        let state = Mutex::new(State { queue_pair: Some(queue_pair), stops: Stops::default() });
+        let queue_pair = Loan::Lent(queue_pair);
+        let state = Mutex::new(State { queue_pair, stops: Stops::default() });
         Self { lent: Arc::new(Lent { domain, number, state }), agreement: None }
     }
 
     /// The same connection, whose peer has agreed to keep still.
+    ///
+    /// # Safety
+    ///
+    /// The consent is the word of the peer that this queue pair is connected to: the message that made it came from
+    /// there. It is [over](Consent::resumed), or dropped, when each suspension that was begun with this
+    /// connection is. Memory is moved on that word, into which the peer could write.
+    ///
+    /// ```compile_fail,E0133
+    /// # use pinfold::{handshake::Consent, registrar::verbs::Connection};
+    /// fn agree(connection: &Connection, consent: &Consent) -> Connection {
+    ///     connection.agreed(consent)
+    /// }
+    /// ```
     #[must_use]
-    pub fn agreed(&self, consent: &Consent) -> Self {
+    pub unsafe fn agreed(&self, consent: &Consent) -> Self {
         Self { agreement: Some(consent.agreement()), ..self.clone() }
     }
 
@@ -170,22 +210,40 @@ impl Connection {
 
     /// Ends the loan: from now on the connection, and its clones, count as gone. Waits for a call
     /// under way: a command to the device, or a [`restart`](Self::restart).
+    ///
+    /// A suspension that waits for it to drain does not come about: what the queue pair does from now on is not
+    /// known here, so it counts as a transfer under way until the deadline. Not so if it touches no memory any
+    /// more: [`fail`](Self::fail) it first, where the suspension is to go on without it.
     pub fn take_back(&self) {
         // In a forked child it counts as gone anyway.
-        if let Ok(mut state) = self.state() {
-            state.queue_pair = None;
+        if let Ok(mut state) = self.state()
+            && state.queue_pair().is_ok()
+        {
+            let at_rest = match self.query(&state) {
+                Ok(status) => {
+                    matches!(status.state, IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_ERR)
+                }
+                Err(lost) => lost == ConnectionLost::Gone,
+            };
+            state.queue_pair = Loan::TakenBack { at_rest };
         }
     }
 
     /// Moves it to `SQD`. Returns at once, with transfers under way.
     ///
-    /// One that the device refuses to stop although it lives is failed: it must not go on unnoticed.
+    /// One that the device refuses to stop although it lives is failed: it must not go on unnoticed. One that was
+    /// [taken back](Self::take_back) cannot be stopped: it has [transfers under way](Self::in_flight) for ever.
     ///
     /// # Errors
     ///
     /// [`ConnectionLost`].
     pub fn stop(&self) -> Result<(), ConnectionLost> {
         let mut state = self.state()?;
+        if let Some(answer) = state.after_the_loan() {
+            answer?;
+            state.stops.begin(false);
+            return Ok(());
+        }
         let running = self.query(&state).is_ok_and(|status| status.state == IBV_QPS_RTS);
         if let Err(lost) = self.modify(&state, IBV_QPS_SQD) {
             self.end(&mut state);
@@ -195,13 +253,17 @@ impl Connection {
         Ok(())
     }
 
-    /// What it still has under way: one, if the device has not drained its send queue.
+    /// What it still has under way: one, if the device has not drained its send queue, or the program has
+    /// [taken it back](Self::take_back) since.
     ///
     /// # Errors
     ///
     /// [`ConnectionLost`], if it broke meanwhile.
     pub fn in_flight(&self) -> Result<Transfers, ConnectionLost> {
         let state = self.state()?;
+        if let Some(answer) = state.after_the_loan() {
+            return answer;
+        }
         let status = self.query(&state)?;
         let oldest = state.stops.age();
         match (status.state, status.draining) {
@@ -460,6 +522,19 @@ mod tests {
         assert_eq!(stops.since, first);
         assert!(!stops.end() && stops.since.is_some());
         assert!(stops.end() && stops.since.is_none());
+    }
+
+    /// Of what its program runs it is not known when it has ended, so no memory is moved under it.
+    #[test]
+    fn one_that_was_taken_back_is_under_way_unless_it_was_at_rest() {
+        let taken_back = |at_rest| {
+            let queue_pair = Loan::TakenBack { at_rest };
+            State { queue_pair, stops: Stops::default() }.after_the_loan()
+        };
+        assert!(matches!(taken_back(false), Some(Ok(Transfers { count: 1, .. }))));
+        assert_eq!(taken_back(true), Some(Err(ConnectionLost::Gone)));
+        let queue_pair = Loan::Lent(NonNull::dangling());
+        assert_eq!(State { queue_pair, stops: Stops::default() }.after_the_loan(), None);
     }
 
     /// A queue pair that failed was made ready again by its program: the suspensions of before are no more.

@@ -11,7 +11,7 @@
 use super::attributes::{Attributes, Operations, Transport};
 use super::ffi::*;
 use super::library::{Library, LoadError};
-use crate::fork_mark::ForkMark;
+use crate::fork_mark::{FORKED, ForkMark};
 use pinfold_kernel::{Errno, errno::last_errno};
 use std::ffi::CStr;
 use std::fmt;
@@ -214,8 +214,11 @@ impl Domain {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Gone`] or [`OpenError::Os`].
+    /// [`OpenError::Gone`], also in a forked child, whose parent's the device is, or [`OpenError::Os`].
     pub fn new(device: Arc<Device>) -> Result<Arc<Self>, OpenError> {
+        if device.forked() {
+            return Err(OpenError::Gone { errno: FORKED });
+        }
         // SAFETY: the device is open.
         let allocated = unsafe { (device.library.alloc_pd)(device.as_ptr()) };
         let pointer =

@@ -393,6 +393,7 @@ pub struct ibv_qp_attr {
     pub rate_limit: u32,
 }
 
+pub const IBV_QPS_RESET: c_uint = 0;
 pub const IBV_QPS_INIT: c_uint = 1;
 pub const IBV_QPS_RTR: c_uint = 2;
 pub const IBV_QPS_RTS: c_uint = 3;

@@ -126,7 +126,13 @@ impl Library {
     /// [`LoadError`] says what to install.
     pub fn shared() -> Result<&'static Self, LoadError> {
         static LOADED: OnceLock<Result<Library, LoadError>> = OnceLock::new();
-        LOADED.get_or_init(Self::load).as_ref().map_err(|error| *error)
+        // Loaded outside of it, twice at worst: of a cell that is being filled as the process forks, the child would
+        // wait for ever.
+        let loaded = LOADED.get().unwrap_or_else(|| {
+            let loaded = Self::load();
+            LOADED.get_or_init(|| loaded)
+        });
+        loaded.as_ref().map_err(|error| *error)
     }
 
     fn load() -> Result<Self, LoadError> {

@@ -13,6 +13,7 @@
 
 use super::device::{Domain, OpenError};
 use super::ffi::*;
+use crate::fork_mark::FORKED;
 use libc::{c_int, c_uint};
 use pinfold_kernel::{Errno, errno::last_errno};
 use std::ffi::CStr;
@@ -64,8 +65,9 @@ impl Loopback {
     ///
     /// # Errors
     ///
-    /// [`LoopbackError`].
+    /// [`LoopbackError`]; [`LoopbackError::Os`] with `ESRCH` in a forked child, whose parent's the device is.
     pub fn new(domain: Arc<Domain>) -> Result<Self, LoopbackError> {
+        not_forked(&domain)?;
         let pair = Pair::connected(&domain)?;
         Ok(Self { domain, pair: Mutex::new(Some(pair)) })
     }
@@ -85,6 +87,7 @@ impl Loopback {
         direction: Direction,
         transfers: &[Transfer],
     ) -> Result<(), LoopbackError> {
+        not_forked(&self.domain)?;
         let mut slot = self.lock();
         // Taken out, so that an error leaves it empty, and the pair is destroyed.
         let pair = match slot.take() {
@@ -101,14 +104,16 @@ impl Loopback {
         Ok(())
     }
 
-    /// The queue pair that transfers are posted to; `None` after one failed. It is there until a
-    /// transfer fails or this is dropped.
+    /// The queue pair that transfers are posted to; `None` after one failed, and in a forked child. It is there
+    /// until a transfer fails or this is dropped.
     pub fn sender(&self) -> Option<NonNull<ibv_qp>> {
+        not_forked(&self.domain).ok()?;
         self.lock().as_ref().map(|pair| pair.sender.pointer)
     }
 
     /// The queue pair at the other end, as [`sender`](Self::sender).
     pub fn receiver(&self) -> Option<NonNull<ibv_qp>> {
+        not_forked(&self.domain).ok()?;
         self.lock().as_ref().map(|pair| pair.receiver.pointer)
     }
 
@@ -120,6 +125,14 @@ impl Loopback {
 impl fmt::Debug for Loopback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loopback").field("domain", &self.domain).finish_non_exhaustive()
+    }
+}
+
+/// In a forked child, a thread that is not there may hold the lock of the queues.
+fn not_forked(domain: &Domain) -> Result<(), LoopbackError> {
+    match domain.device().forked() {
+        true => Err(LoopbackError::Os { operation: "fork", errno: FORKED }),
+        false => Ok(()),
     }
 }
 

@@ -15,6 +15,7 @@ use super::registrar::{MemoryRegion, Verbs, granted};
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
+    Translation,
 };
 use pinfold_kernel::{Errno, mapping::OwnedMapping, memory, process::page_bytes};
 use std::sync::Arc;
@@ -155,15 +156,16 @@ impl OnDemand {
 /// How much one call of `ibv_advise_mr` is asked for, in bytes: its lengths have 32 bits.
 const PREFETCH_BYTES: usize = 1 << 30;
 
-impl Registrar for OnDemand {
+// SAFETY: as for [`Verbs`]; such a region follows the page table, which `translation` says.
+unsafe impl Registrar for OnDemand {
     type Handle = MemoryRegion;
 
     fn limits(&self) -> RegistrarLimits {
         self.verbs.limits()
     }
 
-    fn holds_pages(&self) -> bool {
-        false
+    fn translation(&self) -> Translation {
+        Translation::OnDemand
     }
 
     fn granted(&self, wanted: Access) -> Access {

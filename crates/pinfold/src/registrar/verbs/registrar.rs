@@ -152,8 +152,12 @@ impl Verbs {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Os`] if the kernel has no memory, or is older than 4.14.
+    /// [`OpenError::Os`] if the kernel has no memory, or is older than 4.14; [`OpenError::Gone`] in a forked child,
+    /// whose parent's the domain is.
     pub fn new(domain: Arc<Domain>) -> Result<Self, OpenError> {
+        if domain.device().forked() {
+            return Err(OpenError::Gone { errno: FORKED });
+        }
         let fork_mark = ForkMark::new(1).map_err(|errno| OpenError::os("madvise", errno))?;
         let limits = limits_of(domain.device());
         let (held, stops) = (Mutex::default(), OnceLock::new());
@@ -418,7 +422,9 @@ pub(super) fn granted(wanted: Access) -> Access {
     if wanted.writes() { wanted | Access::READ_WRITE } else { wanted | Access::READ }
 }
 
-impl Registrar for Verbs {
+// SAFETY: a memory region reaches what `ibv_reg_mr` was given, with the rights that it was given; its handle is the
+// region's own, and `ibv_dereg_mr` returns when the device has let go of it.
+unsafe impl Registrar for Verbs {
     type Handle = MemoryRegion;
 
     fn limits(&self) -> RegistrarLimits {

@@ -73,7 +73,9 @@ impl Verbs {
 ///
 /// A region to which a memory window is bound cannot be withdrawn; the suspension then says that
 /// translations are in flight, until its deadline.
-impl Suspend for Verbs {
+// SAFETY: a queue pair is stopped in SQD, or in ERR, and its work is under way until the device says that it is drained;
+// a region that is withdrawn is deregistered.
+unsafe impl Suspend for Verbs {
     type Connection = Connection;
 
     fn can_suspend(
@@ -130,7 +132,8 @@ impl Suspend for Verbs {
 
 /// Queue pairs are stopped as with [`Verbs`]; registrations stay, because the device follows the page
 /// table, and so do the keys.
-impl Suspend for OnDemand {
+// SAFETY: queue pairs as with [`Verbs`]; the device follows the page table, so that nothing has to be withdrawn.
+unsafe impl Suspend for OnDemand {
     type Connection = Connection;
 
     fn can_suspend(

@@ -1,0 +1,152 @@
+//! C programs that the library is preloaded into, with a stand-in for libibverbs: no device is needed, and what is
+//! kept is watched by userfaultfd.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr)] // only tests use it
+
+mod built;
+
+use built::{compile, directory, library, patiently};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// Libraries with variables of threads that a program loads.
+const LOADED: usize = 64;
+
+/// The directory of the compiled programs; `None`, said once, where there is no C compiler.
+fn programs() -> Option<&'static Path> {
+    static COMPILED: OnceLock<Option<PathBuf>> = OnceLock::new();
+    COMPILED.get_or_init(compile_all).as_deref()
+}
+
+fn compile_all() -> Option<PathBuf> {
+    let out = directory()?;
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/without_device");
+    let versions = format!("-Wl,--version-script={}", here.join("verbs.map").display());
+    let named = "-Wl,-soname,libibverbs.so.1";
+    let verbs = ["-shared", "-fPIC", named, &versions];
+    assert!(compile("without_device/verbs.c", &out.join("libibverbs.so.1"), &verbs));
+    assert!(
+        compile_program(&out, "program", &[]) && compile_program(&out, "counting", &["-DCOUNTS"])
+    );
+    let first = out.join("tls0.so");
+    assert!(compile("without_device/tls.c", &first, &["-shared", "-fPIC"]));
+    for number in 1..LOADED {
+        std::fs::copy(&first, out.join(format!("tls{number}.so"))).unwrap();
+    }
+    Some(out)
+}
+
+fn compile_program(out: &Path, name: &str, options: &[&str]) -> bool {
+    let (found, there) = (format!("-L{}", out.display()), format!("-Wl,-rpath,{}", out.display()));
+    let libraries = [&found, "-l:libibverbs.so.1", &there, "-lpthread", "-ldl"];
+    compile("without_device/program.c", &out.join(name), &[options, &libraries].concat())
+}
+
+/// What a case says and how it ends, with the library and a file for the statistics.
+fn run(case: &[&str]) -> Option<(Output, PathBuf)> {
+    let programs = programs()?;
+    let statistics = programs.join(format!("{}.json", case.join("-").replace('/', "_")));
+    let _ = std::fs::remove_file(&statistics);
+    let mut command = patiently(&programs.join("program"));
+    command.env("PINFOLD_STATISTICS", &statistics);
+    Some((built::output(command, &[&library()], case), statistics))
+}
+
+fn said(output: &Output) -> (Option<i32>, Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let status = output.status;
+    (status.code(), status.signal(), text(&output.stdout), text(&output.stderr))
+}
+
+fn done() -> (Option<i32>, Option<i32>, String, String) {
+    (Some(0), None, "done\n".into(), String::new())
+}
+
+/// As in a container: a filter that the program adds is not told from the first one by the kernel.
+#[test]
+fn a_program_in_a_container_may_forbid_itself_to_open_anything() {
+    for case in ["sandboxed_in_a_container", "sandboxed_after_the_first_kept"] {
+        for call in ["seccomp", "prctl"] {
+            let Some((output, _)) = run(&[case, call]) else { return };
+            assert_eq!(said(&output), done(), "{case} by {call}");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_asks_whether_there_are_filters_has_set_none() {
+    let Some((output, statistics)) = run(&["asks_for_filters"]) else { return };
+    assert_eq!(said(&output), done());
+    assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
+}
+
+#[test]
+fn a_report_is_not_written_where_the_program_may_do_nothing_but_exit() {
+    for call in ["seccomp", "prctl"] {
+        let Some((output, _)) = run(&["exits_in_a_sandbox", call]) else { return };
+        assert_eq!(said(&output), done(), "{call}");
+    }
+}
+
+#[test]
+fn a_report_beyond_the_limit_of_a_file_ends_no_process() {
+    let Some((output, _)) = run(&["exits_under_a_limit"]) else { return };
+    let (code, signal, out, errors) = said(&output);
+    assert_eq!((code, signal, out.as_str()), (Some(0), None, "done\n"));
+    assert!(errors.contains("no statistics") || errors.is_empty(), "{errors}");
+}
+
+#[test]
+fn a_report_is_where_it_was_asked_for_whatever_root_the_program_has_by_then() {
+    let is_root = std::fs::metadata("/proc/self")
+        .is_ok_and(|it| std::os::unix::fs::MetadataExt::uid(&it) == 0);
+    if !is_root {
+        return eprintln!("skipped: only root can change it");
+    }
+    let Some((output, statistics)) = run(&["exits_elsewhere"]) else { return };
+    assert_eq!(said(&output), done());
+    assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
+}
+
+#[test]
+fn threads_that_begin_at_once_open_one_file() {
+    for _ in 0..10 {
+        let Some((output, _)) = run(&["threads_begin_at_once"]) else { return };
+        assert_eq!(said(&output), (Some(0), None, "1\n".into(), String::new()));
+    }
+}
+
+/// The C library may allocate at the first use of a variable of threads after libraries with such were loaded.
+#[test]
+fn threads_of_the_library_ask_the_program_s_allocator_for_nothing() {
+    let Some(programs) = programs() else { return };
+    let command = patiently(&programs.join("counting"));
+    let output = built::output(command, &[&library()], &["loads_many", programs.to_str().unwrap()]);
+    assert_eq!(said(&output), (Some(0), None, "asked by others 0\n".into(), String::new()));
+}
+
+/// It would wait for ever for the monitor's thread, which it has stopped, and take what is idle for leaks.
+#[test]
+fn beside_a_leak_sanitizer_nothing_is_kept() {
+    let Some(programs) = programs() else { return };
+    for (name, runtime) in [("leak", None), ("address", Some("libasan.so"))] {
+        if !compile_program(programs, name, &[&format!("-fsanitize={name}")]) {
+            eprintln!("skipped: the C compiler has no sanitizer ({name})");
+            continue;
+        }
+        let find = |runtime| Command::new("cc").arg(format!("-print-file-name={runtime}")).output();
+        let first = runtime.map(|runtime| find(runtime).unwrap().stdout);
+        let first = first.map(|path| PathBuf::from(String::from_utf8(path).unwrap().trim()));
+        let (ours, statistics) = (library(), programs.join("sanitized.json"));
+        let preloaded: Vec<&Path> = first.iter().map(|path| &**path).chain([&*ours]).collect();
+        let mut command = patiently(&programs.join(name));
+        command.env("PINFOLD_STATISTICS", &statistics);
+        let output = built::output(command, &preloaded, &["holds_until_the_end"]);
+        assert_eq!(said(&output), done(), "{name}");
+        let line = std::fs::read_to_string(&statistics).unwrap();
+        assert!(line.contains("\"gets\":0,") && !line.contains("\"passed\":0,"), "{line}");
+        std::fs::remove_file(statistics).unwrap();
+    }
+}

@@ -1,0 +1,36 @@
+/* What the programs here need of libibverbs' ABI, for machines without its headers. */
+
+#ifndef VERBS_H
+#define VERBS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct ibv_context {
+	void *device;
+	void *operations[32];
+	int cmd_fd, async_fd, num_comp_vectors;
+	/* more follows */
+};
+
+struct ibv_pd {
+	struct ibv_context *context;
+	uint32_t handle;
+};
+
+struct ibv_mr {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	void *addr;
+	size_t length;
+	uint32_t handle, lkey, rkey;
+};
+
+struct ibv_context *ibv_open_device(void *device);
+int ibv_close_device(struct ibv_context *context);
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
+int ibv_dealloc_pd(struct ibv_pd *pd);
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
+int ibv_dereg_mr(struct ibv_mr *mr);
+
+#endif
