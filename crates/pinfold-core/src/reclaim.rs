@@ -1030,11 +1030,13 @@ mod tests {
     #[test]
     fn what_was_used_of_late_is_not_examined_with_what_was_not() {
         const MANY: usize = if cfg!(miri) { 128 } else { 2048 };
+        // One search meets several of them.
+        const APART: usize = super::MOST_LOOKS / 8;
         let config =
             Config { max_regions: MANY + 1, barriers: Barriers::SYMMETRIC, ..Config::default() };
         let cache = Cache::new(Device::default(), Calm, config).unwrap();
         (0..=MANY).for_each(|number| drop(get(&cache, number)));
-        let is_unused = |number: &usize| number.is_multiple_of(32);
+        let is_unused = |number: &usize| number.is_multiple_of(APART);
         (0..MANY).filter(|number| !is_unused(number)).for_each(|number| drop(get(&cache, number)));
         drop(get(&cache, MANY + 1));
         let is_given_up = |number: &usize| {
@@ -1042,7 +1044,8 @@ mod tests {
             !matches!(place.state(), State::Small | State::Main)
         };
         let given_up: Vec<_> = (0..MANY).filter(is_given_up).collect();
-        assert!(given_up.len() > 1 && given_up.iter().all(is_unused), "{given_up:?}");
+        // Besides the one whose place was taken again.
+        assert!(!given_up.is_empty() && given_up.iter().all(is_unused), "{given_up:?}");
     }
 
     thread_local! {
