@@ -373,23 +373,26 @@ fn a_peer_gets_the_rights_asked_for() {
     assert!(!attempt(Access::READ_WRITE, Direction::Read));
 }
 
+/// In a process of its own: a discard of another test's memory that is pending makes a registration serve one use.
 #[test]
 fn a_remote_registration_is_kept_on_request_for_its_own_bytes_alone() {
-    let Some(domain) = domain() else { return };
-    let registrar = Verbs::new(domain).unwrap();
-    let config = Config { cache_remote: true, ..Config::keeping_all() };
-    let cache = Cache::new(registrar, Userfaultfd::shared().unwrap(), config).unwrap();
-    let memory = Memory::new(4 * PAGE);
-    let get = |offset, length, access| {
-        // SAFETY: the test's own memory.
-        let lease = unsafe { cache.get(memory.pointer().add(offset), length, access) }.unwrap();
-        lease.handle()
-    };
-    let first = get(10, 100, REMOTE);
-    assert_eq!(get(10, 100, REMOTE), first);
-    assert_ne!(get(10, 50, REMOTE), first, "a part is another key");
-    assert_ne!(get(10, 100, remote()), first, "other rights are another key");
-    assert_eq!(cache.statistics().registrations, 3);
+    alone("a_remote_registration_is_kept_on_request_for_its_own_bytes_alone", || {
+        let Some(domain) = domain() else { return };
+        let registrar = Verbs::new(domain).unwrap();
+        let config = Config { cache_remote: true, ..Config::keeping_all() };
+        let cache = Cache::new(registrar, Userfaultfd::shared().unwrap(), config).unwrap();
+        let memory = Memory::new(4 * PAGE);
+        let get = |offset, length, access| {
+            // SAFETY: the test's own memory.
+            let lease = unsafe { cache.get(memory.pointer().add(offset), length, access) }.unwrap();
+            lease.handle()
+        };
+        let first = get(10, 100, REMOTE);
+        assert_eq!(get(10, 100, REMOTE), first);
+        assert_ne!(get(10, 50, REMOTE), first, "a part is another key");
+        assert_ne!(get(10, 100, remote()), first, "other rights are another key");
+        assert_eq!(cache.statistics().registrations, 3);
+    });
 }
 
 /// The cache over this registrar never hands out what no longer matches, and registers once.
@@ -705,18 +708,22 @@ fn a_forked_child_can_do_its_parent_no_harm() {
     registrar.deregister_own(region, memory.range()).unwrap();
 }
 
+/// In a process of its own: where another thread is inside libibverbs at the fork, the child waits for ever for a lock
+/// of that library's.
 #[test]
 fn a_forked_child_may_have_a_device_of_its_own() {
-    let Some(_parents) = domain() else { return };
-    assert!(in_forked_child(|| {
-        let domain = domain().unwrap();
-        let far = Far::new(&domain, PAGE);
-        let registrar = Verbs::new(domain).unwrap();
-        let mut memory = Memory::new(PAGE);
-        memory.fill(3);
-        let region = register(&registrar, memory.range(), Access::READ).unwrap();
-        far.sent(memory.range(), region.lkey()) == [3; PAGE]
-    }));
+    alone("a_forked_child_may_have_a_device_of_its_own", || {
+        let Some(_parents) = domain() else { return };
+        assert!(in_forked_child(|| {
+            let domain = domain().unwrap();
+            let far = Far::new(&domain, PAGE);
+            let registrar = Verbs::new(domain).unwrap();
+            let mut memory = Memory::new(PAGE);
+            memory.fill(3);
+            let region = register(&registrar, memory.range(), Access::READ).unwrap();
+            far.sent(memory.range(), region.lkey()) == [3; PAGE]
+        }));
+    });
 }
 
 // --- on demand ---------------------------------------------------------------------------------

@@ -155,12 +155,20 @@ pub(crate) fn alone(name: &str, body: impl FnOnce()) {
     assert!(output.status.success() && out.contains("1 passed"), "{}\n{out}", output.status);
 }
 
+/// Seconds after which a forked child is taken for hung, and ended by a signal.
+const PATIENCE: u32 = 120;
+
 /// Runs `body` in a forked child and tells whether it answered true there.
 pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child runs `body` alone and leaves without unwinding or exit handlers.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "{}", std::io::Error::last_os_error());
     if child == 0 {
+        // SAFETY: a number in, a number out; whatever the process did with the signal, it ends this child now.
+        unsafe {
+            libc::signal(libc::SIGALRM, libc::SIG_DFL);
+            libc::alarm(PATIENCE);
+        }
         let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
         // SAFETY: ends this child.
         unsafe { libc::_exit(if held { 0 } else { 1 }) };
