@@ -1,8 +1,8 @@
 //! The loop: one thread, which waits for no client but in the one call that waits for everything.
 //!
 //! A client goes through stages, each a [`Stage`]: it is `Asking` from the moment it is accepted,
-//! `Queued` once it has proved who it is, `Holding` its view until its process ends. The connection
-//! may close before that: a process whose connection is gone still believes its view, so only the
+//! `Queued` once it has proved who it is, `Holding` its view until its process ends. The conversation
+//! may end before that: a process whose connection is gone still believes its view, so only the
 //! end of the process, or its own word, makes the helper forget one (`Leaving`). And a process may end
 //! before what it was sent is read: then its view counts until that is read or closed
 //! (`Unread`), because the kernel limits how many descriptors of one user may be under way.
@@ -70,8 +70,7 @@ pub enum StartError {
 #[derive(Debug)]
 struct Client<Id> {
     peer: Peer,
-    /// `None` once it is closed.
-    connection: Option<OwnedFd>,
+    connection: OwnedFd,
     stage: Stage<Id>,
 }
 
@@ -217,7 +216,7 @@ impl<V: Views> Server<V> {
     fn admit(&mut self, connection: OwnedFd, peer: Peer, challenge: Challenge) {
         let patience = self.limits.patience.min(LONGEST_PATIENCE);
         let stage = Stage::Asking(challenge, Instant::now() + patience);
-        let key = self.clients.insert(Client { peer, connection: Some(connection), stage });
+        let key = self.clients.insert(Client { peer, connection, stage });
         match self.greet(key, challenge) {
             Ok(()) => self.sweep_within(self.sweep_interval()),
             Err(error) => self.dismiss(key, Some(kernel(&error))),
@@ -226,9 +225,7 @@ impl<V: Views> Server<V> {
 
     /// Waits for the client's words and its end, and tells it the challenge.
     fn greet(&mut self, key: Key, challenge: Challenge) -> io::Result<()> {
-        let Some(Client { peer, connection: Some(connection), .. }) = self.clients.get(key) else {
-            return Ok(());
-        };
+        let Some(Client { peer, connection, .. }) = self.clients.get(key) else { return Ok(()) };
         self.poll.add(connection.as_fd(), Source::Connection(key).number())?;
         self.poll.add(peer.process(), Source::Process(key).number())?;
         socket::send(connection.as_fd(), &ToClient::Hello(challenge).encode(), &[])
@@ -263,7 +260,7 @@ impl<V: Views> Server<V> {
 
     fn set_interest(&mut self, key: Key, interest: Interest) {
         let source = Source::Connection(key).number();
-        if let Some(Client { connection: Some(connection), .. }) = self.clients.get(key) {
+        if let Some(Client { connection, .. }) = self.clients.get(key) {
             // It fails only for what is not waited for.
             let _ = self.poll.change(connection.as_fd(), source, interest);
         }
@@ -307,7 +304,7 @@ impl<V: Views> Server<V> {
     }
 
     fn make_and_send(&mut self, key: Key) -> Result<V::Id, Refusal> {
-        let Some(Client { peer, connection: Some(connection), .. }) = self.clients.get(key) else {
+        let Some(Client { peer, connection, .. }) = self.clients.get(key) else {
             return Err(Refusal::Gone);
         };
         peer.check_open_to_its_user()?;
@@ -340,9 +337,7 @@ impl<V: Views> Server<V> {
         let Some(client) = self.clients.get(key) else { return };
         client.stage = Stage::Leaving(view);
         self.poll.remove(client.peer.process());
-        if let Some(connection) = &client.connection {
-            self.poll.remove(connection.as_fd());
-        }
+        self.poll.remove(client.connection.as_fd());
         self.turns.push(client.peer.user(), key);
     }
 
@@ -369,13 +364,12 @@ impl<V: Views> Server<V> {
         }
     }
 
-    /// Closes a connection whose process keeps its view.
+    /// Ends the conversation with a client that keeps its view. What it was sent may be unread, be it by another
+    /// process, and is counted: so the connection, which tells, is closed with the view.
     fn hang_up(&mut self, key: Key) {
-        let Some(client) = self.clients.get(key) else { return };
-        if let Some(connection) = client.connection.take() {
-            self.poll.remove(connection.as_fd());
-            part(connection);
-        }
+        let Some(Client { connection, .. }) = self.clients.get(key) else { return };
+        self.poll.remove(connection.as_fd());
+        socket::shutdown(connection.as_fd());
     }
 
     /// The client is no more; whatever it had is free.
@@ -392,10 +386,8 @@ impl<V: Views> Server<V> {
             Stage::Holding(_) | Stage::Leaving(_) | Stage::Unread => self.accounts.take_back(user),
         }
         self.poll.remove(peer.process());
-        if let Some(connection) = connection {
-            self.poll.remove(connection.as_fd());
-            self.conclude(connection, &peer, refusal);
-        }
+        self.poll.remove(connection.as_fd());
+        self.conclude(connection, &peer, refusal);
     }
 
     fn conclude(&mut self, connection: OwnedFd, peer: &Peer, refusal: Option<Refusal>) {
@@ -457,14 +449,13 @@ impl<Id> Client<Id> {
     /// Looks at the client's first packet, and takes it if it is a proper request. What is not stays
     /// where it is, with whatever it brought (see `parting`).
     fn asked(&self, challenge: Challenge) -> Asked {
-        let Some(connection) = &self.connection else { return Asked::End };
         let mut packet = [0; BYTES];
-        let judged = match socket::peek(connection.as_fd(), &mut packet) {
+        let judged = match socket::peek(self.connection.as_fd(), &mut packet) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Asked::Nothing,
             Err(_) | Ok(Received { sender: None, .. }) => return Asked::End,
             Ok(received) => self.judge(&received, &packet, challenge),
         };
-        match judged.map(|()| socket::receive(connection.as_fd(), &mut packet)) {
+        match judged.map(|()| socket::receive(self.connection.as_fd(), &mut packet)) {
             Ok(Ok(_)) => Asked::Properly,
             Ok(Err(_)) => Asked::End,
             Err(refusal) => Asked::Wrongly(refusal),
@@ -500,17 +491,15 @@ impl<Id> Client<Id> {
 
     /// Whether the client's next packet, which is taken then, gives the view back.
     fn gives_back(&self) -> bool {
-        let Some(connection) = &self.connection else { return false };
         let mut packet = [0; BYTES];
-        socket::peek(connection.as_fd(), &mut packet)
+        socket::peek(self.connection.as_fd(), &mut packet)
             .is_ok_and(|received| self.word(&received, &packet) == Ok(ToHelper::GiveBack))
-            && socket::receive(connection.as_fd(), &mut packet).is_ok()
+            && socket::receive(self.connection.as_fd(), &mut packet).is_ok()
     }
 
     /// Whether what was sent is still on its way, descriptors and all.
     fn has_unread_descriptors(&self) -> bool {
-        let Some(connection) = &self.connection else { return false };
-        socket::unread(connection.as_fd()).is_ok_and(|bytes| bytes > 0)
+        socket::unread(self.connection.as_fd()).is_ok_and(|bytes| bytes > 0)
     }
 }
 

@@ -9,7 +9,7 @@ use pinfold_ebpf::protocol::{BYTES, Refusal, ToClient, ToHelper};
 use pinfold_kernel::socket;
 use pinfold_notifyd::Limits;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -64,6 +64,15 @@ fn in_another_process() {
             let challenge = challenge(&connection).unwrap();
             say(&connection, &ToHelper::Ask(challenge).encode());
             report("asked");
+            support::wait_for_parent();
+        }
+        Some("sharer") => {
+            let connection = connect(&served_path());
+            let challenge = challenge(&connection).unwrap();
+            say(&connection, &ToHelper::Ask(challenge).encode());
+            say(&connection, b"no word of the protocol");
+            socket::send(std::io::stdin().as_fd(), b"", &[connection.as_fd()]).unwrap();
+            report("shared");
             support::wait_for_parent();
         }
         Some("refused") => {
@@ -187,18 +196,38 @@ fn a_view_that_its_process_has_no_room_for_counts_no_more() {
 }
 
 #[test]
-fn what_a_dead_client_has_not_read_is_counted() {
+fn what_a_dead_client_alone_has_not_read_is_counted_no_more() {
     let limits = Limits { views: 1, views_per_user: 1, ..small() };
     let served = Served::new(limits);
-    // This process holds the connection too, so what was sent stays on its way.
-    let connection = connect(&served.path);
-    drop(connection);
     let mut asker = start("unread", &served.path, None);
     reported(&mut asker).unwrap();
     eventually("it has a view", || served.tally.held() == 1);
     asker.kill().unwrap();
     asker.wait().unwrap();
     eventually("the view is given back", || served.tally.held() == 0);
+    eventually("another one may have one", || {
+        notify::request(&served.path, notify::PATIENCE).is_ok()
+    });
+}
+
+/// The process that asked says something that the protocol does not have, so the helper hangs up; it ends, and another
+/// process keeps what was sent to it on its way.
+#[test]
+fn what_another_process_has_not_read_is_counted_after_the_helper_hung_up() {
+    let limits = Limits { views: 1, views_per_user: 1, ..small() };
+    let served = Served::new(limits);
+    let (here, there) = socket::pair().unwrap();
+    let mut asker = start("sharer", &served.path, Some(there));
+    reported(&mut asker).unwrap();
+    let shared = socket::receive(here.as_fd(), &mut [0; 4]).unwrap().descriptors;
+    let [connection] = <[OwnedFd; 1]>::try_from(shared).unwrap();
+    eventually("the helper hangs up", || !socket::is_connected(connection.as_raw_fd()));
+    asker.kill().unwrap();
+    asker.wait().unwrap();
+    eventually("the view is given back", || served.tally.held() == 0);
+    let (_, answer) = ask(&served.path);
+    assert_eq!(refusal(answer), Some(Refusal::UserFull { limit: 1 }));
+    drop(connection);
     eventually("another one may have one", || {
         notify::request(&served.path, notify::PATIENCE).is_ok()
     });
