@@ -56,7 +56,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     show: Option<PathBuf>,
     /// Be the process in which UCX's hooks are
-    #[arg(long, hide = true)]
+    #[arg(long = neighbour::OPTION, hide = true)]
     neighbour: bool,
     /// With `scale` or `churn`: draw it into this file, on two logarithmic axes
     #[arg(long, value_name = "FILE")]

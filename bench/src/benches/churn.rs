@@ -198,17 +198,17 @@ impl Rig<'_> {
             json!({"way": way, "bytes": self.bytes, "uses": uses, "memory": source, "threads": threads})
         };
         let mut by_hand = |_| lives.run(|memory| (0..uses).try_for_each(|_| self.register(memory)));
+        let by_get =
+            |cache| move |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
         for (name, cache) in self.caches {
-            let by_get = |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
-            let comparison = compare(options.rounds, &mut { by_get }, Some(&mut by_hand))?;
+            let comparison = compare(options.rounds, &mut by_get(cache), Some(&mut by_hand))?;
             ratios.extend(comparison.ratio.map(|ratio| (*name, ratio)));
             report.add_against("per_use", "churn", params(*name), "ns", comparison);
         }
         let Some(neighbour) = neighbour else { return Ok(ratios) };
         let [_, (name, cache)] = self.caches;
-        let mut by_get = |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
         let mut by_ucx = |_| neighbour.run(lives);
-        let comparison = compare(options.rounds, &mut by_get, Some(&mut by_ucx))?;
+        let comparison = compare(options.rounds, &mut by_get(cache), Some(&mut by_ucx))?;
         report.add("churn", params(name), "ns", comparison);
         let comparison = compare(options.rounds, &mut by_ucx, Some(&mut by_hand))?;
         ratios.extend(comparison.ratio.map(|ratio| (peer::NAME, ratio)));
