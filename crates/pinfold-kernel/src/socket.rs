@@ -41,6 +41,8 @@ pub struct Received {
     pub length: usize,
     /// The packet was longer, or more came with it than there was room for.
     pub truncated: bool,
+    /// More came with it than there was room for: descriptors.
+    pub left_out: bool,
     /// The sender, where [`pass_credentials`] was called. The end of the stream has no sender.
     pub sender: Option<Process>,
     /// What came with it.
@@ -315,7 +317,7 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
     receive_with(socket, buffer, size_of::<Company>(), 0)
 }
 
-/// Looks at the next packet and leaves it where it is; `truncated` tells of descriptors. Where
+/// Looks at the next packet and leaves it where it is; `left_out` tells of descriptors. Where
 /// [`pass_credentials`] was called there is room for the sender and no more, so none is taken.
 ///
 /// # Errors
@@ -324,7 +326,8 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
 pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let room = company_bytes(size_of::<libc::ucred>());
     let mut looked = receive_with(socket, buffer, room, libc::MSG_PEEK)?;
-    looked.truncated |= !looked.descriptors.is_empty();
+    looked.left_out |= !looked.descriptors.is_empty();
+    looked.truncated |= looked.left_out;
     looked.descriptors.clear();
     Ok(looked)
 }
@@ -345,8 +348,10 @@ fn receive_with(
     // as long as it says.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let length = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-    let truncated = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    let mut received = Received { length, truncated, sender: None, descriptors: Vec::new() };
+    let left_out = message.msg_flags & libc::MSG_CTRUNC != 0;
+    let truncated = left_out || message.msg_flags & libc::MSG_TRUNC != 0;
+    let mut received =
+        Received { length, truncated, left_out, sender: None, descriptors: Vec::new() };
     // SAFETY: the kernel has filled the message's company.
     unsafe { received.unpack(&message) };
     Ok(received)
@@ -459,7 +464,7 @@ mod tests {
         send(here.as_fd(), b"word", &[sent.as_fd(), here.as_fd()]).unwrap();
         let mut buffer = [0; 8];
         let peeked = peek(there.as_fd(), &mut buffer).unwrap();
-        assert!(peeked.truncated && peeked.descriptors.is_empty());
+        assert!(peeked.truncated && peeked.left_out && peeked.descriptors.is_empty());
         let received = receive(there.as_fd(), &mut buffer).unwrap();
         assert_eq!((received.length, &buffer[..4]), (4, b"word".as_slice()));
         assert!(!received.truncated && is_same_file(&received.descriptors[0], &sent));
@@ -474,6 +479,7 @@ mod tests {
         send(here.as_fd(), &[1; 40], &[]).unwrap();
         let received = receive(there.as_fd(), &mut [0; 32]).unwrap();
         assert!(received.truncated && received.length == 32 && received.sender.is_none());
+        assert!(!received.left_out);
         let many = vec![here.as_fd(); 100];
         let refused = send(here.as_fd(), b"", &many).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));

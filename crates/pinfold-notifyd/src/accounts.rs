@@ -1,6 +1,10 @@
 //! How much each user has.
 //!
 //! An account exists while its user has something, so there are never more accounts than clients.
+//!
+//! What a client has it has until its connection is closed, which may have to wait (`parting`). A connection that was
+//! turned away because its user has too much counts in no account; those that cannot be closed yet take the descriptors
+//! that no account needs, and no more of them: then no connection is accepted.
 
 use crate::limits::Limits;
 use pinfold_ebpf::protocol::Refusal;
@@ -15,18 +19,32 @@ struct Account {
     views: usize,
 }
 
+/// What a connection takes until it is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Share {
+    /// It waits for its answer.
+    Waiting,
+    /// It has a view.
+    View,
+    /// It was turned away at once.
+    Spare,
+}
+
 /// What all users have.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     limits: Limits,
+    /// As many connections as may be open and count in no account.
+    most_spare: usize,
+    spare: usize,
     users: HashMap<u32, Account>,
     /// All but root.
     all: Account,
 }
 
 impl Accounts {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, users: HashMap::new(), all: Account::default() }
+    pub(crate) fn new(limits: Limits, most_spare: usize) -> Self {
+        Self { limits, most_spare, spare: 0, users: HashMap::new(), all: Account::default() }
     }
 
     /// A connection of this user begins to wait for its answer.
@@ -65,6 +83,25 @@ impl Accounts {
         self.each(user, |account| account.views = account.views.saturating_sub(1));
     }
 
+    /// A connection is turned away at once.
+    pub(crate) fn turn_away(&mut self) {
+        self.spare += 1;
+    }
+
+    /// Whether one more connection may be open that counts in no account.
+    pub(crate) fn may_turn_away(&self) -> bool {
+        self.spare < self.most_spare
+    }
+
+    /// A connection of this user, which had `share`, is closed.
+    pub(crate) fn release(&mut self, user: u32, share: Share) {
+        match share {
+            Share::Waiting => self.depart(user),
+            Share::View => self.take_back(user),
+            Share::Spare => self.spare = self.spare.saturating_sub(1),
+        }
+    }
+
     fn of(&self, user: u32) -> Account {
         self.users.get(&user).copied().unwrap_or_default()
     }
@@ -98,7 +135,7 @@ mod tests {
             waiting_per_user: 2,
             ..Limits::default()
         };
-        Accounts::new(limits)
+        Accounts::new(limits, 2)
     }
 
     #[test]
@@ -126,6 +163,21 @@ mod tests {
             accounts.grant(user).unwrap();
         }
         assert!(accounts.grant(2).is_err());
+    }
+
+    #[test]
+    fn a_share_is_had_until_it_is_released() {
+        let mut accounts = accounts();
+        accounts.arrive(1).unwrap();
+        accounts.grant(1).unwrap();
+        accounts.turn_away();
+        assert!(accounts.may_turn_away());
+        accounts.turn_away();
+        assert!(!accounts.may_turn_away());
+        for share in [Share::Waiting, Share::View, Share::Spare] {
+            accounts.release(1, share);
+        }
+        assert!(accounts.may_turn_away() && accounts.users.is_empty());
     }
 
     #[test]

@@ -22,9 +22,11 @@
 //! ([`Limits`]), root being counted apart; users take turns in what waits for the kernel, which is
 //! making a view and forgetting one (some tens of milliseconds each); unexpected descriptors are refused
 //! by the kernel, or closed where that delays no client (`parting`). What it cannot be kept
-//! from: users with many user numbers (subordinate ones) have as many allowances; and a process that passes
+//! from: users with many user numbers (subordinate ones) have as many allowances; a process that passes
 //! a view's descriptors on keeps the kernel's memory behind them for as long as any process holds them,
-//! which the memory limit of the helper's control group bounds.
+//! which the memory limit of the helper's control group bounds; and before Linux 6.16 a user beyond its limits may
+//! connect again and again with descriptors whose closing never ends (files of a FUSE server of its own), until the
+//! descriptors are taken that no client within the limits needs: then no client is accepted until some are closed.
 //!
 //! # What it costs
 //!

@@ -46,12 +46,20 @@ impl Limits {
     pub fn descriptors(&self) -> u64 {
         let waiting = self.waiting.saturating_mul(2);
         let each = self.views.saturating_mul(2 + MAX_DESCRIPTORS).saturating_add(waiting);
-        (each as u64).saturating_mul(2).saturating_add(RESERVE)
+        (each as u64).saturating_mul(2).saturating_add(RESERVE + LEAST_SPARE)
+    }
+
+    /// As many connections as may be open that count for no client, where there may be so many descriptors.
+    pub(crate) fn spare(&self, descriptors: u64) -> usize {
+        let left = descriptors.saturating_sub(self.descriptors());
+        usize::try_from(left.saturating_add(LEAST_SPARE)).unwrap_or(usize::MAX)
     }
 }
 
 /// The helper's own: the programs, their maps, the standard streams.
 const RESERVE: u64 = 512;
+/// For connections that were turned away and cannot be closed yet, however few descriptors there may be.
+const LEAST_SPARE: u64 = 256;
 
 /// Raises this process's limit on descriptors as far as it goes, and lowers `limits` to what fits.
 ///
@@ -86,5 +94,12 @@ mod tests {
         assert!(small.descriptors() <= 4096 && small.views >= 1, "{small:?}");
         assert!(small.views_per_user <= small.views && small.waiting_per_user <= small.waiting);
         assert_eq!(fitting(usual, 0).views, 1);
+    }
+
+    #[test]
+    fn what_clients_do_not_need_is_spare() {
+        let limits = Limits::default();
+        assert_eq!(limits.spare(limits.descriptors() + 1000), 1256);
+        assert_eq!(limits.spare(0), 256);
     }
 }

@@ -114,10 +114,8 @@ impl Listener {
 
     fn prepared(socket: OwnedFd, file: Option<SocketFile>) -> io::Result<Self> {
         socket::never_wait(socket.as_fd())?;
-        // What is accepted here inherits both.
-        socket::pass_credentials(socket.as_fd())?;
-        // Older kernels cannot; `parting` is for them.
-        let _ = socket::refuse_descriptors(socket.as_fd());
+        // What connects from now on inherits it.
+        prepare_connection(socket.as_fd())?;
         Ok(Self { socket, _file: file })
     }
 }
@@ -126,6 +124,13 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Has the kernel tell who sends a packet, and refuse descriptors.
+pub(crate) fn prepare_connection(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // Older kernels cannot; `parting` is for them.
+    let _ = socket::refuse_descriptors(socket);
+    socket::pass_credentials(socket)
 }
 
 /// The directory is there, and only root and this user can exchange what is in it.

@@ -3,26 +3,28 @@
 //! A client goes through stages, each a [`Stage`]: it is `Asking` from the moment it is accepted,
 //! `Queued` once it has proved who it is, `Holding` its view until its process ends. The conversation
 //! may end before that: a process whose connection is gone still believes its view, so only the
-//! end of the process, or its own word, makes the helper forget one (`Leaving`). And a process may end
-//! before what it was sent is read: then its view counts until that is read or closed
-//! (`Unread`), because the kernel limits how many descriptors of one user may be under way.
+//! end of the process, or its own word, makes the helper forget one (`Leaving`).
+//!
+//! A client that is no more has left its connection, which is closed once that waits for nothing (`parting`). And a
+//! process may end before what it was sent is read: then the connection stays until that is read or closed, because the
+//! kernel limits how many descriptors of one user may be under way. So long it counts for its user ([`Ending`]).
 //!
 //! Making a view and forgetting one take the kernel some tens of milliseconds each, so users take turns
 //! in both: one who ends hundreds of processes at once delays another by one of them.
 
-use crate::accounts::Accounts;
+use crate::accounts::{Accounts, Share};
 use crate::limits::Limits;
-use crate::listen::Listener;
+use crate::listen::{self, Listener};
 use crate::log::Log;
-use crate::parting::part;
+use crate::parting::{Emptying, Parting};
 use crate::peer::{self, Peer};
 use crate::table::{Key, Source, Table};
 use crate::turns::Turns;
 use crate::views::Views;
 use pinfold_ebpf::protocol::{BYTES, Challenge, DecodeError, Refusal, ToClient, ToHelper, VERSION};
 use pinfold_kernel::poll::{Interest, Poll, Ready};
-use pinfold_kernel::process::random;
-use pinfold_kernel::socket::{self, Received};
+use pinfold_kernel::process::{Resource, random};
+use pinfold_kernel::socket::{self, Process, Received};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,6 +34,8 @@ use std::time::{Duration, Instant};
 const ACCEPTED_AT_ONCE: usize = 32;
 /// A clock has room for this and not for all durations.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+/// The user of a connection that has none.
+const UNKNOWN_USER: u32 = u32::MAX;
 /// How long no client is accepted after the kernel had no room for one more.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -42,10 +46,12 @@ pub struct Server<V: Views> {
     views: V,
     poll: Poll,
     clients: Table<Client<V::Id>>,
+    endings: Vec<Ending>,
+    emptying: Emptying,
     accounts: Accounts,
     turns: Turns<Key>,
     limits: Limits,
-    /// When the clients are looked through next; `None` if no client waits.
+    /// When clients and endings are looked through next; `None` if none of them waits.
     sweep_at: Option<Instant>,
     /// No client is accepted until the next sweep.
     paused: bool,
@@ -84,8 +90,21 @@ enum Stage<Id> {
     Holding(Id),
     /// Has ended, or given its view back, and waits for its turn to have it forgotten.
     Leaving(Id),
-    /// Has ended, and what it was sent is still on its way.
-    Unread,
+}
+
+/// A connection without a client, until it is closed.
+#[derive(Debug)]
+struct Ending {
+    parting: Parting,
+    user: u32,
+    share: Share,
+}
+
+impl Ending {
+    /// Whether it can be closed. Only a view's is waited for: nothing else was sent with descriptors.
+    fn is_over(&mut self, emptying: &mut Emptying) -> bool {
+        self.parting.is_empty(emptying) && (self.share != Share::View || !self.parting.is_unread())
+    }
 }
 
 /// What a client's first packet was.
@@ -122,7 +141,9 @@ impl<V: Views> Server<V> {
             views,
             poll,
             clients: Table::new(),
-            accounts: Accounts::new(limits),
+            endings: Vec::new(),
+            emptying: Emptying::new(),
+            accounts: Accounts::new(limits, limits.spare(descriptors())),
             turns: Turns::new(),
             limits,
             sweep_at: None,
@@ -176,6 +197,9 @@ impl<V: Views> Server<V> {
 
     fn accept_some(&mut self) {
         for _ in 0..ACCEPTED_AT_ONCE {
+            if !self.accounts.may_turn_away() {
+                return self.pause(&"too many that were turned away cannot be closed");
+            }
             match socket::accept(self.listener.as_fd()) {
                 Ok(connection) => self.welcome(connection),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -186,9 +210,9 @@ impl<V: Views> Server<V> {
         }
     }
 
-    /// The kernel has no room for one more connection: asking again at once would not change that.
-    fn pause(&mut self, error: &io::Error) {
-        self.log.say(format_args!("no connection can be accepted for a moment: {error}"));
+    /// There is no room for one more connection: asking again at once would not change that.
+    fn pause(&mut self, why: &dyn fmt::Display) {
+        self.log.say(format_args!("no connection can be accepted for a moment: {why}"));
         let source = Source::Listener.number();
         if self.poll.change(self.listener.as_fd(), source, Interest::Closing).is_ok() {
             self.paused = true;
@@ -197,16 +221,36 @@ impl<V: Views> Server<V> {
     }
 
     fn welcome(&mut self, connection: OwnedFd) {
-        match self.identify(connection.as_fd()) {
-            Ok((peer, challenge)) => self.admit(connection, peer, challenge),
-            Err(refusal) => decline(connection, refusal),
+        // One that waited before the listener was prepared has not inherited it (Linux 6.16).
+        let _ = listen::prepare_connection(connection.as_fd());
+        match socket::peer(connection.as_fd()) {
+            Ok(credentials) => self.meet(connection, credentials),
+            // No connection of this kind is without.
+            Err(error) => self.turn_away(connection, UNKNOWN_USER, kernel(&error)),
         }
     }
 
+    fn meet(&mut self, connection: OwnedFd, credentials: Process) {
+        match self.identify(connection.as_fd(), credentials) {
+            Ok((peer, challenge)) => self.admit(connection, peer, challenge),
+            Err(refusal) => self.turn_away(connection, credentials.uid, refusal),
+        }
+    }
+
+    /// Says why there is no view, if the client listens, and closes what counts in no account.
+    fn turn_away(&mut self, connection: OwnedFd, user: u32, refusal: Refusal) {
+        decline(connection.as_fd(), refusal);
+        self.accounts.turn_away();
+        self.part(connection, user, Share::Spare);
+    }
+
     /// The peer, counted among those that wait, and what it will have to repeat.
-    fn identify(&mut self, connection: BorrowedFd<'_>) -> Result<(Peer, Challenge), Refusal> {
+    fn identify(
+        &mut self,
+        connection: BorrowedFd<'_>,
+        credentials: Process,
+    ) -> Result<(Peer, Challenge), Refusal> {
         let challenge = random().map(Challenge).map_err(|errno| kernel(&errno.into()))?;
-        let credentials = socket::peer(connection).map_err(|error| kernel(&error))?;
         self.accounts.arrive(credentials.uid)?;
         Peer::new(connection, credentials)
             .map(|peer| (peer, challenge))
@@ -245,7 +289,7 @@ impl<V: Views> Server<V> {
             Stage::Holding(view) if client.gives_back() => self.leave(key, view),
             // There is nothing more to say.
             Stage::Holding(_) => self.hang_up(key),
-            Stage::Queued | Stage::Leaving(_) | Stage::Unread => {}
+            Stage::Queued | Stage::Leaving(_) => {}
         }
     }
 
@@ -327,7 +371,7 @@ impl<V: Views> Server<V> {
         match self.clients.get(key).map(|client| client.stage) {
             Some(Stage::Holding(view)) => self.leave(key, view),
             // Told together with what made it leave.
-            Some(Stage::Leaving(_) | Stage::Unread) => {}
+            Some(Stage::Leaving(_)) => {}
             _ => self.dismiss(key, None),
         }
     }
@@ -343,13 +387,7 @@ impl<V: Views> Server<V> {
 
     fn forget(&mut self, key: Key, view: V::Id) {
         self.views.forget(view);
-        let Some(client) = self.clients.get(key) else { return };
-        client.stage = Stage::Unread;
-        if client.has_unread_descriptors() {
-            self.sweep_within(self.sweep_interval());
-        } else {
-            self.dismiss(key, None);
-        }
+        self.dismiss(key, None);
     }
 
     fn hung_up(&mut self, key: Key) {
@@ -359,7 +397,7 @@ impl<V: Views> Server<V> {
             Stage::Holding(view) if client.gives_back() => self.leave(key, view),
             Stage::Holding(_) => self.hang_up(key),
             // Told together with what made it leave.
-            Stage::Leaving(_) | Stage::Unread => {}
+            Stage::Leaving(_) => {}
             Stage::Asking(..) | Stage::Queued => self.dismiss(key, None),
         }
     }
@@ -372,29 +410,45 @@ impl<V: Views> Server<V> {
         socket::shutdown(connection.as_fd());
     }
 
-    /// The client is no more; whatever it had is free.
+    /// The client is no more; whatever it had is free once its connection is closed.
     fn dismiss(&mut self, key: Key, refusal: Option<Refusal>) {
         let Some(Client { peer, connection, stage }) = self.clients.remove(key) else { return };
-        let user = peer.user();
-        match stage {
-            Stage::Asking(..) => self.accounts.depart(user),
-            Stage::Queued => {
-                self.turns.remove(user, &key);
-                self.accounts.depart(user);
-            }
-            // Those who hold one leave first.
-            Stage::Holding(_) | Stage::Leaving(_) | Stage::Unread => self.accounts.take_back(user),
-        }
         self.poll.remove(peer.process());
         self.poll.remove(connection.as_fd());
-        self.conclude(connection, &peer, refusal);
+        let (pid, user) = (peer.pid(), peer.user());
+        let share = match stage {
+            Stage::Asking(..) | Stage::Queued => Share::Waiting,
+            // Those who hold one leave first.
+            Stage::Holding(_) | Stage::Leaving(_) => Share::View,
+        };
+        self.turns.remove(user, &key);
+        if let Some(refusal) = refusal {
+            self.log.say(format_args!("refused process {pid} of user {user}: {refusal}"));
+            decline(connection.as_fd(), refusal);
+        }
+        self.part(connection, user, share);
     }
 
-    fn conclude(&mut self, connection: OwnedFd, peer: &Peer, refusal: Option<Refusal>) {
-        let Some(refusal) = refusal else { return part(connection) };
-        let (pid, user) = (peer.pid(), peer.user());
-        self.log.say(format_args!("refused process {pid} of user {user}: {refusal}"));
-        decline(connection, refusal);
+    /// Closes a connection that has `share`, now or as soon as that waits for nothing.
+    fn part(&mut self, connection: OwnedFd, user: u32, share: Share) {
+        self.emptying.look();
+        self.end(Ending { parting: Parting::new(connection, user), user, share });
+    }
+
+    fn end(&mut self, mut ending: Ending) {
+        if ending.is_over(&mut self.emptying) {
+            self.accounts.release(ending.user, ending.share);
+        } else {
+            self.endings.push(ending);
+            self.sweep_within(self.sweep_interval());
+        }
+    }
+
+    fn end_others(&mut self) {
+        self.emptying.look();
+        for ending in std::mem::take(&mut self.endings) {
+            self.end(ending);
+        }
     }
 
     // --- looking after those who do nothing -------------------------------------------------------
@@ -415,6 +469,7 @@ impl<V: Views> Server<V> {
             for key in self.clients.keys() {
                 self.look_after(key, now);
             }
+            self.end_others();
         }
     }
 
@@ -438,8 +493,7 @@ impl<V: Views> Server<V> {
         let Some(client) = self.clients.get(key) else { return };
         match client.stage {
             Stage::Asking(_, deadline) if deadline <= now => self.give_up(key),
-            Stage::Unread if !client.has_unread_descriptors() => self.dismiss(key, None),
-            Stage::Asking(..) | Stage::Unread => self.sweep_within(self.sweep_interval()),
+            Stage::Asking(..) => self.sweep_within(self.sweep_interval()),
             Stage::Queued | Stage::Holding(_) | Stage::Leaving(_) => {}
         }
     }
@@ -496,17 +550,17 @@ impl<Id> Client<Id> {
             .is_ok_and(|received| self.word(&received, &packet) == Ok(ToHelper::GiveBack))
             && socket::receive(self.connection.as_fd(), &mut packet).is_ok()
     }
-
-    /// Whether what was sent is still on its way, descriptors and all.
-    fn has_unread_descriptors(&self) -> bool {
-        socket::unread(self.connection.as_fd()).is_ok_and(|bytes| bytes > 0)
-    }
 }
 
-/// Says why there is no view, if the client listens, and closes.
-fn decline(connection: OwnedFd, refusal: Refusal) {
-    let _ = socket::send(connection.as_fd(), &ToClient::Refused(refusal).encode(), &[]);
-    part(connection);
+/// Says why there is no view, if the client listens.
+fn decline(connection: BorrowedFd<'_>, refusal: Refusal) {
+    let _ = socket::send(connection, &ToClient::Refused(refusal).encode(), &[]);
+}
+
+/// As many as this process may have.
+fn descriptors() -> u64 {
+    // Unknown is as good as few.
+    Resource::Descriptors.limit().map_or(0, |limit| limit.soft.unwrap_or(u64::MAX))
 }
 
 fn hand_over(connection: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> Result<(), Refusal> {
@@ -526,4 +580,93 @@ fn kernel(error: &io::Error) -> Refusal {
 fn is_full(error: &io::Error) -> bool {
     let full = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
     error.raw_os_error().is_some_and(|errno| full.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parting::tests::{fill, with_descriptor};
+    use crate::views::OpenError;
+    use pinfold_kernel::process::effective_user;
+
+    /// Views without descriptors.
+    struct Empty;
+
+    impl Views for Empty {
+        type Id = ();
+
+        fn open(&mut self, _process: BorrowedFd<'_>) -> Result<((), Vec<OwnedFd>), OpenError> {
+            Ok(((), Vec::new()))
+        }
+
+        fn forget(&mut self, _view: ()) {}
+    }
+
+    fn server(limits: Limits) -> Server<Empty> {
+        // Relaxed: only that the numbers differ matters.
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("pinfold-server-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let listener = Listener::at(&directory.join("socket")).unwrap();
+        let server = Server::new(listener, Empty, limits, |_| {}).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
+        server
+    }
+
+    /// What the helper has said to the other side.
+    fn heard(there: &OwnedFd) -> Option<ToClient> {
+        let mut packet = [0; BYTES];
+        let received = socket::receive(there.as_fd(), &mut packet).unwrap();
+        (received.length > 0).then(|| ToClient::decode(&packet).unwrap())
+    }
+
+    fn serve_all(server: &mut Server<Empty>) {
+        for key in server.clients.keys() {
+            server.listen_to(key);
+        }
+        while let Some(key) = server.turns.pop() {
+            server.serve(key);
+        }
+    }
+
+    /// It has another's place in the queue of a socket that the service manager listened at.
+    #[test]
+    fn a_client_that_connected_before_the_helper_was_there_is_served() {
+        let mut server = server(Limits::default());
+        let (here, there) = socket::pair().unwrap();
+        server.welcome(here);
+        let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
+        socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
+        serve_all(&mut server);
+        assert_eq!(heard(&there), Some(ToClient::Granted { descriptors: 0 }));
+    }
+
+    #[test]
+    fn what_cannot_be_closed_yet_counts_for_its_user_until_it_is() {
+        let limits = Limits { waiting: 2, waiting_per_user: 2, ..Limits::default() };
+        let mut server = server(limits);
+        server.accounts = Accounts::new(limits, 1);
+        let stuck = fill(&mut server.emptying, effective_user());
+        let wrong = |server: &mut Server<Empty>| {
+            let (here, there) = with_descriptor();
+            server.welcome(here);
+            serve_all(server);
+            there
+        };
+        let _two = [(); 2].map(|()| wrong(&mut server));
+        assert_eq!((server.clients.keys().len(), server.endings.len()), (0, 2));
+        assert!(!server.paused && server.sweep_at.is_some());
+        let third = wrong(&mut server);
+        assert_eq!(heard(&third), Some(ToClient::Refused(Refusal::Busy { limit: 2 })));
+        assert_eq!(server.endings.len(), 3);
+        server.accept_some();
+        assert!(server.paused, "beyond the spare descriptors no connection is accepted");
+        drop(stuck);
+        while !server.endings.is_empty() {
+            server.end_others();
+        }
+        let fourth = wrong(&mut server);
+        assert!(matches!(heard(&fourth), Some(ToClient::Hello(_))));
+    }
 }
