@@ -7,16 +7,16 @@
 mod child;
 pub(crate) mod library;
 mod middleware;
+mod summary;
 
 use crate::output::{Failure, Output};
 use middleware::{Launcher, Middleware};
-use serde::Serialize;
-use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use summary::Summary;
 
 /// Options of `pinfold run`.
 #[derive(clap::Args, Debug)]
@@ -37,22 +37,6 @@ pub(crate) struct Arguments {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
-}
-
-/// What the caches of all processes did together; the summary's JSON object.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
-struct Summary {
-    /// Processes that registered memory and exited in an orderly way.
-    processes: u64,
-    gets: u64,
-    hits: u64,
-    misses: u64,
-    regs: u64,
-    deregs: u64,
-    invalidations: u64,
-    per_use: u64,
-    evictions: u64,
-    passed: u64,
 }
 
 /// Runs the program to its end; its exit status.
@@ -126,46 +110,9 @@ fn conclude(arguments: &Arguments, output: &Output, summary: &Summary) -> Result
         fs::write(path, text)
             .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     } else if !arguments.quiet {
-        output.note(summary.in_words());
+        summary.in_words().iter().for_each(|line| output.note(line));
     }
     Ok(())
-}
-
-impl Summary {
-    /// Adds a line that a process left; what is no such line counts as nothing.
-    fn add(&mut self, line: &str) {
-        let Ok(report) = serde_json::from_str::<Value>(line) else { return };
-        let count = |key: &str| report[key].as_u64().unwrap_or(0);
-        self.processes += 1;
-        for (sum, key) in [
-            (&mut self.gets, "gets"),
-            (&mut self.hits, "hits"),
-            (&mut self.misses, "misses"),
-            (&mut self.regs, "regs"),
-            (&mut self.deregs, "deregs"),
-            (&mut self.invalidations, "invalidations"),
-            (&mut self.per_use, "per_use"),
-            (&mut self.evictions, "evictions"),
-            (&mut self.passed, "passed"),
-        ] {
-            *sum += count(key);
-        }
-    }
-
-    fn in_words(&self) -> String {
-        let Self { processes, gets, hits, misses, regs, invalidations, per_use, passed, .. } = self;
-        if *processes == 0 {
-            return "the program registered no memory through Pinfold (or was killed, or takes \
-                    libibverbs' functions from a handle of its own)"
-                .into();
-        }
-        let share = if *gets == 0 { 0.0 } else { 100.0 * *hits as f64 / *gets as f64 };
-        format!(
-            "{gets} registrations asked for, {hits} found ({share:.1} %), {misses} not; {regs} made \
-             ({per_use} for one use), {invalidations} invalidated by changes of mappings; {passed} \
-             passed through to libibverbs"
-        )
-    }
 }
 
 /// A file of its own in which the program's processes leave a line each; gone with this.
@@ -204,22 +151,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_add_up_and_other_lines_are_nothing() {
-        let mut summary = Summary::default();
-        summary.add(r#"{"pid":7,"gets":5,"hits":3,"misses":2,"regs":2,"deregs":2}"#);
-        summary.add(r#"{"pid":8,"gets":1,"misses":1,"passed":4}"#);
-        summary.add("torn");
-        assert_eq!((summary.processes, summary.gets, summary.hits, summary.passed), (2, 6, 3, 4));
-        assert!(summary.in_words().contains("3 found (50.0 %)"), "{}", summary.in_words());
-        assert!(Summary::default().in_words().contains("no memory"));
-    }
-
-    #[test]
     fn reports_are_gone_with_their_reader() {
         let reports = Reports::new().unwrap();
         let path = reports.path().to_owned();
-        fs::write(&path, "{\"gets\":2}\n").unwrap();
-        assert_eq!(reports.summary().gets, 2);
+        fs::write(&path, "{\"gets\":2}\n{\"gets\":1}\n").unwrap();
+        assert_eq!(reports.summary().processes, 2);
         drop(reports);
         assert!(!path.exists());
     }

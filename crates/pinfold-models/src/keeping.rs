@@ -44,6 +44,8 @@ pub(crate) mod hooks {
 }
 
 pub(crate) mod report {
+    use crate::reasons::Reasons;
+
     #[derive(Clone, Copy, Default, Debug)]
     pub(crate) struct Totals {
         pub(crate) hits: u64,
@@ -51,7 +53,7 @@ pub(crate) mod report {
         pub(crate) regs: u64,
         pub(crate) deregs: u64,
         pub(crate) invalidations: u64,
-        pub(crate) per_use: u64,
+        pub(crate) per_use: Reasons,
         pub(crate) evictions: u64,
     }
 }

@@ -49,6 +49,9 @@ mod pending_discards;
 #[path = "../../pinfold/src/monitor/range_set.rs"]
 mod range_set;
 #[cfg(loom)]
+#[path = "../../pinfold-preload/src/reasons.rs"]
+mod reasons;
+#[cfg(loom)]
 #[path = "../../pinfold-preload/src/store.rs"]
 mod store;
 
@@ -57,7 +60,9 @@ pub(crate) use self::keeping::{
     admission, apart, errno, hooks, mapping, monitor, real, registrar, report, steps,
 };
 #[cfg(loom)]
-pub(crate) use pinfold_core::{AddressRange, Lost, Monitor, Position, Replay, Sequence, Watch};
+pub(crate) use pinfold_core::{
+    AddressRange, Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch,
+};
 
 #[cfg(loom)]
 mod sync {

@@ -17,6 +17,7 @@ use crate::caller::Caller;
 use crate::complaint;
 use crate::process::Process;
 use crate::real::{Real, real};
+use crate::reasons::Reason;
 use crate::rights;
 use crate::sandbox;
 use crate::settings::Settings;
@@ -53,10 +54,11 @@ pub(crate) unsafe extern "C" fn reg_mr(
         if let Some(old) =
             guarded(real).and_then(|real| real.old).filter(|_| caller.asked().old_abi)
         {
-            return passed(caller, |_| (old.reg_mr)(pd, address, length, access));
+            let register = |_: &Real| (old.reg_mr)(pd, address, length, access);
+            return passed(caller, Reason::OldAbi, register);
         }
         let register = |real: &Real| (real.library.reg_mr)(pd, address, length, access);
-        request.kept(&register).unwrap_or_else(|| passed(caller, register))
+        request.kept(&register).unwrap_or_else(|reason| passed(caller, reason, register))
     }
 }
 
@@ -76,10 +78,15 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
         Some(register) => unsafe { register(pd, address, length, iova, access) },
         None => refuse(),
     };
-    let is_plain = iova == address.addr() as u64 && caller.asked().iova2;
-    // SAFETY: the caller's promises.
-    let kept = if is_plain { unsafe { request.kept(&register) } } else { None };
-    kept.unwrap_or_else(|| passed(caller, register))
+    let kept = if !caller.asked().iova2 {
+        Err(Reason::OwnHandle)
+    } else if iova != address.addr() as u64 {
+        Err(Reason::ForeignAddress)
+    } else {
+        // SAFETY: the caller's promises.
+        unsafe { request.kept(&register) }
+    };
+    kept.unwrap_or_else(|reason| passed(caller, reason, register))
 }
 
 pub(crate) unsafe fn reg_mr_iova(
@@ -95,10 +102,13 @@ pub(crate) unsafe fn reg_mr_iova(
         Some(register) => unsafe { register(pd, address, length, iova, access) },
         None => refuse(),
     };
-    let is_plain = iova == address.addr() as u64;
-    // SAFETY: the caller's promises.
-    let kept = if is_plain { unsafe { request.kept(&register) } } else { None };
-    kept.unwrap_or_else(|| passed(Caller::UNKNOWN, register))
+    let kept = if iova == address.addr() as u64 {
+        // SAFETY: the caller's promises.
+        unsafe { request.kept(&register) }
+    } else {
+        Err(Reason::ForeignAddress)
+    };
+    kept.unwrap_or_else(|reason| passed(Caller::UNKNOWN, reason, register))
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_int {
@@ -221,34 +231,40 @@ pub(crate) extern "C" fn at_exit() {
 }
 
 impl Request {
-    /// A registration that is idle, or one made by `register` and to be kept. `None` for what passes
-    /// through.
+    /// A registration that is idle, or one made by `register` and to be kept; or why it passes through.
     ///
     /// # Safety
     ///
     /// As for `ibv_reg_mr`, of the present ABI.
-    unsafe fn kept(&self, register: &dyn Fn(&Real) -> *mut ibv_mr) -> Option<*mut ibv_mr> {
+    unsafe fn kept(&self, register: &dyn Fn(&Real) -> *mut ibv_mr) -> Result<*mut ibv_mr, Reason> {
         let before = last_errno();
-        let kept = guarded(|| {
-            // What is never kept starts nothing.
-            if !rights::can_be_kept(self.flags, true) {
-                return None;
-            }
-            let process = Process::current()?;
-            if !rights::can_be_kept(self.flags, process.settings.cache_remote) {
-                return None;
-            }
-            // SAFETY: the caller's promise.
-            let key = unsafe { self.key() }?;
-            if let Some(found) = process.keeper().and_then(|keeper| keeper.find(&key)) {
-                return Some(found.as_ptr());
-            }
-            process.keeper_for(&key)?.register(key, register)
-        });
-        if kept.is_none_or(|mr| !mr.is_null()) {
+        // SAFETY: the caller's promise.
+        let kept = guarded(|| Some(unsafe { self.kept_by_process(register) }));
+        let kept = kept.unwrap_or(Err(Reason::Fault));
+        if kept.is_ok_and(|mr| !mr.is_null()) || kept.is_err() {
             set_errno(before);
         }
         kept
+    }
+
+    /// # Safety
+    ///
+    /// As for `kept`.
+    unsafe fn kept_by_process(
+        &self,
+        register: &dyn Fn(&Real) -> *mut ibv_mr,
+    ) -> Result<*mut ibv_mr, Reason> {
+        // What is never kept starts nothing.
+        rights::obstacle(self.flags, true).map_or(Ok(()), Err)?;
+        // Without one, nothing is counted.
+        let process = Process::current().ok_or(Reason::Restricted)?;
+        rights::obstacle(self.flags, process.settings.cache_remote).map_or(Ok(()), Err)?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { self.key() }.ok_or(Reason::NoMemory)?;
+        if let Some(found) = process.keeper().and_then(|keeper| keeper.find(&key)) {
+            return Ok(found.as_ptr());
+        }
+        process.keeper_for(&key)?.register(key, register)
     }
 
     /// # Safety
@@ -265,8 +281,8 @@ impl Request {
     }
 }
 
-/// A registration by libibverbs. If it lacks room that idle ones take, they go and it tries again.
-fn passed(caller: Caller, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
+/// A registration by libibverbs, for this `reason`. If it lacks room that idle ones take, they go and it tries again.
+fn passed(caller: Caller, reason: Reason, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
     let _not_cancelled = NotCancelled::new();
     let Some(real) = real() else { return refuse() };
     let process = if caller.asked().is_us { None } else { guarded(Process::current) };
@@ -276,7 +292,7 @@ fn passed(caller: Caller, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_m
         None => register(real),
     };
     if !made.is_null() {
-        process.count_passed();
+        process.count_passed(reason);
     }
     made
 }

@@ -32,13 +32,14 @@ use crate::children::{Children, Moves};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
+use crate::reasons::Reason;
 use crate::report::Totals;
 use crate::steps::{Ended, in_kernel, in_library};
 use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
 use crate::sync::{Condvar, Mutex, MutexGuard, sleep};
 use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
-use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
+use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Uncovered, Watch};
 use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
 use std::collections::HashMap;
@@ -150,49 +151,64 @@ impl Keeper {
         handle_of(region)
     }
 
-    /// Registers, to be kept if the monitor covers the memory. `None` if that was not tried.
+    /// Registers, to be kept if the monitor covers the memory.
+    ///
+    /// # Errors
+    ///
+    /// That was not tried, and nothing is registered.
     pub(crate) fn register(
         &self,
         key: Key,
         register: &dyn Fn(&Real) -> *mut ibv_mr,
-    ) -> Option<*mut ibv_mr> {
-        let (range, real) = (key.range()?, real()?);
-        let place = self.begin(key)?;
+    ) -> Result<*mut ibv_mr, Reason> {
+        let range = key.range().ok_or(Reason::NoMemory)?;
+        let real = real().ok_or(Reason::Fault)?;
+        let place = self.begin(key, range)?;
         // The monitor reads tables of the kernel into buffers on the stack, and the caller's may be
         // small.
-        let is_covered = apart::run(|| self.covers(range)).unwrap_or(false);
+        let obstacle = apart::run(|| self.obstacle(range)).unwrap_or(Some(Reason::Fault));
         let made = self.with_room(|| register(real));
         let errno = last_errno();
-        self.land(place, made, is_covered);
+        self.land(place, made, obstacle);
         set_errno(errno);
-        Some(made)
+        Ok(made)
     }
 
-    fn begin(&self, key: Key) -> Option<u32> {
-        let mut books = self.current()?;
-        if books.lost || !books.store.has_room_for(&key) {
-            return None;
+    fn begin(&self, key: Key, range: AddressRange) -> Result<u32, Reason> {
+        let mut books = self.current().ok_or(Reason::MonitorLost)?;
+        if books.lost {
+            return Err(Reason::MonitorLost);
+        }
+        if !books.store.has_room_for(&key) {
+            return Err(Reason::OverBudget);
         }
         books.totals.misses += 1;
-        note_kept(key.range()?);
-        Some(books.store.begin(key))
+        note_kept(range);
+        Ok(books.store.begin(key))
     }
 
-    fn covers(&self, range: AddressRange) -> bool {
-        self.monitor.watch(range) == Watch::Covered && !self.monitor.change_pending(range)
+    /// Why the monitor does not cover `range` from now on, if it does not.
+    fn obstacle(&self, range: AddressRange) -> Option<Reason> {
+        match self.monitor.watch(range) {
+            Watch::Covered => self.monitor.change_pending(range).then_some(Reason::Changing),
+            Watch::Uncovered(Uncovered::Mapping(_)) => Some(Reason::KindOfMemory),
+            Watch::Uncovered(Uncovered::Unmapped) => Some(Reason::NoMemory),
+            Watch::Uncovered(Uncovered::Lost(_)) => Some(Reason::MonitorLost),
+            Watch::Uncovered(_) => Some(Reason::WatchRefused),
+        }
     }
 
-    fn land(&self, place: u32, made: *mut ibv_mr, is_covered: bool) {
+    fn land(&self, place: u32, made: *mut ibv_mr, obstacle: Option<Reason>) {
         let Some(mut books) = self.books() else { return };
         let Some(made) = NonNull::new(made) else { return books.store.abandon(place) };
         books.totals.regs += 1;
         // SAFETY: libibverbs has just made it.
         let region = unsafe { region_of(made) };
-        if !is_covered {
+        if let Some(reason) = obstacle {
             books.store.abandon(place);
-        }
-        if !is_covered || !books.store.land(place, region) {
-            books.totals.per_use += 1;
+            books.totals.per_use.note(reason);
+        } else if !books.store.land(place, region) {
+            books.totals.per_use.note(Reason::Changing);
         }
     }
 
@@ -277,6 +293,10 @@ impl Keeper {
     /// Whether the parent may have `mr`; asked in a forked child.
     pub(crate) fn may_have(&self, mr: *mut ibv_mr) -> bool {
         self.books.try_lock().map_or(true, |books| books.store.has(mr.addr()))
+    }
+
+    pub(crate) const fn monitor(&self) -> &Monitored {
+        &self.monitor
     }
 
     /// What was done so far.

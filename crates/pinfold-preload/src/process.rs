@@ -16,7 +16,8 @@ use crate::children::Children;
 use crate::complaint::complain;
 use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
-use crate::report::{Report, Totals};
+use crate::reasons::{Reason, Reasons};
+use crate::report::{Account, Report, Totals};
 use crate::settings::{Destination, Settings};
 use crate::store::{Key, Limit};
 use crate::{sandbox, sanitizer};
@@ -49,7 +50,8 @@ pub(crate) struct Process {
     keeper: OnceLock<Option<Keeper>>,
     /// Held while the keeper is started; no thread waits for it.
     starting: Mutex<()>,
-    passed: AtomicU64,
+    /// For each reason, what went to libibverbs as it was.
+    passed: [AtomicU64; Reason::ALL.len()],
     /// Not 0 in the process that made it.
     mark: &'static [AtomicU64; 4],
     /// The process that this one was forked from, as it was then.
@@ -155,7 +157,7 @@ impl Process {
             children,
             keeper: OnceLock::new(),
             starting: Mutex::new(()),
-            passed: AtomicU64::new(0),
+            passed: [const { AtomicU64::new(0) }; Reason::ALL.len()],
             mark,
             parent,
         }))
@@ -181,24 +183,32 @@ impl Process {
         self.keeper.get()?.as_ref()
     }
 
-    /// What is to keep a registration of this, started by the first; `None` if it is not to be kept,
-    /// or at this moment cannot be.
-    pub(crate) fn keeper_for(&'static self, key: &Key) -> Option<&'static Keeper> {
+    /// What is to keep a registration of this, started by the first.
+    ///
+    /// # Errors
+    ///
+    /// It is not to be kept, or at this moment cannot be.
+    pub(crate) fn keeper_for(&'static self, key: &Key) -> Result<&'static Keeper, Reason> {
+        if !self.admission.admits(key, self.settings.keep_from) {
+            return Err(Reason::EarlyUse);
+        }
         // Under a filter of the program's own nothing begins, and nothing is said: the filter may end the process at a
         // system call that keeping needs, and cannot be asked at which.
-        let is_worth_it = self.admission.admits(key, self.settings.keep_from);
-        if !is_worth_it || sandbox::is_the_program_s() || sanitizer::is_here() {
-            return None;
+        if sandbox::is_the_program_s() {
+            return Err(Reason::Restricted);
+        }
+        if sanitizer::is_here() {
+            return Err(Reason::Sanitizer);
         }
         match self.keeper.get() {
-            Some(keeper) => keeper.as_ref(),
+            Some(keeper) => keeper.as_ref().ok_or(Reason::NoMonitor),
             None => self.start_keeper(),
         }
     }
 
     #[cold]
-    fn start_keeper(&'static self) -> Option<&'static Keeper> {
-        let _starting = self.starting.try_lock().ok()?;
+    fn start_keeper(&'static self) -> Result<&'static Keeper, Reason> {
+        let _starting = self.starting.try_lock().map_err(|_| Reason::MonitorStarting)?;
         if self.keeper.get().is_none() {
             let started = apart::run(|| self.new_keeper()).unwrap_or_else(|| Err("a panic".into()));
             let complaint = started.as_ref().err().cloned();
@@ -209,7 +219,7 @@ impl Process {
             }
             complaint.iter().for_each(|complaint| refuse(complaint));
         }
-        self.keeper()
+        self.keeper().ok_or(Reason::NoMonitor)
     }
 
     fn new_keeper(&'static self) -> Result<Keeper, String> {
@@ -226,9 +236,9 @@ impl Process {
     }
 
     /// Counts a registration that went to libibverbs as it was.
-    pub(crate) fn count_passed(&self) {
+    pub(crate) fn count_passed(&self, reason: Reason) {
         // Relaxed: a count.
-        self.passed.fetch_add(1, Ordering::Relaxed);
+        self.passed[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Before this process, a forked child, has libibverbs end `mr`: its parents' may be gone then.
@@ -238,10 +248,21 @@ impl Process {
         }
     }
 
-    fn totals(&self) -> Totals {
+    fn account(&self) -> Account {
         let kept = self.keeper().map(Keeper::totals).unwrap_or_default();
         // Relaxed: a count.
-        Totals { passed: self.passed.load(Ordering::Relaxed), ..kept }
+        let passed =
+            Reasons::counted(|reason| self.passed[reason as usize].load(Ordering::Relaxed));
+        Account { totals: Totals { passed, ..kept }, monitor: self.monitor() }
+    }
+
+    /// In one word, for reports.
+    fn monitor(&self) -> &'static str {
+        match self.keeper.get() {
+            None => "not started",
+            Some(None) => "refused",
+            Some(Some(keeper)) => keeper.monitor().chosen().name(),
+        }
     }
 
     fn reports(&self) -> &Reports {
@@ -260,7 +281,7 @@ impl Process {
 
     /// Writes the statistics to where they are wanted.
     fn report(&self) {
-        let written = self.reports().statistics.as_ref().map(|to| to.write(&self.totals()));
+        let written = self.reports().statistics.as_ref().map(|to| to.write(&self.account()));
         if let Some(Err(error)) = written {
             complain(&format!("pinfold: no statistics: {error}\n"));
         }
@@ -277,7 +298,7 @@ impl Process {
     pub(crate) fn finish(&self) {
         self.report();
         // The summary is for the program's starter, which finds that a process is missing in it.
-        let _ = self.reports().summary.as_ref().map(|to| to.write(&self.totals()));
+        let _ = self.reports().summary.as_ref().map(|to| to.write(&self.account()));
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the caches of this process have done, in words and in numbers.
 
 use crate::complaint::complain;
+use crate::reasons::Reasons;
 use crate::settings::Destination;
 use pinfold::monitor::hooks::Hooks;
 use pinfold_kernel::words::NotedDescriptor;
@@ -25,11 +26,11 @@ pub(crate) struct Totals {
     /// Kept ones whose bytes changed.
     pub(crate) invalidations: u64,
     /// Those that were to be kept, and could not be.
-    pub(crate) per_use: u64,
+    pub(crate) per_use: Reasons,
     /// Deregistrations for want of room.
     pub(crate) evictions: u64,
     /// Registrations that libibverbs made as it was asked, with nothing kept.
-    pub(crate) passed: u64,
+    pub(crate) passed: Reasons,
 }
 
 impl Totals {
@@ -38,16 +39,35 @@ impl Totals {
         self.hits + self.misses
     }
 
-    /// One line of JSON.
-    pub(crate) fn json(&self, process: u32, hooks: &Hooks) -> String {
+    /// The fields of a JSON object.
+    fn json(&self) -> String {
         let gets = self.gets();
         let Self { hits, misses, regs, deregs, invalidations, per_use, evictions, passed } = self;
+        let (at_once, through) = (per_use.total(), passed.total());
         format!(
-            "{{\"pid\":{process},\"gets\":{gets},\"hits\":{hits},\"misses\":{misses},\
-             \"regs\":{regs},\"deregs\":{deregs},\"invalidations\":{invalidations},\
-             \"per_use\":{per_use},\"evictions\":{evictions},\"passed\":{passed},\
-             \"hooks\":\"{}\"}}\n",
-            hooks.word()
+            "\"gets\":{gets},\"hits\":{hits},\"misses\":{misses},\"regs\":{regs},\"deregs\":{deregs},\
+             \"invalidations\":{invalidations},\"per_use\":{at_once},\"evictions\":{evictions},\
+             \"passed\":{through},\"not_kept\":{}",
+            passed.json(per_use)
+        )
+    }
+}
+
+/// What is reported of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Account {
+    pub(crate) totals: Totals,
+    /// What became of its monitor.
+    pub(crate) monitor: &'static str,
+}
+
+impl Account {
+    /// One line of JSON.
+    fn json(&self, process: u32, hooks: &Hooks) -> String {
+        let (Self { totals, monitor }, hooks) = (self, hooks.word());
+        format!(
+            "{{\"pid\":{process},{},\"monitor\":\"{monitor}\",\"hooks\":\"{hooks}\"}}\n",
+            totals.json()
         )
     }
 }
@@ -56,6 +76,7 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gets = self.gets();
         let Self { hits, misses, regs, deregs, invalidations, per_use, evictions, passed } = self;
+        let (per_use, passed) = (per_use.total(), passed.total());
         write!(
             f,
             "{gets} gets: {hits} hits, {misses} misses ({per_use} not kept); {regs} registrations, \
@@ -100,15 +121,16 @@ impl Report {
     /// # Errors
     ///
     /// The file cannot be made or written.
-    pub(crate) fn write(&self, totals: &Totals) -> io::Result<()> {
+    pub(crate) fn write(&self, account: &Account) -> io::Result<()> {
         let (process, hooks) = (std::process::id(), Hooks::of_process());
         match self {
             Self::StandardError => {
-                complain(&format!("pinfold: {process}: {totals}; {hooks}\n"));
+                let Account { totals, monitor } = account;
+                complain(&format!("pinfold: {process}: {totals}; monitor: {monitor}; {hooks}\n"));
                 Ok(())
             }
             Self::File { path, opened } => {
-                let line = totals.json(process, &hooks);
+                let line = account.json(process, &hooks);
                 match opened.filter(NotedDescriptor::is_still) {
                     Some(opened) => opened.write_whole(&line)?,
                     // The program has closed it, with all others that it does not know.
@@ -160,14 +182,15 @@ mod tests {
             invalidations: 1,
             ..Totals::default()
         };
-        let json = totals.json(7, &Hooks::Active { told: 0 });
+        let account = Account { totals, monitor: "ebpf" };
+        let json = account.json(7, &Hooks::Active { told: 0 });
         assert!(
             json.starts_with("{\"pid\":7,\"gets\":3,\"hits\":1,\"misses\":2,\"regs\":2,"),
             "{json}"
         );
         assert!(
             json.contains("\"deregs\":2,\"invalidations\":1,")
-                && json.ends_with("\"hooks\":\"active\"}\n")
+                && json.ends_with("\"not_kept\":[],\"monitor\":\"ebpf\",\"hooks\":\"active\"}\n")
         );
         assert!(totals.to_string().starts_with("3 gets: 1 hits"));
     }

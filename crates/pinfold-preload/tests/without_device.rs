@@ -46,11 +46,15 @@ fn compile_program(out: &Path, name: &str, options: &[&str]) -> bool {
 
 /// What a case says and how it ends, with the library and a file for the statistics.
 fn run(case: &[&str]) -> Option<(Output, PathBuf)> {
+    run_with(case, &[])
+}
+
+fn run_with(case: &[&str], variables: &[(&str, &str)]) -> Option<(Output, PathBuf)> {
     let programs = programs()?;
     let statistics = programs.join(format!("{}.json", case.join("-").replace('/', "_")));
     let _ = std::fs::remove_file(&statistics);
     let mut command = patiently(&programs.join("program"));
-    command.env("PINFOLD_STATISTICS", &statistics);
+    command.env("PINFOLD_STATISTICS", &statistics).envs(variables.iter().copied());
     Some((built::output(command, &[&library()], case), statistics))
 }
 
@@ -149,4 +153,31 @@ fn beside_a_leak_sanitizer_nothing_is_kept() {
         assert!(line.contains("\"gets\":0,") && !line.contains("\"passed\":0,"), "{line}");
         std::fs::remove_file(statistics).unwrap();
     }
+}
+
+/// What stands in the statistics for one reason.
+fn not_kept(why: &str, change: &str, registrations: u64) -> String {
+    format!("{{\"why\":\"{why}\",\"change\":{change},\"registrations\":{registrations}}}")
+}
+
+#[test]
+fn what_is_not_kept_is_counted_for_its_reason_with_what_changes_it() {
+    let Some((output, statistics)) = run_with(&["not_kept"], &[("PINFOLD_MAX_BYTES", "64K")])
+    else {
+        return;
+    };
+    assert_eq!(said(&output), done());
+    let line = std::fs::read_to_string(statistics).unwrap();
+    let reasons = [
+        not_kept("too few uses of the same bytes so far", "\"PINFOLD_KEEP_FROM=1\"", 3),
+        not_kept("rights for peers", "\"PINFOLD_CACHE_REMOTE=on\"", 2),
+        not_kept("on-demand paging, which pins nothing", "null", 3),
+        not_kept("memory windows, huge-page hints or unknown flags", "null", 4),
+        not_kept("no bytes, or no memory", "null", 5),
+        not_kept("more bytes than may be kept", "\"PINFOLD_MAX_BYTES=BYTES\"", 7),
+        not_kept("a kind of memory that the monitor does not watch", "\"pinfold-notifyd\"", 6),
+    ];
+    assert!(reasons.iter().all(|reason| line.contains(reason)), "{line}");
+    let sums = ["\"per_use\":6,", "\"passed\":24,", "\"monitor\":\"userfaultfd\","];
+    assert!(sums.iter().all(|sum| line.contains(sum)), "{line}");
 }

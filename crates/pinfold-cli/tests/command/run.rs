@@ -67,6 +67,32 @@ fn the_summary_is_one_object_in_a_file() {
     }
 }
 
+/// As a process with the library does it: a line into the file that the environment names.
+fn reports(lines: &[&str]) -> String {
+    let says = |line: &&str| format!("printf '%s\\n' '{line}' >> \"$PINFOLD_SUMMARY\"");
+    lines.iter().map(says).collect::<Vec<_>>().join(" && ")
+}
+
+#[test]
+fn the_summary_says_why_registrations_passed_through_and_what_changes_that() {
+    if library().is_none() {
+        return;
+    }
+    let not_kept =
+        r#"[{"why":"rights for peers","change":"PINFOLD_CACHE_REMOTE=on","registrations":9}]"#;
+    let line = format!(r#"{{"pid":1,"passed":9,"not_kept":{not_kept},"monitor":"not started"}}"#);
+    let output = run(&["--", "sh", "-c", &reports(&[&line, r#"{"pid":2,"gets":3,"hits":2}"#])]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    for part in [
+        "pinfold: 3 registrations asked for, 2 found",
+        "9 passed through",
+        "\npinfold: not kept: 9 for rights for peers (changed by PINFOLD_CACHE_REMOTE=on)\n",
+        "\npinfold: monitor of the processes: not started in 1\n",
+    ] {
+        assert!(errors.contains(part), "{part} in {errors}");
+    }
+}
+
 #[test]
 fn a_missing_library_is_a_machine_that_lacks_something() {
     let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))

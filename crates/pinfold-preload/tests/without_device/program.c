@@ -289,6 +289,31 @@ static void threads_begin_at_once(void)
 	printf("%d\n", high);
 }
 
+static void registered_with(char *address, size_t length, int access, int times)
+{
+	for (int i = 0; i < times; i++)
+		CHECK(!ibv_dereg_mr(ibv_reg_mr(pd, address, length, access)));
+}
+
+/* Registrations that are not kept, of each kind another number: what the programs can do without a device. */
+static void not_kept(void)
+{
+	enum { LOCAL_WRITE = 1, REMOTE_WRITE = 2, MW_BIND = 16, ON_DEMAND = 64 };
+	char *shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(shared != MAP_FAILED);
+	begin();
+	registered_with(memory, BYTES, LOCAL_WRITE | REMOTE_WRITE, 2);
+	registered_with(memory, BYTES, LOCAL_WRITE | ON_DEMAND, 3);
+	registered_with(memory, BYTES, LOCAL_WRITE | MW_BIND, 4);
+	registered_with(memory, 0, LOCAL_WRITE, 5);
+	/* The first of each is one use too few. */
+	registered_with(shared, BYTES, LOCAL_WRITE, 1 + 6);
+	registered_with(memory, 2 * BYTES, LOCAL_WRITE, 1 + 7);
+	registered_with(memory, BYTES, LOCAL_WRITE, 1 + 1);
+	puts("done");
+}
+
 /* As many registrations, live at once, as the argument says, twice. */
 static void many(void)
 {
@@ -322,6 +347,7 @@ static const struct {
 	{ "loads_many", loads_many },
 	{ "holds_until_the_end", holds_until_the_end },
 	{ "threads_begin_at_once", threads_begin_at_once },
+	{ "not_kept", not_kept },
 	{ "many", many },
 };
 
