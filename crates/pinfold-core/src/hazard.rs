@@ -726,7 +726,7 @@ mod tests {
         for hazards in [&caches[1], &caches[1 + HANDS], &caches[1], &caches[1 + HANDS]] {
             hazards.slot().unwrap().protect(&0).clear();
         }
-        let ids: Vec<_> = SEATS.with_borrow(|seats| seats.0.iter().map(|seat| seat.id).collect());
+        let ids: Vec<_> = SEATS.with(|seats| seats.borrow().0.iter().map(|seat| seat.id).collect());
         assert_eq!(ids[..2], [caches[1 + HANDS].id, caches[1].id]);
     }
 
@@ -868,7 +868,7 @@ mod tests {
 
     #[test]
     fn a_thread_remembers_no_cache_that_is_gone() {
-        let known = || SEATS.with_borrow(|seats| seats.0.len());
+        let known = || SEATS.with(|seats| seats.borrow().0.len());
         for _ in 0..10 {
             let hazards = Hazards::new(Barriers::SYMMETRIC);
             hazards.slot().unwrap().protect(&0).clear();

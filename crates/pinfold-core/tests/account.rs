@@ -1,6 +1,7 @@
 //! A cache with others on one account: every amount that it takes comes back, whatever fails, and
 //! nothing is asked on a hit.
 
+#![cfg(not(shuttle))]
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod common;

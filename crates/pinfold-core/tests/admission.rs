@@ -1,5 +1,6 @@
 //! What is kept, and what is registered for each use: with costs that a clock of the test makes.
 
+#![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)] // a test speaks
 
 mod common;

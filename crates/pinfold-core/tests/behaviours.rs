@@ -6,6 +6,7 @@
 //! order by gates in the device's way, not by time. Whatever a test does, the cache's books must
 //! agree with the device's at its end, and nothing may be registered after the cache.
 
+#![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)] // only tests use it
 
 mod common;

@@ -8,6 +8,7 @@
 //! A failure prints the shortest program that shows it and leaves its seed next to this file, from
 //! where it is tried first in the next run.
 
+#![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::panic)] // a test fails loudly
 
 mod common;

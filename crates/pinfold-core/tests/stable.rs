@@ -1,5 +1,6 @@
 //! The safe methods: buffers that own their memory go in, and come back out, whole.
 
+#![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)] // a test speaks
 
 mod common;

@@ -9,6 +9,7 @@
 //! What each thread does follows from a seed, which is printed; `PINFOLD_SEED` replays that. In
 //! which order the threads do it is the scheduler's business.
 
+#![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // a test speaks
 
 mod common;
