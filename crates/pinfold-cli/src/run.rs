@@ -34,6 +34,11 @@ pub(crate) struct Arguments {
     /// exactly their bytes and rights.
     #[arg(long = "for", value_name = "MIDDLEWARE")]
     middleware: Option<Middleware>,
+    /// Gather the reports in DIRECTORY, which all machines of a job have under this path
+    ///
+    /// Without it, only ranks on this machine are in the summary.
+    #[arg(long, value_name = "DIRECTORY")]
+    reports: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
@@ -42,13 +47,13 @@ pub(crate) struct Arguments {
 /// Runs the program to its end; its exit status.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure> {
     let library = library::find().map_err(Failure::unavailable)?;
-    let reports = Reports::new().map_err(|error| {
+    let reports = Reports::new(arguments.reports.as_deref()).map_err(|error| {
         Failure::unavailable(format!("no place for the program's reports: {error}"))
     })?;
     let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
     let mut variables = vec![
         ("LD_PRELOAD", library::before_others(&library, std::env::var_os("LD_PRELOAD"))),
-        ("PINFOLD_SUMMARY", reports.path().into()),
+        ("PINFOLD_SUMMARY", reports.pattern().into()),
     ];
     let mut forwarded = Vec::new();
     if let Some(middleware) = arguments.middleware {
@@ -115,34 +120,64 @@ fn conclude(arguments: &Arguments, output: &Output, summary: &Summary) -> Result
     Ok(())
 }
 
-/// A file of its own in which the program's processes leave a line each; gone with this.
-struct Reports(PathBuf);
+/// Where the program's processes leave a line each; gone with this.
+enum Reports {
+    /// All of them in one file of this machine.
+    File(PathBuf),
+    /// Each in a file of its own, in a directory that machines share: lines that two machines append to one file may
+    /// overwrite each other.
+    Directory(PathBuf),
+}
 
 impl Reports {
-    fn new() -> io::Result<Self> {
+    fn new(shared: Option<&Path>) -> io::Result<Self> {
         let name = format!("pinfold-run.{}.{:016x}", std::process::id(), fastrand::u64(..));
+        if let Some(shared) = shared {
+            let path = std::path::absolute(shared)?.join(name);
+            fs::create_dir(&path)?;
+            return Ok(Self::Directory(path));
+        }
         let path = std::env::temp_dir().join(name);
         // New, so that no other file is followed or truncated.
         fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok(Self(path))
+        Ok(Self::File(path))
     }
 
-    fn path(&self) -> &Path {
-        &self.0
+    /// For `PINFOLD_SUMMARY`.
+    fn pattern(&self) -> PathBuf {
+        match self {
+            Self::File(path) => path.clone(),
+            Self::Directory(path) => path.join("%h.%p"),
+        }
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        match self {
+            Self::File(path) => vec![path.clone()],
+            Self::Directory(path) => {
+                let entries = fs::read_dir(path).into_iter().flatten().flatten();
+                entries.map(|entry| entry.path()).collect()
+            }
+        }
     }
 
     fn summary(&self) -> Summary {
         let mut summary = Summary::default();
-        let lines = fs::read_to_string(&self.0).unwrap_or_default();
-        lines.lines().for_each(|line| summary.add(line));
+        for file in self.files() {
+            let lines = fs::read_to_string(file).unwrap_or_default();
+            lines.lines().for_each(|line| summary.add(line));
+        }
         summary
     }
 }
 
 impl Drop for Reports {
     fn drop(&mut self) {
-        // One file left in a temporary directory does no harm.
-        let _ = fs::remove_file(&self.0);
+        // A file that is left does no harm.
+        let _ = match self {
+            Self::File(path) => fs::remove_file(path),
+            Self::Directory(path) => fs::remove_dir_all(path),
+        };
     }
 }
 
@@ -152,11 +187,25 @@ mod tests {
 
     #[test]
     fn reports_are_gone_with_their_reader() {
-        let reports = Reports::new().unwrap();
-        let path = reports.path().to_owned();
+        let reports = Reports::new(None).unwrap();
+        let path = reports.pattern();
         fs::write(&path, "{\"gets\":2}\n{\"gets\":1}\n").unwrap();
         assert_eq!(reports.summary().processes, 2);
         drop(reports);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn machines_that_share_a_directory_leave_a_file_each() {
+        let reports = Reports::new(Some(&std::env::temp_dir())).unwrap();
+        let pattern = reports.pattern();
+        let [own, others] = ["here.1", "there.1"].map(|name| pattern.with_file_name(name));
+        assert!(pattern.ends_with("%h.%p") && pattern.is_absolute());
+        fs::write(&own, "{\"gets\":2}\n").unwrap();
+        fs::write(&others, "{\"gets\":1}\n").unwrap();
+        assert_eq!(reports.summary().processes, 2);
+        drop(reports);
+        assert!(!pattern.parent().unwrap().exists());
+        assert!(Reports::new(Some(&own)).is_err(), "no directory");
     }
 }

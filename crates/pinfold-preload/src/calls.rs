@@ -21,6 +21,7 @@ use crate::reasons::Reason;
 use crate::rights;
 use crate::sandbox;
 use crate::settings::Settings;
+use crate::steps::through_us;
 use crate::store::{DomainName, End, Key, Scope};
 use libc::{c_int, c_uint, c_void, size_t};
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
@@ -54,10 +55,11 @@ pub(crate) unsafe extern "C" fn reg_mr(
         if let Some(old) =
             guarded(real).and_then(|real| real.old).filter(|_| caller.asked().old_abi)
         {
-            let register = |_: &Real| (old.reg_mr)(pd, address, length, access);
+            let register = |_: &Real| through_us(|| (old.reg_mr)(pd, address, length, access));
             return passed(caller, Reason::OldAbi, register);
         }
-        let register = |real: &Real| (real.library.reg_mr)(pd, address, length, access);
+        let register =
+            |real: &Real| through_us(|| (real.library.reg_mr)(pd, address, length, access));
         request.kept(&register).unwrap_or_else(|reason| passed(caller, reason, register))
     }
 }
@@ -75,7 +77,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     let request = Request { pd, address, length, flags: access };
     let register = |real: &Real| match real.library.reg_mr_iova2 {
         // SAFETY: the caller's promises.
-        Some(register) => unsafe { register(pd, address, length, iova, access) },
+        Some(register) => through_us(|| unsafe { register(pd, address, length, iova, access) }),
         None => refuse(),
     };
     let kept = if !caller.asked().iova2 {
@@ -99,7 +101,7 @@ pub(crate) unsafe fn reg_mr_iova(
     let request = Request { pd, address, length, flags: access.cast_unsigned() };
     let register = |real: &Real| match real.library.reg_mr_iova {
         // SAFETY: the caller's promises.
-        Some(register) => unsafe { register(pd, address, length, iova, access) },
+        Some(register) => through_us(|| unsafe { register(pd, address, length, iova, access) }),
         None => refuse(),
     };
     let kept = if iova == address.addr() as u64 {
@@ -225,7 +227,8 @@ pub(crate) extern "C" fn at_start() {
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
     guarded(|| {
-        let process = Process::running().filter(|process| process.has_last_word())?;
+        let process = Process::running().or_else(Process::silent);
+        let process = process.filter(|process| process.has_last_word())?;
         apart::run(|| process.finish())
     });
 }

@@ -36,7 +36,7 @@
 //!
 //! In the order of layers: `reasons` (why something is not kept), `heap` (memory of our own), `sanitizer` (of leaks), `sandbox` (the program's own
 //! filters), `complaint` (standard error), `elf`, `sync` (seams), `apart` (a stack of our own), `steps` (one deregistration on two threads), `hooks` (apart from all
-//! others), `settings`, `rights`, `real` (libibverbs itself), `caller` (which module calls), `store` (what is
+//! others), `rank` (of a job), `settings`, `rights`, `real` (libibverbs itself), `caller` (which module calls), `store` (what is
 //! registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
 //! it), `report`, `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
 //! (what each function does), `exports` (their names).
@@ -57,6 +57,7 @@ mod heap;
 mod hooks;
 mod keeper;
 mod process;
+mod rank;
 mod real;
 mod reasons;
 mod report;

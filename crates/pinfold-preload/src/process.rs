@@ -20,7 +20,7 @@ use crate::reasons::{Reason, Reasons};
 use crate::report::{Account, Report, Totals};
 use crate::settings::{Destination, Settings};
 use crate::store::{Key, Limit};
-use crate::{sandbox, sanitizer};
+use crate::{sandbox, sanitizer, steps};
 use pinfold::Config;
 use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
@@ -52,6 +52,8 @@ pub(crate) struct Process {
     starting: Mutex<()>,
     /// For each reason, what went to libibverbs as it was.
     passed: [AtomicU64; Reason::ALL.len()],
+    /// What [`steps::bypassed`] said when this process, a forked child, began; 0 in others.
+    bypassed_before: u64,
     /// Not 0 in the process that made it.
     mark: &'static [AtomicU64; 4],
     /// The process that this one was forked from, as it was then.
@@ -84,6 +86,18 @@ impl Process {
     /// The state that this process has already, not a forked parent's.
     pub(crate) fn running() -> Option<&'static Self> {
         Self::latest().filter(|process| !process.is_forked())
+    }
+
+    /// The state of a process that has registered nothing here, whose end is reported all the same: the rank of a job,
+    /// and one whose registrations all went another way.
+    pub(crate) fn silent() -> Option<&'static Self> {
+        std::env::var_os("PINFOLD_SUMMARY")?;
+        let is_new = Self::latest().is_none();
+        let is_to_report = || {
+            let settings = Settings::from_environment().ok();
+            settings.is_some_and(|settings| settings.rank.is_some()) || steps::bypassed() > 0
+        };
+        if is_new && apart::run(is_to_report)? { Self::current() } else { None }
     }
 
     fn latest() -> Option<&'static Self> {
@@ -158,6 +172,7 @@ impl Process {
             keeper: OnceLock::new(),
             starting: Mutex::new(()),
             passed: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            bypassed_before: if parent.is_some() { steps::bypassed() } else { 0 },
             mark,
             parent,
         }))
@@ -253,7 +268,11 @@ impl Process {
         // Relaxed: a count.
         let passed =
             Reasons::counted(|reason| self.passed[reason as usize].load(Ordering::Relaxed));
-        Account { totals: Totals { passed, ..kept }, monitor: self.monitor() }
+        let totals = Totals { passed, ..kept };
+        let (monitor, rank) = (self.monitor(), self.settings.rank);
+        // A forked child begins with its parent's count.
+        let bypassed = steps::bypassed().saturating_sub(self.bypassed_before);
+        Account { totals, monitor, rank, bypassed }
     }
 
     /// In one word, for reports.

@@ -1,6 +1,7 @@
 //! What the caches of this process have done, in words and in numbers.
 
 use crate::complaint::complain;
+use crate::rank::Rank;
 use crate::reasons::Reasons;
 use crate::settings::Destination;
 use pinfold::monitor::hooks::Hooks;
@@ -59,14 +60,21 @@ pub(crate) struct Account {
     pub(crate) totals: Totals,
     /// What became of its monitor.
     pub(crate) monitor: &'static str,
+    pub(crate) rank: Option<Rank>,
+    /// Registrations by code of libibverbs that this library does not stand before.
+    pub(crate) bypassed: u64,
 }
 
 impl Account {
     /// One line of JSON.
     fn json(&self, process: u32, hooks: &Hooks) -> String {
-        let (Self { totals, monitor }, hooks) = (self, hooks.word());
+        let (Self { totals, monitor, rank, bypassed }, hooks) = (self, hooks.word());
+        let rank = rank.map_or(String::new(), |Rank { number, of }| {
+            format!("\"rank\":{number},\"ranks\":{of},")
+        });
         format!(
-            "{{\"pid\":{process},{},\"monitor\":\"{monitor}\",\"hooks\":\"{hooks}\"}}\n",
+            "{{\"pid\":{process},{rank}{},\"bypassed\":{bypassed},\"monitor\":\"{monitor}\",\
+             \"hooks\":\"{hooks}\"}}\n",
             totals.json()
         )
     }
@@ -125,7 +133,7 @@ impl Report {
         let (process, hooks) = (std::process::id(), Hooks::of_process());
         match self {
             Self::StandardError => {
-                let Account { totals, monitor } = account;
+                let Account { totals, monitor, .. } = account;
                 complain(&format!("pinfold: {process}: {totals}; monitor: {monitor}; {hooks}\n"));
                 Ok(())
             }
@@ -149,17 +157,30 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(path)
 }
 
-/// The path with the process's number for `%p`.
+/// The path with the process's number for `%p`, and the machine's name for `%h`.
 fn for_process(path: &Path, process: u32) -> PathBuf {
+    let path = path.as_os_str().as_bytes();
+    let filled = replaced(path, b"%p", || process.to_string().into_bytes());
+    PathBuf::from(std::ffi::OsString::from_vec(replaced(&filled, b"%h", machine)))
+}
+
+fn replaced(text: &[u8], mark: &[u8; 2], by: impl Fn() -> Vec<u8>) -> Vec<u8> {
     let mut filled = Vec::new();
-    let mut rest = path.as_os_str().as_bytes();
-    while let Some(position) = rest.windows(2).position(|two| two == b"%p") {
+    let mut rest = text;
+    while let Some(position) = rest.windows(2).position(|two| two == mark) {
         filled.extend_from_slice(&rest[..position]);
-        filled.extend_from_slice(process.to_string().as_bytes());
+        filled.extend(by());
         rest = &rest[position + 2..];
     }
     filled.extend_from_slice(rest);
-    PathBuf::from(std::ffi::OsString::from_vec(filled))
+    filled
+}
+
+/// Its name, or `unknown`; no part of a path.
+fn machine() -> Vec<u8> {
+    let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: Vec<u8> = name.into_iter().filter(|byte| !b"/\n".contains(byte)).collect();
+    if name.is_empty() { b"unknown".to_vec() } else { name }
 }
 
 #[cfg(test)]
@@ -170,6 +191,11 @@ mod tests {
     fn a_path_may_name_the_process() {
         assert_eq!(for_process(Path::new("/tmp/a.%p.%p%"), 12), Path::new("/tmp/a.12.12%"));
         assert_eq!(for_process(Path::new("plain"), 12), Path::new("plain"));
+        let name = for_process(Path::new("/tmp/%h.%p"), 12).display().to_string();
+        assert!(
+            !name.contains("%h") && name.matches('/').count() == 2 && name.ends_with(".12"),
+            "{name}"
+        );
     }
 
     #[test]
@@ -182,15 +208,20 @@ mod tests {
             invalidations: 1,
             ..Totals::default()
         };
-        let account = Account { totals, monitor: "ebpf" };
+        let rank = Some(Rank { number: 1, of: 2 });
+        let account = Account { totals, monitor: "ebpf", rank, bypassed: 3 };
         let json = account.json(7, &Hooks::Active { told: 0 });
         assert!(
-            json.starts_with("{\"pid\":7,\"gets\":3,\"hits\":1,\"misses\":2,\"regs\":2,"),
+            json.starts_with(
+                "{\"pid\":7,\"rank\":1,\"ranks\":2,\"gets\":3,\"hits\":1,\"misses\":2,\"regs\":2,"
+            ),
             "{json}"
         );
         assert!(
             json.contains("\"deregs\":2,\"invalidations\":1,")
-                && json.ends_with("\"not_kept\":[],\"monitor\":\"ebpf\",\"hooks\":\"active\"}\n")
+                && json.ends_with(
+                    "\"not_kept\":[],\"bypassed\":3,\"monitor\":\"ebpf\",\"hooks\":\"active\"}\n"
+                )
         );
         assert!(totals.to_string().starts_with("3 gets: 1 hits"));
     }

@@ -8,12 +8,13 @@
 //! | `PINFOLD_KEEP_MEMORY` | `on`, `off`: have the allocator keep what the program frees | `off` |
 //! | `PINFOLD_MAX_BYTES` | bytes to keep registered while they are idle, in all protection domains together: `512M`, `2G` | 1 GiB, or half of the memlock limit |
 //! | `PINFOLD_MAX_REGIONS` | registrations to keep, likewise | 16384, or what the device has |
-//! | `PINFOLD_STATISTICS` | `stderr` or a file to append to (`%p`: the process) | none |
+//! | `PINFOLD_STATISTICS` | `stderr` or a file to append to (`%p`: the process, `%h`: the machine) | none |
 //! | `PINFOLD_STATISTICS_SIGNAL` | a signal that has them written: `USR1`, `10` | none, only at exit |
 //! | `PINFOLD_SUMMARY` | a file for the program's starter, as `pinfold run` does | none |
 //!
 //! `1`, `yes` and `true` mean `on`; `0`, `no` and `false` mean `off`.
 
+use crate::rank::Rank;
 use libc::c_int;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -30,13 +31,15 @@ pub(crate) struct Settings {
     pub(crate) statistics: Option<Destination>,
     pub(crate) signal: Option<c_int>,
     pub(crate) summary: Option<PathBuf>,
+    /// Set by the launcher of a job.
+    pub(crate) rank: Option<Rank>,
 }
 
 /// Where statistics go.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Destination {
     StandardError,
-    /// A file to append a line to; `%p` in its name stands for the process.
+    /// A file to append a line to; `%p` in its name stands for the process, `%h` for the machine.
     File(PathBuf),
 }
 
@@ -83,6 +86,7 @@ impl Settings {
                 signal,
             )?,
             summary: variable("PINFOLD_SUMMARY").map(PathBuf::from),
+            rank: Rank::among(variable),
         })
     }
 

@@ -11,6 +11,9 @@
 //! calls do not reach the hook or its kernel takes requests by `write` only, and where the kernel refuses the first
 //! step, the second is all of it.
 //!
+//! The hook also counts registrations that the kernel made while no call of this library asked libibverbs for one:
+//! those of a libibverbs that is linked statically, or whose functions were taken from a private handle.
+//!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to make the request, and to read those that libibverbs makes.
@@ -87,6 +90,70 @@ impl Request {
     }
 }
 
+/// Requests that register memory: `UVERBS_OBJECT_DEVICE` with `UVERBS_METHOD_INVOKE_WRITE`, of which the attribute
+/// `UVERBS_ATTR_WRITE_CMD` says `IB_USER_VERBS_CMD_REG_MR`; and `UVERBS_METHOD_REG_MR` of `UVERBS_OBJECT_MR`.
+const DEVICE: u16 = 0;
+const INVOKE_WRITE: u16 = 0;
+const WRITE_COMMAND: u16 = 2;
+const REGISTER_COMMAND: u64 = 9;
+const REGISTER: u16 = 5;
+
+/// The attributes behind the header.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Attribute {
+    name: u16,
+    length: u16,
+    flags: u16,
+    reserved: u16,
+    data: u64,
+}
+
+/// What comes before the attributes.
+const HEADER: usize = 24;
+
+impl Request {
+    /// Whether what stands at `address` registers memory.
+    ///
+    /// # Safety
+    ///
+    /// The kernel has just taken it.
+    unsafe fn registers(address: *const Self) -> bool {
+        // SAFETY: the caller's promise: the header is there, and as many attributes as it says.
+        unsafe {
+            match ((*address).object, (*address).method) {
+                (REGION, REGISTER) => true,
+                (DEVICE, INVOKE_WRITE) => {
+                    let first = address.byte_add(HEADER).cast::<Attribute>();
+                    (0..usize::from((*address).attributes)).any(|number| {
+                        let attribute = first.add(number).read_unaligned();
+                        (attribute.name, attribute.data) == (WRITE_COMMAND, REGISTER_COMMAND)
+                    })
+                }
+                _ => false,
+            }
+        }
+    }
+}
+
+/// Registrations that no call of this library asked for.
+static BYPASSED: AtomicU64 = AtomicU64::new(0);
+
+/// How many registrations were made past this library, as far as the hook on `ioctl` sees. Forked children begin with
+/// their parent's.
+pub(crate) fn bypassed() -> u64 {
+    // Relaxed: a count.
+    BYPASSED.load(Ordering::Relaxed)
+}
+
+/// Has libibverbs register, by a call that came to this library.
+pub(crate) fn through_us<T>(register: impl FnOnce() -> T) -> T {
+    let before = STEP.replace(Step::Registering);
+    let made = register();
+    STEP.set(before);
+    made
+}
+
 /// The drivers of open devices, each in the slot of its descriptor: the descriptor and one, then the driver.
 ///
 /// A device that is closed leaves its entry, and the next with that number may have another driver: then the kernel
@@ -111,6 +178,8 @@ fn driver_of(device: c_int) -> Option<u32> {
 enum Step {
     /// They are made.
     None,
+    /// They are made, and so are registrations that came to this library.
+    Registering,
     /// That of this handle is answered with success, and not made.
     Answered(u32),
 }
@@ -183,6 +252,11 @@ pub(crate) unsafe fn answer(
         return 0;
     }
     let answer = call();
+    // SAFETY: the kernel has just taken it.
+    if answer >= 0 && STEP.get() != Step::Registering && unsafe { Request::registers(request) } {
+        // Relaxed: a count.
+        BYPASSED.fetch_add(1, Ordering::Relaxed);
+    }
     if answer >= 0 && driver_of(device).is_none() {
         let (slot, name) = slot_of(device);
         // SAFETY: the kernel has just read it.
@@ -258,6 +332,43 @@ mod tests {
         assert_eq!(*library.asked.borrow(), others, "only that one is answered for the kernel");
         assert!(library.dereg());
         assert_eq!(library.asked.borrow().last(), Some(&(REGION, DESTROY, 77)), "and made again");
+    }
+
+    /// Its header, and attributes as libibverbs fills them.
+    #[repr(C)]
+    struct Long {
+        header: [u8; HEADER],
+        attributes: [Attribute; 3],
+    }
+
+    fn written(command: u64) -> Long {
+        let mut header = [0; HEADER];
+        header[0] = size_of::<Long>() as u8;
+        header[6] = 3;
+        let attribute = |name, data| Attribute { name, length: 8, flags: 1, reserved: 0, data };
+        let attributes = [attribute(0, 9), attribute(1, 0), attribute(WRITE_COMMAND, command)];
+        Long { header, attributes }
+    }
+
+    #[test]
+    fn a_registration_that_did_not_come_through_here_is_counted() {
+        let took = |request: *const Request| {
+            let before = bypassed();
+            // SAFETY: the request is there.
+            assert_eq!(unsafe { answer(904, request, || 0) }, 0);
+            bypassed() - before
+        };
+        let (registers, others) = (written(9), written(3));
+        let asked = |long: &Long| took((&raw const *long).cast());
+        assert_eq!((asked(&registers), asked(&others)), (1, 0));
+        assert_eq!(through_us(|| asked(&registers)), 0);
+        assert_eq!(asked(&registers), 1);
+        let request = Request { method: REGISTER, ..Request::deregistration(DRIVER, 1) };
+        assert_eq!(took(&raw const request), 1);
+        let refused = bypassed();
+        // SAFETY: the request is there.
+        assert_eq!(unsafe { answer(904, (&raw const registers).cast(), || -12) }, -12);
+        assert_eq!(bypassed(), refused);
     }
 
     #[test]

@@ -181,3 +181,31 @@ fn what_is_not_kept_is_counted_for_its_reason_with_what_changes_it() {
     let sums = ["\"per_use\":6,", "\"passed\":24,", "\"monitor\":\"userfaultfd\","];
     assert!(sums.iter().all(|sum| line.contains(sum)), "{line}");
 }
+
+/// The lines of a summary, from a run with these variables besides.
+fn summary(case: &str, variables: &[(&str, &str)]) -> Option<String> {
+    let file = programs()?.join(format!("{case}-{}.summary", variables.len()));
+    let mut all = vec![("PINFOLD_SUMMARY", file.to_str().unwrap())];
+    all.extend(variables);
+    let (output, _) = run_with(&[case], &all)?;
+    assert_eq!(said(&output), done());
+    let lines = std::fs::read_to_string(&file).unwrap_or_default();
+    let _ = std::fs::remove_file(file);
+    Some(lines)
+}
+
+#[test]
+fn a_rank_is_in_the_summary_whether_or_not_it_registered_memory() {
+    let rank = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
+    for case in ["registers_once", "registers_nothing"] {
+        let Some(lines) = summary(case, &rank) else { return };
+        // `timeout`, which the launcher would have started, and the program; not the program's child.
+        assert_eq!(lines.lines().count(), 2, "{case}: {lines}");
+        let parts = ["\"rank\":1,\"ranks\":4,", "\"bypassed\":0,"];
+        assert!(lines.lines().all(|line| parts.iter().all(|part| line.contains(part))), "{lines}");
+        assert_eq!(lines.contains("\"passed\":1,"), case == "registers_once", "{lines}");
+    }
+    assert_eq!(summary("registers_nothing", &[]).as_deref(), Some(""), "no rank");
+    let Some(lines) = summary("registers_once", &[]) else { return };
+    assert!(lines.lines().count() == 1 && !lines.contains("rank"), "{lines}");
+}

@@ -15,6 +15,20 @@ pub(super) struct Summary {
     not_kept: Vec<NotKept>,
     /// How many processes had which monitor.
     monitors: BTreeMap<String, u64>,
+    /// How many ranks the job has, as its ranks know it; of several jobs the largest.
+    ranks: Option<u64>,
+    ranks_reported: u64,
+    /// By the rank's number.
+    by_rank: BTreeMap<u64, OfRank>,
+}
+
+/// What the processes of one rank did.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+struct OfRank {
+    #[serde(flatten)]
+    counts: Counts,
+    /// Of the last process that registered memory.
+    monitor: Option<String>,
 }
 
 /// Of one process, or of all.
@@ -30,6 +44,8 @@ struct Counts {
     per_use: u64,
     evictions: u64,
     passed: u64,
+    /// Registrations that went past the library.
+    bypassed: u64,
 }
 
 /// Registrations that were not kept for one reason.
@@ -49,18 +65,32 @@ struct Report {
     counts: Counts,
     not_kept: Vec<NotKept>,
     monitor: Option<String>,
+    rank: Option<u64>,
+    ranks: Option<u64>,
 }
 
 impl Summary {
     /// Adds a line that a process left; what is no such line counts as nothing.
     pub(super) fn add(&mut self, line: &str) {
         let Ok(report) = serde_json::from_str::<Report>(line) else { return };
-        self.processes += 1;
+        self.add_to_rank(&report);
         self.counts.add(&report.counts);
         report.not_kept.into_iter().for_each(|more| self.add_not_kept(more));
-        if let Some(monitor) = report.monitor {
-            *self.monitors.entry(monitor).or_default() += 1;
+        if report.counts.registered() {
+            self.processes += 1;
+            report.monitor.into_iter().for_each(|it| *self.monitors.entry(it).or_default() += 1);
         }
+    }
+
+    fn add_to_rank(&mut self, report: &Report) {
+        let Some(number) = report.rank else { return };
+        self.ranks = self.ranks.max(report.ranks);
+        let rank = self.by_rank.entry(number).or_default();
+        rank.counts.add(&report.counts);
+        if report.counts.registered() || rank.monitor.is_none() {
+            rank.monitor.clone_from(&report.monitor);
+        }
+        self.ranks_reported = self.by_rank.len() as u64;
     }
 
     fn add_not_kept(&mut self, more: NotKept) {
@@ -72,13 +102,38 @@ impl Summary {
 
     /// For people, in lines.
     pub(super) fn in_words(&self) -> Vec<String> {
-        if self.processes == 0 {
-            return vec![NOTHING.into()];
+        let mut lines = Vec::new();
+        if self.processes > 0 {
+            lines.push(self.counts.in_words());
+        } else if self.counts.bypassed == 0 {
+            lines.push(if self.ranks_reported > 0 { NOTHING_BY_RANKS } else { NOTHING }.into());
         }
-        let mut lines = vec![self.counts.in_words()];
         lines.extend((!self.not_kept.is_empty()).then(|| self.reasons_in_words()));
         lines.extend((!self.monitors.is_empty()).then(|| self.monitors_in_words()));
+        lines.extend((self.counts.bypassed > 0).then(|| self.bypassed_in_words()));
+        lines.extend(self.ranks_in_words());
         lines
+    }
+
+    fn bypassed_in_words(&self) -> String {
+        let count = self.counts.bypassed;
+        format!(
+            "{count} registrations went past Pinfold, by a libibverbs that is linked statically or functions from a \
+             private handle: they are not cached here, and what keeps them elsewhere may be stale"
+        )
+    }
+
+    /// How many ranks are in the summary, where the job is one of several.
+    fn ranks_in_words(&self) -> Option<String> {
+        let (of, reported) = (self.ranks?, self.ranks_reported);
+        Some(if reported < of {
+            format!(
+                "{reported} of {of} ranks reported; the others were killed, lack the library, or cannot open the \
+                 summary's file (other machines need --reports DIRECTORY)"
+            )
+        } else {
+            format!("all {of} ranks reported")
+        })
     }
 
     /// The most frequent first.
@@ -89,15 +144,44 @@ impl Summary {
         format!("not kept: {}", reasons.join("; "))
     }
 
+    /// Those that registered memory with this monitor.
+    fn ranks_with(&self, monitor: &str) -> Vec<u64> {
+        let has_it = |of: &OfRank| of.counts.registered() && of.monitor.as_deref() == Some(monitor);
+        self.by_rank.iter().filter(|(_, of)| has_it(of)).map(|(&rank, _)| rank).collect()
+    }
+
     fn monitors_in_words(&self) -> String {
-        let each = |(name, count): (&String, &u64)| format!("{name} in {count}");
+        let each = |(name, count): (&String, &u64)| match self.ranks_with(name) {
+            ranks if ranks.is_empty() => format!("{name} in {count}"),
+            ranks if ranks.len() == 1 => format!("{name} in {count} (rank {})", spans(&ranks)),
+            ranks => format!("{name} in {count} (ranks {})", spans(&ranks)),
+        };
         let monitors: Vec<_> = self.monitors.iter().map(each).collect();
         format!("monitor of the processes: {}", monitors.join(", "))
     }
 }
 
-const NOTHING: &str = "the program registered no memory through Pinfold (or was killed, or takes libibverbs' \
-                       functions from a handle of its own)";
+const NOTHING: &str = "the program registered no memory through Pinfold: it uses no RDMA, was killed, is linked \
+                       statically, or takes libibverbs' functions from a private handle";
+
+const NOTHING_BY_RANKS: &str = "the ranks registered no memory through Pinfold: they use no RDMA (shared memory, TCP), \
+                                or drive the device past libibverbs (UCX_IB_MLX5_DEVX)";
+
+/// Ascending numbers as `0-3,5`.
+fn spans(numbers: &[u64]) -> String {
+    let mut spans: Vec<[u64; 2]> = Vec::new();
+    for &number in numbers {
+        match spans.last_mut() {
+            Some([_, last]) if *last + 1 == number => *last = number,
+            _ => spans.push([number; 2]),
+        }
+    }
+    let span = |[first, last]: &[u64; 2]| match last - first {
+        0 => first.to_string(),
+        _ => format!("{first}-{last}"),
+    };
+    spans.iter().map(span).collect::<Vec<_>>().join(",")
+}
 
 impl Counts {
     fn add(&mut self, more: &Self) {
@@ -110,6 +194,12 @@ impl Counts {
         self.per_use += more.per_use;
         self.evictions += more.evictions;
         self.passed += more.passed;
+        self.bypassed += more.bypassed;
+    }
+
+    /// Whether libibverbs was asked for anything through the library.
+    const fn registered(&self) -> bool {
+        self.gets + self.passed > 0
     }
 
     fn in_words(&self) -> String {
@@ -148,6 +238,52 @@ mod tests {
         let words = summary.in_words();
         assert!(words.len() == 1 && words[0].contains("3 found (50.0 %)"), "{words:?}");
         assert!(Summary::default().in_words()[0].contains("no memory"));
+    }
+
+    fn of(lines: &[&str]) -> Summary {
+        let mut summary = Summary::default();
+        lines.iter().for_each(|line| summary.add(line));
+        summary
+    }
+
+    #[test]
+    fn ranks_that_are_missing_are_counted() {
+        let [first, second] = [
+            r#"{"gets":4,"hits":2,"monitor":"userfaultfd","rank":0,"ranks":3}"#,
+            r#"{"gets":1,"monitor":"refused","rank":2,"ranks":3}"#,
+        ];
+        let some = of(&[first, second, r#"{"rank":2,"ranks":3,"monitor":"not started"}"#]);
+        let words = some.in_words();
+        assert_eq!(
+            words[1],
+            "monitor of the processes: refused in 1 (rank 2), userfaultfd in 1 (rank 0)"
+        );
+        assert!(
+            words[2].starts_with("2 of 3 ranks reported; ") && some.processes == 2,
+            "{words:?}"
+        );
+        let all = of(&[first, second, r#"{"rank":1,"ranks":3}"#]);
+        assert_eq!(all.in_words().last().unwrap(), "all 3 ranks reported");
+        let json = serde_json::to_value(&all).unwrap();
+        assert_eq!((&json["ranks"], &json["ranks_reported"]), (&3.into(), &3.into()));
+        assert_eq!(json["by_rank"]["2"]["monitor"], "refused");
+        assert_eq!(json["by_rank"]["0"]["hits"], 2);
+    }
+
+    #[test]
+    fn a_job_that_registered_nothing_here_says_what_that_means() {
+        let shared = of(&[r#"{"rank":0,"ranks":1,"monitor":"not started"}"#]);
+        assert!(shared.in_words()[0].contains("the ranks registered no memory"));
+        let past = of(&[r#"{"rank":0,"ranks":2,"bypassed":7,"monitor":"not started"}"#]);
+        let words = past.in_words();
+        assert!(words[0].starts_with("7 registrations went past Pinfold"), "{words:?}");
+        assert!(words[1].starts_with("1 of 2 ranks reported") && past.processes == 0);
+    }
+
+    #[test]
+    fn numbers_in_a_row_are_one_span() {
+        assert_eq!(spans(&[0, 1, 2, 3, 5, 8, 9]), "0-3,5,8-9");
+        assert_eq!((spans(&[7]).as_str(), spans(&[]).as_str()), ("7", ""));
     }
 
     #[test]

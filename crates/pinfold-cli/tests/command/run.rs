@@ -94,6 +94,30 @@ fn the_summary_says_why_registrations_passed_through_and_what_changes_that() {
 }
 
 #[test]
+fn a_shared_directory_has_a_file_of_each_machine_and_process() {
+    if library().is_none() {
+        return;
+    }
+    let directory = std::env::temp_dir().join(format!("pinfold-reports.{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let lines = [
+        r#"{"pid":1,"gets":3,"hits":2,"rank":0,"ranks":3,"monitor":"userfaultfd"}"#,
+        r#"{"pid":1,"gets":3,"rank":1,"ranks":3,"monitor":"userfaultfd"}"#,
+    ];
+    let script = format!(
+        "cd \"$(dirname \"$PINFOLD_SUMMARY\")\" && echo '{}' > a.1 && echo '{}' > b.1",
+        lines[0], lines[1]
+    );
+    let output = run(&["--reports", directory.to_str().unwrap(), "--", "sh", "-c", &script]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("userfaultfd in 2 (ranks 0-1)"), "{errors}");
+    assert!(errors.contains("2 of 3 ranks reported; "), "{errors}");
+    let is_empty = std::fs::read_dir(&directory).unwrap().next().is_none();
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(is_empty, "the reports are gone with the summary");
+}
+
+#[test]
 fn a_missing_library_is_a_machine_that_lacks_something() {
     let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
         .args(["run", "--", "true"])

@@ -19,6 +19,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { BYTES = 64 << 10 };
@@ -314,6 +315,23 @@ static void not_kept(void)
 	puts("done");
 }
 
+static void registers_nothing(void)
+{
+	begin();
+	puts("done");
+}
+
+/* One rank of a job, and a child of it that registers nothing. */
+static void registers_once(void)
+{
+	begin();
+	registered(1);
+	if (!fork())
+		exit(0);
+	wait(NULL);
+	puts("done");
+}
+
 /* As many registrations, live at once, as the argument says, twice. */
 static void many(void)
 {
@@ -347,6 +365,8 @@ static const struct {
 	{ "loads_many", loads_many },
 	{ "holds_until_the_end", holds_until_the_end },
 	{ "threads_begin_at_once", threads_begin_at_once },
+	{ "registers_nothing", registers_nothing },
+	{ "registers_once", registers_once },
 	{ "not_kept", not_kept },
 	{ "many", many },
 };
