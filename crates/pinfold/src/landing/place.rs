@@ -13,7 +13,7 @@
 use super::method::{LandError, Landed, Method};
 use super::slab::Pages;
 use super::split::{Split, same_part};
-use super::zone::{AskError, Exchange, Held, Zone};
+use super::zone::{AskError, Exchange, Held, Zone, is_replaced};
 use crate::in_flight::{InUse, Kept};
 use crate::{AddressRange, GetError, Monitor, Position, Registrar};
 use pinfold_core::foreign;
@@ -62,10 +62,12 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, '
 /// A place whose whole pages the target has already, while the device still writes to them.
 ///
 /// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
-/// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target that has changed meanwhile is left alone:
-/// the pages are where the program has moved them. If it is unknown whether it has changed (the monitor is
-/// lost, or has lost count), or if the kernel takes pages out of it by no means, the process is aborted: the
-/// target would be written without its owner's knowledge. ([`vouch`](Self::vouch) before, where you know.)
+/// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target of which a part
+/// is unmapped, or shared memory, is left alone: the pages are where the program has moved them. If it is unknown whether
+/// it has changed, or if the kernel takes pages out of it by no means, the process is aborted: the target would be
+/// written without its owner's knowledge. Unknown it is if the monitor is lost, or has lost count, or reports a
+/// change: a monitor may report what has not happened. ([`vouch`](Self::vouch) before, where you know.)
+/// Refused by [`arrived`](Self::arrived), it leaves the target alone: no device writes to it.
 /// Forgotten, it leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
 pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Exchanged<'z, 'c, R, M, P>>);
@@ -74,7 +76,7 @@ pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Exchanged<
 struct Exchanged<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     message: Message<'z, 'c, R, M, P>,
     left: Left,
-    /// The part of the target that may have them.
+    /// The part of the target that may have them, as long as the device may write to them.
     given: Option<AddressRange>,
 }
 
@@ -100,8 +102,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
     }
 }
 
-/// The monitor is lost, has lost count or panics: the pages may be the target's, to which a device writes, or
-/// whatever the program has there now.
+/// The monitor reports a change, is lost, has lost count or panics: the pages may be the target's, to which a device
+/// writes, or whatever the program has there now.
 struct Unknown;
 
 /// What is left to copy of a target whose pages were exchanged.
@@ -277,7 +279,9 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     /// # Safety
     ///
     /// No device writes to the place any more: the transfer is complete, or was never begun.
-    pub unsafe fn arrived(self) -> Result<Landed, Refused<Self>> {
+    pub unsafe fn arrived(mut self) -> Result<Landed, Refused<Self>> {
+        // The device is done: its pages may stay wherever they are.
+        self.0.given = None;
         if let Err(error) = self.0.message.has_same_target() {
             return Err(Refused { state: self, error });
         }
@@ -383,14 +387,20 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
 
     /// Whether the pages that were given to the target stand there still. Not in a forked child, which has
     /// copies. Asked by a destructor, which may run because of a panic.
+    ///
+    /// A change that is reported need not have happened, and no look tells these pages from others. But they are
+    /// private memory: where the target is anything else it has changed.
     fn still_has(&self, given: AddressRange) -> Result<bool, Unknown> {
         let zone = self.held.zone;
         if zone.is_forked() {
             return Ok(false);
         }
         let changed = foreign::call(|| zone.has_changed(given, self.watched));
-        let changed = changed.ok().flatten().ok_or(Unknown)?;
-        Ok(!changed)
+        match changed.ok().flatten() {
+            Some(false) => Ok(true),
+            Some(true) | None if is_replaced(given) => Ok(false),
+            Some(true) | None => Err(Unknown),
+        }
     }
 
     /// Moves the whole pages by `method`, and names the parts of the target that are left to copy.

@@ -393,6 +393,15 @@ fn is_mapped_again(range: AddressRange) -> bool {
     matches!(memory::map_if_free(range), Ok(()) | Err(Errno(libc::EEXIST)))
 }
 
+/// Whether a part of `range` is unmapped or shared memory. False if the kernel does not say.
+pub(super) fn is_replaced(range: AddressRange) -> bool {
+    mappings_in(range).is_ok_and(|mappings| {
+        let private = mappings.iter().filter(|mapping| !mapping.shared);
+        let parts = private.filter_map(|mapping| mapping.range.intersection(&range));
+        parts.map(|part| part.len()).sum::<usize>() < range.len()
+    })
+}
+
 /// How much of a range has changed hands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Given {

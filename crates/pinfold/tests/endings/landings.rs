@@ -56,6 +56,15 @@ impl Target {
         unsafe { zone.ask(self.0, BYTES) }.unwrap()
     }
 
+    /// Other memory at its address.
+    fn replace(&self, sharing: libc::c_int) {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = sharing | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: the test's own memory, to which there is no reference.
+        let start = unsafe { libc::mmap(self.0.cast(), BYTES, rights, kind, -1, 0) };
+        assert_eq!(start, self.0.cast());
+    }
+
     fn fill(&self, byte: u8) {
         // SAFETY: the test's own memory, mapped.
         unsafe { self.0.write_bytes(byte, BYTES) };
@@ -173,16 +182,49 @@ fn a_place_that_is_dropped_gives_its_slot_back_empty_and_its_target_whole() {
     assert!(is_findable(&cache, range, handle));
 }
 
+/// Other memory stands there: the pages are not the target's any more.
 #[test]
-fn a_remapped_place_takes_nothing_out_of_a_target_that_has_changed() {
+fn a_remapped_place_takes_nothing_out_of_a_target_that_has_been_replaced() {
     let (cache, _records) = a_cache();
     let (zone, target) = (zone(&cache), Target::new());
     let place = target.ask(&zone);
     let remapped = place.remap().unwrap();
-    target.fill(5);
+    target.replace(libc::MAP_SHARED);
     cache.monitor().change(remapped_target(&target));
+    target.fill(5);
     drop(remapped);
     assert!(target.is_all(5), "not the target's memory any more");
+}
+
+/// A monitor may tell of a change that has not happened: then the device writes to the target still.
+#[test]
+fn a_remapped_place_whose_target_is_only_said_to_have_changed_ends_the_process() {
+    let name =
+        "landings::a_remapped_place_whose_target_is_only_said_to_have_changed_ends_the_process";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = a_cache();
+        let (zone, target) = (zone(&cache), Target::new());
+        let remapped = target.ask(&zone).remap().unwrap();
+        cache.monitor().change(remapped_target(&target));
+        drop(remapped);
+    });
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+}
+
+/// No device writes to it, so whatever stands there may stay.
+#[test]
+fn a_remapped_place_that_arrived_leaves_a_target_that_is_said_to_have_changed_alone() {
+    let (cache, _records) = a_cache();
+    let (zone, target) = (zone(&cache), Target::new());
+    let place = target.ask(&zone);
+    receive(place.range(), 3);
+    let remapped = place.remap().unwrap();
+    cache.monitor().change(remapped_target(&target));
+    // SAFETY: the data is there.
+    let refused = unsafe { remapped.arrived() }.unwrap_err();
+    assert_eq!(refused.error, LandError::TargetChanged);
+    drop(refused);
+    assert!(target.is_all(3));
 }
 
 fn remapped_target(target: &Target) -> AddressRange {
