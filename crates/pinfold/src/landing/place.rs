@@ -13,9 +13,9 @@
 use super::method::{LandError, Landed, Method};
 use super::slab::Pages;
 use super::split::{Split, same_part};
-use super::zone::{AskError, Exchange, Held, Zone, is_replaced};
+use super::zone::{AskError, Exchange, Held, TargetWatch, Zone, is_replaced};
 use crate::in_flight::{InUse, Kept};
-use crate::{AddressRange, GetError, Monitor, Position, Registrar};
+use crate::{AddressRange, GetError, Monitor, Registrar};
 use pinfold_core::foreign;
 use pinfold_kernel::{memory, process::page_bytes};
 use std::fmt;
@@ -43,8 +43,7 @@ struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     handle: R::Handle,
     place: AddressRange,
     target: AddressRange,
-    /// Changes of the target behind this are told.
-    watched: Option<Position>,
+    watched: TargetWatch,
     /// Why a part of the target is unmapped, if it is: nothing lands there any more.
     unmapped: Option<LandError>,
 }
@@ -167,7 +166,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         handle: R::Handle,
         place: AddressRange,
         target: AddressRange,
-        watched: Option<Position>,
+        watched: TargetWatch,
     ) -> Self {
         Self(InUse::new(Message { held, handle, place, target, watched, unmapped: None }))
     }
@@ -190,7 +189,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     /// Whether a change of the target from now on will be found out; if not, it is the caller's to
     /// prevent.
     pub fn is_watched(&self) -> bool {
-        self.0.watched.is_some()
+        self.0.watched.is_watched()
     }
 
     /// What [`Arrived::land`] would do, and [`remap`](Self::remap) could do now.
@@ -227,7 +226,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
     pub unsafe fn vouch(mut self) -> Self {
-        self.0.watched = None;
+        self.0.watched = TargetWatch::Unwatched;
         self
     }
 
@@ -254,9 +253,10 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     }
 
     /// Whether a change of the target from now on will be found out; if not, it is the caller's to
-    /// prevent.
+    /// prevent. Where it was watched before it was remapped, and cannot be any more, what stands in it is unknown
+    /// from then on.
     pub fn is_watched(&self) -> bool {
-        self.0.message.watched.is_some()
+        self.0.message.watched.is_watched()
     }
 
     /// Changes of the target are not looked for any more.
@@ -265,7 +265,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
     pub unsafe fn vouch(mut self) -> Self {
-        self.0.message.watched = None;
+        self.0.message.watched = TargetWatch::Unwatched;
         self
     }
 
@@ -311,7 +311,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     ///
     /// The target is still mapped where it was asked for, and still the caller's.
     pub unsafe fn vouch(self) -> Self {
-        Self(Message { watched: None, ..self.0 })
+        Self(Message { watched: TargetWatch::Unwatched, ..self.0 })
     }
 
     /// Lands the data by the method that the zone's crossover names for its length, and by copying
@@ -468,7 +468,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
         self.left = left;
         self.message.unmapped = left.unmapped();
         let Message { held, target, watched, .. } = &mut self.message;
-        *watched = watched.and_then(|_| held.zone.watch(*target));
+        *watched = watched.renewed(|| held.zone.watch(*target));
         Ok(())
     }
 }
@@ -481,7 +481,7 @@ fn describe<R: Registrar, M: Monitor, P: Pages>(
 ) -> fmt::Result {
     let mut all = f.debug_struct(state);
     all.field("place", &message.place).field("target", &message.target);
-    all.field("handle", &message.handle).field("watched", &message.watched.is_some()).finish()
+    all.field("handle", &message.handle).field("watched", &message.watched.is_watched()).finish()
 }
 
 impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Place<'_, '_, R, M, P> {

@@ -89,6 +89,34 @@ struct Slots<'c, R: Registrar, M: Monitor> {
     seen: Position,
 }
 
+/// What is known of changes of a target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum TargetWatch {
+    /// Those behind this position of the monitor's log are reported.
+    From(Position),
+    /// They are the caller's to prevent.
+    Unwatched,
+    /// They were to be reported, and are not any more.
+    Lost,
+}
+
+impl TargetWatch {
+    /// Watched anew, as `now` says. What was watched does not become its caller's duty.
+    pub(super) fn renewed(self, now: impl FnOnce() -> Self) -> Self {
+        match self {
+            Self::From(_) => match now() {
+                Self::Unwatched => Self::Lost,
+                now => now,
+            },
+            Self::Unwatched | Self::Lost => self,
+        }
+    }
+
+    pub(super) fn is_watched(self) -> bool {
+        matches!(self, Self::From(_))
+    }
+}
+
 /// A slot, registered or not.
 struct Slot<'c, R: Registrar, M: Monitor> {
     range: AddressRange,
@@ -258,27 +286,28 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Some(slots.free.remove(number))
     }
 
-    /// Where the monitor's log stands behind which every change of `target` is told; `None` if it
-    /// is not looked for.
-    pub(super) fn watch(&self, target: AddressRange) -> Option<Position> {
+    /// From where on changes of `target` are looked for.
+    pub(super) fn watch(&self, target: AddressRange) -> TargetWatch {
         let monitor = self.cache.monitor();
         let pages = target.page_aligned(page_bytes());
-        if !self.options.watch_targets || monitor.watch(pages) != Watch::Covered {
-            return None;
+        if !self.options.watch_targets
+            || monitor.watch(pages) != Watch::Covered
+            || monitor.check().is_err()
+        {
+            return TargetWatch::Unwatched;
         }
-        monitor.check().ok()?;
         let mut slots = self.lock();
         slots.seen = monitor.replay(slots.seen, &mut |_| {}).up_to;
-        Some(slots.seen)
+        TargetWatch::From(slots.seen)
     }
 
-    /// Whether `target` changed since; `None` if that is unknown.
-    pub(super) fn has_changed(
-        &self,
-        target: AddressRange,
-        since: Option<Position>,
-    ) -> Option<bool> {
-        let Some(since) = since else { return Some(false) };
+    /// Whether a change of `target` was reported since; `None` if that is unknown.
+    pub(super) fn has_changed(&self, target: AddressRange, watched: TargetWatch) -> Option<bool> {
+        let since = match watched {
+            TargetWatch::From(since) => since,
+            TargetWatch::Unwatched => return Some(false),
+            TargetWatch::Lost => return None,
+        };
         let monitor = self.cache.monitor();
         let is_told = monitor.check().is_ok();
         let mut changed = false;

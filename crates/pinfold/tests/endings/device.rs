@@ -365,6 +365,8 @@ pub(crate) struct Silent {
     changes: Mutex<Vec<AddressRange>>,
     /// What a question does besides, by its name.
     besides: OnceLock<Besides>,
+    /// It sees nothing any more.
+    lost: Arc<AtomicBool>,
     notified: Mutex<u32>,
     event_count: Condvar,
 }
@@ -373,12 +375,19 @@ impl Silent {
     pub(crate) fn new() -> Self {
         let (changes, notified) = (Mutex::default(), Mutex::default());
         let (process, besides) = (std::process::id(), OnceLock::new());
-        Self { process, changes, besides, notified, event_count: Condvar::new() }
+        let lost = Arc::default();
+        Self { process, changes, besides, lost, notified, event_count: Condvar::new() }
     }
 
     /// What a question does besides, from now on.
     pub(crate) fn besides(&self, besides: impl Fn(&str) + Send + Sync + 'static) {
         assert!(self.besides.set(Box::new(besides)).is_ok());
+    }
+
+    /// The next time that it is asked this it sees nothing any more.
+    pub(crate) fn is_lost_when_asked(&self, what: &'static str) {
+        let lost = Arc::clone(&self.lost);
+        self.besides(move |question| _ = lost.fetch_or(question == what, SeqCst));
     }
 
     fn asked(&self, question: &str) {
@@ -404,6 +413,9 @@ unsafe impl Monitor for Silent {
             return Err(Lost::Forked);
         }
         self.asked("check");
+        if self.lost.load(SeqCst) {
+            return Err(Lost::Descriptor { errno: libc::EBADF });
+        }
         Ok(Sequence(self.changes.lock().unwrap().len() as u64))
     }
 
@@ -414,15 +426,16 @@ unsafe impl Monitor for Silent {
 
     fn change_pending(&self, _: AddressRange) -> bool {
         self.asked("pending");
-        false
+        self.lost.load(SeqCst)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.asked("replay");
         let changes = self.changes.lock().unwrap().clone();
         let end = changes.len() as u64;
-        let complete = from != Position::NOWHERE;
-        let seen = if complete { usize::try_from(from.0).unwrap() } else { changes.len() };
+        let is_known = from != Position::NOWHERE;
+        let complete = is_known && !self.lost.load(SeqCst);
+        let seen = if is_known { usize::try_from(from.0).unwrap() } else { changes.len() };
         changes.into_iter().skip(seen).for_each(visit);
         Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
     }

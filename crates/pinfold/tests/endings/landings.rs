@@ -211,6 +211,26 @@ fn a_remapped_place_whose_target_is_only_said_to_have_changed_ends_the_process()
     assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
 }
 
+/// The monitor sees nothing any more from the exchange on, and the program has mapped other memory there.
+#[test]
+fn a_remapped_place_whose_monitor_is_lost_as_it_is_remapped_ends_the_process() {
+    let name =
+        "landings::a_remapped_place_whose_monitor_is_lost_as_it_is_remapped_ends_the_process";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = a_cache();
+        let (zone, target) = (zone(&cache), Target::new());
+        let place = target.ask(&zone);
+        assert!(place.is_watched());
+        cache.monitor().is_lost_when_asked("watch");
+        let remapped = place.remap().unwrap();
+        target.replace(libc::MAP_PRIVATE);
+        target.fill(5);
+        drop(remapped);
+        assert!(target.is_all(5), "taken out of the target");
+    });
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+}
+
 /// No device writes to it, so whatever stands there may stay.
 #[test]
 fn a_remapped_place_that_arrived_leaves_a_target_that_is_said_to_have_changed_alone() {
