@@ -16,7 +16,7 @@ use crate::apart;
 use crate::caller::Caller;
 use crate::complaint;
 use crate::process::Process;
-use crate::real::{Real, real};
+use crate::real::{Real, find_at_start, real};
 use crate::reasons::Reason;
 use crate::rights;
 use crate::sandbox;
@@ -219,6 +219,7 @@ pub(crate) extern "C" fn at_start() {
     guarded(|| {
         sandbox::note_start();
         complaint::note_start();
+        find_at_start();
         Some(())
     });
     set_errno(before);

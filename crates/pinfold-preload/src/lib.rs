@@ -34,7 +34,7 @@
 //!
 //! # Where to look next
 //!
-//! In the order of layers: `reasons` (why something is not kept), `heap` (memory of our own), `sanitizer` (of leaks), `sandbox` (the program's own
+//! In the order of layers: `reasons` (why something is not kept), `heap` (memory of our own), `linked` (which functions the program has), `sanitizer` (of leaks), `sandbox` (the program's own
 //! filters), `complaint` (standard error), `elf`, `sync` (seams), `apart` (a stack of our own), `steps` (one deregistration on two threads), `hooks` (apart from all
 //! others), `rank` (of a job), `settings`, `rights`, `real` (libibverbs itself), `caller` (which module calls), `store` (what is
 //! registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
@@ -56,6 +56,7 @@ mod heap;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod hooks;
 mod keeper;
+mod linked;
 mod process;
 mod rank;
 mod real;

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::apart;
+use crate::linked;
 use libc::{c_int, c_void, size_t};
 use pinfold::AddressRange;
 use pinfold::registrar::verbs::Library;
@@ -51,6 +52,14 @@ pub(crate) fn real() -> Option<&'static Real> {
     // Acquire: pairs with the exchange below; the functions come with the pointer.
     // SAFETY: null or leaked, see `REAL`.
     unsafe { REAL.load(Ordering::Acquire).as_ref() }.or_else(find)
+}
+
+/// Finds the libibverbs that the program was started with. Later the dynamic linker's lock may be held by a thread that
+/// waits for the one that registers: in a constructor of a library that is being loaded.
+pub(crate) fn find_at_start() {
+    if linked::libibverbs() {
+        _ = real();
+    }
 }
 
 #[cold]

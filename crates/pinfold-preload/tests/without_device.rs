@@ -30,6 +30,8 @@ fn compile_all() -> Option<PathBuf> {
     assert!(
         compile_program(&out, "program", &[]) && compile_program(&out, "counting", &["-DCOUNTS"])
     );
+    let plugin = ["-shared", "-fPIC", "-lpthread"];
+    assert!(compile("without_device/plugin.c", &out.join("plugin.so"), &plugin));
     let first = out.join("tls0.so");
     assert!(compile("without_device/tls.c", &first, &["-shared", "-fPIC"]));
     for number in 1..LOADED {
@@ -129,6 +131,17 @@ fn threads_of_the_library_ask_the_program_s_allocator_for_nothing() {
     let command = patiently(&programs.join("counting"));
     let output = built::output(command, &[&library()], &["loads_many", programs.to_str().unwrap()]);
     assert_eq!(said(&output), (Some(0), None, "asked by others 0\n".into(), String::new()));
+}
+
+/// The dynamic linker's lock is held by the thread that waits for the one that registers.
+#[test]
+fn a_thread_of_a_constructor_registers_and_keeps_what_it_registered() {
+    let Some(programs) = programs() else { return };
+    let Some((output, statistics)) = run(&["loads_a_plugin", programs.to_str().unwrap()]) else {
+        return;
+    };
+    assert_eq!(said(&output), done());
+    assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
 }
 
 /// It would wait for ever for the monitor's thread, which it has stopped, and take what is idle for leaks.

@@ -16,6 +16,7 @@ use super::told::GUARD_INSTALL;
 use super::{pinfold_process_feed, pinfold_process_hooks};
 use libc::{c_int, c_long, c_uint, c_void, iovec, size_t, ssize_t};
 use pinfold::Change;
+use pinfold::monitor::Feed;
 use pinfold::monitor::hooks::HOOKED;
 use pinfold_kernel::errno::{last_errno, set_errno};
 use std::ffi::CStr;
@@ -60,6 +61,9 @@ extern "C" fn run() {
         None => claim(),
         Some(function) => withdraw(function),
     }
+    // Looked up once for all: by the time of the first registration the linker's lock may be held by a thread that
+    // waits for the registering one.
+    let _found = Feed::of_process();
     set_errno(errno);
 }
 

@@ -249,6 +249,16 @@ static void loads_many(void)
 	count_others();
 }
 
+/* Loads a library whose constructor registers on another thread: nothing is registered before. */
+static void loads_a_plugin(void)
+{
+	char path[4096];
+
+	snprintf(path, sizeof(path), "%s/plugin.so", arguments[2]);
+	CHECK(ibv_open_device(NULL) && dlopen(path, RTLD_NOW));
+	puts("done");
+}
+
 /* Keeps registrations until it ends, and leaks nothing of its own. */
 static void holds_until_the_end(void)
 {
@@ -363,6 +373,7 @@ static const struct {
 	{ "exits_under_a_limit", exits_under_a_limit },
 	{ "exits_elsewhere", exits_elsewhere },
 	{ "loads_many", loads_many },
+	{ "loads_a_plugin", loads_a_plugin },
 	{ "holds_until_the_end", holds_until_the_end },
 	{ "threads_begin_at_once", threads_begin_at_once },
 	{ "registers_nothing", registers_nothing },
