@@ -36,6 +36,7 @@ impl Hold {
 mod measured {
     use std::sync::{Mutex, OnceLock, PoisonError};
 
+    // Filled once, by a bench that forks no child.
     static CLOCK: OnceLock<fn() -> u64> = OnceLock::new();
     static HELD: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 

@@ -23,7 +23,7 @@
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
 //! `registrar` (the two interfaces), `stamped`, `change_log`, `pending_changes`, `combination` (parts of monitors),
-//! `arena`, `barrier`, `hazard`, `holds` (memory and threads), `region`, `index`, `order`, `flight`,
+//! `first_made`, `arena`, `barrier`, `hazard`, `holds` (memory and threads), `region`, `index`, `order`, `flight`,
 //! `watchers`, `admission`, `suspended_ranges`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
 //! `pieces`, `stable`, `cache` (the entry points), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
@@ -43,6 +43,8 @@ pub mod config;
 pub mod coverage;
 pub mod error;
 mod events;
+#[doc(hidden)]
+pub mod first_made;
 mod flight;
 #[doc(hidden)]
 pub mod foreign;

@@ -22,6 +22,8 @@ pub(crate) mod timed {
 
 #[cfg(not(any(loom, shuttle)))]
 mod real {
+    // `OnceLock`: in the arenas and the index of a cache, of which a forked child is refused before it fills one. What the
+    // whole process has is a `FirstMade`.
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
     };

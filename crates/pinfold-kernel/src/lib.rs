@@ -62,3 +62,4 @@ pub mod zeroed;
 
 pub use descriptor::Descriptor;
 pub use errno::Errno;
+pub use pinfold_core::first_made::FirstMade;

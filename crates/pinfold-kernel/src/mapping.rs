@@ -9,11 +9,10 @@ use crate::errno::{Errno, done, last_errno};
 use crate::memory::{PRIVATE, RIGHTS};
 use crate::pages::present;
 use crate::process::page_bytes;
-use pinfold_core::AddressRange;
+use pinfold_core::{AddressRange, first_made::FirstMade};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory that is mapped until this is dropped; readable and writable unless it was made otherwise.
@@ -32,18 +31,12 @@ pub struct OwnedMapping {
 struct Process(u64);
 
 /// Zero in a forked child, until it is asked for.
-static PROCESS: OnceLock<AtomicPage> = OnceLock::new();
+static PROCESS: FirstMade<[AtomicU64; 4]> = FirstMade::new();
 
 impl Process {
     fn current() -> Result<Self, Errno> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        if PROCESS.get().is_none() {
-            let page = AtomicPage::new()?;
-            page.wipe_on_fork()?;
-            // Another thread's, if that was first.
-            let _ = PROCESS.set(page);
-        }
-        let word = PROCESS.get().ok_or(Errno(libc::ENOMEM))?.word();
+        let [word, ..] = PROCESS.get().map_or_else(Self::first_page, Ok)?;
         // Relaxed, all three: numbers that no other memory goes with. A child goes on counting where its
         // parent was, so it never gets that one's.
         let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -51,9 +44,16 @@ impl Process {
         Ok(Self(had.map_or_else(|now| now, |_| fresh)))
     }
 
+    /// A page that comes second stays mapped, for nothing.
+    fn first_page() -> Result<&'static [AtomicU64; 4], Errno> {
+        let page = AtomicPage::new()?;
+        page.wipe_on_fork()?;
+        Ok(PROCESS.get_or_set(page.leak()))
+    }
+
     fn is_this(self) -> bool {
         // Relaxed: as above. There is a page where there is a `Process`.
-        PROCESS.get().is_some_and(|page| page.word().load(Ordering::Relaxed) == self.0)
+        PROCESS.get().is_some_and(|[word, ..]| word.load(Ordering::Relaxed) == self.0)
     }
 }
 

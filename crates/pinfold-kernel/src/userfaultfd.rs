@@ -17,7 +17,7 @@ use crate::process::page_bytes;
 use crate::request::request;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The features of `linux/userfaultfd.h` that the monitor asks for.
 pub mod feature {
@@ -206,14 +206,7 @@ pub fn changing(uffd: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// Changes nothing, whosever the mapping is: it asks for a copy into the page of what cannot be read. The kernel looks
 /// for the watch first (`ENOENT`), and a page that it could not fill it does not put in.
 pub fn watches(uffd: BorrowedFd<'_>, start: usize) -> Result<bool, Errno> {
-    static UNREADABLE: OnceLock<OwnedMapping> = OnceLock::new();
-    if UNREADABLE.get().is_none() {
-        let page = OwnedMapping::inaccessible(page_bytes())?;
-        // Another thread's, if that was first.
-        let _ = UNREADABLE.set(page);
-    }
-    let source = UNREADABLE.get().ok_or(Errno(libc::ENOMEM))?.start().addr().get();
-    let (dst, src, len) = (start as u64, source as u64, page_bytes() as u64);
+    let (dst, src, len) = (start as u64, unreadable()? as u64, page_bytes() as u64);
     let mut request = UffdioCopy { dst, src, len, mode: COPY_DONTWAKE, copied: 0 };
     // SAFETY: the kernel reads and writes `request`, and copies nothing, because the source stays unreadable.
     let answer = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY as _, &raw mut request) };
@@ -222,6 +215,23 @@ pub fn watches(uffd: BorrowedFd<'_>, start: usize) -> Result<bool, Errno> {
         Ok(_) | Err(Errno(libc::EFAULT | libc::EEXIST | libc::EINVAL)) => Ok(true),
         Err(Errno(libc::ENOENT)) => Ok(false),
         Err(errno) => Err(errno),
+    }
+}
+
+/// The address of a page of the process's own that cannot be read.
+fn unreadable() -> Result<usize, Errno> {
+    static PAGE: AtomicUsize = AtomicUsize::new(0);
+    // Relaxed, both: an address that no memory goes with. No cell that is being filled: a child that is forked then would
+    // wait for ever.
+    match PAGE.load(Ordering::Relaxed) {
+        0 => {
+            let page = OwnedMapping::inaccessible(page_bytes())?;
+            let made = page.start().addr().get();
+            let first = PAGE.compare_exchange(0, made, Ordering::Relaxed, Ordering::Relaxed);
+            // Kept for good, unless another thread's was first.
+            first.map(|_| page.leak().addr().get()).or_else(Ok)
+        }
+        page => Ok(page),
     }
 }
 

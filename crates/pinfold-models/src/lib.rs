@@ -74,14 +74,15 @@ mod sync {
     /// What others do meanwhile is another interleaving; a thread that yields would run after all of it.
     pub(crate) const fn sleep(_: std::time::Duration) {}
 
-    /// loom has none. Threads that initialise it wait for a lock, and a thread that sees it ready sees its value.
-    pub(crate) struct OnceLock<T> {
-        value: std::sync::OnceLock<T>,
+    /// In the place of `pinfold-core`'s, which keeps its value for good: threads that make one wait for a lock, and a
+    /// thread that sees it ready sees its value.
+    pub(crate) struct FirstMade<T> {
+        value: std::sync::OnceLock<Box<T>>,
         making: Mutex<()>,
         ready: AtomicBool,
     }
 
-    impl<T> OnceLock<T> {
+    impl<T> FirstMade<T> {
         pub(crate) fn new() -> Self {
             let value = std::sync::OnceLock::new();
             Self { value, making: Mutex::new(()), ready: AtomicBool::new(false) }
@@ -89,10 +90,14 @@ mod sync {
 
         pub(crate) fn get(&self) -> Option<&T> {
             // Acquire: pairs with the store below.
-            if self.ready.load(Ordering::Acquire) { self.value.get() } else { None }
+            if self.ready.load(Ordering::Acquire) {
+                self.value.get().map(Box::as_ref)
+            } else {
+                None
+            }
         }
 
-        pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+        pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Box<T>) -> &T {
             let _making = self.making.lock().expect("no model goes on after a panic");
             let value = self.value.get_or_init(make);
             // Release: the value is there before it is said to be.

@@ -5,6 +5,7 @@ use crate::sandbox;
 use pinfold_kernel::words::NotedDescriptor;
 use std::sync::OnceLock;
 
+/// Filled once, as the library is loaded; a child only reads it, which waits for no thread.
 static AT_START: OnceLock<NotedDescriptor> = OnceLock::new();
 
 /// Remembers what standard error is. One system call.

@@ -80,4 +80,4 @@ pub(crate) static pinfold_process_feed: Feed = Feed::new();
 #[allow(non_upper_case_globals)] // a name for C
 pub(crate) static pinfold_process_hooks: HookRecord = HookRecord::new();
 
-pub(crate) use aside::{note_kept, step_aside_by};
+pub(crate) use aside::{StepAside, note_kept, step_aside_by};

@@ -46,7 +46,8 @@ pub(crate) struct Process {
     pub(crate) settings: Settings,
     admission: Admission,
     children: Children,
-    /// `None` inside if there can be none.
+    /// `None` inside if there can be none. Filled by threads of its own process alone, as `reports`: a child has a state
+    /// of its own and only reads its parent's, which waits for no thread.
     keeper: OnceLock<Option<Keeper>>,
     /// Held while the keeper is started; no thread waits for it.
     starting: Mutex<()>,
@@ -357,12 +358,15 @@ fn refuse(why: &str) {
 /// The program's own userfaultfd goes first.
 fn step_aside_when_asked() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    crate::hooks::step_aside_by(|range| {
-        let _not_cancelled = NotCancelled::new();
-        if let Some(keeper) = Process::running().and_then(Process::keeper) {
-            apart::run(|| keeper.step_aside(range));
-        }
-    });
+    {
+        static STEP_ASIDE: crate::hooks::StepAside = |range| {
+            let _not_cancelled = NotCancelled::new();
+            if let Some(keeper) = Process::running().and_then(Process::keeper) {
+                apart::run(|| keeper.step_aside(range));
+            }
+        };
+        crate::hooks::step_aside_by(&STEP_ASIDE);
+    }
 }
 
 /// Starts the thread that deregisters what has changed; without it, that waits for room to be needed.

@@ -11,6 +11,7 @@ use pinfold_kernel::process::sandbox_mode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// Filled once, as the library is loaded; a child only reads it, which waits for no thread.
 static MODE_AT_START: OnceLock<i32> = OnceLock::new();
 
 /// How many restrictions the hooks have seen, those included that are being set.

@@ -3,8 +3,7 @@
 use crate::AddressRange;
 use crate::descriptor::KnownDescriptor;
 use pinfold_kernel::process::page_bytes;
-use pinfold_kernel::{Errno, pages};
-use std::sync::OnceLock;
+use pinfold_kernel::{Errno, FirstMade, pages};
 
 /// Says it again and again, through a descriptor of its own.
 #[derive(Debug)]
@@ -56,14 +55,10 @@ fn page_of(address: usize) -> Option<AddressRange> {
 /// none.
 pub(crate) fn huge_page_bytes() -> Option<usize> {
     const FILE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-    static BYTES: OnceLock<Option<usize>> = OnceLock::new();
+    static BYTES: FirstMade<Option<usize>> = FirstMade::new();
     let read = || {
         let text = std::fs::read_to_string(FILE).ok()?;
         text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
     };
-    // Read outside of it: of a cell that is being filled as the process forks, the child would wait for ever.
-    BYTES.get().copied().unwrap_or_else(|| {
-        let bytes = read();
-        *BYTES.get_or_init(|| bytes)
-    })
+    *BYTES.get_or_make(|| Box::new(read()))
 }

@@ -7,10 +7,10 @@
 
 #![allow(unsafe_code)]
 
+use crate::first_made::FirstMade;
 use crate::registrar::{DeregisterError, RegisterError, Registrar};
 use crate::{Access, AddressRange};
 use std::fmt;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// A device whose connections can be stopped and whose translations can be taken back for a while.
@@ -54,8 +54,8 @@ pub unsafe trait Suspend: Registrar {
 
     /// The time on the clock by which deadlines are kept; it never goes back.
     fn now(&self) -> Duration {
-        static ORIGIN: OnceLock<Instant> = OnceLock::new();
-        ORIGIN.get_or_init(Instant::now).elapsed()
+        static ORIGIN: FirstMade<Instant> = FirstMade::new();
+        ORIGIN.get_or_make(|| Box::new(Instant::now())).elapsed()
     }
 
     /// Whether the device can keep all of these connections, and through them their peers, from

@@ -4,16 +4,16 @@
 //! costs a load here.
 
 use pinfold::AddressRange;
-use std::sync::OnceLock;
+use pinfold_kernel::FirstMade;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// All addresses of which something was ever kept lie between these two; none at first.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
-type StepAside = fn(AddressRange);
+pub(crate) type StepAside = fn(AddressRange);
 
-static STEP_ASIDE: OnceLock<StepAside> = OnceLock::new();
+static STEP_ASIDE: FirstMade<StepAside> = FirstMade::new();
 
 /// A registration of `range` is about to be kept.
 pub(crate) fn note_kept(range: AddressRange) {
@@ -36,8 +36,8 @@ pub(super) fn kept(range: AddressRange) -> Option<AddressRange> {
 
 /// Has `step_aside` called, on the program's threads, with each range that its own userfaultfd was
 /// refused. The first call counts.
-pub(crate) fn step_aside_by(step_aside: StepAside) {
-    STEP_ASIDE.get_or_init(|| step_aside);
+pub(crate) fn step_aside_by(step_aside: &'static StepAside) {
+    STEP_ASIDE.get_or_set(step_aside);
 }
 
 /// Has the monitor release `range`; false if there is nothing that would.

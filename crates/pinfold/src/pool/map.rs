@@ -9,7 +9,7 @@
 //! not found any more. So memory of other code finds nothing, and a buffer that is out keeps its slab.
 
 use super::memory::HUGE;
-use crate::sync::{AtomicPtr, OnceLock, Ordering};
+use crate::sync::{AtomicPtr, FirstMade, Ordering};
 #[cfg(not(loom))]
 use pinfold_core::AddressRange;
 use std::ptr::NonNull;
@@ -20,21 +20,22 @@ pub(crate) const LEAF: usize = if cfg!(loom) { 2 } else { 1 << 14 };
 /// A slab, whose type the table need not know.
 pub(crate) enum Found {}
 
-type Leaf = Box<[AtomicPtr<Found>]>;
+type Leaf = [AtomicPtr<Found>; LEAF];
 
-fn leaf() -> Leaf {
-    (0..LEAF).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect()
+fn leaf() -> Box<Leaf> {
+    let blocks: Box<[_]> = (0..LEAF).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect();
+    blocks.try_into().unwrap_or_else(|_| unreachable!("as many as were made"))
 }
 
 /// The table of the first `LEAVES` times [`LEAF`] blocks of addresses.
-pub(crate) struct Table<const LEAVES: usize>([OnceLock<Leaf>; LEAVES]);
+pub(crate) struct Table<const LEAVES: usize>([FirstMade<Leaf>; LEAVES]);
 
 impl<const LEAVES: usize> Table<LEAVES> {
     const ADDRESSES: usize = LEAVES * LEAF * HUGE;
 
     #[cfg(loom)]
     pub(crate) fn new() -> Self {
-        Self(std::array::from_fn(|_| OnceLock::new()))
+        Self(std::array::from_fn(|_| FirstMade::new()))
     }
 
     #[inline(always)]
@@ -51,7 +52,7 @@ impl<const LEAVES: usize> Table<LEAVES> {
         let end = start.checked_add(bytes).filter(|&end| end <= Self::ADDRESSES);
         let Some(end) = end else { return false };
         for block in start / HUGE..end.div_ceil(HUGE) {
-            let leaf = self.0[block / LEAF].get_or_init(leaf);
+            let leaf = self.0[block / LEAF].get_or_make(leaf);
             // Release: pairs with `find`.
             leaf[block % LEAF].store(pointer, Ordering::Release);
         }
@@ -66,7 +67,7 @@ const ADDRESSES: usize = 1 << 47;
 const ROOT: usize = ADDRESSES / HUGE / LEAF;
 
 #[cfg(not(loom))]
-static TABLE: Table<ROOT> = Table([const { OnceLock::new() }; ROOT]);
+static TABLE: Table<ROOT> = Table([const { FirstMade::new() }; ROOT]);
 
 /// The slab that the address lies in, if it is one's; dangling if the slab has gone since.
 #[cfg(not(loom))]

@@ -13,10 +13,10 @@
 
 use super::ffi::*;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
+use pinfold_kernel::FirstMade;
 use std::ffi::CStr;
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
 
 /// Declares [`Library`]: one field for each function, how it is found, and whether it must be.
 macro_rules! library {
@@ -125,14 +125,8 @@ impl Library {
     ///
     /// [`LoadError`] says what to install.
     pub fn shared() -> Result<&'static Self, LoadError> {
-        static LOADED: OnceLock<Result<Library, LoadError>> = OnceLock::new();
-        // Loaded outside of it, twice at worst: of a cell that is being filled as the process forks, the child would
-        // wait for ever.
-        let loaded = LOADED.get().unwrap_or_else(|| {
-            let loaded = Self::load();
-            LOADED.get_or_init(|| loaded)
-        });
-        loaded.as_ref().map_err(|error| *error)
+        static LOADED: FirstMade<Result<Library, LoadError>> = FirstMade::new();
+        LOADED.get_or_make(|| Box::new(Self::load())).as_ref().map_err(|error| *error)
     }
 
     fn load() -> Result<Self, LoadError> {

@@ -110,7 +110,7 @@ pub struct Verbs {
     /// Guards what is registered, for one insertion, removal or look at all; never held across a call
     /// of the library.
     held: Mutex<Held>,
-    /// Whether the device stops queue pairs, once it has said so itself.
+    /// Whether the device stops queue pairs, once it has said so itself. A forked child is refused before it asks.
     pub(super) stops: OnceLock<Result<(), Unsupported>>,
 }
 
