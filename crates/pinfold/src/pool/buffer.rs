@@ -32,10 +32,65 @@ use std::sync::Arc;
 /// the last comes back ([`deallocate`](super::deallocate)), and then the registrar goes as well. Buffers
 /// that were forgotten (`mem::forget`), or handed to a device and never said to be done, never come back:
 /// their slab, its registration and the registrar are leaked, because the device may still use them.
+///
+/// The slabs know the registrar's handles without their type, so neither a pool nor what it hands out becomes one
+/// over another registrar by subtyping:
+///
+/// ```compile_fail,E0308
+/// # use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+/// # use pinfold::pool::{Pool, PoolBuffer};
+/// # use std::{fmt, marker::PhantomData};
+/// # struct Takes<T>(fn(T));
+/// # impl<T> Clone for Takes<T> { fn clone(&self) -> Self { *self } }
+/// # impl<T> Copy for Takes<T> {}
+/// # impl<T> fmt::Debug for Takes<T> {
+/// #     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str("Takes") }
+/// # }
+/// # struct Dev<T>(PhantomData<fn() -> T>);
+/// # unsafe impl<T: 'static> Registrar for Dev<T> {
+/// #     type Handle = Takes<T>;
+/// #     fn limits(&self) -> RegistrarLimits { unimplemented!() }
+/// #     unsafe fn register(&self, _: AddressRange, _: Access) -> Result<Takes<T>, RegisterError> { unimplemented!() }
+/// #     unsafe fn deregister(&self, _: Takes<T>, _: AddressRange) -> Result<(), DeregisterError> { Ok(()) }
+/// # }
+/// type General = for<'a> fn(&'a u64);
+/// type Special = fn(&'static u64);
+/// fn of_another(buffer: PoolBuffer<'_, Dev<General>>) -> PoolBuffer<'_, Dev<Special>> {
+///     buffer // `handle` would read another type
+/// }
+/// ```
+///
+/// ```compile_fail,E0308
+/// # use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+/// # use pinfold::pool::{Pool, PoolBuffer};
+/// # use std::{fmt, marker::PhantomData};
+/// # struct Takes<T>(fn(T));
+/// # impl<T> Clone for Takes<T> { fn clone(&self) -> Self { *self } }
+/// # impl<T> Copy for Takes<T> {}
+/// # impl<T> fmt::Debug for Takes<T> {
+/// #     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str("Takes") }
+/// # }
+/// # struct Dev<T>(PhantomData<fn() -> T>);
+/// # unsafe impl<T: 'static> Registrar for Dev<T> {
+/// #     type Handle = Takes<T>;
+/// #     fn limits(&self) -> RegistrarLimits { unimplemented!() }
+/// #     unsafe fn register(&self, _: AddressRange, _: Access) -> Result<Takes<T>, RegisterError> { unimplemented!() }
+/// #     unsafe fn deregister(&self, _: Takes<T>, _: AddressRange) -> Result<(), DeregisterError> { Ok(()) }
+/// # }
+/// # type General = for<'a> fn(&'a u64);
+/// # type Special = fn(&'static u64);
+/// fn another(pool: Pool<Dev<General>>) -> Pool<Dev<Special>> {
+///     pool
+/// }
+/// ```
 pub struct Pool<R: Registrar> {
     depot: Arc<Depot>,
     registrar: ForeignPart<Arc<R>>,
+    handles: PhantomData<SameRegistrar<R>>,
 }
+
+/// Invariant in `R`: what is behind a [`Depot`] is of exactly this registrar.
+type SameRegistrar<R> = fn(R) -> R;
 
 impl<R: Registrar> Pool<R> {
     /// A pool over one registrar, or over a tuple or an array of them. Registers nothing yet.
@@ -62,7 +117,8 @@ impl<R: Registrar> Pool<R> {
         let bounds = Bounds::new(config, registrar.limits())?;
         let devices: Arc<R> = Arc::clone(&registrar);
         let allowance = ForEachPin::new(allowance, registrar.pins_per_page());
-        Ok(Self { depot: Depot::new(bounds, devices, allowance)?, registrar })
+        let depot = Depot::new(bounds, devices, allowance)?;
+        Ok(Self { depot, registrar, handles: PhantomData })
     }
 
     /// A buffer of `length` bytes, aligned to 64; its contents are whatever they are.
@@ -269,7 +325,7 @@ pub struct PoolBuffer<'p, R: Registrar> {
     length: usize,
     kind: Kind,
     depot: &'p Depot,
-    registrar: PhantomData<&'p R>,
+    registrar: PhantomData<(&'p R, SameRegistrar<R>)>,
 }
 
 // SAFETY: a buffer has one owner, and what it refers to may be used by any thread.
