@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::budget::Share;
+use crate::budget::{Share, ShareAccount};
 use crate::monitor::{PageTableCoherent, StartError};
 use crate::registrar::verbs::OnDemand;
 use pinfold_core::{Cache, Clock, Config, ConfigError, Monitor, Registrar};
@@ -89,7 +89,7 @@ pub fn cache_within<R: Registrar, M: Monitor>(
     config: Config,
 ) -> Result<Cache<R, M>, CacheError> {
     let config = on_linux(config);
-    started(Cache::with_account(registrar, monitor, config, share))
+    started(Cache::with_account(registrar, monitor, config, Arc::new(ShareAccount(share))))
 }
 
 /// The cache with its reclaimer.

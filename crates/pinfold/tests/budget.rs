@@ -22,7 +22,7 @@ use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Lease, Limit, RegisterError,
     Registrar, RegistrarLimits, ResizeError,
 };
-use pinfold_core::{Account, Lender, Recalls};
+use pinfold_core::{Lender, Recalls};
 use registrar_support::{
     Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
 };

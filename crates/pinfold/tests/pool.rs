@@ -654,7 +654,7 @@ fn amount(bytes: usize, regions: usize) -> Amount {
 
 fn sharing(budget: &Budget, ledger: &Ledger) -> Pool<Ledger> {
     let share = budget.share(Terms::default()).unwrap();
-    Pool::with_allowance(ledger.clone(), config(64 * MIB), share).unwrap()
+    Pool::within(share, ledger.clone(), config(64 * MIB)).unwrap()
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn a_pool_that_grows_serves_the_threads_that_wait() {
 #[test]
 fn a_thread_that_waits_for_more_than_a_slab_delays_no_other() {
     let budget = budget(8 * MIB);
-    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let pool = || Pool::within(share(&budget), Slow::default(), lending()).unwrap();
     let (pool, other) = (&pool(), pool());
     drop((0..8).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     let get = |length, when| pool.request(length).when_exhausted(when).get().map(drop);
@@ -274,7 +274,7 @@ fn share(budget: &Budget) -> Arc<Share> {
 fn a_pool_gives_its_own_empty_slabs_back_for_a_longer_one() {
     let budget = budget(2 * MIB);
     let config = PoolConfig { first_slab_bytes: 64 * KIB, max_slab_bytes: 64 * KIB, ..lending() };
-    let pool = Pool::with_allowance(Slow::default(), config, share(&budget)).unwrap();
+    let pool = Pool::within(share(&budget), Slow::default(), config).unwrap();
     let short: Vec<_> = (0..3).map(|_| pool.get(600 * KIB).unwrap()).collect();
     let refused = pool.get(MIB).unwrap_err();
     assert!(matches!(refused, AllocateError::Denied { .. }), "all of them are in use: {refused}");
@@ -290,7 +290,7 @@ fn a_slab_of_several_devices_takes_its_bytes_for_each() {
     let budget = budget(4 * MIB);
     let config = PoolConfig { first_slab_bytes: MIB, max_slab_bytes: MIB, ..lending() };
     let devices = (Slow::default(), Slow::default());
-    let pool = Pool::with_allowance(devices, config, share(&budget)).unwrap();
+    let pool = Pool::within(share(&budget), devices, config).unwrap();
     let held = [pool.get(MIB).unwrap(), pool.get(MIB).unwrap()];
     assert_eq!(budget.held(), Amount { bytes: 4 * MIB, regions: 2 });
     let refused = pool.get(MIB).unwrap_err();
@@ -314,7 +314,7 @@ fn lending() -> PoolConfig {
 #[test]
 fn a_pool_gives_empty_slabs_to_the_drawer_that_is_due() {
     let budget = budget(8 * MIB);
-    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let pool = || Pool::within(share(&budget), Slow::default(), lending()).unwrap();
     let (first, second) = (pool(), pool());
     let mut held: Vec<_> = std::iter::from_fn(|| first.get(MIB).ok()).collect();
     assert_eq!((held.len(), budget.held().bytes), (8, 8 * MIB));
@@ -332,7 +332,7 @@ fn a_pool_gives_empty_slabs_to_the_drawer_that_is_due() {
 #[test]
 fn what_threads_have_cached_is_lent() {
     let budget = budget(2 * MIB);
-    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let pool = || Pool::within(share(&budget), Slow::default(), lending()).unwrap();
     let (first, second) = (pool(), pool());
     drop((0..64).map(|_| first.get(16 * KIB).unwrap()).collect::<Vec<_>>());
     drop((0..2).map(|_| first.get(MIB)).collect::<Vec<_>>());
@@ -345,8 +345,8 @@ fn what_threads_have_cached_is_lent() {
 fn no_more_is_lent_than_is_missing_where_that_can_be() {
     let budget = budget(16 * MIB);
     let config = PoolConfig { max_slab_bytes: 8 * MIB, thread_cache_bytes: 0, ..lending() };
-    let first = Pool::with_allowance(Slow::default(), config, share(&budget)).unwrap();
-    let second = Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let first = Pool::within(share(&budget), Slow::default(), config).unwrap();
+    let second = Pool::within(share(&budget), Slow::default(), lending()).unwrap();
     // 1, 1, 2, 4 and 8 MiB.
     drop(std::iter::from_fn(|| first.get(MIB).ok()).collect::<Vec<_>>());
     assert_eq!(first.statistics().registered_bytes, 16 * MIB);
@@ -359,8 +359,8 @@ fn no_more_is_lent_than_is_missing_where_that_can_be() {
 fn what_is_on_its_way_back_is_waited_for() {
     let budget = budget(2 * MIB);
     let slow = Slow::default();
-    let first = &Pool::with_allowance(slow.clone(), lending(), share(&budget)).unwrap();
-    let second = &Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let first = &Pool::within(share(&budget), slow.clone(), lending()).unwrap();
+    let second = &Pool::within(share(&budget), Slow::default(), lending()).unwrap();
     drop((0..2).map(|_| first.get(MIB).unwrap()).collect::<Vec<_>>());
     slow.hold_up(true);
     let asks = Barrier::new(2);
@@ -415,7 +415,7 @@ unsafe impl Registrar for Shaky {
 #[test]
 fn a_device_that_panics_leaves_no_slab_on_its_way() {
     let (budget, shaky) = (budget(2 * MIB), Shaky::default());
-    let pool = Pool::with_allowance(shaky.clone(), lending(), share(&budget)).unwrap();
+    let pool = Pool::within(share(&budget), shaky.clone(), lending()).unwrap();
     drop((0..2).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
     assert_eq!(budget.held().bytes, 2 * MIB);
     shaky.in_deregister.store(1, SeqCst);
@@ -473,7 +473,7 @@ impl Machine {
         let budget = budget(TOTAL);
         let (device, config) = (Arc::clone(&registrar), Config::keeping_all());
         let cache = pinfold::cache_within(share(&budget), device, monitor, config).unwrap();
-        let pool = Pool::with_allowance(registrar, lending(), share(&budget)).unwrap();
+        let pool = Pool::within(share(&budget), registrar, lending()).unwrap();
         // SAFETY: the name ends with a zero byte; the descriptor is new.
         let file = unsafe {
             File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC))
@@ -623,7 +623,7 @@ fn threads_of_a_cache_and_a_pool_always_get_what_is_due() {
 #[test]
 fn two_pools_that_lend_to_each_other_never_stand_still() {
     let budget = budget(2 * MIB);
-    let pool = || Pool::with_allowance(Slow::default(), lending(), share(&budget)).unwrap();
+    let pool = || Pool::within(share(&budget), Slow::default(), lending()).unwrap();
     let pools = [pool(), pool()];
     let patience = WhenExhausted::GrowOrWait(Duration::from_micros(100));
     thread::scope(|scope| {

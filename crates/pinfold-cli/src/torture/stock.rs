@@ -101,7 +101,7 @@ impl Stock {
             ..PoolConfig::default()
         };
         let device = Device::looped(kind, (lanes * LANE_BYTES) as u64)?;
-        let pool = Pool::with_allowance(device.registrar(128)?, config, share);
+        let pool = Pool::within(share, device.registrar(128)?, config);
         Ok(Self { pool: pool.map_err(Failure::unavailable)?, device })
     }
 

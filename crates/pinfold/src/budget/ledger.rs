@@ -220,8 +220,8 @@ impl Ledger {
         self.set_held(drawer, self.held_by(drawer) + amount);
     }
 
-    /// Takes back what the drawer holds, `amount` of it at most: a drawer that gives back what it never took
-    /// harms its own account, not the others'.
+    /// Takes back what the drawer holds, `amount` of it at most. What it gives back and holds still, others draw:
+    /// only what has taken it gives it (`ShareAccount`).
     pub(super) fn give(&mut self, drawer: Drawer, amount: Amount) {
         self.set_held(drawer, self.held_by(drawer) - amount);
     }

@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use super::memory::Memory;
-use super::share::{Budget, BudgetError, Share};
+use super::share::{Budget, BudgetError, ShareAccount};
 use super::{Amount, Terms};
 use pinfold_core::foreign::{self, ForeignPart};
 use pinfold_core::{Access, Account, AddressRange, RegisterError, Registrar};
@@ -99,7 +99,7 @@ struct Inner<R: Registrar> {
     /// room for all of them from the start.
     free: Mutex<Vec<usize>>,
     /// What it counts in the budget; given back last.
-    share: Arc<Share>,
+    share: ShareAccount,
 }
 
 impl Budget {
@@ -121,7 +121,7 @@ impl Budget {
         let (part_bytes, amount) =
             size(reserve, page_bytes, pins).ok_or(ReserveError::Size { reserve })?;
         let terms = Terms { minimum: amount, maximum: amount, weight: 0 };
-        let share = self.share_recalled(terms).map_err(ReserveError::Budget)?;
+        let share = ShareAccount(self.share_recalled(terms).map_err(ReserveError::Budget)?);
         // The whole of the minimum, so it is there.
         let _granted = share.take(amount);
         share.settle();
@@ -164,7 +164,7 @@ impl<R: Registrar> Inner<R> {
 
     /// `None` in a forked child, where a thread that does not exist may hold the lock.
     fn free(&self) -> Option<MutexGuard<'_, Vec<usize>>> {
-        let is_ours = !self.share.budget().forked();
+        let is_ours = !self.share.0.budget().forked();
         is_ours.then(|| self.free.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -172,7 +172,7 @@ impl<R: Registrar> Inner<R> {
 impl<R: Registrar> Drop for Inner<R> {
     fn drop(&mut self) {
         // What a forked child inherited is its parent's to give back.
-        if self.share.budget().forked() {
+        if self.share.0.budget().forked() {
             return;
         }
         let mut panicked = None;

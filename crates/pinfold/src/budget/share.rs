@@ -562,37 +562,37 @@ impl Share {
     /// For drawers that are no cache and no pool. No lock may be held that a release of others needs, or a
     /// listener of this budget.
     ///
-    /// What was drawn is given back by the value that says so, once:
+    /// What was drawn is given back by the value that says so, once. No call of a program gives back what a
+    /// drawer holds still:
     ///
-    /// ```compile_fail
-    /// # let budget = pinfold::budget::Budget::new(pinfold::budget::Amount::one(4096)).unwrap();
-    /// let share = budget.share(pinfold::budget::Terms::default()).unwrap();
-    /// share.shrink(pinfold::budget::Amount::one(4096)); // was never grown
+    /// ```compile_fail,E0599
+    /// # use pinfold::budget::{Account, Amount, Budget, Terms};
+    /// # let share = Budget::new(Amount::one(4096)).unwrap().share(Terms::default()).unwrap();
+    /// share.give(Amount::one(4096)); // was never taken
+    /// ```
+    ///
+    /// ```compile_fail,E0277
+    /// # use pinfold::{budget::{Amount, Budget, Terms}, pool::Allowance};
+    /// # let share = Budget::new(Amount::one(4096)).unwrap().share(Terms::default()).unwrap();
+    /// Allowance::give_back(&*share, 4096); // was never granted
     /// ```
     ///
     /// # Errors
     ///
     /// [`Exhausted`] if it is not to be had: `allowed - held` is.
     pub fn draw(self: &Arc<Self>, amount: Amount) -> Result<Drawn, Exhausted> {
-        self.grow(amount)?;
-        Ok(Drawn { share: Arc::clone(self), amount })
+        let account = ShareAccount(Arc::clone(self));
+        account.grow(amount)?;
+        Ok(Drawn { account, amount })
     }
 
-    /// Takes `amount` until it is [given](Account::give) back.
-    pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
-        let mut recalls = Recalls::new();
-        loop {
-            let Refusal { exhausted, missing } = match self.take(amount) {
-                Ok(()) => {
-                    self.settle();
-                    return Ok(());
-                }
-                Err(refusal) => refusal,
-            };
-            if exhausted.wanted > exhausted.allowed || !recalls.ask(|| self.recall(missing)) {
-                return Err(exhausted);
-            }
-        }
+    /// Says who can be asked to give back what this drawer does not use, when others recall.
+    pub fn attach(&self, lender: Weak<dyn Lender>) {
+        self.inner().changed(|state| {
+            let lenders = state.lenders.entry(self.drawer).or_default();
+            lenders.retain(|lender| lender.strong_count() > 0);
+            lenders.push(lender);
+        });
     }
 
     fn inner(&self) -> &Inner {
@@ -609,32 +609,61 @@ impl Share {
     }
 }
 
-impl Account for Share {
+/// The books of a share, for the cache, the pool or the [`Drawn`] that draws on it. A program has none: it could give
+/// back what is still held, and others would draw it.
+#[derive(Debug)]
+pub(crate) struct ShareAccount(pub(crate) Arc<Share>);
+
+impl ShareAccount {
+    /// Takes `amount` until it is [given](Account::give) back. Others give back what is due to this drawer, if it
+    /// is not there.
+    pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
+        let mut recalls = Recalls::new();
+        loop {
+            let Refusal { exhausted, missing } = match self.take(amount) {
+                Ok(()) => {
+                    self.settle();
+                    return Ok(());
+                }
+                Err(refusal) => refusal,
+            };
+            if exhausted.wanted > exhausted.allowed || !recalls.ask(|| self.recall(missing)) {
+                return Err(exhausted);
+            }
+        }
+    }
+
+    fn changed<T>(&self, change: impl FnOnce(&mut Ledger, Drawer) -> T) -> Option<T> {
+        self.0.inner().changed(|state| change(&mut state.ledger, self.0.drawer))
+    }
+}
+
+impl Account for ShareAccount {
     fn take(&self, amount: Amount) -> Result<(), Refusal> {
-        let taken = self.inner().changed(|state| state.ledger.take(self.drawer, amount));
+        let taken = self.changed(|ledger, drawer| ledger.take(drawer, amount));
         let wanted = amount.bytes;
         let forked = Exhausted { limit: Limit::SharedBytes, allowed: 0, held: 0, wanted };
         taken.unwrap_or(Err(Refusal { exhausted: forked, missing: amount }))
     }
 
     fn overdraw(&self, amount: Amount) {
-        self.inner().changed(|state| state.ledger.overdraw(self.drawer, amount));
+        self.changed(|ledger, drawer| ledger.overdraw(drawer, amount));
     }
 
     fn give(&self, amount: Amount) {
-        self.inner().changed(|state| state.ledger.give(self.drawer, amount));
+        self.changed(|ledger, drawer| ledger.give(drawer, amount));
     }
 
     fn recall(&self, missing: Amount) -> bool {
-        self.recall_of(missing, Ledger::total)
+        self.0.recall_of(missing, Ledger::total)
     }
 
     fn refused(&self, error: RegisterError, missing: Amount) -> bool {
-        if !self.inner().recheck() && !TELLING.get() {
-            self.inner().changed(|state| state.marks.note_refusal());
+        if !self.0.inner().recheck() && !TELLING.get() {
+            self.0.inner().changed(|state| state.marks.note_refusal());
         }
         // What the device took is all there is, for now.
-        self.recall_of(missing, |ledger| match error {
+        self.0.recall_of(missing, |ledger| match error {
             RegisterError::PinnedMemoryLimit { .. } => {
                 ledger.total().min(Amount { bytes: ledger.held().bytes, regions: usize::MAX })
             }
@@ -643,15 +672,11 @@ impl Account for Share {
     }
 
     fn settle(&self) {
-        self.inner().settle();
+        self.0.inner().settle();
     }
 
     fn attach(&self, lender: Weak<dyn Lender>) {
-        self.inner().changed(|state| {
-            let lenders = state.lenders.entry(self.drawer).or_default();
-            lenders.retain(|lender| lender.strong_count() > 0);
-            lenders.push(lender);
-        });
+        self.0.attach(lender);
     }
 }
 
@@ -668,7 +693,7 @@ impl Drop for Share {
 /// An amount taken from a share, given back when it is dropped.
 #[derive(Debug)]
 pub struct Drawn {
-    share: Arc<Share>,
+    account: ShareAccount,
     amount: Amount,
 }
 
@@ -681,8 +706,8 @@ impl Drawn {
 
 impl Drop for Drawn {
     fn drop(&mut self) {
-        self.share.give(self.amount);
-        self.share.settle();
+        self.account.give(self.amount);
+        self.account.settle();
     }
 }
 

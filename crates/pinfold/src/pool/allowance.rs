@@ -1,6 +1,6 @@
 //! The seam to a budget that several pools and caches share.
 
-use crate::budget::Share;
+use crate::budget::ShareAccount;
 use pinfold_core::foreign::ForeignPart;
 use pinfold_core::{Account, Amount, Exhausted, Lender, Limit};
 use std::fmt;
@@ -84,7 +84,7 @@ impl ForEachPin {
 
 /// A slab counts as one registration of the budget, with however many devices it is registered; its bytes
 /// count for each.
-impl Allowance for Share {
+impl Allowance for ShareAccount {
     fn grant(&self, bytes: usize) -> Result<(), Denied> {
         self.grow(Amount::one(bytes)).map_err(|refused| Denied { available: left(refused) })
     }

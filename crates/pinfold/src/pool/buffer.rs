@@ -16,6 +16,7 @@ use super::error::{AllocateError, OpenError};
 use super::slab::Kind;
 use super::statistics::PoolStatistics;
 use super::threads;
+use crate::budget::{Share, ShareAccount};
 use pinfold_core::foreign::ForeignPart;
 use pinfold_core::{Access, AddressRange, Registrar, StableBuffer};
 use std::fmt;
@@ -102,7 +103,17 @@ impl<R: Registrar> Pool<R> {
         Self::with_allowance(registrar, config, Arc::new(Unshared))
     }
 
-    /// A pool that asks `allowance` before it pins, besides its own limit.
+    /// A pool that draws on a budget that other caches, pools and reservations draw on as well, besides its own
+    /// limit.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`].
+    pub fn within(share: Arc<Share>, registrar: R, config: PoolConfig) -> Result<Self, OpenError> {
+        Self::with_allowance(registrar, config, Arc::new(ShareAccount(share)))
+    }
+
+    /// A pool that asks `allowance` before it pins, besides its own limit: for a budget of the program's own.
     ///
     /// # Errors
     ///

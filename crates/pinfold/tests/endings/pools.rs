@@ -71,7 +71,7 @@ fn what_is_out_keeps_its_slab_and_the_last_one_back_takes_the_registrar_along() 
             let budget = Budget::new(Amount { bytes: 64 * MIB, regions: 64 }).unwrap();
             let share = budget.share(Terms::default()).unwrap();
             let (device, records) = device();
-            let pool = Pool::with_allowance(device, config(), share).unwrap();
+            let pool = Pool::within(share, device, config()).unwrap();
             drop(pool.get(5 * MIB).unwrap());
             let mut buffer = pool.get(length).unwrap();
             let start = address(NonNull::from(&mut buffer[0]));
