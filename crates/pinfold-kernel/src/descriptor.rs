@@ -10,7 +10,10 @@
 use crate::errno::{Errno, checked, done, last_errno};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
 use std::ffi::CStr;
+use std::io::Write;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
 use std::time::Duration;
 
 /// A descriptor number. Not owned: the program may close any descriptor behind our back, and then
@@ -116,12 +119,12 @@ pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-/// Gives the calling thread a table of descriptors of its own with nothing in it but `kept`, under their numbers.
+/// Gives the calling thread a table of descriptors of its own with nothing in it but `kept`, under their numbers, and
+/// what the program would notice the closing of.
 ///
 /// # Errors
 ///
 /// `ENOSYS` before Linux 5.9, `EPERM` and the like by filters of system calls: the table is shared as before.
-/// After another error the thread has its own table with more in it.
 ///
 /// # Safety
 ///
@@ -129,18 +132,46 @@ pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
 /// than these, and no value of what is kept is dropped by another thread as well as here: the numbers mean
 /// nothing in the new table, or something else.
 pub unsafe fn keep_only(kept: &[Descriptor]) -> Result<(), Errno> {
-    let bounds = |&number: &Descriptor| u32::try_from(number).ok();
-    let highest = kept.iter().filter_map(bounds).max();
-    // The first call makes the table; what lies above the highest is not even copied, what lies below is.
-    close_range(highest.map_or(0, |last| last + 1), u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
-    let mut next = 0;
-    while let Some(number) = kept.iter().filter_map(bounds).filter(|&n| n >= next).min() {
-        if number > next {
-            close_range(next, number - 1, 0)?;
+    // The kernel copies the table up to a multiple of this, and closes at once what lies between.
+    const COPIED: Descriptor = 64;
+    let highest = kept.iter().copied().max().unwrap_or(0).max(0);
+    let end = (highest / COPIED + 1).saturating_mul(COPIED);
+    // Makes the table; what lies above is not even copied.
+    close_range(end.cast_unsigned(), u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
+    for number in (0..end).filter(|number| !kept.contains(number)) {
+        if is_open(number) && !has_flush_by_process(number) {
+            // SAFETY: a copy in this thread's table, which no value owns.
+            unsafe { close(number) };
         }
-        next = number + 1;
     }
     Ok(())
+}
+
+fn is_open(number: Descriptor) -> bool {
+    // SAFETY: asks for the number's flags.
+    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+}
+
+/// Whether the file ends something of the whole process whenever a thread of the process closes a number of it, though
+/// others stay open: a message queue its notification (`mq_notify`), XPMEM what the process shares. Files of other
+/// kinds end what belongs to the table (locks), wait for what was written, or do nothing.
+fn has_flush_by_process(number: Descriptor) -> bool {
+    is_message_queue(number) || is_xpmem(number)
+}
+
+/// Asked of the file's kind itself: a question to its file system may wait for a server.
+fn is_message_queue(number: Descriptor) -> bool {
+    let mut attributes = MaybeUninit::<libc::mq_attr>::uninit();
+    let none = ptr::null::<libc::mq_attr>();
+    // SAFETY: the kernel changes nothing, and writes one `mq_attr` if it is a queue.
+    unsafe { libc::syscall(libc::SYS_mq_getsetattr, number, none, attributes.as_mut_ptr()) == 0 }
+}
+
+fn is_xpmem(number: Descriptor) -> bool {
+    let (mut path, mut link) = ([0; 48], [0; 16]);
+    let _ = write!(path.as_mut_slice(), "/proc/thread-self/fd/{number}");
+    let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+    read_link(path, &mut link).is_ok_and(|link| link == b"/dev/xpmem")
 }
 
 fn close_range(first: u32, last: u32, flags: libc::c_uint) -> Result<(), Errno> {

@@ -42,7 +42,7 @@ fn compile_all() -> Option<PathBuf> {
 
 fn compile_program(out: &Path, name: &str, options: &[&str]) -> bool {
     let (found, there) = (format!("-L{}", out.display()), format!("-Wl,-rpath,{}", out.display()));
-    let libraries = [&found, "-l:libibverbs.so.1", &there, "-lpthread", "-ldl"];
+    let libraries = [&found, "-l:libibverbs.so.1", &there, "-lpthread", "-ldl", "-lrt"];
     compile("without_device/program.c", &out.join(name), &[options, &libraries].concat())
 }
 
@@ -140,6 +140,16 @@ fn a_thread_of_a_constructor_registers_and_keeps_what_it_registered() {
     let Some((output, statistics)) = run(&["loads_a_plugin", programs.to_str().unwrap()]) else {
         return;
     };
+    assert_eq!(said(&output), done());
+    assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
+}
+
+#[test]
+fn a_notification_of_a_message_queue_outlives_the_start_of_the_monitor() {
+    let Some((output, statistics)) = run(&["awaits_a_message"]) else { return };
+    if output.stdout == b"no message queues\n" {
+        return eprintln!("skipped: no message queues");
+    }
     assert_eq!(said(&output), done());
     assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
 }

@@ -11,7 +11,9 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <mqueue.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -259,6 +261,35 @@ static void loads_a_plugin(void)
 	puts("done");
 }
 
+static volatile sig_atomic_t notified;
+
+static void note(int signal)
+{
+	notified = signal;
+}
+
+/* A notification of a message queue ends whenever a thread of the process closes a number of the queue. */
+static void awaits_a_message(void)
+{
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
+	struct mq_attr attributes = { .mq_maxmsg = 1, .mq_msgsize = 1 };
+	char name[32];
+	mqd_t queue;
+
+	snprintf(name, sizeof(name), "/without_device.%d", getpid());
+	queue = mq_open(name, O_CREAT | O_EXCL | O_RDWR, 0600, &attributes);
+	if (queue < 0) {
+		puts("no message queues");
+		return;
+	}
+	CHECK(!mq_unlink(name));
+	CHECK(signal(SIGUSR1, note) != SIG_ERR && !mq_notify(queue, &event));
+	begin();
+	registered(4);
+	CHECK(!mq_send(queue, "", 1, 0));
+	puts(notified ? "done" : "not notified");
+}
+
 /* Keeps registrations until it ends, and leaks nothing of its own. */
 static void holds_until_the_end(void)
 {
@@ -374,6 +405,7 @@ static const struct {
 	{ "exits_elsewhere", exits_elsewhere },
 	{ "loads_many", loads_many },
 	{ "loads_a_plugin", loads_a_plugin },
+	{ "awaits_a_message", awaits_a_message },
 	{ "holds_until_the_end", holds_until_the_end },
 	{ "threads_begin_at_once", threads_begin_at_once },
 	{ "registers_nothing", registers_nothing },

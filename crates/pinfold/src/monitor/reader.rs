@@ -7,6 +7,8 @@
 //! It has a table of descriptors of its own, so a program that closes every descriptor it does
 //! not know (as daemons do) takes the userfaultfd away from our callers, which notice, but not from
 //! the reader: no thread is left hanging in `munmap`.
+//! In that table are copies of the files whose closing the program would notice
+//! ([`keep_only`](descriptor::keep_only)); they are closed when the reader ends.
 //!
 //! It runs with the highest real-time priority that the process may ask for (`CAP_SYS_NICE` or
 //! `RLIMIT_RTPRIO`), because a thread with such a priority may be the one that waits for it, and a
