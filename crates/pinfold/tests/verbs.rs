@@ -708,6 +708,32 @@ fn a_forked_child_can_do_its_parent_no_harm() {
     registrar.deregister_own(region, memory.range()).unwrap();
 }
 
+/// Each asks the library nothing, one of whose locks a thread of the parent may have held at the fork.
+#[test]
+fn a_forked_child_makes_nothing_of_its_parents() {
+    let Some(domain) = domain() else { return };
+    let far = Far::new(&domain, PAGE);
+    let mut memory = Memory::new(PAGE);
+    memory.fill(5);
+    let registrar = Verbs::new(Arc::clone(&domain)).unwrap();
+    let region = register(&registrar, memory.range(), Access::READ).unwrap();
+    let is_gone =
+        |error: Option<OpenError>| matches!(error, Some(OpenError::Gone { errno: libc::ESRCH }));
+    let is_forked = |error: Option<LoopbackError>| {
+        matches!(error, Some(LoopbackError::Os { errno: libc::ESRCH, .. }))
+    };
+    assert!(in_forked_child(|| is_gone(Domain::new(Arc::clone(domain.device())).err())), "domain");
+    assert!(in_forked_child(|| is_gone(Verbs::new(Arc::clone(&domain)).err())), "registrar");
+    assert!(in_forked_child(|| is_forked(Loopback::new(Arc::clone(&domain)).err())), "loopback");
+    assert!(in_forked_child(|| {
+        let sent = far.run(Direction::Write, memory.range(), region.lkey());
+        let ends = (far.loopback.sender(), far.loopback.receiver());
+        is_forked(sent.err()) && ends == (None, None)
+    }));
+    assert!(far.sent(memory.range(), region.lkey()) == [5; PAGE], "still the parent's");
+    registrar.deregister_own(region, memory.range()).unwrap();
+}
+
 /// In a process of its own: where another thread is inside libibverbs at the fork, the child waits for ever for a lock
 /// of that library's.
 #[test]
