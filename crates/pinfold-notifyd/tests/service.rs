@@ -75,6 +75,12 @@ fn in_another_process() {
             report("shared");
             support::wait_for_parent();
         }
+        Some("impostor") => {
+            let listener = socket::bind(&served_path(), 0o666).unwrap();
+            socket::listen(listener.as_fd(), 1).unwrap();
+            report("listening");
+            support::wait_for_parent();
+        }
         Some("refused") => {
             let refused = notify::request(&served_path(), notify::PATIENCE).map(drop);
             report(&format!("{refused:?}"));
@@ -348,6 +354,25 @@ fn a_restart_is_noticed_and_the_new_one_serves() {
     ));
     served.start_again(Limits::default());
     notify::request(&served.path, notify::PATIENCE).unwrap();
+}
+
+/// Whatever it would say: it is not even asked.
+#[test]
+fn what_listens_for_another_user_is_not_believed() {
+    const OTHER: u32 = 1203;
+    if !support::is_root() {
+        eprintln!("skipped: only root can have another user listen");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("pinfold-impostor-{}", std::process::id()));
+    let mut impostor = support::other("in_another_process", "impostor", Some(OTHER));
+    let mut impostor = impostor.env("PINFOLD_TEST_PATH", &path).spawn().unwrap();
+    assert_eq!(reported(&mut impostor).as_deref(), Some("listening"));
+    let refused = notify::request(&path, notify::PATIENCE).map(drop);
+    std::fs::remove_file(&path).unwrap();
+    drop(impostor.stdin.take());
+    impostor.wait().unwrap();
+    assert_eq!(refused, Err(ConnectError::Stranger { uid: OTHER }));
 }
 
 #[test]

@@ -48,6 +48,11 @@ pub fn path() -> PathBuf {
 
 /// Asks the helper that listens at `path` for a view of this process's changes.
 ///
+/// What listens there is believed if it is root's or of this process's own effective user, by what the kernel noted as it
+/// began to listen. Both may do anything to this process: root by its privilege, its own user by tracing it, by its
+/// memory in `/proc`, by its files. So it is the caller's part of the contract that no process of its user but the helper
+/// listens there; where the system keeps processes of one user apart, by a directory that only root may write to.
+///
 /// # Errors
 ///
 /// [`ConnectError`].
@@ -66,8 +71,9 @@ fn view_of(descriptors: Vec<OwnedFd>) -> Result<View, ConnectError> {
     for (descriptor, what) in descriptors.iter().zip(Kind::in_order()) {
         what.check(descriptor.as_fd())?;
     }
-    // SAFETY: the helper makes a view for each that asks, and they came from it a moment ago; what listens at the
-    // path is the helper, of this version, by its greeting and its kinds, and is believed as the kernel is.
+    // SAFETY: the helper makes a view for each that asks, and they came from it a moment ago. What listens at the path is
+    // of this version, by its greeting and its kinds, and root's or of our own user: that it is the helper is our caller's
+    // part (`connect`), and what else it could be may change this process's memory by itself.
     unsafe { View::from_descriptors(descriptors) }
         .map_err(|_| ConnectError::NotAView { part: "the number of descriptors" })
 }
@@ -242,7 +248,7 @@ impl Conversation {
         Ok(conversation)
     }
 
-    /// Root may be trusted with anything anyway, and so may we ourselves.
+    /// Root may do anything to this process, and so may its own user (`connect`).
     fn check_helper(&self) -> Result<(), ConnectError> {
         let uid = socket::peer(self.socket.as_fd()).map_err(|error| os("getsockopt", &error))?.uid;
         // The owner of what this process makes: its effective user.
