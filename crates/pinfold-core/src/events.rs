@@ -10,7 +10,7 @@ use crate::range_index::Cursor;
 use crate::region::{List, Lists, Outside, Region};
 use crate::registrar::Registrar;
 use crate::shared::{SLICE, Shared, Writer};
-use crate::unapplied::{ChangeCount, Unapplied};
+use crate::unapplied::{ChangeCount, PartOutside, Unapplied};
 use crate::watchers::{Callback, Completion};
 use std::sync::Arc;
 
@@ -124,61 +124,78 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         most: usize,
         hits: &mut Option<u64>,
     ) -> usize {
-        let Applied { rest, invalidated, blocks } = self.apply_part(writer, change, most, hits);
+        let (part, in_index) = match writer.unapplied.part_of(change) {
+            Some(part) => (part, 0),
+            None => self.apply_in_index(writer, change, most, hits),
+        };
+        let room = most.saturating_sub(in_index).max(1);
+        let (left, outside) = self.apply_outside(writer, change, part, room);
+        if let Some(left) = left {
+            writer.unapplied.set_part(change, left);
+            return most;
+        }
+        let rest = AddressRange::between(part.end, change.rest.end());
         writer.unapplied.set_rest(change, rest);
-        // To look at blocks where no region is takes time as well.
-        if rest.is_some() { most } else { 1 + invalidated + blocks / BLOCKS_FOR_ONE }
+        if rest.is_some() { most } else { 1 + in_index + outside }
     }
 
-    /// Makes the regions unfindable that `change` concerns, about `most` of them.
-    fn apply_part(
+    /// Makes the regions in the index unfindable that a part of `change` concerns, about `most` of them.
+    /// The part, and how much that took.
+    fn apply_in_index(
         &self,
         writer: &mut Writer,
         change: Unapplied,
         most: usize,
         hits: &mut Option<u64>,
-    ) -> Applied {
+    ) -> (PartOutside, usize) {
         let mut numbers = std::mem::take(&mut writer.scratch);
         let is_older = |born| change.is_later(born);
-        let Part { mut rest, blocks } =
-            self.findable_part(change.rest, most, &mut numbers, is_older);
+        let Part { rest, blocks } = self.findable_part(change.rest, most, &mut numbers, is_older);
         for &number in &numbers {
             self.note_kept_no_more(writer, number, hits);
             self.unpublish(writer, number, Lists::invalidate);
             writer.watchers.invalidated(number);
         }
         writer.counts.invalidations += numbers.len() as u64;
-        let mut count = numbers.len();
+        // To look at blocks where no region is takes time as well.
+        let took = numbers.len() + blocks / BLOCKS_FOR_ONE;
         writer.give_scratch(numbers);
         let end = rest.map_or(change.rest.end(), |rest| rest.start());
-        if let Some(part) = AddressRange::between(change.rest.start(), end) {
-            let done = change.of(part);
-            let most_outside = (most / OUTSIDE).max(1);
-            let outside = self.invalidate_unfindable(writer, &done, most_outside);
-            writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(&done));
-            count += outside * OUTSIDE;
-            // There may be more of them.
-            if outside >= most_outside {
-                rest = Some(change.rest);
-            }
-        }
-        Applied { rest, invalidated: count, blocks }
+        (PartOutside::up_to(end), took)
     }
 
-    /// Tells the leases of regions that are not in the index but may be in use, `most` of them. Says
-    /// how many there were.
-    fn invalidate_unfindable(&self, writer: &mut Writer, change: &Unapplied, most: usize) -> usize {
-        let Some(near) = writer.lists.near(Outside::Valid, change.rest) else { return 0 };
-        let concerned = |region: &&Region<R::Handle>| {
-            region.range().is_some_and(|range| change.concerns(range, region.born()))
-        };
-        let regions = near.filter_map(|number| self.region(number));
-        let regions: Vec<_> = regions.filter(concerned).take(most).collect();
-        for &region in &regions {
+    /// Tells the leases of regions that are not in the index but may be in use, as many of `part` as `room`
+    /// has looks; one that `change` concerns takes as long as several. What is left of the part, and how much
+    /// of the room that took.
+    fn apply_outside(
+        &self,
+        writer: &mut Writer,
+        change: Unapplied,
+        mut part: PartOutside,
+        room: usize,
+    ) -> (Option<PartOutside>, usize) {
+        let range = AddressRange::between(change.rest.start(), part.end);
+        let Some(done) = range.map(|range| change.of(range)) else { return (None, 0) };
+        let (mut took, mut concerned) = (0, Vec::new());
+        let near = writer.lists.near_from(Outside::Valid, done.rest, part.cursor);
+        for (cursor, number) in near {
+            part.cursor = cursor;
+            let region = self.region(number).filter(|region| concerns(&done, region));
+            took += if region.is_some() { OUTSIDE } else { 1 };
+            concerned.extend(region);
+            if took >= room {
+                break;
+            }
+        }
+        for region in concerned {
             writer.lists.invalidate(region);
             writer.watchers.invalidated(region.number);
         }
-        regions.len()
+        if took >= room {
+            return (Some(part), took);
+        }
+        writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(&done));
+        (None, took)
     }
 
     /// Adds to `numbers` the regions in the index that share a byte with a part of `range`, from its
@@ -391,16 +408,6 @@ const OUTSIDE: usize = 4;
 /// How many regions one step of a [`Walk`] meets.
 const STEP: usize = if SLICE > OUTSIDE { SLICE / OUTSIDE } else { 1 };
 
-/// What one part of a change was.
-struct Applied {
-    /// What is left of the change.
-    rest: Option<AddressRange>,
-    /// How many regions it concerned.
-    invalidated: usize,
-    /// In how many blocks they were looked for.
-    blocks: usize,
-}
-
 /// How far a walk through all regions of a range has come, slice by slice.
 pub(crate) struct Walk {
     range: AddressRange,
@@ -428,6 +435,10 @@ impl Walk {
     }
 }
 
+fn concerns<H: Copy>(change: &Unapplied, region: &Region<H>) -> bool {
+    region.range().is_some_and(|range| change.concerns(range, region.born()))
+}
+
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
     region.range().is_some_and(|bytes| bytes.overlaps(&range))
 }
@@ -436,12 +447,13 @@ fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
 #[cfg(not(loom))]
 #[allow(unsafe_code)] // the simulated device touches no memory
 mod tests {
-    use super::Walk;
+    use super::{OUTSIDE, Walk};
     use crate::barrier::Barriers;
     use crate::coverage::{Change, Cover, MappingKind};
     use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
-    use crate::shared::SLICE;
+    use crate::shared::{SLICE, Writer};
+    use crate::unapplied::PartOutside;
     use crate::{Access, AddressRange, Cache, Config, Lease, Statistics};
     use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -666,12 +678,7 @@ mod tests {
     fn a_walk_meets_every_region_in_slices() {
         let cache = filled();
         let _leased: Vec<_> = (0..MANY / 2).map(|number| get(&cache, number)).collect();
-        let once = |number: usize| {
-            let start = std::ptr::without_provenance(page(number).start() + 4096);
-            // SAFETY: the device touches no memory.
-            unsafe { cache.request(start, 4096, Access::READ).once().get() }.unwrap()
-        };
-        let _once: Vec<_> = (0..MANY).map(once).collect();
+        let _once: Vec<_> = (0..MANY).map(|number| once(&cache, number)).collect();
         // Leased ones of which the end is awaited, and some that were not looked at.
         let invalidate = |from: usize, to: usize| {
             let range = AddressRange::between(page(from).start(), page(to).start());
@@ -706,6 +713,36 @@ mod tests {
         drop(last);
         cache.reclaim();
         assert_eq!(calls.load(SeqCst), 1);
+    }
+
+    fn once(cache: &Cache<Device, Log>, number: usize) -> Lease<'_, Device, Log> {
+        let start = std::ptr::without_provenance(page(number).start() + 4096);
+        // SAFETY: the device touches no memory.
+        unsafe { cache.request(start, 4096, Access::READ).once().get() }.unwrap()
+    }
+
+    /// Leases that a change does not concern are looked at in slices too, and one that it does concern is found
+    /// behind them.
+    #[test]
+    fn a_change_goes_past_younger_leases_in_slices() {
+        let cache = filled();
+        let mut held: Vec<_> = (0..MANY).map(|number| once(&cache, number)).collect();
+        let number = cache.shared.locked(|writer| writer.unapplied.push(all())).unwrap();
+        let change = cache.shared.locked(|writer| writer.unapplied.rest_of(number)).unwrap();
+        // All but the last are younger than the change, of which each get applies a slice.
+        (0..MANY - 1).for_each(|number| held[number] = once(&cache, number));
+        assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
+        assert!(held[MANY - 1].is_invalidated() && !held[0].is_invalidated());
+        let (change, mut left) = (change.unwrap(), Some(PartOutside::up_to(all().end())));
+        let mut holds = 0;
+        while let Some(part) = left {
+            let applied =
+                |writer: &mut Writer| cache.shared.apply_outside(writer, change, part, SLICE);
+            let (rest, took) = cache.shared.locked(applied).unwrap();
+            assert!(took < SLICE + OUTSIDE, "{took} looks under one hold");
+            (left, holds) = (rest, holds + 1);
+        }
+        assert!(holds >= (MANY - 1) / SLICE, "{holds} holds");
     }
 
     /// To look for regions where none are takes time as well.

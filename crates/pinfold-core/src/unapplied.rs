@@ -10,13 +10,14 @@
 //!
 //! **Why no change is lost here.** A change enters in the critical section in which it is numbered, and
 //! leaves when nothing is left of its range: each part was taken off it in the critical section that
-//! made the regions of that part unfindable. Where there are too many, they are replaced by one that
-//! has the number of the latest and covers every range, so it concerns whatever any of them did. It
+//! looked at the last region of that part ([`PartOutside`]). Where there are too many, they are replaced by
+//! one that has the number of the latest and covers every range, so it concerns whatever any of them did. It
 //! also remembers the first that it stands for: those are applied when it is, and no sooner. One that
 //! stands for others already, and is the next to be applied, is not replaced again.
 
 use crate::AddressRange;
-use std::collections::VecDeque;
+use crate::range_index::Cursor;
+use std::collections::{BTreeMap, VecDeque};
 
 /// More than so many are folded into one: more than two monitors' logs hold, so that a thread that reads a log
 /// that is full folds none.
@@ -46,6 +47,29 @@ pub(crate) struct Unapplied {
     first: ChangeCount,
 }
 
+/// A part of a change, from the start of its rest on. The regions that the change concerns have left the cache's
+/// index there; those that stand outside of it are looked at in an order, slice by slice.
+///
+/// **Why none is believed between two slices.** The part belongs to the rest until the last of them was looked
+/// at, so a lease of one that was not is [covered](UnappliedChanges::cover).
+///
+/// **Why none is missed.** What the change concerns could come to stand outside behind the cursor in two ways
+/// alone: out of the cache's index, which has none left; or when its registration ends, which is covered and
+/// invalidated then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PartOutside {
+    /// Where the part ends.
+    pub(crate) end: usize,
+    /// Those ahead of this were looked at.
+    pub(crate) cursor: Cursor,
+}
+
+impl PartOutside {
+    pub(crate) fn up_to(end: usize) -> Self {
+        Self { end, cursor: Cursor::default() }
+    }
+}
+
 impl Unapplied {
     /// Whether it concerns what begins its registration after `born` changes.
     pub(crate) fn concerns(&self, range: AddressRange, born: ChangeCount) -> bool {
@@ -72,6 +96,8 @@ impl Unapplied {
 #[derive(Default, Debug)]
 pub(crate) struct UnappliedChanges {
     queue: VecDeque<Unapplied>,
+    /// The parts that were begun, by the numbers of their changes: few.
+    parts: BTreeMap<ChangeCount, PartOutside>,
     made: ChangeCount,
 }
 
@@ -102,8 +128,10 @@ impl UnappliedChanges {
             return None;
         }
         let stays = usize::from(self.queue.front()?.is_fold());
-        let first = self.queue.get(stays)?.first;
+        let Unapplied { first, number, .. } = *self.queue.get(stays)?;
         self.queue.truncate(stays);
+        // Of the one that is made of them no part was begun.
+        drop(self.parts.split_off(&number));
         Some(first)
     }
 
@@ -126,13 +154,25 @@ impl UnappliedChanges {
         change.filter(|change| change.first <= number)
     }
 
-    /// Keeps so much of `change`, which was taken from here under the same hold of the lock.
+    /// Keeps so much of `change`, which was taken from here under the same hold of the lock: its next part
+    /// begins.
     pub(crate) fn set_rest(&mut self, change: Unapplied, rest: Option<AddressRange>) {
+        self.parts.remove(&change.number);
         let place = self.place_of(change.number);
         match (rest, self.queue.get_mut(place)) {
             (Some(rest), Some(kept)) => kept.rest = rest,
             _ => drop(self.queue.remove(place)),
         }
+    }
+
+    /// Keeps all of `change`, which goes on with this part.
+    pub(crate) fn set_part(&mut self, change: Unapplied, part: PartOutside) {
+        self.parts.insert(change.number, part);
+    }
+
+    /// The part that `change` goes on with, if one was begun.
+    pub(crate) fn part_of(&self, change: Unapplied) -> Option<PartOutside> {
+        self.parts.get(&change.number).copied()
     }
 
     /// Of the first that does not come before change `number`.
@@ -192,6 +232,22 @@ mod tests {
         assert!(!changes.cover(page(1), first) && changes.cover(page(0), ChangeCount::default()));
         changes.set_rest(changes.rest_of(first).unwrap(), None);
         assert!(changes.are_applied(second) && !changes.are_applied(third));
+    }
+
+    /// It ends with its part, and with its change where that is folded.
+    #[test]
+    fn a_part_that_was_begun_goes_on_until_it_is_through() {
+        let mut changes = UnappliedChanges::default();
+        changes.push(page(3));
+        let before = ChangeCount::default();
+        let (change, part) = (changes.oldest().unwrap(), PartOutside::up_to(page(3).end()));
+        changes.set_part(change, part);
+        assert!(changes.part_of(change) == Some(part) && changes.cover(page(3), before));
+        changes.set_rest(change, Some(page(3)));
+        assert!(changes.part_of(change).is_none(), "what is left begins anew");
+        changes.set_part(change, part);
+        push(&mut changes, MOST);
+        assert!(changes.parts.is_empty() && changes.cover(page(9), before));
     }
 
     /// A fold concerns all that its changes did, and none of them is applied before it is.

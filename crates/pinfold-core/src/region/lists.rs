@@ -145,18 +145,8 @@ impl Lists {
         }
     }
 
-    /// The places of regions of an index that may touch `range`; `None` if it is empty.
-    #[inline]
-    pub(crate) fn near(
-        &self,
-        outside: Outside,
-        range: AddressRange,
-    ) -> Option<impl Iterator<Item = u32>> {
-        let index = &self.outside[outside as usize];
-        (!index.is_empty()).then(|| index.near(range))
-    }
-
-    /// The same from `cursor` on, each with the cursor behind it.
+    /// The places of regions of an index that may touch `range`, from `cursor` on, each with the cursor
+    /// behind it.
     pub(crate) fn near_from(
         &self,
         outside: Outside,
