@@ -12,15 +12,24 @@ use crate::sync::OnceLock;
 /// (Few in a model, whose threads have small stacks.)
 const SHELVES: usize = if cfg!(loom) { 3 } else { 33 };
 
+/// A part of a shelf has so many chunks at most: 6 KiB for them.
+const PART_LOG2: u32 = if cfg!(any(loom, shuttle, miri, test)) { 2 } else { 8 };
+
+/// What is made when it is first needed.
+type Later<T> = OnceLock<Box<[T]>>;
+
 /// Items made at once.
-type Chunk<T> = OnceLock<Box<[T]>>;
+type Chunk<T> = Later<T>;
+
+/// Chunks made at once, as places for them.
+type Part<T> = Later<Chunk<T>>;
 
 /// A growing array of items that never move.
 ///
 /// Chunks are all of one size, so that little is made in advance. What doubles is the shelf of
-/// chunks: 24 bytes for each.
+/// chunks, 24 bytes for each; a long one is made in parts, because the cache's lock is held.
 pub(crate) struct Arena<T> {
-    shelves: [OnceLock<Box<[Chunk<T>]>>; SHELVES],
+    shelves: [Later<Part<T>>; SHELVES],
     chunk_log2: u32,
 }
 
@@ -30,6 +39,7 @@ compile_error!("the cache's index and arena count on 64-bit addresses");
 /// Where an item is.
 struct Location {
     shelf: usize,
+    part: usize,
     chunk: usize,
     offset: usize,
 }
@@ -47,14 +57,20 @@ impl<T> Arena<T> {
         let shelf = chunk.ilog2();
         let offset = index & ((1 << self.chunk_log2) - 1);
         let chunk = chunk - (1 << shelf);
-        Location { shelf: shelf as usize, chunk: chunk as usize, offset: offset as usize }
+        let (part, chunk) = (chunk >> PART_LOG2, chunk & ((1 << PART_LOG2) - 1));
+        Location {
+            shelf: shelf as usize,
+            part: part as usize,
+            chunk: chunk as usize,
+            offset: offset as usize,
+        }
     }
 
     /// Item `index`, if it was ever made.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
-        let Location { shelf, chunk, offset } = self.locate(index);
-        self.shelves.get(shelf)?.get()?.get(chunk)?.get()?.get(offset)
+        let Location { shelf, part, chunk, offset } = self.locate(index);
+        self.shelves.get(shelf)?.get()?.get(part)?.get()?.get(chunk)?.get()?.get(offset)
     }
 
     /// Makes sure that item `index` exists, filling its whole chunk with what `make` makes of
@@ -62,17 +78,21 @@ impl<T> Arena<T> {
     ///
     /// `None` when the arena can hold no more.
     pub(crate) fn ensure(&self, index: u32, make: impl FnMut(u32) -> T) -> Option<&T> {
-        let Location { shelf, chunk, offset } = self.locate(index);
-        let chunks = self
-            .shelves
-            .get(shelf)?
-            .get_or_init(|| (0..1_usize << shelf).map(|_| OnceLock::new()).collect());
+        let Location { shelf, part, chunk, offset } = self.locate(index);
+        let part_log2 = shelf.min(PART_LOG2 as usize);
+        let parts = self.shelves.get(shelf)?.get_or_init(|| places(shelf - part_log2));
+        let chunks = parts.get(part)?.get_or_init(|| places(part_log2));
         let first = index - u32::try_from(offset).ok()?;
         let length = 1_usize << self.chunk_log2;
         let items =
             chunks.get(chunk)?.get_or_init(|| (first..=u32::MAX).take(length).map(make).collect());
         items.get(offset)
     }
+}
+
+/// So many places for what is made later.
+fn places<T>(log2: usize) -> Box<[Later<T>]> {
+    (0..1_usize << log2).map(|_| OnceLock::new()).collect()
 }
 
 #[cfg(test)]
@@ -104,9 +124,20 @@ mod tests {
     #[test]
     fn the_last_number_has_a_place() {
         let arena: Arena<u8> = Arena::new(31);
-        let Location { shelf, chunk, offset } = arena.locate(u32::MAX);
-        assert_eq!((shelf, chunk, offset), (1, 0, (1 << 31) - 1));
-        let Location { shelf, chunk, offset } = Arena::<u8>::new(0).locate(u32::MAX);
-        assert_eq!((shelf, chunk, offset), (32, 0, 0));
+        let Location { shelf, part, chunk, offset } = arena.locate(u32::MAX);
+        assert_eq!((shelf, part, chunk, offset), (1, 0, 0, (1 << 31) - 1));
+        let Location { shelf, part, chunk, offset } = Arena::<u8>::new(0).locate(u32::MAX);
+        assert_eq!((shelf, part, chunk, offset), (32, 0, 0, 0));
+    }
+
+    /// The lock is held when one is made: at 10^6 regions the places of a whole shelf took longer than all else.
+    #[test]
+    fn no_more_places_than_a_part_has_are_made_at_once() {
+        let arena: Arena<u32> = Arena::new(0);
+        (0..1000).for_each(|index| assert_eq!(arena.ensure(index, |index| index), Some(&index)));
+        assert!((0..1000).all(|index| arena.get(index) == Some(&index)));
+        let shelves = arena.shelves.iter().filter_map(OnceLock::get);
+        let parts = shelves.flat_map(|shelf| shelf.iter().filter_map(OnceLock::get));
+        assert_eq!(parts.map(|part| part.len()).max(), Some(1 << PART_LOG2));
     }
 }
