@@ -296,7 +296,9 @@ impl IoUring {
     /// was made: memory is taken to be left alone by the ring's requests from then on. Of another ring's,
     /// which may have the same values, it would be taken too early.
     pub unsafe fn ended(&self, user_data: u64) -> bool {
-        self.tags.as_ref().is_some_and(|tags| tags.ended(user_data))
+        let Some(tags) = &self.tags else { return false };
+        // In a forked child a thread that is not there may hold the tags' lock, and nothing ends.
+        if self.fork_mark.forked() { tags.is_one(user_data) } else { tags.ended(user_data) }
     }
 
     fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
@@ -615,12 +617,6 @@ impl Slots {
     }
 }
 
-impl fmt::Debug for Slots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {:?} free", self.list().len(), self.range)
-    }
-}
-
 /// Runs `call` on a thread that has never used the ring: a ring with a single issuer refuses it.
 fn on_another_thread(call: impl FnOnce() -> Result<(), OpenError> + Send) -> Result<(), OpenError> {
     thread::scope(|scope| {
@@ -724,6 +720,7 @@ impl OpenError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinfold_core::Suspend;
 
     #[test]
     fn slots_come_back() {
@@ -733,6 +730,37 @@ mod tests {
         assert_eq!(slots.take(), None);
         slots.give_back(4);
         assert_eq!(slots.take(), Some(4));
+    }
+
+    /// The lock of the tags is held, as by another thread of the parent's that the child does not have.
+    #[test]
+    fn a_forked_child_takes_note_of_a_completion_without_the_lock_of_its_parents_tags() {
+        let Ok(ring) = ::io_uring::IoUring::new(8) else {
+            println!("skipped: no ring is to be had here");
+            return;
+        };
+        // SAFETY: the ring is this test's, and no request is on it.
+        let registrar = unsafe { IoUring::new(&ring, 8).unwrap().with_tags(1 << 63..u64::MAX) };
+        let registrar = registrar.unwrap();
+        let range = AddressRange::new(4096, 4096).unwrap();
+        let tags = registrar.tags.as_ref().unwrap().state();
+        // SAFETY: the child looks at memory that it has, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: one that waits for the lock is ended by the signal; no completion is taken note of in a child.
+            let (ours, theirs) = unsafe {
+                libc::alarm(20);
+                (registrar.ended(u64::MAX - 1), registrar.ended(1))
+            };
+            let right = ours && !theirs && registrar.quiet(range);
+            // SAFETY: the child's end.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        drop(tags);
+        let mut status = 0;
+        // SAFETY: the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "ended by the signal, or a wrong answer");
     }
 
     #[test]

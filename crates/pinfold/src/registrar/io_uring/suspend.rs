@@ -50,9 +50,9 @@ unsafe impl Suspend for IoUring {
     }
 
     /// With tags: no request in flight uses what the slots held. Without, that is the program's
-    /// word.
+    /// word. In a forked child, whose memory the parent's ring does not touch, always.
     fn quiet(&self, range: AddressRange) -> bool {
-        self.tags.as_ref().is_none_or(|tags| tags.quiet(range))
+        self.fork_mark.forked() || self.tags.as_ref().is_none_or(|tags| tags.quiet(range))
     }
 
     unsafe fn renew(

@@ -2,7 +2,6 @@
 
 use pinfold_core::AddressRange;
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,7 +27,7 @@ pub(super) struct Tags {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// What the slots hold.
     slots: HashMap<u16, u64>,
     /// What was taken out of its slot and may still be in use.
@@ -41,7 +40,8 @@ impl Tags {
         (enough && values.start > 0).then(|| Self { values, state: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    /// Not in a forked child, where a thread that is not there may hold the lock.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -65,9 +65,14 @@ impl Tags {
         Some(tag)
     }
 
+    /// Whether the number is one of these.
+    pub(super) fn is_one(&self, tag: u64) -> bool {
+        self.values.contains(&tag)
+    }
+
     /// Whether the number is one of these; if so its registration has ended.
     pub(super) fn ended(&self, tag: u64) -> bool {
-        let ours = self.values.contains(&tag);
+        let ours = self.is_one(tag);
         if ours {
             self.state().ending.retain(|&(other, _)| other != tag);
         }
@@ -77,12 +82,6 @@ impl Tags {
     /// Whether nothing that was taken out may still be in use in `range`.
     pub(super) fn quiet(&self, range: AddressRange) -> bool {
         !self.state().ending.iter().any(|(_, other)| other.overlaps(&range))
-    }
-}
-
-impl fmt::Debug for Tags {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ending, of {:?}", self.state().ending.len(), self.values)
     }
 }
 

@@ -187,6 +187,7 @@ impl Verbs {
         self.fork_mark.forked()
     }
 
+    /// Not in a forked child, where another thread of the parent's may have held the lock.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -488,10 +489,11 @@ impl Drop for Verbs {
 
 impl fmt::Debug for Verbs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let live = if self.forked() { 0 } else { self.held().live.len() };
         f.debug_struct("Verbs")
             .field("device", &self.domain.device().name())
             .field("flags", &self.flags)
-            .field("live", &self.held().live.len())
+            .field("live", &live)
             .finish()
     }
 }
