@@ -126,7 +126,8 @@ struct Held {
 struct Use {
     /// `None` for memory without addresses.
     range: Option<AddressRange>,
-    access: Access,
+    /// Whether a peer may touch it.
+    exposed: bool,
     standing: Standing,
 }
 
@@ -139,6 +140,12 @@ enum Standing {
     Kept,
     /// Its holder deregistered it, and the device refused: no holder has the handle any more.
     GivenUp,
+}
+
+/// Whether a peer may touch a region with these rights and the library's flags: through a memory window too, which
+/// may be bound to it, and has a key and rights of its own.
+const fn is_open_to_peers(access: Access, flags: c_uint) -> bool {
+    access.is_remote() || flags & IBV_ACCESS_MW_BIND != 0
 }
 
 impl Use {
@@ -192,10 +199,10 @@ impl Verbs {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a peer that knows a key may touch something of `range`. Looks at every region. Not in a
+    /// Whether a peer that knows a key, of a region or of a memory window, may touch something of `range`. Looks at every region. Not in a
     /// forked child, where another thread of the parent's may have held the lock.
     pub(super) fn is_exposed(&self, range: AddressRange) -> bool {
-        self.held().live.values().any(|it| it.access.is_remote() && it.touches(range))
+        self.held().live.values().any(|it| it.exposed && it.touches(range))
     }
 
     /// Whether something of `range` was to be deregistered, and is still registered. What has no holder
@@ -277,7 +284,8 @@ impl Verbs {
         })?;
         // SAFETY: the library just made it.
         let region = unsafe { MemoryRegion::new(made) };
-        Ok(self.note(region, Use { range: Some(range), access, standing: Standing::Registered }))
+        let exposed = is_open_to_peers(access, flags);
+        Ok(self.note(region, Use { range: Some(range), exposed, standing: Standing::Registered }))
     }
 
     fn note(&self, region: MemoryRegion, use_: Use) -> MemoryRegion {
@@ -291,7 +299,8 @@ impl Verbs {
     pub(super) unsafe fn adopt(&self, pointer: NonNull<ibv_mr>, access: Access) -> MemoryRegion {
         // SAFETY: the caller's promise.
         let region = unsafe { MemoryRegion::new(pointer) };
-        self.note(region, Use { range: None, access, standing: Standing::Registered })
+        let exposed = is_open_to_peers(access, self.flags);
+        self.note(region, Use { range: None, exposed, standing: Standing::Registered })
     }
 
     pub(super) fn give_back(&self, region: MemoryRegion) -> Result<(), DeregisterError> {
@@ -495,5 +504,17 @@ impl fmt::Debug for Verbs {
             .field("flags", &self.flags)
             .field("live", &live)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_that_a_window_may_be_bound_to_is_open_to_peers() {
+        assert!(is_open_to_peers(Access::READ, IBV_ACCESS_MW_BIND));
+        assert!(is_open_to_peers(Access::REMOTE_READ, 0));
+        assert!(!is_open_to_peers(Access::READ_WRITE, IBV_ACCESS_HUGETLB));
     }
 }
