@@ -11,9 +11,9 @@ use crate::budget::{Share, ShareAccount};
 use crate::monitor::{PageTableCoherent, StartError};
 use crate::registrar::verbs::OnDemand;
 use pinfold_core::{Cache, Clock, Config, ConfigError, Monitor, Registrar};
-use pinfold_kernel::{membarrier, thread};
+use pinfold_kernel::{FirstMade, membarrier, thread};
 use std::io;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Why a cache could not be started.
@@ -64,8 +64,10 @@ fn on_linux(config: Config) -> Config {
 
 /// Since it was first asked.
 fn nanoseconds() -> u64 {
-    static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
-    u64::try_from(FIRST.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    // No cell that is being filled: a child that is forked then would wait for ever.
+    static FIRST: FirstMade<Instant> = FirstMade::new();
+    let first = FIRST.get_or_make(|| Box::new(Instant::now()));
+    u64::try_from(first.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What is wanted, or half of what the registrar may pin if that is all.

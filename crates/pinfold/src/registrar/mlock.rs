@@ -14,8 +14,11 @@
 //!
 //! The pages that are mapped in the range when it is registered stay in memory until the last
 //! registration that covers them is given back. The kernel's locks do not nest, so the registrar
-//! counts. Four things it cannot know:
+//! counts. Five things it cannot know:
 //!
+//! - **Other registrars of this kind.** Each counts its own registrations. Where two have registered the same page,
+//!   the first that gives it back unlocks it for both. Use one [`Mlock`] in a process, and share it: an
+//!   `Arc<Mlock>` is a registrar, too.
 //! - **Other lockers.** The program's own `munlock` undoes the registrar's locks, and the
 //!   registrar's `munlock` undoes the program's own, `mlockall` included. Leave ranges that are
 //!   registered to the registrar.
@@ -54,6 +57,9 @@ use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Locks memory by `mlock`, and counts, so that overlapping registrations do not unlock each other.
+///
+/// Those of another `Mlock` of the process it does not count: two of them unlock each other's pages. Make one, and give
+/// every cache and pool an `Arc` of it.
 #[derive(Debug)]
 pub struct Mlock {
     /// Guards the counts and the list of ranges at work, for the time of a look-up. Never held
