@@ -36,7 +36,8 @@ enum Step<'c, R: Registrar, M: Monitor> {
     HoldBack(Arc<Gate>),
     /// Callbacks became due, which must run before this `get` holds anything.
     Again,
-    MakeRoom(Refusal, Whose),
+    /// There had been so many departures when there was none.
+    MakeRoom(Refusal, Whose, u64),
     Register(Enlisted<'c, R, M>),
 }
 
@@ -143,8 +144,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 Step::HoldBack(gate) => {
                     gate.wait().map_err(|range| GetError::Suspended { range })?;
                 }
-                Step::MakeRoom(refusal, whose) => {
-                    attempt.past_budget = self.make_room(refusal, whose, &mut recalls)?;
+                Step::MakeRoom(refusal, whose, departures) => {
+                    let spent = (refusal, whose, departures);
+                    attempt.past_budget = self.make_room(spent, &mut recalls)?;
                 }
                 Step::Register(enlisted) => {
                     let tried = enlisted.plan;
@@ -197,7 +199,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
         check_sum(writer.held, plan.amount)?;
         match self.take_budget(writer, plan.amount, attempt.past_budget) {
-            Err((refusal, whose)) => Ok(Step::MakeRoom(refusal, whose)),
+            Err((refusal, whose)) => Ok(Step::MakeRoom(refusal, whose, writer.departures)),
             Ok(()) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
@@ -245,9 +247,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut recalls = Recalls::new();
         loop {
             let counted =
-                self.locked(|writer| self.recount(writer, (region, range), amount, past_budget))?;
-            let Err((refusal, whose)) = counted else { return Ok(()) };
-            past_budget = self.make_room(refusal, whose, &mut recalls).unwrap_or(true);
+                self.locked(|writer| {
+                    let counted = self.recount(writer, (region, range), amount, past_budget);
+                    counted.map_err(|(refusal, whose)| (refusal, whose, writer.departures))
+                })?;
+            let Err(spent) = counted else { return Ok(()) };
+            past_budget = self.make_room(spent, &mut recalls).unwrap_or(true);
         }
     }
 
@@ -372,14 +377,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Of a shared budget, others give back first what is due to this cache.
     fn make_room(
         &self,
-        refusal: Refusal,
-        whose: Whose,
+        (refusal, whose, departures): (Refusal, Whose, u64),
         recalls: &mut Recalls,
     ) -> Result<bool, GetError> {
         let Refusal { exhausted, missing } = refusal;
         let others = self.account.as_ref().filter(|_| whose == Whose::Shared);
         let mut recalled = || others.is_some_and(|account| recalls.ask(|| account.recall(missing)));
-        if !refusal.is_hopeless() && (recalled() || self.free_some(missing)) {
+        if !refusal.is_hopeless() && (recalled() || self.free_some(missing, departures)) {
             return Ok(false);
         }
         match self.config.when_full {
@@ -599,6 +603,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         error: RegisterError,
         recalls: &mut Recalls,
     ) -> bool {
+        let departures = self.departures();
         let refused = |account: &ForeignPart<Arc<dyn Account>>| {
             recalls.ask(|| account.refused(error, missing))
         };
@@ -606,7 +611,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if self.account.is_none() {
             self.note_refused_by_device(error, missing);
         }
-        recalled || self.free_some(missing)
+        recalled || self.free_some(missing, departures)
     }
 }
 

@@ -205,19 +205,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
-    /// nothing could be given up.
-    pub(crate) fn free_some(&self, shortage: Amount) -> bool {
+    /// nothing could be given up, and nothing went since there had been so many `departures`: when it was
+    /// found that there is no room.
+    pub(crate) fn free_some(&self, shortage: Amount, departures: u64) -> bool {
         let count = self.give_back(1, |scanner| {
             let (scanner, unfindable) = self.claim_unfindable(scanner);
             if !unfindable.duties.is_empty() {
                 return (scanner, unfindable);
             }
             let (scanner, Slice { duties, is_cut }) = self.evict(scanner, shortage);
-            // Behind those that are leased may be one that is not.
-            (scanner, Slice { duties, is_cut: is_cut || unfindable.is_cut })
+            // Behind those that are leased may be one that is not, and what was examined may have changed meanwhile.
+            let is_cut = is_cut || unfindable.is_cut || scanner.has_unscanned();
+            (scanner, Slice { duties, is_cut })
         });
         // What another thread is giving back is room to come.
-        count > 0 || self.wait_for_another()
+        count > 0 || self.wait_for_another(departures)
     }
 
     /// Gives up everything idle, and waits for what others are giving back. Says how many were
@@ -234,8 +236,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Waits for what other threads are giving back. False if there is nothing to wait for, and for
     /// a registrar or a clock that calls back into a cache while registrations are given back: what it
     /// waited for might be what this thread is giving back, or wait for that.
-    fn wait_for_another(&self) -> bool {
-        !InsideDeparture::is_any() && self.wait_for_departure()
+    fn wait_for_another(&self, departures: u64) -> bool {
+        !InsideDeparture::is_any() && self.wait_for_departure(departures)
     }
 
     /// Gives up what is idle and touches `range`. Says how many were given back here.
@@ -528,7 +530,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 /// For those who draw on the same budget.
 impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
     fn give_back(&self, missing: Amount) -> bool {
-        self.free_some(missing)
+        self.free_some(missing, self.departures())
     }
 
     fn budget_changed(&self, from: Amount, to: Amount) {

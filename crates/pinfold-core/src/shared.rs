@@ -94,7 +94,7 @@ pub(crate) struct Writer {
     /// The reclaimer is to be notified as soon as the lock is free.
     must_notify: bool,
     /// How often regions on their way out were gone.
-    departures: u64,
+    pub(crate) departures: u64,
     /// How many wait for that.
     pub(crate) awaiting_departure: usize,
     /// A thread scans the hazards, and has given the lock back meanwhile.
@@ -432,14 +432,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         surcharge.unwrap_or(0)
     }
 
-    /// Waits until a registration that was being given back is gone. False if none was.
+    /// How often registrations were gone that were being given back; 0 in a forked child.
+    pub(crate) fn departures(&self) -> u64 {
+        self.lock().map_or(0, |writer| writer.departures)
+    }
+
+    /// Waits until a registration is gone that was being given back since there had been so many `departures`,
+    /// which may be over. False if there was none.
     ///
     /// The caller has no such registration in hand.
-    pub(crate) fn wait_for_departure(&self) -> bool {
+    pub(crate) fn wait_for_departure(&self, departures: u64) -> bool {
         // In a forked child no registration departs.
         let Ok(mut writer) = self.lock() else { return false };
-        let departures = writer.departures;
-        if writer.lists.len(List::Deregistering) == 0 {
+        if writer.departures == departures && writer.lists.len(List::Deregistering) == 0 {
             return false;
         }
         writer.awaiting_departure += 1;

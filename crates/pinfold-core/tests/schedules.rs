@@ -27,15 +27,15 @@
 
 use pinfold_core::schedule::{self, AtomicBool, AtomicU32, Ordering, thread};
 use pinfold_core::{
-    Access, AddressRange, Barriers, Cache, Change, Clock, Config, ConnectionLost, Cover,
-    DeregisterError, GetError, Gets, Lease, Leases, Lost, MappingKind, Monitor, OnDrop, Position,
-    RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence, Suspend, SuspensionTerms,
-    Transfers, Unsupported, Watch, WhenFull,
+    Access, Account, AddressRange, Amount, Barriers, Cache, Change, Clock, Config, ConnectionLost,
+    Cover, DeregisterError, GetError, Gets, Lease, Leases, Lender, Lost, MappingKind, Monitor,
+    OnDrop, Position, Refusal, RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence,
+    Suspend, SuspensionTerms, Transfers, Unsupported, Watch, WhenFull,
 };
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
@@ -253,6 +253,12 @@ struct State {
     wrong: Vec<String>,
     in_child: bool,
     failures: Option<Random>,
+    /// Some deregistrations panic.
+    panics: Option<Random>,
+    /// Words of `invalidate_then` that were given, and that came.
+    words: (usize, usize),
+    /// The cache is about to end.
+    is_over: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -428,6 +434,12 @@ unsafe impl Registrar for Device {
                 state.wrong(format!("{handle} of {} was deregistered as {range}", it.range));
             }
             Some(_) => {}
+        }
+        let panics = state.panics.as_mut().is_some_and(|random| random.one_in(4));
+        drop(state);
+        if panics {
+            // Without the hook, which would print it.
+            resume_unwind(Box::new("as told"));
         }
         Ok(())
     }
@@ -663,6 +675,10 @@ enum Step {
     LookAtAll,
     Suspend,
     Fork,
+    /// A word that comes when the last registration is gone, from where the cache is used again.
+    Then,
+    /// The same of an invalidation that a lease hears of.
+    Hear,
 }
 
 /// What the threads of one schedule do, each as often as it is in the list. Many schedules leave much
@@ -707,10 +723,21 @@ impl Worker {
     }
 
     fn run(mut self, steps: usize) {
+        let panics = self.world.state().panics.is_some();
         for _ in 0..steps {
-            self.step();
+            if panics {
+                // The operation ends with the panic.
+                _ = catch_unwind(AssertUnwindSafe(|| self.step()));
+            } else {
+                self.step();
+            }
         }
-        self.held.drain(..).for_each(Held::end);
+        for held in self.held.drain(..) {
+            let ended = catch_unwind(AssertUnwindSafe(|| held.end()));
+            if let (Err(panic), false) = (ended, panics) {
+                resume_unwind(panic);
+            }
+        }
     }
 
     fn step(&mut self) {
@@ -730,6 +757,66 @@ impl Worker {
             Step::LookAtAll => self.look_at_all(),
             Step::Suspend => self.suspend(range),
             Step::Fork => self.fork(range),
+            Step::Then => {
+                let word = self.word();
+                self.cache.invalidate_then(range, word);
+            }
+            Step::Hear => {
+                let callback = self.callback();
+                if let Some(held) = self.held.last_mut() {
+                    held.lease.on_invalidate(callback);
+                }
+            }
+        }
+    }
+
+    /// Comes once, and comes back into the cache.
+    fn word(&mut self) -> impl FnOnce() + Send + 'static {
+        self.world.state().words.0 += 1;
+        let (world, callback) = (Arc::clone(&self.world), self.callback());
+        move || {
+            world.state().words.1 += 1;
+            callback();
+        }
+    }
+
+    /// What a program may do where the cache calls it.
+    fn callback(&mut self) -> impl FnOnce() + Send + 'static {
+        let (cache, range, what) = (self.cache, self.some_pages(), self.random.below(7));
+        let world = Arc::clone(&self.world);
+        // A thread that suspends and asks for what it has suspended waits for itself.
+        let may_ask = !self.menu.iter().any(|step| matches!(step, Step::Suspend));
+        move || {
+            // Not as the cache ends.
+            if world.state().is_over {
+                return;
+            }
+            match what {
+                0 => _ = cache.evict_idle(),
+                1 => _ = cache.evict_idle_in(range),
+                2 => _ = cache.reclaim(),
+                3 => cache.invalidate(range),
+                4 => {
+                    world.state().words.0 += 1;
+                    let world = Arc::clone(&world);
+                    cache.invalidate_then(range, move || world.state().words.1 += 1);
+                }
+                _ => {
+                    let returned = world.state().returned;
+                    let address = std::ptr::without_provenance(range.start());
+                    // SAFETY: as in `get`.
+                    let lease = unsafe {
+                        if may_ask {
+                            cache.get(address, range.len(), Access::READ).ok()
+                        } else {
+                            cache.request(address, range.len(), Access::READ).get_if_cached()
+                        }
+                    };
+                    if let Some(lease) = lease {
+                        Held::new(&world, lease, returned).end();
+                    }
+                }
+            }
         }
     }
 
@@ -788,7 +875,7 @@ impl Worker {
 
     fn end_one(&mut self) {
         let anothers = {
-            let mut basket = self.basket.lock().unwrap();
+            let mut basket = self.basket.lock().unwrap_or_else(PoisonError::into_inner);
             basket.pop()
         };
         if let Some(held) = anothers.or_else(|| self.held.pop()) {
@@ -799,7 +886,7 @@ impl Worker {
     fn pass_on(&mut self) {
         if let Some(held) = self.held.pop() {
             held.check();
-            self.basket.lock().unwrap().push(held);
+            self.basket.lock().unwrap_or_else(PoisonError::into_inner).push(held);
         }
     }
 
@@ -993,6 +1080,10 @@ struct Trial {
     cramped: bool,
     /// One of many steps is a fork.
     forks: bool,
+    /// Callbacks come back into the cache.
+    reenters: bool,
+    /// Some deregistrations panic.
+    panics: bool,
 }
 
 impl Trial {
@@ -1004,10 +1095,13 @@ impl Trial {
         flaky: false,
         cramped: false,
         forks: false,
+        reenters: false,
+        panics: false,
     };
 
     fn run(self, mut random: Random) {
         let world = World::new(self.flaky.then(|| Random(random.next())), random.one_in(3));
+        world.state().panics = self.panics.then(|| Random(random.next()));
         let mut config = config(&mut random, &world);
         if self.cramped {
             config.max_regions = 2;
@@ -1033,6 +1127,9 @@ impl Trial {
         if self.forks {
             menu.push(Step::Fork);
         }
+        if self.reenters {
+            menu.extend([Step::Then, Step::Hear, Step::Hear]);
+        }
         let workers: Vec<_> = (1..=self.workers)
             .map(|number| {
                 let worker = Worker {
@@ -1049,13 +1146,22 @@ impl Trial {
             })
             .collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        basket.lock().unwrap().drain(..).for_each(Held::end);
+        basket.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(|held| {
+            let ended = catch_unwind(AssertUnwindSafe(|| held.end()));
+            assert!(ended.is_ok() || self.panics);
+        });
         if self.reclaimer && !self.flaky {
             wait_until_gone(cache);
         }
-        balance(cache, &world);
+        // A callback that the reclaimer's thread runs may register something meanwhile.
+        if !self.panics && !(self.reenters && self.reclaimer) {
+            balance(cache, &world);
+        }
+        world.state().is_over = true;
         // SAFETY: every worker has ended, and every lease.
-        drop(unsafe { take_back(cache) });
+        let cache = unsafe { take_back(cache) };
+        let ended = catch_unwind(AssertUnwindSafe(|| drop(cache)));
+        assert!(ended.is_ok() || self.panics);
         judge(&world, config);
     }
 }
@@ -1074,12 +1180,12 @@ fn wait_until_gone(cache: &TheCache) {
     let done = Arc::new((schedule::Mutex::new(false), schedule::Condvar::new()));
     let told = Arc::clone(&done);
     cache.invalidate_then(pages(0, PAGES), move || {
-        *told.0.lock().unwrap() = true;
+        *told.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         told.1.notify_all();
     });
-    let mut is_done = done.0.lock().unwrap();
+    let mut is_done = done.0.lock().unwrap_or_else(PoisonError::into_inner);
     while !*is_done {
-        is_done = done.1.wait(is_done).unwrap();
+        is_done = done.1.wait(is_done).unwrap_or_else(PoisonError::into_inner);
     }
 }
 
@@ -1102,6 +1208,10 @@ fn judge(world: &World, config: Config) {
     let left = state.live().count();
     if left > 0 {
         state.wrong(format!("{left} registrations are left"));
+    }
+    let (given, came) = state.words;
+    if given != came {
+        state.wrong(format!("{came} of {given} words came"));
     }
     if config.when_full == WhenFull::Refuse && state.peak > config.max_regions {
         let peak = state.peak;
@@ -1199,4 +1309,152 @@ fn failures_leave_nothing_behind() {
 fn a_forked_child_touches_nothing_and_waits_for_no_thread() {
     const TRIAL: Trial = Trial { reclaimer: true, forks: true, ..Trial::USUAL };
     explore(10, |random| TRIAL.run(random));
+}
+
+/// Callbacks that come back into the cache, on whatever thread they run.
+#[test]
+fn what_the_cache_calls_may_come_back_into_it() {
+    explore(1, |random| Trial { reenters: true, reclaimer: true, ..Trial::USUAL }.run(random));
+}
+
+/// The same without the reclaimer's thread, and little room.
+#[test]
+fn callbacks_among_evictions_may_come_back() {
+    explore(1, |mut random| {
+        let cramped = random.one_in(2);
+        Trial { reenters: true, cramped, ..Trial::USUAL }.run(random);
+    });
+}
+
+/// The same with suspensions.
+#[test]
+fn callbacks_among_suspensions_may_come_back() {
+    explore(1, |random| {
+        Trial { workers: 2, reenters: true, suspends: true, ..Trial::USUAL }.run(random);
+    });
+}
+
+/// A registrar that panics at some deregistrations: the others are made, once each.
+#[test]
+fn a_registrar_that_panics_loses_nothing() {
+    explore(1, |mut random| {
+        let (reclaimer, reenters) = (random.one_in(2), random.one_in(2));
+        Trial { panics: true, reclaimer, reenters, ..Trial::USUAL }.run(random);
+    });
+}
+
+/// Nothing is leased, and one thread gives back what another has no room for.
+#[test]
+fn a_get_is_refused_for_leases_alone() {
+    explore(1, |mut random| {
+        let world = World::new(None, false);
+        let max_regions = 1 + random.below(2);
+        let when_full = WhenFull::Refuse;
+        let config =
+            Config { max_regions, when_full, clock: None, ..config(&mut random, &world) };
+        let cache = Cache::new(Device(Arc::clone(&world)), Watcher(Arc::clone(&world)), config);
+        let cache = lend(cache.unwrap());
+        let get = |page: usize| {
+            let address = std::ptr::without_provenance(START + page * PAGE);
+            // SAFETY: no memory is behind the address, and the device touches none.
+            unsafe { cache.get(address, PAGE, Access::READ) }
+        };
+        (0..max_regions).for_each(|page| drop(get(page).unwrap()));
+        let how = std::env::var("HOW").map_or(random.below(5), |how| how.parse().unwrap());
+        let other = thread::spawn(move || match how {
+            0 => _ = cache.evict_idle(),
+            1 => _ = cache.evict_idle_in(pages(0, 2)),
+            2 => {
+                cache.invalidate(pages(0, 1));
+                cache.reclaim();
+            }
+            3 => {
+                let address = std::ptr::without_provenance(START);
+                // SAFETY: as above.
+                let found = unsafe { cache.request(address, 2 * PAGE, Access::READ).get_if_cached() };
+                assert!(found.is_none());
+            }
+            _ => {
+                let address = std::ptr::without_provenance(START + 2 * PAGE);
+                // SAFETY: as above.
+                let found = unsafe { cache.request(address, PAGE, Access::READ).get_if_cached() };
+                drop(found);
+            }
+        });
+        if let Err(error) = get(3) {
+            panic!("nothing is leased ({how}, {max_regions}): {error}");
+        }
+        other.join().unwrap();
+        // SAFETY: every thread has ended, and every lease.
+        drop(unsafe { take_back(cache) });
+        judge(&world, config);
+    });
+}
+
+/// A budget of which another draws, which recalls from the cache.
+#[derive(Default)]
+struct Shelf(Mutex<Option<Weak<dyn Lender>>>);
+
+impl Account for Shelf {
+    fn take(&self, _: Amount) -> Result<(), Refusal> {
+        Ok(())
+    }
+    fn overdraw(&self, _: Amount) {}
+    fn give(&self, _: Amount) {}
+    fn recall(&self, _: Amount) -> bool {
+        false
+    }
+    fn refused(&self, _: RegisterError, _: Amount) -> bool {
+        false
+    }
+    fn settle(&self) {}
+    fn attach(&self, lender: Weak<dyn Lender>) {
+        *self.0.lock().unwrap() = Some(lender);
+    }
+}
+
+/// The cache ends while others recall from it what is idle, or changed, at some registrars' with panics.
+#[test]
+fn a_cache_ends_while_others_recall_from_it() {
+    explore(1, |mut random| {
+        let world = World::new(None, false);
+        world.state().panics = random.one_in(2).then(|| Random(random.next()));
+        let config = Config { clock: None, max_regions: 64, ..config(&mut random, &world) };
+        let shelf = Arc::new(Shelf::default());
+        let mut cache = Cache::with_account(
+            Device(Arc::clone(&world)),
+            Watcher(Arc::clone(&world)),
+            config,
+            Arc::clone(&shelf) as Arc<dyn Account>,
+        )
+        .unwrap();
+        if random.one_in(2) {
+            let started =
+                cache.start_reclaimer(|reclaimer| Ok(thread::spawn(move || reclaimer.run())));
+            started.unwrap();
+        }
+        for page in 0..PAGES {
+            let address = std::ptr::without_provenance(START + page * PAGE);
+            // SAFETY: no memory is behind the address, and the device touches none.
+            drop(unsafe { cache.get(address, PAGE, Access::READ) });
+        }
+        let invalidates = random.one_in(2);
+        let recalls = [0, 1].map(|_| {
+            let shelf = Arc::clone(&shelf);
+            let amount = [Amount::EVERYTHING, Amount::one(2 * PAGE)][random.below(2)];
+            thread::spawn(move || {
+                let lender = shelf.0.lock().unwrap().as_ref().and_then(Weak::upgrade);
+                let recalled = lender.map(|lender| {
+                    catch_unwind(AssertUnwindSafe(|| _ = lender.give_back(amount)))
+                });
+                drop(recalled);
+            })
+        });
+        if invalidates {
+            cache.invalidate(pages(1, 2));
+        }
+        _ = catch_unwind(AssertUnwindSafe(|| drop(cache)));
+        recalls.into_iter().for_each(|recall| recall.join().unwrap());
+        judge(&world, config);
+    });
 }
