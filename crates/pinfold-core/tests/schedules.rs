@@ -1343,7 +1343,8 @@ fn a_registrar_that_panics_loses_nothing() {
     });
 }
 
-/// Nothing is leased, and one thread gives back what another has no room for.
+/// Nothing is leased, and one thread gives back, or invalidates, what another has no room for. (A look-up that passes by
+/// a region counts as a lease of it for that moment.)
 #[test]
 fn a_get_is_refused_for_leases_alone() {
     explore(1, |mut random| {
@@ -1360,19 +1361,13 @@ fn a_get_is_refused_for_leases_alone() {
             unsafe { cache.get(address, PAGE, Access::READ) }
         };
         (0..max_regions).for_each(|page| drop(get(page).unwrap()));
-        let how = std::env::var("HOW").map_or(random.below(5), |how| how.parse().unwrap());
+        let how = random.below(4);
         let other = thread::spawn(move || match how {
             0 => _ = cache.evict_idle(),
             1 => _ = cache.evict_idle_in(pages(0, 2)),
             2 => {
                 cache.invalidate(pages(0, 1));
                 cache.reclaim();
-            }
-            3 => {
-                let address = std::ptr::without_provenance(START);
-                // SAFETY: as above.
-                let found = unsafe { cache.request(address, 2 * PAGE, Access::READ).get_if_cached() };
-                assert!(found.is_none());
             }
             _ => {
                 let address = std::ptr::without_provenance(START + 2 * PAGE);
