@@ -11,9 +11,9 @@
 //! Two things are added, because most programs are no adversaries:
 //!
 //! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use.
-//! - A purchase that the hits behind it did not pay for was made *in vain*: then rents of twice the price are
-//!   paid before the same range is bought again, and so on up to `MOST_PATIENCE` doublings. A
-//!   purchase that paid ends that.
+//! - A purchase that spared less than its price, by the use for which it was made and the hits behind it, was made
+//!   *in vain*: then rents of twice the price are paid before the same range is bought again, and so on up to
+//!   `MOST_PATIENCE` doublings. A purchase that paid ends that.
 //!
 //! # What it costs at most
 //!
@@ -174,7 +174,9 @@ impl Admission {
             return;
         };
         let Some(bought) = account.bought.take() else { return };
-        let saved = hits().saturating_sub(bought.hits_before).saturating_mul(bought.rent);
+        // The use for which it was bought would have been rented, too.
+        let uses = hits().saturating_sub(bought.hits_before).saturating_add(1);
+        let saved = uses.saturating_mul(bought.rent);
         let patience = (account.patience + 1).min(MOST_PATIENCE);
         account.patience = if saved < bought.price { patience } else { 0 };
         account.paid = 0;
@@ -465,6 +467,16 @@ mod tests {
         }
     }
 
+    /// Bought by the 54th use, which with the hits behind it spares more than it costs; without that use, less by one.
+    #[test]
+    fn the_use_for_which_it_is_bought_pays_for_it() {
+        let costs = UseCosts { per_use: 6_981, hit: 1, keeping: 369_941 };
+        let life = std::iter::repeat_n(Step::Use(0), 107).chain([Step::Change(0)]);
+        let steps: Vec<_> = std::iter::repeat_n(life, 37).flatten().collect();
+        let bill = &follow(&steps, 1, costs)[0];
+        assert!(ratio(bill, costs) <= 2.0, "{}", ratio(bill, costs));
+    }
+
     #[test]
     fn the_ranges_of_these_tests_fit() {
         let mut in_set = [0; SETS];
@@ -493,7 +505,7 @@ mod tests {
             admission.end(page(0), || hits);
             uses
         };
-        assert_eq!([9, 9, 9, 9, 10, 0].map(&mut bought_after), [11, 21, 41, 81, 81, 11].map(Some));
+        assert_eq!([8, 8, 8, 8, 9, 0].map(&mut bought_after), [11, 21, 41, 81, 81, 11].map(Some));
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub enum Limit {
 }
 
 /// The budget is spent, and no idle region is left to be given up.
+///
+/// A region that another thread looks up at this moment, or whose last lease it is ending, may count as in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exhausted {
     /// The limit that was reached.

@@ -246,11 +246,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut past_budget = false;
         let mut recalls = Recalls::new();
         loop {
-            let counted =
-                self.locked(|writer| {
-                    let counted = self.recount(writer, (region, range), amount, past_budget);
-                    counted.map_err(|(refusal, whose)| (refusal, whose, writer.departures))
-                })?;
+            let counted = self.locked(|writer| {
+                let counted = self.recount(writer, (region, range), amount, past_budget);
+                counted.map_err(|(refusal, whose)| (refusal, whose, writer.departures))
+            })?;
             let Err(spent) = counted else { return Ok(()) };
             past_budget = self.make_room(spent, &mut recalls).unwrap_or(true);
         }

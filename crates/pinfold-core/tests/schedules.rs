@@ -29,8 +29,8 @@ use pinfold_core::schedule::{self, AtomicBool, AtomicU32, Ordering, thread};
 use pinfold_core::{
     Access, Account, AddressRange, Amount, Barriers, Cache, Change, Clock, Config, ConnectionLost,
     Cover, DeregisterError, GetError, Gets, Lease, Leases, Lender, Lost, MappingKind, Monitor,
-    OnDrop, Position, Refusal, RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence,
-    Suspend, SuspensionTerms, Transfers, Unsupported, Watch, WhenFull,
+    OnDrop, Position, Refusal, RegisterError, Registrar, RegistrarLimits, Renewed, Replay,
+    Sequence, Suspend, SuspensionTerms, Transfers, Unsupported, Watch, WhenFull,
 };
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::cell::Cell;
@@ -1351,8 +1351,7 @@ fn a_get_is_refused_for_leases_alone() {
         let world = World::new(None, false);
         let max_regions = 1 + random.below(2);
         let when_full = WhenFull::Refuse;
-        let config =
-            Config { max_regions, when_full, clock: None, ..config(&mut random, &world) };
+        let config = Config { max_regions, when_full, clock: None, ..config(&mut random, &world) };
         let cache = Cache::new(Device(Arc::clone(&world)), Watcher(Arc::clone(&world)), config);
         let cache = lend(cache.unwrap());
         let get = |page: usize| {
@@ -1439,9 +1438,8 @@ fn a_cache_ends_while_others_recall_from_it() {
             let amount = [Amount::EVERYTHING, Amount::one(2 * PAGE)][random.below(2)];
             thread::spawn(move || {
                 let lender = shelf.0.lock().unwrap().as_ref().and_then(Weak::upgrade);
-                let recalled = lender.map(|lender| {
-                    catch_unwind(AssertUnwindSafe(|| _ = lender.give_back(amount)))
-                });
+                let recalled = lender
+                    .map(|lender| catch_unwind(AssertUnwindSafe(|| _ = lender.give_back(amount))));
                 drop(recalled);
             })
         });
