@@ -16,7 +16,7 @@
 use crate::budget::{Account, Lender};
 use crate::config::Config;
 use crate::error::{ConfigError, GetError};
-use crate::foreign::discard;
+use crate::foreign::{self, discard};
 use crate::get::{GetRequest, Uses};
 use crate::lease::Lease;
 use crate::monitor::Monitor;
@@ -33,7 +33,8 @@ use std::sync::{Arc, Weak};
 /// A registration cache over one device and one monitor.
 ///
 /// Share it by reference; every method takes `&self` and may be called from any thread. Dropping
-/// it deregisters everything, except in a forked child, whose parent's registrations they are.
+/// it ends every suspension that was forgotten, as if it were overdue, and deregisters everything; not in a
+/// forked child, whose parent's they are.
 pub struct Cache<R: Registrar, M: Monitor> {
     pub(crate) shared: Arc<Shared<R, M>>,
     reclaimer: Option<JoinHandle<()>>,
@@ -254,7 +255,14 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
             // A reclaimer that panicked in the monitor has nothing to add.
             reclaimer.join().unwrap_or_else(discard);
         }
+        // No suspension has an owner any more: those that were forgotten hold connections of the device's.
+        let ended = foreign::call(|| {
+            self.shared.end_suspensions.get().iter().for_each(|end| end(&self.shared));
+        });
         self.shared.deregister_all();
+        if let Err(panicked) = ended {
+            panicked.resume_unless_unwinding();
+        }
     }
 }
 

@@ -25,7 +25,9 @@ use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
 use crate::suspended_ranges::SuspendedRanges;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use crate::sync::{
+    AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, wait,
+};
 use crate::unapplied::UnappliedChanges;
 use crate::watchers::{Callback, Due, Watchers};
 use std::collections::BTreeMap;
@@ -53,6 +55,8 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     pins_per_page: usize,
     /// Where the program is told what it must react to.
     pub(crate) board: Board<R::Handle>,
+    /// Ends every suspension that stands, as if it were overdue. Known from the first suspension on.
+    pub(crate) end_suspensions: OnceLock<fn(&Self)>,
     /// Set once, when the cache is dropped: the reclaimer ends.
     closed: AtomicBool,
     /// Guards every change of the index, of regions' states and of the books.
@@ -201,6 +205,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             limits,
             pins_per_page,
             board: Board::new(),
+            end_suspensions: OnceLock::new(),
             closed: AtomicBool::new(false),
             writer: Mutex::new(Writer::new(start.up_to, start.sequence)),
             departed: Condvar::new(),

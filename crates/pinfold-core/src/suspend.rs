@@ -58,7 +58,7 @@
 //! ([`Suspend::restart`] may not re-establish one), and every way out of the machine either gives
 //! the connections back or fails them and counts it ([`SuspensionStatistics`]). Only a [`Suspending`]
 //! or [`Suspended`] that is leaked (`mem::forget`) stays until [`Cache::expire_suspensions`] finds it
-//! overdue.
+//! overdue or the cache is dropped.
 //!
 //! [`Cache::expire_suspensions`]: crate::Cache::expire_suspensions
 //! [`Suspended`]: crate::Suspended

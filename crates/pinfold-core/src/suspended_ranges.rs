@@ -305,12 +305,19 @@ impl SuspendedRanges {
         self.holds.remove(&id).unwrap_or_default()
     }
 
-    /// Takes a suspension that is overdue at `now` out of the program's hands, and says what it left.
+    /// Takes the suspension that expires first out of the program's hands, if its deadline `is_over`, and says what it
+    /// left.
     ///
     /// Its entry and its holds stand until [`take_down`](Self::take_down): no thread lets its connections
     /// go on, or gets what they may still touch, before they were failed.
-    pub(crate) fn take_overdue(&mut self, now: Duration) -> Option<Overdue> {
-        let &(_, id) = self.expiring.first().filter(|&&(deadline, _)| deadline < now)?;
+    pub(crate) fn take_overdue(
+        &mut self,
+        is_over: impl FnOnce(Duration) -> bool,
+    ) -> Option<Overdue> {
+        let &(deadline, id) = self.expiring.first()?;
+        if !is_over(deadline) {
+            return None;
+        }
         let on_expiry = self.take_back(id)?;
         let range = self.entry_of(id)?.range;
         Some(Overdue { id, range, on_expiry })

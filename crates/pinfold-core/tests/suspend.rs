@@ -576,6 +576,33 @@ mod ways_out {
         assert_eq!(rig.fabric.with(|world| world.registrations()), 1, "the one got since");
     }
 
+    /// The connection outlives the cache: it must not stand still for ever, whatever the clock says.
+    #[test]
+    #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
+    fn a_leaked_one_ends_with_its_cache() {
+        let rig = Rig::new();
+        let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
+        let forever = SuspensionTerms { deadline: Duration::MAX, ..terms() };
+        leak(rig.suspend(pages(0, 1), vec![lease], forever).unwrap());
+        let Rig { fabric, cache, connections, .. } = rig;
+        drop(cache);
+        assert_eq!(fabric.with(World::poll_ended), Some(connections[0]), "failed in the open");
+        assert_eq!(fabric.with(|world| world.registrations()), 0);
+    }
+
+    /// Nothing was withdrawn, so nothing is failed.
+    #[test]
+    #[cfg_attr(miri, ignore = "leaks on purpose, which Miri reports")]
+    fn a_leaked_one_that_withdrew_nothing_lets_its_connections_go_on_as_its_cache_ends() {
+        let rig = Rig::new();
+        leak(rig.begin(pages(0, 1), terms()));
+        assert!(rig.is_stopped(0));
+        let Rig { fabric, cache, .. } = rig;
+        drop(cache);
+        assert!(!fabric.with(|world| world.is_stopped(0)));
+        assert_eq!(fabric.with(World::poll_ended), None);
+    }
+
     #[test]
     fn one_that_expired_before_it_came_about_says_so_and_gives_its_leases_back() {
         let rig = Rig::new();

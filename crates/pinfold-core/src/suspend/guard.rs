@@ -111,6 +111,8 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         terms: SuspensionTerms,
         kept: HandedOver<Lease<'c, R, M>>,
     ) -> Result<Self, NotBarred<'c, R, M>> {
+        // What is forgotten ends with the cache, which knows of its device only that it registers.
+        let _known = shared.end_suspensions.get_or_init(|| |shared| _ = shared.expire(|_| true));
         let began = shared.registrar.now();
         let deadline = began.saturating_add(terms.deadline);
         let put_up = shared.locked(|writer| match writer.suspended.overlapping(range) {
@@ -670,42 +672,50 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
     /// Ends what is overdue on the device's clock. Says how many suspensions that were.
     pub(crate) fn expire_suspensions(&self) -> usize {
         let now = self.registrar.now();
-        let mut count = 0;
-        while let Ok(Some(overdue)) = self.locked(|writer| writer.suspended.take_overdue(now)) {
-            let Overdue { id, range, on_expiry } = overdue;
-            let connections = on_expiry.connections.downcast::<ForeignList<R::Connection>>();
-            let mut connections = connections.map_or_else(|_| ForeignList::default(), |all| *all);
-            let device_panics = match on_expiry.end {
-                End::GoOn => self.let_all_go_on(id, &mut connections),
-                End::Fail { .. } => fail_all(&*self.registrar, &mut connections),
-            };
-            let suspension = SuspensionId(id);
-            let parked = match on_expiry.end {
-                End::GoOn => None,
-                End::Fail { parked } => Some(parked),
-            };
-            let lost = parked.iter().try_for_each(|numbers| self.lose(suspension, range, numbers));
-            let ended = lost.and_then(|()| {
-                self.locked(|writer| {
-                    writer.suspended.counts.expired += 1;
-                    writer.suspended.counts.device_panics += device_panics;
-                    if parked.is_some() {
-                        let by = Revocation::Expired;
-                        self.board.tell(Notice::Revoked { suspension, range, by });
-                    }
-                    writer.suspended.take_down(id)
-                })
-            });
-            // In a child that the device forked all of it is the parent's.
-            let Ok(held) = ended else { return count };
-            self.open_regions(range);
-            discard_all(held);
-            count += 1;
-        }
+        let count = self.expire(|deadline| deadline < now);
         if count > 0 {
             self.reclaim();
         }
         count
+    }
+
+    /// Ends those whose deadlines are over. Says how many those were.
+    fn expire(&self, is_over: impl Fn(Duration) -> bool) -> usize {
+        let mut count = 0;
+        while let Ok(Some(overdue)) = self.locked(|writer| writer.suspended.take_overdue(&is_over))
+        {
+            // In a child that the device forked all of it is the parent's.
+            let Ok(()) = self.end_overdue(overdue) else { return count };
+            count += 1;
+        }
+        count
+    }
+
+    fn end_overdue(&self, Overdue { id, range, on_expiry }: Overdue) -> Result<(), Forked> {
+        let connections = on_expiry.connections.downcast::<ForeignList<R::Connection>>();
+        let mut connections = connections.map_or_else(|_| ForeignList::default(), |all| *all);
+        let device_panics = match on_expiry.end {
+            End::GoOn => self.let_all_go_on(id, &mut connections),
+            End::Fail { .. } => fail_all(&*self.registrar, &mut connections),
+        };
+        let suspension = SuspensionId(id);
+        let parked = match on_expiry.end {
+            End::GoOn => None,
+            End::Fail { parked } => Some(parked),
+        };
+        parked.iter().try_for_each(|numbers| self.lose(suspension, range, numbers))?;
+        let held = self.locked(|writer| {
+            writer.suspended.counts.expired += 1;
+            writer.suspended.counts.device_panics += device_panics;
+            if parked.is_some() {
+                let by = Revocation::Expired;
+                self.board.tell(Notice::Revoked { suspension, range, by });
+            }
+            writer.suspended.take_down(id)
+        })?;
+        self.open_regions(range);
+        discard_all(held);
+        Ok(())
     }
 
     /// Lets every connection of a suspension that ends go on that no other holds. One that makes the
