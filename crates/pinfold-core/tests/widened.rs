@@ -7,13 +7,13 @@
 
 use pinfold_core::{
     Access, AddressRange, BadAddress, Cache, Change, Config, ConnectionLost, Cover,
-    DeregisterError, GetError, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Position,
+    DeregisterError, GetError, Gets, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Position,
     RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Suspend, SuspensionTerms,
     Transfers, Unsupported, Watch, WhenFull,
 };
 use std::convert::Infallible;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 const PAGE: usize = 4096;
 const BLOCK: usize = 512 * PAGE;
@@ -276,6 +276,32 @@ fn a_renewal_that_counts_less_gives_the_rest_back() {
     drop(leases);
     cache.evict_idle();
     assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
+/// The room that a renewal makes may be what a callback was waiting for. It asks for bytes that are not suspended, and that
+/// the renewal would serve.
+#[test]
+fn a_callback_that_a_renewal_brings_about_gets_what_is_not_suspended() {
+    let config = Config { max_bytes: BLOCK, ..Config::keeping_all() };
+    let cache = Arc::new(Cache::new(Device::new(), Calm, config).unwrap());
+    cache.registrar().in_blocks.store(false, SeqCst);
+    let start = std::ptr::without_provenance(START + 3 * PAGE);
+    // SAFETY: the device touches no memory.
+    let lease = unsafe { cache.get(start, 2 * PAGE, Access::READ) }.unwrap();
+    drop(get(&cache, 512).unwrap());
+    let terms = SuspensionTerms { gets: Gets::Refuse, ..SuspensionTerms::default() };
+    let page = |number| AddressRange::new(START + number * PAGE, PAGE).unwrap();
+    let suspended = cache.suspend(page(3), Vec::new(), vec![lease], terms).unwrap();
+    let (got, caching) = (Arc::new(Mutex::new(None)), Arc::clone(&cache));
+    let result = Arc::clone(&got);
+    cache.invalidate_then(page(512), move || {
+        caching.registrar().in_blocks.store(false, SeqCst);
+        *result.lock().unwrap() = Some(get(&caching, 4).map(drop));
+        caching.registrar().in_blocks.store(true, SeqCst);
+    });
+    cache.registrar().in_blocks.store(true, SeqCst);
+    assert!(suspended.resume().unwrap().leases.iter().all(Result::is_ok));
+    assert_eq!(*got.lock().unwrap(), Some(Ok(())));
 }
 
 #[test]

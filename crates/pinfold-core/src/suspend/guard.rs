@@ -817,6 +817,9 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         parked: Parked<'c, R::Handle>,
     ) -> Result<Self, RegisterError> {
         let Parked { region, range, terms, .. } = parked;
+        let this = Self { shared, parked, landed: false, awaited: None, due: None };
+        // Before this is enlisted: it may make room, which runs callbacks and listeners.
+        shared.count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
         // False if callbacks became due: they run before this is enlisted, because they may ask
         // for what it would serve, and would wait for themselves.
         let enlist = |writer: &mut Writer| {
@@ -833,14 +836,13 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             free
         };
         while !shared.locked(enlist).map_err(|Forked| FORKED_MEANWHILE)? {}
-        Ok(Self { shared, parked, landed: false, awaited: None, due: None })
+        Ok(this)
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
     /// word by word: enlisted first, then watched and asked for discards pending, then registered.
     fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
         let Parked { region, range, terms, .. } = self.parked;
-        self.shared.count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
         // With a monitor that panics it is unknown; what was withdrawn is renewed all the same.
         let asked = foreign::call(|| self.shared.per_use(&Want { range, terms }, range));
         let per_use = asked.unwrap_or_else(|_panicked| {
@@ -925,7 +927,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     fn leave(&mut self, writer: &mut Writer) -> Flight {
         let Parked { region, range, terms, .. } = self.parked;
         let position = writer.flights.iter().position(|flight| flight.number == region.number);
-        // Enlisted until now; were it not, no event could have been noted.
+        // Enlisted, unless making room panicked: then no event was noted.
         let lost =
             |born| Flight { tainted: true, ..Flight::new(range, terms, region.number, born) };
         let mut flight = match position {
