@@ -20,11 +20,11 @@ use crate::foreign::{self, discard};
 use crate::get::{GetRequest, Uses};
 use crate::lease::Lease;
 use crate::monitor::Monitor;
-use crate::reclaim::Reclaimer;
+use crate::reclaim::{Reclaimer, ReclaimingThread};
 use crate::registrar::Registrar;
 use crate::shared::Shared;
 use crate::statistics::Statistics;
-use crate::sync::{JoinHandle, thread};
+use crate::sync::JoinHandle;
 use crate::{Access, AddressRange};
 use std::fmt;
 use std::io;
@@ -79,8 +79,9 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// Has `spawn` run the reclaimer on a thread, which ends when the cache is dropped.
     ///
     /// The thread may be woken while memory is being unmapped anywhere in the process; let it
-    /// block signals, so that no handler of the program runs on it. The cache waits for it as it is dropped: it
-    /// is to end when [`Reclaimer::run`] has returned.
+    /// block signals, so that no handler of the program runs on it. The cache waits for it as it is dropped, except
+    /// on a reclaimer's thread, where two might wait for each other: it is to end when [`Reclaimer::run`] has
+    /// returned.
     ///
     /// # Errors
     ///
@@ -248,10 +249,11 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
             return;
         }
         let is_told = self.shared.close();
-        let other = |handle: &JoinHandle<()>| handle.thread().id() != thread::current().id();
-        // A callback that the reclaimer runs may hold the last reference to the cache; and one that was not told
-        // sleeps on with what it shares, which is no harm.
-        if let Some(reclaimer) = self.reclaimer.take().filter(other).filter(|_| is_told) {
+        // A callback that a reclaimer runs may hold the last reference to the cache. That reclaimer cannot wait for
+        // itself, and another's not for this one: a callback there may be dropping the other cache. And one that was
+        // not told sleeps on with what it shares, which is no harm.
+        let waits = is_told && !ReclaimingThread::is_this();
+        if let Some(reclaimer) = self.reclaimer.take().filter(|_| waits) {
             // A reclaimer that panicked in the monitor has nothing to add.
             reclaimer.join().unwrap_or_else(discard);
         }

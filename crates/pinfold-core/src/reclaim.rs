@@ -705,6 +705,36 @@ pub struct Reclaimer<R: Registrar, M: Monitor> {
     shared: Arc<Shared<R, M>>,
 }
 
+#[cfg(not(any(loom, shuttle)))]
+thread_local! {
+    static RECLAIMS: Cell<bool> = const { Cell::new(false) };
+}
+#[cfg(any(loom, shuttle))]
+thread_local! {
+    static RECLAIMS: Cell<bool> = Cell::new(false);
+}
+
+/// This thread is a reclaimer's, of whichever cache: callbacks that drop caches run here.
+pub(crate) struct ReclaimingThread;
+
+impl ReclaimingThread {
+    fn enter() -> Self {
+        RECLAIMS.with(|reclaims| reclaims.set(true));
+        Self
+    }
+
+    /// Whether the calling thread is one.
+    pub(crate) fn is_this() -> bool {
+        RECLAIMS.try_with(Cell::get).unwrap_or_default()
+    }
+}
+
+impl Drop for ReclaimingThread {
+    fn drop(&mut self) {
+        RECLAIMS.with(|reclaims| reclaims.set(false));
+    }
+}
+
 impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     pub(crate) fn new(shared: Arc<Shared<R, M>>) -> Self {
         Self { shared }
@@ -719,6 +749,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
     /// No panic leaves this thread, where none could go on: not one of the monitor, which ends the work, nor those of
     /// what the cache leaves to it.
     pub fn run(self) {
+        let _here = ReclaimingThread::enter();
         let _ran_through = runs_through(|| self.work_until_closed());
         discard(self);
     }

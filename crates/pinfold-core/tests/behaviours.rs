@@ -21,9 +21,10 @@ use pinfold_sim::{
     Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 /// A count of calls that a callback can own.
 #[derive(Clone, Default)]
@@ -1526,6 +1527,34 @@ mod callbacks {
         drop(cache);
         gate.open();
         reclaimer.recv().unwrap();
+        assert_eq!(rig.device.shut_down(), []);
+    }
+
+    /// Two reclaimers that wait for each other would both wait for ever.
+    #[test]
+    fn callbacks_of_two_caches_may_each_drop_the_last_reference_to_the_other() {
+        let mut rig = Rig::new();
+        // The device's counts are other caches' here.
+        rig.drop_cache();
+        let caches = [common::reclaimed_cache(&rig), common::reclaimed_cache(&rig)];
+        let [(first, first_ends), (second, second_ends)] = caches;
+        let both = Arc::new(Barrier::new(3));
+        for (cache, other, number) in [(&first, &second, 0), (&second, &first, 1)] {
+            drop(common::get(cache, pages(number, 1), Access::READ).unwrap());
+            let (other, both) = (Arc::clone(other), Arc::clone(&both));
+            cache.invalidate_then(pages(number, 1), move || {
+                both.wait();
+                // Another reference to each is gone only now.
+                both.wait();
+                drop(other);
+            });
+        }
+        both.wait();
+        drop((first, second));
+        both.wait();
+        let ends = [first_ends, second_ends];
+        let minute = Duration::from_secs(60);
+        assert!(ends.iter().all(|end| end.recv_timeout(minute).is_ok()), "they wait");
         assert_eq!(rig.device.shut_down(), []);
     }
 
