@@ -72,6 +72,9 @@ impl<E: fmt::Display> fmt::Display for TransferError<E> {
 /// is registered when it is its turn, as soon as requests under way have ended. Cached pieces move at
 /// once, without any thread being started.
 ///
+/// A suspension that covers several pieces may keep the first from being registered while the leases of later ones keep
+/// it from coming about: both wait until its deadline, and both may end in an error there.
+///
 /// Blocks until everything is moved. However it ends, no request is under way any more: a panic of
 /// the registrar, of a helper's or of the mover goes on when every request has completed.
 ///
