@@ -185,6 +185,9 @@ pub enum Uncovered {
     Unmapped,
     /// Mappings of this kind change in ways that the monitor cannot see.
     Mapping(MappingKind),
+    /// Part of the range can be neither read nor written. A reservation of a device's addresses (a GPU's) looks like
+    /// that, and what the device has there changes without a change of the mapping.
+    NoAccess,
     /// Another process or monitor watches the mapping by the same means (`EBUSY`).
     WatchedByAnother,
     /// The kernel refused to watch it.
@@ -205,6 +208,10 @@ impl fmt::Display for Uncovered {
             Self::Mapping(kind) => {
                 write!(f, "changes of a {} mapping cannot all be seen", kind.name())
             }
+            Self::NoAccess => f.write_str(
+                "part of the range can be neither read nor written, as where a GPU's addresses are \
+                 reserved: what a device has there changes unseen",
+            ),
             Self::WatchedByAnother => {
                 f.write_str("the mapping belongs to another user of userfaultfd")
             }

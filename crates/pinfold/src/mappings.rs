@@ -18,6 +18,7 @@ use crate::{Access, AddressRange, BadAddress, MappingKind};
 use pinfold_kernel::{Errno, descriptor, procmap, procmap::ProcmapQuery};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::sync::{Mutex, PoisonError};
 
 /// One mapping of this process: what one line of `/proc/self/maps` says.
@@ -33,6 +34,26 @@ pub struct Mapping {
     pub shared: bool,
     /// What backs it. When unsure this says a kind that is watched less, never one watched more.
     pub kind: MappingKind,
+}
+
+impl Mapping {
+    /// Whether the program may use it at all. A reservation of a device's addresses (a GPU's) cannot be told from
+    /// other memory without access.
+    pub(crate) const fn has_access(&self) -> bool {
+        self.readable || self.writable
+    }
+
+    /// Whether a driver of the kernel may decide what is behind it, without a change of the mapping. A block device
+    /// has pages as a file has them.
+    pub(crate) fn is_driver_s(&self) -> bool {
+        self.kind == MappingKind::Other && !self.is_of_block_device()
+    }
+
+    /// Asks the kernel for the file, not for a name; only a privileged process gets an answer.
+    fn is_of_block_device(&self) -> bool {
+        let path = format!("/proc/self/map_files/{:x}-{:x}", self.range.start(), self.range.end());
+        std::fs::metadata(path).is_ok_and(|file| file.file_type().is_block_device())
+    }
 }
 
 /// The mappings that share at least one byte with `range`, whole, in order of address.
@@ -319,6 +340,9 @@ impl Backing<'_> {
         let own = self.device_major == 0;
         match (self.shared, self.name) {
             (false, b"/anon_hugepage (deleted)") if own => MappingKind::PrivateHuge,
+            (false, name) if is_device(name) && !in_memory(name) && name != b"/dev/zero" => {
+                MappingKind::Other
+            }
             (false, _) => MappingKind::PrivateFile,
             (true, b"/dev/zero (deleted)" | b"/anon_hugepage (deleted)") if own => {
                 MappingKind::SharedAnonymous
@@ -341,7 +365,8 @@ fn in_memory(name: &[u8]) -> bool {
 }
 
 fn is_device(name: &[u8]) -> bool {
-    name.starts_with(b"/dev/") && !name.starts_with(b"/dev/hugepages/")
+    let in_dev = name.starts_with(b"/dev/") && !name.starts_with(b"/dev/hugepages/");
+    in_dev || name.starts_with(b"/dmabuf:")
 }
 
 #[cfg(test)]
@@ -370,6 +395,11 @@ mod tests {
             ("1000-2000 rw-s 00000000 fe:00 7  /memfd:fake", Kind::SharedFile),
             ("1000-2000 rw-s 00000000 fe:00 7  /tmp/file", Kind::SharedFile),
             ("1000-2000 rw-s 00000000 00:06 7  /dev/infiniband/uverbs0", Kind::Other),
+            ("1000-2000 rw-p 00000000 00:06 7  /dev/mem", Kind::Other),
+            ("1000-2000 rw-s 00000000 00:06 7  /dev/nvidia-uvm", Kind::Other),
+            ("1000-2000 rw-s 00000000 00:0c 7  /dmabuf:card0", Kind::Other),
+            ("1000-2000 rw-p 00000000 00:06 7  /dev/zero", Kind::PrivateFile),
+            ("1000-2000 rw-p 00000000 00:1a 7  /dev/shm/x", Kind::PrivateFile),
             ("1000-2000 rw-s 00000000 00:0e 7  anon_inode:[io_uring]", Kind::Other),
             ("1000-2000 r-xp 00000000 fe:00 7  /usr/bin/cat", Kind::PrivateFile),
             ("1000-2000 rw-p 00000000 00:01 7  /memfd:x (deleted)", Kind::PrivateFile),

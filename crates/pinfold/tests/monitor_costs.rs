@@ -66,7 +66,7 @@ fn print_what_mappings_cost() {
         // neighbours, so each is a mapping.
         let whole = map(mappings + 2);
         let rights =
-            |page: usize| if page.is_multiple_of(2) { libc::PROT_READ } else { libc::PROT_NONE };
+            |page: usize| if page.is_multiple_of(2) { libc::PROT_READ } else { libc::PROT_WRITE };
         (1..=mappings).for_each(|page| _ = mprotect(whole + page * PAGE, PAGE, rights(page)));
         let ends = [whole, whole + (mappings + 1) * PAGE].map(|at| range(at, PAGE));
         let ending = |watched: &[_]| {

@@ -415,16 +415,32 @@ fn memory_that_cannot_be_watched_is_refused_with_the_reason() {
 }
 
 #[test]
-fn rights_do_not_matter() {
+fn one_right_is_enough() {
     let monitor = Userfaultfd::new().unwrap();
     let at = map(8);
-    assert!(mprotect(at, PAGE, libc::PROT_NONE) && mprotect(at + PAGE, PAGE, libc::PROT_READ));
+    assert!(mprotect(at, PAGE, libc::PROT_WRITE) && mprotect(at + PAGE, PAGE, libc::PROT_READ));
     assert_eq!(monitor.watch(range(at, 8 * PAGE)), Watch::Covered);
     let before = mark(&monitor);
     assert!(munmap(at, PAGE) && munmap(at + 4 * PAGE, PAGE));
     let changes = changes_since(&monitor, before);
     assert!(touch(&changes, range(at, 1)) && touch(&changes, range(at + 4 * PAGE, 1)));
     assert!(!touch(&changes, range(at + PAGE, PAGE)));
+}
+
+/// A reservation of a GPU's addresses looks like that, and what the GPU's driver maps there and takes away raises no
+/// event.
+#[test]
+fn memory_without_access_is_not_covered() {
+    let monitor = Userfaultfd::new().unwrap();
+    let at = map(8);
+    assert!(mprotect(at + 4 * PAGE, PAGE, libc::PROT_NONE));
+    for (first, pages) in [(4, 1), (0, 8), (3, 2), (4, 4)] {
+        let answer = monitor.watch(range(at + first * PAGE, pages * PAGE));
+        assert_eq!(answer, Watch::Uncovered(Uncovered::NoAccess), "{pages} pages from {first}");
+    }
+    assert_eq!(monitor.watch(range(at, 4 * PAGE)), Watch::Covered);
+    assert!(mprotect(at + 4 * PAGE, PAGE, libc::PROT_READ));
+    assert_eq!(monitor.watch(range(at, 8 * PAGE)), Watch::Covered);
 }
 
 #[test]

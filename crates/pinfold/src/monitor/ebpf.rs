@@ -3,14 +3,14 @@
 //!
 //! # The price
 //!
-//! A [`check`](Monitor::check) is two loads. A change of this process's mappings costs some hundred
+//! A [`check`](Monitor::check) is two loads, a `watch` a look at the table of mappings. A change of this process's mappings costs some hundred
 //! nanoseconds more, a change of what was ever watched twice that, and the first one after a pause
 //! wakes a thread. What lies in a block of 2 MiB of which nothing was ever watched is not logged,
 //! so hits do not notice it.
 //!
 //! # What it sees
 //!
-//! Every change of every kind of mapping, by whatever route and whomever: system calls of any
+//! Every change of every kind of memory that the kernel manages, by whatever route and whomever: system calls of any
 //! thread, io_uring's workers, another process that truncates a file or punches a hole into it.
 //! Also what leaves a page of a file where it is and takes its entry away, because such a page can be replaced
 //! in the file from then on without another change: reclaim, the splitting of huge entries, breakpoints.
@@ -43,6 +43,7 @@ use super::event_count::EventCount;
 use super::notify::{self, ConnectError, GivesBack};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
+use crate::mappings::mappings_in;
 use crate::{
     AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
     Watch,
@@ -56,12 +57,13 @@ use pinfold_ebpf::layout::{
 use pinfold_kernel::mapping::{AtomicPage, SharedValue};
 use positions::Positions;
 use std::fmt;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Sees every change of every kind of memory.
+/// Sees every change of every kind of memory that the kernel manages.
 ///
 /// A process can have two at most from the same loader, so caches should share one:
 /// [`shared`](Self::shared).
@@ -342,6 +344,23 @@ impl Core {
     }
 }
 
+/// Whether the kernel manages all that is mapped in `range`, so that an address shows other memory only after an entry
+/// of the page table was cleared. A driver manages what it maps itself, and a GPU's may have memory where the program
+/// has reserved addresses without access: with its help a network device reaches that, past the page table.
+fn is_the_kernel_s(range: AddressRange) -> Result<(), Uncovered> {
+    let refused =
+        |error: io::Error| Uncovered::Refused { errno: error.raw_os_error().unwrap_or(0) };
+    for mapping in mappings_in(range).map_err(refused)? {
+        if !mapping.has_access() {
+            return Err(Uncovered::NoAccess);
+        }
+        if mapping.is_driver_s() {
+            return Err(Uncovered::Mapping(mapping.kind));
+        }
+    }
+    Ok(())
+}
+
 /// A range that the kernel told; everything, if it makes no sense.
 fn between(start: u64, end: u64) -> AddressRange {
     // The first page of the address space can be mapped, but nothing there can be registered.
@@ -401,10 +420,15 @@ unsafe impl Monitor for Ebpf {
         self.core.check()
     }
 
-    /// Whether something is mapped there is for the registrar to find out: if not, it registers nothing.
+    /// Whether something is mapped there is for the registrar to find out: if not, it registers nothing. What is
+    /// mapped is asked after the wish, so what takes its place is logged.
     fn watch(&self, range: AddressRange) -> Watch {
         self.core.wish(Some(range));
-        self.check().map_or_else(|lost| Watch::Uncovered(Uncovered::Lost(lost)), |_| Watch::Covered)
+        let checked = self.check().map_err(Uncovered::Lost);
+        match checked.and_then(|_| is_the_kernel_s(range)) {
+            Ok(()) => Watch::Covered,
+            Err(why) => Watch::Uncovered(why),
+        }
     }
 
     fn change_pending(&self, range: AddressRange) -> bool {
@@ -415,11 +439,12 @@ unsafe impl Monitor for Ebpf {
         self.core.replay(from, visit)
     }
 
-    /// Everything is seen, of every kind, so no mapping needs to be classified: what is logged depends on the entry
-    /// that is cleared. `MADV_FREE` alone is not told, and need not be: the
+    /// Everything is seen, of every kind of memory that the kernel manages: what is logged depends on the entry
+    /// that is cleared. What a driver may manage is [not watched](is_the_kernel_s). `MADV_FREE` alone is not told, and need not be: the
     /// pages stay until memory is short, and pages that a device has pinned stay even then.
-    fn coverage(&self, _mapping: MappingKind, change: Change) -> Cover {
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         match change {
+            _ if mapping == MappingKind::Other => Cover::NotCached,
             Change::Protect => Cover::Harmless,
             _ => Cover::Detected,
         }
@@ -446,6 +471,24 @@ unsafe impl Monitor for Ebpf {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn what_a_driver_may_have_there_is_not_the_kernel_s() {
+        use pinfold_kernel::{mapping::OwnedMapping, process::page_bytes};
+        let memory = OwnedMapping::inaccessible(4 * page_bytes()).unwrap();
+        let start = memory.start().addr().get();
+        let pages = |first, count| {
+            AddressRange::new(start + first * page_bytes(), count * page_bytes()).unwrap()
+        };
+        assert_eq!(is_the_kernel_s(pages(0, 4)), Err(Uncovered::NoAccess));
+        memory.allow(0, 2 * page_bytes()).unwrap();
+        assert_eq!(is_the_kernel_s(pages(0, 2)), Ok(()));
+        assert_eq!(is_the_kernel_s(pages(1, 2)), Err(Uncovered::NoAccess));
+        let all = mappings_in(AddressRange::EVERYTHING).unwrap();
+        let other = all.iter().find(|mapping| mapping.kind == MappingKind::Other);
+        let refused = Err(Uncovered::Mapping(MappingKind::Other));
+        assert_eq!(is_the_kernel_s(other.expect("the vdso").range), refused);
+    }
 
     const NOW: u64 = 10 * RECORD_SECONDS * 1_000_000_000;
 

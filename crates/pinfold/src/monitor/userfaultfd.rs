@@ -15,7 +15,8 @@
 //! Every change of private anonymous memory by any route, except two that the kernel does not
 //! report: `MADV_GUARD_INSTALL`, and `shmat` with `SHM_REMAP` on top of watched memory. Private
 //! file mappings cannot be watched, and shared memory can lose its pages through another
-//! mapping or descriptor; both are refused, so they are registered for each use.
+//! mapping or descriptor; both are refused, so they are registered for each use. So is memory that can be
+//! neither read nor written: a GPU's driver may have its own memory behind such addresses.
 //!
 //! # What remains open
 //!
@@ -457,6 +458,9 @@ fn coverable(maps: &OpenMaps, range: AddressRange) -> Result<Vec<Mapping>, Uncov
         }
         if !kind_is_covered(mapping.kind) {
             return Err(Uncovered::Mapping(mapping.kind));
+        }
+        if !mapping.has_access() {
+            return Err(Uncovered::NoAccess);
         }
         next = mapping.range.end();
     }
