@@ -57,7 +57,7 @@ mod store;
 
 #[cfg(loom)]
 pub(crate) use self::keeping::{
-    admission, apart, errno, hooks, mapping, monitor, real, registrar, report, steps,
+    admission, apart, device, errno, hooks, mapping, monitor, real, registrar, report, steps,
 };
 #[cfg(loom)]
 pub(crate) use pinfold_core::{

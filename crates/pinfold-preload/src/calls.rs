@@ -277,7 +277,7 @@ impl Request {
     unsafe fn key(&self) -> Option<Key> {
         let pd = NonNull::new(self.pd)?.as_ptr();
         // SAFETY: the caller's promise.
-        let (device, number) = unsafe { ((*pd).context.addr(), (*pd).handle) };
+        let (device, number) = unsafe { ((*pd).context.expose_provenance(), (*pd).handle) };
         let domain = DomainName { address: pd.addr(), device, number };
         let (start, length) = (self.address.addr(), self.length);
         let key = Key { start, length, domain, flags: self.flags };

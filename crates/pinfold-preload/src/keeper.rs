@@ -4,7 +4,7 @@
 //!
 //! It is noted in the store, its memory is watched, then libibverbs registers it, and the program gets
 //! libibverbs' own handle. When the program gives it back it stays, idle; the same bytes find it
-//! again. When the monitor says that its bytes changed, nothing finds it any more. The program's next
+//! again. Once its device is closed without `ibv_close_device`, it is forgotten (`device`). When the monitor says that its bytes changed, nothing finds it any more. The program's next
 //! calls deregister it, or a thread does, one for all of the process, which sleeps else. That thread has the
 //! kernel end it; what libibverbs has of it is released by the program's next calls (`steps`).
 //!
@@ -29,6 +29,7 @@
 use crate::admission::Admission;
 use crate::apart;
 use crate::children::{Children, Moves};
+use crate::device::{OpenDevices, Standing};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
@@ -88,6 +89,7 @@ struct Books {
     remains: Vec<Remains>,
     /// How many of each domain are being deregistered.
     leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
+    devices: OpenDevices,
     totals: Totals,
     /// What children have ended of the program's handles, as far as it was heeded.
     ended: u64,
@@ -122,6 +124,7 @@ impl Keeper {
             lost: false,
             remains: Vec::new(),
             leaving: HashMap::default(),
+            devices: OpenDevices::default(),
             totals: Totals::default(),
             ended: children.ended(),
             in_vain: Vec::with_capacity(IN_VAIN),
@@ -182,6 +185,9 @@ impl Keeper {
         if !books.store.has_room_for(&key) {
             return Err(Reason::OverBudget);
         }
+        if !books.can_end_again(&key) {
+            return Err(Reason::Fault);
+        }
         books.totals.misses += 1;
         note_kept(range);
         Ok(books.store.begin(key))
@@ -192,7 +198,7 @@ impl Keeper {
         match self.monitor.watch(range) {
             Watch::Covered => self.monitor.change_pending(range).then_some(Reason::Changing),
             Watch::Uncovered(Uncovered::Mapping(_)) => Some(Reason::KindOfMemory),
-            Watch::Uncovered(Uncovered::Unmapped) => Some(Reason::NoMemory),
+            Watch::Uncovered(Uncovered::Unmapped | Uncovered::NoAccess) => Some(Reason::NoMemory),
             Watch::Uncovered(Uncovered::Lost(_)) => Some(Reason::MonitorLost),
             Watch::Uncovered(_) => Some(Reason::WatchRefused),
         }
@@ -241,6 +247,7 @@ impl Keeper {
         let mut excess = books.store.take_excess(&mut |key| self.admission.note_vain(key));
         books.totals.evictions += excess.len() as u64;
         excess.append(&mut books.store.take_some_dead(ALONG));
+        books.forget_ended(&mut excess);
         let remains = books.take_remains(Scope::Everything, REMAINS_ALONG);
         books.note_leaving(&excess);
         drop(books);
@@ -260,6 +267,9 @@ impl Keeper {
     pub(crate) fn forget_live(&self, scope: Scope) {
         if let Some(mut books) = self.books() {
             books.store.forget_live(scope);
+            if let Scope::Device(device) = scope {
+                books.devices.forget(device);
+            }
         }
     }
 
@@ -269,7 +279,8 @@ impl Keeper {
         let Some(mut books) = self.books() else { return 0 };
         self.heed_children(&mut books);
         self.take_over(&mut books);
-        let idle = books.store.take_idle(scope);
+        let mut idle = books.store.take_idle(scope);
+        books.forget_ended(&mut idle);
         books.note_leaving(&idle);
         drop(books);
         self.deregister(&idle);
@@ -285,7 +296,8 @@ impl Keeper {
         if !books.store.has_idle_in(scope) || !self.children.empty(books.moves) {
             return;
         }
-        let idle = books.store.take_idle(Scope::Everything);
+        let mut idle = books.store.take_idle(Scope::Everything);
+        books.forget_ended(&mut idle);
         drop(books);
         idle.iter().for_each(|leaving| _ = dereg(leaving.region));
     }
@@ -322,7 +334,8 @@ impl Keeper {
         sleep(GATHER);
         let Some(mut books) = self.current() else { return };
         self.take_over(&mut books);
-        let dead = books.store.take_dead();
+        let mut dead = books.store.take_dead();
+        books.forget_ended(&mut dead);
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
         drop(books);
@@ -480,6 +493,26 @@ impl Keeper {
 }
 
 impl Books {
+    /// Whether a registration of this can be ended later, by the number that it gets now. What was registered in a device
+    /// that was closed behind our back, and opened anew, is forgotten.
+    fn can_end_again(&mut self, key: &Key) -> bool {
+        let device = key.domain.device;
+        // SAFETY: the program is registering in it.
+        let standing = unsafe { self.devices.note(device) };
+        if standing == Standing::OpenedAnew {
+            let scope = Scope::Device(device);
+            self.store.forget_live(scope);
+            _ = self.store.take_idle(scope);
+        }
+        standing != Standing::Unknown
+    }
+
+    /// What the kernel has ended with a device that was closed behind our back is not ended again: its number may be that
+    /// of another registration by now. libibverbs' structures of it stay, some hundred bytes each.
+    fn forget_ended(&self, leaving: &mut Vec<Leaving>) {
+        leaving.retain(|leaving| self.devices.is_open(leaving.key.domain.device));
+    }
+
     fn note_leaving(&mut self, leaving: &[Leaving]) {
         for Leaving { key, .. } in leaving {
             *self.leaving.entry(key.domain.address).or_default() += 1;
@@ -490,6 +523,10 @@ impl Books {
     /// [`note_left`](Self::note_left).
     fn take_remains(&mut self, scope: Scope, count: usize) -> Vec<Remains> {
         let mut taken = Vec::new();
+        let devices = &self.devices;
+        self.remains.retain(|remains| {
+            remains.ended == Ended::InKernel || devices.is_open(remains.leaving.key.domain.device)
+        });
         self.remains.retain(|remains| {
             let takes = taken.len() < count && scope.holds(&remains.leaving.key.domain);
             taken.extend(takes.then_some(*remains));

@@ -124,6 +124,15 @@ fn threads_that_begin_at_once_open_one_file() {
     }
 }
 
+/// With the device's descriptor the monitor's goes, or it stays.
+#[test]
+fn registrations_of_a_device_that_was_closed_behind_us_end_no_other_ones() {
+    for case in [&["closes_everything"][..], &["closes_everything", "low"]] {
+        let Some((output, _)) = run(case) else { return };
+        assert_eq!(said(&output), (Some(0), None, "8\n".into(), String::new()), "{case:?}");
+    }
+}
+
 /// The C library may allocate at the first use of a variable of threads after libraries with such were loaded.
 #[test]
 fn threads_of_the_library_ask_the_program_s_allocator_for_nothing() {

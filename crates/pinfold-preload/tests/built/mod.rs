@@ -7,12 +7,14 @@ use std::process::{Command, Output};
 
 pub(crate) const NAME: &str = "libpinfold_preload.so";
 
-/// Where cargo leaves it, next to this test.
+/// Where cargo leaves it, next to this test: the newer one, because a build for tests leaves that of another build.
 pub(crate) fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let directory = test.parent().and_then(|deps| deps.parent()).unwrap();
     let places = [directory.join(NAME), directory.join("deps").join(NAME)];
-    places.into_iter().find(|place| place.is_file()).expect("cargo builds it for its tests")
+    let made = |place: &PathBuf| place.metadata().and_then(|file| file.modified()).ok();
+    let newest = places.into_iter().filter(|place| place.is_file()).max_by_key(made);
+    newest.expect("cargo builds it for its tests")
 }
 
 /// A directory of this test's own for compiled programs; `None`, said, where there is no C compiler.

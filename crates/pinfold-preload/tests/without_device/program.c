@@ -391,6 +391,40 @@ static void many(void)
 	free(all);
 }
 
+/* A daemon closes all that it does not know, and opens the device anew: with the old number, and numbers of
+ * registrations that begin anew. All that it has there stays. */
+static void closes_everything(void)
+{
+	struct ibv_mr *own[8];
+	char *other;
+	int here = 0;
+
+	begin();
+	registered(4);
+	other = memory;
+	memory = map();
+	registered(4);
+	CHECK(!close_range(3, arguments[2] ? 99 : ~0U, 0));
+	pd = ibv_alloc_pd(ibv_open_device(NULL));
+	for (int i = 0; i < 8; i++)
+		CHECK((own[i] = ibv_reg_mr(pd, map(), BYTES, 1)));
+	for (int i = 0; i < 4; i++) {
+		registered(2);
+		usleep(20000);
+	}
+	CHECK(!munmap(other, BYTES));
+	for (int i = 0; i < 4; i++) {
+		registered(2);
+		usleep(20000);
+	}
+	/* Room is made of what is idle. */
+	verbs_limit(0);
+	CHECK(!ibv_reg_mr(pd, other, BYTES, 1));
+	for (int i = 0; i < 8; i++)
+		here += verbs_has(pd->context->cmd_fd, own[i]->handle);
+	printf("%d\n", here);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -412,6 +446,7 @@ static const struct {
 	{ "registers_once", registers_once },
 	{ "not_kept", not_kept },
 	{ "many", many },
+	{ "closes_everything", closes_everything },
 };
 
 int main(int count, char **given)

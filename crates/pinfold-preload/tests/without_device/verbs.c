@@ -1,21 +1,80 @@
 /* Stands in for libibverbs where there is no device: registrations are structures of the heap, and nothing is
- * pinned. */
+ * pinned. An open device is a descriptor; what it stands for at the moment has numbers of registrations, which begin
+ * at 1 in each device that is opened. */
 
 #include "verbs.h"
 #include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct device {
+	uint32_t last;
+	size_t *bytes;
+};
+
+static struct device devices[256];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static size_t pinned, limit = (size_t)1 << 40;
+
+void verbs_limit(size_t bytes)
+{
+	limit = bytes;
+}
+
+int verbs_has(int device, uint32_t handle)
+{
+	return devices[device].bytes[handle] != 0;
+}
+
+static uint32_t begin(struct device *device, size_t bytes)
+{
+	uint32_t handle = 0;
+
+	pthread_mutex_lock(&lock);
+	if (pinned + bytes > limit) {
+		errno = ENOMEM;
+	} else {
+		bytes += !bytes; /* none is a registration, too */
+		pinned += bytes;
+		handle = ++device->last;
+		device->bytes = realloc(device->bytes, (handle + 1) * sizeof(*device->bytes));
+		device->bytes[handle] = bytes;
+	}
+	pthread_mutex_unlock(&lock);
+	return handle;
+}
+
+static int end(struct device *device, uint32_t handle)
+{
+	int is_there;
+
+	pthread_mutex_lock(&lock);
+	is_there = handle <= device->last && device->bytes[handle];
+	if (is_there) {
+		pinned -= device->bytes[handle];
+		device->bytes[handle] = 0;
+	}
+	pthread_mutex_unlock(&lock);
+	return is_there ? 0 : (errno = ENOENT);
+}
 
 struct ibv_context *ibv_open_device(void *device)
 {
 	struct ibv_context *context = calloc(1, 4096);
 
 	context->device = device;
-	context->cmd_fd = context->async_fd = -1;
+	context->cmd_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	context->async_fd = -1;
+	memset(&devices[context->cmd_fd], 0, sizeof(*devices));
 	return context;
 }
 
 int ibv_close_device(struct ibv_context *context)
 {
+	close(context->cmd_fd);
 	free(context);
 	return 0;
 }
@@ -37,16 +96,35 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	static uint32_t last;
-	struct ibv_mr *mr = calloc(1, sizeof(*mr));
+	uint32_t handle = begin(&devices[pd->context->cmd_fd], length);
+	uint32_t key = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED) << 8;
+	struct ibv_mr *mr = handle ? calloc(1, sizeof(*mr)) : NULL;
 
 	(void)access;
-	*mr = (struct ibv_mr){ pd->context, pd, addr, length, ++last, last << 8, last << 8 };
+	if (mr)
+		*mr = (struct ibv_mr){ pd->context, pd, addr, length, handle, key, key };
 	return mr;
 }
 
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
-	free(mr);
+	int status = end(&devices[mr->context->cmd_fd], mr->handle);
+
+	if (!status)
+		free(mr);
+	return status;
+}
+
+int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	struct device *device = &devices[mr->context->cmd_fd];
+	uint32_t handle = begin(device, length);
+
+	(void)flags, (void)pd, (void)access;
+	if (!handle)
+		return -4; /* IBV_REREG_MR_ERR_CMD */
+	end(device, mr->handle);
+	mr->addr = addr, mr->length = length, mr->handle = handle;
 	return 0;
 }
 

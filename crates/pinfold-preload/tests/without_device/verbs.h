@@ -32,5 +32,11 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
 int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
+int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
+
+/* How many bytes can be registered. */
+void verbs_limit(size_t bytes);
+/* Whether what the descriptor stands for has this registration. */
+int verbs_has(int device, uint32_t handle);
 
 #endif
