@@ -134,7 +134,8 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_in
     })
 }
 
-/// What the program changes is libibverbs' alone from now on.
+/// What the program changes is libibverbs' alone from now on. If the change lacks room that idle registrations take, they
+/// go and it is tried again: libibverbs has left all as it was.
 pub(crate) unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -143,14 +144,19 @@ pub(crate) unsafe fn rereg_mr(
     length: size_t,
     access: c_int,
 ) -> c_int {
+    let keeper = guarded(|| Process::running()?.keeper());
     guarded(|| {
-        Process::running()?.keeper()?.forget(mr);
+        if !keeper.is_some_and(|keeper| keeper.forget(mr)) {
+            Process::inherited().for_each(|process| process.note_end(mr));
+        }
         Some(())
     });
-    handed_on(|real| match real.library.rereg_mr {
+    handed_on(|real| {
+        let Some(rereg) = real.library.rereg_mr else { return refused() };
         // SAFETY: the caller's promises.
-        Some(rereg) => unsafe { rereg(mr, flags, pd, address, length, access) },
-        None => refused(),
+        let change = || unsafe { rereg(mr, flags, pd, address, length, access) };
+        let _not_cancelled = NotCancelled::new();
+        keeper.map_or_else(change, |keeper| keeper.with_room(change, |&status| status != 0))
     })
 }
 
@@ -292,7 +298,7 @@ fn passed(caller: Caller, reason: Reason, register: impl Fn(&Real) -> *mut ibv_m
     let process = if caller.asked().is_us { None } else { guarded(Process::current) };
     let Some(process) = process else { return register(real) };
     let made = match process.keeper() {
-        Some(keeper) => keeper.with_room(|| register(real)),
+        Some(keeper) => keeper.with_room(|| register(real), |made| made.is_null()),
         None => register(real),
     };
     if !made.is_null() {

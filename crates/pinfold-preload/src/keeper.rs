@@ -170,7 +170,7 @@ impl Keeper {
         // The monitor reads tables of the kernel into buffers on the stack, and the caller's may be
         // small.
         let obstacle = apart::run(|| self.obstacle(range)).unwrap_or(Some(Reason::Fault));
-        let made = self.with_room(|| register(real));
+        let made = self.with_room(|| register(real), |made| made.is_null());
         let errno = last_errno();
         self.land(place, made, obstacle);
         set_errno(errno);
@@ -219,10 +219,14 @@ impl Keeper {
     }
 
     /// Calls `register`, once more if it lacks room that idle registrations take.
-    pub(crate) fn with_room(&self, register: impl Fn() -> *mut ibv_mr) -> *mut ibv_mr {
+    pub(crate) fn with_room<T>(
+        &self,
+        register: impl Fn() -> T,
+        has_failed: impl Fn(&T) -> bool,
+    ) -> T {
         let made = register();
         let errno = last_errno();
-        if made.is_null() && matches!(errno, Errno(libc::ENOMEM | libc::EAGAIN | libc::ENOSPC)) {
+        if has_failed(&made) && matches!(errno, Errno(libc::ENOMEM | libc::EAGAIN | libc::ENOSPC)) {
             let freed = self.empty(Scope::Everything);
             set_errno(errno);
             if freed > 0 {
@@ -256,11 +260,9 @@ impl Keeper {
         end
     }
 
-    /// The program's handle is libibverbs' alone from now on.
-    pub(crate) fn forget(&self, mr: *mut ibv_mr) {
-        if let Some(mut books) = self.books() {
-            books.store.forget(mr.addr());
-        }
+    /// The program's handle is libibverbs' alone from now on. False if it was before.
+    pub(crate) fn forget(&self, mr: *mut ibv_mr) -> bool {
+        self.books().is_some_and(|mut books| books.store.forget(mr.addr()))
     }
 
     /// The program's handles in `scope` are gone.

@@ -133,6 +133,18 @@ fn registrations_of_a_device_that_was_closed_behind_us_end_no_other_ones() {
     }
 }
 
+#[test]
+fn a_registration_that_a_child_changes_is_not_found_by_its_parent() {
+    let Some((output, _)) = run(&["child_changes"]) else { return };
+    assert_eq!(said(&output), (Some(0), None, "anew\n".into(), String::new()));
+}
+
+#[test]
+fn idle_registrations_make_room_for_one_that_is_changed() {
+    let Some((output, _)) = run(&["changes_without_room"]) else { return };
+    assert_eq!(said(&output), done());
+}
+
 /// The C library may allocate at the first use of a variable of threads after libraries with such were loaded.
 #[test]
 fn threads_of_the_library_ask_the_program_s_allocator_for_nothing() {

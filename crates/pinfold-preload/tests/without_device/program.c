@@ -22,6 +22,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { BYTES = 64 << 10 };
@@ -425,6 +426,42 @@ static void closes_everything(void)
 	printf("%d\n", here);
 }
 
+/* What a child changes is not its parent's any more. */
+static void child_changes(void)
+{
+	struct ibv_mr *mr;
+	uint32_t key;
+	pid_t child;
+	int status;
+
+	begin();
+	registered(4);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, 1)));
+	key = mr->lkey;
+	CHECK((child = fork()) >= 0);
+	if (!child)
+		_exit(ibv_rereg_mr(mr, 1, NULL, map(), BYTES, 1) != 0);
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	ibv_dereg_mr(mr);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, 1)));
+	puts(mr->lkey == key ? "again" : "anew");
+}
+
+/* Room is made of what is idle. */
+static void changes_without_room(void)
+{
+	struct ibv_mr *mr;
+
+	begin();
+	CHECK((mr = ibv_reg_mr(pd, map(), 4096, 1)));
+	registered(4);
+	verbs_limit(BYTES + 4096);
+	CHECK(!ibv_rereg_mr(mr, 1, NULL, map(), BYTES, 1));
+	verbs_limit(4096);
+	CHECK(ibv_rereg_mr(mr, 1, NULL, map(), BYTES, 1) && errno == ENOMEM);
+	puts("done");
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -447,6 +484,8 @@ static const struct {
 	{ "not_kept", not_kept },
 	{ "many", many },
 	{ "closes_everything", closes_everything },
+	{ "child_changes", child_changes },
+	{ "changes_without_room", changes_without_room },
 };
 
 int main(int count, char **given)
