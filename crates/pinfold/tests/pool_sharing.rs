@@ -68,6 +68,33 @@ unsafe impl Registrar for Slow {
     }
 }
 
+/// The same, and its registrations are held up instead.
+#[derive(Clone, Default)]
+struct SlowToRegister {
+    slow: Slow,
+    is_inside: Arc<AtomicBool>,
+}
+
+// SAFETY: as above.
+unsafe impl Registrar for SlowToRegister {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        self.slow.limits()
+    }
+
+    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<(), RegisterError> {
+        self.is_inside.store(true, SeqCst);
+        // SAFETY: it only waits.
+        unsafe { self.slow.deregister((), range) }.unwrap();
+        Ok(())
+    }
+
+    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
 fn pool_of(max_bytes: usize) -> Pool<Slow> {
     Pool::new(Slow::default(), PoolConfig { max_bytes, ..PoolConfig::default() }).unwrap()
 }
@@ -282,6 +309,53 @@ fn a_pool_gives_its_own_empty_slabs_back_for_a_longer_one() {
     assert!(budget.held().bytes > MIB, "kept for later uses");
     assert!(pool.get(MIB).is_ok());
     assert!(budget.held().bytes <= 2 * MIB);
+}
+
+/// What a thread waits for until it is taken for one that waits for ever.
+const FOR_EVER: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_listener_may_wait_for_a_thread_that_wants_a_slab_of_the_pool() {
+    let budget = budget(64 * MIB);
+    let pool = Arc::new(Pool::within(share(&budget), Slow::default(), lending()).unwrap());
+    let (ask, asked) = mpsc::channel::<mpsc::Sender<Result<(), AllocateError>>>();
+    let theirs = Arc::clone(&pool);
+    let worker = thread::spawn(move || {
+        for answer in asked {
+            let request = theirs.request(100).when_exhausted(WhenExhausted::GrowOrWait(LONG));
+            let _unheard = answer.send(request.get().map(drop));
+        }
+    });
+    let (report, heard) = mpsc::channel();
+    let watch = budget.watch(Watermark::Bytes(1), move |_| {
+        let (answer, answered) = mpsc::channel();
+        ask.send(answer).unwrap();
+        report.send(answered.recv_timeout(FOR_EVER)).unwrap();
+    });
+    drop(pool.get(100).unwrap());
+    assert_eq!(heard.try_recv(), Ok(Ok(Ok(()))));
+    drop(watch);
+    worker.join().unwrap();
+}
+
+#[test]
+fn a_thread_waits_for_the_slab_of_another_as_long_as_it_has_patience() {
+    let device = SlowToRegister::default();
+    device.slow.hold_up(true);
+    let pool = Pool::new(device.clone(), lending()).unwrap();
+    let (answer, answered) = mpsc::channel();
+    let got = thread::scope(|scope| {
+        scope.spawn(|| drop(pool.get(100).unwrap()));
+        until(|| device.is_inside.load(SeqCst));
+        let briefly = WhenExhausted::GrowOrWait(Duration::from_millis(1));
+        let (pool, device) = (&pool, &device);
+        scope.spawn(move || answer.send(pool.request(100).when_exhausted(briefly).get().map(drop)));
+        let got = answered.recv_timeout(FOR_EVER);
+        device.slow.hold_up(false);
+        got
+    });
+    assert!(matches!(got, Ok(Err(AllocateError::TimedOut { .. }))), "{got:?}");
+    assert!(pool.get(100).is_ok());
 }
 
 /// Each device pins the slab, and the system counts it for each.

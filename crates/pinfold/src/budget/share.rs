@@ -146,6 +146,24 @@ struct State {
 thread_local! {
     /// A listener is running on this thread.
     static TELLING: Cell<bool> = const { Cell::new(false) };
+    /// How many calls on this thread, each inside the one before, have listeners called later.
+    static QUIET: Cell<u32> = const { Cell::new(0) };
+}
+
+/// As long as this lives, no listener is called on this thread.
+struct Quiet;
+
+impl Quiet {
+    fn begin() -> Self {
+        QUIET.set(QUIET.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        QUIET.set(QUIET.get() - 1);
+    }
 }
 
 /// A moderate part of what cannot be exceeded without harm to others: half.
@@ -461,7 +479,7 @@ impl Inner {
     /// next change.
     fn settle(&self) {
         // Relaxed: as for the store.
-        if self.due.load(Ordering::Relaxed) && !TELLING.get() {
+        if self.due.load(Ordering::Relaxed) && !TELLING.get() && QUIET.get() == 0 {
             for _ in 0..self.read(|state| state.marks.most_at_once()).unwrap_or_default() {
                 let Some((listener, told)) = self.next_due() else { return };
                 TELLING.set(true);
@@ -582,8 +600,9 @@ impl Share {
     /// [`Exhausted`] if it is not to be had: `allowed - held` is.
     pub fn draw(self: &Arc<Self>, amount: Amount) -> Result<Drawn, Exhausted> {
         let account = ShareAccount(Arc::clone(self));
-        account.grow(amount)?;
-        Ok(Drawn { account, amount })
+        let grown = account.grow(amount);
+        account.settle();
+        grown.map(|()| Drawn { account, amount })
     }
 
     /// Says who can be asked to give back what this drawer does not use, when others recall.
@@ -616,18 +635,19 @@ pub(crate) struct ShareAccount(pub(crate) Arc<Share>);
 
 impl ShareAccount {
     /// Takes `amount` until it is [given](Account::give) back. Others give back what is due to this drawer, if it
-    /// is not there.
+    /// is not there. No listener is called: the caller settles.
     pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
         let mut recalls = Recalls::new();
         loop {
             let Refusal { exhausted, missing } = match self.take(amount) {
-                Ok(()) => {
-                    self.settle();
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 Err(refusal) => refusal,
             };
-            if exhausted.wanted > exhausted.allowed || !recalls.ask(|| self.recall(missing)) {
+            let recalls_quietly = || {
+                let _quiet = Quiet::begin();
+                self.recall(missing)
+            };
+            if exhausted.wanted > exhausted.allowed || !recalls.ask(recalls_quietly) {
                 return Err(exhausted);
             }
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 /// Says how many bytes a pool may pin besides its own [`max_bytes`](super::PoolConfig::max_bytes).
 ///
 /// Asked before a slab is mapped, on whatever thread needs one, with none of the pool's locks held;
-/// told when a slab has been given back. Every grant is given back exactly once, unless the
+/// told when a slab has been given back. Other threads that need a slab wait meanwhile. Every grant is given back exactly once, unless the
 /// process forks: a child gives nothing back. Both may use the pool; while it grows, it has for the
 /// thread that makes it grow only the buffers that it has already.
 pub trait Allowance: fmt::Debug + Send + Sync + 'static {
@@ -24,8 +24,10 @@ pub trait Allowance: fmt::Debug + Send + Sync + 'static {
     /// Takes back what was granted. Others may be waiting for that: it calls no other code.
     fn give_back(&self, bytes: usize);
 
-    /// Notifies listeners of what was given back. Called soon after
-    /// [`give_back`](Self::give_back), on the same thread, with nothing held.
+    /// Notifies listeners of what was granted and given back, which [`grant`](Self::grant) and
+    /// [`give_back`](Self::give_back) do not. Called soon after them, on the same thread, with nothing held: no thread
+    /// waits for the slab any more that one of them was called for, so a listener may wait for a thread that uses the
+    /// pool.
     fn settle(&self) {}
 
     /// Says who can be asked to give back what it does not use. Called once, before anything is

@@ -366,10 +366,11 @@ impl Depot {
         want: Want,
         when: WhenExhausted,
     ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
-        let mut refused = None;
+        let (mut refused, mut watched) = (None, Duration::ZERO);
         while when.grows() && refused.is_none() {
-            let theirs = state.growing;
-            let (again, grown) = self.grow_or_watch(state, want, None)?;
+            let (theirs, began) = (state.growing, Instant::now());
+            let left = when.patience().map(|patience| patience.saturating_sub(watched));
+            let (again, grown) = self.grow_or_watch(state, want, None, left)?;
             state = again;
             // A thread that made a slab takes from it; what others made is for those that wait.
             let block = if theirs { state.take_if_unawaited(want) } else { state.take(want) };
@@ -377,6 +378,12 @@ impl Depot {
                 return Ok((state, Ok(block)));
             }
             refused = grown.err();
+            if theirs {
+                watched += began.elapsed();
+                if when.patience().is_some_and(|patience| patience <= watched) {
+                    break;
+                }
+            }
         }
         if state.queue.is_empty() {
             self.raid(&mut state);
@@ -384,7 +391,7 @@ impl Depot {
         match (state.take_if_unawaited(want), when.patience()) {
             (Some(block), _) => Ok((state, Ok(block))),
             (None, Some(patience)) => {
-                self.wait(state, Waiter::new(self, want, when.grows()), patience)
+                self.wait(state, Waiter::new(self, want, when.grows()), patience, watched)
             }
             (None, None) => {
                 let error =
@@ -394,16 +401,18 @@ impl Depot {
         }
     }
 
-    /// Waits until those who came before have theirs, and something that fits has been put back.
+    /// Waits until those who came before have theirs, and something that fits has been put back. It has waited for
+    /// slabs of others `before`.
     fn wait<'d>(
         &'d self,
         mut state: Guard<'d>,
         mut waiter: Waiter<'d>,
         patience: Duration,
+        before: Duration,
     ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
         let began = Instant::now();
         let block = loop {
-            let left = patience.saturating_sub(began.elapsed());
+            let left = patience.saturating_sub(before + began.elapsed());
             waiter.take_a_place(&mut state);
             self.open_unless_awaited(&state);
             let (again, looked) = self.look(state, &mut waiter, left.is_zero())?;
@@ -418,7 +427,7 @@ impl Depot {
         waiter.go(&mut state);
         let (state, block) = self.after_wait(state, block)?;
         let pool = self.standing(&state, waiter.want);
-        let waited = began.elapsed();
+        let waited = before + began.elapsed();
         Ok((state, block.ok_or(AllocateError::TimedOut { waited, pool })))
     }
 
@@ -444,7 +453,8 @@ impl Depot {
             return Ok((state, Looked::Nothing));
         }
         waiter.seen = Some(state.room_made);
-        let (mut state, grown) = self.grow_or_watch(state, waiter.want, waiter.seat.as_ref())?;
+        let (mut state, grown) =
+            self.grow_or_watch(state, waiter.want, waiter.seat.as_ref(), None)?;
         let block = grown.ok().and_then(|()| state.take(waiter.want));
         Ok((state, block.map_or(Looked::Again, Looked::Found)))
     }
@@ -587,30 +597,46 @@ impl Depot {
 
     // --- growing and trimming --------------------------------------------------------------------
 
-    /// Makes a slab, or waits while another thread does. `Err` if it could not be had.
+    /// Makes a slab, or waits while another thread does, for so long at most. `Err` if it could not be had.
     ///
-    /// A budget's listener or a registrar may ask a pool for a buffer while one grows on its thread:
-    /// it does not wait, because its own thread, or one that waits for this, is what it would wait for.
+    /// A registrar or an allowance may ask a pool for a buffer while one grows on its thread:
+    /// it does not wait, because its own thread, or one that waits for this, is what it would wait for. A budget's
+    /// listener is called when other threads wait for this growth no more: it may wait for one of them.
     fn grow_or_watch<'d>(
         &'d self,
         mut state: Guard<'d>,
         want: Want,
         seat: Option<&Seat>,
+        patience: Option<Duration>,
     ) -> Found<'d, Result<(), AllocateError>> {
         if state.growing && MAKING.get() > 0 {
             let error = AllocateError::Exhausted(self.standing(&state, want));
             return Ok((state, Err(error)));
         }
         if state.growing {
-            let watched = self.changed.wait_while(state, |state| state.growing);
-            return Ok((watched.unwrap_or_else(PoisonError::into_inner), Ok(())));
+            return Ok((self.watch_growth(state, patience), Ok(())));
         }
         state.growing = true;
         drop(state);
-        let growth = Growth::begin(self);
-        let grown = self.grow(want, seat);
-        drop(growth);
+        let grown = {
+            // Dropped behind the growth.
+            let _settles = Settles(self);
+            let _growth = Growth::begin(self);
+            self.grow(want, seat)
+        };
         Ok((self.lock_again()?, grown))
+    }
+
+    /// Waits while another thread makes a slab.
+    fn watch_growth<'d>(&'d self, state: Guard<'d>, patience: Option<Duration>) -> Guard<'d> {
+        let growing = |state: &mut State| state.growing;
+        match patience {
+            None => self.changed.wait_while(state, growing).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => {
+                let watched = self.changed.wait_timeout_while(state, left, growing);
+                watched.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
     }
 
     /// Makes the slab that suits, or else the largest that can be had and holds what is wanted. Before that
@@ -638,7 +664,7 @@ impl Depot {
     }
 
     /// Gives all empty slabs back, and what threads cache of them. Not if another thread waits, which may
-    /// have been woken for one. Whether there were any.
+    /// have been woken for one. Whether there were any. The caller settles, behind its growth.
     fn gives_empty_back(&self, seat: Option<&Seat>) -> Result<bool, Forked> {
         let mut state = self.lock_again()?;
         if !state.none_is_ahead_of(seat) {
@@ -648,7 +674,9 @@ impl Depot {
         let empty = state.remove_empty(0, 0);
         drop(state);
         let were_any = !empty.is_empty();
-        self.give_back(empty);
+        if let Err(panicked) = self.give_back_unsettled(empty) {
+            panicked.resume_unless_unwinding();
+        }
         Ok(were_any)
     }
 
@@ -760,6 +788,19 @@ impl Depot {
         if slabs.is_empty() {
             return;
         }
+        let given_back = self.give_back_unsettled(slabs);
+        if let Err(panicked) = given_back.and(self.settle()) {
+            panicked.resume_unless_unwinding();
+        }
+    }
+
+    /// Has the budget call its listeners. Not in a forked child.
+    fn settle(&self) -> Result<(), Panicked> {
+        if self.is_forked() { Ok(()) } else { foreign::call(|| self.allowance.settle()) }
+    }
+
+    /// As [`give_back`](Self::give_back), and no listener is called. The first panic, when all have gone.
+    fn give_back_unsettled(&self, slabs: Vec<Arc<Slab>>) -> Result<(), Panicked> {
         let before = LEAVING.get();
         LEAVING.set(before + slabs.len());
         let mut panicked = None;
@@ -773,11 +814,7 @@ impl Depot {
         // In a child that was forked in between the rest is the parent's.
         slabs.for_each(std::mem::forget);
         LEAVING.set(before);
-        let settled =
-            if self.is_forked() { Ok(()) } else { foreign::call(|| self.allowance.settle()) };
-        if let Some(panicked) = panicked.or(settled.err()) {
-            panicked.resume_unless_unwinding();
-        }
+        panicked.map_or(Ok(()), Err)
     }
 
     /// As far as this process goes on: in a child that is forked meanwhile nothing more happens.
@@ -1018,6 +1055,17 @@ impl Drop for Growth<'_> {
     }
 }
 
+/// Has the budget call its listeners when it is dropped, however what came before has ended.
+struct Settles<'d>(&'d Depot);
+
+impl Drop for Settles<'_> {
+    fn drop(&mut self) {
+        if let Err(panicked) = self.0.settle() {
+            panicked.resume_unless_unwinding();
+        }
+    }
+}
+
 /// Bytes that count as registered while a slab of them is made; no longer, unless they are kept.
 struct Reserved<'d> {
     depot: &'d Depot,
@@ -1044,7 +1092,7 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// Bytes granted, given back unless they are kept. A forked child gives nothing back.
+/// Bytes granted, given back unless they are kept. A forked child gives nothing back. The growth settles.
 struct Grant<'d> {
     depot: &'d Depot,
     bytes: usize,
@@ -1073,12 +1121,7 @@ impl Drop for Grant<'_> {
             return;
         }
         let allowance = &self.depot.allowance;
-        let granted_back = foreign::call(|| allowance.give_back(self.bytes));
-        let settled = match self.depot.is_forked() {
-            true => Ok(()),
-            false => foreign::call(|| allowance.settle()),
-        };
-        if let Err(panicked) = granted_back.and(settled) {
+        if let Err(panicked) = foreign::call(|| allowance.give_back(self.bytes)) {
             panicked.resume_unless_unwinding();
         }
     }
