@@ -130,7 +130,7 @@ mod tests {
         assert_eq!((shelf, part, chunk, offset), (32, 0, 0, 0));
     }
 
-    /// The lock is held when one is made: at 10^6 regions the places of a whole shelf took longer than all else.
+    /// The lock is held when one is made.
     #[test]
     fn no_more_places_than_a_part_has_are_made_at_once() {
         let arena: Arena<u32> = Arena::new(0);
