@@ -18,6 +18,7 @@ use pinfold_kernel::process::page_bytes;
 use std::ffi::CStr;
 use std::mem;
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The functions that calls are handed on to.
@@ -44,7 +45,7 @@ pub(crate) struct OldAbi {
 
 type ForkRange = unsafe extern "C" fn(base: *mut c_void, size: size_t) -> c_int;
 
-/// Null, or from a leaked box.
+/// Null, or what is never released: from a leaked box, or static.
 static REAL: AtomicPtr<Real> = AtomicPtr::new(ptr::null_mut());
 
 /// libibverbs, found at the first call. `None` if there is none, or one older than 2007.
@@ -56,9 +57,18 @@ pub(crate) fn real() -> Option<&'static Real> {
 
 /// Finds the libibverbs that the program was started with. Later the dynamic linker's lock may be held by a thread that
 /// waits for the one that registers: in a constructor of a library that is being loaded.
+///
+/// In memory that is there: a block of this library's heap would take a chunk of addresses in every program of verbs, and
+/// another one in its children.
 pub(crate) fn find_at_start() {
+    // No other thread asks, so no forked child finds the lock taken.
+    static AT_START: OnceLock<Option<Real>> = OnceLock::new();
     if linked::libibverbs() {
-        _ = real();
+        let found = || apart::run(|| Source::loaded()?.functions()).flatten();
+        if let Some(found) = AT_START.get_or_init(found) {
+            // Release: the functions come with the pointer.
+            REAL.store(ptr::from_ref(found).cast_mut(), Ordering::Release);
+        }
     }
 }
 
