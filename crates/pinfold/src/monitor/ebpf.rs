@@ -440,7 +440,7 @@ unsafe impl Monitor for Ebpf {
     }
 
     /// Everything is seen, of every kind of memory that the kernel manages: what is logged depends on the entry
-    /// that is cleared. What a driver may manage is [not watched](is_the_kernel_s). `MADV_FREE` alone is not told, and need not be: the
+    /// that is cleared. What a driver may manage is not watched. `MADV_FREE` alone is not told, and need not be: the
     /// pages stay until memory is short, and pages that a device has pinned stay even then.
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         match change {
