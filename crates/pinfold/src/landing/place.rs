@@ -61,11 +61,12 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, '
 /// A place whose whole pages the target has already, while the device still writes to them.
 ///
 /// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
-/// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target of which a part
-/// is unmapped, or shared memory, is left alone: the pages are where the program has moved them. If it is unknown whether
-/// it has changed, or if the kernel takes pages out of it by no means, the process is aborted: the target would be
-/// written without its owner's knowledge. Unknown it is if the monitor is lost, or has lost count, or reports a
-/// change: a monitor may report what has not happened. ([`vouch`](Self::vouch) before, where you know.)
+/// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target of which a change
+/// was reported meanwhile is left alone: the pages are where the program has moved them. A report of what has not happened
+/// (a call between a [`Feed`](crate::monitor::Feed)'s two words that failed, a monitor that has lost count and reports
+/// everything) leaves them in the target, and so the target to the device: prevent that, or say `arrived` before. If it is
+/// unknown whether it has changed (the monitor is lost), or if the kernel takes pages out of it by no means, the process is
+/// aborted: the target would be written without its owner's knowledge. ([`vouch`](Self::vouch) before, where you know.)
 /// Refused by [`arrived`](Self::arrived), it leaves the target alone: no device writes to it.
 /// Forgotten, it leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
@@ -101,8 +102,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
     }
 }
 
-/// The monitor reports a change, is lost, has lost count or panics: the pages may be the target's, to which a device
-/// writes, or whatever the program has there now.
+/// The monitor is lost, has lost count or panics: the pages may be the target's, to which a device writes, or whatever
+/// the program has there now.
 struct Unknown;
 
 /// What is left to copy of a target whose pages were exchanged.
@@ -156,7 +157,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             return Err(AskError::Register(GetError::Forked));
         }
         let (held, handle, place) = self.hold(target)?;
-        Ok(Place::new(held, handle, place, target, self.watch(target)))
+        Ok(Place::new(held, handle, place, target, self.watch(target).at_first()))
     }
 }
 
@@ -388,8 +389,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
     /// Whether the pages that were given to the target stand there still. Not in a forked child, which has
     /// copies. Asked by a destructor, which may run because of a panic.
     ///
-    /// A change that is reported need not have happened, and no look tells these pages from others. But they are
-    /// private memory: where the target is anything else it has changed.
+    /// They are private memory: where the target is anything else they have gone, whatever the monitor knows.
     fn still_has(&self, given: AddressRange) -> Result<bool, Unknown> {
         let zone = self.held.zone;
         if zone.is_forked() {
@@ -397,9 +397,9 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         }
         let changed = foreign::call(|| zone.has_changed(given, self.watched));
         match changed.ok().flatten() {
-            Some(false) => Ok(true),
-            Some(true) | None if is_replaced(given) => Ok(false),
-            Some(true) | None => Err(Unknown),
+            Some(changed) => Ok(!changed),
+            None if is_replaced(given) => Ok(false),
+            None => Err(Unknown),
         }
     }
 

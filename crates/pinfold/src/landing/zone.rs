@@ -16,7 +16,7 @@ use crate::mappings::{Mapping, mappings_in};
 use crate::pool::is_in_a_slab;
 use crate::{
     Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
-    Registrar, Translation, Watch,
+    Registrar, Translation, Uncovered, Watch,
 };
 use pinfold_core::foreign::{self, ForeignPart};
 use pinfold_kernel::{Errno, memory, process::page_bytes};
@@ -96,11 +96,18 @@ pub(super) enum TargetWatch {
     From(Position),
     /// They are the caller's to prevent.
     Unwatched,
+    /// It has changed: other memory stands there, or none.
+    Replaced,
     /// They were to be reported, and are not any more.
     Lost,
 }
 
 impl TargetWatch {
+    /// What was never watched is not said to have been replaced.
+    pub(super) fn at_first(self) -> Self {
+        if self == Self::Replaced { Self::Unwatched } else { self }
+    }
+
     /// Watched anew, as `now` says. What was watched does not become its caller's duty.
     pub(super) fn renewed(self, now: impl FnOnce() -> Self) -> Self {
         match self {
@@ -108,12 +115,12 @@ impl TargetWatch {
                 Self::Unwatched => Self::Lost,
                 now => now,
             },
-            Self::Unwatched | Self::Lost => self,
+            Self::Unwatched | Self::Replaced | Self::Lost => self,
         }
     }
 
     pub(super) fn is_watched(self) -> bool {
-        matches!(self, Self::From(_))
+        matches!(self, Self::From(_) | Self::Replaced)
     }
 }
 
@@ -286,15 +293,19 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Some(slots.free.remove(number))
     }
 
-    /// From where on changes of `target` are looked for.
+    /// From where on changes of `target` are looked for; `Replaced` where it is no memory that can be watched.
     pub(super) fn watch(&self, target: AddressRange) -> TargetWatch {
         let monitor = self.cache.monitor();
         let pages = target.page_aligned(page_bytes());
-        if !self.options.watch_targets
-            || monitor.watch(pages) != Watch::Covered
-            || monitor.check().is_err()
-        {
+        if !self.options.watch_targets {
             return TargetWatch::Unwatched;
+        }
+        match monitor.watch(pages) {
+            Watch::Covered if monitor.check().is_ok() => {}
+            Watch::Uncovered(Uncovered::Unmapped | Uncovered::Mapping(_)) => {
+                return TargetWatch::Replaced;
+            }
+            Watch::Covered | Watch::Uncovered(_) => return TargetWatch::Unwatched,
         }
         let mut slots = self.lock();
         slots.seen = monitor.replay(slots.seen, &mut |_| {}).up_to;
@@ -306,6 +317,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         let since = match watched {
             TargetWatch::From(since) => since,
             TargetWatch::Unwatched => return Some(false),
+            TargetWatch::Replaced => return Some(true),
             TargetWatch::Lost => return None,
         };
         let monitor = self.cache.monitor();

@@ -196,21 +196,6 @@ fn a_remapped_place_takes_nothing_out_of_a_target_that_has_been_replaced() {
     assert!(target.is_all(5), "not the target's memory any more");
 }
 
-/// A monitor may tell of a change that has not happened: then the device writes to the target still.
-#[test]
-fn a_remapped_place_whose_target_is_only_said_to_have_changed_ends_the_process() {
-    let name =
-        "landings::a_remapped_place_whose_target_is_only_said_to_have_changed_ends_the_process";
-    let status = in_a_process_of_its_own(name, || {
-        let (cache, _records) = a_cache();
-        let (zone, target) = (zone(&cache), Target::new());
-        let remapped = target.ask(&zone).remap().unwrap();
-        cache.monitor().change(remapped_target(&target));
-        drop(remapped);
-    });
-    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
-}
-
 /// The monitor sees nothing any more from the exchange on, and the program has mapped other memory there.
 #[test]
 fn a_remapped_place_whose_monitor_is_lost_as_it_is_remapped_ends_the_process() {
