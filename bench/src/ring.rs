@@ -75,7 +75,7 @@ impl AsRawFd for Ring {
 unsafe impl Mover<BufferIndex> for Ring {
     type Error = io::Error;
 
-    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+    unsafe fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
         let Request { number, handle, range } = request;
         let offset = (range.start() - self.base) as u64;
         let length = u32::try_from(range.len()).map_err(io::Error::other)?;
@@ -90,7 +90,8 @@ unsafe impl Mover<BufferIndex> for Ring {
             }
         };
         let entry = entry.user_data(number as u64);
-        // SAFETY: the file lives as long as the ring; the memory is leased until the completion.
+        // SAFETY: the file lives as long as the ring; the registration and the memory stay until the completion, by the
+        // caller's promise.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
         self.ring.submit().map(drop)
     }

@@ -1,16 +1,21 @@
 /* A legal MPI program that moves its memory between messages, and checks every byte that arrives.
  *
- * usage: mpirun -n 2 exchange send|put MESSAGES BYTES REUSE SEED
+ * usage: mpirun -n 2 exchange send|put|sleep MESSAGES BYTES REUSE SEED
  *
  * Rank 0 sends to rank 1. Each rank has a few buffers of BYTES; before a message each rank either uses its
  * buffer as it is (in REUSE of 100 messages), or first replaces the pages behind the same address, by one of
  * six routes: free and malloc, unmap and map, map over, discard, and the last three by instructions of the
- * kernel that no library sees (`syscall`). `put` writes into a window of rank 1, whose memory stays.
+ * kernel that no library sees (`syscall`). `put` writes into a window of rank 1, whose memory stays. `sleep` is `send`
+ * by ranks that sleep for a millisecond between two looks: then what they take is work, and not the wait for each other,
+ * which ranks that look all the time spend instructions on.
  *
- * Rank 1 prints one line: {"messages":N,"wrong":N,"first_wrong":"route","seconds":N}. The exit status is 0
- * also if bytes are wrong: the caller judges. Everything follows from SEED. */
+ * Rank 1 prints one line: {"messages":N,"wrong":N,"first_wrong":"route","seconds":N,"threads":[{...},{...}]}. The last
+ * has for each rank and each name of a thread how long it ran between the first message and the last, in nanoseconds,
+ * and how often it was put on a processor: "name":[N,N]. The exit status is 0 also if bytes are wrong: the caller
+ * judges. Everything follows from SEED. */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -115,15 +120,95 @@ static void fill(unsigned char *at, uint64_t key)
     }
 }
 
+/* Looks at all of it, also behind a wrong word: what a wrong message takes is what a right one does. */
 static int holds(const unsigned char *at, uint64_t key)
 {
+    int wrong = 0;
     for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
         uint64_t word = next(&key);
         size_t left = bytes - i;
-        if (memcmp(at + i, &word, left < sizeof word ? left : sizeof word))
-            return 0;
+        wrong |= memcmp(at + i, &word, left < sizeof word ? left : sizeof word) != 0;
     }
-    return 1;
+    return !wrong;
+}
+
+/* What the kernel counts of each thread of this process: nanoseconds on a processor, and how often it came there. */
+enum { THREADS = 32, TEXT = 4096 };
+
+struct thread {
+    int number;
+    char name[16];
+    unsigned long ran, times;
+};
+
+static int text_of(int number, const char *file, const char *form, void *first, void *second)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%d/%s", number, file);
+    FILE *stream = fopen(path, "r");
+    if (!stream)
+        return 0;
+    int got = fscanf(stream, form, first, second);
+    fclose(stream);
+    return got;
+}
+
+static int read_threads(struct thread *threads)
+{
+    DIR *directory = opendir("/proc/self/task");
+    struct dirent *entry;
+    int count = 0;
+    while (directory && count < THREADS && (entry = readdir(directory))) {
+        struct thread *thread = &threads[count];
+        thread->number = atoi(entry->d_name);
+        if (thread->number > 0 && text_of(thread->number, "comm", "%15[^\n]%*c", thread->name, NULL) == 1 &&
+            text_of(thread->number, "schedstat", "%lu %*u %lu", &thread->ran, &thread->times) == 2)
+            count++;
+    }
+    if (directory)
+        closedir(directory);
+    return count;
+}
+
+static void describe_threads(char *text, const struct thread *before, int befores)
+{
+    struct thread now[THREADS];
+    int nows = read_threads(now);
+    size_t used = (size_t)snprintf(text, TEXT, "{");
+    for (int i = 0; i < nows; i++) {
+        for (int j = 0; j < befores; j++)
+            if (before[j].number == now[i].number) {
+                now[i].ran -= before[j].ran;
+                now[i].times -= before[j].times;
+            }
+        used += (size_t)snprintf(text + used, TEXT - used, "%s\"%s\":[%lu,%lu]", i ? "," : "", now[i].name, now[i].ran,
+                                 now[i].times);
+    }
+    snprintf(text + used, TEXT - used, "}");
+}
+
+static void await_asleep(MPI_Request *request)
+{
+    for (int done = 0; MPI_Test(request, &done, MPI_STATUS_IGNORE), !done;)
+        usleep(1000);
+}
+
+/* Message from rank 0 to rank 1. */
+static void pass(int rank, int sleeps, void *at)
+{
+    MPI_Request request;
+    int count = (int)bytes;
+    if (!sleeps && rank == 0) {
+        MPI_Send(at, count, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
+    } else if (!sleeps) {
+        MPI_Recv(at, count, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    } else {
+        if (rank == 0)
+            MPI_Isend(at, count, MPI_BYTE, 1, 0, MPI_COMM_WORLD, &request);
+        else
+            MPI_Irecv(at, count, MPI_BYTE, 0, 0, MPI_COMM_WORLD, &request);
+        await_asleep(&request);
+    }
 }
 
 int main(int argc, char **argv)
@@ -133,10 +218,10 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     if (argc != 6 || ranks != 2) {
-        fprintf(stderr, "usage: mpirun -n 2 exchange send|put MESSAGES BYTES REUSE SEED\n");
+        fprintf(stderr, "usage: mpirun -n 2 exchange send|put|sleep MESSAGES BYTES REUSE SEED\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    int puts = !strcmp(argv[1], "put");
+    int puts = !strcmp(argv[1], "put"), sleeps = !strcmp(argv[1], "sleep");
     long messages = atol(argv[2]);
     bytes = strtoul(argv[3], NULL, 10);
     unsigned reuse = (unsigned)atoi(argv[4]);
@@ -155,7 +240,9 @@ int main(int argc, char **argv)
 
     long wrong = 0;
     const char *first = "";
+    struct thread before[THREADS];
     MPI_Barrier(MPI_COMM_WORLD);
+    int befores = read_threads(before);
     double began = MPI_Wtime();
     for (long n = 0; n < messages; n++) {
         uint64_t key = next(&content);
@@ -169,12 +256,12 @@ int main(int argc, char **argv)
                 MPI_Put(buffer->at, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window);
             }
             MPI_Win_fence(0, window);
-        } else if (rank == 0) {
-            fill(buffer->at, key);
-            MPI_Send(buffer->at, (int)bytes, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
         } else {
-            memset(buffer->at, 0, bytes);
-            MPI_Recv(buffer->at, (int)bytes, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            if (rank == 0)
+                fill(buffer->at, key);
+            else
+                memset(buffer->at, 0, bytes);
+            pass(rank, sleeps, buffer->at);
         }
         if (rank == 1 && !holds(puts ? shown : buffer->at, key)) {
             if (!wrong)
@@ -183,9 +270,15 @@ int main(int argc, char **argv)
         }
     }
     double seconds = MPI_Wtime() - began;
+    char threads[2][TEXT];
+    describe_threads(threads[rank], before, befores);
+    if (rank == 0)
+        MPI_Send(threads[0], TEXT, MPI_CHAR, 1, 1, MPI_COMM_WORLD);
+    else
+        MPI_Recv(threads[0], TEXT, MPI_CHAR, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     if (rank == 1)
-        printf("{\"messages\":%ld,\"wrong\":%ld,\"first_wrong\":\"%s\",\"seconds\":%.3f}\n", messages, wrong, first,
-               seconds);
+        printf("{\"messages\":%ld,\"wrong\":%ld,\"first_wrong\":\"%s\",\"seconds\":%.3f,\"threads\":[%s,%s]}\n",
+               messages, wrong, first, seconds, threads[0], threads[1]);
     if (puts)
         MPI_Win_free(&window);
     MPI_Finalize();

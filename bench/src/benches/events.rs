@@ -50,6 +50,8 @@ fn burst(
     gaps: &[AddressRange],
 ) -> Result<(), String> {
     let mut first_hit = |_| {
+        // What is left of the last burst, which a hit applies in part.
+        cache.check().map_err(|error| error.to_string())?;
         cache.monitor().log(gaps.iter().copied().cycle().take(BURST));
         nanoseconds_each(1, || null::get_put(cache, &cached[..1], LENGTH))
     };

@@ -183,6 +183,13 @@ pub trait Lender: Send + Sync {
     fn budget_changed(&self, from: Amount, to: Amount) {
         let _ = (from, to);
     }
+
+    /// Something was refused that this drawer asked for, and more is to be had since: others have given back, or the
+    /// budget is larger. It may ask again; what it does not need it ignores.
+    ///
+    /// Called with no lock held, from any thread, also one on which this drawer asks. It calls no other code and waits
+    /// for none.
+    fn room_made(&self) {}
 }
 
 #[cfg(test)]

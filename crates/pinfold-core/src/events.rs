@@ -4,7 +4,7 @@ use crate::AddressRange;
 use crate::clock::since;
 use crate::error::GetError;
 use crate::foreign::discard;
-use crate::index::Part;
+use crate::index::{BlockWalk, Part};
 use crate::monitor::{Forked, Lost, Monitor, Sequence};
 use crate::range_index::Cursor;
 use crate::region::{List, Lists, Outside, Region};
@@ -21,6 +21,17 @@ pub(crate) struct Checkup {
     took: Option<u64>,
 }
 
+impl Checkup {
+    pub(crate) const fn of(seen: Result<Sequence, Lost>) -> Self {
+        Self { seen, took: None }
+    }
+
+    /// Whether the monitor reports every change still.
+    pub(crate) const fn sees_all(&self) -> bool {
+        self.seen.is_ok()
+    }
+}
+
 impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Reads what the monitor logged and the cache has not read, and applies a slice of it.
     ///
@@ -33,29 +44,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// ([`UnappliedChanges::cover`](crate::unapplied::UnappliedChanges::cover)): gets that find one
     /// under the lock do not believe it, hits that go without the lock find none before all of it is
     /// applied, and a flight that it concerns is not cached when it lands.
-    pub(crate) fn catch_up(&self, writer: &mut Writer) -> Result<(), GetError> {
-        self.catch_up_with(writer, Checkup { seen: self.monitor.check(), took: None })
-    }
-
-    /// Asks the monitor, and measures what that takes. No lock is held: the clock is the program's.
-    pub(crate) fn ask(&self, is_timed: bool) -> Checkup {
-        let began = self.now_if(is_timed);
-        let seen = self.monitor.check();
-        Checkup { seen, took: since(began, self.now_if(is_timed)) }
-    }
-
-    /// The same as [`catch_up`](Self::catch_up), with what the monitor answered before the lock was taken.
-    /// What was read since is read no second time: the log is read from where it was left.
-    pub(crate) fn catch_up_with(
-        &self,
-        writer: &mut Writer,
-        checkup: Checkup,
-    ) -> Result<(), GetError> {
+    ///
+    /// The monitor answered before the lock was taken: it may wait for its own thread. What was read since is
+    /// read no second time, because the log is read from where it was left.
+    pub(crate) fn catch_up(&self, writer: &mut Writer, checkup: Checkup) -> Result<(), GetError> {
         match checkup.seen {
             Ok(seen) if seen == writer.replayed => {
                 checkup.took.into_iter().for_each(|took| writer.costs.checked(took));
             }
-            Ok(_) => self.replay(writer),
+            Ok(_) if self.replay(writer) => {}
+            Ok(_) => note_overflow(writer),
             Err(Lost::Forked) => return Err(GetError::Forked),
             Err(Lost::Descriptor { .. }) => self.lose_monitor(writer),
         }
@@ -63,14 +61,56 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         Ok(())
     }
 
-    /// Applies all that is new now, slice by slice.
-    pub(crate) fn catch_up_with_all(&self) -> Result<(), GetError> {
+    /// The same with what stands in the log already. Whether that is more than when it was last read.
+    ///
+    /// For those that believe no region, and need not know what is on its way into the log: to ask the monitor
+    /// for that takes the longer the more changes.
+    pub(crate) fn read_log(&self, writer: &mut Writer) -> bool {
+        let before = (writer.position, writer.replayed);
+        // Of a monitor that sees nothing any more, everything changed once.
+        let is_complete = writer.lost || self.replay(writer);
+        let is_news = (writer.position, writer.replayed) != before;
+        // Where it stands as before, nothing that is missing was published: what is asked next says why.
+        if is_news && !is_complete {
+            note_overflow(writer);
+        }
+        self.apply_slice(writer);
+        is_news
+    }
+
+    /// The same for those that [follow](crate::followed) ranges, also of a monitor that is lost: what it reported before
+    /// stands in its log.
+    pub(crate) fn follow_log(&self, writer: &mut Writer) {
+        if writer.lost {
+            self.replay(writer);
+        }
+        self.read_log(writer);
+    }
+
+    /// Asks the monitor, and measures what that takes. No lock is held: the monitor may wait, and the clock is
+    /// the program's.
+    pub(crate) fn ask(&self, is_timed: bool) -> Checkup {
+        let began = self.now_if(is_timed);
+        let seen = self.monitor.check();
+        Checkup { seen, took: since(began, self.now_if(is_timed)) }
+    }
+
+    /// Waits until what changed before this call stands in the log. Of a monitor that is lost, everything
+    /// changed.
+    pub(crate) fn await_log(&self) {
+        if matches!(self.ask(false).seen, Err(Lost::Descriptor { .. })) {
+            // In a forked child nothing is to be read.
+            let _forked = self.locked(|writer| self.lose_monitor(writer));
+        }
+    }
+
+    /// Applies all that was new when the monitor answered, slice by slice.
+    pub(crate) fn catch_up_with_all(&self, checkup: Checkup) -> Result<(), GetError> {
         let mut target = None;
         loop {
             let done: Result<bool, GetError> = self.locked(|writer| {
-                self.catch_up(writer)?;
-                let target = *target.get_or_insert(writer.unapplied.made());
-                Ok(writer.unapplied.are_applied(target))
+                self.catch_up(writer, checkup)?;
+                Ok(writer.are_applied(&mut target))
             })?;
             if done? {
                 return Ok(());
@@ -78,16 +118,29 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    fn replay(&self, writer: &mut Writer) {
+    /// Applies all that stands in the log, slice by slice. Whether there was something.
+    pub(crate) fn apply_log(&self) -> Result<bool, Forked> {
+        let (mut target, mut is_news) = (None, false);
+        let mut go_on = |writer: &mut Writer| {
+            is_news |= self.read_log(writer);
+            writer.are_applied(&mut target)
+        };
+        while !self.locked(&mut go_on)? {}
+        Ok(is_news)
+    }
+
+    /// Whether all that came since it was last read stands in the log still.
+    fn replay(&self, writer: &mut Writer) -> bool {
         let replay = self.monitor.replay(writer.position, &mut |range| {
             writer.counts.events += 1;
+            writer.followed.changed(range);
             writer.unapplied.push(range);
         });
         if !replay.complete {
-            writer.counts.overflows += 1;
-            writer.unapplied.push(AddressRange::EVERYTHING);
+            writer.followed.lapsed();
         }
         (writer.position, writer.replayed) = (replay.up_to, replay.sequence);
+        replay.complete
     }
 
     /// Once: nothing that is registered can be believed any more.
@@ -150,15 +203,17 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> (PartOutside, usize) {
         let mut numbers = std::mem::take(&mut writer.scratch);
         let is_older = |born| change.is_later(born);
-        let Part { rest, blocks } = self.findable_part(change.rest, most, &mut numbers, is_older);
+        let each = if writer.watchers.has_callbacks() { WITH_CALLBACKS } else { 1 };
+        let part = self.findable_part(change.rest, most.div_ceil(each), &mut numbers, is_older);
+        let Part { rest, blocks, named } = part;
         for &number in &numbers {
             self.note_kept_no_more(writer, number, hits);
             self.unpublish(writer, number, Lists::invalidate);
             writer.watchers.invalidated(number);
         }
         writer.counts.invalidations += numbers.len() as u64;
-        // To look at blocks where no region is takes time as well.
-        let took = numbers.len() + blocks / BLOCKS_FOR_ONE;
+        // To look at blocks where no region is takes time as well, and at regions that are not to be found.
+        let took = (numbers.len() * each).max(named / NAMED_FOR_ONE) + blocks / BLOCKS_FOR_ONE;
         writer.give_scratch(numbers);
         let end = rest.map_or(change.rest.end(), |rest| rest.start());
         (PartOutside::up_to(end), took)
@@ -209,7 +264,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         wanted: impl Fn(ChangeCount) -> bool,
     ) -> Part {
         let part = self.index.overlapping_part(range, most, |region| {
-            if touches(region, range) && wanted(region.born()) {
+            // A long region is named there before it can be found, and after.
+            if is_findable_in(region, range) && wanted(region.born()) {
                 numbers.push(region.number);
             }
         });
@@ -230,9 +286,39 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let Some(region) = self.region(number) else { return };
         to(&mut writer.lists, region);
         if let Some(range) = region.range() {
-            self.index.remove(&mut writer.recycler, range, number);
+            self.withdraw(writer, range, number);
         }
         writer.call_reclaimer();
+    }
+
+    /// Takes a region out of the index that is not to be found any more. A long one stays named there until
+    /// it is [erased](Self::erase), because the lock is held.
+    pub(crate) fn withdraw(&self, writer: &mut Writer, range: AddressRange, number: u32) {
+        if BlockWalk::of_long(range, number).is_none() {
+            self.index.remove(&mut writer.recycler, range, number);
+        }
+    }
+
+    /// Takes a long region out of the index that cannot be found, part by part, before its place may be filled
+    /// again. It is named in its first blocks, all of them where it was to be found once.
+    pub(crate) fn erase(&self, range: AddressRange, number: u32) -> Result<(), Forked> {
+        let Some(mut walk) = BlockWalk::of_long(range, number) else { return Ok(()) };
+        self.locked_in_parts(|writer| {
+            let was_named = self.index.remove_next(&mut writer.recycler, &mut walk);
+            !was_named || walk.is_over()
+        })
+    }
+
+    /// Enters a long region into the index that cannot be found yet, part by part. False if the index has no
+    /// room for it.
+    pub(crate) fn enter_ahead(&self, range: AddressRange, number: u32) -> Result<bool, Forked> {
+        let Some(mut walk) = BlockWalk::of_long(range, number) else { return Ok(true) };
+        let mut has_room = true;
+        self.locked_in_parts(|writer| {
+            has_room = self.index.insert_next(&mut writer.recycler, &mut walk);
+            !has_room || walk.is_over()
+        })?;
+        Ok(has_room)
     }
 
     /// The program's own word that `range` changed or is about to; `completion` runs when the
@@ -359,9 +445,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies news on behalf of a lease that wants to know. In a forked child nothing changes:
     /// its lease is the parent's.
     pub(crate) fn catch_up_for_lease(&self, region: &Region<R::Handle>) {
+        let seen = self.monitor.check();
+        if matches!(seen, Ok(seen) if self.has_applied(seen)) {
+            return;
+        }
         // A lease has no way to tell.
         let _forked = self.locked(|writer| {
-            let _forked = self.catch_up(writer);
+            let _forked = self.catch_up(writer, Checkup::of(seen));
             self.invalidate_if_covered(writer, region);
         });
     }
@@ -398,8 +488,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 }
 
+fn note_overflow(writer: &mut Writer) {
+    writer.counts.overflows += 1;
+    writer.unapplied.push(AddressRange::EVERYTHING);
+}
+
 /// To look into so many blocks of the index takes as long as to invalidate a region.
 const BLOCKS_FOR_ONE: usize = 32;
+
+/// And so does to pass by so many regions.
+const NAMED_FOR_ONE: usize = 8;
+
+/// Where there are callbacks a region takes as long as so many without: its own are looked for.
+const WITH_CALLBACKS: usize = 2;
 
 /// A region that stands outside of the cache's index takes as long as so many that stand in it, and as
 /// long to be noted for a callback: it is searched for in sorted sets.
@@ -437,6 +538,10 @@ impl Walk {
 
 fn concerns<H: Copy>(change: &Unapplied, region: &Region<H>) -> bool {
     region.range().is_some_and(|range| change.concerns(range, region.born()))
+}
+
+fn is_findable_in<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
+    region.findable().is_some_and(|(bytes, _)| bytes.overlaps(&range))
 }
 
 fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
@@ -762,7 +867,7 @@ mod tests {
         (0..FEW).for_each(|_| change(&cache, large));
         touch(32);
         let is_left = cache.shared.locked(|writer| !writer.unapplied.is_empty());
-        assert!(is_left.unwrap(), "{FEW} changes of 4096 blocks under one hold");
+        assert!(is_left.unwrap(), "{FEW} changes of 1024 blocks under one hold");
         cache.check().unwrap();
         assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
     }

@@ -9,8 +9,9 @@
 
 use crate::admission::UseCosts;
 use crate::error::GetError;
+use crate::events::Checkup;
 use crate::lease::{Lease, Parts};
-use crate::monitor::{Lost, Monitor};
+use crate::monitor::{Lost, Monitor, Sequence};
 use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared};
@@ -201,12 +202,22 @@ impl<R: Registrar, M: Monitor> fmt::Debug for GetRequest<'_, R, M> {
     }
 }
 
-/// What the slow path of a get begins with, in one word.
+/// What the slow path of a get begins with.
 #[derive(Clone, Copy)]
 pub(crate) struct Begun {
     pub(crate) uses: Uses,
-    /// The monitor was asked since the get began, and all that it knew of is applied.
-    pub(crate) is_current: bool,
+    pub(crate) answer: Answer,
+}
+
+/// What the monitor said since the get began. It is not asked twice: its answer may take as long as a change.
+#[derive(Clone, Copy)]
+pub(crate) enum Answer {
+    /// Nothing: it was not asked.
+    None,
+    /// All that it knew of is applied.
+    Current,
+    /// Something that is not.
+    News(Result<Sequence, Lost>),
 }
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
@@ -226,10 +237,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// [`GetError::Forked`] in a forked child.
     pub(crate) fn bring_up_to_date(&self) -> Result<(), GetError> {
-        match self.is_current() {
-            Ok(true) => return Ok(()),
+        let seen = self.monitor.check();
+        match seen {
+            Ok(seen) if self.has_applied(seen) => return Ok(()),
             Err(Lost::Forked) => return Err(GetError::Forked),
-            _ => self.catch_up_with_all()?,
+            _ => self.catch_up_with_all(Checkup::of(seen))?,
         }
         // Again, because a callback that became due with the last of it may have forked.
         if self.monitor.forked() { Err(GetError::Forked) } else { Ok(()) }
@@ -242,15 +254,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The contract of the cache's module.
     #[inline(always)]
     pub(crate) unsafe fn get(&self, ask: Ask, uses: Uses) -> Result<Lease<'_, R, M>, GetError> {
-        let is_current = matches!(self.is_current(), Ok(true));
+        let seen = self.monitor.check();
+        let is_current = matches!(seen, Ok(seen) if self.has_applied(seen));
         if is_current && let Some(hit) = self.hit_asked(ask) {
             return Ok(Lease::of_hit(self, hit, ask));
         }
+        let answer = if is_current { Answer::Current } else { Answer::News(seen) };
         // SAFETY: the caller's promise.
-        unsafe {
-            self.get_asked_slowly(ask.start, ask.length, ask.terms, Begun { uses, is_current })
-        }
-        .map(|parts| Lease::of_parts(self, parts))
+        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, Begun { uses, answer }) }
+            .map(|parts| Lease::of_parts(self, parts))
     }
 
     /// The same behind a check that the caller made.
@@ -270,7 +282,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         {
             return Ok(Lease::of_hit(self, hit, ask));
         }
-        let begun = Begun { uses, is_current: false };
+        let begun = Begun { uses, answer: Answer::None };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
             .map(|parts| Lease::of_parts(self, parts))

@@ -8,7 +8,7 @@
 //! **Entries are hints.** A list that shrank, moved or went to another block while it was being
 //! read yields wrong regions or misses some. So a reader proves every region at the region itself
 //! (see [`crate::region`]), and takes nothing found for "ask again under the lock", where the
-//! index is exact. That is all the synchronisation there is: no epoch, no counted reference, no
+//! index is exact for those that may be found. That is all the synchronisation there is: no epoch, no counted reference, no
 //! retry loop. What it costs is memory that is recycled but not freed: a list's memory keeps its
 //! size class, and places of regions stay places, until the cache is dropped.
 //!
@@ -24,8 +24,8 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
+use crate::queue::Queue;
 use crate::sync::{self, AtomicU64, Mutex, OnceLock, Ordering, lock};
-use std::collections::VecDeque;
 use std::marker::PhantomData;
 
 /// Children of a directory: 512, as in a page table; fewer in a model or an interpreter, where each costs
@@ -53,7 +53,9 @@ const CLASSES: usize = 15;
 /// insertion and a removal in turns do not move it each time.
 const SPARSE: usize = 4;
 /// How many blocks a part of a range has at most, whatever is in them.
-const BLOCKS_AT_ONCE: usize = 4096;
+const BLOCKS_AT_ONCE: usize = 1024;
+/// How many blocks a region is entered into, or taken out of, under one hold of the writer's lock.
+const BLOCKS_ENTERED: usize = if sync::EXPLORED || cfg!(miri) { 1 } else { 32 };
 /// How many entries around its likely position are looked at first.
 const NEIGHBOURS: usize = 8;
 /// User addresses have 48 bits at most where the program does not ask for more.
@@ -255,23 +257,23 @@ pub(crate) struct Index<T> {
     /// The way past the two upper levels, by the leaf's number.
     shortcuts: Box<[AtomicU64; FANOUT]>,
     /// The memory of all lists, in use or not. Rank 2: taken inside the cache's writer lock.
-    memory: Mutex<Vec<Box<[Quad]>>>,
+    memory: Mutex<Queue<Box<[Quad]>>>,
 }
 
 /// The part that only the holder of the writer's lock uses: lists to be used again.
 pub(crate) struct Recycler {
     /// Oldest first, so that a late reader of a list rarely meets its next content.
-    free: [VecDeque<usize>; CLASSES],
+    free: [Queue<usize>; CLASSES],
 }
 
 impl Recycler {
     pub(crate) fn new() -> Self {
-        Self { free: std::array::from_fn(|_| VecDeque::new()) }
+        Self { free: std::array::from_fn(|_| Queue::new()) }
     }
 
     fn recycle(&mut self, list: List) {
         if list != List::EMPTY {
-            self.free[list.class()].push_back(list.address());
+            self.free[list.class()].push(list.address());
         }
     }
 }
@@ -283,11 +285,41 @@ pub(crate) struct Part {
     pub(crate) rest: Option<AddressRange>,
     /// In how many blocks regions were looked for.
     pub(crate) blocks: usize,
+    /// How many regions were named.
+    pub(crate) named: usize,
 }
 
 /// Whether the index can hold `range` at all.
 pub(crate) fn can_hold(range: AddressRange) -> bool {
     range.end() <= END
+}
+
+/// A region that is entered into its blocks, or taken out of them, part by part. In between it may be named or
+/// not in those that are left: so it is none that may be found.
+pub(crate) struct BlockWalk {
+    range: AddressRange,
+    number: u32,
+    /// The blocks that are left.
+    blocks: std::ops::Range<usize>,
+}
+
+impl BlockWalk {
+    /// `None` if all of the blocks of `range` are entered at once.
+    pub(crate) fn of_long(range: AddressRange, number: u32) -> Option<Self> {
+        let blocks = if can_hold(range) { blocks_of(range) } else { 0..0 };
+        (blocks.len() > BLOCKS_ENTERED).then_some(Self { range, number, blocks })
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        self.blocks.start >= self.blocks.end
+    }
+
+    /// The next blocks, which are left no more.
+    fn next_blocks(&mut self) -> std::ops::Range<usize> {
+        let first = self.blocks.start;
+        self.blocks.start = self.blocks.end.min(first.saturating_add(BLOCKS_ENTERED));
+        first..self.blocks.start
+    }
 }
 
 impl<T> Index<T> {
@@ -303,7 +335,7 @@ impl<T> Index<T> {
             places,
             root: new_directory(),
             shortcuts: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
-            memory: Mutex::new(Vec::new()),
+            memory: Mutex::new(Queue::new()),
         }
     }
 
@@ -422,16 +454,31 @@ impl<T> Index<T> {
     /// Adds the region in place `number`. False if the index has no room for it; then nothing
     /// was added.
     pub(crate) fn insert(&self, recycler: &mut Recycler, range: AddressRange, number: u32) -> bool {
-        let Some(place) = self.places.get(number) else { return false };
-        for block in blocks_of(range) {
-            let added = Entry::new(range, place, block)
-                .and_then(|entry| self.insert_entry(recycler, block, entry));
-            if added.is_none() {
-                self.remove(recycler, range, number);
-                return false;
-            }
+        let added = self.insert_in(recycler, blocks_of(range), range, number);
+        if !added {
+            self.remove(recycler, range, number);
         }
-        true
+        added
+    }
+
+    /// Adds a region to the next blocks of `walk`. False if the index has no room for it; then some
+    /// blocks may name it.
+    pub(crate) fn insert_next(&self, recycler: &mut Recycler, walk: &mut BlockWalk) -> bool {
+        self.insert_in(recycler, walk.next_blocks(), walk.range, walk.number)
+    }
+
+    fn insert_in(
+        &self,
+        recycler: &mut Recycler,
+        mut blocks: std::ops::Range<usize>,
+        range: AddressRange,
+        number: u32,
+    ) -> bool {
+        let Some(place) = self.places.get(number) else { return false };
+        blocks.all(|block| {
+            let entry = Entry::new(range, place, block);
+            entry.and_then(|entry| self.insert_entry(recycler, block, entry)).is_some()
+        })
     }
 
     fn insert_entry(&self, recycler: &mut Recycler, block: usize, entry: Entry<T>) -> Option<()> {
@@ -458,29 +505,45 @@ impl<T> Index<T> {
 
     /// Removes the region in place `number`, whose range is `range`.
     pub(crate) fn remove(&self, recycler: &mut Recycler, range: AddressRange, number: u32) {
-        let Some(place) = self.places.get(number) else { return };
-        for block in blocks_of(range) {
-            self.remove_entry(recycler, block, std::ptr::from_ref(place).addr());
-        }
+        _ = self.remove_from(recycler, blocks_of(range), number);
     }
 
-    fn remove_entry(&self, recycler: &mut Recycler, block: usize, address: usize) {
-        let Some(word) = self.list_of(block) else { return };
+    /// Removes a region from the next blocks of `walk`, as far as one after the other names it. False if one did
+    /// not.
+    pub(crate) fn remove_next(&self, recycler: &mut Recycler, walk: &mut BlockWalk) -> bool {
+        self.remove_from(recycler, walk.next_blocks(), walk.number)
+    }
+
+    /// It is entered from its first block on, so where one does not name it, none behind it does.
+    fn remove_from(
+        &self,
+        recycler: &mut Recycler,
+        mut blocks: std::ops::Range<usize>,
+        number: u32,
+    ) -> bool {
+        let Some(place) = self.places.get(number) else { return false };
+        let address = std::ptr::from_ref(place).addr();
+        blocks.all(|block| self.remove_entry(recycler, block, address))
+    }
+
+    /// False if it was not there.
+    fn remove_entry(&self, recycler: &mut Recycler, block: usize, address: usize) -> bool {
+        let Some(word) = self.list_of(block) else { return false };
         // Relaxed: only holders of the writer's lock store here.
         let list = List(word.load(Ordering::Relaxed));
         let old = self.entries(list);
         let Some(position) =
             old.iter().position(|slot| Entry::<T>::load(slot).address() == address)
         else {
-            return;
+            return false;
         };
         if list.len() == 1 {
             publish(word, List::EMPTY);
             recycler.recycle(list);
-            return;
+            return true;
         }
         if list.len() - 1 <= list.capacity() / SPARSE && self.move_down(recycler, word, position) {
-            return;
+            return true;
         }
         // In place: a reader in between sees an entry twice or misses one, both of which it
         // is prepared for.
@@ -488,6 +551,7 @@ impl<T> Index<T> {
             store(&pair[0], Entry::<T>::load(&pair[1]));
         }
         publish(word, list.with_len(list.len() - 1));
+        true
     }
 
     /// Moves a sparse list, less the entry at `position`, to half the memory, and leaves its own to
@@ -519,14 +583,14 @@ impl<T> Index<T> {
     ) -> Part {
         let behind = range.end();
         let within = AddressRange::between(range.start(), range.end().min(END));
-        let Some(range) = within else { return Part { rest: None, blocks: 0 } };
+        let Some(range) = within else { return Part { rest: None, blocks: 0, named: 0 } };
         let mut block = range.start() >> BLOCK_LOG2;
         let last = (range.end() - 1) >> BLOCK_LOG2;
         let (mut named, mut blocks) = (0, 0);
         while block <= last {
             let from = (block << BLOCK_LOG2).max(range.start());
             if named >= most || blocks >= BLOCKS_AT_ONCE.max(most) {
-                return Part { rest: AddressRange::between(from, behind), blocks };
+                return Part { rest: AddressRange::between(from, behind), blocks, named };
             }
             blocks += 1;
             let Some(word) = self.list_of(block) else {
@@ -538,11 +602,11 @@ impl<T> Index<T> {
             named += count;
             if let Some(page) = page {
                 let rest = (block << BLOCK_LOG2) + (page << PAGE_LOG2);
-                return Part { rest: AddressRange::between(rest, behind), blocks };
+                return Part { rest: AddressRange::between(rest, behind), blocks, named };
             }
             block += 1;
         }
-        Part { rest: None, blocks }
+        Part { rest: None, blocks, named }
     }
 
     /// The first block behind an absent directory or leaf.
@@ -591,7 +655,7 @@ impl<T> Index<T> {
             return None;
         }
         let class = length.div_ceil(4).next_power_of_two().trailing_zeros() as usize;
-        let address = match recycler.free[class].pop_front() {
+        let address = match recycler.free[class].pop() {
             Some(address) => address,
             None => self.make_list(class)?,
         };
@@ -601,9 +665,8 @@ impl<T> Index<T> {
     fn make_list(&self, class: usize) -> Option<usize> {
         let quads: Box<[Quad]> = std::iter::repeat_with(Quad::new).take(1 << class).collect();
         let mut memory = lock(&self.memory);
-        memory.push(quads);
         // Taken where it stays: a box that moves takes its provenance along.
-        let address = memory.last()?.as_ptr().expose_provenance();
+        let address = memory.push(quads).as_ptr().expose_provenance();
         if address >> ADDRESS_BITS != 0 {
             return None;
         }
@@ -644,8 +707,8 @@ fn publish(word: &AtomicU64, list: List) {
     word.store(list.0, Ordering::Release);
 }
 
-fn blocks_of(range: AddressRange) -> impl Iterator<Item = usize> {
-    range.start() >> BLOCK_LOG2..=(range.end() - 1) >> BLOCK_LOG2
+const fn blocks_of(range: AddressRange) -> std::ops::Range<usize> {
+    range.start() >> BLOCK_LOG2..((range.end() - 1) >> BLOCK_LOG2) + 1
 }
 
 #[cfg(test)]
@@ -818,6 +881,42 @@ mod tests {
         }
         let quads: usize = lock(&index.memory).iter().map(|quads| quads.len()).sum();
         assert!(4 * quads <= 8 * (blocks + pages), "{quads} for {blocks} + {pages} regions");
+    }
+
+    /// A part at a time, and in any order with what is entered at once.
+    #[test]
+    fn a_long_region_is_entered_and_taken_out_in_parts() {
+        let (index, mut recycler) = (Index::new(), Recycler::new());
+        let (base, blocks) = (0x5555_0020_0000, 3 * BLOCKS_ENTERED + 1);
+        let long = range(base, base + blocks * BLOCK_BYTES - 4096);
+        let page = range(base + BLOCK_BYTES, base + BLOCK_BYTES + 4096);
+        assert!(BlockWalk::of_long(page, 1).is_none());
+        insert(&index, &mut recycler, page, 1);
+        index.places.ensure(2, Place).unwrap();
+        let mut walk = BlockWalk::of_long(long, 2).unwrap();
+        for parts in 1.. {
+            assert!(index.insert_next(&mut recycler, &mut walk));
+            let entered = (parts * BLOCKS_ENTERED).min(blocks);
+            // Beside the page.
+            let last = base + (entered - 1) * BLOCK_BYTES + 8192;
+            assert_eq!(found(&index, last, last + 1), [2]);
+            assert_eq!(found(&index, last + BLOCK_BYTES, last + BLOCK_BYTES + 1), []);
+            assert_eq!(walk.is_over(), entered == blocks);
+            if walk.is_over() {
+                break;
+            }
+        }
+        assert_eq!(touched(&index, page.start(), page.end()), [1, 2]);
+        let mut walk = BlockWalk::of_long(long, 2).unwrap();
+        assert!(index.remove_next(&mut recycler, &mut walk));
+        assert!(!walk.is_over());
+        assert_eq!(found(&index, base, base + 1), []);
+        while !walk.is_over() {
+            assert!(index.remove_next(&mut recycler, &mut walk));
+        }
+        assert_eq!(touched(&index, base, long.end()), [1]);
+        let mut walk = BlockWalk::of_long(long, 2).unwrap();
+        assert!(!index.remove_next(&mut recycler, &mut walk), "it was never entered");
     }
 
     /// Random insertions and removals, compared with a plain list.

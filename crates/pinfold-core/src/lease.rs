@@ -189,9 +189,7 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// ([`PerUse::Asked`], [`PerUse::NotAdmitted`], [`PerUse::Full`]) unless a cached region shares it; memory registered while a discard of it was pending
     /// ([`PerUse::ChangePending`]) always is, because it is unknown. Costs a monitor's check.
     pub fn is_invalidated(&self) -> bool {
-        if !matches!(self.shared.is_current(), Ok(true)) {
-            self.shared.catch_up_for_lease(self.region);
-        }
+        self.shared.catch_up_for_lease(self.region);
         self.region.state().is_invalidated()
     }
 
@@ -199,7 +197,9 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     /// that has happened already. Replaces an earlier callback of this lease.
     ///
     /// It runs on whatever thread finds out first, the reclaimer or one inside a `get`, with no
-    /// lock of the cache held; it may use the cache. A panic in it is caught and counted. Ending
+    /// lock of the cache held; it may use the cache. Where the cache shares a budget with a pool it may
+    /// be a thread that makes the pool grow: the callback must not wait for one that asks that pool.
+    /// A panic in it is caught and counted. Ending
     /// the lease takes the callback back, unless it is being run. In a forked child it is dropped.
     pub fn on_invalidate(&mut self, callback: impl FnOnce() + Send + 'static) {
         self.shared.forget_callback(self.region, self.duties);

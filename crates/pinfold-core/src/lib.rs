@@ -22,10 +22,10 @@
 //! one serves all of its uses; leases of it go on until they end.
 //!
 //! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `stamped`, `change_log`, `pending_changes`, `combination` (parts of monitors),
-//! `first_made`, `arena`, `barrier`, `hazard`, `holds` (memory and threads), `region`, `index`, `order`, `flight`,
-//! `watchers`, `admission`, `suspended_ranges`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest), `lease`, `get`,
-//! `pieces`, `stable`, `cache` (the entry points), `suspend` (memory that moves), `notice` (what a program
+//! `registrar` (the two interfaces), `stamped`, `standing`, `change_log`, `change_marks`, `pending_changes`, `combination` (parts of monitors),
+//! `first_made`, `arena`, `chunked`, `queue`, `barrier`, `hazard`, `holds` (memory and threads), `region`, `index`, `order`, `flight`,
+//! `waits`, `watchers`, `admission`, `suspended_ranges`, `followed_ranges`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest),
+//! `lease`, `get`, `pieces`, `stable`, `cache`, `followed` (the entry points), `suspend` (memory that moves), `notice` (what a program
 //! must react to). Apart from all of these
 //! stands `magazines`, a thread's cache of a pool.
 
@@ -37,6 +37,8 @@ mod board;
 pub mod budget;
 pub mod cache;
 pub mod change_log;
+pub mod change_marks;
+mod chunked;
 pub mod clock;
 pub mod combination;
 pub mod config;
@@ -46,6 +48,9 @@ mod events;
 #[doc(hidden)]
 pub mod first_made;
 mod flight;
+#[doc(hidden)]
+pub mod followed;
+mod followed_ranges;
 #[doc(hidden)]
 pub mod foreign;
 mod get;
@@ -67,6 +72,7 @@ pub mod notice;
 mod order;
 pub mod pending_changes;
 pub mod pieces;
+mod queue;
 pub mod range;
 mod range_index;
 pub mod reclaim;
@@ -78,11 +84,13 @@ mod several;
 mod shared;
 pub mod stable;
 pub mod stamped;
+mod standing;
 pub mod statistics;
 pub mod suspend;
 mod suspended_ranges;
 mod sync;
 mod unapplied;
+mod waits;
 mod watchers;
 
 pub use access::Access;
@@ -91,13 +99,14 @@ pub use barrier::Barriers;
 pub use budget::{Account, Amount, Lender, Recalls, Refusal};
 pub use cache::{Cache, Checked};
 pub use change_log::{ChangeLog, ReplayEnd};
+pub use change_marks::{ChangeMarks, RangeMark};
 pub use clock::Clock;
 pub use config::{Config, Keep, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
 pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
 pub use get::GetRequest;
 pub use lease::Lease;
-pub use monitor::{Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
+pub use monitor::{ChangeMark, Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
 pub use notice::{Notice, Notices, Revocation, SuspensionId};
 pub use pending_changes::{PendingChanges, Ticket};
 pub use pieces::Pieces;

@@ -12,8 +12,8 @@ use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
 use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::{
-    Access, AddressRange, Cache, Change, ChangeLog, Config, Cover, MappingKind, PendingChanges,
-    ReplayEnd, combination,
+    Access, AddressRange, Cache, Change, ChangeLog, ChangeMark, ChangeMarks, Config, Cover,
+    MappingKind, PendingChanges, ReplayEnd, combination,
 };
 use loom::thread;
 use std::sync::Arc;
@@ -57,6 +57,47 @@ fn loom_a_counted_entry_is_told() {
         seen.extend(more);
         assert!((0..2).all(|number| seen.contains(&page(number))), "{seen:?}");
         assert!(seen.iter().all(|it| *it == page(0) || *it == page(1)), "{seen:?}");
+    });
+}
+
+/// A writer that reads a place while it changes hands marks the range that it has changed, or none.
+#[test]
+fn loom_no_range_is_marked_by_a_change_of_the_one_before_it() {
+    explore(3, || {
+        let marks = Arc::new(ChangeMarks::<1>::new());
+        let before = marks.begin(page(0)).unwrap();
+        let writer = {
+            let marks = Arc::clone(&marks);
+            thread::spawn(move || marks.set(page(0)))
+        };
+        drop(before);
+        let after = marks.begin(page(1)).unwrap();
+        assert!(!after.is_set());
+        writer.join().unwrap();
+        assert!(!after.is_set());
+    });
+}
+
+/// Of two writers that mark one range each finds it marked when it goes on.
+#[test]
+fn loom_a_mark_is_set_when_the_writer_goes_on() {
+    explore(3, || {
+        let marks = Arc::new(ChangeMarks::<2>::new());
+        let (first, second) = (marks.begin(page(0)).unwrap(), marks.begin(page(1)).unwrap());
+        let writers = [0, 1].map(|number| {
+            let marks = Arc::clone(&marks);
+            thread::spawn(move || {
+                marks.set(page(number));
+                marks.set(page(0));
+            })
+        });
+        let mut expected = false;
+        for writer in writers {
+            writer.join().unwrap();
+            assert!(first.is_set() && (second.is_set() || !expected));
+            expected = true;
+        }
+        assert!(second.is_set());
     });
 }
 

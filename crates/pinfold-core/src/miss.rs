@@ -16,8 +16,8 @@ use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::events::Checkup;
 use crate::flight::{Flight, Landing};
 use crate::foreign::{ForeignPart, runs_through};
-use crate::get::{Begun, Uses};
-use crate::index::can_hold;
+use crate::get::{Answer, Begun, Uses};
+use crate::index::{BlockWalk, can_hold};
 use crate::lease::Lease;
 use crate::monitor::{Forked, Monitor, Watch};
 use crate::order::Order;
@@ -129,11 +129,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, attempt);
             let is_sampled = self.is_sampled();
-            let asked = (!attempt.begun.is_current || is_sampled).then(|| self.ask(is_sampled));
+            let asked = match attempt.begun.answer {
+                Answer::Current if !is_sampled => None,
+                Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
+                _ => Some(self.ask(is_sampled)),
+            };
             let step =
                 self.locked(|writer| self.next_step(writer, want, plan, attempt, asked))??;
             // What comes next takes its time, and the registrar's or a program's code runs in it.
-            attempt.begun.is_current = false;
+            attempt.begun.answer = Answer::None;
             match step {
                 Step::Done(lease) => return Ok(lease),
                 Step::Again => {}
@@ -176,7 +180,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         asked: Option<Checkup>,
     ) -> Result<Step<'_, R, M>, GetError> {
         if let Some(checkup) = asked {
-            self.catch_up_with(writer, checkup)?;
+            self.catch_up(writer, checkup)?;
         }
         if writer.watchers.has_due() {
             return Ok(Step::Again);
@@ -519,14 +523,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Enters a filled place into the index and the order of eviction: hits find it from now on,
-    /// unless part of it is suspended.
+    /// unless part of it is suspended. A long one is named in the index already.
     pub(crate) fn enter(
         &self,
         writer: &mut Writer,
         flight: &Flight,
         region: &Region<R::Handle>,
+        is_entered_ahead: bool,
     ) -> Result<(), PerUse> {
-        if !self.index.insert(&mut writer.recycler, flight.range, flight.number) {
+        let is_named = match BlockWalk::of_long(flight.range, flight.number) {
+            Some(_) => is_entered_ahead,
+            None => self.index.insert(&mut writer.recycler, flight.range, flight.number),
+        };
+        if !is_named {
             return Err(PerUse::Unindexed);
         }
         let suspended = writer.is_suspended(region);
@@ -698,6 +707,8 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) }?;
         let registered = now();
+        let entered = per_use.is_none()
+            && shared.enter_ahead(range, self.region.number).map_err(|Forked| FORKED_MEANWHILE)?;
         let landed = shared.locked_deferring(|writer| {
             if let Some(took) = since(watched, registered) {
                 writer.costs.registered(range, took);
@@ -705,7 +716,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             if let Some(took) = since(began, watched).filter(|_| self.by_choice.is_none()) {
                 writer.costs.watched(took);
             }
-            self.land(writer, want, handle, per_use)
+            self.land(writer, want, handle, (per_use, entered))
         });
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
         let (lease, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
@@ -719,7 +730,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         writer: &mut Writer,
         want: &Want,
         handle: R::Handle,
-        per_use: Option<PerUse>,
+        (per_use, entered): (Option<PerUse>, bool),
     ) -> Lease<'c, R, M> {
         let (shared, region) = (self.shared, self.region);
         let flight = self.leave(writer);
@@ -732,7 +743,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         unsafe { region.fill(filling, born, shared.advance_tick(), handle) };
         let per_use = per_use
             .or_else(|| flight.tainted.then_some(PerUse::ChangedMeanwhile))
-            .or_else(|| shared.enter(writer, &flight, region).err());
+            .or_else(|| shared.enter(writer, &flight, region, entered).err());
         let pin = shared.pin(writer, region);
         let lease = if let Some(why) = per_use {
             self.note_not_kept(writer);

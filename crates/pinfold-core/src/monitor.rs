@@ -57,15 +57,18 @@ impl Position {
 /// 3. **Kept.** The log loses no entry unless it says so
 ///    ([`Replay::complete`] false).
 /// 4. **Calm.** Nothing here waits for a lock that is held while memory is mapped, unmapped,
-///    allocated or freed, except by `watch`.
+///    allocated or freed, except by `watch` and `mark_changes`.
+/// 5. **Marked.** If [`mark_changes`](Self::mark_changes) gave a mark of the range, and the change began after that
+///    and its call returned before a call of `check`, then the mark is set when that returns, whatever became of the log.
+///    Neither a change of which an earlier `check` knew sets it, nor an entry ([`AddressRange::EVERYTHING`]) by which a
+///    monitor says that it cannot tell what has changed.
 ///
 /// # Locks and panics
 ///
-/// `check`, `replay` and `change_surcharge` are also called under the cache's lock, `replay` under a landing
-/// zone's: they must not call the cache or the zone. Any call may panic but [`forked`](Self::forked), which
-/// destructors ask: what was asked for ends with the panic, or it is counted
-/// ([`callback_panics`](crate::Statistics::callback_panics)) where it has nowhere to go, and nothing that was not
-/// told is believed. Of a `notify` that panics, the reclaimer may not hear.
+/// `check`, `replay` and `change_surcharge` are also called under the cache's lock: they must not call the cache. Any
+/// call may panic but [`forked`](Self::forked), which destructors ask: what was asked for ends with the panic, or it
+/// is counted ([`callback_panics`](crate::Statistics::callback_panics)) where it has nowhere to go, and nothing that
+/// was not told is believed. Of a `notify` that panics, the reclaimer may not hear.
 pub unsafe trait Monitor: Send + Sync + 'static {
     /// The monitor's name: `userfaultfd`, `none`.
     fn name(&self) -> &'static str;
@@ -93,6 +96,14 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// once with the same change. It may be called before it is clear that the replay is not
     /// complete.
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay;
+
+    /// A mark that each change of `range` sets from now on, as it is logged: no thread has to read the log in time.
+    ///
+    /// `None` where this monitor has none, or all are in use: then what the log has kept must do.
+    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
+        let _ = range;
+        None
+    }
 
     /// What this monitor claims to see.
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover;
@@ -143,6 +154,10 @@ unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
         (**self).replay(from, visit)
     }
 
+    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
+        (**self).mark_changes(range)
+    }
+
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         (**self).coverage(mapping, change)
     }
@@ -165,6 +180,19 @@ unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
 
     fn wait(&self, seen: u32) {
         (**self).wait(seen);
+    }
+}
+
+/// Whether a range has changed since [`Monitor::mark_changes`] gave this. It ends when it is dropped.
+pub trait ChangeMark: Send + Sync {
+    /// Whether it has. Takes no lock.
+    fn is_set(&self) -> bool;
+}
+
+/// Either of two: set when one of them is.
+impl<'m> ChangeMark for [Box<dyn ChangeMark + 'm>; 2] {
+    fn is_set(&self) -> bool {
+        self.iter().any(|mark| mark.is_set())
     }
 }
 

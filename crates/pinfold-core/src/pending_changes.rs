@@ -18,7 +18,8 @@
 //! The layout is `#[repr(C)]`, because two copies of this code may share one table.
 
 use crate::AddressRange;
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
+use crate::standing::{StandingRange, freed};
+use crate::sync::{AtomicU64, Ordering};
 use std::marker::PhantomData;
 
 /// Room for `RECORDS` changes at a time that can be told apart.
@@ -39,22 +40,8 @@ pub struct PendingChanges<const RECORDS: usize> {
     /// Changes under way for which no record was free (bits 0-31), and how often everything was
     /// forgotten (bits 32-63).
     unrecorded: AtomicU64,
-    records: [Record; RECORDS],
+    records: [StandingRange; RECORDS],
 }
-
-#[repr(C)]
-#[derive(Debug)]
-struct Record {
-    /// Four times the number of changes that had it, plus [`FREE`], [`TAKEN`] or [`STANDS`].
-    state: AtomicU64,
-    start: AtomicUsize,
-    end: AtomicUsize,
-}
-
-const FREE: u64 = 0;
-const TAKEN: u64 = 1;
-const STANDS: u64 = 2;
-const STATES: u64 = 4;
 
 /// Which record a change has: what [`PendingChanges::begin`] gives and [`PendingChanges::end`] takes.
 #[derive(PartialEq, Eq, Debug)]
@@ -86,13 +73,13 @@ impl<const RECORDS: usize> PendingChanges<RECORDS> {
     /// Nothing is under way; also in a `static`.
     #[cfg(not(any(loom, shuttle)))]
     pub const fn new() -> Self {
-        Self { unrecorded: AtomicU64::new(0), records: [const { Record::new() }; RECORDS] }
+        Self { unrecorded: AtomicU64::new(0), records: [const { StandingRange::new() }; RECORDS] }
     }
 
     /// The atomics of a model cannot be made at compile time.
     #[cfg(any(loom, shuttle))]
     pub fn new() -> Self {
-        let records = std::array::from_fn(|_| Record::new());
+        let records = std::array::from_fn(|_| StandingRange::new());
         Self { unrecorded: AtomicU64::new(0), records }
     }
 
@@ -123,7 +110,7 @@ impl<const RECORDS: usize> PendingChanges<RECORDS> {
         }
         match ticket.place {
             Place::Record(place, state) => {
-                self.records.get(place).iter().for_each(|record| record.free(state));
+                self.records.get(place).iter().for_each(|record| free(record, state));
             }
             Place::Counted(forgotten) => {
                 let is_ours = |word: u64| word / FORGOTTEN == forgotten;
@@ -159,7 +146,7 @@ impl<const RECORDS: usize> PendingChanges<RECORDS> {
     /// For a forked child, where the threads do not exist that were changing something. Anywhere
     /// else this forgets what is true.
     pub fn forget_all(&self) {
-        self.records.iter().for_each(Record::forget);
+        self.records.iter().for_each(StandingRange::forget);
         // Relaxed: the child has one thread.
         let word = self.unrecorded.load(Ordering::Relaxed);
         let none = word & !(FORGOTTEN - 1);
@@ -170,7 +157,7 @@ impl<const RECORDS: usize> PendingChanges<RECORDS> {
     pub fn overlaps(&self, range: AddressRange) -> bool {
         // Acquire: see the file's claim.
         let counted = self.unrecorded.load(Ordering::Acquire) & (FORGOTTEN - 1);
-        counted > 0 || self.records.iter().any(|record| record.overlaps(range))
+        counted > 0 || self.records.iter().any(|record| may_change(record, range))
     }
 }
 
@@ -180,79 +167,30 @@ impl<const RECORDS: usize> Default for PendingChanges<RECORDS> {
     }
 }
 
-impl Record {
-    #[cfg(not(any(loom, shuttle)))]
-    const fn new() -> Self {
-        let [start, end] = [const { AtomicUsize::new(0) }; 2];
-        Self { state: AtomicU64::new(0), start, end }
+/// Only the change that stands there in state `stands` ends this.
+fn free(record: &StandingRange, stands: u64) {
+    // Relaxed: nothing else writes it while it stands. A forked child may have forgotten it, and given it to another
+    // change since.
+    if record.state.load(Ordering::Relaxed) == stands {
+        // Release: a thread that finds it gone finds the change done.
+        record.state.store(freed(stands), Ordering::Release);
     }
+}
 
-    #[cfg(any(loom, shuttle))]
-    fn new() -> Self {
-        let [start, end] = std::array::from_fn(|_| AtomicUsize::new(0));
-        Self { state: AtomicU64::new(0), start, end }
-    }
-
-    /// Takes the record, if it is free, for `range`. Gives the state in which it stands.
-    fn stand(&self, range: AddressRange) -> Option<u64> {
-        // Relaxed: the exchange decides.
-        let state = self.state.load(Ordering::Relaxed);
-        if state % STATES != FREE {
-            return None;
-        }
-        let (taken, stands) = (state + TAKEN, state + STANDS);
-        // Acquire: our words come after those of the thread that had it before.
-        let mine = self.state.compare_exchange(state, taken, Ordering::Acquire, Ordering::Relaxed);
-        mine.ok()?;
-        // Release fence: a thread that reads one of the new words, and then passes the acquire fence in
-        // `overlaps`, sees that the record changed hands.
-        fence(Ordering::Release);
-        self.start.store(range.start(), Ordering::Relaxed);
-        self.end.store(range.end(), Ordering::Relaxed);
-        // Release: a thread that sees it stand reads its words.
-        self.state.store(stands, Ordering::Release);
-        Some(stands)
-    }
-
-    /// Only the change that stands here in state `stands` ends this.
-    fn free(&self, stands: u64) {
-        // Relaxed: nothing else writes it while it stands.
-        let state = self.state.load(Ordering::Relaxed);
-        // A forked child may have forgotten it, and given it to another change since.
-        if state == stands {
-            // Release: a thread that finds it gone finds the change done.
-            self.state.store(state - STANDS + STATES, Ordering::Release);
-        }
-    }
-
-    fn forget(&self) {
-        // Relaxed: the child has one thread.
-        let state = self.state.load(Ordering::Relaxed);
-        if state % STATES != FREE {
-            self.state.store(state - state % STATES + STATES, Ordering::Relaxed);
-        }
-    }
-
-    fn overlaps(&self, range: AddressRange) -> bool {
-        // Acquire, twice: the state that tells that the change has ended also brings its effect.
-        let before = self.state.load(Ordering::Acquire);
-        if before % STATES != STANDS {
-            return false;
-        }
-        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
-        // Acquire fence: if either word was newer, the state below is too.
-        fence(Ordering::Acquire);
-        // Another state now: the change that stood here has ended, and whichever stands here now
-        // began after this look.
-        self.state.load(Ordering::Acquire) == before
-            && AddressRange::between(start, end).is_none_or(|it| it.overlaps(&range))
-    }
+fn may_change(record: &StandingRange, range: AddressRange) -> bool {
+    // Acquire, here and in `look`: the state that tells that the change has ended also brings its effect. Another state now:
+    // the change that stood here has ended, and whichever stands here now began after this look.
+    record.look().is_some_and(|(before, standing)| {
+        record.state.load(Ordering::Acquire) == before
+            && standing.is_none_or(|it| it.overlaps(&range))
+    })
 }
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::standing::TAKEN;
 
     fn page(number: usize) -> AddressRange {
         AddressRange::new(number << 12, 4096).unwrap()

@@ -61,15 +61,21 @@ impl<H> Slice<'_, H> {
 }
 
 impl<R: Registrar, M: Monitor> Shared<R, M> {
-    /// Applies news, then deregisters every region that is neither findable nor leased.
-    ///
-    /// Says how many there were. What becomes unfindable meanwhile is left to the next call: this one
-    /// ends, whatever other threads do.
+    /// Applies the changes that were reported until now, then deregisters every region that is neither findable
+    /// nor leased. Says how many there were.
     pub(crate) fn reclaim(&self) -> usize {
+        self.await_log();
+        self.reclaim_logged()
+    }
+
+    /// The same with the changes that stand in the log.
+    ///
+    /// What becomes unfindable meanwhile is left to the next call: this one ends, whatever other threads do.
+    fn reclaim_logged(&self) -> usize {
         self.give_back(usize::MAX, |scanner| self.claim_unfindable(scanner))
     }
 
-    /// Applies news, then deregisters what `claim` takes over, slice by slice until `enough` regions
+    /// Applies the log, then deregisters what `claim` takes over, slice by slice until `enough` regions
     /// were given back, or all that there were when this began were looked at. Says how many were
     /// given back.
     fn give_back<'c>(
@@ -96,10 +102,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> GivenBack {
         // A forked child's regions are its parent's.
         let Ok(mut scanner) = self.lock_to_scan() else { return GivenBack::default() };
-        let (scanner, Slice { duties, is_cut }) = match self.catch_up(&mut scanner) {
-            Ok(()) => claim(scanner),
-            Err(_forked) => (scanner, Slice::nothing()),
-        };
+        self.read_log(&mut scanner);
+        let (scanner, Slice { duties, is_cut }) = claim(scanner);
         let due = self.release(scanner);
         // Before the callbacks, which may wait for the room that this makes.
         let count = self.deregister(duties);
@@ -108,10 +112,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         GivenBack { count, is_cut }
     }
 
-    /// Applies news, all of them, and says whether there is something to give back.
+    /// Whether there is something to give back. In a forked child nothing is.
     fn finds_work(&self) -> bool {
-        // In a forked child nothing is given back.
-        let _forked = self.catch_up_with_all();
         let is_left = self.locked(|writer| {
             let is_left = writer.has_unscanned() || !writer.unapplied.is_empty();
             // Called for changes that concerned nothing: the next call must notify again.
@@ -372,7 +374,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let mut give_up = |proof: Idle<'c, Region<R::Handle>>| {
             self.note_kept_no_more(writer, proof.item().number, &mut eviction.hits);
             if let Some(range) = proof.item().range() {
-                self.index.remove(&mut writer.recycler, range, proof.item().number);
+                self.withdraw(writer, range, proof.item().number);
                 eviction.missing = eviction.missing - self.amount_of(writer, proof.item());
             }
             writer.lists.deregister(proof)
@@ -501,7 +503,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer: &mut Writer,
         first: u32,
     ) -> (Duties<'_, R::Handle>, Option<u32>) {
-        let end = writer.made_places.min(first.saturating_add(SLICE as u32));
+        let end = writer.made_places.min(first.saturating_add(HALF as u32));
         let regions = (first..end).filter_map(|number| self.region(number));
         let duties = regions.filter_map(|region| self.take_over(writer, region)).collect();
         (duties, (end < writer.made_places).then_some(end))
@@ -518,7 +520,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             State::Free | State::Deregistering => return None,
             state if state.is_indexed() => {
                 let range = region.range()?;
-                self.index.remove(&mut writer.recycler, range, region.number);
+                self.withdraw(writer, range, region.number);
                 writer.lists.supersede(region);
             }
             _ => _ = writer.per_use.remove(&region.number),
@@ -660,6 +662,12 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
     fn run(mut self) {
         let _inside = InsideDeparture::enter();
         loop {
+            if let Some(region) = self.ahead.as_slice().first().map(Deregistering::region)
+                && let Some(range) = region.range()
+            {
+                // In a forked child it is the parent's, as below.
+                let _forked = self.shared.erase(range, region.number);
+            }
             let is_timed = self.shared.is_sampled() && !self.ahead.as_slice().is_empty();
             let began = self.shared.now_if(is_timed);
             // Forked inside the registrar or the clock: the rest is the parent's to give back.
@@ -762,21 +770,31 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
             }
             // A registrar that panics costs its own registration, which is not given to it again;
             // the others must not stay pinned because of it.
-            let _ran_through = runs_through(|| self.work());
+            let mut is_news = false;
+            let _ran_through = runs_through(|| is_news = self.work());
             // A child that was forked by a callback on this thread, and came back from it, has no
             // other thread; no thread would ever ring.
             if self.shared.monitor.forked() {
                 return;
             }
-            self.shared.monitor.wait(seen);
+            // A monitor is asked whether it sees anything still when it has said nothing new.
+            if !is_news {
+                self.shared.monitor.wait(seen);
+            }
         }
     }
 
-    fn work(&self) {
+    /// A round. Whether there were changes in the log.
+    fn work(&self) -> bool {
+        let is_news = self.shared.apply_log() == Ok(true);
+        if !is_news {
+            self.shared.await_log();
+        }
         if self.shared.finds_work() {
             sync::thread::sleep(GATHER);
-            self.shared.reclaim();
+            self.shared.reclaim_logged();
         }
+        is_news
     }
 }
 

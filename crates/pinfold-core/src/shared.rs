@@ -15,11 +15,12 @@ use crate::budget::{Account, Amount};
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
+use crate::followed_ranges::FollowedRanges;
 use crate::foreign::{self, ForeignPart, discard, runs_through};
 use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
 use crate::holds::Hold;
 use crate::index::{Index, Recycler};
-use crate::monitor::{Forked, Lost, Monitor, Position, Sequence};
+use crate::monitor::{Forked, Monitor, Position, Sequence};
 use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
@@ -28,7 +29,7 @@ use crate::suspended_ranges::SuspendedRanges;
 use crate::sync::{
     AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, wait,
 };
-use crate::unapplied::UnappliedChanges;
+use crate::unapplied::{ChangeCount, UnappliedChanges};
 use crate::watchers::{Callback, Due, Watchers};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -77,7 +78,7 @@ pub(crate) const SLICE: usize = if cfg!(shuttle) {
 } else if cfg!(miri) {
     8
 } else {
-    128
+    64
 };
 
 /// How many regions [`Writer::scratch`] keeps room for.
@@ -129,6 +130,8 @@ pub(crate) struct Writer {
     pub(crate) replayed: Sequence,
     /// What was read and is not applied.
     pub(crate) unapplied: UnappliedChanges,
+    /// Ranges that the cache may not hold, of which is asked whether they have changed.
+    pub(crate) followed: FollowedRanges,
     /// The monitor sees nothing any more; all was invalidated then.
     pub(crate) lost: bool,
 }
@@ -213,9 +216,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         })
     }
 
-    /// Whether the regions' states are as new as the monitor: the first step of every `get`.
+    /// Whether the regions' states are as new as what the monitor answered: the first step of every `get`.
     ///
-    /// **Why a hit behind this is never stale.** Let a change take effect before this check. The
+    /// **Why a hit behind this is never stale.** Let a change take effect before the monitor's `check`. The
     /// monitor's promise makes `check` return its entry's sequence or a later one, so `applied`
     /// can only be equal if the entry has been applied. The thread that applied it set the region's
     /// status to invalidated, under the writer's lock, before it stored `applied`; the Acquire
@@ -229,10 +232,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// a suspension, which takes the leases for what they are; and a lease, which asks the same
     /// question ([`catch_up_for_lease`](Self::catch_up_for_lease)).
     #[inline(always)]
-    pub(crate) fn is_current(&self) -> Result<bool, Lost> {
-        let seen = self.monitor.check()?;
+    pub(crate) fn has_applied(&self, seen: Sequence) -> bool {
         // Acquire: pairs with the Release store in `publish_applied`; see the argument above.
-        Ok(self.applied.load(Ordering::Acquire) == seen.0)
+        self.applied.load(Ordering::Acquire) == seen.0
     }
 
     /// Publishes how far the log is applied, when all that was read of it is; as long as something is
@@ -247,7 +249,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // Relaxed: only holders of the writer's lock store here. Not stored again, because all hits
         // read this line.
         if self.applied.load(Ordering::Relaxed) != applied.0 {
-            // Release: the statuses set while applying come first; see `is_current`.
+            // Release: the statuses set while applying come first; see `has_applied`.
             self.applied.store(applied.0, Ordering::Release);
         }
     }
@@ -260,8 +262,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn hit(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
         let slot = self.hazards.slot()?;
         let entry = self.index.guess(ask.start).or_else(|| self.index.latest(ask.start));
-        if let Some(entry) = entry
-            && let Some(hit) = self.try_protect(slot, self.index.place(entry), ask)
+        // A long one that is not to be found any more may still be named: to protect it would take the lock.
+        if let Some(region) = entry.map(|entry| self.index.place(entry)).filter(|it| it.is_live())
+            && let Some(hit) = self.try_protect(slot, region, ask)
         {
             slot.count_hit();
             return Some(hit);
@@ -404,6 +407,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let hold = Hold::begin();
         let result = f(&mut writer);
         Ok((result, self.unlock(writer, hold)))
+    }
+
+    /// Runs `part` under the writer's lock until it says that it is done; others may have it in between. It
+    /// makes no callback due, and calls no reclaimer.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child.
+    pub(crate) fn locked_in_parts(
+        &self,
+        mut part: impl FnMut(&mut Writer) -> bool,
+    ) -> Result<(), Forked> {
+        loop {
+            let mut writer = self.lock()?;
+            let hold = Hold::begin();
+            let is_done = part(&mut writer);
+            drop(writer);
+            hold.end();
+            if is_done {
+                return Ok(());
+            }
+        }
     }
 
     /// Gives the writer's lock back, and notifies if the reclaimer was called under it.
@@ -668,6 +693,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 }
 
 impl Writer {
+    /// Whether all changes are applied that there were when this was asked for the first time: `target`.
+    pub(crate) fn are_applied(&self, target: &mut Option<ChangeCount>) -> bool {
+        self.unapplied.are_applied(*target.get_or_insert(self.unapplied.made()))
+    }
+
     fn new(position: Position, replayed: Sequence) -> Self {
         Self {
             recycler: Recycler::new(),
@@ -694,6 +724,7 @@ impl Writer {
             position,
             replayed,
             unapplied: UnappliedChanges::default(),
+            followed: FollowedRanges::default(),
             lost: false,
         }
     }

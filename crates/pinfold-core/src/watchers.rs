@@ -2,6 +2,7 @@
 
 use crate::foreign::{discard, discard_all, runs_through};
 use crate::unapplied::ChangeCount;
+use crate::waits::Waits;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,7 +20,7 @@ pub(crate) struct Watchers {
     /// Sorted maps, because no insertion and no look-up in them costs what is there.
     on_invalidate: BTreeMap<u32, ById>,
     /// To be run when the last of several regions is deregistered that were registered before a change.
-    on_deregister: BTreeMap<u32, Vec<(ChangeCount, Arc<Completion>)>>,
+    on_deregister: Waits<Arc<Completion>>,
     last_id: u64,
     due: Due,
 }
@@ -66,11 +67,17 @@ impl Watchers {
         Some(callback)
     }
 
+    /// Whether a callback waits for any region to be invalidated.
+    #[inline]
+    pub(crate) fn has_callbacks(&self) -> bool {
+        !self.on_invalidate.is_empty()
+    }
+
     /// Region `number` was invalidated.
     #[inline]
     pub(crate) fn invalidated(&mut self, number: u32) {
         // No callback is there, as nearly always: not even a hash.
-        if !self.on_invalidate.is_empty() {
+        if self.has_callbacks() {
             self.run_on_invalidate(number);
         }
     }
@@ -87,17 +94,13 @@ impl Watchers {
         change: ChangeCount,
         completion: &Arc<Completion>,
     ) {
-        let waits = self.on_deregister.entry(number).or_default();
-        waits.push((change, Arc::clone(completion)));
+        self.on_deregister.insert(number, change, Arc::clone(completion));
     }
 
     /// Region `number` is registered anew since so many changes: what it was before them is gone.
     pub(crate) fn renewed(&mut self, number: u32, born: ChangeCount) {
-        let Some(waits) = self.on_deregister.get_mut(&number) else { return };
-        let over = waits.extract_if(.., |(change, _)| *change <= born);
-        self.due.completions.extend(over.map(|(_, completion)| completion));
-        if waits.is_empty() {
-            self.on_deregister.remove(&number);
+        if !self.on_deregister.is_empty() {
+            self.complete_on_deregister(number, born);
         }
     }
 
@@ -105,14 +108,15 @@ impl Watchers {
     #[inline]
     pub(crate) fn deregistered(&mut self, number: u32) {
         if !self.on_deregister.is_empty() {
-            self.complete_on_deregister(number);
+            self.complete_on_deregister(number, ChangeCount::from_bits(u64::MAX));
         }
     }
 
+    /// What was to wait for a change up to `latest`.
     #[cold]
-    fn complete_on_deregister(&mut self, number: u32) {
-        let waits = self.on_deregister.remove(&number).into_iter().flatten();
-        self.due.completions.extend(waits.map(|(_, completion)| completion));
+    fn complete_on_deregister(&mut self, number: u32, latest: ChangeCount) {
+        let due = &mut self.due.completions;
+        self.on_deregister.complete(number, latest, |completion| due.push(completion));
     }
 
     /// Lets go of `completion` as soon as no lock is held.
@@ -187,7 +191,7 @@ impl Drop for Watchers {
     fn drop(&mut self) {
         let callbacks = std::mem::take(&mut self.on_invalidate).into_values();
         discard_all(callbacks.flat_map(BTreeMap::into_values));
-        discard_all(std::mem::take(&mut self.on_deregister).into_values().flatten());
+        discard_all(self.on_deregister.drain());
     }
 }
 
@@ -208,6 +212,32 @@ mod tests {
         assert_eq!(Due { callbacks, completions: Vec::new() }.run(|| false), 1);
         assert_eq!(*ran.lock().unwrap(), 1);
         FUSE.set(0);
+    }
+
+    #[test]
+    fn a_renewed_region_completes_what_was_asked_before_and_no_other() {
+        let mut watchers = Watchers::default();
+        let completions = [3, 1, 2].map(|change| {
+            let completion = Completion::new(Box::new(|| ()));
+            watchers.await_deregistration(7, ChangeCount::from_bits(change), &completion);
+            watchers.await_deregistration(8, ChangeCount::from_bits(change), &completion);
+            completion
+        });
+        let due = |watchers: &mut Watchers| {
+            let due = watchers.take_due().map_or_else(Vec::new, |mut due| due.take().1);
+            let place = |it: &Arc<_>| completions.iter().position(|other| Arc::ptr_eq(it, other));
+            due.iter().map(|it| place(it).unwrap()).collect::<Vec<_>>()
+        };
+        watchers.renewed(7, ChangeCount::from_bits(2));
+        assert_eq!(due(&mut watchers), [1, 2]);
+        watchers.renewed(7, ChangeCount::from_bits(2));
+        watchers.deregistered(6);
+        assert_eq!(due(&mut watchers), []);
+        watchers.deregistered(7);
+        assert_eq!(due(&mut watchers), [0]);
+        watchers.deregistered(8);
+        assert_eq!(due(&mut watchers), [0, 1, 2]);
+        assert!(watchers.on_deregister.is_empty());
     }
 
     #[test]

@@ -17,8 +17,10 @@ use pinfold_core::{
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
+use std::thread;
+use std::time::Duration;
 
 /// A device that panics at its n-th call. What it registers lives until it is given back, also if the
 /// giving back panics; a registration that panics leaves nothing.
@@ -888,4 +890,178 @@ fn a_leased_buffer_may_panic_as_its_registrar_does() {
     assert!(!runs_through(|| drop(cache.lease_buffer(buffer()).ok().unwrap().into_inner())));
     assert_eq!(ended.load(SeqCst), 2);
     assert!(!runs_through(|| drop(cache)));
+}
+
+/// Is asked a long time after each change, and sees whether the cache's lock is free meanwhile.
+#[derive(Default)]
+struct Patient {
+    cache: OnceLock<Weak<Cache<Device, Patient>>>,
+    asked: AtomicU64,
+    locked_out: AtomicU64,
+}
+
+impl Patient {
+    /// Another thread takes the lock while this one is being asked.
+    fn look(&self) {
+        let Some(cache) = self.cache.get().and_then(Weak::upgrade) else { return };
+        if self.locked_out.load(SeqCst) > 0 {
+            return;
+        }
+        let (done, is_done) = mpsc::channel();
+        thread::spawn(move || {
+            cache.statistics();
+            let _gone = done.send(());
+        });
+        let is_free = is_done.recv_timeout(Duration::from_secs(20)).is_ok();
+        self.locked_out.fetch_add(u64::from(!is_free), SeqCst);
+    }
+}
+
+// SAFETY: the simulated memory does not change.
+unsafe impl Monitor for Patient {
+    fn name(&self) -> &'static str {
+        "patient"
+    }
+
+    /// Each time something else has changed.
+    fn check(&self) -> Result<Sequence, Lost> {
+        self.look();
+        Ok(Sequence(1 + self.asked.fetch_add(1, SeqCst)))
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        Calm.watch(range)
+    }
+
+    fn change_pending(&self, range: AddressRange) -> bool {
+        Calm.change_pending(range)
+    }
+
+    fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+        let sequence = self.asked.load(SeqCst);
+        Replay { up_to: Position(sequence, 0), sequence: Sequence(sequence), complete: true }
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        Calm.coverage(mapping, change)
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn notified(&self) -> u32 {
+        0
+    }
+
+    fn notify(&self) {}
+
+    fn wait(&self, _: u32) {}
+}
+
+/// A monitor may wait for its own thread, as long as changes follow each other.
+#[test]
+fn no_lock_is_held_while_the_monitor_is_asked() {
+    let cache = Cache::new(Device::default(), Patient::default(), Config::keeping_all()).unwrap();
+    let cache = Arc::new(cache);
+    cache.monitor().cache.set(Arc::downgrade(&cache)).unwrap();
+    let steps: [(&str, &dyn Fn()); 7] = [
+        ("a get", &|| drop(get(&cache, pages(0, 2)))),
+        ("a lease that asks", &|| assert!(!get(&cache, pages(0, 2)).is_invalidated())),
+        ("a check", &|| cache.check().map(drop).unwrap()),
+        ("an invalidation", &|| cache.invalidate(pages(0, 1))),
+        ("reclaiming", &|| _ = cache.reclaim()),
+        ("eviction of a range", &|| _ = cache.evict_idle_in(pages(0, 2))),
+        ("eviction", &|| _ = cache.evict_idle()),
+    ];
+    for (name, step) in steps {
+        step();
+        assert_eq!(cache.monitor().locked_out.load(SeqCst), 0, "{name}");
+    }
+    assert!(cache.monitor().asked.load(SeqCst) > 3);
+}
+
+/// Counts how often it is to notify, and sees nothing any more once it is lost: then its log is never complete, and
+/// stands where it stood.
+#[derive(Default)]
+struct Counting {
+    notified: AtomicU64,
+    is_lost: AtomicBool,
+}
+
+// SAFETY: the simulated memory does not change.
+unsafe impl Monitor for Counting {
+    fn name(&self) -> &'static str {
+        "counting"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        if self.is_lost.load(SeqCst) { Err(Lost::Descriptor { errno: 9 }) } else { Calm.check() }
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        Calm.watch(range)
+    }
+
+    fn change_pending(&self, range: AddressRange) -> bool {
+        Calm.change_pending(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        Replay { complete: !self.is_lost.load(SeqCst), ..Calm.replay(from, visit) }
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        Calm.coverage(mapping, change)
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn notified(&self) -> u32 {
+        0
+    }
+
+    fn notify(&self) {
+        self.notified.fetch_add(1, SeqCst);
+    }
+
+    fn wait(&self, _: u32) {}
+}
+
+fn counting() -> Cache<Device, Counting> {
+    Cache::new(Device::default(), Counting::default(), Config::keeping_all()).unwrap()
+}
+
+/// Its log says so for ever, and that is no news.
+#[test]
+fn the_loss_of_a_monitor_takes_all_regions_once() {
+    let cache = counting();
+    (0..10).for_each(|page| drop(get(&cache, pages(page, 1))));
+    cache.monitor().is_lost.store(true, SeqCst);
+    (0..5).for_each(|_| _ = cache.reclaim());
+    (0..5).for_each(|_| _ = cache.evict_idle());
+    let counts = cache.statistics();
+    assert_eq!((counts.invalidations, counts.regions, counts.overflows), (10, 0, 0));
+}
+
+/// A long region stays named in the index as long as it is leased.
+#[test]
+fn hits_beside_a_leased_long_region_that_is_not_to_be_found_call_no_reclaimer() {
+    const BLOCK: usize = 512;
+    let cache = counting();
+    let old = get(&cache, pages(BLOCK, 80 * BLOCK));
+    drop(get(&cache, pages(0, 90 * BLOCK)));
+    cache.reclaim();
+    assert_eq!((cache.statistics().superseded, cache.statistics().regions), (1, 2));
+    let before = cache.monitor().notified.load(SeqCst);
+    // Each page of a block in the middle of both.
+    (40 * BLOCK..41 * BLOCK).for_each(|page| drop(get(&cache, pages(page, 1))));
+    assert_eq!(cache.monitor().notified.load(SeqCst), before);
+    assert_eq!(cache.statistics().misses, 2);
+    drop(old);
+    assert!(cache.monitor().notified.load(SeqCst) > before);
+    assert_eq!(cache.reclaim(), 1);
+    assert_eq!(cache.statistics().regions, 1);
 }

@@ -39,9 +39,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
-const START: usize = 16 * PAGE;
 /// Pages of the program.
 const PAGES: usize = 4;
+/// On both sides of the end of one of the index's blocks of 2 MiB: what reaches across is entered into it, and
+/// taken out of it, in several holds of the lock.
+const START: usize = (2 << 20) - PAGES / 2 * PAGE;
 
 // --- the scheduler ---------------------------------------------------------------------------------
 

@@ -839,7 +839,7 @@ mod panics {
 
     #[test]
     fn on_the_way_back_end_in_a_revocation() {
-        for call in [DeviceCall::Renew, DeviceCall::Restart] {
+        for call in [DeviceCall::Widen, DeviceCall::Renew, DeviceCall::Restart] {
             for moment in ALL {
                 let rig = Rig::new();
                 let mut notices = rig.cache.notices(9);

@@ -12,7 +12,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
 use std::ffi::CStr;
 use std::io::Write;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -74,6 +74,35 @@ pub fn read_directory(directory: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<us
             buffer.len(),
         )
     })
+}
+
+/// Calls `visit` with each name in `directory` that is a number: of threads, of descriptors. Allocates nothing.
+///
+/// # Errors
+///
+/// The kernel's; some may have been visited by then.
+pub fn each_number(directory: BorrowedFd<'_>, visit: &mut dyn FnMut(u32)) -> Result<(), Errno> {
+    let mut buffer = [0; 4096];
+    loop {
+        let got = read_directory(directory, &mut buffer)?;
+        let mut records = buffer.get(..got).unwrap_or_default();
+        if records.is_empty() {
+            return Ok(());
+        }
+        while let Some((name, rest)) = first_record(records) {
+            let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
+            number.into_iter().for_each(&mut *visit);
+            records = rest;
+        }
+    }
+}
+
+/// Cuts one `struct linux_dirent64` off: inode 8 bytes, offset 8, length 2, type 1, then the name.
+fn first_record(records: &[u8]) -> Option<(&[u8], &[u8])> {
+    const NAME: usize = 19;
+    let length = u16::from_ne_bytes([*records.get(16)?, *records.get(17)?]).into();
+    let (record, rest) = (records.get(NAME..length)?, records.get(length..)?);
+    Some((record.split(|&byte| byte == 0).next()?, rest))
 }
 
 /// What tells one open file from another: device and inode. Linux gives every userfaultfd an
@@ -138,18 +167,48 @@ pub unsafe fn keep_only(kept: &[Descriptor]) -> Result<(), Errno> {
     let end = (highest / COPIED + 1).saturating_mul(COPIED);
     // Makes the table; what lies above is not even copied.
     close_range(end.cast_unsigned(), u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
-    for number in (0..end).filter(|number| !kept.contains(number)) {
-        if is_open(number) && !has_flush_by_process(number) {
-            // SAFETY: a copy in this thread's table, which no value owns.
-            unsafe { close(number) };
+    // SAFETY: copies in this thread's table, which no value owns.
+    if unsafe { close_listed(kept) }.is_err() {
+        for number in (0..end).filter(|number| is_open(*number)) {
+            // SAFETY: as above.
+            unsafe { close_unless_kept(number, kept) };
         }
     }
     Ok(())
 }
 
+/// Closes what the kernel lists of the calling thread's table, where that can be read: a few calls instead of one for each
+/// number that there may be.
+///
+/// # Safety
+///
+/// As for [`close_unless_kept`], of each number of this thread's.
+unsafe fn close_listed(kept: &[Descriptor]) -> Result<(), Errno> {
+    let directory = open(c"/proc/thread-self/fd", libc::O_DIRECTORY)?;
+    let listed = each_number(directory.as_fd(), &mut |number| {
+        let number = number.cast_signed();
+        if number != directory.as_raw_fd() {
+            // SAFETY: the caller's promise.
+            unsafe { close_unless_kept(number, kept) };
+        }
+    });
+    // SAFETY: this function's own. Not by the C library's `close`: a program may have a function of that name.
+    unsafe { close(directory.into_raw_fd()) };
+    listed
+}
+
+/// # Safety
+///
+/// As for [`close`].
+unsafe fn close_unless_kept(number: Descriptor, kept: &[Descriptor]) {
+    if !kept.contains(&number) && !has_flush_by_process(number) {
+        // SAFETY: the caller's promise.
+        unsafe { close(number) };
+    }
+}
+
 fn is_open(number: Descriptor) -> bool {
-    // SAFETY: asks for the number's flags.
-    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+    named(number).is_ok_and(|number| rustix::io::fcntl_getfd(number).is_ok())
 }
 
 /// Whether the file ends something of the whole process whenever a thread of the process closes a number of it, though
@@ -190,8 +249,7 @@ pub fn share_descriptors(one: u32, other: u32) -> bool {
 /// the number is not open any more.
 pub fn wait_readable(descriptor: Descriptor, timeout_ms: i32) -> bool {
     let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-    // SAFETY: the kernel reads and writes one `pollfd`.
-    let answered = unsafe { libc::poll(&raw mut poll, 1, timeout_ms) } >= 0;
+    let answered = poll_one(&mut poll, timeout_ms);
     if !answered && last_errno() != Errno(libc::EINTR) {
         // RLIMIT_NOFILE is zero now, and poll refuses to look at any descriptor; or a filter of
         // system calls refuses poll. The caller looks again in a millisecond instead of at once for
@@ -201,10 +259,29 @@ pub fn wait_readable(descriptor: Descriptor, timeout_ms: i32) -> bool {
     poll.revents & libc::POLLNVAL == 0
 }
 
+/// As `poll`, by its number: a program may have a function of its own under that name, which the dynamic linker would
+/// find. `ppoll` would be one call more for filters of system calls to allow.
+#[cfg(target_arch = "x86_64")]
+fn poll_one(poll: &mut libc::pollfd, timeout_ms: i32) -> bool {
+    // SAFETY: the kernel reads and writes one `pollfd`.
+    unsafe { libc::syscall(libc::SYS_poll, ptr::from_mut(poll), 1, timeout_ms) >= 0 }
+}
+
+/// Where the kernel has no `poll`, this is what the C library calls.
+#[cfg(not(target_arch = "x86_64"))]
+fn poll_one(poll: &mut libc::pollfd, timeout_ms: i32) -> bool {
+    let time = u64::try_from(timeout_ms).ok().map(|milliseconds| libc::timespec {
+        tv_sec: (milliseconds / 1000).cast_signed(),
+        tv_nsec: (milliseconds % 1000 * 1_000_000).cast_signed(),
+    });
+    let (time, no_mask) = (time.as_ref().map_or(ptr::null(), ptr::from_ref), ptr::null::<u8>());
+    // SAFETY: the kernel reads and writes one `pollfd`, and reads one `timespec`.
+    unsafe { libc::syscall(libc::SYS_ppoll, ptr::from_mut(poll), 1, time, no_mask, 8) >= 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     #[test]
     fn a_wrong_descriptor_is_an_error() {
@@ -221,6 +298,16 @@ mod tests {
         assert_eq!(identity(second.as_raw_fd()), identity(null.as_raw_fd()));
         drop(null);
         assert_eq!(read(second.as_fd(), &mut [0; 4]), Ok(0));
+    }
+
+    #[test]
+    fn the_numbers_of_a_directory_are_the_names_that_are_numbers() {
+        let directory = open(c"/proc/self/fd", libc::O_DIRECTORY).unwrap();
+        let mut numbers = Vec::new();
+        each_number(directory.as_fd(), &mut |number| numbers.push(number)).unwrap();
+        assert!(numbers.contains(&directory.as_raw_fd().cast_unsigned()), "{numbers:?}");
+        let null = open(c"/dev/null", 0).unwrap();
+        assert!(each_number(null.as_fd(), &mut |_| ()).is_err());
     }
 
     #[test]

@@ -9,20 +9,20 @@
 //! |---|---|
 //! | [`errno`] | the kernel's error numbers |
 //! | [`process`], [`thread`], [`signal`], [`poll`] | facts of the process, threads without signals, waiting |
-//! | [`descriptor`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
+//! | [`descriptor`], [`own_process`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
 //! | [`memory`], [`mapping`], [`pages`], [`numa`], [`trial`] | mappings and their pages, on ranges and as owned values; changes to test monitors by |
 //! | [`procmap`], [`userfaultfd`], [`io_uring`], [`symbols`] | the table of mappings, its changes, fixed buffers, the dynamic linker |
 //!
 //! # Which way a call takes
 //!
 //! `rustix` makes its system calls itself: no cancellation point, no write to `errno`, and no function that
-//! another library (UCX, `libpinfold_preload.so`) has replaced. Two kinds of calls go through the C library on
+//! another library (UCX, `libpinfold_preload.so`) has replaced, or the program has under that name. Two kinds of calls go through the C library on
 //! purpose:
 //!
 //! - `mmap`, `munmap` and `madvise`: other caches of registrations replace these functions to see memory go, and
 //!   memory of ours may be in such a cache;
 //! - calls that `rustix` takes for infallible (`gettid`, `getrlimit`, `sched_yield`) and that a filter of system
-//!   calls may refuse.
+//!   calls may refuse; and `poll`, which it makes as `ppoll`. By their numbers (`syscall`).
 //!
 //! `mremap` is always the kernel's own call, because replacements of the C library's function may lose its last
 //! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
@@ -46,6 +46,7 @@ pub mod mapping;
 pub mod membarrier;
 pub mod memory;
 pub mod numa;
+pub mod own_process;
 pub mod pages;
 pub mod poll;
 pub mod process;

@@ -242,6 +242,62 @@ impl Drop for OwnedMapping {
     }
 }
 
+/// Private memory that becomes one mapping with no neighbour: the pages before it and behind it are its own, and nothing
+/// may be read from or written to them.
+///
+/// The kernel joins what touches and has the same rights. Memory of a program's that has become one with a library's
+/// is another mapping than it would be without that library, as `mremap` shows.
+#[derive(Debug)]
+pub struct WalledMapping(OwnedMapping);
+
+impl WalledMapping {
+    /// Maps zeros that may be read and written: `bytes`, rounded up to whole pages.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` where addresses, memory or mappings are exhausted.
+    pub fn new(bytes: usize) -> Result<Self, Errno> {
+        let walls = 2 * page_bytes();
+        let inside = bytes.checked_next_multiple_of(page_bytes()).ok_or(Errno(libc::ENOMEM))?;
+        let all = inside.checked_add(walls).ok_or(Errno(libc::ENOMEM))?;
+        let mapping = OwnedMapping::inaccessible(all)?;
+        // Rights are added, which no hook looks at.
+        mapping.allow(page_bytes(), inside)?;
+        Ok(Self(mapping))
+    }
+
+    /// Where what may be used begins.
+    pub fn start(&self) -> NonNull<u8> {
+        // SAFETY: a page into the mapping, which has two more than what may be used.
+        unsafe { self.0.start.add(page_bytes()) }
+    }
+
+    /// How much may be used.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes - 2 * page_bytes()
+    }
+
+    /// It stays as long as the process does, or until [`unmap_leaked`](Self::unmap_leaked).
+    pub fn leak(self) -> NonNull<u8> {
+        let start = self.start();
+        std::mem::forget(self);
+        start
+    }
+
+    /// Unmaps what begins at `start` and was made for `bytes`.
+    ///
+    /// # Safety
+    ///
+    /// [`leak`](Self::leak) gave `start` for one that [`new`](Self::new) made for as many bytes, and nothing uses it
+    /// any more.
+    pub unsafe fn unmap_leaked(start: NonNull<u8>, bytes: usize) {
+        let bytes = bytes.next_multiple_of(page_bytes()) + 2 * page_bytes();
+        // SAFETY: the page before it is the mapping's first.
+        let start = unsafe { start.sub(page_bytes()) };
+        drop(OwnedMapping { start, bytes, writable: false, only_in: None });
+    }
+}
+
 /// One private anonymous page that is only ever read as atomic words.
 ///
 /// Several of its methods change the mapping on purpose: they are how a monitor tests itself.
@@ -400,6 +456,46 @@ mod tests {
         assert_eq!(crate::pages::is_there(last), None, "unmapped");
         let (_, none) = OwnedMapping::blocks(ALIGN, ALIGN).unwrap();
         assert_eq!(none.bytes(), 0);
+    }
+
+    /// What is mapped one after the other touches, mostly.
+    #[test]
+    fn walled_memory_joins_no_neighbour() {
+        let page = page_bytes();
+        let all: Vec<_> = (0..16).map(|_| WalledMapping::new(2 * page - 1).unwrap()).collect();
+        let between = [0; 16].map(|_| OwnedMapping::new(2 * page).unwrap());
+        let table = std::fs::read_to_string("/proc/self/maps").unwrap();
+        for mapping in &all {
+            // SAFETY: ours, of two pages.
+            unsafe { mapping.start().write_bytes(1, mapping.bytes()) };
+            let start = mapping.start().addr().get();
+            let line = format!("{start:08x}-{:08x} rw-p", start + 2 * page);
+            assert!(table.lines().any(|mapping| mapping.starts_with(&line)), "{line}\n{table}");
+        }
+        drop(between);
+    }
+
+    /// In a child, where no other test maps anything there.
+    #[test]
+    fn walled_memory_that_was_leaked_is_unmapped_with_its_walls() {
+        let page = page_bytes();
+        let start = WalledMapping::new(2 * page - 1).unwrap().leak();
+        let pages = (0..4).map(|at| start.addr().get() + at * page - page);
+        let mut pages = pages.map(|at| AddressRange::new(at, page).unwrap());
+        // SAFETY: the child asks the kernel, unmaps what nothing uses, and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let were_there = pages.clone().all(|page| crate::pages::is_there(page).is_some());
+                WalledMapping::unmap_leaked(start, 2 * page - 1);
+                let are_gone = pages.all(|page| crate::pages::is_there(page).is_none());
+                libc::_exit(i32::from(!(were_there && are_gone)));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+            WalledMapping::unmap_leaked(start, 2 * page - 1);
+        }
     }
 
     #[test]

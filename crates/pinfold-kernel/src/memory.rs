@@ -82,6 +82,14 @@ pub fn map_if_free(range: AddressRange) -> Result<(), Errno> {
     Err(Errno(libc::EEXIST))
 }
 
+/// Whether all of `range`, whole pages, is mapped. Needs no memory and no descriptor.
+///
+/// `msync(2)` with `MS_ASYNC` alone, which does nothing since Linux 2.6.19 but look for unmapped addresses.
+pub fn is_mapped(range: AddressRange) -> bool {
+    // SAFETY: changes neither what is mapped nor what it holds.
+    unsafe { libc::msync(pointer(range.start()), range.len(), libc::MS_ASYNC) == 0 }
+}
+
 /// Unmaps. A failure (too many mappings) leaves the memory mapped, which breaks nothing.
 ///
 /// # Safety
@@ -245,6 +253,7 @@ mod tests {
     fn pages_move_and_leave_zeros_or_nothing() {
         let all = map(3 * page_bytes()).unwrap();
         let [one, two, three] = [0, 1, 2].map(|page| part(all, page));
+        assert!(is_mapped(all));
         fill(one, 1);
         fill(two, 2);
         // SAFETY: pages of the test's own, and nothing borrows from them.
@@ -253,8 +262,10 @@ mod tests {
         // SAFETY: as above.
         unsafe { move_over(two, three).unwrap() };
         assert_eq!(first(three), 1);
+        assert!(is_mapped(one) && !is_mapped(two) && !is_mapped(all));
         assert_eq!(map_if_free(three), Err(Errno(libc::EEXIST)));
         map_if_free(two).unwrap();
+        assert!(is_mapped(all));
         // SAFETY: as above.
         unsafe {
             assert!(is_same(one, two) && !is_same(two, three));

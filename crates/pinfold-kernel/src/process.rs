@@ -61,10 +61,14 @@ impl Resource {
     ///
     /// Only where a filter of system calls refuses the question.
     pub fn limit(self) -> Result<ResourceLimit, Errno> {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+        let unchanged = std::ptr::null::<libc::rlimit64>();
+        // By its number: a program may have a function of its own called `getrlimit`.
         // SAFETY: the kernel fills the structure.
-        done(unsafe { libc::getrlimit(self.number(), &raw mut limit) })?;
-        let bounded = |value| (value != libc::RLIM_INFINITY).then_some(value);
+        checked(unsafe {
+            libc::syscall(libc::SYS_prlimit64, 0, self.number(), unchanged, &raw mut limit)
+        })?;
+        let bounded = |value| (value != libc::RLIM64_INFINITY).then_some(value);
         Ok(ResourceLimit { soft: bounded(limit.rlim_cur), hard: bounded(limit.rlim_max) })
     }
 

@@ -3,18 +3,20 @@
 //!
 //! # Safety
 //!
-//! The unsafe code of this file is there to start and join threads that are not the standard library's, and for calls
-//! that take numbers.
+//! The unsafe code of this file is there to start and join threads that are not the standard library's, to ask the C
+//! library what their stacks need, and for calls that take numbers.
 
 use crate::errno::Errno;
-use crate::process::Resource;
+use crate::process::{Resource, page_bytes};
 use crate::signal::SignalsBlocked;
-use rustix::thread::CpuSet;
+use crate::symbols;
+use rustix::thread::{ClockId, CpuSet, Timespec, UnshareFlags};
 use std::ffi::CStr;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
@@ -25,6 +27,10 @@ use std::time::Duration;
 /// What the system says when it starts no more threads.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let _blocked = SignalsBlocked::new();
+    let body = move || {
+        let _counted = CountedOwn::this();
+        body();
+    };
     Builder::new().name(name.into()).spawn(body)
 }
 
@@ -42,7 +48,8 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     Builder::new().name(name.into()).spawn_scoped(scope, body)
 }
 
-/// A thread for which nothing is allocated once it runs, with one stack of 256 KiB.
+/// A thread for which nothing is allocated once it runs, with one stack of 256 KiB, besides what the variables of threads
+/// take from it.
 ///
 /// The standard library's threads allocate, and the C library sets 64 MiB of addresses aside for each
 /// thread that does, which a program with a limit on its address space notices.
@@ -74,9 +81,9 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
         extern "C" fn start<T>(work: *mut libc::c_void) -> *mut libc::c_void {
             // SAFETY: `spawn` passes this, and it lives until the thread is joined, or for ever.
             let work = unsafe { &*work.cast_const().cast::<Work<T>>() };
-            // By itself: naming another thread opens a file. SAFETY: a C string; one too long is cut off.
-            unsafe { libc::prctl(libc::PR_SET_NAME, work.name.as_ptr()) };
-            let _noted = NotedLean::this();
+            // By itself: naming another thread opens a file. One too long is cut off.
+            let _ = rustix::thread::set_name(work.name);
+            let _noted = (NotedLean::this(), CountedOwn::this());
             (work.body)(&work.on);
             std::ptr::null_mut()
         }
@@ -90,8 +97,9 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
         let made = unsafe {
             let attributes = attributes.as_mut_ptr();
             succeeded(libc::pthread_attr_init(attributes))?;
-            let made = succeeded(libc::pthread_attr_setstacksize(attributes, Self::STACK))
-                .and_then(|()| {
+            let stack = stack_with_variables(attributes, Self::STACK);
+            let made =
+                succeeded(libc::pthread_attr_setstacksize(attributes, stack)).and_then(|()| {
                     let thread = thread.as_mut_ptr();
                     succeeded(libc::pthread_create(thread, attributes, start::<T>, argument))
                 });
@@ -124,6 +132,48 @@ impl<T: Send + Sync + 'static> LeanThread<T> {
     }
 }
 
+/// What a thread with these attributes needs of its stack before it runs an instruction, as the GNU C library counts it.
+type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+
+/// The C library's function; null before it was looked for, and [`NO_FUNCTION`] where it has none.
+static LEAST_STACK: AtomicPtr<libc::c_void> = AtomicPtr::new(ptr::null_mut());
+
+const NO_FUNCTION: *mut libc::c_void = ptr::without_provenance_mut(1);
+
+/// Looks for what [`stack_with_variables`] asks, so that it need not. Takes the dynamic linker's lock, which a forked child
+/// may find taken for ever.
+pub fn find_least_stack() {
+    let found = symbols::address(c"__pthread_get_minstack");
+    // Relaxed: code of the C library's, which was there before.
+    LEAST_STACK.store(found.map_or(NO_FUNCTION, NonNull::as_ptr), Ordering::Relaxed);
+}
+
+fn least_stack() -> Option<LeastStack> {
+    // Relaxed: as above.
+    let mut found = LEAST_STACK.load(Ordering::Relaxed);
+    if found.is_null() {
+        find_least_stack();
+        found = LEAST_STACK.load(Ordering::Relaxed);
+    }
+    // SAFETY: the function of that name has this type, and is there as long as the process.
+    (found != NO_FUNCTION)
+        .then(|| unsafe { std::mem::transmute::<*mut libc::c_void, LeastStack>(found) })
+}
+
+/// The stack to ask for, for a thread that is to have `bytes` of it: the C library takes the room for the variables of
+/// threads from there (static TLS), refuses to start a thread where nothing is left (EINVAL), and starts one where a little
+/// is. A moderate number of variables has its room in `bytes`.
+///
+/// # Safety
+///
+/// The attributes were made.
+pub unsafe fn stack_with_variables(attributes: *const libc::pthread_attr_t, bytes: usize) -> usize {
+    let moderate = page_bytes() + libc::PTHREAD_STACK_MIN + (12 << 10);
+    // SAFETY: the caller's promise; the function takes no lock.
+    let least = least_stack().map_or(0, |least| unsafe { least(attributes) });
+    bytes + least.saturating_sub(moderate).next_multiple_of(1 << 16)
+}
+
 /// The lean threads of this process, as the C library names them, 0 where there is none. A few; what does not fit is
 /// taken for another thread.
 static LEAN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
@@ -146,6 +196,51 @@ impl Drop for NotedLean {
     fn drop(&mut self) {
         self.0.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
     }
+}
+
+/// The threads of [`spawn`] and of [`LeanThread::spawn`] that run: the process and the thread's number, 0 where there is
+/// none. A few; what does not fit is not counted.
+static OWN: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+/// The calling thread stands in [`OWN`] until it is dropped.
+struct CountedOwn(Option<&'static AtomicU64>);
+
+impl CountedOwn {
+    fn this() -> Self {
+        let this = u64::from(std::process::id()) << 32 | u64::from(thread_id());
+        // Relaxed, here and below: the whole entry is in the word.
+        let counted = |slot: &&AtomicU64| {
+            slot.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        Self(OWN.iter().find(counted))
+    }
+}
+
+impl Drop for CountedOwn {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+    }
+}
+
+/// Threads of this library's own. Where they are the same at two moments, they ran all the time in between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OwnThreads([u64; OWN.len()]);
+
+impl OwnThreads {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.iter().filter(|&&word| word != 0).count()
+    }
+}
+
+/// The threads of this library's own that run in this process: those of [`spawn`] and of [`LeanThread::spawn`]. Fewer
+/// while one begins, and beyond 16. None of a forked child's parent.
+#[allow(clippy::cast_possible_truncation)] // the lower half
+pub fn own_threads() -> OwnThreads {
+    let process = std::process::id();
+    let is_ours = |&word: &u64| word >> 32 == u64::from(process) && thread_exists(word as u32);
+    let words = OWN.each_ref().map(|slot| slot.load(Ordering::Relaxed));
+    OwnThreads(words.map(|word| if is_ours(&word) { word } else { 0 }))
 }
 
 #[allow(clippy::cast_possible_truncation)] // an address, whatever type the C library gives it
@@ -179,16 +274,20 @@ pub fn thread_id() -> u32 {
 ///
 /// Threads and processes that this one starts do not inherit it.
 pub fn run_before_all() -> bool {
+    // By number, as below: a program may have functions of its own under these names.
     // SAFETY: the call takes and gives numbers.
-    let highest = unsafe { libc::sched_get_priority_max(libc::SCHED_FIFO) };
-    run_in_real_time(highest) || most_real_time_priority().is_some_and(run_in_real_time)
+    let highest = unsafe { libc::syscall(libc::SYS_sched_get_priority_max, libc::SCHED_FIFO) };
+    highest.try_into().is_ok_and(run_in_real_time)
+        || most_real_time_priority().is_some_and(run_in_real_time)
 }
 
 fn run_in_real_time(priority: libc::c_int) -> bool {
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the kernel reads the parameters.
-    priority > 0 && unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+    let set =
+        || unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const parameters) };
+    priority > 0 && set() == 0
 }
 
 /// What `RLIMIT_RTPRIO` leaves to a process without privilege.
@@ -245,6 +344,16 @@ pub fn thread_exists(thread: u32) -> bool {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }
 }
 
+/// Gives the calling thread directories of its own (`CLONE_FS`), and puts it into the root: no file system stays in use
+/// because it works in there, and another thread may enter a mount namespace. And it has no part in what is undone
+/// of semaphores (`CLONE_SYSVSEM`) when the last thread ends that has. Nothing where that is refused.
+pub fn leave_directory_and_semaphores() {
+    // SAFETY: no value of this process depends on which directories its threads share.
+    if unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS | UnshareFlags::SYSVSEM) }.is_ok() {
+        let _ = rustix::process::chdir(c"/");
+    }
+}
+
 /// This thread is not cancelled (`pthread_cancel`) until it is dropped.
 #[derive(Debug)]
 pub struct NotCancelled {
@@ -278,18 +387,16 @@ impl Drop for NotCancelled {
 
 /// Lets another thread run.
 pub fn yield_now() {
-    // SAFETY: the call has no argument and cannot fail.
-    unsafe { libc::sched_yield() };
+    // SAFETY: the call has no argument.
+    unsafe { libc::syscall(libc::SYS_sched_yield) };
 }
 
 /// Sleeps without touching anything but the clock.
 pub fn sleep(duration: Duration) {
-    let time = libc::timespec {
-        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    };
-    // SAFETY: the kernel reads `time`.
-    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+    let most = Timespec { tv_sec: i64::MAX, tv_nsec: 0 };
+    let time = Timespec::try_from(duration).unwrap_or(most);
+    // The call, and the clock, of the C library's `nanosleep`.
+    let _ = rustix::thread::clock_nanosleep_relative(ClockId::Realtime, &time);
 }
 
 #[cfg(test)]
@@ -368,6 +475,33 @@ mod tests {
         drop(go_on);
         thread.join();
         assert!(ENDED.load(Ordering::SeqCst));
+    }
+
+    /// Other tests of this process have some, too.
+    #[test]
+    fn threads_are_counted_while_they_run_and_not_in_a_child() {
+        let (go_on, wait) = mpsc::channel::<()>();
+        let (begun, begin) = mpsc::channel();
+        let body = |(begun, wait): &(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>)| {
+            begun.send(()).unwrap();
+            _ = wait.lock().unwrap().recv();
+        };
+        let thread = LeanThread::spawn(c"pinfold-test", (begun, Mutex::new(wait)), body).unwrap();
+        begin.recv().unwrap();
+        assert!(own_threads().count() >= 1);
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let count = own_threads().count();
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit(count.try_into().unwrap_or(99)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "none");
+        drop(go_on);
+        thread.join();
     }
 
     #[test]

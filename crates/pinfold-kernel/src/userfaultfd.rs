@@ -12,12 +12,10 @@
 
 use crate::descriptor::Descriptor;
 use crate::errno::{Errno, checked, done, last_errno};
-use crate::mapping::OwnedMapping;
 use crate::process::page_bytes;
 use crate::request::request;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The features of `linux/userfaultfd.h` that the monitor asks for.
 pub mod feature {
@@ -106,16 +104,15 @@ struct UffdioRange {
 }
 
 #[repr(C)]
-struct UffdioCopy {
-    dst: u64,
-    src: u64,
+struct UffdioContinue {
+    start: u64,
     len: u64,
     mode: u64,
-    copied: i64,
+    mapped: i64,
 }
 
 /// No thread waits for a page of what is watched for write protection.
-const COPY_DONTWAKE: u64 = 1 << 0;
+const CONTINUE_DONTWAKE: u64 = 1 << 0;
 
 #[repr(C)]
 struct UffdioWriteprotect {
@@ -128,8 +125,8 @@ const UFFDIO_API: libc::c_ulong = request(0xaa, 0x3f, size_of::<UffdioApi>());
 const UFFDIO_REGISTER: libc::c_ulong = request(0xaa, 0x00, size_of::<UffdioRegister>());
 /// `_IOR`, unlike the others.
 const UFFDIO_UNREGISTER: libc::c_ulong = request(0xaa, 0x01, size_of::<UffdioRange>()) & !(1 << 30);
-const UFFDIO_COPY: libc::c_ulong = request(0xaa, 0x03, size_of::<UffdioCopy>());
 const UFFDIO_WRITEPROTECT: libc::c_ulong = request(0xaa, 0x06, size_of::<UffdioWriteprotect>());
+const UFFDIO_CONTINUE: libc::c_ulong = request(0xaa, 0x07, size_of::<UffdioContinue>());
 
 /// Opens a userfaultfd that handles no fault of the kernel, which needs no privilege.
 pub fn open() -> Result<OwnedFd, Errno> {
@@ -200,54 +197,52 @@ pub fn changing(uffd: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Whether the page at `start` belongs to a mapping that some userfaultfd watches. `EAGAIN` while a change that
-/// `uffd` reports is under way.
+/// Whether every page between `start` and `end` belongs to a mapping that some userfaultfd watches: at a moment
+/// during the call, all of them but the last in one mapping. They are addresses that the kernel took for a userfaultfd
+/// before. `EAGAIN` while a change that `uffd` reports is under way.
 ///
-/// Changes nothing, whosever the mapping is: it asks for a copy into the page of what cannot be read. The kernel looks
-/// for the watch first (`ENOENT`), and a page that it could not fill it does not put in.
-pub fn watches(uffd: BorrowedFd<'_>, start: usize) -> Result<bool, Errno> {
-    let (dst, src, len) = (start as u64, unreadable()? as u64, page_bytes() as u64);
-    let mut request = UffdioCopy { dst, src, len, mode: COPY_DONTWAKE, copied: 0 };
-    // SAFETY: the kernel reads and writes `request`, and copies nothing, because the source stays unreadable.
-    let answer = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY as _, &raw mut request) };
+/// Changes nothing, whosever the mapping is: it asks to have pages of a file's cache mapped (`UFFDIO_CONTINUE`, Linux
+/// 5.13). The kernel (`mcopy_atomic`, `mfill_atomic`) first looks, under the lock of all mappings or of this one, for one that
+/// has the whole range and a watch (`ENOENT`); then it refuses one without a file (`EINVAL`). So it does a range that
+/// is not whole huge pages in a mapping of those. In a mapping of a file that has none, a page that is in its cache may be
+/// mapped, as by touching it.
+pub fn watches(uffd: BorrowedFd<'_>, start: usize, end: usize) -> Result<bool, Errno> {
+    /// No kernel has smaller huge pages. What is no multiple of this is not whole huge pages.
+    const FEWEST: usize = 8;
+    let page = page_bytes();
+    if (start | end).is_multiple_of(FEWEST * page) {
+        return Ok(continues(uffd, start, end - page)? && continues(uffd, end - page, end)?);
+    }
+    continues(uffd, start, end)
+}
+
+fn continues(uffd: BorrowedFd<'_>, start: usize, end: usize) -> Result<bool, Errno> {
+    let len = end.saturating_sub(start) as u64;
+    let mut request =
+        UffdioContinue { start: start as u64, len, mode: CONTINUE_DONTWAKE, mapped: 0 };
+    // SAFETY: the kernel reads and writes `request`; what it may do to the memory, touching it does, too.
+    let answer = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_CONTINUE as _, &raw mut request) };
     match checked(answer.into()) {
-        // Of a watched mapping: the source is refused, or the page is there, or a huge one is asked for.
-        Ok(_) | Err(Errno(libc::EFAULT | libc::EEXIST | libc::EINVAL)) => Ok(true),
+        // Of a watched mapping: of memory without a file, or of one, with the page there, or not in its cache.
+        Ok(_) | Err(Errno(libc::EINVAL | libc::EEXIST | libc::EFAULT)) => Ok(true),
         Err(Errno(libc::ENOENT)) => Ok(false),
         Err(errno) => Err(errno),
     }
 }
 
-/// The address of a page of the process's own that cannot be read.
-fn unreadable() -> Result<usize, Errno> {
-    static PAGE: AtomicUsize = AtomicUsize::new(0);
-    // Relaxed, both: an address that no memory goes with. No cell that is being filled: a child that is forked then would
-    // wait for ever.
-    match PAGE.load(Ordering::Relaxed) {
-        0 => {
-            let page = OwnedMapping::inaccessible(page_bytes())?;
-            let made = page.start().addr().get();
-            let first = PAGE.compare_exchange(0, made, Ordering::Relaxed, Ordering::Relaxed);
-            // Kept for good, unless another thread's was first.
-            first.map(|_| page.leak().addr().get()).or_else(Ok)
-        }
-        page => Ok(page),
-    }
-}
-
 /// Reads as many events as there are and fit; the threads that caused them go on.
 pub fn read(uffd: BorrowedFd<'_>, messages: &mut [Message]) -> Result<usize, Errno> {
-    // SAFETY: the kernel writes whole messages, at most the slice's length in bytes, and every
-    // bit pattern is a `Message`.
-    let got = unsafe {
-        libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), std::mem::size_of_val(messages))
-    };
-    checked(got as libc::c_long).map(|bytes| bytes / size_of::<Message>())
+    let bytes = std::mem::size_of_val(messages);
+    // SAFETY: the slice's bytes, of which the kernel writes whole messages; every bit pattern is a `Message`.
+    let buffer =
+        unsafe { std::slice::from_raw_parts_mut(messages.as_mut_ptr().cast::<u8>(), bytes) };
+    Ok(rustix::io::read(uffd, buffer)? / size_of::<Message>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mapping::OwnedMapping;
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
 
@@ -256,8 +251,8 @@ mod tests {
         assert_eq!(UFFDIO_API, 0xc018_aa3f);
         assert_eq!(UFFDIO_REGISTER, 0xc020_aa00);
         assert_eq!(UFFDIO_UNREGISTER, 0x8010_aa01);
-        assert_eq!(UFFDIO_COPY, 0xc028_aa03);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xc018_aa06);
+        assert_eq!(UFFDIO_CONTINUE, 0xc020_aa07);
         assert_eq!(size_of::<Message>(), 32);
     }
 
@@ -290,7 +285,7 @@ mod tests {
             if there {
                 page.fill(7);
             }
-            assert_eq!(watches(ours.as_fd(), start), Ok(false));
+            assert_eq!(watches(ours.as_fd(), start, start + bytes), Ok(false));
             register(theirs.as_fd(), start, start + bytes).unwrap();
             let protect = UffdioWriteprotect { start: start as u64, len: bytes as u64, mode: 1 };
             // SAFETY: the kernel reads `protect`; the page is this test's, and is not written to from here on.
@@ -303,10 +298,31 @@ mod tests {
                 before.0, there,
                 "what is not there has no protection, as this was asked for"
             );
-            assert_eq!(watches(ours.as_fd(), start), Ok(true));
-            assert_eq!(watches(theirs.as_fd(), start), Ok(true));
+            assert_eq!(watches(ours.as_fd(), start, start + bytes), Ok(true));
+            assert_eq!(watches(theirs.as_fd(), start, start + bytes), Ok(true));
             let after = (is_protected(&page), crate::pages::is_there(page.range().unwrap()));
             assert_eq!(after, before);
+        }
+    }
+
+    /// A part of a watched mapping counts, a range with an end that is not watched, or with a gap, does not.
+    #[test]
+    fn every_page_of_a_range_must_be_watched() {
+        let Ok(uffd) = open() else { return eprintln!("skipped: no userfaultfd") };
+        if api(uffd.as_fd(), feature::WRITE_PROTECT).is_err() {
+            return eprintln!("skipped: no write protection");
+        }
+        let bytes = page_bytes();
+        let pages = OwnedMapping::new(32 * bytes).unwrap();
+        let start = pages.start().addr().get().next_multiple_of(8 * bytes);
+        let page = |number: usize| start + number * bytes;
+        register(uffd.as_fd(), page(1), page(16)).unwrap();
+        let asked = |first, last| watches(uffd.as_fd(), page(first), page(last)).unwrap();
+        for (first, last) in [(1, 16), (1, 2), (15, 16), (3, 9), (8, 16)] {
+            assert!(asked(first, last), "{first}..{last}");
+        }
+        for (first, last) in [(0, 1), (0, 8), (0, 16), (1, 17), (16, 17), (16, 24), (8, 24)] {
+            assert!(!asked(first, last), "{first}..{last}");
         }
     }
 

@@ -61,9 +61,14 @@ fn no_child_waits_for_a_value_that_its_parent_was_making() {
     thread::scope(|scope| {
         scope.spawn(|| {
             // Relaxed: only where the children look.
-            while AT.load(Ordering::Relaxed) < VALUES {
-                if AT.load(Ordering::Relaxed) < UP_TO.load(Ordering::Relaxed) {
-                    value(AT.fetch_add(1, Ordering::Relaxed));
+            let mut at = 0;
+            while at < VALUES {
+                at = AT.load(Ordering::Relaxed);
+                let is_next = at < UP_TO.load(Ordering::Relaxed);
+                // Refused where the test has said that there are no more.
+                let (next, order) = (at + 1, Ordering::Relaxed);
+                if is_next && AT.compare_exchange(at, next, order, order).is_ok() {
+                    value(at);
                 }
             }
         });

@@ -14,27 +14,39 @@
 use crate::registrar::verbs::ffi::ibv_mr;
 use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use pinfold_core::{AddressRange, Change, Cover, Lost, MappingKind};
-use pinfold_core::{Monitor, Position, Replay, Sequence, Watch};
+use pinfold_core::{Monitor, Position, Replay, Sequence, Uncovered, Watch};
 use std::sync::Arc;
 
 /// What a keeper asks for besides.
 pub(crate) mod admission {
     use crate::store::Key;
 
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     /// What is worth keeping is not asked here: a model keeps all.
-    #[derive(Debug)]
-    pub(crate) struct Admission;
+    #[derive(Default, Debug)]
+    pub(crate) struct Admission {
+        /// Not loom's: how often something was kept in vain, or could not be.
+        vain: AtomicU64,
+    }
 
     impl Admission {
         pub(crate) const fn note_found(&self, _: &Key) {}
-        pub(crate) const fn note_vain(&self, _: &Key) {}
+
+        pub(crate) fn note_vain(&self, _: &Key) {
+            self.vain.fetch_add(1, Ordering::Relaxed);
+        }
+
+        pub(crate) fn vain(&self) -> u64 {
+            self.vain.load(Ordering::Relaxed)
+        }
     }
 }
 
 pub(crate) mod apart {
     /// A model's threads have stack enough.
     #[allow(clippy::unnecessary_wraps)] // as the part expects it
-    pub(crate) fn run<T>(ours: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn run_again<T>(ours: impl FnOnce() -> T) -> Option<T> {
         Some(ours())
     }
 }
@@ -58,35 +70,71 @@ pub(crate) mod report {
     }
 }
 
-/// A model's device stays open.
+/// A model's device is its world, which may be closed and opened anew at its address.
 pub(crate) mod device {
+    use super::World;
+
+    /// How often the device had been opened before: of one device, so it tells all that there are.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    #[allow(dead_code)] // a device of a model is open
+    pub(crate) struct Opening(pub(super) u64);
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[allow(dead_code)] // a device of a model can be told from others
     pub(crate) enum Standing {
-        Open,
-        OpenedAnew,
+        Open(Opening),
+        OpenedAnew(Opening),
         Unknown,
     }
 
-    #[derive(Default, Debug)]
-    pub(crate) struct OpenDevices;
+    /// The device of the model, once something was registered there.
+    #[derive(Clone, Default, Debug)]
+    pub(crate) struct OpenDevices(Option<(usize, Opening)>);
 
-    #[allow(clippy::unused_self)] // as the part expects it
+    /// Of the thread that deregisters: all threads of a model have the device.
+    #[derive(Debug)]
+    pub(crate) struct Table;
+
+    #[derive(Debug)]
+    pub(crate) struct LentDevice(pub(super) Opening);
+
+    impl LentDevice {
+        pub(crate) fn is_of(&self, opening: Opening) -> bool {
+            self.0 == opening
+        }
+    }
+
+    /// What it stands for by now.
+    fn now(device: usize) -> Opening {
+        // SAFETY: a device of a model is the address of a world that is still there.
+        Opening(unsafe { &*std::ptr::with_exposed_provenance::<World>(device) }.opening())
+    }
+
     impl OpenDevices {
-        pub(crate) const unsafe fn note(&mut self, _: usize) -> Standing {
-            Standing::Open
+        pub(crate) unsafe fn note(&mut self, device: usize) -> Standing {
+            let now = now(device);
+            match self.0.replace((device, now)) {
+                Some((_, before)) if before != now => Standing::OpenedAnew(now),
+                _ => Standing::Open(now),
+            }
         }
 
-        pub(crate) const fn is_open(&self, _: usize) -> bool {
-            true
+        pub(crate) fn is_open(&self, opening: Opening) -> bool {
+            self.0.is_some_and(|(device, noted)| noted == opening && now(device) == opening)
         }
 
-        pub(crate) const fn forget(&mut self, _: usize) {}
+        pub(crate) fn lend(&self, opening: Opening, _: &Table) -> Option<LentDevice> {
+            self.is_open(opening).then_some(LentDevice(opening))
+        }
+
+        pub(crate) fn forget(&mut self, device: usize) {
+            self.0 = self.0.filter(|&(noted, _)| noted != device);
+        }
     }
 }
 
 /// A deregistration by the thread is a deregistration; what remains of it is nothing of the model's.
 pub(crate) mod steps {
+    use crate::device::LentDevice;
     use crate::registrar::verbs::ffi::ibv_mr;
     use std::ptr::NonNull;
 
@@ -96,9 +144,16 @@ pub(crate) mod steps {
         Not,
     }
 
-    pub(crate) unsafe fn in_kernel(mr: NonNull<ibv_mr>, _: u32) -> Ended {
+    pub(crate) unsafe fn in_kernel(lent: &LentDevice, mr: NonNull<ibv_mr>) -> Ended {
         // SAFETY: the caller's promise.
-        if unsafe { super::dereg_mr(mr.as_ptr()) } == 0 { Ended::InKernel } else { Ended::Not }
+        let (world, mr) = unsafe { (&*(*mr.as_ptr()).world, mr.as_ref()) };
+        let mut pinned = super::lock(&world.pinned);
+        assert_eq!(lent.0.0, mr.opening, "another device's number");
+        // What was lent stays open, and what was registered in it, whatever the program closes.
+        if pinned.opening == mr.opening {
+            pinned.end(mr.handle);
+        }
+        Ended::InKernel
     }
 
     pub(crate) fn in_library(_: u32, _: impl FnOnce() -> bool) {}
@@ -107,8 +162,9 @@ pub(crate) mod steps {
 pub(crate) mod errno {
     use crate::Errno;
 
+    /// What fails here lacks room.
     pub(crate) const fn last_errno() -> Errno {
-        Errno(0)
+        Errno(libc::ENOMEM)
     }
 
     pub(crate) const fn set_errno(_: Errno) {}
@@ -141,6 +197,7 @@ pub(crate) mod registrar {
             #[derive(Debug)]
             pub(crate) struct ibv_mr {
                 pub(crate) world: *const crate::keeping::World,
+                pub(crate) opening: u64,
                 pub(crate) handle: u32,
                 pub(crate) lkey: u32,
             }
@@ -174,18 +231,42 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no model goes on after a panic")
 }
 
+/// What is registered in a device.
+#[derive(Default, Debug)]
+struct Pinned {
+    /// How often the device was closed, and opened anew.
+    opening: u64,
+    /// Pinned pages by handle; `None` once deregistered.
+    pages: Vec<Option<u64>>,
+}
+
+impl Pinned {
+    /// Deregisters.
+    fn end(&mut self, handle: u32) {
+        let page = self.pages[handle as usize - 1].take();
+        assert!(page.is_some(), "deregistered twice");
+    }
+
+    fn count(&self) -> usize {
+        self.pages.iter().flatten().count()
+    }
+}
+
 /// The page that the program's address means now, and what libibverbs has pinned.
 #[derive(Debug)]
 pub(crate) struct World {
     page: AtomicU64,
-    /// Pinned pages by handle; `None` once deregistered.
-    pinned: Mutex<Vec<Option<u64>>>,
+    pinned: Mutex<Pinned>,
+    /// How many may be pinned at once.
+    room: usize,
     /// Not loom's: nothing is read of it.
     handles: std::sync::Mutex<Vec<Box<ibv_mr>>>,
     /// The log's length, published after the entry.
     sequence: AtomicU64,
     log: Mutex<Vec<AddressRange>>,
     change_pending: AtomicU32,
+    /// What the monitor answers to what it is to watch: an error number, or 0.
+    refusal: AtomicU32,
     event_count: Mutex<u32>,
     changed: Condvar,
 }
@@ -200,13 +281,19 @@ const PAGE: usize = 4096;
 
 impl World {
     fn new() -> Arc<Self> {
+        Self::with_room_for(usize::MAX)
+    }
+
+    fn with_room_for(room: usize) -> Arc<Self> {
         Arc::new(Self {
             page: AtomicU64::new(0),
-            pinned: Mutex::new(Vec::new()),
+            pinned: Mutex::new(Pinned::default()),
+            room,
             handles: std::sync::Mutex::new(Vec::new()),
             sequence: AtomicU64::new(0),
             log: Mutex::new(Vec::new()),
             change_pending: AtomicU32::new(0),
+            refusal: AtomicU32::new(0),
             event_count: Mutex::new(0),
             changed: Condvar::new(),
         })
@@ -244,9 +331,13 @@ impl World {
     fn reg_mr(self: &Arc<Self>) -> *mut ibv_mr {
         let page = self.page();
         let mut pinned = lock(&self.pinned);
-        pinned.push(Some(page));
-        let handle = u32::try_from(pinned.len()).expect("few");
-        let mr = Box::new(ibv_mr { world: Arc::as_ptr(self), handle, lkey: handle });
+        if pinned.count() >= self.room {
+            return std::ptr::null_mut();
+        }
+        pinned.pages.push(Some(page));
+        let handle = u32::try_from(pinned.pages.len()).expect("few");
+        let (world, opening) = (Arc::as_ptr(self), pinned.opening);
+        let mr = Box::new(ibv_mr { world, opening, handle, lkey: handle });
         let mut handles = self.handles.lock().expect("no panic under it");
         handles.push(mr);
         handles.last_mut().map_or(std::ptr::null_mut(), |mr| std::ptr::from_mut(&mut **mr))
@@ -256,7 +347,19 @@ impl World {
     fn pinned(&self, mr: *const ibv_mr) -> Option<u64> {
         // SAFETY: the world's own, which stays as long as the world.
         let place = unsafe { (*mr).handle } as usize - 1;
-        lock(&self.pinned)[place]
+        lock(&self.pinned).pages[place]
+    }
+
+    fn opening(&self) -> u64 {
+        lock(&self.pinned).opening
+    }
+
+    /// The device is closed behind the keeper's back, with all that is registered, and opened anew: the first to be
+    /// registered there has the first number again.
+    fn open_anew(&self) {
+        let mut pinned = lock(&self.pinned);
+        pinned.opening += 1;
+        pinned.pages.clear();
     }
 }
 
@@ -267,9 +370,10 @@ impl World {
 /// `mr` is a handle of a world that is still there.
 unsafe fn dereg_mr(mr: *mut ibv_mr) -> i32 {
     // SAFETY: the caller's promise.
-    let (world, place) = unsafe { (&*(*mr).world, (*mr).handle as usize - 1) };
-    let pinned = lock(&world.pinned)[place].take();
-    assert!(pinned.is_some(), "deregistered twice");
+    let (world, mr) = unsafe { (&*(*mr).world, &*mr) };
+    let mut pinned = lock(&world.pinned);
+    assert_eq!(pinned.opening, mr.opening, "another registration has this number");
+    pinned.end(mr.handle);
     0
 }
 
@@ -290,6 +394,10 @@ impl Best {
     /// Nothing is watched less for it: a monitor may report more than is asked for.
     #[allow(clippy::unused_self)] // as the part expects it
     pub(crate) const fn unwatch(&self, _: AddressRange) {}
+
+    pub(crate) const fn may_watch(&self, _: AddressRange) -> bool {
+        false
+    }
 }
 
 // SAFETY: `change` and `discard` append before they return, a discard is pending from before its
@@ -305,7 +413,11 @@ unsafe impl Monitor for Best {
     }
 
     fn watch(&self, _: AddressRange) -> Watch {
-        Watch::Covered
+        // Relaxed: the model's alone.
+        match self.0.refusal.load(Ordering::Relaxed) {
+            0 => Watch::Covered,
+            errno => Watch::Uncovered(Uncovered::Refused { errno: errno.cast_signed() }),
+        }
     }
 
     fn change_pending(&self, _: AddressRange) -> bool {
@@ -355,6 +467,7 @@ mod tests {
     use crate::children::{Children, Moves};
     use crate::keeper::Keeper;
     use crate::monitor::Best;
+    use crate::reasons::Reason;
     use crate::store::{DomainName, End, Key, Limit, Scope};
     use crate::sync::{AtomicU64, Ordering};
     use crate::tests::explore;
@@ -362,22 +475,37 @@ mod tests {
     use std::ptr::NonNull;
     use std::sync::Arc;
 
-    fn key() -> Key {
-        let domain = DomainName { address: 1, device: 2, number: 3 };
+    fn key(world: &Arc<World>) -> Key {
+        let device = Arc::as_ptr(world).expose_provenance();
+        let domain = DomainName { address: 1, device, number: 3 };
         Key { start: START, length: PAGE, domain, flags: 1 }
     }
 
     fn keeper_of(world: &Arc<World>, regions: usize) -> Arc<Keeper> {
+        keeper_with(world, regions, Box::leak(Box::default()))
+    }
+
+    fn keeper_with(
+        world: &Arc<World>,
+        regions: usize,
+        admission: &'static Admission,
+    ) -> Arc<Keeper> {
         let children = Box::leak(Box::new(Children::new().unwrap()));
         let limit = Limit { bytes: 1 << 20, regions };
-        Arc::new(Keeper::new(Arc::new(Best(Arc::clone(world))), limit, &Admission, children))
+        Arc::new(Keeper::new(Arc::new(Best(Arc::clone(world))), limit, admission, children))
     }
 
     /// Registers as the program does: finds what is kept, else has it registered and kept.
     fn reg(keeper: &Keeper, world: &Arc<World>) -> NonNull<super::ibv_mr> {
-        keeper.find(&key()).unwrap_or_else(|| {
-            NonNull::new(keeper.register(key(), &|_| world.reg_mr()).unwrap()).unwrap()
+        keeper.find(&key(world)).unwrap_or_else(|| {
+            NonNull::new(keeper.register(key(world), &|_| world.reg_mr()).unwrap()).unwrap()
         })
+    }
+
+    /// The thread that deregisters what has changed, for one look.
+    fn reclaiming(keeper: &Arc<Keeper>) -> thread::JoinHandle<()> {
+        let keeper = Arc::clone(keeper);
+        thread::spawn(move || keeper.reclaim_once(&crate::device::Table))
     }
 
     /// Gives back as the program does.
@@ -427,10 +555,7 @@ mod tests {
             let world = World::new();
             let keeper = keeper_of(&world, 8);
             dereg(&keeper, reg(&keeper, &world));
-            let reclaiming = {
-                let keeper = Arc::clone(&keeper);
-                thread::spawn(move || keeper.reclaim_once())
-            };
+            let reclaiming = reclaiming(&keeper);
             world.change();
             let mr = reg(&keeper, &world);
             assert_eq!(world.pinned(mr.as_ptr()), Some(world.page()));
@@ -438,7 +563,7 @@ mod tests {
             assert_eq!(world.pinned(mr.as_ptr()), Some(world.page()));
             dereg(&keeper, mr);
             keeper.empty(Scope::Everything);
-            assert!(lock(&world.pinned).iter().all(Option::is_none), "one is left");
+            assert_eq!(lock(&world.pinned).count(), 0, "left");
         });
     }
 
@@ -466,7 +591,7 @@ mod tests {
             };
             program(Arc::clone(&keeper), Arc::clone(&world), used);
             other.join().unwrap();
-            let kept = lock(&world.pinned).iter().flatten().count();
+            let kept = lock(&world.pinned).count();
             assert_eq!(kept, 1, "the limit");
         });
     }
@@ -480,12 +605,69 @@ mod tests {
             let keeper = keeper_of(&world, 8);
             dereg(&keeper, reg(&keeper, &world));
             world.change();
-            let reclaiming = {
-                let keeper = Arc::clone(&keeper);
-                thread::spawn(move || keeper.reclaim_once())
-            };
-            keeper.empty(Scope::Domain(key().domain.address));
-            assert!(lock(&world.pinned).iter().all(Option::is_none), "one is left");
+            let reclaiming = reclaiming(&keeper);
+            keeper.empty(Scope::Domain(key(&world).domain.address));
+            assert_eq!(lock(&world.pinned).count(), 0, "left");
+            reclaiming.join().unwrap();
+        });
+    }
+
+    /// What the thread that deregisters could not end, because the device was closed behind it, is not ended in the
+    /// one that was opened anew at the same address.
+    #[test]
+    fn loom_what_is_owed_to_a_closed_device_is_not_ended_in_its_successor() {
+        explore(2, || {
+            let world = World::new();
+            let keeper = keeper_of(&world, 8);
+            dereg(&keeper, reg(&keeper, &world));
+            world.change();
+            let reclaiming = reclaiming(&keeper);
+            world.open_anew();
+            let mr = reg(&keeper, &world);
+            assert_eq!(world.pinned(mr.as_ptr()), Some(world.page()));
+            reclaiming.join().unwrap();
+            assert_eq!(world.pinned(mr.as_ptr()), Some(world.page()));
+            dereg(&keeper, mr);
+            keeper.empty(Scope::Everything);
+            assert_eq!(lock(&world.pinned).count(), 0, "left");
+        });
+    }
+
+    /// Each such attempt takes some 10 ms, so attempts become rare.
+    #[test]
+    fn loom_what_could_not_be_watched_beside_changes_counts_as_kept_in_vain() {
+        explore(0, || {
+            let (world, admission) = (World::new(), &*Box::leak(Box::<Admission>::default()));
+            let keeper = keeper_with(&world, 8, admission);
+            world.refusal.store(libc::EAGAIN.cast_unsigned(), Ordering::Relaxed);
+            dereg(&keeper, reg(&keeper, &world));
+            let reasons = keeper.totals().per_use;
+            assert_eq!((reasons.total(), admission.vain()), (1, 1));
+            assert_eq!(reasons.of(Reason::ManyChanges), 1);
+            world.refusal.store(0, Ordering::Relaxed);
+            dereg(&keeper, reg(&keeper, &world));
+            assert_eq!((keeper.totals().per_use.total(), admission.vain()), (1, 1));
+            // What the kernel never lets it watch costs no wait.
+            world.change();
+            world.refusal.store(libc::EPERM.cast_unsigned(), Ordering::Relaxed);
+            let vain = admission.vain();
+            dereg(&keeper, reg(&keeper, &world));
+            assert_eq!(keeper.totals().per_use.of(Reason::WatchRefused), 1);
+            assert_eq!(admission.vain() - vain, 1, "what the change has ended");
+        });
+    }
+
+    /// A registration that lacked room is tried again, whichever thread has made room since.
+    #[test]
+    fn loom_room_that_another_thread_makes_is_used() {
+        explore(2, || {
+            let world = World::with_room_for(1);
+            let keeper = keeper_of(&world, 8);
+            dereg(&keeper, reg(&keeper, &world));
+            world.change();
+            let reclaiming = reclaiming(&keeper);
+            // It finds nothing that is valid, and no room unless the other thread was quick.
+            dereg(&keeper, reg(&keeper, &world));
             reclaiming.join().unwrap();
         });
     }

@@ -43,6 +43,9 @@ mod log;
 #[path = "../../pinfold/src/pool/map.rs"]
 mod map;
 #[cfg(loom)]
+#[path = "../../pinfold/src/monitor/members.rs"]
+mod members;
+#[cfg(loom)]
 #[path = "../../pinfold/src/monitor/pending_discards.rs"]
 mod pending_discards;
 #[cfg(loom)]
@@ -76,6 +79,7 @@ mod sync {
 
     /// In the place of `pinfold-core`'s, which keeps its value for good: threads that make one wait for a lock, and a
     /// thread that sees it ready sees its value.
+    #[derive(Debug)]
     pub(crate) struct FirstMade<T> {
         value: std::sync::OnceLock<Box<T>>,
         making: Mutex<()>,
@@ -195,6 +199,7 @@ mod fork_mark {
 mod tests {
     use super::log::{Log, Writer};
     use super::map::{Found as FoundSlab, LEAF, Table};
+    use super::members::Members;
     use super::memory::HUGE;
     use super::pending_discards::PendingDiscards;
     use super::threads::{ASKS, DISCARDS, be_thread};
@@ -359,7 +364,7 @@ mod tests {
             let asking = thread::spawn(move || {
                 be_thread(ASKS);
                 for _ in 0..2 {
-                    if is_set(&announced) && !discards.overlaps_unsettled(page) {
+                    if is_set(&announced) && !discards.overlaps_unsettled(page, &|_| false) {
                         assert_eq!(pages.load(Ordering::Relaxed), 0, "believed too early");
                         BELIEVED.fetch_add(1, Ordering::Relaxed);
                         break;
@@ -372,6 +377,63 @@ mod tests {
             discarding.join().unwrap();
         });
         assert_ne!(BELIEVED.load(Ordering::Relaxed), 0);
+    }
+
+    /// The claim of `members.rs`, as `discard_sources.rs` needs it: a thread that knows by the kernel's lock of a discard that was
+    /// announced to a member, and does not find the member, sees what the discard did. A third one enters meanwhile.
+    fn a_member_is_found_until_it_is_over(counts: bool) {
+        /// Not loom's: it counts over all interleavings.
+        static GONE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        static FOUND: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let gone_before = GONE.load(Ordering::Relaxed);
+        explore(3, move || {
+            let members = Arc::new(Members::new());
+            let (own, other) = (Arc::new(1), Arc::new(2));
+            members.enter(&own);
+            let kernel = Arc::new(Mutex::new(false));
+            let pages = Arc::new(AtomicU64::new(1));
+            let discarding = {
+                let (members, kernel) = (Arc::clone(&members), Arc::clone(&kernel));
+                let pages = Arc::clone(&pages);
+                thread::spawn(move || {
+                    members.enter(&other);
+                    *kernel.lock().unwrap() = true;
+                    pages.store(0, Ordering::Relaxed);
+                    assert!(members.remove(&other));
+                })
+            };
+            let entering = (!counts).then(|| {
+                let members = Arc::clone(&members);
+                thread::spawn(move || members.enter(&Arc::new(3)))
+            });
+            let is_announced = *kernel.lock().unwrap();
+            if is_announced {
+                let is_found =
+                    if counts { members.count() > 1 } else { members.any(|member| **member == 2) };
+                if is_found {
+                    FOUND.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    GONE.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(pages.load(Ordering::Relaxed), 0, "believed too early");
+                }
+            }
+            discarding.join().unwrap();
+            entering.into_iter().for_each(|entering| entering.join().unwrap());
+            assert!(members.any(|member| **member == 1) && members.remove(&own));
+            assert_eq!(members.count(), usize::from(!counts));
+        });
+        assert_ne!(GONE.load(Ordering::Relaxed), gone_before);
+        assert_ne!(FOUND.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn loom_a_monitor_is_asked_until_its_discards_are_over() {
+        a_member_is_found_until_it_is_over(false);
+    }
+
+    #[test]
+    fn loom_a_monitor_is_counted_until_its_discards_are_over() {
+        a_member_is_found_until_it_is_over(true);
     }
 
     /// A slab without what is in it: a thread that finds it reads a number of it.

@@ -66,7 +66,7 @@ impl Admission {
         slot.seen >= (u64::from(keep_from) << slot.in_vain).min(0xffff)
     }
 
-    /// A kept registration was given up and had never been found again.
+    /// A kept registration was given up and had never been found again, or one could not be kept after a wait.
     pub(crate) fn note_vain(&self, key: &Key) {
         let (word, tag) = self.slot(key);
         let slot = Slot::from_word(word.load(Ordering::Relaxed));

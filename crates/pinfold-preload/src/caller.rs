@@ -12,15 +12,19 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to have the dynamic linker list what is loaded; it keeps the list
+//! This file reopens `unsafe_code` to have the dynamic linker find a module, or list what is loaded; it keeps the list
 //! unchanged while it runs the callback.
 
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_truncation)] // addresses have 64 bits here, see `lib.rs`
 
 use crate::elf::{Dynamic, Tables, Wanted};
-use libc::{Elf64_Phdr, PT_DYNAMIC, PT_LOAD, c_int, c_void, dl_phdr_info, size_t};
-use std::sync::atomic::{AtomicU64, Ordering};
+use libc::{Elf64_Phdr, PT_DYNAMIC, PT_LOAD, c_char, c_int, c_void, dl_phdr_info, size_t};
+use pinfold_kernel::symbols;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// An address behind a call of one of the exported functions; 0 where it is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +42,8 @@ pub(crate) struct Asked {
 }
 
 /// The names that exist in both ABIs and are taken over here.
-const IN_BOTH: [&[u8]; 4] =
-    [b"ibv_reg_mr", b"ibv_dereg_mr", b"ibv_dealloc_pd", b"ibv_close_device"];
+pub(crate) const IN_BOTH: [&CStr; 4] =
+    [c"ibv_reg_mr", c"ibv_dereg_mr", c"ibv_dealloc_pd", c"ibv_close_device"];
 
 impl Caller {
     /// A caller of whom nothing is asked.
@@ -88,9 +92,8 @@ impl Asked {
     }
 
     fn note(&mut self, wanted: Wanted<'_>) {
-        let name = wanted.name.to_bytes();
-        self.iova2 |= name == b"ibv_reg_mr_iova2";
-        self.old_abi |= wanted.version == Some(c"IBVERBS_1.0") && IN_BOTH.contains(&name);
+        self.iova2 |= wanted.name == c"ibv_reg_mr_iova2";
+        self.old_abi |= wanted.version == Some(c"IBVERBS_1.0") && IN_BOTH.contains(&wanted.name);
     }
 }
 
@@ -104,6 +107,66 @@ enum Module {
 /// Calls `note` with every symbol that the module around `address` wants from others. `None` if
 /// there is no module.
 fn look_around(address: usize, note: &mut dyn FnMut(Wanted<'_>)) -> Option<Module> {
+    let find = FIND_OBJECT.load(Ordering::Relaxed);
+    if find.is_null() {
+        return search_around(address, note);
+    }
+    // SAFETY: the C library's function of that name, which has this type, and is there as long as the process.
+    let find = unsafe { std::mem::transmute::<*mut c_void, FindObject>(find) };
+    look_up(find, address, note)
+}
+
+/// Of the GNU C library since 2.35: finds the module around an address, without a lock.
+type FindObject = unsafe extern "C" fn(*mut c_void, *mut FoundObject) -> c_int;
+
+/// Null where it was not found. Relaxed: code that was there before.
+static FIND_OBJECT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// `struct dl_find_object`, and room for what later versions may add.
+#[repr(C)]
+struct FoundObject {
+    flags: u64,
+    start: usize,
+    end: usize,
+    module: *const LoadedModule,
+    rest: [u64; 28],
+}
+
+/// The beginning of `struct link_map`.
+#[repr(C)]
+struct LoadedModule {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const Dynamic,
+}
+
+/// Looks for the function that finds modules without the dynamic linker's lock, which a forked child may find taken for
+/// ever, and a thread held by another one that waits for it.
+pub(crate) fn find_at_start() {
+    let found = symbols::address(c"_dl_find_object");
+    FIND_OBJECT.store(found.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
+}
+
+fn look_up(find: FindObject, address: usize, note: &mut dyn FnMut(Wanted<'_>)) -> Option<Module> {
+    let mut found = MaybeUninit::<FoundObject>::zeroed();
+    // SAFETY: the structure has room for the answer, and zeros are a value of it. The module of the code that called this
+    // library is loaded for as long as the call lasts; one without a table of the linker's has a null pointer.
+    unsafe {
+        if find(ptr::without_provenance_mut(address), found.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let FoundObject { start, end, module, .. } = found.assume_init();
+        let module = module.as_ref()?;
+        if !module.dynamic.is_null() {
+            Tables::of(module.base, module.dynamic).wanted(note);
+        }
+        let is_ours = (start..end).contains(&(look_around as fn(_, _) -> _ as usize));
+        Some(if is_ours { Module::Ours } else { Module::Other })
+    }
+}
+
+/// The same by a walk through all modules, under the dynamic linker's lock.
+fn search_around(address: usize, note: &mut dyn FnMut(Wanted<'_>)) -> Option<Module> {
     let mut search = Search { address, note, found: None };
     // SAFETY: the callback gets `search` back as its argument, and only during this call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
@@ -151,6 +214,27 @@ fn holds(base: usize, header: &Elf64_Phdr, address: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One without the linker's lock, and one with it.
+    #[test]
+    fn both_ways_find_the_same() {
+        find_at_start();
+        let is_there = symbols::address(c"_dl_find_object").is_some();
+        assert_eq!(FIND_OBJECT.load(Ordering::Relaxed).is_null(), !is_there);
+        type Look = fn(usize, &mut dyn FnMut(Wanted<'_>)) -> Option<Module>;
+        let by = |look: Look, address| {
+            let mut wanted = Vec::new();
+            let found = look(address, &mut |Wanted { name, version }| {
+                wanted.push((name.to_owned(), version.map(CStr::to_owned)));
+            });
+            (found, wanted)
+        };
+        let here = both_ways_find_the_same as fn() as usize;
+        for address in [here, libc::getpid as *const () as usize, 1] {
+            assert_eq!(by(look_around, address), by(search_around, address), "{address:#x}");
+        }
+        assert!(by(look_around, here).1.len() > 10 && by(look_around, 1).0.is_none());
+    }
 
     #[test]
     fn an_unknown_caller_asked_for_nothing() {

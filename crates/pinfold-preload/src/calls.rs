@@ -15,21 +15,28 @@
 use crate::apart;
 use crate::caller::Caller;
 use crate::complaint;
+use crate::main_thread;
 use crate::process::Process;
-use crate::real::{Real, find_at_start, real};
+use crate::real::{Real, find_at_start, real, real_of};
 use crate::reasons::Reason;
 use crate::rights;
 use crate::sandbox;
 use crate::settings::Settings;
-use crate::steps::through_us;
+use crate::steps::{is_registering, through_us};
 use crate::store::{DomainName, End, Key, Scope};
 use libc::{c_int, c_uint, c_void, size_t};
-use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
+use pinfold::registrar::verbs::ffi::{IBV_ACCESS_OPTIONAL_RANGE, ibv_context, ibv_mr, ibv_pd};
 use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
 use pinfold_kernel::thread::NotCancelled;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
+
+/// Of `infiniband/verbs.h`: nothing was changed.
+const IBV_REREG_MR_ERR_INPUT: c_int = -1;
+/// The kernel or the driver refused: of all failures the one that a lack of room may be behind. -5 is a refusal, too, behind
+/// which the marks for forks are wrong; after others the change was made, or never asked for.
+const IBV_REREG_MR_ERR_CMD: c_int = -4;
 
 /// What a program wants registered.
 #[derive(Clone, Copy)]
@@ -53,7 +60,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
     // one comes back to `reg_mr_iova2`, with the caller's address or this library's.
     unsafe {
         if let Some(old) =
-            guarded(real).and_then(|real| real.old).filter(|_| caller.asked().old_abi)
+            guarded(|| real_of(caller)).and_then(|real| real.old).filter(|_| caller.asked().old_abi)
         {
             let register = |_: &Real| through_us(|| (old.reg_mr)(pd, address, length, access));
             return passed(caller, Reason::OldAbi, register);
@@ -75,11 +82,9 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
 ) -> *mut ibv_mr {
     let caller = Caller(caller);
     let request = Request { pd, address, length, flags: access };
-    let register = |real: &Real| match real.library.reg_mr_iova2 {
-        // SAFETY: the caller's promises.
-        Some(register) => through_us(|| unsafe { register(pd, address, length, iova, access) }),
-        None => refuse(),
-    };
+    // SAFETY: the caller's promises.
+    let register = |real: &Real| through_us(|| unsafe { request.at(iova, real) });
+    _ = guarded(|| real_of(caller));
     let kept = if !caller.asked().iova2 {
         Err(Reason::OwnHandle)
     } else if iova != address.addr() as u64 {
@@ -91,26 +96,26 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     kept.unwrap_or_else(|reason| passed(caller, reason, register))
 }
 
-pub(crate) unsafe fn reg_mr_iova(
+pub(crate) unsafe extern "C" fn reg_mr_iova(
     pd: *mut ibv_pd,
     address: *mut c_void,
     length: size_t,
     iova: u64,
     access: c_int,
+    caller: usize,
 ) -> *mut ibv_mr {
+    let caller = Caller(caller);
+    _ = guarded(|| real_of(caller));
     let request = Request { pd, address, length, flags: access.cast_unsigned() };
-    let register = |real: &Real| match real.library.reg_mr_iova {
-        // SAFETY: the caller's promises.
-        Some(register) => through_us(|| unsafe { register(pd, address, length, iova, access) }),
-        None => refuse(),
-    };
+    // SAFETY: the caller's promises.
+    let register = |real: &Real| through_us(|| unsafe { request.demanded_at(iova, real) });
     let kept = if iova == address.addr() as u64 {
         // SAFETY: the caller's promises.
         unsafe { request.kept(&register) }
     } else {
         Err(Reason::ForeignAddress)
     };
-    kept.unwrap_or_else(|reason| passed(Caller::UNKNOWN, reason, register))
+    kept.unwrap_or_else(|reason| passed(caller, reason, register))
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_int {
@@ -135,7 +140,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_in
 }
 
 /// What the program changes is libibverbs' alone from now on. If the change lacks room that idle registrations take, they
-/// go and it is tried again: libibverbs has left all as it was.
+/// go and it is tried again: what stands behind a refused change is undefined, and a later one may make it defined.
 pub(crate) unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -152,11 +157,15 @@ pub(crate) unsafe fn rereg_mr(
         Some(())
     });
     handed_on(|real| {
-        let Some(rereg) = real.library.rereg_mr else { return refused() };
+        let Some(rereg) = real.library.rereg_mr else {
+            unsupported();
+            return IBV_REREG_MR_ERR_INPUT;
+        };
         // SAFETY: the caller's promises.
         let change = || unsafe { rereg(mr, flags, pd, address, length, access) };
         let _not_cancelled = NotCancelled::new();
-        keeper.map_or_else(change, |keeper| keeper.with_room(change, |&status| status != 0))
+        let refused = |&status: &c_int| status == IBV_REREG_MR_ERR_CMD;
+        keeper.map_or_else(change, |keeper| keeper.with_room(change, refused))
     })
 }
 
@@ -209,7 +218,8 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
 /// Where the kernel copies registered pages for children, this is to do nothing, as it is in later
 /// versions of libibverbs: earlier ones keep the pages from children, those too that a cache still
 /// has registered when the program has long given them back.
-pub(crate) fn fork_init() -> c_int {
+pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
+    _ = guarded(|| real_of(Caller(caller)));
     let caches = Settings::from_environment().is_ok_and(|settings| settings.cache);
     handed_on(|real| match real.fork_init {
         Some(_) if caches && real.kernel_copies_on_fork() => 0,
@@ -225,6 +235,7 @@ pub(crate) extern "C" fn at_start() {
     guarded(|| {
         sandbox::note_start();
         complaint::note_start();
+        main_thread::note_start();
         find_at_start();
         Some(())
     });
@@ -241,6 +252,47 @@ pub(crate) extern "C" fn at_exit() {
 }
 
 impl Request {
+    /// What `ibv_reg_mr_iova2` does, with whatever libibverbs has. An older one, from before there were flags that a device
+    /// may ignore, gets none of those, as the present one does with an older kernel.
+    ///
+    /// # Safety
+    ///
+    /// As for `ibv_reg_mr_iova2`.
+    unsafe fn at(&self, iova: u64, real: &Real) -> *mut ibv_mr {
+        let &Self { pd, address, length, flags } = self;
+        match real.library.reg_mr_iova2 {
+            // SAFETY: the caller's promise.
+            Some(register) => unsafe { register(pd, address, length, iova, flags) },
+            None => {
+                let demanded = Self { flags: flags & !IBV_ACCESS_OPTIONAL_RANGE, ..*self };
+                // SAFETY: as above.
+                unsafe { demanded.demanded_at(iova, real) }
+            }
+        }
+    }
+
+    /// What `ibv_reg_mr_iova` does, with whatever libibverbs has: an older one registers at the address of the memory only.
+    ///
+    /// # Safety
+    ///
+    /// As for `ibv_reg_mr_iova`.
+    unsafe fn demanded_at(&self, iova: u64, real: &Real) -> *mut ibv_mr {
+        let &Self { pd, address, length, flags } = self;
+        let access = flags.cast_signed();
+        match real.library.reg_mr_iova {
+            // SAFETY: the caller's promise.
+            Some(register) => unsafe { register(pd, address, length, iova, access) },
+            None if iova == address.addr() as u64 => {
+                // SAFETY: as above.
+                unsafe { (real.library.reg_mr)(pd, address, length, access) }
+            }
+            None => {
+                unsupported();
+                ptr::null_mut()
+            }
+        }
+    }
+
     /// A registration that is idle, or one made by `register` and to be kept; or why it passes through.
     ///
     /// # Safety
@@ -264,6 +316,10 @@ impl Request {
         &self,
         register: &dyn Fn(&Real) -> *mut ibv_mr,
     ) -> Result<*mut ibv_mr, Reason> {
+        // The call that this one is part of is looked at.
+        if is_registering() {
+            return Err(Reason::OwnHandle);
+        }
         // What is never kept starts nothing.
         rights::obstacle(self.flags, true).map_or(Ok(()), Err)?;
         // Without one, nothing is counted.
@@ -294,8 +350,9 @@ impl Request {
 /// A registration by libibverbs, for this `reason`. If it lacks room that idle ones take, they go and it tries again.
 fn passed(caller: Caller, reason: Reason, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
     let _not_cancelled = NotCancelled::new();
-    let Some(real) = real() else { return refuse() };
-    let process = if caller.asked().is_us { None } else { guarded(Process::current) };
+    let Some(real) = real_of(caller) else { return refuse() };
+    let is_own_call = is_registering() || caller.asked().is_us;
+    let process = if is_own_call { None } else { guarded(Process::current) };
     let Some(process) = process else { return register(real) };
     let made = match process.keeper() {
         Some(keeper) => keeper.with_room(|| register(real), |made| made.is_null()),
@@ -347,7 +404,13 @@ fn gone() -> c_int {
     libc::ENOENT
 }
 
-/// There is no such function, or no libibverbs.
+/// An older libibverbs lacks the function, which a program cannot tell by a weak reference: what the present one says
+/// where a device's driver lacks it.
+fn unsupported() {
+    set_errno(Errno(libc::EOPNOTSUPP));
+}
+
+/// There is no libibverbs.
 fn refused() -> c_int {
     set_errno(Errno(libc::ENOSYS));
     libc::ENOSYS

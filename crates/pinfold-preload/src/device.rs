@@ -6,16 +6,37 @@
 //! have: the number of the signal that would report that it is ready (`F_SETSIG`), which no device's descriptor ever sends.
 //! It needs no descriptor, and forked children have it with the file.
 //!
+//! A device that is opened anew may have the address, the number and, 64 openings later, the mark of the one before. So
+//! what is registered is noted with an [`Opening`], which no later one is equal to, and not with the device's address: a
+//! thread that looked before the device was opened anew, and notes what it could not end behind it, has the old one.
+//!
+//! # The table of the thread that deregisters
+//!
+//! A program may give itself a table of descriptors of its own (`unshare(CLONE_FILES)`, `CLOSE_RANGE_UNSHARE`). A thread
+//! that kept the one that it leaves would hold open what the program closes, and see other files under the program's
+//! numbers. So the thread of ours has a table with nothing in it but what the monitor needs ([`Table`]), and the program's
+//! open file of a device for the moments in which it ends registrations there (`pidfd_getfd`, Linux 5.6).
+//!
+//! That call looks at the table of the program's *first* thread. Another thread may have one of its own with other devices,
+//! and the first one may have ended: then the number stands for nothing, or for a file without the mark, nothing is ended
+//! here, and the program's next call of verbs ends it on a thread that has the number. A file with the mark is the right one,
+//! through whichever table it was found. Where the call is refused (a container's filter, an older kernel) the thread
+//! shares the program's table for as long as the program does.
+//!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to read the descriptor of a device that the program has open, and to ask the kernel for
-//! the mark.
+//! This file reopens `unsafe_code` to read the descriptor of a device that the program has open, to ask the kernel for
+//! the mark, and to give a thread of ours its table.
 
 #![allow(unsafe_code)]
 
+use crate::sandbox;
 use libc::c_int;
 use pinfold::registrar::verbs::ffi::ibv_context;
+use pinfold_kernel::descriptor::{self, Descriptor, keep_only};
 use pinfold_kernel::errno::{last_errno, set_errno};
+use pinfold_kernel::own_process::OwnProcess;
+use std::os::fd::IntoRawFd;
 use std::ptr;
 
 /// Of `linux/fcntl.h`.
@@ -33,21 +54,114 @@ struct OpenFile {
 
 impl OpenFile {
     fn is_open(self) -> bool {
-        mark_of(self.descriptor) == Some(self.mark)
+        self.is_at(self.descriptor)
+    }
+
+    /// Whether it is what `number` stands for in the calling thread's table.
+    fn is_at(self, number: Descriptor) -> bool {
+        mark_of(number) == Some(self.mark)
     }
 }
 
-/// The devices in which registrations are kept, by the addresses of their `ibv_context`. A few.
-#[derive(Default, Debug)]
-pub(crate) struct OpenDevices(Vec<(usize, OpenFile)>);
+/// One opening of a device, told from every other of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Opening(u64);
+
+impl Opening {
+    #[cfg(test)]
+    pub(crate) const ANY: Self = Self(0);
+}
+
+/// The table of descriptors of the thread that deregisters.
+#[derive(Debug)]
+pub(crate) enum Table {
+    /// The program's.
+    Shared,
+    /// Its own, and the process whose files it borrows; `None` where that cannot be opened.
+    Own(Option<OwnProcess>),
+}
+
+impl Table {
+    /// Gives the calling thread a table with nothing in it but `kept`, where it may borrow the program's files.
+    ///
+    /// # Safety
+    ///
+    /// As for [`keep_only`].
+    pub(crate) unsafe fn of_this_thread(kept: &[Descriptor]) -> Self {
+        // SAFETY: the caller's promise.
+        if OwnProcess::lends() && unsafe { keep_only(kept) }.is_ok() {
+            Self::Own(OwnProcess::open().ok())
+        } else {
+            Self::Shared
+        }
+    }
+
+    /// The file, for the calling thread, whose table this is: its number there, and whether that is to be closed.
+    fn lend(&self, file: OpenFile) -> Option<(Descriptor, bool)> {
+        match self {
+            Self::Shared => Some((file.descriptor, false)),
+            Self::Own(process) => {
+                // A filter of the program's own may end it at a call that it does not expect.
+                let process = process.as_ref().filter(|_| !sandbox::is_the_program_s())?;
+                Some((process.borrow(file.descriptor).ok()?.into_raw_fd(), true))
+            }
+        }
+    }
+}
+
+/// A device's open file, for the thread that deregisters.
+#[derive(Debug)]
+pub(crate) struct LentDevice {
+    opening: Opening,
+    /// The program's number of it.
+    pub(crate) named: Descriptor,
+    /// This thread's.
+    pub(crate) number: Descriptor,
+    /// Closed with this value.
+    is_borrowed: bool,
+}
+
+impl Drop for LentDevice {
+    /// Not by the C library's `close`: a program may have a function of that name.
+    fn drop(&mut self) {
+        if self.is_borrowed {
+            // SAFETY: in a table of this thread's own, and owned by this value.
+            unsafe { descriptor::close(self.number) };
+        }
+    }
+}
+
+impl LentDevice {
+    /// Whether it is that of this opening.
+    pub(crate) fn is_of(&self, opening: Opening) -> bool {
+        self.opening == opening
+    }
+}
+
+/// A device that was open when something was registered there.
+#[derive(Clone, Copy, Debug)]
+struct OpenDevice {
+    /// The address of its `ibv_context`.
+    address: usize,
+    opening: Opening,
+    file: OpenFile,
+}
+
+/// The devices in which registrations are kept. A few.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct OpenDevices {
+    open: Vec<OpenDevice>,
+    /// How many openings were noted.
+    openings: u64,
+}
 
 /// What is known of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// It is the one that it was, or a new one.
-    Open,
+    Open(Opening),
     /// What was registered there before ended with another open file.
-    OpenedAnew,
+    OpenedAnew(Opening),
     /// Its descriptor cannot be told from others.
     Unknown,
 }
@@ -65,20 +179,26 @@ impl OpenDevices {
     }
 
     fn note_descriptor(&mut self, device: usize, descriptor: c_int) -> Standing {
-        let known = self.0.iter().position(|&(known, _)| known == device);
-        if known.is_some_and(|at| self.0[at].1.descriptor == descriptor && self.0[at].1.is_open()) {
-            return Standing::Open;
+        let known = self.open.iter().position(|known| known.address == device);
+        if let Some(OpenDevice { opening, file, .. }) = known.map(|at| self.open[at])
+            && file.descriptor == descriptor
+            && file.is_open()
+        {
+            return Standing::Open(opening);
         }
         let Some(mark) = self.marked(descriptor) else { return Standing::Unknown };
-        let fresh = (device, OpenFile { descriptor, mark });
+        let opening = Opening(self.openings);
+        self.openings += 1;
+        let file = OpenFile { descriptor, mark };
+        let fresh = OpenDevice { address: device, opening, file };
         match known {
             Some(at) => {
-                self.0[at] = fresh;
-                Standing::OpenedAnew
+                self.open[at] = fresh;
+                Standing::OpenedAnew(opening)
             }
             None => {
-                self.0.push(fresh);
-                Standing::Open
+                self.open.push(fresh);
+                Standing::Open(opening)
             }
         }
     }
@@ -89,37 +209,57 @@ impl OpenDevices {
         match mark_of(descriptor)? {
             0 => {
                 let is_free = |mark: &c_int| {
-                    !self.0.iter().any(|(_, file)| *file == OpenFile { descriptor, mark: *mark })
+                    let taken = OpenFile { descriptor, mark: *mark };
+                    !self.open.iter().any(|known| known.file == taken)
                 };
-                let mark = (1..=MARKS).find(is_free)?;
-                let before = last_errno();
-                // SAFETY: the file reports nothing by a signal, so the number changes nothing.
-                let marked = unsafe { libc::fcntl(descriptor, F_SETSIG, mark) } == 0;
-                set_errno(before);
-                marked.then_some(mark)
+                // Those of the openings before are the last to come again: a thread may still look for one.
+                let first =
+                    c_int::try_from(self.openings % u64::from(MARKS.unsigned_abs())).ok()?;
+                let mark = (0..MARKS).map(|next| 1 + (first + next) % MARKS).find(is_free)?;
+                // The file reports nothing by a signal, so the number changes nothing.
+                (fcntl(descriptor, F_SETSIG, mark) == Some(0)).then_some(mark)
             }
             mark => Some(mark),
         }
     }
 
-    /// Whether registrations of this device can be ended by their numbers.
-    pub(crate) fn is_open(&self, device: usize) -> bool {
-        self.0.iter().any(|(known, file)| *known == device && file.is_open())
+    /// Whether registrations of this opening can be ended by their numbers.
+    pub(crate) fn is_open(&self, opening: Opening) -> bool {
+        self.file(opening).is_some_and(OpenFile::is_open)
+    }
+
+    fn file(&self, opening: Opening) -> Option<OpenFile> {
+        self.open.iter().find(|known| known.opening == opening).map(|known| known.file)
+    }
+
+    /// The open file of this opening, through the calling thread's table; `None` if it is not found there.
+    pub(crate) fn lend(&self, opening: Opening, table: &Table) -> Option<LentDevice> {
+        let file = self.file(opening)?;
+        let (number, is_borrowed) = table.lend(file)?;
+        let lent = LentDevice { opening, named: file.descriptor, number, is_borrowed };
+        file.is_at(number).then_some(lent)
     }
 
     /// The program closes the device, or has.
     pub(crate) fn forget(&mut self, device: usize) {
-        self.0.retain(|(known, _)| *known != device);
+        self.open.retain(|known| known.address != device);
     }
 }
 
 /// 0 for none; `None` for a number that stands for nothing. Leaves the error number as it was.
 fn mark_of(descriptor: c_int) -> Option<c_int> {
+    fcntl(descriptor, F_GETSIG, 0)
+}
+
+/// By its number: a program may have a function of its own under this name. `None` if it is refused; leaves the error number
+/// as it was.
+#[allow(clippy::cast_possible_truncation)] // what the kernel has as an `int`
+fn fcntl(descriptor: c_int, command: c_int, argument: c_int) -> Option<c_int> {
     let before = last_errno();
-    // SAFETY: the call changes nothing.
-    let mark = unsafe { libc::fcntl(descriptor, F_GETSIG) };
+    // SAFETY: the two commands that are used take numbers, and change no memory.
+    let answer = unsafe { libc::syscall(libc::SYS_fcntl, descriptor, command, argument) };
     set_errno(before);
-    (mark >= 0).then_some(mark)
+    (answer >= 0).then_some(answer as c_int)
 }
 
 #[cfg(test)]
@@ -138,30 +278,92 @@ mod tests {
         assert!(unsafe { libc::dup2(opened().as_raw_fd(), file.as_raw_fd()) } >= 0);
     }
 
+    /// The opening, of a device that is the one that it was, or a new one.
+    fn noted(devices: &mut OpenDevices, device: usize, descriptor: c_int) -> Opening {
+        match devices.note_descriptor(device, descriptor) {
+            Standing::Open(opening) => opening,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Of a device that was known with another file.
+    fn noted_anew(devices: &mut OpenDevices, device: usize, descriptor: c_int) -> Opening {
+        match devices.note_descriptor(device, descriptor) {
+            Standing::OpenedAnew(opening) => opening,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn a_file_that_is_opened_anew_is_another() {
         let (mut devices, file) = (OpenDevices::default(), opened());
-        assert!(!devices.is_open(7));
-        for _ in 0..2 {
-            assert_eq!(devices.note_descriptor(7, file.as_raw_fd()), Standing::Open);
-            assert!(devices.is_open(7));
-        }
+        let number = file.as_raw_fd();
+        let first = noted(&mut devices, 7, number);
+        assert!(devices.is_open(first));
+        assert_eq!(noted(&mut devices, 7, number), first);
         opened_anew(&file);
-        assert!(!devices.is_open(7));
-        assert_eq!(devices.note_descriptor(8, file.as_raw_fd()), Standing::Open);
-        assert!(devices.is_open(8) && !devices.is_open(7), "it has another mark");
-        assert_eq!(devices.note_descriptor(7, file.as_raw_fd()), Standing::OpenedAnew);
+        assert!(!devices.is_open(first));
+        let other = noted(&mut devices, 8, number);
+        assert!(devices.is_open(other) && !devices.is_open(first), "it has another mark");
+        let second = noted_anew(&mut devices, 7, number);
         devices.forget(8);
-        assert!(devices.is_open(7) && !devices.is_open(8));
+        assert!(devices.is_open(second) && !devices.is_open(other) && !devices.is_open(first));
+    }
+
+    /// The marks of a number are few, and come again in turns.
+    #[test]
+    fn no_opening_is_taken_for_an_earlier_one_with_its_number_and_its_mark() {
+        let (mut devices, file) = (OpenDevices::default(), opened());
+        let number = file.as_raw_fd();
+        let mut openings = vec![noted(&mut devices, 7, number)];
+        let mut marks = vec![mark_of(number)];
+        for _ in 0..MARKS {
+            let before = devices.clone();
+            opened_anew(&file);
+            let opening = noted_anew(&mut devices, 7, number);
+            assert!(devices.is_open(opening));
+            for &earlier in &openings {
+                assert!(!devices.is_open(earlier) && !before.is_open(earlier));
+            }
+            openings.push(opening);
+            marks.push(mark_of(number));
+        }
+        let last = marks.pop();
+        assert_eq!(last, Some(marks[0]));
+        assert!(marks[1..].iter().all(|mark| *mark != marks[0]), "{marks:?}");
     }
 
     #[test]
     fn what_another_process_has_marked_keeps_its_mark() {
         let (mut parent, mut child, file) =
             (OpenDevices::default(), OpenDevices::default(), opened());
-        assert_eq!(parent.note_descriptor(7, file.as_raw_fd()), Standing::Open);
-        assert_eq!(child.note_descriptor(9, file.as_raw_fd()), Standing::Open);
-        assert!(parent.is_open(7) && child.is_open(9));
+        let ours = noted(&mut parent, 7, file.as_raw_fd());
+        let theirs = noted(&mut child, 9, file.as_raw_fd());
+        assert!(parent.is_open(ours) && child.is_open(theirs));
+    }
+
+    /// A thread with a table of its own: it has the device for as long as it is lent, and no other file under its number.
+    #[test]
+    fn a_thread_with_another_table_borrows_the_file_that_was_noted() {
+        let (mut devices, file, other) = (OpenDevices::default(), opened(), opened());
+        let stays = noted(&mut devices, 7, file.as_raw_fd());
+        let goes = noted(&mut devices, 8, other.as_raw_fd());
+        opened_anew(&other);
+        // In this process, whose first thread has the table of this one.
+        let number = file.as_raw_fd();
+        let seen = std::thread::spawn(move || {
+            // SAFETY: this thread has no descriptor's value.
+            let table = unsafe { Table::of_this_thread(&[]) };
+            if matches!(table, Table::Shared) {
+                return None;
+            }
+            let lent = devices.lend(stays, &table).map(|lent| (lent.named, mark_of(lent.number)));
+            Some((mark_of(number), lent, devices.lend(goes, &table).is_some()))
+        });
+        match seen.join().unwrap() {
+            None => eprintln!("skipped: pidfd_getfd is refused"),
+            Some(seen) => assert_eq!(seen, (None, Some((number, Some(1))), false)),
+        }
     }
 
     #[test]
@@ -170,9 +372,9 @@ mod tests {
         // SAFETY: a descriptor of this test's, of a number that no other thread gets.
         let high =
             unsafe { OwnedFd::from_raw_fd(libc::fcntl(opened().as_raw_fd(), libc::F_DUPFD, 900)) };
-        assert_eq!(devices.note_descriptor(7, high.as_raw_fd()), Standing::Open);
+        let opening = noted(&mut devices, 7, high.as_raw_fd());
         drop(high);
-        assert!(!devices.is_open(7));
+        assert!(!devices.is_open(opening));
         assert_eq!(devices.note_descriptor(7, -1), Standing::Unknown);
     }
 }

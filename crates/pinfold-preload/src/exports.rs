@@ -48,6 +48,7 @@ macro_rules! with_caller {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> $result {
             // SAFETY: the caller's promises are handed on.
+            #[allow(unused_unsafe)] // not each asks for some
             unsafe { $inner($($argument,)* 0) }
         }
     };
@@ -62,21 +63,15 @@ with_caller!(
         -> *mut ibv_mr,
     "r9", "x5", calls::reg_mr_iova2
 );
+with_caller!(
+    ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: size_t, iova: u64, access: c_int)
+        -> *mut ibv_mr,
+    "r9", "x5", calls::reg_mr_iova
+);
 with_caller!(ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, "rsi", "x1", calls::dereg_mr);
 with_caller!(ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, "rsi", "x1", calls::dealloc_pd);
 with_caller!(ibv_close_device(context: *mut ibv_context) -> c_int, "rsi", "x1", calls::close_device);
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_reg_mr_iova(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: size_t,
-    iova: u64,
-    access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: the caller's promises are handed on.
-    unsafe { calls::reg_mr_iova(pd, addr, length, iova, access) }
-}
+with_caller!(ibv_fork_init() -> c_int, "rdi", "x0", calls::fork_init);
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_rereg_mr(
@@ -95,11 +90,6 @@ unsafe extern "C" fn ibv_rereg_mr(
 unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     // SAFETY: the caller's promises are handed on.
     unsafe { calls::unimport_pd(pd) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_fork_init() -> c_int {
-    calls::fork_init()
 }
 
 /// Runs when the library is loaded.

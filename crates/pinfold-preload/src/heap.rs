@@ -17,14 +17,12 @@
 
 #![allow(unsafe_code)]
 
-use pinfold::AddressRange;
-use pinfold_kernel::mapping::{AtomicPage, OwnedMapping};
-use pinfold_kernel::memory::unmap;
+use pinfold_kernel::mapping::{AtomicPage, WalledMapping};
 use pinfold_kernel::thread;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -79,16 +77,16 @@ impl Lists {
 
 /// A mapping of its own; null if there is no memory.
 fn whole(layout: Layout) -> *mut u8 {
-    OwnedMapping::new(layout.size()).map_or(ptr::null_mut(), |mapping| mapping.leak().as_ptr())
+    WalledMapping::new(layout.size()).map_or(ptr::null_mut(), |mapping| mapping.leak().as_ptr())
 }
 
 /// # Safety
 ///
 /// `block` is from [`whole`] for the same layout, and in no use any more.
 unsafe fn unmap_whole(block: *mut u8, layout: Layout) {
-    if let Ok(range) = AddressRange::new(block.addr(), layout.size()) {
+    if let Some(block) = NonNull::new(block) {
         // SAFETY: the caller's promise.
-        unsafe { unmap(range) };
+        unsafe { WalledMapping::unmap_leaked(block, layout.size()) };
     }
 }
 
@@ -192,7 +190,7 @@ impl Heap {
         // Relaxed: changed under the lock. A child's lock is another, and its memory too.
         let count = self.count.load(Ordering::Relaxed);
         let entry = self.chunks.get(count)?;
-        let chunk = OwnedMapping::new(CHUNK).ok()?.leak().as_ptr();
+        let chunk = WalledMapping::new(CHUNK).ok()?.leak().as_ptr();
         entry.store(chunk.expose_provenance(), Ordering::Relaxed);
         // Release: a thread that counts the chunk finds where it is.
         self.count.store(count + 1, Ordering::Release);

@@ -5,7 +5,7 @@
 //! up, allocates nothing, takes no lock and works before `main`, in a signal handler, in a `vfork`
 //! child, and under any allocator. What it hooks for, it marks in the process's feed, before the
 //! call and after; everything else is one comparison dearer than it was. The last hooks below, of
-//! `mprotect` and `ioctl`, are claimed to no process, and `syscall` is not looked at for `mprotect`.
+//! `mprotect`, `mremap` and `ioctl`, are claimed to no process, and `syscall` is not looked at for the first two.
 //!
 //! # Which functions, and why no others
 //!
@@ -19,8 +19,9 @@
 //! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours releases the range |
 //! | `ioctl` | `UFFDIO_UNREGISTER` | before 6.18 it ends our watch, too: reported as a change; later it is refused because of our watch, which ends |
 //! | `ioctl` | `RDMA_VERBS_IOCTL` | a deregistration in two steps (`steps`) |
+//! | `mremap` | ranges in which something may be kept | refused (`EFAULT`) because of our watch, which ends (`moved`) |
 //! | `prctl`, `seccomp` | a filter of system calls that is set | nothing begins any more (`sandbox`) |
-//! | `munmap`, `mmap`, `mremap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
+//! | `munmap`, `mmap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
 //! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/pending_discards`), and the hook would log each discard twice more |
 //! | `mlock`, `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`, `MADV_MERGEABLE`, `move_pages`, `mbind`, `UFFDIO_MOVE` | no | pinned pages stay, or the kernel refuses |
 //! | `ftruncate`, `fallocate` | no | memory of files is not cached without eBPF: another process could do it |
@@ -62,7 +63,7 @@
 
 mod aside;
 mod entries;
-mod raw;
+mod moved;
 mod self_test;
 mod told;
 mod userfaultfd;
@@ -80,4 +81,4 @@ pub(crate) static pinfold_process_feed: Feed = Feed::new();
 #[allow(non_upper_case_globals)] // a name for C
 pub(crate) static pinfold_process_hooks: HookRecord = HookRecord::new();
 
-pub(crate) use aside::{StepAside, note_kept, step_aside_by};
+pub(crate) use aside::{StepAside, When, note_kept, step_aside_by};

@@ -29,7 +29,7 @@
 use crate::admission::Admission;
 use crate::apart;
 use crate::children::{Children, Moves};
-use crate::device::{OpenDevices, Standing};
+use crate::device::{LentDevice, OpenDevices, Opening, Standing, Table};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
@@ -169,7 +169,11 @@ impl Keeper {
         let place = self.begin(key, range)?;
         // The monitor reads tables of the kernel into buffers on the stack, and the caller's may be
         // small.
-        let obstacle = apart::run(|| self.obstacle(range)).unwrap_or(Some(Reason::Fault));
+        let obstacle = apart::run_again(|| self.obstacle(range)).unwrap_or(Some(Reason::Fault));
+        if obstacle == Some(Reason::ManyChanges) {
+            // The next registration of these bytes that is tried to be kept comes later, because each waits.
+            self.admission.note_vain(&key);
+        }
         let made = self.with_room(|| register(real), |made| made.is_null());
         let errno = last_errno();
         self.land(place, made, obstacle);
@@ -185,12 +189,10 @@ impl Keeper {
         if !books.store.has_room_for(&key) {
             return Err(Reason::OverBudget);
         }
-        if !books.can_end_again(&key) {
-            return Err(Reason::Fault);
-        }
+        let opening = books.opening_of(key.domain.device).ok_or(Reason::Fault)?;
         books.totals.misses += 1;
         note_kept(range);
-        Ok(books.store.begin(key))
+        Ok(books.store.begin(key, opening))
     }
 
     /// Why the monitor does not cover `range` from now on, if it does not.
@@ -200,6 +202,10 @@ impl Keeper {
             Watch::Uncovered(Uncovered::Mapping(_)) => Some(Reason::KindOfMemory),
             Watch::Uncovered(Uncovered::Unmapped | Uncovered::NoAccess) => Some(Reason::NoMemory),
             Watch::Uncovered(Uncovered::Lost(_)) => Some(Reason::MonitorLost),
+            // The monitor has waited for some 20 ms.
+            Watch::Uncovered(Uncovered::Refused { errno: libc::EAGAIN }) => {
+                Some(Reason::ManyChanges)
+            }
             Watch::Uncovered(_) => Some(Reason::WatchRefused),
         }
     }
@@ -218,18 +224,20 @@ impl Keeper {
         }
     }
 
-    /// Calls `register`, once more if it lacks room that idle registrations take.
+    /// Calls `register`, once more if it lacks room that idle registrations take, or took: another thread may have
+    /// deregistered them since.
     pub(crate) fn with_room<T>(
         &self,
         register: impl Fn() -> T,
         has_failed: impl Fn(&T) -> bool,
     ) -> T {
+        let before = self.deregistered();
         let made = register();
         let errno = last_errno();
         if has_failed(&made) && matches!(errno, Errno(libc::ENOMEM | libc::EAGAIN | libc::ENOSPC)) {
-            let freed = self.empty(Scope::Everything);
+            self.empty(Scope::Everything);
             set_errno(errno);
-            if freed > 0 {
+            if self.deregistered() != before {
                 return register();
             }
         }
@@ -275,10 +283,15 @@ impl Keeper {
         }
     }
 
-    /// Deregisters what is idle in `scope`, and waits for what is being deregistered there. Says how
-    /// many were.
-    pub(crate) fn empty(&self, scope: Scope) -> usize {
-        let Some(mut books) = self.books() else { return 0 };
+    /// How many registrations have been given back so far. One that is not counted yet is awaited by
+    /// [`empty`](Self::empty), and counted behind it.
+    fn deregistered(&self) -> u64 {
+        self.books().map_or(0, |books| books.totals.deregs)
+    }
+
+    /// Deregisters what is idle in `scope`, and waits for what is being deregistered there.
+    pub(crate) fn empty(&self, scope: Scope) {
+        let Some(mut books) = self.books() else { return };
         self.heed_children(&mut books);
         self.take_over(&mut books);
         let mut idle = books.store.take_idle(scope);
@@ -287,7 +300,6 @@ impl Keeper {
         drop(books);
         self.deregister(&idle);
         self.await_departures(scope);
-        idle.len()
     }
 
     /// Deregisters what is idle, in a forked child of the process that kept it, if some of it is in `scope`.
@@ -318,30 +330,30 @@ impl Keeper {
         self.books().map(|books| books.totals).unwrap_or_default()
     }
 
-    /// Deregisters what has changed, for as long as the process lives.
-    pub(crate) fn reclaim(&self) {
+    /// Deregisters what has changed, for as long as the process lives. `table` is the calling thread's.
+    pub(crate) fn reclaim(&self, table: &Table) {
         loop {
             let seen = self.monitor.notified();
             // A panic costs what was to be deregistered, no more.
-            let _panicked = catch_unwind(AssertUnwindSafe(|| self.reclaim_once()));
+            let _panicked = catch_unwind(AssertUnwindSafe(|| self.reclaim_once(table)));
             self.monitor.wait(seen);
+            // Before the look, not between two: changes that follow each other wake this thread once, and the program's
+            // calls behind a change find the books free.
+            sleep(GATHER);
         }
     }
 
-    pub(crate) fn reclaim_once(&self) {
-        let work = |books: &Books| books.store.has_dead() || !books.in_vain.is_empty();
-        if !self.current().is_some_and(|books| work(&books)) {
+    pub(crate) fn reclaim_once(&self, table: &Table) {
+        let Some(mut books) = self.current() else { return };
+        if !books.store.has_dead() && books.in_vain.is_empty() {
             return;
         }
-        sleep(GATHER);
-        let Some(mut books) = self.current() else { return };
         self.take_over(&mut books);
-        let mut dead = books.store.take_dead();
-        books.forget_ended(&mut dead);
+        let (dead, devices) = (books.store.take_dead(), books.devices.clone());
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
         drop(books);
-        self.deregister_in_kernel(&dead);
+        self.deregister_in_kernel(&dead, |opening| devices.lend(opening, table));
         in_vain.iter().for_each(|range| self.unwatch_around(*range));
     }
 
@@ -357,9 +369,12 @@ impl Keeper {
         }
     }
 
-    /// The program wants `range` for a userfaultfd of its own.
-    pub(crate) fn step_aside(&self, range: AddressRange) {
-        self.monitor.unwatch(range);
+    /// The program wants `range` for a userfaultfd of its own, or moves it; if `is_noted` only where the monitor has noted a
+    /// watch.
+    pub(crate) fn step_aside(&self, range: AddressRange, is_noted: bool) {
+        if !is_noted || self.monitor.may_watch(range) {
+            self.monitor.unwatch(range);
+        }
     }
 
     /// The books with everything applied that has happened. `None` if they cannot be believed.
@@ -436,12 +451,23 @@ impl Keeper {
         }
     }
 
-    /// As [`deregister`](Self::deregister), on the thread of ours: what libibverbs has of them remains.
-    fn deregister_in_kernel(&self, leaving: &[Leaving]) {
+    /// As [`deregister`](Self::deregister), on the thread of ours, to which `lend` lends a device: what libibverbs has of them
+    /// remains, and all of those whose device this thread does not get.
+    fn deregister_in_kernel(
+        &self,
+        leaving: &[Leaving],
+        lend: impl Fn(Opening) -> Option<LentDevice>,
+    ) {
         let mut remains = Vec::with_capacity(leaving.len());
+        let mut lent = None;
         for &leaving in leaving {
-            remains.push(Remains { leaving, ended: end_in_kernel(leaving.region) });
+            let opening = leaving.opening;
+            lent = lent.filter(|lent: &LentDevice| lent.is_of(opening)).or_else(|| lend(opening));
+            let ended =
+                lent.as_ref().map_or(Ended::Not, |lent| end_in_kernel(lent, leaving.region));
+            remains.push(Remains { leaving, ended });
         }
+        drop(lent);
         if let Some(mut books) = self.books() {
             let ended = remains.iter().filter(|remains| remains.ended == Ended::InKernel).count();
             books.totals.deregs += ended as u64;
@@ -495,24 +521,28 @@ impl Keeper {
 }
 
 impl Books {
-    /// Whether a registration of this can be ended later, by the number that it gets now. What was registered in a device
-    /// that was closed behind our back, and opened anew, is forgotten.
-    fn can_end_again(&mut self, key: &Key) -> bool {
-        let device = key.domain.device;
+    /// The opening of the device in which something is about to be registered; `None` if that could not be ended later, by
+    /// the number that it gets now. What was registered in a device that was closed behind our back, and opened anew, is
+    /// forgotten.
+    fn opening_of(&mut self, device: usize) -> Option<Opening> {
         // SAFETY: the program is registering in it.
-        let standing = unsafe { self.devices.note(device) };
-        if standing == Standing::OpenedAnew {
-            let scope = Scope::Device(device);
-            self.store.forget_live(scope);
-            _ = self.store.take_idle(scope);
+        match unsafe { self.devices.note(device) } {
+            Standing::Open(opening) => Some(opening),
+            Standing::OpenedAnew(opening) => {
+                let scope = Scope::Device(device);
+                self.store.forget_live(scope);
+                _ = self.store.take_idle(scope);
+                // What remains of it goes when it is looked at: a thread may note some of it behind this.
+                Some(opening)
+            }
+            Standing::Unknown => None,
         }
-        standing != Standing::Unknown
     }
 
     /// What the kernel has ended with a device that was closed behind our back is not ended again: its number may be that
     /// of another registration by now. libibverbs' structures of it stay, some hundred bytes each.
     fn forget_ended(&self, leaving: &mut Vec<Leaving>) {
-        leaving.retain(|leaving| self.devices.is_open(leaving.key.domain.device));
+        leaving.retain(|leaving| self.devices.is_open(leaving.opening));
     }
 
     fn note_leaving(&mut self, leaving: &[Leaving]) {
@@ -527,7 +557,7 @@ impl Books {
         let mut taken = Vec::new();
         let devices = &self.devices;
         self.remains.retain(|remains| {
-            remains.ended == Ended::InKernel || devices.is_open(remains.leaving.key.domain.device)
+            remains.ended == Ended::InKernel || devices.is_open(remains.leaving.opening)
         });
         self.remains.retain(|remains| {
             let takes = taken.len() < count && scope.holds(&remains.leaving.key.domain);
@@ -573,9 +603,9 @@ fn dereg(region: Region) -> bool {
 }
 
 /// Has the kernel end it, without libibverbs.
-fn end_in_kernel(region: Region) -> Ended {
+fn end_in_kernel(device: &LentDevice, region: Region) -> Ended {
     // SAFETY: out of the store, so the program does not have it, and it ends once.
-    handle_of(region).map_or(Ended::Not, |mr| unsafe { in_kernel(mr, region.handle) })
+    handle_of(region).map_or(Ended::Not, |mr| unsafe { in_kernel(device, mr) })
 }
 
 fn handle_of(region: Region) -> Option<NonNull<ibv_mr>> {

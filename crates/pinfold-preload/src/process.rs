@@ -14,23 +14,26 @@ use crate::admission::Admission;
 use crate::apart;
 use crate::children::Children;
 use crate::complaint::complain;
+use crate::device::Table;
 use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
 use crate::reasons::{Reason, Reasons};
 use crate::report::{Account, Report, Totals};
 use crate::settings::{Destination, Settings};
 use crate::store::{Key, Limit};
-use crate::{sandbox, sanitizer, steps};
+use crate::{main_thread, sandbox, sanitizer, steps};
 use pinfold::Config;
 use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
 use pinfold::monitor::{Choice, best_without_loading};
 use pinfold::registrar::verbs::ffi::ibv_mr;
+use pinfold_kernel::Descriptor;
+use pinfold_kernel::futex::{futex_wait, futex_wake};
 use pinfold_kernel::mapping::AtomicPage;
 use pinfold_kernel::signal::CountedSignal;
-use pinfold_kernel::thread::{LeanThread, NotCancelled};
+use pinfold_kernel::thread::{LeanThread, NotCancelled, leave_directory_and_semaphores};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// What Pinfold does in this process.
@@ -226,12 +229,14 @@ impl Process {
     fn start_keeper(&'static self) -> Result<&'static Keeper, Reason> {
         let _starting = self.starting.try_lock().map_err(|_| Reason::MonitorStarting)?;
         if self.keeper.get().is_none() {
+            apart::run(main_thread::threads_begin);
             let started = apart::run(|| self.new_keeper()).unwrap_or_else(|| Err("a panic".into()));
             let complaint = started.as_ref().err().cloned();
+            // Before another thread has memory watched by it: the hooks would leave the program with the refusal.
+            step_aside_when_asked();
             let keeper = self.keeper.get_or_init(|| started.ok());
             if let Some(keeper) = keeper {
                 apart::run(|| start_reclaiming(keeper));
-                step_aside_when_asked();
             }
             complaint.iter().for_each(|complaint| refuse(complaint));
         }
@@ -359,24 +364,68 @@ fn refuse(why: &str) {
 fn step_aside_when_asked() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     {
-        static STEP_ASIDE: crate::hooks::StepAside = |range| {
+        use crate::hooks::When;
+        static STEP_ASIDE: crate::hooks::StepAside = |range, when| {
             let _not_cancelled = NotCancelled::new();
             if let Some(keeper) = Process::running().and_then(Process::keeper) {
-                apart::run(|| keeper.step_aside(range));
+                apart::run(|| keeper.step_aside(range, when == When::Ahead));
             }
         };
         crate::hooks::step_aside_by(&STEP_ASIDE);
     }
 }
 
+/// Whether a thread of ours holds no directory, and no file that it does not need, of the program's any more.
+struct Parted(AtomicU32);
+
+impl Parted {
+    const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// By the thread of ours.
+    fn note(&self) {
+        // Release: carries nothing; the waiting thread has what it needs.
+        self.0.store(1, Ordering::Release);
+        futex_wake(&self.0);
+    }
+
+    /// What the program closes or leaves behind this is held by that thread no more.
+    fn wait(&self) {
+        // Acquire: as above.
+        while self.0.load(Ordering::Acquire) == 0 {
+            futex_wait(&self.0, 0);
+        }
+    }
+}
+
+/// What the thread that deregisters works on.
+struct Reclaimer {
+    keeper: &'static Keeper,
+    /// Numbers in the table that the thread begins with.
+    descriptors: Vec<Descriptor>,
+    parted: Parted,
+}
+
+impl Reclaimer {
+    fn run(&self) {
+        apart::note_own_thread();
+        // SAFETY: this thread is the library's own, and has numbers only: the values are the monitor's, which lives as long
+        // as the process.
+        let table = unsafe { Table::of_this_thread(&self.descriptors) };
+        leave_directory_and_semaphores();
+        self.parted.note();
+        self.keeper.reclaim(&table);
+    }
+}
+
 /// Starts the thread that deregisters what has changed; without it, that waits for room to be needed.
 fn start_reclaiming(keeper: &'static Keeper) {
-    let body = |keeper: &&'static Keeper| {
-        apart::note_own_thread();
-        keeper.reclaim();
-    };
-    if let Err(error) = LeanThread::spawn(c"pinfold-reclaim", keeper, body) {
-        complain(&format!("pinfold: changed memory stays registered: {error}\n"));
+    let descriptors = keeper.monitor().descriptors();
+    let reclaimer = Reclaimer { keeper, descriptors, parted: Parted::new() };
+    match LeanThread::spawn(c"pinfold-reclaim", reclaimer, Reclaimer::run) {
+        Ok(thread) => thread.on().parted.wait(),
+        Err(error) => complain(&format!("pinfold: changed memory stays registered: {error}\n")),
     }
 }
 
@@ -396,15 +445,31 @@ fn keep_memory() {
     }
 }
 
-/// Reports at every `signal` from now on, on a thread of its own.
-fn listen(signal: libc::c_int) -> std::io::Result<()> {
-    let body = |signal: &CountedSignal| {
+/// What the thread that reports works on.
+struct Reporter {
+    signal: CountedSignal,
+    parted: Parted,
+}
+
+impl Reporter {
+    /// It has the program's table of descriptors, in which its files are.
+    fn run(&self) {
+        leave_directory_and_semaphores();
+        self.parted.note();
         loop {
-            signal.wait();
+            self.signal.wait();
             if let Some(process) = Process::running() {
                 process.report();
             }
         }
-    };
-    LeanThread::spawn(c"pinfold-signal", CountedSignal::new(signal)?, body).map(drop)
+    }
+}
+
+/// Reports at every `signal` from now on, on a thread of its own.
+fn listen(signal: libc::c_int) -> std::io::Result<()> {
+    main_thread::threads_begin();
+    let reporter = Reporter { signal: CountedSignal::new(signal)?, parted: Parted::new() };
+    let thread = LeanThread::spawn(c"pinfold-signal", reporter, Reporter::run)?;
+    thread.on().parted.wait();
+    Ok(())
 }

@@ -1,4 +1,9 @@
-//! libibverbs itself, behind this library's back.
+//! The functions that calls are handed on to: those that the program would call without this library.
+//!
+//! The dynamic linker is asked for the next function of each name behind this library, so a library that stands in
+//! between gets its calls, and it does not matter what the file of libibverbs is called. A libibverbs that a module was
+//! loaded with for itself alone (`RTLD_LOCAL`) is not in that order: it is looked for where the calling module would find it,
+//! then by its usual name.
 //!
 //! # Safety
 //!
@@ -8,15 +13,16 @@
 #![allow(unsafe_code)]
 
 use crate::apart;
+use crate::caller::{self, Caller, IN_BOTH};
 use crate::linked;
-use libc::{c_int, c_void, size_t};
+use libc::{c_char, c_int, c_uint, c_void, size_t};
 use pinfold::AddressRange;
-use pinfold::registrar::verbs::Library;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
-use pinfold_kernel::mapping::OwnedMapping;
+use pinfold_kernel::mapping::WalledMapping;
 use pinfold_kernel::process::page_bytes;
-use std::ffi::CStr;
-use std::mem;
+use pinfold_kernel::thread::find_least_stack;
+use std::ffi::{CStr, CString};
+use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -24,9 +30,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The functions that calls are handed on to.
 #[derive(Debug)]
 pub(crate) struct Real {
-    pub(crate) library: Library,
+    pub(crate) library: Functions,
     /// Those of the ABI from before 2007, where the library still has them.
-    pub(crate) old: Option<OldAbi>,
+    pub(crate) old: Option<InBoth>,
     pub(crate) unimport_pd: Option<unsafe extern "C" fn(*mut ibv_pd)>,
     pub(crate) fork_init: Option<unsafe extern "C" fn() -> c_int>,
     /// What keeps registered pages from forked children, and what ends that; both do nothing
@@ -34,9 +40,27 @@ pub(crate) struct Real {
     fork_ranges: Option<[ForkRange; 2]>,
 }
 
-/// Version `IBVERBS_1.0` of what is taken over here; its structures are other ones.
+/// Those of the present ABI; what an older libibverbs lacks may be absent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OldAbi {
+pub(crate) struct Functions {
+    pub(crate) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, c_int) -> *mut ibv_mr,
+    pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
+    pub(crate) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
+    pub(crate) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
+    pub(crate) reg_mr_iova: Option<RegisterAt<c_int>>,
+    pub(crate) reg_mr_iova2: Option<RegisterAt<c_uint>>,
+    pub(crate) rereg_mr: Option<Change>,
+    is_fork_initialized: Option<unsafe extern "C" fn() -> c_uint>,
+}
+
+pub(crate) type RegisterAt<Access> =
+    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, u64, Access) -> *mut ibv_mr;
+pub(crate) type Change =
+    unsafe extern "C" fn(*mut ibv_mr, c_int, *mut ibv_pd, *mut c_void, size_t, c_int) -> c_int;
+
+/// What is taken over here and exists in both ABIs. Version `IBVERBS_1.0` of it has other structures.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InBoth {
     pub(crate) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, c_int) -> *mut ibv_mr,
     pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
     pub(crate) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
@@ -48,11 +72,16 @@ type ForkRange = unsafe extern "C" fn(base: *mut c_void, size: size_t) -> c_int;
 /// Null, or what is never released: from a leaked box, or static.
 static REAL: AtomicPtr<Real> = AtomicPtr::new(ptr::null_mut());
 
-/// libibverbs, found at the first call. `None` if there is none, or one older than 2007.
+/// What calls are handed on to, found at the first call. `None` if there is none, or one older than 2007.
 pub(crate) fn real() -> Option<&'static Real> {
+    real_of(Caller::UNKNOWN)
+}
+
+/// The same, by a call of this caller's: the first caller's libibverbs serves all.
+pub(crate) fn real_of(caller: Caller) -> Option<&'static Real> {
     // Acquire: pairs with the exchange below; the functions come with the pointer.
     // SAFETY: null or leaked, see `REAL`.
-    unsafe { REAL.load(Ordering::Acquire).as_ref() }.or_else(find)
+    unsafe { REAL.load(Ordering::Acquire).as_ref() }.or_else(|| find(caller))
 }
 
 /// Finds the libibverbs that the program was started with. Later the dynamic linker's lock may be held by a thread that
@@ -64,17 +93,34 @@ pub(crate) fn find_at_start() {
     // No other thread asks, so no forked child finds the lock taken.
     static AT_START: OnceLock<Option<Real>> = OnceLock::new();
     if linked::libibverbs() {
-        let found = || apart::run(|| Source::loaded()?.functions()).flatten();
+        find_least_stack();
+        caller::find_at_start();
+        let found = || apart::run(|| Source::of(Caller::UNKNOWN)?.functions()).flatten();
         if let Some(found) = AT_START.get_or_init(found) {
             // Release: the functions come with the pointer.
             REAL.store(ptr::from_ref(found).cast_mut(), Ordering::Release);
         }
+        forget_linker_error();
     }
 }
 
+/// What this thread asked the dynamic linker for last may not have been there, which is no error of the program's. One that
+/// was is lost with the first question, also if that was answered.
+fn forget_linker_error() {
+    // SAFETY: the linker's own text, which is not read.
+    unsafe { libc::dlerror() };
+}
+
 #[cold]
-fn find() -> Option<&'static Real> {
-    let found = apart::run(|| Some(Box::into_raw(Box::new(Source::loaded()?.functions()?))))??;
+fn find(caller: Caller) -> Option<&'static Real> {
+    let found = apart::run(|| {
+        let source = Source::of(caller)?;
+        let functions = source.functions();
+        source.keep_loaded();
+        Some(Box::into_raw(Box::new(functions?)))
+    });
+    forget_linker_error();
+    let found = found??;
     // AcqRel: releases the functions to a thread that loads the pointer, acquires the winner's.
     let exchanged =
         REAL.compare_exchange(ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);
@@ -90,103 +136,239 @@ fn find() -> Option<&'static Real> {
     }
 }
 
-/// A handle of the dynamic linker, never closed.
-struct Source(NonNull<c_void>);
+/// Where the dynamic linker looks.
+#[derive(Clone, Copy)]
+enum Source {
+    /// Behind this library.
+    Next,
+    /// In a module, and what it was loaded with.
+    Module(NonNull<c_void>),
+    /// In a libibverbs that was loaded here. The handle is never closed.
+    System(NonNull<c_void>),
+}
+
+impl InBoth {
+    fn found_by(find: impl Fn(&CStr) -> Option<NonNull<c_void>>) -> Option<Self> {
+        let [reg_mr, dereg_mr, dealloc_pd, close_device] = IN_BOTH.map(find);
+        // SAFETY: the header's types for functions of these names, whose library stays loaded; the structures are only
+        // ever pointed to, and the old ABI's functions have the same types.
+        unsafe {
+            Some(Self {
+                reg_mr: mem::transmute::<
+                    NonNull<c_void>,
+                    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, c_int) -> *mut ibv_mr,
+                >(reg_mr?),
+                dereg_mr: mem::transmute::<
+                    NonNull<c_void>,
+                    unsafe extern "C" fn(*mut ibv_mr) -> c_int,
+                >(dereg_mr?),
+                dealloc_pd: mem::transmute::<
+                    NonNull<c_void>,
+                    unsafe extern "C" fn(*mut ibv_pd) -> c_int,
+                >(dealloc_pd?),
+                close_device: mem::transmute::<
+                    NonNull<c_void>,
+                    unsafe extern "C" fn(*mut ibv_context) -> c_int,
+                >(close_device?),
+            })
+        }
+    }
+}
 
 impl Source {
-    /// The libibverbs that the program has loaded, from wherever; else the system's.
-    fn loaded() -> Option<Self> {
-        let name = c"libibverbs.so.1".as_ptr();
-        // SAFETY: the name is a C string, and the library's initialisers have run, or run as in
-        // every program that loads it.
-        let handle = unsafe {
-            let loaded = libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            if loaded.is_null() { libc::dlopen(name, libc::RTLD_LAZY) } else { loaded }
-        };
-        NonNull::new(handle).map(Self)
+    /// Behind this library in the order of the program; else where the caller's module has it from; else in whatever
+    /// module there is; else the system's.
+    fn of(caller: Caller) -> Option<Self> {
+        let next = Some(Self::Next).filter(|next| next.has_verbs());
+        next.or_else(|| Self::of_module(module_of(caller.0)?.dli_fname))
+            .or_else(|| loaded_files().iter().find_map(|file| Self::of_module(file.as_ptr())))
+            .or_else(Self::system_s)
     }
 
-    fn functions(&self) -> Option<Real> {
-        // SAFETY: the symbols are libibverbs' own, and it stays loaded.
-        let library = unsafe {
-            Library::from_symbols(|name, version| {
-                self.versioned(name, version).or_else(|| self.default(name))
-            })
-        };
-        let unimport_pd = self.versioned(c"ibv_unimport_pd", c"IBVERBS_1.10");
-        let fork_init = self.versioned(c"ibv_fork_init", c"IBVERBS_1.1");
-        let range = |name| self.versioned(name, c"IBVERBS_1.1");
-        let ranges = range(c"ibv_dontfork_range").zip(range(c"ibv_dofork_range"));
-        // SAFETY: the header's types for functions of these names.
+    /// What the module of this file was loaded with, if it has libibverbs. The file is a C string.
+    fn of_module(file: *const c_char) -> Option<Self> {
+        // SAFETY: names that the linker gave. That of a caller's module lives as long as that is loaded, which it is while
+        // its code waits for this call.
+        let module = unsafe { loaded(file) }.map(Self::Module)?;
+        if module.has_verbs() {
+            return Some(module);
+        }
+        module.close();
+        None
+    }
+
+    fn system_s() -> Option<Self> {
+        // SAFETY: the name is a C string, and the library's initialisers run as in every program that loads it.
+        let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY) };
+        NonNull::new(handle).map(Self::System)
+    }
+
+    /// Whether libibverbs itself is there, and not only a library that stands between.
+    fn has_verbs(self) -> bool {
+        [IN_BOTH[0], c"ibv_get_device_list"]
+            .iter()
+            .all(|name| self.named(name).is_some_and(is_foreign))
+    }
+
+    fn handle(self) -> *mut c_void {
+        match self {
+            Self::Next => libc::RTLD_NEXT,
+            Self::Module(handle) | Self::System(handle) => handle.as_ptr(),
+        }
+    }
+
+    /// Has what was found stay loaded: the program may unload what brought it. That may go.
+    fn keep_loaded(self) {
+        let (Self::Next | Self::Module(_)) = self else { return };
+        for function in IN_BOTH.iter().filter_map(|name| self.named(name)) {
+            let module = module_of(function.addr().get());
+            // SAFETY: the function's module is loaded, and its file's name with it. The handle is never closed.
+            module.iter().for_each(|module| _ = unsafe { loaded(module.dli_fname) });
+        }
+        self.close();
+    }
+
+    /// Nothing of it is looked up any more.
+    fn close(self) {
+        if let Self::Module(handle) = self {
+            // SAFETY: opened by `of_module`; the module stays for the program's part that had loaded it.
+            unsafe { libc::dlclose(handle.as_ptr()) };
+        }
+    }
+
+    fn functions(self) -> Option<Real> {
+        let [dont, redo] =
+            [c"ibv_dontfork_range", c"ibv_dofork_range"].map(|name| self.named(name));
+        // SAFETY: the header's types for functions of these names, whose library stays loaded.
         unsafe {
             Some(Real {
-                library: library.ok()?,
+                library: self.present()?,
                 old: self.old(),
-                unimport_pd: mem::transmute::<
-                    Option<NonNull<c_void>>,
-                    Option<unsafe extern "C" fn(*mut ibv_pd)>,
-                >(unimport_pd),
-                fork_init: mem::transmute::<
-                    Option<NonNull<c_void>>,
-                    Option<unsafe extern "C" fn() -> c_int>,
-                >(fork_init),
-                fork_ranges: ranges.map(|(dont, redo)| {
-                    [dont, redo].map(|f| mem::transmute::<NonNull<c_void>, ForkRange>(f))
+                unimport_pd: self.named(c"ibv_unimport_pd").map(|it| {
+                    mem::transmute::<NonNull<c_void>, unsafe extern "C" fn(*mut ibv_pd)>(it)
+                }),
+                fork_init: self.named(c"ibv_fork_init").map(|it| {
+                    mem::transmute::<NonNull<c_void>, unsafe extern "C" fn() -> c_int>(it)
+                }),
+                fork_ranges: dont.zip(redo).map(|(dont, redo)| {
+                    [dont, redo].map(|it| mem::transmute::<NonNull<c_void>, ForkRange>(it))
                 }),
             })
         }
     }
 
-    fn old(&self) -> Option<OldAbi> {
-        let old = |name| self.versioned(name, c"IBVERBS_1.0");
-        // SAFETY: the types of the old ABI's functions; its structures are only ever pointed to.
+    fn present(self) -> Option<Functions> {
+        let InBoth { reg_mr, dereg_mr, dealloc_pd, close_device } =
+            InBoth::found_by(|name| self.named(name))?;
+        let reg_mr_iova = self.named(c"ibv_reg_mr_iova");
+        let reg_mr_iova2 = self.named(c"ibv_reg_mr_iova2");
+        let is_fork_initialized = self.named(c"ibv_is_fork_initialized");
+        // SAFETY: the header's types for functions of these names, whose library stays loaded.
         unsafe {
-            Some(OldAbi {
-                reg_mr: mem::transmute::<
-                    NonNull<c_void>,
-                    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, c_int) -> *mut ibv_mr,
-                >(old(c"ibv_reg_mr")?),
-                dereg_mr: mem::transmute::<
-                    NonNull<c_void>,
-                    unsafe extern "C" fn(*mut ibv_mr) -> c_int,
-                >(old(c"ibv_dereg_mr")?),
-                dealloc_pd: mem::transmute::<
-                    NonNull<c_void>,
-                    unsafe extern "C" fn(*mut ibv_pd) -> c_int,
-                >(old(c"ibv_dealloc_pd")?),
-                close_device: mem::transmute::<
-                    NonNull<c_void>,
-                    unsafe extern "C" fn(*mut ibv_context) -> c_int,
-                >(old(c"ibv_close_device")?),
+            Some(Functions {
+                reg_mr,
+                dereg_mr,
+                dealloc_pd,
+                close_device,
+                reg_mr_iova: reg_mr_iova
+                    .map(|it| mem::transmute::<NonNull<c_void>, RegisterAt<c_int>>(it)),
+                reg_mr_iova2: reg_mr_iova2
+                    .map(|it| mem::transmute::<NonNull<c_void>, RegisterAt<c_uint>>(it)),
+                rereg_mr: self
+                    .named(c"ibv_rereg_mr")
+                    .map(|it| mem::transmute::<NonNull<c_void>, Change>(it)),
+                is_fork_initialized: is_fork_initialized.map(|it| {
+                    mem::transmute::<NonNull<c_void>, unsafe extern "C" fn() -> c_uint>(it)
+                }),
             })
         }
     }
 
-    fn versioned(&self, name: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: the handle is open; the names are C strings.
-        NonNull::new(unsafe { libc::dlvsym(self.0.as_ptr(), name.as_ptr(), version.as_ptr()) })
+    fn old(self) -> Option<InBoth> {
+        InBoth::found_by(|name| self.of_old_abi(name))
     }
 
-    fn default(&self, name: &CStr) -> Option<NonNull<c_void>> {
+    /// The first function of this name. By name alone: a library that stands in between has no versions mostly, and is
+    /// passed over by a caller that asks for one. Of libibverbs it is the default version, of the present ABI in each that has it.
+    fn named(self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the handle is open, or `RTLD_NEXT`; the name is a C string.
+        NonNull::new(unsafe { libc::dlsym(self.handle(), name.as_ptr()) })
+    }
+
+    /// The old ABI's function of this name. One that has no versions serves every version that a program was linked with.
+    fn of_old_abi(self, name: &CStr) -> Option<NonNull<c_void>> {
+        let first = self.named(name);
+        let is_present = first == self.versioned(name, c"IBVERBS_1.1");
+        if is_present { self.versioned(name, c"IBVERBS_1.0") } else { first }
+    }
+
+    fn versioned(self, name: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: as above.
-        NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+        NonNull::new(unsafe { libc::dlvsym(self.handle(), name.as_ptr(), version.as_ptr()) })
+    }
+}
+
+/// The files of all modules, in the order in which they were loaded.
+fn loaded_files() -> Vec<CString> {
+    /// # Safety
+    ///
+    /// Called by `dl_iterate_phdr` with a vector of names as its argument.
+    unsafe extern "C" fn note(
+        module: *mut libc::dl_phdr_info,
+        _: size_t,
+        files: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the caller's promise; a module's name is a C string.
+        unsafe {
+            let files = &mut *files.cast::<Vec<CString>>();
+            files.push(CStr::from_ptr((*module).dlpi_name).to_owned());
+        }
+        0
+    }
+    let mut files = Vec::<CString>::new();
+    // SAFETY: `note` gets the vector back as its argument, and only during this call.
+    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut files).cast()) };
+    // The program itself has no name; where it has libibverbs, nothing is looked for.
+    files.retain(|file| !file.is_empty());
+    files
+}
+
+/// A handle of a file that is loaded.
+///
+/// # Safety
+///
+/// `file` is a C string, or null.
+unsafe fn loaded(file: *const c_char) -> Option<NonNull<c_void>> {
+    // SAFETY: the caller's promise; nothing is loaded.
+    NonNull::new(unsafe { libc::dlopen(file, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
+}
+
+/// Whether a function is not this library's own: the program itself was loaded with this library.
+fn is_foreign(function: NonNull<c_void>) -> bool {
+    let base = |address| module_of(address).map(|module| module.dli_fbase);
+    base(function.addr().get()) != base(is_foreign as fn(_) -> _ as usize)
+}
+
+fn module_of(address: usize) -> Option<libc::Dl_info> {
+    let mut module = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the linker only looks the address up, and fills the structure, of which all zeros are one.
+    unsafe {
+        let found = libc::dladdr(ptr::without_provenance(address), module.as_mut_ptr()) != 0;
+        found.then(|| module.assume_init())
     }
 }
 
 /// Two pages of memory in a mapping of their own.
-struct Pages(OwnedMapping);
+struct Pages(WalledMapping);
 
 impl Pages {
     /// `None` if there is no memory.
     fn new() -> Option<Self> {
-        // A page without access on each side keeps neighbours from becoming one mapping with it.
-        let pages = OwnedMapping::inaccessible(4 * page_bytes()).ok()?;
-        pages.allow(page_bytes(), 2 * page_bytes()).ok()?;
-        Some(Self(pages))
+        WalledMapping::new(2 * page_bytes()).ok().map(Self)
     }
 
     fn start(&self) -> *mut c_void {
-        self.0.start().as_ptr().wrapping_add(page_bytes()).cast()
+        self.0.start().as_ptr().cast()
     }
 
     /// Whether the kernel tells one page from the other.

@@ -14,6 +14,7 @@ pub(crate) enum Reason {
     OverBudget,
     KindOfMemory,
     WatchRefused,
+    ManyChanges,
     Changing,
     NoMonitor,
     MonitorStarting,
@@ -26,7 +27,7 @@ pub(crate) enum Reason {
 use Reason::*;
 
 impl Reason {
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         EarlyUse,
         RemoteRights,
         OnDemand,
@@ -38,6 +39,7 @@ impl Reason {
         OverBudget,
         KindOfMemory,
         WatchRefused,
+        ManyChanges,
         Changing,
         NoMonitor,
         MonitorStarting,
@@ -61,6 +63,7 @@ impl Reason {
             OverBudget => "more bytes than may be kept",
             KindOfMemory => "a kind of memory that the monitor does not watch",
             WatchRefused => "memory that the kernel does not let the monitor watch",
+            ManyChanges => "changes of watched memory that followed each other",
             Changing => "memory that was changing",
             NoMonitor => "no monitor could start",
             MonitorStarting => "a monitor that was starting",

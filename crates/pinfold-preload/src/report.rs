@@ -99,7 +99,13 @@ impl fmt::Display for Totals {
 #[derive(Debug)]
 pub(crate) enum Report {
     StandardError,
-    File { path: PathBuf, opened: Option<NotedDescriptor> },
+    File {
+        /// As it was asked for, which says whether a child has the same one.
+        name: PathBuf,
+        /// Where that is, whichever directory the thread that reports is in; `None` where the process's has no name.
+        path: Option<PathBuf>,
+        opened: Option<NotedDescriptor>,
+    },
 }
 
 impl Report {
@@ -107,19 +113,18 @@ impl Report {
     /// by each report.
     pub(crate) fn new(to: Destination, had: Option<&Self>) -> Self {
         let Destination::File(path) = to else { return Self::StandardError };
-        let path = for_process(&path, std::process::id());
-        let inherited = had.and_then(|had| had.opened_as(&path));
-        let opens = || NotedDescriptor::keep(open(&path).ok()?.as_fd()).ok();
-        let opened = inherited.or_else(opens);
-        Self::File { path, opened }
-    }
-
-    fn opened_as(&self, wanted: &Path) -> Option<NotedDescriptor> {
-        match self {
-            Self::File { path, opened } if path == wanted => {
-                opened.filter(NotedDescriptor::is_still)
+        let name = for_process(&path, std::process::id());
+        match had {
+            Some(Self::File { name: known, path, opened }) if *known == name => {
+                let (path, inherited) = (path.clone(), opened.filter(NotedDescriptor::is_still));
+                let again = || opened_at(path.as_deref()?);
+                Self::File { name, opened: inherited.or_else(again), path }
             }
-            _ => None,
+            _ => {
+                // By its name: above the process's directory may be one that its user may not enter.
+                let (path, opened) = (std::path::absolute(&name).ok(), opened_at(&name));
+                Self::File { name, opened, path }
+            }
         }
     }
 
@@ -137,12 +142,13 @@ impl Report {
                 complain(&format!("pinfold: {process}: {totals}; monitor: {monitor}; {hooks}\n"));
                 Ok(())
             }
-            Self::File { path, opened } => {
+            Self::File { path, opened, .. } => {
                 let line = account.json(process, &hooks);
                 match opened.filter(NotedDescriptor::is_still) {
                     Some(opened) => opened.write_whole(&line)?,
                     // The program has closed it, with all others that it does not know.
                     None => {
+                        let path = path.as_deref().ok_or(io::ErrorKind::NotFound)?;
                         let file = open(path)?;
                         NotedDescriptor::of(file.as_raw_fd()).write_whole(&line)?;
                     }
@@ -151,6 +157,10 @@ impl Report {
             }
         }
     }
+}
+
+fn opened_at(path: &Path) -> Option<NotedDescriptor> {
+    NotedDescriptor::keep(open(path).ok()?.as_fd()).ok()
 }
 
 fn open(path: &Path) -> io::Result<File> {

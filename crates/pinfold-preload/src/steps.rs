@@ -21,6 +21,9 @@
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_truncation)] // what has 32 bits in a word of 64
 
+use crate::device::LentDevice;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::raw::system_call;
 use libc::c_int;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold_kernel::errno::{last_errno, set_errno};
@@ -154,6 +157,12 @@ pub(crate) fn through_us<T>(register: impl FnOnce() -> T) -> T {
     made
 }
 
+/// Whether the calling thread is in a registration that came to this library: what comes from within is libibverbs' own,
+/// or that of a library before it.
+pub(crate) fn is_registering() -> bool {
+    STEP.get() == Step::Registering
+}
+
 /// The drivers of open devices, each in the slot of its descriptor: the descriptor and one, then the driver.
 ///
 /// A device that is closed leaves its entry, and the next with that number may have another driver: then the kernel
@@ -202,24 +211,39 @@ pub(crate) enum Ended {
 ///
 /// # Safety
 ///
-/// `mr` is a region of which no other thread ends anything, and `handle` its number.
-pub(crate) unsafe fn in_kernel(mr: NonNull<ibv_mr>, handle: u32) -> Ended {
+/// `mr` is a region of this device of which no other thread ends anything.
+pub(crate) unsafe fn in_kernel(device: &LentDevice, mr: NonNull<ibv_mr>) -> Ended {
     let errno = last_errno();
-    // SAFETY: the caller's promise: the region's device is open.
-    let device = unsafe { (*(*mr.as_ptr()).context).cmd_fd };
-    let ended = end(device, handle, |device, number, request| {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { (*mr.as_ptr()).handle };
+    let ended = end(device.named, handle, |number, request| {
         // SAFETY: the request is whole, and the region in no use.
-        unsafe { libc::ioctl(device, number.into(), request) == 0 }
+        unsafe { ioctl(device.number, number, request) }
     });
     set_errno(errno);
     ended
 }
 
-/// By `ioctl`, which makes the call.
-fn end(device: c_int, handle: u32, ioctl: impl FnOnce(c_int, u32, *mut Request) -> bool) -> Ended {
+/// Whether the kernel did it. By the instruction: the hook is for calls of the program's threads, and by the program's
+/// numbers.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+unsafe fn ioctl(device: c_int, number: u32, request: *mut Request) -> bool {
+    let arguments = [device as usize, number as usize, request.expose_provenance(), 0, 0];
+    // SAFETY: the caller's promise.
+    !unsafe { system_call(libc::SYS_ioctl, arguments) }.has_failed()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn ioctl(device: c_int, number: u32, request: *mut Request) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { libc::ioctl(device, number.into(), request) == 0 }
+}
+
+/// By `ioctl`, which makes the call. `device` is the program's number of it.
+fn end(device: c_int, handle: u32, ioctl: impl FnOnce(u32, *mut Request) -> bool) -> Ended {
     let Some(driver) = driver_of(device) else { return Ended::Not };
     let mut request = Request::deregistration(driver, handle);
-    if ioctl(device, VERBS, &raw mut request) {
+    if ioctl(VERBS, &raw mut request) {
         return Ended::InKernel;
     }
     slot_of(device).0.store(0, Ordering::Relaxed);
@@ -319,10 +343,10 @@ mod tests {
         let library = Library::new(901);
         assert!(library.asks(Request { object: 0, ..Request::deregistration(DRIVER, 0) }));
         library.asked.borrow_mut().clear();
-        let ended = end(901, 77, |device, number, request| {
+        let ended = end(901, 77, |number, request| {
             // SAFETY: it is there.
             let request = unsafe { *request };
-            assert_eq!((device, number, request.driver), (901, VERBS, DRIVER));
+            assert_eq!((number, request.driver), (VERBS, DRIVER));
             request.data == 77 && (request.object, request.method) == (REGION, DESTROY)
         });
         assert_eq!(ended, Ended::InKernel);
@@ -373,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_device_that_nothing_was_asked_of_is_left_to_libibverbs() {
-        assert_eq!(end(902, 1, |_, _, _| panic!("a call too many")), Ended::Not);
+        assert_eq!(end(902, 1, |_, _| panic!("a call too many")), Ended::Not);
     }
 
     /// Another device may have got the descriptor's number.
@@ -381,9 +405,9 @@ mod tests {
     fn what_the_kernel_refuses_is_left_to_libibverbs_and_the_driver_learnt_anew() {
         let library = Library::new(903);
         assert!(library.dereg());
-        assert_eq!(end(903, 1, |_, _, _| false), Ended::Not);
-        assert_eq!(end(903, 1, |_, _, _| panic!("a call too many")), Ended::Not);
+        assert_eq!(end(903, 1, |_, _| false), Ended::Not);
+        assert_eq!(end(903, 1, |_, _| panic!("a call too many")), Ended::Not);
         assert!(library.dereg());
-        assert_eq!(end(903, 1, |_, _, _| true), Ended::InKernel);
+        assert_eq!(end(903, 1, |_, _| true), Ended::InKernel);
     }
 }

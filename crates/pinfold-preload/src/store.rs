@@ -4,6 +4,7 @@
 //! Each registration is libibverbs' own, and one handle's: a program never gets one that another
 //! handle of it has. Only the very same bytes, rights and domain find an idle one.
 
+use crate::device::Opening;
 use libc::c_uint;
 use pinfold::AddressRange;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -53,6 +54,8 @@ pub(crate) struct Region {
 pub(crate) struct Leaving {
     pub(crate) key: Key,
     pub(crate) region: Region,
+    /// Of its device, when it was registered.
+    pub(crate) opening: Opening,
 }
 
 /// Which registrations.
@@ -109,6 +112,7 @@ enum Phase {
 struct Record {
     key: Key,
     region: Region,
+    opening: Opening,
     phase: Phase,
     /// No change of its bytes has been seen since before it was registered.
     is_valid: bool,
@@ -173,10 +177,11 @@ impl Store {
     }
 
     /// Notes a registration that is about to be asked of libibverbs: changes from now on count.
-    pub(crate) fn begin(&mut self, key: Key) -> u32 {
+    pub(crate) fn begin(&mut self, key: Key, opening: Opening) -> u32 {
         let record = Record {
             key,
             region: Region { address: 0, handle: 0, lkey: 0 },
+            opening,
             phase: Phase::Registering,
             is_valid: true,
             was_found: false,
@@ -402,7 +407,8 @@ impl Store {
 
     fn remove(&mut self, place: Place) -> Option<Leaving> {
         self.leave_order(place);
-        let Record { key, region, phase, .. } = self.records.get_mut(place as usize)?.take()?;
+        let Record { key, region, opening, phase, .. } =
+            self.records.get_mut(place as usize)?.take()?;
         if phase == Phase::Dead {
             self.idle_bytes -= footprint(&key);
             // Mostly the last, or the list is empty already.
@@ -415,7 +421,7 @@ impl Store {
             self.by_address.remove(&region.address);
         }
         self.free.push(place);
-        Some(Leaving { key, region })
+        Some(Leaving { key, region, opening })
     }
 }
 
@@ -447,7 +453,7 @@ pub(crate) mod tests {
     const LIMIT: Limit = Limit { bytes: 1 << 20, regions: 4 };
 
     fn registered(store: &mut Store, key: Key, number: u32) -> Region {
-        let place = store.begin(key);
+        let place = store.begin(key, Opening::ANY);
         assert!(store.land(place, region(number)));
         region(number)
     }
@@ -487,7 +493,7 @@ pub(crate) mod tests {
         let idle = registered(&mut store, key(1, 0x10000, 8192), 1);
         assert_eq!(store.release(idle), End::Kept);
         let live = registered(&mut store, key(1, 0x11000, 4096), 2);
-        let under_way = store.begin(key(1, 0x11fff, 1));
+        let under_way = store.begin(key(1, 0x11fff, 1), Opening::ANY);
         let apart = registered(&mut store, key(1, 0x12000, 4096), 3);
         assert_eq!(change(&mut store, 0x11fff, 1), 3);
         assert_eq!(store.take(&key(1, 0x10000, 8192)), None);
@@ -509,7 +515,7 @@ pub(crate) mod tests {
         assert_eq!(store.release(successor), End::Foreign);
         assert_eq!(store.release(gone), End::Foreign, "forgotten");
         let gone = registered(&mut store, key(1, 0x10000, 4096), 1);
-        let place = store.begin(key(1, 0x20000, 4096));
+        let place = store.begin(key(1, 0x20000, 4096), Opening::ANY);
         assert!(store.land(place, Region { lkey: 78, ..gone }));
         assert_eq!(store.release(Region { lkey: 78, ..gone }), End::Kept);
         assert_eq!(store.take(&key(1, 0x10000, 4096)), None);

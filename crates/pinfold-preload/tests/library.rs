@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 /// Everything that the library takes over.
-const TAKEN: [&CStr; 18] = [
+const TAKEN: [&CStr; 19] = [
     c"ibv_reg_mr",
     c"ibv_reg_mr_iova",
     c"ibv_reg_mr_iova2",
@@ -33,6 +33,7 @@ const TAKEN: [&CStr; 18] = [
     c"shmat",
     c"syscall",
     c"mprotect",
+    c"mremap",
     c"ioctl",
     c"prctl",
     c"pinfold_process_feed",
@@ -40,10 +41,9 @@ const TAKEN: [&CStr; 18] = [
 ];
 
 /// What changes mappings, allocates, forks or looks names up: the C library's, and left to it.
-const LEFT: [&CStr; 15] = [
+const LEFT: [&CStr; 14] = [
     c"mmap",
     c"munmap",
-    c"mremap",
     c"posix_madvise",
     c"brk",
     c"sbrk",

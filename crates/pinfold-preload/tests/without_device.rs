@@ -11,6 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+/// Stand-ins for libibverbs: an old one under its usual name, and a present one under the name that a program or a library
+/// brings its own along by.
+const USUAL: &str = "libibverbs.so.1";
+const BUNDLED: &str = "libbundled.so.1";
+
 /// Libraries with variables of threads that a program loads.
 const LOADED: usize = 64;
 
@@ -24,12 +29,22 @@ fn compile_all() -> Option<PathBuf> {
     let out = directory()?;
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/without_device");
     let versions = format!("-Wl,--version-script={}", here.join("verbs.map").display());
-    let named = "-Wl,-soname,libibverbs.so.1";
-    let verbs = ["-shared", "-fPIC", named, &versions];
-    assert!(compile("without_device/verbs.c", &out.join("libibverbs.so.1"), &verbs));
+    for (name, options) in [(USUAL, &[][..]), (BUNDLED, &["-DPRESENT"])] {
+        let named = format!("-Wl,-soname,{name}");
+        let verbs = [&["-shared", "-fPIC", &named, &versions], options].concat();
+        assert!(compile("without_device/verbs.c", &out.join(name), &verbs));
+    }
     assert!(
         compile_program(&out, "program", &[]) && compile_program(&out, "counting", &["-DCOUNTS"])
     );
+    assert!(compile_with(BUNDLED, "without_device/program.c", &out.join("bundled"), &[]));
+    // The compiler knows what the C library has under such a name.
+    let own_names = ["-fno-builtin", "-Wno-builtin-declaration-mismatch"];
+    assert!(compile_with(USUAL, "without_device/names.c", &out.join("names"), &own_names));
+    let library = ["-shared", "-fPIC"];
+    assert!(compile_with(BUNDLED, "without_device/local.c", &out.join("local.so"), &library));
+    assert!(compile("without_device/interposer.c", &out.join("interposer.so"), &library));
+    assert!(compile("without_device/host.c", &out.join("host"), &["-ldl"]));
     let plugin = ["-shared", "-fPIC", "-lpthread"];
     assert!(compile("without_device/plugin.c", &out.join("plugin.so"), &plugin));
     let first = out.join("tls0.so");
@@ -41,9 +56,16 @@ fn compile_all() -> Option<PathBuf> {
 }
 
 fn compile_program(out: &Path, name: &str, options: &[&str]) -> bool {
-    let (found, there) = (format!("-L{}", out.display()), format!("-Wl,-rpath,{}", out.display()));
-    let libraries = [&found, "-l:libibverbs.so.1", &there, "-lpthread", "-ldl", "-lrt"];
-    compile("without_device/program.c", &out.join(name), &[options, &libraries].concat())
+    compile_with(USUAL, "without_device/program.c", &out.join(name), options)
+}
+
+/// With the stand-in of this name, which is in the directory of what is compiled.
+fn compile_with(verbs: &str, source: &str, to: &Path, options: &[&str]) -> bool {
+    let out = to.parent().unwrap().display();
+    let (found, there) = (format!("-L{out}"), format!("-Wl,-rpath,{out}"));
+    let verbs = format!("-l:{verbs}");
+    let libraries = [&found, &verbs, &there, "-lpthread", "-ldl", "-lrt"];
+    compile(source, to, &[options, &libraries].concat())
 }
 
 /// What a case says and how it ends, with the library and a file for the statistics.
@@ -70,6 +92,241 @@ fn done() -> (Option<i32>, Option<i32>, String, String) {
     (Some(0), None, "done\n".into(), String::new())
 }
 
+/// What `program` says with these preloaded, with `cache` as `PINFOLD_CACHE`.
+fn said_by(program: &str, preloaded: &[&Path], cache: &str, arguments: &[&str]) -> Option<String> {
+    said_with(program, preloaded, &[("PINFOLD_CACHE", cache)], arguments)
+}
+
+/// The same with these variables.
+fn said_with(
+    program: &str,
+    preloaded: &[&Path],
+    variables: &[(&str, &str)],
+    arguments: &[&str],
+) -> Option<String> {
+    let mut command = patiently(&programs()?.join(program));
+    command.envs(variables.iter().copied());
+    let (code, signal, out, errors) = said(&built::output(command, preloaded, arguments));
+    assert_eq!((code, signal, errors.as_str()), (Some(0), None, ""), "{program}, {variables:?}");
+    Some(out)
+}
+
+/// It gets all that is not found: nothing of it is passed over, whatever libibverbs is called.
+#[test]
+fn a_library_between_this_one_and_libibverbs_gets_its_calls() {
+    let Some(programs) = programs() else { return };
+    let (ours, interposer) = (library(), programs.join("interposer.so"));
+    for program in ["program", "bundled"] {
+        let says = |preloaded: &[&Path], cache| said_by(program, preloaded, cache, &["interposed"]);
+        let all = Some("4 registered, 4 deregistered\n");
+        assert_eq!(says(&[&interposer], "off").as_deref(), all, "{program} without it");
+        assert_eq!(says(&[&ours, &interposer], "off").as_deref(), all, "{program}");
+        // The first passes through, the second is kept and found twice.
+        let kept = Some("2 registered, 1 deregistered\n");
+        assert_eq!(says(&[&ours, &interposer], "on").as_deref(), kept, "{program}");
+    }
+}
+
+/// Calls that libibverbs makes of its own functions are none of the program's.
+#[test]
+fn a_registration_that_another_library_hands_on_is_counted_once() {
+    let Some(programs) = programs() else { return };
+    let statistics = programs.join("handed_on.json");
+    let mut command = patiently(&programs.join("bundled"));
+    command.env("PINFOLD_STATISTICS", &statistics);
+    let preloaded = [&*library(), &*programs.join("interposer.so")];
+    assert!(built::output(command, &preloaded, &["interposed"]).status.success());
+    let line = std::fs::read_to_string(statistics).unwrap();
+    assert!(line.contains("\"hits\":2,") && line.contains("\"passed\":1,"), "{line}");
+}
+
+/// `RTLD_LOCAL`: such a libibverbs is in no order that this library is in.
+#[test]
+fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called() {
+    let Some(programs) = programs() else { return };
+    let (ours, local) = (library(), programs.join("local.so"));
+    for cache in ["off", "on"] {
+        let out = said_by("host", &[&ours], cache, &[local.to_str().unwrap()]);
+        assert_eq!(out.as_deref(), Some("0 failures\nunloaded\n"), "{cache}");
+        let bundled = programs.join(BUNDLED);
+        let out = said_by("host", &[&ours], cache, &[bundled.to_str().unwrap()]);
+        assert_eq!(out.as_deref(), Some("0 failures\nstays\n"), "{cache}");
+    }
+}
+
+/// A weak reference to what this library takes over is bound to it, whether or not libibverbs has the function.
+#[test]
+fn functions_that_an_old_libibverbs_lacks_do_what_it_can_do() {
+    let ours = library();
+    for preloaded in [&[][..], &[&*ours]] {
+        for cache in ["off", "on"] {
+            let case = ["asks_for_later_functions"];
+            let Some(out) = said_by("program", preloaded, cache, &case) else { return };
+            assert_eq!(out, "done\n", "{cache}, {preloaded:?}");
+        }
+    }
+}
+
+/// The C library ends the process with its last thread, and counts those of the library, too.
+#[test]
+fn a_process_ends_with_the_last_thread_of_the_program() {
+    let ours = library();
+    for case in [
+        &["leaves_alone"][..],
+        &["leaves_first"],
+        &["leaves_first", "late"],
+        &["child_leaves"],
+        &["child_leaves", "late"],
+    ] {
+        let without = said_by("program", &[], "on", case);
+        let with = said_by("program", &[&ours], "on", case);
+        let ends = without.as_ref().is_none_or(|out| out.contains("at exit, USR1 1, TERM 0, 1\n"));
+        assert!(ends && with == without, "{case:?}: {without:?}, with it {with:?}");
+    }
+}
+
+/// The thread that looks for the last one's end cannot be started: no addresses for its stack, or no thread more.
+#[test]
+fn a_process_that_may_start_no_thread_ends_with_the_last_one_of_the_program() {
+    for case in [&["leaves_under_a_limit"][..], &["leaves_under_a_limit", "1"]] {
+        let Some(out) = said_by("program", &[&library()], "on", case) else { return };
+        assert_eq!(out, "last\nat exit\n", "{case:?}");
+    }
+}
+
+/// The kernel says EINVAL, which no higher limit changes.
+#[test]
+fn a_process_whose_children_get_another_pid_namespace_learns_why_nothing_is_kept() {
+    let Some((output, _)) = run(&["keeps_after_unshare"]) else { return };
+    let (code, signal, out, errors) = said(&output);
+    if out == "refused\n" {
+        return eprintln!("skipped: no namespace may be made");
+    }
+    assert_eq!((code, signal, out.as_str()), (Some(0), None, "done\n"));
+    let names = errors.contains("unshare(CLONE_NEWPID)") && !errors.contains("RLIMIT_NPROC");
+    assert!(names && errors.contains("errno 22"), "{errors}");
+}
+
+/// As often as `PTHREAD_DESTRUCTOR_ITERATIONS` of glibc says.
+#[test]
+fn the_first_thread_destroys_the_program_s_keys_as_often_as_without_the_library() {
+    let without = said_by("program", &[], "on", &["destroys_a_key"]);
+    let with = said_by("program", &[&library()], "on", &["destroys_a_key", "threads"]);
+    assert!(without.is_none() || without.as_deref() == Some("4 rounds\n"), "{without:?}");
+    assert_eq!(with, without);
+}
+
+/// A thread of the library that kept the table that the program leaves would hold open what the program closes.
+#[test]
+fn a_program_with_a_new_table_of_descriptors_is_the_only_one_that_has_its_files() {
+    for by in ["unshare", "close_range"] {
+        let case = ["unshares_files", by];
+        let without = said_by("program", &[], "on", &case);
+        let with = said_by("program", &[&library()], "on", &case);
+        assert_eq!(with, without, "{by}");
+    }
+    let out = said_by("program", &[&library()], "on", &["closes_at_once"]);
+    assert!(out.is_none_or(|out| out == "end of file\n"));
+}
+
+/// Of a mount namespace the kernel asks that no other thread has the directories of the one that enters it.
+#[test]
+fn threads_of_the_library_share_neither_directories_nor_semaphores_with_the_program() {
+    for case in ["leaves_its_directory", "undoes_semaphores"] {
+        let without = said_by("program", &[], "on", &[case]);
+        // With the third thread, and without.
+        for variables in [&[][..], &[("PINFOLD_STATISTICS_SIGNAL", "USR1")]] {
+            let with = said_with("program", &[&library()], variables, &[case]);
+            assert_eq!(with, without, "{case}, {variables:?}");
+        }
+    }
+}
+
+/// The program has gone elsewhere, and closed all that it does not know.
+#[test]
+fn reports_at_a_signal_stand_where_the_program_was_when_it_first_registered() {
+    let Some(programs) = programs() else { return };
+    let (directory, name) = (programs.join("reports"), "reports-%p.json");
+    std::fs::create_dir_all(&directory).unwrap();
+    let mut command = patiently(&programs.join("program"));
+    command
+        .current_dir(&directory)
+        .envs([("PINFOLD_STATISTICS", name), ("PINFOLD_STATISTICS_SIGNAL", "USR1")]);
+    let output = built::output(command, &[&library()], &["asks_for_reports", name]);
+    assert_eq!(said(&output), done());
+}
+
+#[test]
+fn what_the_library_looks_for_in_vain_is_no_error_of_the_program_s() {
+    let out = said_by("program", &[&library()], "on", &["asks_for_linker_errors"]);
+    assert!(out.as_deref().is_none_or(|out| out == "none, none\n"), "{out:?}");
+}
+
+/// The dynamic linker finds the program's function before the C library's.
+#[test]
+fn functions_that_a_program_has_under_names_of_posix_are_not_called() {
+    let Some(programs) = programs() else { return };
+    let statistics = programs.join("names.json");
+    let mut command = patiently(&programs.join("names"));
+    command.env("PINFOLD_STATISTICS", &statistics);
+    let output = built::output(command, &[&library()], &[]);
+    assert_eq!(said(&output), (Some(0), None, "0 calls\n".into(), String::new()));
+    assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
+}
+
+/// The kernel refuses to move several mappings at once where one is watched, and mappings are several because one is.
+#[test]
+fn mappings_are_moved_as_without_the_library() {
+    for which in 0..16 {
+        let which = which.to_string();
+        let case = ["moves_mappings", &which];
+        let without = said_by("program", &[], "on", &case);
+        let with = said_by("program", &[&library()], "on", &case);
+        assert_eq!(with, without, "{which}");
+    }
+}
+
+#[test]
+fn memory_that_was_never_used_joins_its_neighbour_as_without_the_library() {
+    let case = ["joins_what_was_never_used"];
+    let without = said_by("program", &[], "on", &case);
+    assert_eq!(said_by("program", &[&library()], "on", &case), without);
+}
+
+/// The lock may be held in a child by a thread that is not there. `patiently` ends what hangs.
+#[test]
+fn a_child_registers_without_the_dynamic_linker_s_lock() {
+    for cache in ["on", "off"] {
+        for case in [&["forks_beside_the_linker"][..], &["forks_beside_the_linker", "kept"]] {
+            let out = said_by("program", &[&library()], cache, case);
+            assert!(out.is_none_or(|out| out == "done\n"), "{cache} {case:?}");
+        }
+    }
+}
+
+/// More than the libraries' variables of threads may be set aside for them.
+#[test]
+fn room_for_variables_of_threads_is_counted_as_the_c_library_does() {
+    for bytes in ["200000", "318500", "320000", "321500", "500000"] {
+        let tunable = format!("glibc.rtld.optional_static_tls={bytes}");
+        let variables = [("GLIBC_TUNABLES", tunable.as_str())];
+        let out = said_with("program", &[&library()], &variables, &["leaves_first"]);
+        let without = said_with("program", &[], &variables, &["leaves_first"]);
+        assert_eq!(out, without, "{bytes}");
+    }
+}
+
+/// What is watched is whole mappings, of which a part is kept.
+#[test]
+fn the_rest_of_a_mapping_of_which_a_part_is_kept_is_the_program_s() {
+    for which in ["0", "1", "2"] {
+        let case = ["uses_the_rest", which];
+        let without = said_by("program", &[], "on", &case);
+        let with = said_by("program", &[&library()], "on", &case);
+        assert_eq!(with, without, "{which}");
+    }
+}
+
 /// As in a container: a filter that the program adds is not told from the first one by the kernel.
 #[test]
 fn a_program_in_a_container_may_forbid_itself_to_open_anything() {
@@ -79,6 +336,17 @@ fn a_program_in_a_container_may_forbid_itself_to_open_anything() {
             assert_eq!(said(&output), done(), "{case} by {call}");
         }
     }
+}
+
+#[test]
+fn a_container_may_refuse_what_the_library_s_threads_begin_with() {
+    let Some((output, statistics)) = run(&["in_a_strict_container"]) else { return };
+    assert_eq!(said(&output), done());
+    let line = std::fs::read_to_string(statistics).unwrap();
+    assert!(
+        line.contains("\"monitor\":\"userfaultfd\"") && !line.contains("\"hits\":0,"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -152,6 +420,35 @@ fn threads_of_the_library_ask_the_program_s_allocator_for_nothing() {
     let command = patiently(&programs.join("counting"));
     let output = built::output(command, &[&library()], &["loads_many", programs.to_str().unwrap()]);
     assert_eq!(said(&output), (Some(0), None, "asked by others 0\n".into(), String::new()));
+}
+
+/// The C library takes the room for them from each thread's stack.
+#[test]
+fn variables_of_threads_leave_the_library_s_threads_their_stacks() {
+    let Some(programs) = programs() else { return };
+    // Some pages less than 256 KiB, that and more.
+    for bytes in ["200000", "240000", "250000", "254000", "300000", "1500000"] {
+        let (name, option) = (format!("static-{bytes}"), format!("-DSTATIC_TLS={bytes}"));
+        assert!(compile_program(programs, &name, &[&option]));
+        let ours = library();
+        let statistics = programs.join(format!("{name}.json"));
+        let variables = [("PINFOLD_STATISTICS", statistics.to_str().unwrap())];
+        let out = said_with(&name, &[&ours], &variables, &["has_variables_of_threads"]);
+        assert_eq!(out.as_deref(), Some("done\n"), "{bytes}");
+        let line = std::fs::read_to_string(statistics).unwrap();
+        assert!(line.contains("\"monitor\":\"userfaultfd\""), "{bytes}: {line}");
+        let without = said_by(&name, &[], "on", &["leaves_variables_of_threads"]);
+        let with = said_by(&name, &[&ours], "on", &["leaves_variables_of_threads"]);
+        assert_eq!(with, without, "{bytes}");
+    }
+}
+
+/// On a machine whose processors are all busy each wake-up takes one from a thread of the program.
+#[test]
+fn changes_that_concern_nothing_idle_wake_the_thread_that_deregisters_once_in_a_while() {
+    let Some((output, statistics)) = run(&["changes_often"]) else { return };
+    assert_eq!(said(&output), done());
+    assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
 }
 
 /// The dynamic linker's lock is held by the thread that waits for the one that registers.

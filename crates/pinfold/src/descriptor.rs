@@ -16,7 +16,10 @@
 #![allow(unsafe_code)]
 
 use pinfold_kernel::{Descriptor, Errno, descriptor, descriptor::Identity};
+use std::ffi::CStr;
+use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A number and the file it stood for when we got it.
 #[derive(Debug)]
@@ -24,6 +27,32 @@ pub(crate) struct KnownDescriptor {
     number: Descriptor,
     identity: Identity,
     maker: Maker,
+    /// The number is not closed when this goes.
+    is_left_open: AtomicBool,
+}
+
+/// The number of one that may be closed meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownNumber(Descriptor);
+
+impl KnownNumber {
+    /// For calls that tell when it is not that file any more.
+    pub(crate) fn lend(&self) -> BorrowedFd<'_> {
+        // SAFETY: it was opened, so it is not -1. Should it have been closed, the kernel looks the number up for
+        // each call, and no memory depends on what it finds.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+
+    /// Whether the process's main thread has a userfaultfd of this number. The calling thread may have a table of descriptors of its
+    /// own, where it stands for nothing.
+    pub(crate) fn is_userfaultfd_of_process(self) -> bool {
+        let mut path = [0; 40];
+        let _ = write!(path.as_mut_slice(), "/proc/self/fd/{}", self.0);
+        let mut file = [0; 64];
+        CStr::from_bytes_until_nul(&path).is_ok_and(|path| {
+            descriptor::read_link(path, &mut file) == Ok(b"anon_inode:[userfaultfd]")
+        })
+    }
 }
 
 /// The process that opened something.
@@ -51,11 +80,22 @@ impl KnownDescriptor {
         let opened = moved_up(opened);
         let identity = descriptor::identity(opened.as_raw_fd())?;
         // The program may close it behind our back, so it is a number from here on.
-        Ok(Self { number: opened.into_raw_fd(), identity, maker: Maker::this() })
+        let (maker, is_left_open) = (Maker::this(), AtomicBool::new(false));
+        Ok(Self { number: opened.into_raw_fd(), identity, maker, is_left_open })
     }
 
     pub(crate) fn number(&self) -> Descriptor {
         self.number
+    }
+
+    pub(crate) fn alias(&self) -> KnownNumber {
+        KnownNumber(self.number)
+    }
+
+    /// Has the number stay open when this goes.
+    pub(crate) fn leave_open(&self) {
+        // Relaxed: read by the thread that drops this.
+        self.is_left_open.store(true, Ordering::Relaxed);
     }
 
     /// For calls that tell when it is not that file any more.
@@ -73,7 +113,8 @@ impl KnownDescriptor {
 
 impl Drop for KnownDescriptor {
     fn drop(&mut self) {
-        if self.is_ours() && !self.maker.is_another_with_our_table() {
+        let is_left_open = self.is_left_open.load(Ordering::Relaxed);
+        if !is_left_open && self.is_ours() && !self.maker.is_another_with_our_table() {
             // SAFETY: it stands for what was taken over in `new`, and is this value's.
             unsafe { descriptor::close(self.number) };
         }

@@ -66,6 +66,9 @@ pub mod limits;
 mod machine;
 pub mod mappings;
 pub mod monitor;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/alone/mod.rs"]
+mod own_process;
 pub mod pieces;
 pub mod pool;
 pub mod rearrange;
@@ -82,10 +85,10 @@ pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 #[doc(inline)]
 pub use pinfold_core::suspend;
 pub use pinfold_core::{
-    Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change, Checked,
-    Config, ConfigError, Cover, DeregisterError, Exhausted, GetError, GetRequest, Keep, Lease,
-    Limit, Lost, MappingKind, Monitor, PerUse, Pieces, Position, RangeError, Reclaimer,
-    RegisterError, Registrar, RegistrarLimits, Replay, ResizeError, Sequence, StableBuffer,
-    Statistics, Translation, Uncovered, Watch, WhenFull,
+    Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change,
+    ChangeMark, Checked, Config, ConfigError, Cover, DeregisterError, Exhausted, GetError,
+    GetRequest, Keep, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Pieces, Position,
+    RangeError, Reclaimer, RegisterError, Registrar, RegistrarLimits, Replay, ResizeError,
+    Sequence, StableBuffer, Statistics, Translation, Uncovered, Watch, WhenFull,
 };
 pub use start::{CacheError, cache, cache_within, on_demand_cache};

@@ -136,6 +136,10 @@ impl OpenMaps {
         Ok(Self { table: KnownDescriptor::new(open_table()?)?, reading: Mutex::new(()) })
     }
 
+    pub(crate) fn descriptor(&self) -> pinfold_kernel::Descriptor {
+        self.table.number()
+    }
+
     /// Whether the kernel tells of single mappings, at a price that does not depend on how many there
     /// are.
     pub(crate) fn has_requests(&self) -> bool {
@@ -259,7 +263,7 @@ const LONG_PATH: &[u8] = b"/...\0";
 
 fn from_query(answer: &ProcmapQuery, name: &[u8]) -> Result<Mapping, Errno> {
     let bound = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
-    let range = AddressRange::between(bound(answer.vma_start), bound(answer.vma_end));
+    let range = from_first_byte(bound(answer.vma_start), bound(answer.vma_end));
     let has = |flag| answer.vma_flags & flag != 0;
     let shared = has(ProcmapQuery::SHARED);
     let name = if answer.vma_name_size == 0 { &[] } else { until_zero(name) };
@@ -289,7 +293,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     let (major, _minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
     let inode = std::str::from_utf8(fields.next()?).ok()?;
     let name = fields.next().unwrap_or_default().trim_ascii_start();
-    let range = AddressRange::between(hexadecimal(start)?, hexadecimal(end)?)?;
+    let range = from_first_byte(hexadecimal(start)?, hexadecimal(end)?)?;
     let shared = rights.get(3) == Some(&b's');
     let device_major = u32::from_str_radix(major, 16).ok()?;
     let backing = Backing { shared, device_major, inode: inode.parse().ok()?, name };
@@ -300,6 +304,11 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
         shared,
         kind: backing.kind(),
     })
+}
+
+/// The bounds of a mapping. One that begins at 0, which takes a privilege, is not left out: its first byte is.
+fn from_first_byte(start: usize, end: usize) -> Option<AddressRange> {
+    AddressRange::between(start.max(1), end)
 }
 
 fn hexadecimal(digits: &str) -> Option<usize> {

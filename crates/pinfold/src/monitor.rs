@@ -30,10 +30,11 @@
 //! `docs/src/process-life.md` has the whole table.
 //!
 //! The order of layers, each using only what stands above it: `event_count`,
-//! `range_set`, `log`, `threads`, `pending_discards`, `reader`, then the monitors, `feed`, `process_feed`, `with_feed`,
+//! `range_set`, `log`, `threads`, `pending_discards`, `reader`, `members`, `discard_sources`, then the monitors, `feed`, `process_feed`, `with_feed`,
 //! `best`, `follower`; `hooks` stands apart.
 
 mod best;
+mod discard_sources;
 mod ebpf;
 mod event_count;
 pub mod feed;
@@ -41,9 +42,11 @@ pub mod follower;
 pub mod hooks;
 mod inert;
 mod log;
+mod members;
 mod none;
 pub mod notify;
 mod page_table_coherent;
+mod patience;
 mod pending_discards;
 mod price;
 mod process_feed;

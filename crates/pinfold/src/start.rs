@@ -25,13 +25,23 @@ pub enum CacheError {
     Config(#[source] ConfigError),
     /// The reclaimer's thread could not be started.
     #[error(
-        "the reclaimer's thread could not be started ({0}): raise `ulimit -u` or the control \
-         group's pids.max"
+        "the reclaimer's thread could not be started ({error}): {advice}",
+        error = .0,
+        advice = advice_on_threads(.0)
     )]
     Thread(#[source] io::Error),
     /// The mark that a forked child finds could not be made.
     #[error("{0}")]
     ForkMark(#[source] StartError),
+}
+
+fn advice_on_threads(error: &io::Error) -> &'static str {
+    // The standard library's stacks have room for the variables of threads, so this is the likely cause that is left.
+    if error.raw_os_error() == Some(libc::EINVAL) {
+        "the kernel starts none once children get another pid namespace (unshare(CLONE_NEWPID), setns): begin before"
+    } else {
+        "raise `ulimit -u` or the control group's pids.max"
+    }
 }
 
 /// A cache over `registrar` and `monitor`, with its reclaimer running.
@@ -91,7 +101,7 @@ pub fn cache_within<R: Registrar, M: Monitor>(
     config: Config,
 ) -> Result<Cache<R, M>, CacheError> {
     let config = on_linux(config);
-    started(Cache::with_account(registrar, monitor, config, Arc::new(ShareAccount(share))))
+    started(Cache::with_account(registrar, monitor, config, Arc::new(ShareAccount::new(share))))
 }
 
 /// The cache with its reclaimer.
@@ -148,6 +158,14 @@ mod tests {
         unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_thread_that_is_refused_has_the_advice_that_helps() {
+        let text = |errno| CacheError::Thread(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(libc::EAGAIN).contains("ulimit -u"), "{}", text(libc::EAGAIN));
+        let namespace = text(libc::EINVAL);
+        assert!(namespace.contains("CLONE_NEWPID") && !namespace.contains("ulimit"), "{namespace}");
     }
 
     #[test]

@@ -924,6 +924,41 @@ fn a_lender_that_says_yes_and_gives_nothing_is_not_asked_for_ever() {
 }
 
 /// Each call undoes what the last one told: it ends all the same, and what is due is told with the next change.
+/// A lender that has nothing to give, and counts how often there was room.
+#[derive(Default)]
+struct Waits(AtomicUsize);
+
+impl Lender for Waits {
+    fn give_back(&self, _: Amount) -> bool {
+        false
+    }
+
+    fn room_made(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What a program drew and what it was refused are one user's: neither ends the other.
+#[test]
+fn a_program_that_was_refused_is_told_of_room_whatever_else_it_drew() {
+    let budget = Budget::new(Amount { bytes: 4 * PAGE, regions: 100 }).unwrap();
+    let share = || budget.share(Terms::default()).unwrap();
+    let (mine, other) = (share(), share());
+    let lender = Arc::new(Waits::default());
+    let weak: Weak<dyn Lender> = Arc::<Waits>::downgrade(&lender);
+    mine.attach(weak);
+    for is_drawing in [false, true] {
+        let before = lender.0.swap(0, Ordering::Relaxed);
+        assert_eq!(before, 0);
+        let drawn = is_drawing.then(|| mine.draw(Amount::one(PAGE)).unwrap());
+        let held = other.draw(Amount::one(3 * PAGE)).unwrap();
+        assert!(mine.draw(Amount::one(4 * PAGE)).is_err());
+        drop(drawn);
+        drop(held);
+        assert_eq!(lender.0.swap(0, Ordering::Relaxed), 1, "drawing: {is_drawing}");
+    }
+}
+
 #[test]
 fn a_listener_that_reaches_and_leaves_its_mark_is_not_called_for_ever() {
     let budget = Budget::new(Amount { bytes: 8 * PAGE, regions: 8 }).unwrap();

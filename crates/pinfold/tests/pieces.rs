@@ -48,7 +48,7 @@ struct Ring {
 unsafe impl Mover<BufferIndex> for Ring {
     type Error = io::Error;
 
-    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+    unsafe fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
         assert_eq!(request.number, self.ranges.len(), "numbers have no gaps");
         let (range, index) = (request.range, request.handle.get());
         let offset = (range.start() - self.base) as u64;
@@ -62,7 +62,7 @@ unsafe impl Mover<BufferIndex> for Ring {
         } else {
             opcode::WriteFixed::new(file, address, length, index).offset(offset).build()
         };
-        // SAFETY: the memory is leased until the completion.
+        // SAFETY: the registration and the memory stay until the completion, by the caller's promise.
         unsafe { self.ring.submission().push(&entry.user_data(request.number as u64)) }.unwrap();
         self.ring.submit()?;
         self.ranges.push((range.start(), range.len()));

@@ -15,7 +15,9 @@ use io_uring::{opcode, types};
 use pinfold::budget::{Amount, Budget, Share, Terms, Watermark};
 use pinfold::limits::Limits;
 use pinfold::monitor::Userfaultfd;
-use pinfold::pool::{AllocateError, Pool, PoolBuffer, PoolConfig, WhenExhausted};
+use pinfold::pool::{
+    AllocateError, Allowance, Denied, Pool, PoolBuffer, PoolConfig, WhenExhausted,
+};
 use pinfold::registrar::{BufferIndex, IoUring};
 use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, RegisterError, Registrar,
@@ -27,7 +29,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Condvar, Mutex, OnceLock, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -167,6 +169,33 @@ fn a_thread_that_waits_for_a_long_buffer_is_not_passed_by() {
         assert_eq!(waiter.join().unwrap(), Ok(512 * KIB));
     });
     assert!(short().is_ok(), "no thread waits any more");
+}
+
+/// Nor do requests that would make a slab, where none can be had.
+#[test]
+fn a_thread_that_waits_is_not_passed_by_requests_that_cannot_grow() {
+    let briefly = Duration::from_millis(1);
+    for when in
+        [WhenExhausted::Grow, WhenExhausted::GrowOrWait(briefly), WhenExhausted::Wait(briefly)]
+    {
+        let pool = &pool_of(512 * KIB);
+        let short = || pool.request(16 * KIB).when_exhausted(when).get();
+        let mut held: Vec<_> = std::iter::from_fn(|| pool.get(16 * KIB).ok()).collect();
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let request = pool.request(512 * KIB).when_exhausted(WhenExhausted::Wait(LONG));
+                request.get().map(|buffer| buffer.len())
+            });
+            until(|| pool.statistics().waiting == 1);
+            let mut passed = 0;
+            while let Some(buffer) = held.pop() {
+                passed += usize::from(short().is_ok());
+                drop(buffer);
+            }
+            assert_eq!(waiter.join().unwrap(), Ok(512 * KIB));
+            assert_eq!(passed, 0, "{when:?}");
+        });
+    }
 }
 
 /// A thread that stops waiting makes way for one that came later.
@@ -338,6 +367,212 @@ fn a_listener_may_wait_for_a_thread_that_wants_a_slab_of_the_pool() {
     worker.join().unwrap();
 }
 
+/// What a pool that keeps no empty slab does when its budget's listener does `what` with it: whether a buffer was had, and
+/// how many slabs were made. `None` if the request does not return.
+fn grown_with_a_listener(
+    when: WhenExhausted,
+    what: impl Fn(&Pool<Slow>) + Send + Sync + 'static,
+) -> Option<(bool, u64)> {
+    let budget = budget(64 * MIB);
+    let config = PoolConfig { idle_bytes: 0, thread_cache_bytes: 0, ..lending() };
+    let pool = Arc::new(Pool::within(share(&budget), Slow::default(), config).unwrap());
+    let listening = Arc::downgrade(&pool);
+    let watch = budget.watch(Watermark::Bytes(MIB), move |_| {
+        if let Some(pool) = listening.upgrade() {
+            what(&pool);
+        }
+    });
+    let (answer, answered) = mpsc::channel();
+    let theirs = Arc::clone(&pool);
+    // Not joined: it may not return.
+    thread::spawn(move || {
+        let buffer = theirs.request(100).when_exhausted(when).get();
+        let made = theirs.statistics().grown;
+        let _unheard = answer.send((buffer.is_ok(), made));
+    });
+    let got = answered.recv_timeout(FOR_EVER).ok();
+    drop(watch);
+    got
+}
+
+/// The slab that a thread has made is in use before any listener hears of it, so that none gives it back.
+#[test]
+fn a_listener_that_gives_empty_slabs_back_leaves_the_new_one_to_its_thread() {
+    let patience = Duration::from_millis(1);
+    for when in [WhenExhausted::Grow, WhenExhausted::GrowOrWait(patience)] {
+        let trims = |pool: &Pool<Slow>| {
+            pool.trim(0);
+        };
+        assert_eq!(grown_with_a_listener(when, trims), Some((true, 1)), "{when:?}");
+        let puts_back = |pool: &Pool<Slow>| {
+            drop(pool.request(100).when_exhausted(WhenExhausted::Fail).get());
+        };
+        assert_eq!(grown_with_a_listener(when, puts_back), Some((true, 1)), "{when:?}");
+    }
+}
+
+/// Grants everything, and panics when it settles, once when it is armed.
+#[derive(Debug)]
+struct Settling(AtomicUsize);
+
+impl Allowance for Settling {
+    fn grant(&self, _: usize) -> Result<(), Denied> {
+        Ok(())
+    }
+
+    fn give_back(&self, _: usize) {}
+
+    fn settle(&self) {
+        panic_if_due(&self.0);
+    }
+}
+
+#[test]
+fn an_allowance_that_panics_behind_a_new_slab_leaves_its_blocks_to_the_pool() {
+    let allowance = Arc::new(Settling(AtomicUsize::new(1)));
+    let pool = Pool::with_allowance(Slow::default(), lending(), allowance).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.get(100).map(drop))).is_err());
+    assert_eq!(pool.trim(0), MIB, "the slab is empty");
+    assert!(pool.get(100).is_ok());
+}
+
+/// Denies slabs when it is told to, and settles by asking a thread that uses the pool, once when it is armed.
+#[derive(Debug)]
+struct Asking {
+    denies: AtomicBool,
+    is_armed: AtomicBool,
+    ask: Mutex<mpsc::Sender<mpsc::Sender<Result<(), AllocateError>>>>,
+    report: Mutex<mpsc::Sender<Answer>>,
+    /// The listener returns when it is told to.
+    go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+/// What the thread got, if it was heard of in time.
+type Answer = Result<Result<(), AllocateError>, mpsc::RecvTimeoutError>;
+
+impl Allowance for Asking {
+    fn grant(&self, _: usize) -> Result<(), Denied> {
+        if self.denies.load(SeqCst) { Err(Denied { available: 0 }) } else { Ok(()) }
+    }
+
+    fn give_back(&self, _: usize) {}
+
+    fn settle(&self) {
+        if self.is_armed.swap(false, SeqCst) {
+            let (answer, answered) = mpsc::channel();
+            self.ask.lock().unwrap().send(answer).unwrap();
+            self.report.lock().unwrap().send(answered.recv_timeout(FOR_EVER)).unwrap();
+            self.go_on.lock().unwrap().recv_timeout(FOR_EVER).unwrap();
+        }
+    }
+}
+
+/// The thread that grows the pool was the first in the queue: others are served while a listener runs, and it is the
+/// first again afterwards.
+#[test]
+fn a_listener_may_wait_for_a_thread_behind_the_one_that_grows() {
+    for denies in [false, true] {
+        let (ask, asked) = mpsc::channel::<mpsc::Sender<Result<(), AllocateError>>>();
+        let (report, heard) = mpsc::channel();
+        let (go_on, told_to_go_on) = mpsc::channel();
+        let allowance = Arc::new(Asking {
+            denies: AtomicBool::new(false),
+            is_armed: AtomicBool::new(false),
+            ask: Mutex::new(ask),
+            report: Mutex::new(report),
+            go_on: Mutex::new(told_to_go_on),
+        });
+        let config = PoolConfig { max_bytes: 5 * MIB, thread_cache_bytes: 0, ..lending() };
+        let theirs: Arc<dyn Allowance> = Arc::clone(&allowance) as _;
+        let pool = &Pool::with_allowance(Slow::default(), config, theirs).unwrap();
+        let long = |when| pool.request(2 * MIB).when_exhausted(when).get();
+        let stays = long(WhenExhausted::Grow).unwrap();
+        // Two slabs that are given back for a longer one, and one with something left for others.
+        let short = [pool.get(MIB).unwrap(), pool.get(MIB).unwrap()];
+        let _rest = pool.get(512 * KIB).unwrap();
+        assert_eq!(pool.statistics().slabs, 4);
+        let (served, order) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for answer in asked {
+                    let request = pool.request(100).when_exhausted(WhenExhausted::Wait(LONG));
+                    let _unheard = answer.send(request.get().map(drop));
+                }
+            });
+            let come = |number: usize, when, waiting: usize| {
+                let served = served.clone();
+                scope.spawn(move || {
+                    let buffer = long(when);
+                    served.send((number, buffer.is_ok())).unwrap();
+                });
+                until(|| pool.statistics().waiting == waiting);
+            };
+            come(0, WhenExhausted::GrowOrWait(LONG), 1);
+            allowance.denies.store(denies, SeqCst);
+            allowance.is_armed.store(true, SeqCst);
+            drop(short);
+            let answer = heard.recv_timeout(FOR_EVER + FOR_EVER);
+            if answer == Ok(Ok(Ok(()))) {
+                // The thread that has the listener called is in no queue.
+                come(1, WhenExhausted::Wait(LONG), 1);
+            }
+            go_on.send(()).unwrap();
+            let first = if denies {
+                until(|| pool.statistics().waiting == 2 || answer != Ok(Ok(Ok(()))));
+                drop(stays);
+                order.recv_timeout(FOR_EVER)
+            } else {
+                // It had its buffer before the other came.
+                let first = order.recv_timeout(FOR_EVER);
+                drop(stays);
+                first
+            };
+            let served = [first, order.recv_timeout(FOR_EVER)];
+            // The thread that answers ends.
+            *allowance.ask.lock().unwrap() = mpsc::channel().0;
+            assert_eq!(answer, Ok(Ok(Ok(()))), "denies: {denies}");
+            assert_eq!(served, [Ok((0, true)), Ok((1, true))], "denies: {denies}");
+        });
+    }
+}
+
+/// An allowance that asks the pool which asks it.
+#[derive(Debug)]
+struct Inside {
+    pool: OnceLock<Weak<Pool<Slow>>>,
+    when: WhenExhausted,
+    report: Mutex<mpsc::Sender<Result<(), AllocateError>>>,
+}
+
+impl Allowance for Inside {
+    fn grant(&self, _: usize) -> Result<(), Denied> {
+        if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
+            let got = pool.request(100).when_exhausted(self.when).get().map(drop);
+            let _unheard = self.report.lock().unwrap().send(got);
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, _: usize) {}
+}
+
+#[test]
+fn an_allowance_that_asks_its_growing_pool_does_not_wait() {
+    for when in [WhenExhausted::GrowOrWait(LONG), WhenExhausted::Wait(LONG)] {
+        let (report, heard) = mpsc::channel();
+        let inside = Arc::new(Inside { pool: OnceLock::new(), when, report: Mutex::new(report) });
+        let theirs: Arc<dyn Allowance> = Arc::clone(&inside) as _;
+        let pool = Arc::new(Pool::with_allowance(Slow::default(), lending(), theirs).unwrap());
+        inside.pool.set(Arc::downgrade(&pool)).unwrap();
+        let (answer, answered) = mpsc::channel();
+        // Not joined: it would wait for itself.
+        thread::spawn(move || answer.send(pool.get(100).map(drop)));
+        let refused = heard.recv_timeout(FOR_EVER);
+        assert!(matches!(refused, Ok(Err(AllocateError::Exhausted(_)))), "{when:?}: {refused:?}");
+        assert_eq!(answered.recv_timeout(FOR_EVER), Ok(Ok(())), "{when:?}");
+    }
+}
+
 #[test]
 fn a_thread_waits_for_the_slab_of_another_as_long_as_it_has_patience() {
     let device = SlowToRegister::default();
@@ -426,6 +661,54 @@ fn no_more_is_lent_than_is_missing_where_that_can_be() {
     assert_eq!(first.statistics().registered_bytes, 16 * MIB);
     assert!(second.get(MIB).is_ok());
     assert_eq!(first.statistics().registered_bytes, 15 * MIB);
+}
+
+/// Room that another drawer makes is noticed, whether the pool has a slab that is long enough or none.
+#[test]
+fn a_thread_that_waits_for_room_to_grow_notices_what_another_drawer_gives_back() {
+    for slabs in [0, 1] {
+        let budget = budget(4 * MIB);
+        let other = share(&budget);
+        let pool = Pool::within(share(&budget), Slow::default(), lending()).unwrap();
+        let pool = Arc::new(pool);
+        let theirs = Arc::clone(&pool);
+        let held: Vec<_> = (0..slabs).map(|_| pool.get(MIB).unwrap()).collect();
+        let more = Amount { bytes: (3 - slabs) * MIB, regions: 1 };
+        let (drawn, rest) = (other.draw(Amount::one(MIB)).unwrap(), other.draw(more).unwrap());
+        let (answer, answered) = mpsc::channel();
+        // Not joined: it would wait for ever.
+        thread::spawn(move || {
+            let request = theirs.request(MIB).when_exhausted(WhenExhausted::GrowOrWait(LONG));
+            answer.send(request.get().map(drop))
+        });
+        // Once before it waits, and once as it waits; then it sleeps.
+        until(|| pool.statistics().refused == 2);
+        drop(drawn);
+        let answer = answered.recv_timeout(FOR_EVER);
+        assert_eq!(answer, Ok(Ok(())), "{slabs} slabs");
+        drop((held, rest));
+    }
+}
+
+/// What the two have together is no more than before, so it is not the share that may hold more.
+#[test]
+fn a_thread_that_waits_for_room_to_grow_notices_what_another_pool_of_its_share_gives_back() {
+    let (budget, config) = (budget(2 * MIB), lending());
+    let share = share(&budget);
+    let pool = || Pool::within(Arc::clone(&share), Slow::default(), config).unwrap();
+    let (holds, waits) = (pool(), Arc::new(pool()));
+    let held = [holds.get(MIB).unwrap(), holds.get(MIB).unwrap()];
+    let (theirs, (answer, answered)) = (Arc::clone(&waits), mpsc::channel());
+    // Not joined: it would wait for ever.
+    thread::spawn(move || {
+        let request = theirs.request(MIB).when_exhausted(WhenExhausted::GrowOrWait(LONG));
+        answer.send(request.get().map(drop))
+    });
+    // Once before it waits, and once as it waits; then it sleeps.
+    until(|| waits.statistics().refused == 2);
+    drop(held);
+    assert_eq!(holds.trim(0), 2 * MIB);
+    assert_eq!(answered.recv_timeout(FOR_EVER), Ok(Ok(())));
 }
 
 /// A slab that another thread is giving back counts as soon as it is gone.
@@ -716,4 +999,141 @@ fn two_pools_that_lend_to_each_other_never_stand_still() {
     pools.iter().for_each(|pool| assert!(pool.get(MIB).is_ok(), "what is idle is lent"));
     drop(pools);
     assert_eq!(budget.held(), Amount::ZERO);
+}
+
+/// A device without room, which takes a while to say so.
+#[derive(Clone, Default)]
+struct Full {
+    tries: Arc<AtomicUsize>,
+}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Full {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        Slow::default().limits()
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        let tries = self.tries.fetch_add(1, SeqCst);
+        // Not the same for all, so that the tries of several pools overlap each time in another way.
+        let steps = tries.wrapping_mul(0x9E37_79B9) >> 16 & 3;
+        thread::sleep(Duration::from_micros(100) * (1 + u32::try_from(steps).unwrap()));
+        Err(RegisterError::TableFull { capacity: 0 })
+    }
+
+    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
+/// What one is granted and cannot use is refused to another meanwhile, which is notified when it comes back: several that try
+/// at once went on to wake each other as long as they had patience.
+#[test]
+fn pools_whose_slabs_the_device_refuses_do_not_wake_each_other_for_ever() {
+    const SLAB: usize = 8 * MIB;
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let sizes = [MIB, 512 * KIB];
+    for pools in [2, 4] {
+        let (budget, device) = (budget(SLAB), Full::default());
+        let config = PoolConfig { first_slab_bytes: SLAB, max_slab_bytes: SLAB, ..lending() };
+        let pool = |_| Pool::within(share(&budget), device.clone(), config).unwrap();
+        let pools: Vec<_> = (0..pools).map(pool).collect();
+        thread::scope(|scope| {
+            for (pool, size) in pools.iter().flat_map(|pool| sizes.map(|size| (pool, size))) {
+                scope.spawn(move || {
+                    let when = WhenExhausted::GrowOrWait(PATIENCE);
+                    let timed_out = pool.request(size).when_exhausted(when).get().unwrap_err();
+                    assert!(matches!(timed_out, AllocateError::TimedOut { .. }), "{timed_out}");
+                });
+            }
+        });
+        // Once before it waits, five times as it waits, and once more at the end; slabs of 8, 4, 2 and 1 MiB, and of half of one.
+        let most = pools.len() * sizes.len() * 7 * 5;
+        let tries = device.tries.load(SeqCst);
+        assert!(tries <= most, "{} pools tried {tries} times, {most} at most", pools.len());
+    }
+}
+
+/// What keeps it from a grant is other pools' tries, which the device refuses: its own would take it.
+#[test]
+fn a_pool_whose_device_has_room_gets_it_behind_those_whose_device_has_none() {
+    const SLAB: usize = 8 * MIB;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    for _ in 0..10 {
+        let (budget, device) = (budget(SLAB), Full::default());
+        let config = PoolConfig { first_slab_bytes: SLAB, max_slab_bytes: SLAB, ..lending() };
+        let good = Pool::within(share(&budget), Slow::default(), config).unwrap();
+        let pool = |_| Pool::within(share(&budget), device.clone(), config).unwrap();
+        let pools: Vec<_> = (0..4).map(pool).collect();
+        let waiter = |pool: &Pool<Full>, patience| {
+            let when = WhenExhausted::GrowOrWait(patience);
+            pool.request(5 * MIB).when_exhausted(when).get().unwrap_err()
+        };
+        let began = Instant::now();
+        thread::scope(|scope| {
+            for pool in pools.iter().chain(&pools) {
+                scope.spawn(move || waiter(pool, Duration::from_millis(200)));
+            }
+            until(|| device.tries.load(SeqCst) > 0);
+            let when = WhenExhausted::GrowOrWait(PATIENCE);
+            drop(good.request(5 * MIB).when_exhausted(when).get().unwrap());
+        });
+        // Its last try would have had it, when its patience was over.
+        assert!(began.elapsed() < PATIENCE);
+    }
+}
+
+/// A device with room for one slab.
+#[derive(Clone, Default)]
+struct RoomForOne {
+    registered: Arc<AtomicUsize>,
+    refusals: Arc<AtomicUsize>,
+}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for RoomForOne {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        Slow::default().limits()
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        if self.registered.compare_exchange(0, 1, SeqCst, SeqCst).is_err() {
+            self.refusals.fetch_add(1, SeqCst);
+            return Err(RegisterError::TableFull { capacity: 1 });
+        }
+        Ok(())
+    }
+
+    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        self.registered.store(0, SeqCst);
+        Ok(())
+    }
+}
+
+/// The budget has room for both, and refuses neither.
+#[test]
+fn a_thread_that_waits_for_room_in_the_device_notices_what_another_pool_gives_back() {
+    const SLAB: usize = 8 * MIB;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let (budget, device) = (budget(4 * SLAB), RoomForOne::default());
+    let config = PoolConfig { first_slab_bytes: SLAB, max_slab_bytes: SLAB, ..lending() };
+    let pool = || Pool::within(share(&budget), device.clone(), config).unwrap();
+    let (first, second) = (pool(), pool());
+    let held = first.get(5 * MIB).unwrap();
+    let began = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let when = WhenExhausted::GrowOrWait(PATIENCE);
+            drop(second.request(5 * MIB).when_exhausted(when).get().unwrap());
+        });
+        until(|| second.statistics().waiting == 1 && device.refusals.load(SeqCst) > 0);
+        drop(held);
+        first.trim(0);
+    });
+    // Its last try would have had it.
+    assert!(began.elapsed() < PATIENCE);
 }

@@ -114,7 +114,9 @@ impl<M: Monitor> Rig<M> {
     fn run(&self, place: &Place<'_, Shared, M>, into_memory: bool) {
         let mut mover = self.mover(into_memory);
         for (number, part) in place.parts().enumerate() {
-            mover.begin(Request { number, handle: part.handle, range: part.range }).unwrap();
+            let request = Request { number, handle: part.handle, range: part.range };
+            // SAFETY: the place, whose part it is, outlives the completion, as does the test's memory.
+            unsafe { mover.begin(request) }.unwrap();
             mover.complete().unwrap().outcome.unwrap();
         }
     }
@@ -134,7 +136,7 @@ struct RingMover<'r> {
 unsafe impl Mover<BufferIndex> for RingMover<'_> {
     type Error = io::Error;
 
-    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+    unsafe fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
         let Request { number, handle, range } = request;
         if number == 0 {
             self.next = 0;
@@ -148,7 +150,7 @@ unsafe impl Mover<BufferIndex> for RingMover<'_> {
             opcode::WriteFixed::new(file, at, length, handle.get()).offset(self.next).build()
         };
         let entry = entry.user_data(number as u64);
-        // SAFETY: the memory is leased.
+        // SAFETY: the registration and the memory stay until the completion, by the caller's promise.
         unsafe { self.ring.lock().unwrap().submission().push(&entry) }.unwrap();
         self.ring.lock().unwrap().submit()?;
         self.next += u64::from(length);
@@ -547,8 +549,9 @@ struct OnSharedRing<'r> {
 unsafe impl Mover<BufferIndex> for OnSharedRing<'_> {
     type Error = io::Error;
 
-    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
-        self.inner.begin(request)?;
+    unsafe fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+        // SAFETY: the caller's promise, which stands until the inner one completes.
+        unsafe { self.inner.begin(request) }?;
         self.under_way += 1;
         Ok(())
     }
@@ -732,11 +735,12 @@ struct Failing<'r> {
 unsafe impl Mover<BufferIndex> for Failing<'_> {
     type Error = io::Error;
 
-    fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+    unsafe fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
         if request.number == self.at {
             return Err(io::ErrorKind::Other.into());
         }
-        self.inner.begin(request)
+        // SAFETY: as above.
+        unsafe { self.inner.begin(request) }
     }
 
     fn complete(&mut self) -> io::Result<Completion<io::Error>> {

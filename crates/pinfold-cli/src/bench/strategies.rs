@@ -125,7 +125,7 @@ struct Sender<'d> {
 unsafe impl Mover<Handle> for Sender<'_> {
     type Error = io::Error;
 
-    fn begin(&mut self, request: Request<Handle>) -> io::Result<()> {
+    unsafe fn begin(&mut self, request: Request<Handle>) -> io::Result<()> {
         // A measurement sends one transfer after the other through one mover.
         let offset = if request.number == 0 { 0 } else { self.end };
         let (address, length) = (request.range.start(), request.range.len());

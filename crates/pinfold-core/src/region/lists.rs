@@ -10,15 +10,13 @@
 use super::Region;
 use super::state::{List, Outside, State};
 use crate::AddressRange;
+use crate::chunked::Chunked;
 use crate::hazard::{Idle, Unpublished};
 use crate::range_index::{Cursor, RangeIndex};
 use std::iter;
 
 /// No place: one more than the highest number that a place can have.
 const NONE: u32 = u32::MAX;
-/// Links made at once.
-const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 8 } else { 256 };
-
 /// A place's neighbours, and the mark that the order of eviction left; of a region that is being deregistered,
 /// which deregistration that is.
 #[derive(Clone, Copy)]
@@ -42,9 +40,7 @@ struct Ends {
 
 /// All lists.
 pub(crate) struct Lists {
-    /// In chunks, so that growing neither copies them nor makes twice as many.
-    #[allow(clippy::vec_box)] // which is what the boxes are for
-    links: Vec<Box<[Link; CHUNK]>>,
+    links: Chunked<Link>,
     ends: [Ends; List::COUNT],
     /// The place that became free last, from which on `behind` leads to the others.
     free: u32,
@@ -61,7 +57,7 @@ impl Lists {
         let ends = Ends { first: NONE, last: NONE, length: 0 };
         let outside = [RangeIndex::new(), RangeIndex::new()];
         Self {
-            links: Vec::new(),
+            links: Chunked::new(),
             ends: [ends; List::COUNT],
             free: NONE,
             outside,
@@ -72,20 +68,17 @@ impl Lists {
 
     /// Makes sure that place `number` has a link.
     pub(crate) fn make(&mut self, number: u32) {
-        let unlinked = Link { ahead: NONE, behind: NONE, mark: 0 };
-        while self.links.len() <= number as usize / CHUNK {
-            self.links.push(Box::new([unlinked; CHUNK]));
-        }
+        self.links.make(number as usize, || Link { ahead: NONE, behind: NONE, mark: 0 });
     }
 
     #[inline]
     fn link(&self, number: u32) -> &Link {
-        &self.links[number as usize / CHUNK][number as usize % CHUNK]
+        self.links.at(number as usize)
     }
 
     #[inline]
     fn link_mut(&mut self, number: u32) -> &mut Link {
-        &mut self.links[number as usize / CHUNK][number as usize % CHUNK]
+        self.links.at_mut(number as usize)
     }
 
     #[inline]

@@ -13,9 +13,11 @@ use super::report::{InFlight, OnDrop, SuspensionTerms, Why};
 use crate::AddressRange;
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
-use crate::events::Walk;
+use crate::events::{Checkup, Walk};
 use crate::flight::{Flight, Landing};
-use crate::foreign::{self, Foreign, ForeignList, HandedOver, discard, discard_all, runs_through};
+use crate::foreign::{
+    self, Foreign, ForeignList, HandedOver, Panicked, discard, discard_all, runs_through,
+};
 use crate::hazard::{Snapshot, Unpublished};
 use crate::lease::Lease;
 use crate::miss::FORKED_MEANWHILE;
@@ -790,9 +792,20 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
 
     fn withdraw_from_index(&self, writer: &mut Writer, region: &Region<R::Handle>) {
         if let Some((range, _)) = region.findable() {
-            self.index.remove(&mut writer.recycler, range, region.number);
+            self.withdraw(writer, range, region.number);
         }
     }
+}
+
+/// How far a renewal came, and so who has the registration.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RenewalStage {
+    /// It is withdrawn from the device, and to be given back.
+    Parked,
+    /// The device was asked to renew it: where that fails, it is gone.
+    Asked,
+    /// The cache, as before.
+    Landed,
 }
 
 /// A parked registration being renewed: as a flight, so that a change meanwhile is noticed. Given
@@ -800,7 +813,7 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
 struct Renewal<'c, R: Suspend, M: Monitor> {
     shared: &'c Shared<R, M>,
     parked: Parked<'c, R::Handle>,
-    landed: bool,
+    stage: RenewalStage,
     /// Where gets wait for the end of this, if any do: what is registered may reach beyond what is
     /// suspended, and serve them.
     awaited: Option<Arc<Landing>>,
@@ -817,26 +830,34 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         parked: Parked<'c, R::Handle>,
     ) -> Result<Self, RegisterError> {
         let Parked { region, range, terms, .. } = parked;
-        let this = Self { shared, parked, landed: false, awaited: None, due: None };
+        let this = Self { shared, parked, stage: RenewalStage::Parked, awaited: None, due: None };
         // Before this is enlisted: it may make room, which runs callbacks and listeners.
         shared.count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
         // False if callbacks became due: they run before this is enlisted, because they may ask
         // for what it would serve, and would wait for themselves.
-        let enlist = |writer: &mut Writer| {
-            // What the program did to the memory until now concerns what it had before. Forked in
-            // between: then nothing of it is used again. What a monitor that panics did not tell it tells
-            // later, and the registration is not cached.
-            let asked = foreign::call(|| shared.catch_up(writer));
-            writer.counts.callback_panics += u64::from(asked.is_err());
+        let enlist = |writer: &mut Writer, asked: Result<Checkup, Panicked>| {
+            // Forked in between: then nothing of it is used again. What a monitor that panics did not tell it
+            // tells later, and the registration is not cached.
+            let read = asked.and_then(|checkup| foreign::call(|| shared.catch_up(writer, checkup)));
+            writer.counts.callback_panics += u64::from(read.is_err());
+            // What a panic carries ends when the lock is free.
+            let panicked = read.err();
             let free = !writer.watchers.has_due();
             if free {
                 let born = writer.unapplied.made();
                 writer.flights.push(Flight::new(range, terms, region.number, born));
             }
-            free
+            (free, panicked)
         };
-        while !shared.locked(enlist).map_err(|Forked| FORKED_MEANWHILE)? {}
-        Ok(this)
+        loop {
+            // What the program did to the memory until now concerns what it had before.
+            let asked = foreign::call(|| shared.ask(false));
+            let enlisted = shared.locked(|writer| enlist(writer, asked));
+            let (is_enlisted, _panicked) = enlisted.map_err(|Forked| FORKED_MEANWHILE)?;
+            if is_enlisted {
+                return Ok(this);
+            }
+        }
     }
 
     /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
@@ -851,6 +872,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         });
         // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
+        self.stage = RenewalStage::Asked;
         // SAFETY: a lease of this region was handed over and is given back, or ends, behind this;
         // its caller's word covers the bytes until then.
         let renewed = unsafe { self.shared.registrar.renew(handle, range, terms.access) }?;
@@ -877,7 +899,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         handle: R::Handle,
         per_use: Option<PerUse>,
     ) -> Vec<Lease<'c, R, M>> {
-        self.landed = true;
+        self.stage = RenewalStage::Landed;
         let flight = self.leave(writer);
         let region = self.parked.region;
         let (filling, born) = flight.filling();
@@ -889,7 +911,8 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
                 && !flight.tainted
-                && self.shared.enter(writer, &flight, region).is_ok() => {}
+                // Of those that were cached, the long ones are named in the index all the time.
+                && self.shared.enter(writer, &flight, region, true).is_ok() => {}
             // It can serve its old leases, and no others.
             None => {
                 writer.lists.invalidate(region);
@@ -924,6 +947,26 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         self.parked.leases.iter().map(again).collect()
     }
 
+    /// Its leases are lost, whether the device or the reclaimer has the registration.
+    fn give_up(&mut self, writer: &mut Writer) {
+        let shared = self.shared;
+        let Parked { suspension, region, range, .. } = self.parked;
+        // SAFETY: filled, and within reach of this renewal alone.
+        let handle = unsafe { region.handle() };
+        shared.board.tell(Notice::Lost { suspension, range, handle });
+        self.leave(writer);
+        writer.counts.registration_failures += 1;
+        if self.stage == RenewalStage::Parked {
+            writer.lists.invalidate(region);
+            writer.call_reclaimer();
+        } else if let Some(idle) = Lists::parked(region) {
+            writer.counts.deregistrations += 1;
+            let gone = writer.lists.deregister(idle);
+            shared.free_place(writer, gone);
+            shared.note_departure(writer);
+        }
+    }
+
     fn leave(&mut self, writer: &mut Writer) -> Flight {
         let Parked { region, range, terms, .. } = self.parked;
         let position = writer.flights.iter().position(|flight| flight.number == region.number);
@@ -946,22 +989,11 @@ impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
             return;
         }
         let mut due = self.due.take();
-        if !self.landed {
+        if self.stage != RenewalStage::Landed {
             let shared = self.shared;
-            // SAFETY: filled, and within reach of this renewal alone.
-            let handle = unsafe { self.parked.region.handle() };
-            let given_up = shared.locked_deferring(|writer| {
-                let Parked { suspension, range, .. } = self.parked;
-                shared.board.tell(Notice::Lost { suspension, range, handle });
-                self.leave(writer);
-                writer.counts.registration_failures += 1;
-                writer.counts.deregistrations += 1;
-                if let Some(idle) = Lists::parked(self.parked.region) {
-                    let gone = writer.lists.deregister(idle);
-                    shared.free_place(writer, gone);
-                }
-                shared.note_departure(writer);
-            });
+            let Parked { region, range, .. } = self.parked;
+            let Ok(()) = shared.erase(range, region.number) else { return };
+            let given_up = shared.locked_deferring(|writer| self.give_up(writer));
             let Ok(((), callbacks)) = given_up else { return };
             due = callbacks;
         }

@@ -5,13 +5,24 @@
 
 use pinfold::AddressRange;
 use pinfold_kernel::FirstMade;
+use pinfold_kernel::errno::{last_errno, set_errno};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// All addresses of which something was ever kept lie between these two; none at first.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
-pub(crate) type StepAside = fn(AddressRange);
+/// When a range is to be released.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum When {
+    /// The kernel has refused the program's call.
+    Refused,
+    /// Before the program's call, which would be refused half done: where the monitor has noted a watch. The kernel is not
+    /// asked: a mapping that was never used is another one after that question.
+    Ahead,
+}
+
+pub(crate) type StepAside = fn(AddressRange, When);
 
 static STEP_ASIDE: FirstMade<StepAside> = FirstMade::new();
 
@@ -34,16 +45,23 @@ pub(super) fn kept(range: AddressRange) -> Option<AddressRange> {
     AddressRange::between(low, high)?.intersection(&range)
 }
 
-/// Has `step_aside` called, on the program's threads, with each range that its own userfaultfd was
-/// refused. The first call counts.
+/// Has `step_aside` called, on the program's threads, with each range that the program's call was refused for, or
+/// will be. The first call counts.
 pub(crate) fn step_aside_by(step_aside: &'static StepAside) {
     STEP_ASIDE.get_or_set(step_aside);
 }
 
-/// Has the monitor release `range`; false if there is nothing that would.
-pub(super) fn step_aside(range: AddressRange) -> bool {
-    let asked = kept(range).and(STEP_ASIDE.get());
-    asked.iter().for_each(|step_aside| step_aside(range));
+/// Whether anything was ever kept, wherever. What is watched is whole mappings, which reach beyond.
+pub(super) fn is_anything_kept() -> bool {
+    kept(AddressRange::EVERYTHING).is_some()
+}
+
+/// Has the monitor release `range`; false if there is nothing that would. Leaves the error number as it was.
+pub(super) fn step_aside(range: AddressRange, when: When) -> bool {
+    let asked = STEP_ASIDE.get().filter(|_| is_anything_kept());
+    let errno = last_errno();
+    asked.iter().for_each(|step_aside| step_aside(range, when));
+    set_errno(errno);
     asked.is_some()
 }
 
@@ -55,9 +73,11 @@ mod tests {
     fn nothing_is_kept_before_something_is() {
         let range = |start| AddressRange::new(start, 0x1000).unwrap();
         assert_eq!(kept(range(0x10_0000)), None);
+        assert!(!is_anything_kept());
         note_kept(range(0x10_0000));
         note_kept(range(0x20_0000));
         assert_eq!(kept(range(0x18_0000)), Some(range(0x18_0000)), "in between");
         assert_eq!(kept(range(0x30_0000)), None);
+        assert!(is_anything_kept());
     }
 }

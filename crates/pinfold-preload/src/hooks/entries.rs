@@ -14,9 +14,9 @@
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
 
-use super::raw::{Answer, system_call};
 use super::told::{self, GUARD_INSTALL, told};
-use super::{self_test, userfaultfd};
+use super::{moved, self_test, userfaultfd};
+use crate::raw::{Answer, system_call};
 use crate::sandbox;
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, iovec, size_t, ssize_t};
 
@@ -65,6 +65,23 @@ unsafe extern "C" fn mprotect(start: *mut c_void, length: size_t, rights: c_int)
     let change = told::revoked(start.addr(), length, rights);
     // SAFETY: see the file's header.
     told(change, || unsafe { system_call(libc::SYS_mprotect, arguments) }).as_libc() as c_int
+}
+
+/// `void *mremap(void *, size_t, size_t, int, ...)`: the place is passed with the flags that name one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mremap(
+    from: *mut c_void,
+    length: size_t,
+    new_length: size_t,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let names_place = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
+    let to = if names_place { to.addr() } else { 0 };
+    let arguments = [from.addr(), length, new_length, widened(flags), to];
+    // SAFETY: see the file's header.
+    let answer = unsafe { moved::mremap(arguments) }.as_libc();
+    std::ptr::with_exposed_provenance_mut(answer.cast_unsigned())
 }
 
 /// `int ioctl(int, unsigned long, ...)`: what is not passed is not looked at.

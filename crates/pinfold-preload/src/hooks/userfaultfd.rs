@@ -16,10 +16,11 @@
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
 
-use super::raw::{Answer, system_call};
+use super::aside::{self, When};
+use super::pinfold_process_feed;
 use super::told::{guarded, told};
-use super::{aside, pinfold_process_feed};
 use crate::apart::is_ours;
+use crate::raw::{Answer, system_call};
 use crate::steps;
 use libc::c_int;
 use pinfold::AddressRange;
@@ -86,7 +87,8 @@ unsafe fn once_more_aside(
 ) -> Answer {
     // SAFETY: the caller's promise.
     let answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
-    if answer.is(refused) && request.and_then(range_of).is_some_and(aside::step_aside) {
+    let step_aside = |range| aside::step_aside(range, When::Refused);
+    if answer.is(refused) && request.and_then(range_of).is_some_and(step_aside) {
         // SAFETY: as above.
         return unsafe { system_call(libc::SYS_ioctl, arguments) };
     }

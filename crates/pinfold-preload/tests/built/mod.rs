@@ -48,6 +48,7 @@ pub(crate) fn output(mut command: Command, preloaded: &[&Path], arguments: &[&st
 /// `program`, which is ended after two minutes.
 pub(crate) fn patiently(program: &Path) -> Command {
     let mut command = Command::new("timeout");
-    command.arg("120").arg(program);
+    // Killed in the end: a process whose threads block all signals is ended by no other.
+    command.args(["--kill-after=5", "120"]).arg(program);
     command
 }

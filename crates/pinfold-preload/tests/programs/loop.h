@@ -3,6 +3,7 @@
 #ifndef LOOP_H
 #define LOOP_H
 
+#include "../check.h"
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -19,15 +20,6 @@ struct loop {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
 };
-
-#define CHECK(condition)                                                                           \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition,         \
-				strerror(errno));                                                  \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
 
 static inline double now_us(void)
 {

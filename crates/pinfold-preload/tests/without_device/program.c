@@ -4,37 +4,38 @@
  *   program CASE [ARGUMENT]
  */
 
+#include "../check.h"
 #include "verbs.h"
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
 #include <mqueue.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/sem.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { BYTES = 64 << 10 };
-
-#define CHECK(condition)                                                                           \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition,         \
-				strerror(errno));                                                  \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
 
 static struct ibv_pd *pd;
 static char *memory;
@@ -86,6 +87,34 @@ static void begin_again_in_a_container(const char *name)
 
 	filter(rules, LENGTH(rules), 0);
 	execl("/proc/self/exe", arguments[0], name, arguments[2], NULL);
+	CHECK(!"executed");
+}
+
+/* Memory that changes, and a table of descriptors of its own. */
+static void changes_in_the_container(void)
+{
+	begin();
+	registered(4);
+	munmap(memory, BYTES);
+	memory = map();
+	registered(4);
+	CHECK(!syscall(SYS_close_range, ~0U, ~0U, 2 /* CLOSE_RANGE_UNSHARE */));
+	registered(4);
+	puts("done");
+}
+
+/* The container refuses what the library's threads begin with. */
+static void in_a_strict_container(void)
+{
+	static struct sock_filter rules[] = {
+		NUMBER,
+		ON(SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM),
+		ON(SYS_unshare, SECCOMP_RET_ERRNO | EPERM),
+		OTHERWISE(SECCOMP_RET_ALLOW),
+	};
+
+	filter(rules, LENGTH(rules), 0);
+	execl("/proc/self/exe", arguments[0], "changes_in_the_container", NULL);
 	CHECK(!"executed");
 }
 
@@ -193,6 +222,70 @@ static void exits_elsewhere(void)
 	exit(0);
 }
 
+/* How often the library's thread that deregisters gave its processor away so far; -1 without such a thread. */
+static long switches_of_reclaimer(void)
+{
+	DIR *threads = opendir("/proc/self/task");
+	struct dirent *entry;
+	char path[300], line[256];
+	long switches = -1;
+
+	CHECK(threads);
+	while ((entry = readdir(threads))) {
+		int is_reclaimer = 0;
+		FILE *status;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", entry->d_name);
+		if (!(status = fopen(path, "r")))
+			continue;
+		while (fgets(line, sizeof(line), status)) {
+			is_reclaimer |= !strcmp(line, "Name:\tpinfold-reclaim\n");
+			if (is_reclaimer)
+				sscanf(line, "voluntary_ctxt_switches: %ld", &switches);
+		}
+		fclose(status);
+	}
+	closedir(threads);
+	return switches;
+}
+
+static long nanoseconds(void)
+{
+	struct timespec now;
+
+	CHECK(!clock_gettime(CLOCK_MONOTONIC, &now));
+	return 1000000000L * now.tv_sec + now.tv_nsec;
+}
+
+static void registered_with(char *address, size_t length, int access, int times)
+{
+	for (int i = 0; i < times; i++)
+		CHECK(!ibv_dereg_mr(ibv_reg_mr(pd, address, length, access)));
+}
+
+static char *discarded;
+
+/* Keeps a registration in a mapping of which another page may be discarded. */
+static void begin_discards(void)
+{
+	discarded = map();
+	registered_with(discarded, 4096, 1, 4);
+}
+
+/* Waits until the library's thread that deregisters has looked at all that has changed by now. It sleeps twice for each
+ * look, and a discard wakes it: with the third time that it sleeps from here on, one look has begun and ended. */
+static void await_look(void)
+{
+	long from = switches_of_reclaimer(), deadline = nanoseconds() + 60 * 1000000000L;
+
+	CHECK(from >= 0);
+	while (switches_of_reclaimer() < from + 3) {
+		CHECK(nanoseconds() < deadline);
+		CHECK(!madvise(discarded + BYTES - 4096, 4096, MADV_DONTNEED));
+		sched_yield();
+	}
+}
+
 /* Reports each of what its allocator is asked for by a thread that is not its own. */
 static long asked_by_others;
 static int is_counting;
@@ -233,6 +326,7 @@ static void loads_many(void)
 
 	begin();
 	registered(4);
+	begin_discards();
 	for (int i = 0; i < 64; i++) {
 		int (*count)(void);
 		void *handle;
@@ -244,9 +338,10 @@ static void loads_many(void)
 	__atomic_store_n(&is_counting, 1, __ATOMIC_RELAXED);
 	for (int i = 0; i < 20; i++) {
 		CHECK(!munmap(memory, BYTES));
+		/* Before a call of the program's deregisters what has changed. */
+		await_look();
 		memory = map();
 		registered(4 << (i / 2));
-		usleep(20000);
 	}
 	printf("asked by others %ld\n", asked_by_others);
 	count_others();
@@ -291,6 +386,27 @@ static void awaits_a_message(void)
 	puts(notified ? "done" : "not notified");
 }
 
+#ifdef STATIC_TLS
+static __thread volatile char of_threads[STATIC_TLS];
+#else
+static __thread volatile char of_threads[1];
+#endif
+
+/* With variables of threads for which the C library takes room from each thread's stack. Memory changes, and what is
+ * registered of it is deregistered by the library's thread: the other half stays. */
+static void has_variables_of_threads(void)
+{
+	of_threads[0] = 1;
+	begin();
+	registered(4);
+	for (int i = 0; i < 4; i++) {
+		CHECK(!munmap(memory, BYTES));
+		memory = map();
+		registered(4 << i);
+	}
+	puts("done");
+}
+
 /* Keeps registrations until it ends, and leaks nothing of its own. */
 static void holds_until_the_end(void)
 {
@@ -332,12 +448,6 @@ static void threads_begin_at_once(void)
 	printf("%d\n", high);
 }
 
-static void registered_with(char *address, size_t length, int access, int times)
-{
-	for (int i = 0; i < times; i++)
-		CHECK(!ibv_dereg_mr(ibv_reg_mr(pd, address, length, access)));
-}
-
 /* Registrations that are not kept, of each kind another number: what the programs can do without a device. */
 static void not_kept(void)
 {
@@ -355,6 +465,33 @@ static void not_kept(void)
 	registered_with(memory, 2 * BYTES, LOCAL_WRITE, 1 + 7);
 	registered_with(memory, BYTES, LOCAL_WRITE, 1 + 1);
 	puts("done");
+}
+
+/* Watched memory changes often, of which nothing is kept, while something next to it is: the thread that deregisters
+ * looks once in a while, and not at each change. */
+static void changes_often(void)
+{
+	enum { CHANGES = 1000, PAGE = 4096, LOOK = 10000000, APART = 500 };
+	long before, after, most, from;
+
+	begin();
+	registered_with(memory, PAGE, 1, 4);
+	/* It gives itself its name. */
+	while ((before = switches_of_reclaimer()) < 0)
+		sched_yield();
+	from = nanoseconds();
+	for (int i = 0; i < CHANGES; i++) {
+		CHECK(!madvise(memory + BYTES - PAGE, PAGE, MADV_DONTNEED));
+		/* Changes without an end have it wait for the end of one. */
+		usleep(APART);
+	}
+	after = switches_of_reclaimer();
+	/* It waits for a change, then for others to gather, and perhaps for a change to end. */
+	most = 4 * ((nanoseconds() - from) / LOOK + 2);
+	if (after - before <= most)
+		puts("done");
+	else
+		printf("%ld times in %d changes, and at most %ld are needed\n", after - before, CHANGES, most);
 }
 
 static void registers_nothing(void)
@@ -405,18 +542,19 @@ static void closes_everything(void)
 	other = memory;
 	memory = map();
 	registered(4);
+	begin_discards();
 	CHECK(!close_range(3, arguments[2] ? 99 : ~0U, 0));
 	pd = ibv_alloc_pd(ibv_open_device(NULL));
 	for (int i = 0; i < 8; i++)
 		CHECK((own[i] = ibv_reg_mr(pd, map(), BYTES, 1)));
 	for (int i = 0; i < 4; i++) {
 		registered(2);
-		usleep(20000);
+		await_look();
 	}
 	CHECK(!munmap(other, BYTES));
 	for (int i = 0; i < 4; i++) {
 		registered(2);
-		usleep(20000);
+		await_look();
 	}
 	/* Room is made of what is idle. */
 	verbs_limit(0);
@@ -462,6 +600,543 @@ static void changes_without_room(void)
 	puts("done");
 }
 
+int interposed_registrations(void) __attribute__((weak));
+int interposed_deregistrations(void) __attribute__((weak));
+
+/* What comes to a library that stands before libibverbs. */
+static void interposed(void)
+{
+	begin();
+	registered(4);
+	CHECK(interposed_registrations && interposed_deregistrations);
+	printf("%d registered, %d deregistered\n", interposed_registrations(), interposed_deregistrations());
+}
+
+static pthread_t first;
+static pthread_key_t own_key;
+
+static void say_at_exit(void)
+{
+	sigset_t blocked;
+	char deep[1 << 20];
+
+	CHECK(!pthread_sigmask(SIG_BLOCK, NULL, &blocked));
+	memset(deep, 1, sizeof(deep));
+	printf("at exit, USR1 %d, TERM %d, %d\n", sigismember(&blocked, SIGUSR1), sigismember(&blocked, SIGTERM),
+	       deep[getpid() % sizeof(deep)]);
+}
+
+static void say_of_key(void *value)
+{
+	printf("key %s\n", (char *)value);
+}
+
+static void *ends_last(void *unused)
+{
+	CHECK(!pthread_join(first, NULL));
+	registered(4);
+	puts("the first thread has ended");
+	/* So long that it would be noticed if the process ended too early. */
+	if (!arguments[2])
+		usleep(300000);
+	puts("last");
+	return unused;
+}
+
+static void leave(void)
+{
+	sigset_t usr1;
+
+	sigemptyset(&usr1);
+	sigaddset(&usr1, SIGUSR1);
+	CHECK(!pthread_sigmask(SIG_BLOCK, &usr1, NULL));
+	CHECK(!atexit(say_at_exit) && !pthread_key_create(&own_key, say_of_key));
+	CHECK(!pthread_setspecific(own_key, "destroyed"));
+	begin();
+}
+
+/* `main` leaves, and no other thread goes on. */
+static void leaves_alone(void)
+{
+	leave();
+	registered(4);
+	pthread_exit(NULL);
+}
+
+/* The same with such variables. */
+static void leaves_variables_of_threads(void)
+{
+	of_threads[0] = 1;
+	leave();
+	registered(4);
+	pthread_exit(NULL);
+}
+
+/* `main` leaves before another thread does; what registers first is the one or the other. */
+static void leaves_first(void)
+{
+	pthread_t thread;
+
+	leave();
+	first = pthread_self();
+	registered(arguments[2] ? 0 : 4);
+	CHECK(!pthread_create(&thread, NULL, ends_last, NULL));
+	pthread_exit(NULL);
+}
+
+/* The same in a child, whose first thread is another one of its parent's. */
+static void *leaves_in_a_child(void *unused)
+{
+	pid_t child = fork();
+	int status = -1;
+
+	CHECK(child >= 0);
+	if (!child && arguments[2])
+		leaves_first();
+	if (!child)
+		leaves_alone();
+	CHECK(waitpid(child, &status, 0) == child);
+	printf("status %d\n", status);
+	return unused;
+}
+
+static void child_leaves(void)
+{
+	pthread_t thread;
+
+	CHECK(!pthread_create(&thread, NULL, leaves_in_a_child, NULL) && !pthread_join(thread, NULL));
+}
+
+/* A thread whose children are to have another pid namespace starts no thread more. */
+static void keeps_after_unshare(void)
+{
+	begin();
+	if (unshare(CLONE_NEWPID) && unshare(CLONE_NEWUSER | CLONE_NEWPID)) {
+		puts("refused");
+		return;
+	}
+	registered(4);
+	puts("done");
+}
+
+static void say_that_it_ends(void)
+{
+	puts("at exit");
+}
+
+static long addresses(void)
+{
+	FILE *file = fopen("/proc/self/statm", "r");
+	long pages;
+
+	CHECK(file && fscanf(file, "%ld", &pages) == 1 && !fclose(file));
+	return pages * sysconf(_SC_PAGESIZE);
+}
+
+static void *ends_later(void *unused)
+{
+	CHECK(!pthread_join(first, NULL));
+	puts("last");
+	return unused;
+}
+
+static sem_t leaves;
+
+static void say_that_it_leaves(void *unused)
+{
+	(void)unused;
+	CHECK(!sem_post(&leaves));
+}
+
+/* As `ends_later`, but the first thread need not have ended. */
+static void *ends_behind(void *unused)
+{
+	CHECK(!sem_wait(&leaves));
+	puts("last");
+	return unused;
+}
+
+/* `main` leaves where no thread with a stack of the usual length can begin, or, with an argument, none at all: as many
+ * as that are allowed. */
+static void leaves_under_a_limit(void)
+{
+	long left = 4 << 20;
+	pthread_attr_t small;
+	pthread_t thread;
+	struct rlimit limit;
+
+	begin();
+	first = pthread_self();
+	registered(4);
+	CHECK(!atexit(say_that_it_ends) && dlopen("libgcc_s.so.1", RTLD_NOW));
+	CHECK(!pthread_attr_init(&small) && !pthread_attr_setstacksize(&small, 65536));
+	CHECK(!sem_init(&leaves, 0, 0) && !pthread_key_create(&own_key, say_that_it_leaves));
+	CHECK(!pthread_setspecific(own_key, &leaves));
+	CHECK(!pthread_create(&thread, &small, arguments[2] ? ends_behind : ends_later, NULL));
+	if (arguments[2]) {
+		limit.rlim_cur = limit.rlim_max = atol(arguments[2]);
+		/* No number is too high for root. */
+		CHECK(getuid() || !setuid(54321));
+		CHECK(!setrlimit(RLIMIT_NPROC, &limit));
+	} else {
+		limit.rlim_cur = limit.rlim_max = addresses() + left;
+		CHECK(!setrlimit(RLIMIT_AS, &limit));
+	}
+	pthread_exit(NULL);
+}
+
+static int rounds;
+
+static void destroy_again(void *value)
+{
+	rounds++;
+	CHECK(!pthread_setspecific(own_key, value));
+}
+
+static void say_rounds(void)
+{
+	printf("%d rounds\n", rounds);
+}
+
+/* `main` leaves, and destroys a key as often as the C library has it do that. */
+static void destroys_a_key(void)
+{
+	begin();
+	registered(4);
+	CHECK(!atexit(say_rounds) && !pthread_key_create(&own_key, destroy_again));
+	CHECK(!pthread_setspecific(own_key, &own_key));
+	/* The library's threads give themselves their names. */
+	while (switches_of_reclaimer() < 0 && arguments[2])
+		sched_yield();
+	pthread_exit(NULL);
+}
+
+/* Moves two pieces of memory at once, one of which is registered: two mappings, or one that is joined before it is moved.
+ * What the kernel says to two is its own; what it leaves where is said, too. */
+static void moves(int is_joined, int is_second, int grows, int cut)
+{
+	enum { ALL = PROT_READ | PROT_WRITE };
+	char *from = mmap(NULL, 4 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *to = mmap(NULL, 4 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *other = from + (is_second ? 0 : BYTES);
+	unsigned char resident[16];
+	void *moved;
+
+	CHECK(from != MAP_FAILED && to != MAP_FAILED);
+	/* Below them, so that what was never registered lies among what was. */
+	memory = map();
+	registered(4);
+	memory = from + (is_second ? BYTES : 0);
+	CHECK(!mprotect(memory, BYTES, ALL));
+	if (!is_joined)
+		CHECK(!mprotect(other, BYTES, PROT_READ));
+	memset(memory, 1, BYTES);
+	registered(4);
+	if (is_joined)
+		CHECK(!mprotect(other, BYTES, ALL));
+	errno = 0;
+	moved = mremap(from, 2 * BYTES - cut, (2 + grows) * BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+	printf("%s: %s, ", moved == to ? "moved" : "refused", strerror(errno));
+	printf("%d left\n", !mincore(from, BYTES, resident) + !mincore(from + BYTES, BYTES, resident));
+	if (moved == to) {
+		memory = to + (memory - from);
+		CHECK(memory[0] == 1);
+	}
+	registered(2);
+}
+
+static void moves_mappings(void)
+{
+	int which = atoi(arguments[2]);
+
+	begin();
+	/* The kernel moves whole pages, whatever part of the last one is named. */
+	moves(which & 1, which >> 1 & 1, which >> 2 & 1, which >> 3);
+	errno = EXDEV;
+	CHECK(mremap(memory, 0, 0, 0) == MAP_FAILED && errno == EINVAL);
+}
+
+/* Does what it likes with a part of a mapping of which another part was kept, and none beyond that. */
+static void uses_the_rest(void)
+{
+	enum { ALL = PROT_READ | PROT_WRITE, MISSING = UFFDIO_REGISTER_MODE_MISSING };
+	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	struct uffdio_api api = { .api = UFFD_API };
+	char *all = mmap(NULL, 8 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *to = mmap(NULL, 4 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *rest = all + 3 * BYTES;
+	struct uffdio_register neighbour = { .range = { (uintptr_t)rest + 2 * BYTES, BYTES }, .mode = MISSING };
+	struct uffdio_register own = { .range = { (uintptr_t)rest, BYTES }, .mode = MISSING };
+	struct uffdio_range both = { (uintptr_t)rest + BYTES, 2 * BYTES };
+
+	begin();
+	/* Which way it takes is said, and nothing else. */
+	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api)) {
+		puts("without a userfaultfd");
+		return;
+	}
+	CHECK(all != MAP_FAILED && to != MAP_FAILED);
+	memory = all + BYTES;
+	CHECK(!mprotect(memory, 4 * BYTES, ALL) && !mprotect(rest + 2 * BYTES, BYTES, PROT_READ));
+	memset(memory, 1, 4 * BYTES);
+	CHECK(!ioctl(uffd, UFFDIO_REGISTER, &neighbour));
+	registered(4);
+	switch (atoi(arguments[2])) {
+	case 0:
+		errno = 0;
+		ioctl(uffd, UFFDIO_REGISTER, &own);
+		break;
+	case 1:
+		errno = 0;
+		ioctl(uffd, UFFDIO_UNREGISTER, &both);
+		break;
+	case 2:
+		CHECK(!ioctl(uffd, UFFDIO_UNREGISTER, &neighbour.range));
+		CHECK(!mprotect(rest + BYTES, BYTES, PROT_READ));
+		errno = 0;
+		mremap(rest, 2 * BYTES, 2 * BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+	}
+	puts(strerror(errno));
+	registered(2);
+}
+
+/* Moves memory that was never used beside some that was never used, far from what is kept: both become one, and are moved
+ * as one. */
+static void joins_what_was_never_used(void)
+{
+	enum { ALL = PROT_READ | PROT_WRITE, FIXED = MREMAP_MAYMOVE | MREMAP_FIXED };
+	char *room, *to;
+
+	begin();
+	registered(4);
+	room = mmap(NULL, 16 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(room != MAP_FAILED);
+	to = room + 4 * BYTES;
+	CHECK(!mprotect(room + BYTES, BYTES, ALL) && !mprotect(to + BYTES, BYTES, ALL));
+	CHECK(mremap(room + BYTES, BYTES, BYTES, FIXED, to) == to);
+	errno = 0;
+	mremap(to, 2 * BYTES, 3 * BYTES, FIXED, room + 8 * BYTES);
+	puts(strerror(errno));
+}
+
+static int ignores(struct dl_phdr_info *module, size_t bytes, void *unused)
+{
+	(void)module, (void)bytes, (void)unused;
+	return 0;
+}
+
+static void *asks_for_modules(void *unused)
+{
+	for (;;)
+		dl_iterate_phdr(ignores, unused);
+	return NULL;
+}
+
+/* Children find the dynamic linker's lock taken, by a thread that they do not have. */
+static void forks_beside_the_linker(void)
+{
+	pthread_t thread;
+	int status;
+
+	begin();
+	if (arguments[2])
+		registered(4);
+	for (int i = 0; i < 2; i++)
+		CHECK(!pthread_create(&thread, NULL, asks_for_modules, NULL));
+	for (int i = 0; i < 40; i++) {
+		pid_t child = fork();
+
+		if (!child) {
+			registered(4);
+			_exit(0);
+		}
+		CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+	}
+	puts("done");
+}
+
+#pragma weak ibv_reg_mr_iova
+#pragma weak ibv_reg_mr_iova2
+#pragma weak ibv_unimport_pd
+
+/* Asks for functions that an old libibverbs lacks, and registers with what there is. */
+static void asks_for_later_functions(void)
+{
+	enum { RELAXED_ORDERING = 1 << 20 };
+	struct ibv_mr *mr;
+
+	begin();
+	for (int i = 0; i < 4; i++) {
+		if (ibv_reg_mr_iova2)
+			mr = ibv_reg_mr_iova2(pd, memory, BYTES, (uintptr_t)memory, 1 | RELAXED_ORDERING);
+		else
+			mr = ibv_reg_mr(pd, memory, BYTES, 1);
+		CHECK(mr && verbs_has(pd->context->cmd_fd, mr->handle) && !ibv_dereg_mr(mr));
+		if (ibv_reg_mr_iova)
+			mr = ibv_reg_mr_iova(pd, memory, 4096, (uintptr_t)memory, 1);
+		else
+			mr = ibv_reg_mr(pd, memory, 4096, 1);
+		CHECK(mr && verbs_has(pd->context->cmd_fd, mr->handle) && !ibv_dereg_mr(mr));
+		/* What cannot be done without them says so. */
+		errno = EOPNOTSUPP;
+		CHECK(!ibv_reg_mr_iova2 || (!ibv_reg_mr_iova2(pd, memory, BYTES, 0, 1) && errno == EOPNOTSUPP));
+		CHECK(!ibv_reg_mr_iova || (!ibv_reg_mr_iova(pd, memory, BYTES, 0, 1) && errno == EOPNOTSUPP));
+	}
+	if (ibv_unimport_pd)
+		ibv_unimport_pd(pd);
+	registered(1);
+	puts("done");
+}
+
+/* How many threads of the process have the file of `number` open under that number. */
+static int holders(int number)
+{
+	struct stat file, held;
+	char path[64];
+	DIR *threads = opendir("/proc/self/task");
+	struct dirent *thread;
+	int count = 0;
+
+	CHECK(threads && !fstat(number, &file));
+	while ((thread = readdir(threads))) {
+		if (*thread->d_name == '.')
+			continue;
+		snprintf(path, sizeof(path), "/proc/self/task/%.20s/fd/%d", thread->d_name, number);
+		count += !stat(path, &held) && held.st_dev == file.st_dev && held.st_ino == file.st_ino;
+	}
+	closedir(threads);
+	return count;
+}
+
+/* With a table of descriptors of its own, by either call: what it closes is closed, and what it has locked it may lock
+ * again. */
+static void unshares_files(void)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 10 };
+	char name[] = "/tmp/pinfold.XXXXXX";
+	struct pollfd end;
+	int ends[2], locked;
+
+	begin();
+	CHECK(!pipe(ends) && (locked = mkstemp(name)) >= 0 && !unlink(name));
+	CHECK(!fcntl(locked, F_SETLK, &lock));
+	registered(4);
+	if (!strcmp(arguments[2], "unshare"))
+		CHECK(!unshare(CLONE_FILES));
+	else
+		CHECK(!syscall(SYS_close_range, ~0U, ~0U, 2 /* CLOSE_RANGE_UNSHARE */));
+	printf("lock %d, ", fcntl(locked, F_SETLK, &lock));
+	printf("device held by %d, ", holders(pd->context->cmd_fd));
+	end = (struct pollfd){ ends[0], POLLIN, 0 };
+	close(ends[1]);
+	printf("%s\n", poll(&end, 1, 0) == 1 ? "end of file" : "no end");
+}
+
+/* What is closed right after the first kept registration has no other holder. */
+static void closes_at_once(void)
+{
+	struct pollfd end;
+	int ends[2];
+
+	begin();
+	CHECK(!pipe(ends));
+	registered(2);
+	close(ends[1]);
+	end = (struct pollfd){ ends[0], POLLIN, 0 };
+	printf("%s\n", poll(&end, 1, 0) == 1 ? "end of file" : "no end");
+}
+
+/* With a directory and a namespace of its own: it leaves the one, and enters the other, as a program of one thread. */
+static void leaves_its_directory(void)
+{
+	char name[] = "/tmp/pinfold.XXXXXX", path[64], link[64];
+	DIR *threads = opendir("/proc/self/task");
+	int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), stayed = 0;
+	struct dirent *thread;
+
+	begin();
+	CHECK(threads && mounts >= 0 && mkdtemp(name) && !chdir(name));
+	registered(4);
+	errno = 0;
+	printf("setns %d ", setns(mounts, CLONE_NEWNS));
+	printf("(%d), ", errno);
+	CHECK(!unshare(CLONE_FS) && !chdir("/"));
+	while ((thread = readdir(threads))) {
+		ssize_t length;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%.20s/cwd", thread->d_name);
+		length = readlink(path, link, sizeof(link));
+		stayed += length == (ssize_t)strlen(name) && !strncmp(link, name, length);
+	}
+	CHECK(!rmdir(name));
+	printf("%d there\n", stayed);
+}
+
+/* How many lines a file has; 0 if it is not there. */
+static int lines_of(const char *path)
+{
+	FILE *file = fopen(path, "r");
+	int lines = 0, read;
+
+	while (file && (read = getc(file)) != EOF)
+		lines += read == '\n';
+	if (file)
+		fclose(file);
+	return lines;
+}
+
+/* Has the library report while its file is open, and once it was closed with all that the program does not know, by a
+ * program that has gone elsewhere. */
+static void asks_for_reports(void)
+{
+	char path[4096], name[256];
+	const char *number = strstr(arguments[2], "%p");
+
+	CHECK(number && getcwd(path, sizeof(path) - sizeof(name)));
+	snprintf(name, sizeof(name), "/%.*s%d%s", (int)(number - arguments[2]), arguments[2], getpid(), number + 2);
+	strcat(path, name);
+	begin();
+	registered(1);
+	CHECK(!chdir("/usr"));
+	for (int i = 1; i <= 2; i++) {
+		CHECK(!raise(SIGUSR1));
+		while (lines_of(path) < i)
+			sched_yield();
+		if (i == 1)
+			CHECK(!close_range(3, ~0U, 0));
+	}
+	CHECK(!unlink(path));
+	puts("done");
+	fflush(stdout);
+	_exit(0);
+}
+
+/* What is undone when the last thread ends that has a part in it. */
+static void undoes_semaphores(void)
+{
+	struct sembuf raise = { 0, 1, SEM_UNDO };
+	int semaphores = semget(IPC_PRIVATE, 1, 0600);
+
+	begin();
+	CHECK(semaphores >= 0 && !semop(semaphores, &raise, 1));
+	registered(4);
+	CHECK(!unshare(CLONE_SYSVSEM));
+	printf("%d\n", semctl(semaphores, 0, GETVAL));
+	semctl(semaphores, 0, IPC_RMID);
+}
+
+/* Nothing that the program did has failed. */
+static void asks_for_linker_errors(void)
+{
+	const char *before = dlerror(), *after;
+
+	printf("%s, ", before ? before : "none");
+	begin();
+	registered(4);
+	after = dlerror();
+	printf("%s\n", after ? after : "none");
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -479,6 +1154,7 @@ static const struct {
 	{ "awaits_a_message", awaits_a_message },
 	{ "holds_until_the_end", holds_until_the_end },
 	{ "threads_begin_at_once", threads_begin_at_once },
+	{ "changes_often", changes_often },
 	{ "registers_nothing", registers_nothing },
 	{ "registers_once", registers_once },
 	{ "not_kept", not_kept },
@@ -486,6 +1162,28 @@ static const struct {
 	{ "closes_everything", closes_everything },
 	{ "child_changes", child_changes },
 	{ "changes_without_room", changes_without_room },
+	{ "interposed", interposed },
+	{ "moves_mappings", moves_mappings },
+	{ "uses_the_rest", uses_the_rest },
+	{ "joins_what_was_never_used", joins_what_was_never_used },
+	{ "forks_beside_the_linker", forks_beside_the_linker },
+	{ "leaves_alone", leaves_alone },
+	{ "leaves_first", leaves_first },
+	{ "child_leaves", child_leaves },
+	{ "keeps_after_unshare", keeps_after_unshare },
+	{ "leaves_under_a_limit", leaves_under_a_limit },
+	{ "destroys_a_key", destroys_a_key },
+	{ "asks_for_later_functions", asks_for_later_functions },
+	{ "changes_in_the_container", changes_in_the_container },
+	{ "in_a_strict_container", in_a_strict_container },
+	{ "unshares_files", unshares_files },
+	{ "closes_at_once", closes_at_once },
+	{ "leaves_its_directory", leaves_its_directory },
+	{ "asks_for_reports", asks_for_reports },
+	{ "undoes_semaphores", undoes_semaphores },
+	{ "has_variables_of_threads", has_variables_of_threads },
+	{ "leaves_variables_of_threads", leaves_variables_of_threads },
+	{ "asks_for_linker_errors", asks_for_linker_errors },
 };
 
 int main(int count, char **given)

@@ -1,6 +1,6 @@
 /* Stands in for libibverbs where there is no device: registrations are structures of the heap, and nothing is
  * pinned. An open device is a descriptor; what it stands for at the moment has numbers of registrations, which begin
- * at 1 in each device that is opened. */
+ * at 1 in each device that is opened. With PRESENT it has what came later. */
 
 #include "verbs.h"
 #include <errno.h>
@@ -93,18 +93,33 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
 	return 0;
 }
 
+#ifdef PRESENT
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+#else
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+#endif
 {
 	static uint32_t last;
 	uint32_t handle = begin(&devices[pd->context->cmd_fd], length);
 	uint32_t key = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED) << 8;
 	struct ibv_mr *mr = handle ? calloc(1, sizeof(*mr)) : NULL;
 
+#ifdef PRESENT
+	(void)iova;
+#endif
 	(void)access;
 	if (mr)
 		*mr = (struct ibv_mr){ pd->context, pd, addr, length, handle, key, key };
 	return mr;
 }
+
+#ifdef PRESENT
+/* As later versions do it: one name goes to the other by the dynamic linker. */
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, access);
+}
+#endif
 
 int ibv_dereg_mr(struct ibv_mr *mr)
 {

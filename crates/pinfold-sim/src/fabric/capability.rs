@@ -60,6 +60,10 @@ unsafe impl Registrar for FabricRegistrar {
         RegistrarLimits { page_bytes: PAGE_BYTES, max_region_bytes: 1 << 30, max_regions }
     }
 
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.call(DeviceCall::Widen, |_| range)
+    }
+
     unsafe fn register(&self, range: AddressRange, access: Access) -> Result<Key, RegisterError> {
         self.fabric.with(|world| {
             world.order_failure()?;

@@ -73,10 +73,12 @@ pub enum DeviceCall {
     Renew,
     Restart,
     Fail,
+    /// To say what a registration would reach, which is asked before a registration is renewed, and by gets.
+    Widen,
 }
 
 impl DeviceCall {
-    /// Every one of them.
+    /// Every one that only suspensions make.
     pub const ALL: [Self; 7] = [
         Self::Stop,
         Self::InFlight,

@@ -107,6 +107,20 @@ impl Sums {
     }
 }
 
+/// One of those that draw by the same drawer: each is refused, and notified, for itself.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct User {
+    pub(super) drawer: Drawer,
+    pub(super) number: u64,
+}
+
+/// A user that was refused, and how much more its drawer might have taken then.
+#[derive(Clone, Copy, Debug)]
+struct RefusedUser {
+    user: User,
+    room: Amount,
+}
+
 #[derive(Debug)]
 pub(super) struct Ledger {
     total: Amount,
@@ -118,12 +132,25 @@ pub(super) struct Ledger {
     /// The drawers that hold more than their minimum: no other can owe anything. It has room for
     /// all drawers.
     borrowers: Vec<Drawer>,
+    /// The users that are to be notified when they may take more. Each is in it once at most.
+    refused: Vec<RefusedUser>,
+    /// How often something that was in use came back, or the total grew.
+    released: u64,
 }
 
 impl Ledger {
     pub(super) fn new(total: Amount) -> Self {
         let sums = Sums::default();
-        Self { total, places: Vec::new(), vacant: Vec::new(), sums, borrowers: Vec::new() }
+        let (places, vacant) = (Vec::new(), Vec::new());
+        Self {
+            total,
+            places,
+            vacant,
+            sums,
+            borrowers: Vec::new(),
+            refused: Vec::new(),
+            released: 0,
+        }
     }
 
     pub(super) fn total(&self) -> Amount {
@@ -134,6 +161,12 @@ impl Ledger {
     /// more is granted until enough has come back.
     pub(super) fn set_total(&mut self, total: Amount) {
         self.total = total;
+        self.released += 1;
+    }
+
+    /// How often there may have been more room for good. What was taken, not used and given back is left out.
+    pub(super) fn released(&self) -> u64 {
+        self.released
     }
 
     /// What all drawers hold.
@@ -193,27 +226,98 @@ impl Ledger {
 
     /// The drawer is gone, and with it what it held.
     pub(super) fn leave(&mut self, drawer: Drawer) {
+        self.released += 1;
         self.set_held(drawer, Amount::ZERO);
+        self.refused.retain(|refused| refused.user.drawer != drawer);
         if let Some(Place { entry, .. }) = self.places.get_mut(drawer.0).and_then(Option::take) {
             self.sums.subtract(&entry);
             self.vacant.push(drawer.0);
         }
     }
 
+    /// The user is gone; what it held it has given back.
+    pub(super) fn forget(&mut self, user: User) {
+        self.refused.retain(|refused| refused.user != user);
+    }
+
     pub(super) fn take(&mut self, drawer: Drawer, amount: Amount) -> Result<(), Refusal> {
         let Some(entry) = self.entry(drawer) else {
             return Err(refusal(amount, amount, Amount::ZERO));
         };
-        let (before, Terms { minimum, maximum, .. }) = (entry.held, entry.terms);
-        let after = before + amount;
-        let others = self.committed_by_others(entry);
-        let now = maximum.min((self.total - others).max(self.promised(minimum)));
+        let Terms { minimum, maximum, .. } = entry.terms;
+        let (after, now) = (entry.held + amount, self.limit(entry));
         if !after.fits(now) {
             let ever = maximum.min(self.total - (self.kept() - minimum));
             return Err(refusal(amount, after - now, ever));
         }
         self.set_held(drawer, after);
         Ok(())
+    }
+
+    /// As [`take`](Self::take), for a user that is to be notified when it was refused and may take more later.
+    pub(super) fn take_or_await(&mut self, user: User, amount: Amount) -> Result<(), Refusal> {
+        let taken = self.take(user.drawer, amount);
+        if taken.is_err()
+            && let Some(entry) = self.entry(user.drawer)
+        {
+            let room = self.room(entry);
+            self.note_refused(user, room);
+        }
+        taken
+    }
+
+    /// The user is notified when it may take more than now.
+    pub(super) fn await_room(&mut self, user: User) {
+        if let Some(entry) = self.entry(user.drawer) {
+            let room = self.room(entry);
+            self.note_refused(user, room);
+        }
+    }
+
+    /// Stays until there is more, also if the user gets something meanwhile: several threads may ask for it.
+    fn note_refused(&mut self, user: User, room: Amount) {
+        match self.refused.iter_mut().find(|refused| refused.user == user) {
+            // Of an earlier refusal for which there is more room now, it is still to be notified.
+            Some(refused) => refused.room = refused.room.min(room),
+            None => self.refused.push(RefusedUser { user, room }),
+        }
+    }
+
+    /// How much a drawer may hold in all, as others hold now.
+    fn limit(&self, entry: &Entry) -> Amount {
+        let Terms { minimum, maximum, .. } = entry.terms;
+        let others = self.committed_by_others(entry);
+        maximum.min((self.total - others).max(self.promised(minimum)))
+    }
+
+    /// How much more a drawer may take, as it and others hold now.
+    fn room(&self, entry: &Entry) -> Amount {
+        self.limit(entry) - entry.held
+    }
+
+    /// Whether it may take more than when it was refused, be it that another drawer holds less or that another user of
+    /// its own does. It was refused because that was too little, so nothing less is enough.
+    ///
+    /// What was taken and came back in between makes no difference, so two that try in turn do not notify each other
+    /// for ever.
+    fn has_more_room(&self, refused: &RefusedUser) -> bool {
+        let entry = self.entry(refused.user.drawer);
+        entry.is_some_and(|entry| !self.room(entry).fits(refused.room))
+    }
+
+    /// Whether any user that was refused may take more since.
+    pub(super) fn has_room_for_refused(&self) -> bool {
+        self.refused.iter().any(|refused| self.has_more_room(refused))
+    }
+
+    /// Those users; each is notified once for a refusal.
+    pub(super) fn take_refused_with_room(&mut self) -> Vec<User> {
+        let mut all = std::mem::take(&mut self.refused);
+        let with_room = |refused: &RefusedUser| self.has_more_room(refused);
+        let users = all.iter().filter(|it| with_room(it)).map(|it| it.user).collect();
+        all.retain(|refused| !with_room(refused));
+        self.refused = all;
+        users
     }
 
     pub(super) fn overdraw(&mut self, drawer: Drawer, amount: Amount) {
@@ -223,6 +327,12 @@ impl Ledger {
     /// Takes back what the drawer holds, `amount` of it at most. What it gives back and holds still, others draw:
     /// only what has taken it gives it (`ShareAccount`).
     pub(super) fn give(&mut self, drawer: Drawer, amount: Amount) {
+        self.released += 1;
+        self.give_unused(drawer, amount);
+    }
+
+    /// The same of what the drawer has taken and not used: there is as much room as before it did.
+    pub(super) fn give_unused(&mut self, drawer: Drawer, amount: Amount) {
         self.set_held(drawer, self.held_by(drawer) - amount);
     }
 
@@ -332,6 +442,87 @@ mod tests {
 
     fn terms(minimum: usize, maximum: usize, weight: u32) -> Terms {
         Terms { minimum: amount(minimum), maximum: amount(maximum), weight }
+    }
+
+    /// What was not used makes a user notified that it was kept from, and is no release.
+    #[test]
+    fn what_comes_back_unused_is_not_released() {
+        let mut ledger = Ledger::new(TOTAL);
+        let [drawer, tries] = [(); 2].map(|()| ledger.join(Terms::default()).unwrap());
+        let waits = User { drawer, number: 1 };
+        ledger.take(tries, amount(100)).unwrap();
+        assert!(ledger.take_or_await(waits, amount(20)).is_err());
+        let before = ledger.released();
+        ledger.give_unused(tries, amount(60));
+        assert_eq!(ledger.take_refused_with_room(), [waits]);
+        ledger.await_room(waits);
+        assert!(!ledger.has_room_for_refused(), "no more than now");
+        assert_eq!(ledger.released(), before);
+        ledger.give(tries, amount(1));
+        assert_eq!(ledger.take_refused_with_room(), [waits]);
+        assert_ne!(ledger.released(), before);
+    }
+
+    #[test]
+    fn a_drawer_that_was_refused_is_notified_when_there_is_more() {
+        let mut ledger = Ledger::new(TOTAL);
+        let [drawer, holds, other] = [(); 3].map(|()| ledger.join(Terms::default()).unwrap());
+        let asks = User { drawer, number: 1 };
+        ledger.take(holds, amount(90)).unwrap();
+        assert!(ledger.take_or_await(asks, amount(20)).is_err());
+        assert!(!ledger.has_room_for_refused());
+        // What is taken and comes back makes no difference, nor what the drawer gets itself.
+        ledger.take(other, amount(5)).unwrap();
+        ledger.give(other, amount(5));
+        ledger.take_or_await(asks, amount(5)).unwrap();
+        ledger.give(drawer, amount(5));
+        assert!(!ledger.has_room_for_refused());
+        ledger.give(holds, amount(1));
+        assert!(ledger.has_room_for_refused());
+        // Also if it is refused again before it is notified.
+        assert!(ledger.take_or_await(asks, amount(20)).is_err());
+        assert_eq!(ledger.take_refused_with_room(), [asks]);
+        assert!(!ledger.has_room_for_refused());
+        // A refusal that another's brief use has caused counts as well.
+        ledger.take(other, amount(5)).unwrap();
+        assert!(ledger.take_or_await(asks, amount(8)).is_err());
+        ledger.give(other, amount(5));
+        assert_eq!(ledger.take_refused_with_room(), [asks]);
+        // A larger budget, and a minimum that is kept no longer.
+        assert!(ledger.take_or_await(asks, amount(20)).is_err());
+        ledger.set_total(amount(101));
+        assert_eq!(ledger.take_refused_with_room(), [asks]);
+        let keeps = ledger.join(terms(5, 5, 1)).unwrap();
+        assert!(ledger.take_or_await(asks, amount(20)).is_err());
+        ledger.leave(keeps);
+        assert_eq!(ledger.take_refused_with_room(), [asks]);
+        // One that is gone is not.
+        assert!(ledger.take_or_await(asks, amount(20)).is_err());
+        ledger.leave(drawer);
+        ledger.give(holds, amount(50));
+        assert!(ledger.take_refused_with_room().is_empty());
+    }
+
+    /// The one that was refused, when another has given back, and not the one that gave.
+    #[test]
+    fn of_two_that_draw_together_each_is_notified_of_what_the_other_gives_back() {
+        let mut ledger = Ledger::new(TOTAL);
+        let drawer = ledger.join(Terms::default()).unwrap();
+        let [first, second] = [1, 2].map(|number| User { drawer, number });
+        ledger.take_or_await(first, amount(90)).unwrap();
+        assert!(ledger.take_or_await(second, amount(20)).is_err());
+        assert!(!ledger.has_room_for_refused());
+        ledger.give(drawer, amount(1));
+        assert_eq!(ledger.take_refused_with_room(), [second]);
+        // What it tries in vain is no room for itself, nor for one that was refused the same.
+        for user in [first, second] {
+            assert!(ledger.take_or_await(user, amount(20)).is_err());
+        }
+        ledger.take_or_await(second, amount(5)).unwrap();
+        ledger.give(drawer, amount(5));
+        assert!(!ledger.has_room_for_refused());
+        ledger.give(drawer, amount(89));
+        assert_eq!(ledger.take_refused_with_room(), [first, second]);
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl Budget {
         let (part_bytes, amount) =
             size(reserve, page_bytes, pins).ok_or(ReserveError::Size { reserve })?;
         let terms = Terms { minimum: amount, maximum: amount, weight: 0 };
-        let share = ShareAccount(self.share_recalled(terms).map_err(ReserveError::Budget)?);
+        let share = ShareAccount::new(self.share_recalled(terms).map_err(ReserveError::Budget)?);
         // The whole of the minimum, so it is there.
         let _granted = share.take(amount);
         share.settle();
@@ -164,7 +164,7 @@ impl<R: Registrar> Inner<R> {
 
     /// `None` in a forked child, where a thread that does not exist may hold the lock.
     fn free(&self) -> Option<MutexGuard<'_, Vec<usize>>> {
-        let is_ours = !self.share.0.budget().forked();
+        let is_ours = !self.share.budget().forked();
         is_ours.then(|| self.free.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -172,7 +172,7 @@ impl<R: Registrar> Inner<R> {
 impl<R: Registrar> Drop for Inner<R> {
     fn drop(&mut self) {
         // What a forked child inherited is its parent's to give back.
-        if self.share.0.budget().forked() {
+        if self.share.budget().forked() {
             return;
         }
         let mut panicked = None;

@@ -2,7 +2,7 @@
 
 use super::discovery::{Beyond, Bound, Discovery, Kind};
 use super::figure::SharedWith;
-use super::ledger::{Drawer, Ledger, Terms};
+use super::ledger::{Drawer, Ledger, Terms, User};
 use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{discard, runs_through};
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How many bytes and registrations there are, for all that draw on them.
@@ -131,6 +131,8 @@ struct Inner {
     state: Mutex<State>,
     /// Whether a listener may have to be called.
     due: AtomicBool,
+    /// Whether a user that was refused may take more, and is to be notified.
+    room_made: AtomicBool,
     fork_mark: ForkMark,
     source: Option<Source>,
 }
@@ -140,7 +142,14 @@ struct State {
     ledger: Ledger,
     marks: Marks,
     /// What gives back what a drawer holds.
-    lenders: HashMap<Drawer, Vec<Weak<dyn Lender>>>,
+    lenders: HashMap<Drawer, Vec<AttachedLender>>,
+}
+
+#[derive(Debug)]
+struct AttachedLender {
+    /// Of the drawer's users, which it is.
+    number: u64,
+    lender: Weak<dyn Lender>,
 }
 
 thread_local! {
@@ -329,8 +338,8 @@ impl Budget {
             marks: Marks::default(),
             lenders: HashMap::new(),
         });
-        let due = AtomicBool::new(false);
-        Ok(Self { inner: Arc::new(Inner { state, due, fork_mark, source }) })
+        let (due, room_made) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { inner: Arc::new(Inner { state, due, room_made, fork_mark, source }) })
     }
 
     /// A share of this budget, for one cache or one pool.
@@ -419,11 +428,18 @@ impl State {
     }
 
     fn all_lenders(&self) -> Vec<Arc<dyn Lender>> {
-        self.lenders.values().flatten().filter_map(Weak::upgrade).collect()
+        self.lenders.values().flatten().filter_map(|it| it.lender.upgrade()).collect()
     }
 
     fn lenders_of(&self, drawer: Drawer) -> impl Iterator<Item = Arc<dyn Lender>> {
-        self.lenders.get(&drawer).into_iter().flatten().filter_map(Weak::upgrade)
+        let lenders = self.lenders.get(&drawer).into_iter().flatten();
+        lenders.filter_map(|it| it.lender.upgrade())
+    }
+
+    fn lenders_that_are(&self, user: User) -> impl Iterator<Item = Arc<dyn Lender>> {
+        let lenders = self.lenders.get(&user.drawer).into_iter().flatten();
+        let its = lenders.filter(move |it| it.number == user.number);
+        its.filter_map(|it| it.lender.upgrade())
     }
 
     /// The lenders of those drawers that hold more than is kept for them.
@@ -460,7 +476,7 @@ impl Inner {
         self.lock().map(|state| read(&state))
     }
 
-    /// Runs `change` under the lock, then notes whether a listener is to be called.
+    /// Runs `change` under the lock, then notes whether a listener or a drawer is to be called.
     fn changed<T>(&self, change: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.lock()?;
         let result = change(&mut state);
@@ -468,6 +484,10 @@ impl Inner {
             // Relaxed: the thread that changed something settles itself; others need not see
             // it.
             self.due.store(true, Ordering::Relaxed);
+        }
+        if state.ledger.has_room_for_refused() {
+            // Relaxed: as above.
+            self.room_made.store(true, Ordering::Relaxed);
         }
         Some(result)
     }
@@ -478,6 +498,7 @@ impl Inner {
     /// What listeners themselves make due is theirs to end: of that so much is told here, and the rest with the
     /// next change.
     fn settle(&self) {
+        self.notify_refused();
         // Relaxed: as for the store.
         if self.due.load(Ordering::Relaxed) && !TELLING.get() && QUIET.get() == 0 {
             for _ in 0..self.read(|state| state.marks.most_at_once()).unwrap_or_default() {
@@ -490,6 +511,29 @@ impl Inner {
                 TELLING.set(false);
             }
         }
+    }
+
+    /// Notifies users that were refused and may take more now. Also from within a listener, and while others have
+    /// listeners called later: the thread that waits for the room may be one that the listener waits for.
+    fn notify_refused(&self) {
+        // Relaxed: as for the store.
+        if !self.room_made.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(lenders) = self.refused_with_room() else { return };
+        for lender in lenders {
+            // One that panics keeps no other from being notified.
+            let _ran = runs_through(|| lender.room_made());
+            discard(lender);
+        }
+    }
+
+    fn refused_with_room(&self) -> Option<Vec<Arc<dyn Lender>>> {
+        let mut state = self.lock()?;
+        // Relaxed: stored under the lock, as every store is.
+        self.room_made.store(false, Ordering::Relaxed);
+        let users = state.ledger.take_refused_with_room().into_iter();
+        Some(users.flat_map(|user| state.lenders_that_are(user)).collect())
     }
 
     fn next_due(&self) -> Option<(Listener, WatermarkEvent)> {
@@ -599,7 +643,7 @@ impl Share {
     ///
     /// [`Exhausted`] if it is not to be had: `allowed - held` is.
     pub fn draw(self: &Arc<Self>, amount: Amount) -> Result<Drawn, Exhausted> {
-        let account = ShareAccount(Arc::clone(self));
+        let account = ShareAccount { share: Arc::clone(self), number: PROGRAM };
         let grown = account.grow(amount);
         account.settle();
         grown.map(|()| Drawn { account, amount })
@@ -607,10 +651,14 @@ impl Share {
 
     /// Says who can be asked to give back what this drawer does not use, when others recall.
     pub fn attach(&self, lender: Weak<dyn Lender>) {
+        self.attach_as(PROGRAM, lender);
+    }
+
+    fn attach_as(&self, number: u64, lender: Weak<dyn Lender>) {
         self.inner().changed(|state| {
             let lenders = state.lenders.entry(self.drawer).or_default();
-            lenders.retain(|lender| lender.strong_count() > 0);
-            lenders.push(lender);
+            lenders.retain(|it| it.lender.strong_count() > 0);
+            lenders.push(AttachedLender { number, lender });
         });
     }
 
@@ -631,15 +679,32 @@ impl Share {
 /// The books of a share, for the cache, the pool or the [`Drawn`] that draws on it. A program has none: it could give
 /// back what is still held, and others would draw it.
 #[derive(Debug)]
-pub(crate) struct ShareAccount(pub(crate) Arc<Share>);
+pub(crate) struct ShareAccount {
+    share: Arc<Share>,
+    /// Which user of the share this is.
+    number: u64,
+}
+
+/// What draws by [`Share::draw`], and what was attached by [`Share::attach`].
+const PROGRAM: u64 = 0;
 
 impl ShareAccount {
+    pub(crate) fn new(share: Arc<Share>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(PROGRAM + 1);
+        // Relaxed: uniqueness is all that is asked.
+        Self { share, number: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        self.share.budget()
+    }
+
     /// Takes `amount` until it is [given](Account::give) back. Others give back what is due to this drawer, if it
     /// is not there. No listener is called: the caller settles.
     pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
         let mut recalls = Recalls::new();
         loop {
-            let Refusal { exhausted, missing } = match self.take(amount) {
+            let Refusal { exhausted, missing } = match self.take_or_await(amount) {
                 Ok(()) => return Ok(()),
                 Err(refusal) => refusal,
             };
@@ -653,17 +718,60 @@ impl ShareAccount {
         }
     }
 
+    /// Takes `amount`, all or nothing; where it is refused, its lender is notified when there is more.
+    fn take_or_await(&self, amount: Amount) -> Result<(), Refusal> {
+        let number = self.number;
+        self.answered(amount, |ledger, drawer, amount| {
+            ledger.take_or_await(User { drawer, number }, amount)
+        })
+    }
+
+    /// Gives back what was taken and not used.
+    pub(crate) fn give_unused(&self, amount: Amount) {
+        self.changed(|ledger, drawer| ledger.give_unused(drawer, amount));
+    }
+
+    /// Its lender is notified when there is more than now.
+    pub(crate) fn await_room(&self) {
+        let number = self.number;
+        self.changed(|ledger, drawer| ledger.await_room(User { drawer, number }));
+    }
+
+    /// How often there may have been more room for good. The same for ever in a forked child.
+    pub(crate) fn released(&self) -> u64 {
+        self.share.inner().read(|state| state.ledger.released()).unwrap_or_default()
+    }
+
+    /// What the ledger says; in a forked child, that there is nothing.
+    fn answered(
+        &self,
+        amount: Amount,
+        take: impl FnOnce(&mut Ledger, Drawer, Amount) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let taken = self.changed(|ledger, drawer| take(ledger, drawer, amount));
+        let wanted = amount.bytes;
+        let forked = Exhausted { limit: Limit::SharedBytes, allowed: 0, held: 0, wanted };
+        taken.unwrap_or(Err(Refusal { exhausted: forked, missing: amount }))
+    }
+
     fn changed<T>(&self, change: impl FnOnce(&mut Ledger, Drawer) -> T) -> Option<T> {
-        self.0.inner().changed(|state| change(&mut state.ledger, self.0.drawer))
+        self.share.inner().changed(|state| change(&mut state.ledger, self.share.drawer))
+    }
+}
+
+impl Drop for ShareAccount {
+    /// A share outlives many pools. What the program draws is one user, which goes with the share.
+    fn drop(&mut self) {
+        let number = self.number;
+        if number != PROGRAM {
+            self.changed(|ledger, drawer| ledger.forget(User { drawer, number }));
+        }
     }
 }
 
 impl Account for ShareAccount {
     fn take(&self, amount: Amount) -> Result<(), Refusal> {
-        let taken = self.changed(|ledger, drawer| ledger.take(drawer, amount));
-        let wanted = amount.bytes;
-        let forked = Exhausted { limit: Limit::SharedBytes, allowed: 0, held: 0, wanted };
-        taken.unwrap_or(Err(Refusal { exhausted: forked, missing: amount }))
+        self.answered(amount, Ledger::take)
     }
 
     fn overdraw(&self, amount: Amount) {
@@ -675,15 +783,15 @@ impl Account for ShareAccount {
     }
 
     fn recall(&self, missing: Amount) -> bool {
-        self.0.recall_of(missing, Ledger::total)
+        self.share.recall_of(missing, Ledger::total)
     }
 
     fn refused(&self, error: RegisterError, missing: Amount) -> bool {
-        if !self.0.inner().recheck() && !TELLING.get() {
-            self.0.inner().changed(|state| state.marks.note_refusal());
+        if !self.share.inner().recheck() && !TELLING.get() {
+            self.share.inner().changed(|state| state.marks.note_refusal());
         }
         // What the device took is all there is, for now.
-        self.0.recall_of(missing, |ledger| match error {
+        self.share.recall_of(missing, |ledger| match error {
             RegisterError::PinnedMemoryLimit { .. } => {
                 ledger.total().min(Amount { bytes: ledger.held().bytes, regions: usize::MAX })
             }
@@ -692,11 +800,11 @@ impl Account for ShareAccount {
     }
 
     fn settle(&self) {
-        self.0.inner().settle();
+        self.share.inner().settle();
     }
 
     fn attach(&self, lender: Weak<dyn Lender>) {
-        self.0.attach(lender);
+        self.share.attach_as(self.number, lender);
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare the mover, on whose promise memory depends.
+//! This file reopens `unsafe_code` to declare the mover, on whose promise memory depends, and which depends on its
+//! caller's.
 
 #![allow(unsafe_code)]
 
@@ -26,12 +27,28 @@ pub unsafe trait Mover<H> {
     type Error;
 
     /// Begins to move one part of the range, in order of address; it may go on in the background.
-    /// The registration is kept until [`complete`](Self::complete) says that it is done.
+    ///
+    /// Only an unsafe block may call it:
+    ///
+    /// ```compile_fail,E0133
+    /// # use pinfold::pieces::{Mover, Request};
+    /// # fn promises_nothing<V: Mover<u32>>(mover: &mut V, request: Request<u32>) {
+    /// let _begun = mover.begin(request);
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// Whatever the device says; then nothing is under way for this request.
-    fn begin(&mut self, request: Request<H>) -> Result<(), Self::Error>;
+    ///
+    /// # Safety
+    ///
+    /// - The handle is of a live registration, by this mover's device, of the whole range, and its number is of no
+    ///   request under way.
+    /// - The mover may move the bytes its way: whatever it does with them, reading or writing, is the caller's to allow.
+    /// - The registration and the memory stay until `complete` has reported the number or returned an error, or this
+    ///   call has returned an error or panicked.
+    unsafe fn begin(&mut self, request: Request<H>) -> Result<(), Self::Error>;
 
     /// Waits until one of the requests under way is done, in any order. Called only when there are
     /// some, also while a panic unwinds.

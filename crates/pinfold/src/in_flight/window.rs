@@ -2,7 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to end the use of what a completed request held.
+//! This file reopens `unsafe_code` to begin requests, by the word of the caller that hands them over, and to end the
+//! use of what a completed one held.
 
 #![allow(unsafe_code)]
 
@@ -73,7 +74,13 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
     }
 
     /// Begins to move `range`, which `kept` keeps.
-    pub(crate) fn begin(
+    ///
+    /// # Safety
+    ///
+    /// `handle` is of a live registration of the whole range, by the mover's device, that stays until `kept` is
+    /// finished or dropped, or for good where it is abandoned. The mover may move the memory its way, which stays as
+    /// long, or until the window is gone.
+    pub(crate) unsafe fn begin(
         &mut self,
         handle: H,
         range: AddressRange,
@@ -83,7 +90,10 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
         self.begun_to = range.start();
         // There is a place for it before the device has it: nothing between the two can fail.
         self.under_way.reserve(1);
-        let begun = foreign::call(|| self.mover.begin(Request { number, handle, range }));
+        let request = Request { number, handle, range };
+        // SAFETY: the caller's promise; numbers go up. `kept` is finished when the mover has reported the number, the
+        // device's end or that nothing was begun, and the window is left only then.
+        let begun = foreign::call(|| unsafe { self.mover.begin(request) });
         if let Ok(Ok(())) = begun {
             self.under_way.push(UnderWay { number, range, kept: InUse::new(kept) });
             self.requests += 1;

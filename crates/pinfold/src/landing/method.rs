@@ -58,11 +58,12 @@ pub enum LandError {
         std::io::Error::from_raw_os_error(*.errno)
     )]
     Exchange {
-        /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`).
+        /// The kernel's error number (`ENOMEM`: too many mappings, `vm.max_map_count`, and the target is whole).
         errno: i32,
     },
     /// The kernel ran out of memory in the midst of an exchange: a part of the target is unmapped. What had come
-    /// into the target by then is there, and reads as zeros in the place; the rest is in the place.
+    /// into the target by then is there, with all before it; the rest is in the place, and is all that
+    /// [`Arrived`](super::Arrived) has and names from then on.
     #[error(
         "the kernel has unmapped a part of the target and could not go on ({}): map it anew, and \
          read the data in its place",
@@ -72,6 +73,16 @@ pub enum LandError {
         /// The kernel's error number.
         errno: i32,
     },
+    /// The target was watched, and could not be watched again as it was [remapped](super::Place::remap): the monitor is lost, or
+    /// changes of other watched memory followed one another without a pause. The pages are in the place again, which goes on
+    /// receiving; the target reads as zeros where they were. What stands in it is unknown from then on: the data lands once it is
+    /// vouched for, or is read in the place. A [`Remapped`](super::Remapped) that refuses `arrived` for this reason has lost its
+    /// data: the kernel had no memory to move the pages back.
+    #[error(
+        "changes of the target would not be found out any more: read the data in its place, or \
+         vouch for the target"
+    )]
+    TargetUnwatched,
     /// This process is a forked child: the data is its parent's, and lands there.
     #[error("this is a forked child, and its parent's data does not land here: make a zone here")]
     Forked,

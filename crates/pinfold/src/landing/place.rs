@@ -18,8 +18,7 @@ use crate::in_flight::{InUse, Kept};
 use crate::{AddressRange, GetError, Monitor, Registrar};
 use pinfold_core::foreign;
 use pinfold_kernel::{memory, process::page_bytes};
-use std::fmt;
-use std::process;
+use std::{fmt, mem, process};
 
 /// What did not land, as it was before.
 #[derive(thiserror::Error)]
@@ -43,9 +42,10 @@ struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
     handle: R::Handle,
     place: AddressRange,
     target: AddressRange,
-    watched: TargetWatch,
-    /// Why a part of the target is unmapped, if it is: nothing lands there any more.
-    unmapped: Option<LandError>,
+    watched: TargetWatch<'c, R, M>,
+    /// Why nothing lands in the target any more, whatever is known of its changes: a part of it is unmapped, or its pages were
+    /// taken out.
+    refusal: Option<LandError>,
 }
 
 /// A place in registered pages, to be announced to the sender.
@@ -63,10 +63,20 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, '
 /// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
 /// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target of which a change
 /// was reported meanwhile is left alone: the pages are where the program has moved them. A report of what has not happened
-/// (a call between a [`Feed`](crate::monitor::Feed)'s two words that failed, a monitor that has lost count and reports
-/// everything) leaves them in the target, and so the target to the device: prevent that, or say `arrived` before. If it is
-/// unknown whether it has changed (the monitor is lost), or if the kernel takes pages out of it by no means, the process is
+/// (a call between a [`Feed`](crate::monitor::Feed)'s two words that failed, a word to the feed that everything changes) leaves
+/// them in the target, and so the target to the device: prevent that, or say `arrived` before.
+///
+/// If it is unknown whether it has changed, or if the kernel takes pages out of it by no means, the process is
 /// aborted: the target would be written without its owner's knowledge. ([`vouch`](Self::vouch) before, where you know.)
+/// It is unknown when the monitor is lost. Userfaultfd and the feed mark the target when they log a change of it
+/// ([`Monitor::mark_changes`]), for 64 targets of the process at a time (128 where they are whole pages). Beyond them it is
+/// unknown, too, when the monitor has said meanwhile that everything may have changed, as userfaultfd does where changes of watched
+/// memory follow one another without a pause; and beyond them, and by eBPF, when more than 4,096 changes of watched memory,
+/// whichever, were reported meanwhile without the cache having read any. It reads them on the thread that [`cache`](crate::cache) starts, and with each call that
+/// finds the monitor's log has grown: a `get`, [`Cache::check`](crate::Cache::check), an [`ask`](Zone::ask). While such a
+/// `Remapped` lives, have such a call made in time: a thread that discards page after page makes so many changes in some
+/// tens of milliseconds, for which a busy machine may not run the cache's thread.
+///
 /// Refused by [`arrived`](Self::arrived), it leaves the target alone: no device writes to it.
 /// Forgotten, it leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
@@ -110,6 +120,8 @@ struct Unknown;
 #[derive(Clone, Copy, Debug)]
 struct Left {
     parts: [Option<AddressRange>; 2],
+    /// Whether any page has changed hands.
+    has_moved: bool,
     /// Why that is more than the ragged ends.
     because: Option<LandError>,
 }
@@ -140,9 +152,10 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// The bytes of the target are the caller's, to be written and to be moved to other pages, until
     /// the place has landed or its destructor has returned: they are not borrowed, and no device is using
     /// them. So they are never the caller's again if the place is forgotten. A change of their mapping
-    /// that is complete before a method of the place is called, its destructor included, is found out if
-    /// targets are watched and the monitor covers this one; others the caller prevents. Where a remapped
-    /// target has changed, what was its pages is the device's until the transfer has ended.
+    /// that is complete (its call has returned) before a method of the place is called, its destructor included, is found out if
+    /// targets are watched and the monitor covers this one, which [`Place::is_watched`] tells; others the caller prevents. A
+    /// monitor may cover no target for as long as changes of other watched memory follow one another without a pause: after
+    /// some 250 ms of that the place is not watched. Where a remapped target has changed, what was its pages is the device's until the transfer has ended.
     ///
     /// Attributes of the target's mapping (`MADV_DONTFORK`, a memory policy, a protection key, `mlock`) are
     /// none of the exchanged pages': a caller that relies on any has the data copied.
@@ -157,7 +170,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             return Err(AskError::Register(GetError::Forked));
         }
         let (held, handle, place) = self.hold(target)?;
-        Ok(Place::new(held, handle, place, target, self.watch(target).at_first()))
+        Ok(Place::new(held, handle, place, target, self.watch(target, None).at_first()))
     }
 }
 
@@ -167,9 +180,9 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
         handle: R::Handle,
         place: AddressRange,
         target: AddressRange,
-        watched: TargetWatch,
+        watched: TargetWatch<'c, R, M>,
     ) -> Self {
-        Self(InUse::new(Message { held, handle, place, target, watched, unmapped: None }))
+        Self(InUse::new(Message { held, handle, place, target, watched, refusal: None }))
     }
 
     /// Where the device is to write: as long as the target.
@@ -202,14 +215,19 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     /// writing to them by [`range`](Self::range) and [`handle`](Self::handle). The target's content is
     /// lost, and undefined until the data has arrived.
     ///
+    /// A target that is watched is watched anew, which takes up to some seconds where changes of other watched memory follow one
+    /// another without a pause. A monitor that panics then ends the place here: the pages are taken out of the target,
+    /// which reads as zeros there.
+    ///
     /// # Errors
     ///
-    /// [`Refused`] with the place: what has arrived can still be copied. Nothing has changed.
+    /// [`Refused`] with the place: what has arrived can still be copied. Nothing has changed; with
+    /// [`LandError::TargetUnwatched`] the target reads as zeros where it had the pages meanwhile.
     pub fn remap(self) -> Result<Remapped<'z, 'c, R, M, P>, Refused<Self>> {
         // SAFETY: it goes into another guard at once, which stands for more: a panic on the way finds
         // pages in the target that the device writes to.
         let message = unsafe { self.0.end() };
-        let left = Left { parts: [None; 2], because: None };
+        let left = Left { parts: [None; 2], has_moved: false, because: None };
         let mut exchanged = InUse::new(Exchanged { message, left, given: None });
         match exchanged.remap() {
             Ok(()) => Ok(Remapped(exchanged)),
@@ -254,8 +272,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     }
 
     /// Whether a change of the target from now on will be found out; if not, it is the caller's to
-    /// prevent. Where it was watched before it was remapped, and cannot be any more, what stands in it is unknown
-    /// from then on.
+    /// prevent. Where it was watched before it was remapped, and the kernel moves its pages neither under a watch nor back to the
+    /// place, it has them no more, and `arrived` is refused ([`LandError::TargetUnwatched`]).
     pub fn is_watched(&self) -> bool {
         self.0.message.watched.is_watched()
     }
@@ -295,13 +313,13 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
 }
 
 impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
-    /// The data, in place.
+    /// The data, in place: that of [`target`](Self::target).
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the place is held, mapped, and by the word given to `arrived` not written.
         unsafe { memory::bytes(self.0.place) }
     }
 
-    /// Where the data is to get.
+    /// Where the data is to get. Behind [`LandError::TargetUnmapped`], what has not got there.
     pub fn target(&self) -> AddressRange {
         self.0.target
     }
@@ -351,7 +369,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
         match left {
             Ok(left) => {
                 if let Some(error) = left.unmapped() {
-                    message.unmapped = Some(error);
+                    message.refusal = Some(error);
+                    message.keep_rest(left);
                     message.held.unregister();
                     return Err(Refused { state: Self(message), error });
                 }
@@ -377,10 +396,10 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         if zone.is_forked() {
             return Err(LandError::Forked);
         }
-        if let Some(unmapped) = self.unmapped {
-            return Err(unmapped);
+        if let Some(refusal) = self.refusal {
+            return Err(refusal);
         }
-        match zone.has_changed(self.target, self.watched) {
+        match self.watched.has_changed(self.target) {
             Some(false) => Ok(()),
             Some(true) | None => Err(LandError::TargetChanged),
         }
@@ -395,7 +414,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         if zone.is_forked() {
             return Ok(false);
         }
-        let changed = foreign::call(|| zone.has_changed(given, self.watched));
+        let changed = foreign::call(|| self.watched.has_changed(given));
         match changed.ok().flatten() {
             Some(changed) => Ok(!changed),
             None if is_replaced(given) => Ok(false),
@@ -407,7 +426,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
     fn give_to_target(&self, method: Method) -> Result<Left, LandError> {
         if method == Method::Copy {
             self.has_same_target()?;
-            return Ok(Left { parts: [Some(self.target), None], because: None });
+            let parts = [Some(self.target), None];
+            return Ok(Left { parts, has_moved: false, because: None });
         }
         let exchange = self.exchange()?;
         Ok(self.give(&exchange, method == Method::Exchange))
@@ -431,7 +451,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         let given = unsafe { self.held.zone.give_pages(exchange, kept) };
         let head = Split::new(self.target, page_bytes()).head;
         let rest = AddressRange::between(exchange.to.start() + given.bytes, self.target.end());
-        Left { parts: [head, rest], because: given.error }
+        Left { parts: [head, rest], has_moved: given.bytes > 0, because: given.error }
     }
 
     /// Copies what is `left` of the target from its place.
@@ -449,6 +469,18 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
         Landed { moved_bytes, copied_bytes, copied_because: left.because }
     }
 
+    /// Of a message that cannot land as a whole the rest is kept, where pages of it have come into the target: what they have left
+    /// of the place may be unmapped, and another mapping's by now.
+    fn keep_rest(&mut self, left: Left) {
+        if let [head, Some(rest)] = left.parts
+            && left.has_moved
+        {
+            self.copy_left(Left { parts: [head, None], ..left });
+            self.place = same_part(rest, self.target, self.place);
+            self.target = rest;
+        }
+    }
+
     /// The slot has other pages now.
     fn end_exchanged(mut self) {
         self.held.unregister();
@@ -457,8 +489,12 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
 
 impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
     /// Exchanges while data flies. From then on changes of the target are told, our own left out.
+    ///
+    /// Until they are told again the target is taken for unchanged, which its caller sees to while this runs: a panic
+    /// on the way takes the pages out, and does not take our own change, which the monitor reports, for the program's.
     fn remap(&mut self) -> Result<(), LandError> {
         let exchange = self.message.exchange()?;
+        let watched_before = mem::replace(&mut self.message.watched, TargetWatch::Unwatched);
         // From here on pages of the slot may be in the target.
         self.given = Some(exchange.to);
         let left = self.message.give(&exchange, true);
@@ -466,9 +502,34 @@ impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
         self.given =
             self.given.and_then(|whole| AddressRange::between(whole.start(), end.min(whole.end())));
         self.left = left;
-        self.message.unmapped = left.unmapped();
+        self.message.refusal = left.unmapped();
         let Message { held, target, watched, .. } = &mut self.message;
-        *watched = watched.renewed(|| held.zone.watch(*target));
+        let given = self.given;
+        *watched = watched_before.renewed(|| held.zone.watch(*target, given));
+        match given {
+            Some(given) if self.message.watched.is_lost() => self.undo(&exchange, given),
+            _ => Ok(()),
+        }
+    }
+
+    /// Of a target that cannot be watched any more the pages go back to their slot, while it is known that they are there. Where
+    /// they cannot, they are taken out, and nothing lands any more.
+    fn undo(&mut self, exchange: &Exchange, given: AddressRange) -> Result<(), LandError> {
+        let zone = self.message.held.zone;
+        // For a panic on the way, as in `remap`.
+        let lost = mem::replace(&mut self.message.watched, TargetWatch::Unwatched);
+        // SAFETY: nothing has changed since the exchange, which its caller sees to while this runs. The slot has what was the
+        // target's, whose content is lost.
+        let is_back = unsafe { zone.move_back(exchange, given) };
+        // SAFETY: the target came with the promise, its content is lost, and nothing has changed, as above.
+        if is_back || unsafe { zone.take_pages_out(given) }.is_ok() {
+            self.given = None;
+        }
+        self.message.watched = lost;
+        if is_back {
+            return Err(LandError::TargetUnwatched);
+        }
+        self.message.refusal.get_or_insert(LandError::TargetUnwatched);
         Ok(())
     }
 }

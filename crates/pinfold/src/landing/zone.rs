@@ -15,14 +15,17 @@ use crate::budget::is_reserved;
 use crate::mappings::{Mapping, mappings_in};
 use crate::pool::is_in_a_slab;
 use crate::{
-    Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, Position, RangeError,
-    Registrar, Translation, Uncovered, Watch,
+    Access, AddressRange, Cache, GetError, Lease, MappingKind, Monitor, RangeError, Registrar,
+    Translation, Uncovered, Watch,
 };
+use pinfold_core::followed::Followed;
 use pinfold_core::foreign::{self, ForeignPart};
 use pinfold_kernel::{Errno, memory, process::page_bytes};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How a zone behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,15 +88,14 @@ struct Slots<'c, R: Registrar, M: Monitor> {
     /// Slots of which the kernel has unmapped a part, which another mapping may have taken since: never
     /// used again.
     torn: Vec<AddressRange>,
-    /// The monitor's log up to which no target is concerned.
-    seen: Position,
 }
 
 /// What is known of changes of a target.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum TargetWatch {
-    /// Those behind this position of the monitor's log are reported.
-    From(Position),
+pub(super) enum TargetWatch<'c, R: Registrar, M: Monitor> {
+    /// They are reported. Where pages were given to it, those of its part that has them are told apart.
+    By { target: Followed<'c, R, M>, given: Option<Followed<'c, R, M>> },
+    /// The target has changed, but for its part that was given pages, whose changes are reported.
+    OfGiven(Followed<'c, R, M>),
     /// They are the caller's to prevent.
     Unwatched,
     /// It has changed: other memory stands there, or none.
@@ -102,16 +104,16 @@ pub(super) enum TargetWatch {
     Lost,
 }
 
-impl TargetWatch {
+impl<R: Registrar, M: Monitor> TargetWatch<'_, R, M> {
     /// What was never watched is not said to have been replaced.
     pub(super) fn at_first(self) -> Self {
-        if self == Self::Replaced { Self::Unwatched } else { self }
+        if matches!(self, Self::Replaced) { Self::Unwatched } else { self }
     }
 
     /// Watched anew, as `now` says. What was watched does not become its caller's duty.
     pub(super) fn renewed(self, now: impl FnOnce() -> Self) -> Self {
         match self {
-            Self::From(_) => match now() {
+            Self::By { .. } | Self::OfGiven(_) => match now() {
                 Self::Unwatched => Self::Lost,
                 now => now,
             },
@@ -119,8 +121,27 @@ impl TargetWatch {
         }
     }
 
-    pub(super) fn is_watched(self) -> bool {
-        matches!(self, Self::From(_) | Self::Replaced)
+    pub(super) const fn is_watched(&self) -> bool {
+        matches!(self, Self::By { .. } | Self::OfGiven(_) | Self::Replaced)
+    }
+
+    pub(super) const fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost)
+    }
+
+    /// Whether a change of `range`, the target or its part that was given pages, was reported; `None` if that is
+    /// unknown.
+    pub(super) fn has_changed(&self, range: AddressRange) -> Option<bool> {
+        match self {
+            Self::By { target, given } => {
+                let mut followed = given.iter().chain([target]);
+                followed.find(|followed| followed.range() == range)?.has_changed()
+            }
+            Self::OfGiven(given) if given.range() == range => given.has_changed(),
+            Self::Unwatched => Some(false),
+            Self::OfGiven(_) | Self::Replaced => Some(true),
+            Self::Lost => None,
+        }
     }
 }
 
@@ -200,7 +221,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), max_region_bytes });
         }
         let free = ranges.iter().map(|&range| Slot { range, lease: None }).collect();
-        let slots = Slots { free, torn: Vec::new(), seen: Position::NOWHERE };
+        let slots = Slots { free, torn: Vec::new() };
         let (granule, aside) = (pages.granule(), Mutex::new(Some(pages.aside())));
         let (slots, pages) = (Mutex::new(slots), ManuallyDrop::new(pages.into_inner()));
         let zone = Self { slots, aside, cache, options, granule, ranges, pages };
@@ -293,38 +314,65 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         Some(slots.free.remove(number))
     }
 
-    /// From where on changes of `target` are looked for; `Replaced` where it is no memory that can be watched.
-    pub(super) fn watch(&self, target: AddressRange) -> TargetWatch {
-        let monitor = self.cache.monitor();
-        let pages = target.page_aligned(page_bytes());
+    /// From now on changes of `target` are looked for, and of its part that was `given` pages; `Replaced` where it is
+    /// no memory that can be watched, and `OfGiven` where that part is.
+    pub(super) fn watch(
+        &self,
+        target: AddressRange,
+        given: Option<AddressRange>,
+    ) -> TargetWatch<'c, R, M> {
         if !self.options.watch_targets {
             return TargetWatch::Unwatched;
         }
-        match monitor.watch(pages) {
-            Watch::Covered if monitor.check().is_ok() => {}
-            Watch::Uncovered(Uncovered::Unmapped | Uncovered::Mapping(_)) => {
-                return TargetWatch::Replaced;
+        let patience = if given.is_some() { TO_WATCH_AGAIN } else { TO_WATCH };
+        let is_whole = match self.covers(target, patience) {
+            Covers::All => true,
+            Covers::Replaced => false,
+            Covers::Unknown => return TargetWatch::Unwatched,
+        };
+        if !is_whole {
+            match given.map(|given| self.covers(given, patience)) {
+                Some(Covers::All) => {}
+                None | Some(Covers::Replaced) => return TargetWatch::Replaced,
+                Some(Covers::Unknown) => return TargetWatch::Unwatched,
             }
-            Watch::Covered | Watch::Uncovered(_) => return TargetWatch::Unwatched,
         }
-        let mut slots = self.lock();
-        slots.seen = monitor.replay(slots.seen, &mut |_| {}).up_to;
-        TargetWatch::From(slots.seen)
+        // The process ends where it is unknown whether pages that a device writes are the target's still; data that cannot
+        // land for that reason is there all the same.
+        let follow = |range| match given {
+            Some(_) => Followed::begin_marked(self.cache, range),
+            None => Followed::begin(self.cache, range),
+        };
+        if let Some(given) = given.filter(|_| !is_whole) {
+            return follow(given).map_or(TargetWatch::Unwatched, TargetWatch::OfGiven);
+        }
+        // One mark does for both where they are the same.
+        match (follow(target), given.filter(|&given| given != target).map(follow)) {
+            (Some(target), None) => TargetWatch::By { target, given: None },
+            (Some(target), Some(Some(given))) => TargetWatch::By { target, given: Some(given) },
+            (None, _) | (_, Some(None)) => TargetWatch::Unwatched,
+        }
     }
 
-    /// Whether a change of `target` was reported since; `None` if that is unknown.
-    pub(super) fn has_changed(&self, target: AddressRange, watched: TargetWatch) -> Option<bool> {
-        let since = match watched {
-            TargetWatch::From(since) => since,
-            TargetWatch::Unwatched => return Some(false),
-            TargetWatch::Replaced => return Some(true),
-            TargetWatch::Lost => return None,
-        };
-        let monitor = self.cache.monitor();
-        let is_told = monitor.check().is_ok();
-        let mut changed = false;
-        let replay = monitor.replay(since, &mut |range| changed |= range.overlaps(&target));
-        (changed || is_told && replay.complete).then_some(changed)
+    /// Whether the monitor sees changes of `range` from now on. It is asked again as long as changes of other memory leave it
+    /// no moment, and no longer than `patience`.
+    fn covers(&self, range: AddressRange, patience: Duration) -> Covers {
+        let (monitor, pages) = (self.cache.monitor(), range.page_aligned(page_bytes()));
+        let began = Instant::now();
+        loop {
+            match monitor.watch(pages) {
+                Watch::Covered if monitor.check().is_ok() => return Covers::All,
+                Watch::Uncovered(Uncovered::Unmapped | Uncovered::Mapping(_)) => {
+                    return Covers::Replaced;
+                }
+                Watch::Uncovered(Uncovered::Refused { errno: libc::EAGAIN })
+                    if began.elapsed() < patience =>
+                {
+                    thread::yield_now();
+                }
+                Watch::Covered | Watch::Uncovered(_) => return Covers::Unknown,
+            }
+        }
     }
 
     /// What an exchange of the pages of `from`, which is in a slot, for those of `to` would move. Nothing has
@@ -379,6 +427,29 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
         given
     }
 
+    /// Moves back to its slot what was `given` to a target, which has mappings without pages there from then on. False if a
+    /// part of it is there still; what of the slot is unmapped then is never used again.
+    ///
+    /// # Safety
+    ///
+    /// An exchange by [`give_pages`](Self::give_pages) has just moved as much, no change of the target or the slot has been made
+    /// since, and what the slot has instead has no use.
+    pub(super) unsafe fn move_back(&self, exchange: &Exchange, given: AddressRange) -> bool {
+        let room = same_part(given, exchange.to, exchange.from);
+        if self.lock().torn.iter().any(|slot| slot.contains(&room)) {
+            // Another mapping may stand there.
+            return false;
+        }
+        let Ok(parts) = parts_of(given) else { return false };
+        // SAFETY: the caller's word.
+        let back = unsafe { give_parts(&parts, given, room) };
+        if matches!(back.error, Some(LandError::TargetUnmapped { .. })) {
+            self.tear(room);
+        }
+        self.cache.invalidate(given);
+        back.error.is_none()
+    }
+
     /// The slot of `part` is never used again.
     fn tear(&self, part: AddressRange) {
         let slot = self.ranges.iter().find(|slot| slot.contains(&part));
@@ -415,6 +486,21 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     }
 }
 
+/// How long a monitor is asked to watch the target of a place.
+const TO_WATCH: Duration = Duration::from_millis(250);
+/// The same for one that is being remapped: refused for that, its data lands by its caller's word only.
+const TO_WATCH_AGAIN: Duration = Duration::from_secs(1);
+
+/// What a monitor sees of a range.
+enum Covers {
+    /// Each change from now on.
+    All,
+    /// It is no memory that can be watched.
+    Replaced,
+    /// Nothing, for another reason.
+    Unknown,
+}
+
 /// Pages that are about to change hands.
 pub(super) struct Exchange {
     from: AddressRange,
@@ -430,8 +516,13 @@ pub(super) struct Exchange {
 ///
 /// Between the two calls another thread may have mapped something there; that takes a kernel without memory and
 /// cannot be told from a range that was left alone.
+///
+/// A process with as many mappings as it may have is answered as if memory had run out, whatever stands there.
 fn is_mapped_again(range: AddressRange) -> bool {
-    matches!(memory::map_if_free(range), Ok(()) | Err(Errno(libc::EEXIST)))
+    match memory::map_if_free(range) {
+        Ok(()) | Err(Errno(libc::EEXIST)) => true,
+        Err(_) => memory::is_mapped(range),
+    }
 }
 
 /// Whether a part of `range` is unmapped or shared memory. False if the kernel does not say.
@@ -631,7 +722,8 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     /// The registration stays until the cache goes, because a request that the device has not looked at yet
     /// (linked, drained, not submitted) names it: under the same handle another use would get its bytes.
     ///
-    /// In a forked child nothing happens: the pages are the parent's.
+    /// In a forked child nothing happens: the pages are the parent's. A slot of which a part is unmapped is left as it is: the
+    /// part may be another mapping's.
     pub(super) fn abandon(mut self) {
         if self.zone.is_forked() {
             return;
@@ -639,8 +731,11 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
         std::mem::forget(self.lease.take());
         // Should that panic, the slot goes without its pages all the same.
         let ended = foreign::call(|| self.zone.cache.invalidate(self.slot));
-        // SAFETY: no code relies on what a slot holds.
-        if unsafe { memory::discard(self.slot).or_else(|_| memory::renew(self.slot)) }.is_err() {
+        let is_torn = self.zone.lock().torn.contains(&self.slot);
+        // SAFETY: all of it is the zone's still, and no code relies on what a slot holds.
+        let discard =
+            || unsafe { memory::discard(self.slot).or_else(|_| memory::renew(self.slot)) };
+        if is_torn || discard().is_err() {
             std::mem::forget(self);
         }
         if let Err(panicked) = ended {

@@ -25,11 +25,13 @@ use super::userfaultfd::Userfaultfd;
 use super::with_feed::{Combinable, WithFeed};
 use crate::mappings::Mapping;
 use crate::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
+    AddressRange, Change, ChangeMark, Cover, Lost, MappingKind, Monitor, Position, Replay,
+    Sequence, Watch,
 };
 use pinfold_kernel::process::page_bytes;
 use std::error::Error;
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// Which monitor.
@@ -164,7 +166,8 @@ impl Best {
     ///
     /// The process's feed and the monitor report that the pages change, meanwhile and once more when the watch
     /// has ended, so no registration is believed that was made before, by whichever cache. Costs two turns of
-    /// the monitor's thread.
+    /// the monitor's thread. A discard that is under way as the watch ends goes unseen by a foreign userfaultfd that has the
+    /// pages at once, not by another monitor of this library (`docs/src/monitors.md`).
     pub fn unwatch(&self, range: AddressRange) {
         if let Active::Userfaultfd(monitor) = &self.active {
             // Whole pages, because the watch of whole pages ends.
@@ -176,6 +179,16 @@ impl Best {
             // way after it was watched, and by then this one may be over.
             monitor.feed().changed(range);
             drop(changing);
+        }
+    }
+
+    /// Whether a page of `range`, or next to it, may be watched, where this monitor watches mappings: by its own notes, which
+    /// part of a mapping that has grown since, and was split, is missing in. No system call, and no change of what the
+    /// kernel keeps of a mapping, as to ask it would be; an allocation as long as the notes.
+    pub fn may_watch(&self, range: AddressRange) -> bool {
+        match &self.active {
+            Active::Userfaultfd(monitor) => monitor.monitor().may_watch(range),
+            _ => false,
         }
     }
 
@@ -192,6 +205,18 @@ impl Best {
         match &self.active {
             Active::Userfaultfd(monitor) => Ok(monitor.monitor().mappings_in(range)?),
             Active::Ebpf(_) | Active::NoMonitor(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// The descriptors that a thread needs which asks this monitor and has a table of descriptors of its own.
+    ///
+    /// With them it learns what a thread of the program learns, also after the program has closed its own. They keep their
+    /// numbers as long as the monitor lives, unless the program closes them.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        match &self.active {
+            Active::Userfaultfd(monitor) => monitor.monitor().descriptors().to_vec(),
+            // Memory that is mapped; what the kernel's programs need has a thread of its own.
+            Active::Ebpf(_) | Active::NoMonitor(_) => Vec::new(),
         }
     }
 
@@ -251,6 +276,10 @@ unsafe impl Monitor for Best {
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.monitor().replay(from, visit)
+    }
+
+    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
+        self.monitor().mark_changes(range)
     }
 
     fn change_surcharge(&self) -> u64 {

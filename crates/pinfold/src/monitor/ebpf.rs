@@ -40,6 +40,7 @@ mod self_test;
 pub use error::EbpfError;
 
 use super::event_count::EventCount;
+use super::log::from_kernel;
 use super::notify::{self, ConnectError, GivesBack};
 use super::shared::Kept;
 use crate::fork_mark::ForkMark;
@@ -350,23 +351,26 @@ impl Core {
 fn is_the_kernel_s(range: AddressRange) -> Result<(), Uncovered> {
     let refused =
         |error: io::Error| Uncovered::Refused { errno: error.raw_os_error().unwrap_or(0) };
+    let mut next = range.start();
     for mapping in mappings_in(range).map_err(refused)? {
+        if mapping.range.start() > next {
+            return Err(Uncovered::Unmapped);
+        }
         if !mapping.has_access() {
             return Err(Uncovered::NoAccess);
         }
         if mapping.is_driver_s() {
             return Err(Uncovered::Mapping(mapping.kind));
         }
+        next = mapping.range.end();
     }
-    Ok(())
+    if next < range.end() { Err(Uncovered::Unmapped) } else { Ok(()) }
 }
 
-/// A range that the kernel told; everything, if it makes no sense.
+/// A range that the programs wrote down.
 fn between(start: u64, end: u64) -> AddressRange {
-    // The first page of the address space can be mapped, but nothing there can be registered.
-    let start = usize::try_from(start.max(1)).unwrap_or(1);
-    let end = usize::try_from(end).unwrap_or(usize::MAX);
-    AddressRange::between(start, end).unwrap_or(AddressRange::EVERYTHING)
+    let [start, end] = [start, end].map(|bound| usize::try_from(bound).unwrap_or(usize::MAX));
+    from_kernel(start, end)
 }
 
 fn is_recent(since: u64, now: u64, seconds: u64) -> bool {
@@ -420,8 +424,8 @@ unsafe impl Monitor for Ebpf {
         self.core.check()
     }
 
-    /// Whether something is mapped there is for the registrar to find out: if not, it registers nothing. What is
-    /// mapped is asked after the wish, so what takes its place is logged.
+    /// What is mapped is asked after the wish, so what takes its place is logged. A gap is refused: what fills it may be a
+    /// driver's, which is not asked for again.
     fn watch(&self, range: AddressRange) -> Watch {
         self.core.wish(Some(range));
         let checked = self.check().map_err(Uncovered::Lost);
@@ -484,6 +488,12 @@ mod tests {
         memory.allow(0, 2 * page_bytes()).unwrap();
         assert_eq!(is_the_kernel_s(pages(0, 2)), Ok(()));
         assert_eq!(is_the_kernel_s(pages(1, 2)), Err(Uncovered::NoAccess));
+        let memory = OwnedMapping::new(2 * page_bytes()).unwrap();
+        let range = memory.range().unwrap();
+        assert_eq!(is_the_kernel_s(range), Ok(()));
+        // Above what a program can map.
+        let nowhere = AddressRange::new(1 << (usize::BITS - 2), page_bytes()).unwrap();
+        assert_eq!(is_the_kernel_s(nowhere), Err(Uncovered::Unmapped));
         let all = mappings_in(AddressRange::EVERYTHING).unwrap();
         let other = all.iter().find(|mapping| mapping.kind == MappingKind::Other);
         let refused = Err(Uncovered::Mapping(MappingKind::Other));

@@ -42,7 +42,7 @@
 
 use super::event_count::EventCount;
 use crate::{AddressRange, Change};
-use pinfold_core::{ChangeLog, PendingChanges, Ticket};
+use pinfold_core::{ChangeLog, ChangeMarks, PendingChanges, RangeMark, Ticket};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,6 +50,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ENTRIES: usize = 4096;
 /// How many changes can be under way and told apart.
 const RECORDS: usize = 64;
+/// How many ranges can be marked when they change.
+const MARKS: usize = 128;
 
 /// What is told by those who change mappings; see the [module](self)'s text.
 #[repr(C)]
@@ -60,6 +62,7 @@ pub struct Feed {
     event_count: EventCount,
     under_way: PendingChanges<RECORDS>,
     pub(super) log: ChangeLog<ENTRIES>,
+    marks: ChangeMarks<MARKS>,
 }
 
 /// One short line: its log alone has thousands of entries.
@@ -89,7 +92,7 @@ pub struct Changing<'f> {
 
 impl Feed {
     /// Of the layout, and of who may write what in which order.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = 2;
     /// What a copy of another make would differ in.
     #[allow(clippy::cast_possible_truncation)] // some 100 KiB
     const BYTES: u32 = size_of::<Self>() as u32;
@@ -102,6 +105,7 @@ impl Feed {
             event_count: EventCount::new(),
             under_way: PendingChanges::new(),
             log: ChangeLog::new(),
+            marks: ChangeMarks::new(),
         }
     }
 
@@ -128,6 +132,8 @@ impl Feed {
     /// Enough where no thread can use the addresses between the change and this call; otherwise a
     /// registration of the old pages may be found until then: [`begin`](Self::begin) is for that.
     pub fn changed(&self, range: AddressRange) {
+        // The marks come first: a thread that reads the log's word must find them set.
+        self.marks.set(range);
         self.log.append(range);
         self.event_count.notify();
     }
@@ -161,6 +167,11 @@ impl Feed {
         self.claims.load(Ordering::Acquire)
     }
 
+    /// A mark that each change of `range` sets that is told from now on; `None` if all are in use.
+    pub(super) fn mark(&self, range: AddressRange) -> Option<RangeMark<'_>> {
+        self.marks.begin(range)
+    }
+
     /// Whether a change of `range` was told that may not be done.
     pub fn is_under_way(&self, range: AddressRange) -> bool {
         self.under_way.overlaps(range)
@@ -174,6 +185,7 @@ impl Feed {
     /// See [`forget_parents_changes`](Self::forget_parents_changes).
     pub(super) fn forget_under_way(&self) {
         self.under_way.forget_all();
+        self.marks.forget_all();
     }
 }
 
@@ -242,12 +254,13 @@ mod tests {
     /// What another copy of this library may have been compiled with. A change of this test
     /// is a new version.
     #[test]
-    fn the_layout_is_that_of_version_1() {
-        assert_eq!(Feed::VERSION, 1);
+    fn the_layout_is_that_of_version_2() {
+        assert_eq!(Feed::VERSION, 2);
         assert_eq!((offset_of!(Header, version), offset_of!(Feed, claims)), (8, 16));
         assert_eq!((offset_of!(Feed, event_count), offset_of!(Feed, under_way)), (24, 32));
         assert_eq!(offset_of!(Feed, log), 32 + 8 + RECORDS * 24);
-        assert_eq!(size_of::<Feed>(), 32 + 8 + RECORDS * 24 + 24 + ENTRIES * 24);
+        assert_eq!(offset_of!(Feed, marks), 32 + 8 + RECORDS * 24 + 24 + ENTRIES * 24);
+        assert_eq!(size_of::<Feed>(), offset_of!(Feed, marks) + 8 + MARKS * 24);
         assert_eq!(Position::NOWHERE.1, u64::MAX, "no log gives such a place");
     }
 }

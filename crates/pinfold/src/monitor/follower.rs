@@ -15,14 +15,24 @@
 //! // Before a registration: watch first...
 //! # let memory = vec![0_u8; 65536];
 //! let range = AddressRange::new(memory.as_ptr() as usize, memory.len())?;
+//! # let gone = vec![0_u8; 1 << 24];
+//! # let gone_range = AddressRange::new(gone.as_ptr() as usize, gone.len())?;
+//! # let was_watched = follower.watch(gone_range) == Watch::Covered;
+//! # table.insert(gone_range, 6);
+//! # drop(gone);
 //! let watched = follower.watch(range) == Watch::Covered && !follower.change_pending(range);
-//! // ... register, and keep it only if nothing changed meanwhile.
+//! // ... register, and keep it only if nothing changed meanwhile. Each change is reported once: apply it to the whole
+//! // table as well.
 //! let key = 7;
 //! let mut changed = false;
-//! follower.news(|news| changed |= news.touches(range))?;
+//! follower.news(|news| {
+//!     changed |= news.touches(range);
+//!     table.retain(|range, _| !news.touches(*range));
+//! })?;
 //! if watched && !changed {
 //!     table.insert(range, key);
 //! }
+//! # assert!(!was_watched || !table.contains_key(&gone_range));
 //!
 //! // Before every look into the table:
 //! follower.news(|news| table.retain(|range, _| !news.touches(*range)))?;
@@ -80,7 +90,8 @@ impl<M: Monitor> Follower<M> {
     /// Tells everything that took effect before this call and was not told before. Costs the
     /// monitor's check if there is nothing.
     ///
-    /// A change is told at its beginning, and may be told more than once. What is registered while one
+    /// `tell` applies each report to all that the caller keeps: the next call does not repeat it, whatever this one was made
+    /// for. A change is told at its beginning, and may be told more than once. What is registered while one
     /// is under way may have the old pages: see [`change_pending`](Self::change_pending).
     ///
     /// # Errors

@@ -23,6 +23,14 @@ const EMPTY: u64 = 2;
 /// Set in the word while the reader may hold an event.
 const PENDING: u64 = 1;
 
+/// A range that the kernel reported, as it stands in a log: no report is left out.
+///
+/// It may begin at 0: `munmap(NULL, n)` is legal and reported as the program wrote it. No registration begins in
+/// page 0's first byte, so nothing is lost by leaving that out. What makes no sense stands for everything.
+pub(super) fn from_kernel(start: usize, end: usize) -> AddressRange {
+    AddressRange::between(start.max(1), end).unwrap_or(AddressRange::EVERYTHING)
+}
+
 impl Log {
     pub(super) fn new(capacity: usize) -> Result<Self, Errno> {
         Ok(Self { word: ForkMark::new(EMPTY)?, slots: zeros(capacity.max(1)) })
@@ -122,6 +130,15 @@ mod tests {
         let mut ranges = Vec::new();
         let replay = log.replay(from, &mut |range| ranges.push(range));
         (ranges, replay)
+    }
+
+    #[test]
+    fn no_report_of_the_kernel_is_left_out() {
+        assert_eq!(from_kernel(0x1000, 0x2000), AddressRange::new(0x1000, 0x1000).unwrap());
+        assert_eq!(from_kernel(0, 0x1000), AddressRange::between(1, 0x1000).unwrap());
+        for (start, end) in [(0, 0), (0, 1), (0x1000, 0x1000), (0x2000, 0x1000), (usize::MAX, 0)] {
+            assert_eq!(from_kernel(start, end), AddressRange::EVERYTHING, "{start:#x}..{end:#x}");
+        }
     }
 
     #[test]

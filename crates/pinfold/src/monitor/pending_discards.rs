@@ -28,13 +28,17 @@
 //!    records there were at that moment. A mark that counts our record was made after `t`.
 //!    A mark of an earlier thread of the same number, made after `t`, means that the thread on
 //!    the list began after `t`: case 3.
-//! 5. **It is our own reader**, which never discards.
+//! 5. **It is our own reader**, or that of another monitor of the process: they never discard.
 //!
 //! The effect is then visible to a thread that finds the record settled: in 4 through the mark
 //! (released by `D`, acquired here), in 1-3 through the kernel, which orders a thread's earlier
 //! stores before the state it shows; and `settled` itself is released and acquired.
 //!
 //! # What this assumes
+//!
+//! Each discard is announced to this monitor. One that is announced to another of the process's monitors has its record there, and that
+//! one is asked, too (`discard_sources.rs`). One that is announced to a foreign userfaultfd, which ends its watch of the
+//! range before the discard goes on, has no record: see `docs/src/monitors.md`, and the catalogue.
 //!
 //! Only threads of this process change its memory. A child made by `vfork` or `posix_spawn` runs
 //! in our memory while the thread that made it waits uninterruptibly (`D`), so it is covered by
@@ -89,8 +93,8 @@ pub(super) struct PendingDiscards {
     marks: Box<[Mark]>,
     /// Tells this table from every other, also from those of a forked process's parent.
     instance: u64,
-    /// Whether thread numbers mean the same to us and to `/proc`; without that, marks are not
-    /// believed.
+    /// Whether thread numbers mean the same to us and to `/proc`; without that, nothing is concluded from a
+    /// thread's number.
     marks_count: bool,
     /// The reader's thread number, 0 until it runs.
     reader: AtomicU32,
@@ -142,6 +146,19 @@ impl PendingDiscards {
         self.reader.store(thread_id(), Ordering::Relaxed);
     }
 
+    /// The reader ends, and its number may be another thread's.
+    pub(super) fn reader_ends(&self) {
+        // Relaxed: a thread with the number that discards is made after this one has ended, and who finds the record of the
+        // discard finds this.
+        self.reader.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the thread is the reader of the events.
+    pub(super) fn is_read_by(&self, thread: u32) -> bool {
+        // Relaxed: see where it is written.
+        thread != 0 && thread == self.reader.load(Ordering::Relaxed)
+    }
+
     /// Makes a record. Called by the reader alone, before the event is in the log.
     pub(super) fn record(&self, range: AddressRange) {
         // Relaxed: no other thread writes it.
@@ -151,6 +168,18 @@ impl PendingDiscards {
         self.records.insert(range, number, settled);
         // Release: a thread that counts the record can read it.
         self.born.store(number + 1, Ordering::Release);
+    }
+
+    /// Every record so far is of a discard that the calling thread made, and that has returned. Before another thread has the
+    /// monitor: the other writer of `settled` holds a lock.
+    pub(super) fn settle_own(&self) {
+        // Acquire: what was recorded. Release: as in `investigate`.
+        self.settled.store(self.born.load(Ordering::Acquire), Ordering::Release);
+    }
+
+    /// Whether every record is known to be settled; gathers no evidence.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.overlaps(AddressRange::EVERYTHING)
     }
 
     /// Notes that the calling thread is not in the middle of a discard. Some 2 ns.
@@ -177,13 +206,18 @@ impl PendingDiscards {
         }
     }
 
-    /// Whether an announced discard may still take pages of `range` away.
-    pub(super) fn overlaps_unsettled(&self, range: AddressRange) -> bool {
+    /// Whether an announced discard may still take pages of `range` away. `is_reader` says which threads are readers of
+    /// other monitors.
+    pub(super) fn overlaps_unsettled(
+        &self,
+        range: AddressRange,
+        is_reader: &dyn Fn(u32) -> bool,
+    ) -> bool {
         self.mark_caller();
         if !self.overlaps(range) {
             return false;
         }
-        self.investigate();
+        self.investigate(is_reader);
         self.overlaps(range)
     }
 
@@ -196,14 +230,14 @@ impl PendingDiscards {
     }
 
     /// Gathers evidence. If another thread does, leaves it to that one.
-    fn investigate(&self) {
+    fn investigate(&self, is_reader: &dyn Fn(u32) -> bool) {
         let mut prover = match self.prover.try_lock() {
             Ok(prover) => prover,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
         let Some(up_to) = prover.open(self) else { return };
-        prover.clear_suspects(|thread| self.is_innocent(thread, up_to));
+        prover.clear_suspects(|thread| self.is_innocent(thread, up_to, is_reader));
         if prover.suspects.is_empty() {
             prover.up_to = None;
             // Acquire fence: what cleared the last suspects happened before. Release: it
@@ -215,11 +249,15 @@ impl PendingDiscards {
 
     /// Whether `thread`, alive after record `up_to - 1` was made, has been out of the kernel, or
     /// at rest in it, since.
-    fn is_innocent(&self, thread: u32, up_to: u64) -> bool {
-        thread == cached_thread_id(self.instance)
-            || thread == self.reader.load(Ordering::Relaxed)
-            || self.has_mark(thread, up_to)
-            || is_at_rest(thread)
+    fn is_innocent(&self, thread: u32, up_to: u64, is_reader: &dyn Fn(u32) -> bool) -> bool {
+        let called_us = || {
+            thread == cached_thread_id(self.instance)
+                || self.is_read_by(thread)
+                || self.has_mark(thread, up_to)
+                || is_reader(thread)
+        };
+        // The list is `/proc`'s: where its numbers are not ours, one that looks like ours is another thread.
+        (self.marks_count && called_us()) || is_at_rest(thread)
     }
 
     fn has_mark(&self, thread: u32, up_to: u64) -> bool {
@@ -227,7 +265,7 @@ impl PendingDiscards {
         // Acquire: see `mark_caller`.
         let mark = self.marks.get(place).map_or(0, |mark| mark.0.load(Ordering::Acquire));
         let counted = mark & ((1 << COUNT_BITS) - 1);
-        self.marks_count && mark >> COUNT_BITS == u64::from(thread) && counted >= up_to
+        mark >> COUNT_BITS == u64::from(thread) && counted >= up_to
     }
 }
 
@@ -297,7 +335,7 @@ mod tests {
     /// Asks until the answer is no; other tests' threads may be busy for a while. Sleeps in between: two tests
     /// that only yield here are each a thread that never rests to the other, and none would end.
     fn settles(pending: &PendingDiscards, range: AddressRange) {
-        while pending.overlaps_unsettled(range) {
+        while pending.overlaps_unsettled(range, &|_| false) {
             thread::sleep(Duration::from_micros(100));
         }
     }
@@ -309,6 +347,22 @@ mod tests {
         pending.record(range(0x2000));
         assert!(pending.overlaps(range(0x2fff)));
         assert!(!pending.overlaps(range(0x1000)) && !pending.overlaps(range(0x3000)));
+    }
+
+    /// In a process that sees the `/proc` of an outer pid namespace, the list's number may be another thread's.
+    #[test]
+    fn a_number_that_means_another_thread_to_the_list_is_no_evidence() {
+        let mut pending = PendingDiscards::new();
+        pending.record(range(0x2000));
+        pending.mark_caller();
+        let is_innocent = |pending: &PendingDiscards, is_reader| {
+            pending.is_innocent(thread_id(), 1, &|_| is_reader)
+        };
+        assert!(is_innocent(&pending, false), "it executes our code");
+        pending.marks_count = false;
+        assert!(!is_innocent(&pending, false), "and is not at rest");
+        pending.reader_is_me();
+        assert!(!is_innocent(&pending, false) && !is_innocent(&pending, true));
     }
 
     /// However many discards there were, only what was discarded is pending, and it settles.
@@ -355,7 +409,7 @@ mod tests {
             }
             pending.record(range(0x2000));
             for _ in 0..50 {
-                assert!(pending.overlaps_unsettled(range(0x2000)));
+                assert!(pending.overlaps_unsettled(range(0x2000), &|_| false));
             }
             call.store(true, Ordering::Release);
             while !called.load(Ordering::Acquire) {
@@ -364,6 +418,37 @@ mod tests {
             settles(&pending, range(0x2000));
             stop.store(true, Ordering::Release);
         });
+    }
+
+    /// A thread that is busy and never calls is suspected, unless it reads another monitor's events.
+    #[test]
+    fn a_reader_is_not_suspected() {
+        let (pending, other) = (PendingDiscards::new(), PendingDiscards::new());
+        let (busy, stop) = (AtomicU32::new(0), AtomicBool::new(false));
+        pending.record(range(0x2000));
+        let verdicts = thread::scope(|scope| {
+            scope.spawn(|| {
+                other.reader_is_me();
+                busy.store(thread_id(), Ordering::Release);
+                while !stop.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                other.reader_ends();
+            });
+            while busy.load(Ordering::Acquire) == 0 {
+                thread::yield_now();
+            }
+            let reader = busy.load(Ordering::Acquire);
+            let is_reader = |thread| other.is_read_by(thread);
+            let verdicts = [
+                pending.is_innocent(reader, 1, &|_| false),
+                pending.is_innocent(reader, 1, &is_reader),
+            ];
+            stop.store(true, Ordering::Release);
+            verdicts
+        });
+        assert_eq!(verdicts, [false, true]);
+        assert!(!other.is_read_by(busy.into_inner()) && !other.is_read_by(0));
     }
 
     /// A mark made before the record says nothing about it.

@@ -24,10 +24,11 @@
 #![allow(unsafe_code)]
 
 use super::event_count::EventCount;
-use super::log::{Log, Writer};
+use super::log::{Log, Writer, from_kernel};
 use super::pending_discards::PendingDiscards;
 use super::range_set::RangeSet;
 use crate::AddressRange;
+use pinfold_core::ChangeMarks;
 use pinfold_kernel::{
     Descriptor, Errno, descriptor, thread, userfaultfd, userfaultfd::Event, userfaultfd::Message,
 };
@@ -39,6 +40,8 @@ const LOG_ENTRIES: usize = 4096;
 /// How many places that watched memory may have moved to are told apart; with more, the memory
 /// between some of them is looked at as well when the monitor ends.
 const MOVED_PLACES: usize = 1024;
+/// How many ranges can be marked when they change.
+const MARKS: usize = 128;
 
 /// What threads ask the reader to log: how often they did, and how often that is in the log.
 #[derive(Debug, Default)]
@@ -78,6 +81,8 @@ impl Requests {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) log: Log,
+    /// Set by the reader with each entry but those that were asked for because a change takes too long.
+    pub(super) marks: ChangeMarks<MARKS>,
     pub(super) discards: PendingDiscards,
     pub(super) event_count: EventCount,
     /// The error that ended everything, 0 while all is well.
@@ -104,6 +109,7 @@ impl Core {
     pub(super) fn new(doorbell: AddressRange) -> Result<Self, Errno> {
         Ok(Self {
             log: Log::new(LOG_ENTRIES)?,
+            marks: ChangeMarks::new(),
             discards: PendingDiscards::new(),
             event_count: EventCount::default(),
             lost: AtomicI32::new(0),
@@ -185,6 +191,7 @@ impl Core {
 pub(super) fn run(core: &Core, uffd: Descriptor) {
     // SAFETY: this thread is the library's own, has no other descriptor, and closes this one by its number.
     let own_table = unsafe { descriptor::keep_only(&[uffd]) }.is_ok();
+    thread::leave_directory_and_semaphores();
     // SAFETY: it was opened, so it is not -1. In a table of its own it stays open until this thread closes it; in one
     // that is shared the kernel looks the number up for each call.
     let lent = unsafe { BorrowedFd::borrow_raw(uffd) };
@@ -201,6 +208,7 @@ pub(super) fn run(core: &Core, uffd: Descriptor) {
             break;
         }
     }
+    core.discards.reader_ends();
     if own_table {
         // SAFETY: the number is this thread's table's alone, whose copies no value owns.
         unsafe { descriptor::close(uffd) };
@@ -236,12 +244,13 @@ impl Reader<'_> {
         let Core { floods, names, .. } = self.core;
         let (flood, name) = (floods.open(), names.open());
         if flood.is_some() {
+            // No mark: it stands for changes under way, each of which has an entry of its own before its call returns.
             self.log.append(AddressRange::EVERYTHING);
         }
         if name.is_some() {
             // Relaxed: the range came with the request.
             let [start, end] = [0, 1].map(|bound| self.core.named[bound].load(Ordering::Relaxed));
-            self.append(AddressRange::between(start, end));
+            self.log(from_kernel(start, end));
         }
         self.log.publish();
         floods.close(flood);
@@ -251,26 +260,32 @@ impl Reader<'_> {
         }
     }
 
+    /// Writes an entry down, and marks what it changes. Published later: a thread that knows of it finds the marks set.
+    fn log(&mut self, range: AddressRange) {
+        self.core.marks.set(range);
+        self.log.append(range);
+    }
+
     fn note(&mut self, event: Event) {
         match event {
-            Event::Unmap { start, end } => self.note_unmap(AddressRange::between(start, end)),
+            Event::Unmap { start, end } => self.note_unmap(from_kernel(start, end)),
             Event::Remap { from, to, length } => {
-                let (left, arrived) =
-                    (AddressRange::new(from, length).ok(), AddressRange::new(to, length).ok());
-                left.into_iter().for_each(|range| self.note_neighbours(range));
-                arrived.into_iter().for_each(|range| self.core.note_moved(range));
-                self.append(left);
-                self.append(arrived);
+                let [left, arrived] =
+                    [from, to].map(|start| from_kernel(start, start.saturating_add(length)));
+                self.note_neighbours(left);
+                self.core.note_moved(arrived);
+                self.log(left);
+                self.log(arrived);
             }
-            Event::Remove { start, end } => self.note_remove(AddressRange::between(start, end)),
+            Event::Remove { start, end } => self.note_remove(from_kernel(start, end)),
             Event::Other => {}
         }
     }
 
-    fn note_unmap(&mut self, range: Option<AddressRange>) {
-        self.doorbell_gone |= range.is_some_and(|range| range.overlaps(&self.core.doorbell));
-        range.into_iter().for_each(|range| self.note_neighbours(range));
-        self.append(range);
+    fn note_unmap(&mut self, range: AddressRange) {
+        self.doorbell_gone |= range.overlaps(&self.core.doorbell);
+        self.note_neighbours(range);
+        self.log(range);
     }
 
     /// What was cut off from watched memory by a change of `range` touches it.
@@ -284,15 +299,10 @@ impl Reader<'_> {
     }
 
     /// The record comes first: a thread that reads the log entry must find the range pending.
-    fn note_remove(&mut self, range: Option<AddressRange>) {
-        let discarded = range.filter(|range| *range != self.core.doorbell);
-        discarded.iter().for_each(|range| self.core.discards.record(*range));
-        self.append(discarded);
-    }
-
-    fn append(&mut self, range: Option<AddressRange>) {
-        if let Some(range) = range {
-            self.log.append(range);
+    fn note_remove(&mut self, discarded: AddressRange) {
+        if discarded != self.core.doorbell {
+            self.core.discards.record(discarded);
+            self.log(discarded);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! its effect can be seen in memory.
 
 use super::start::StartError;
-use super::watched_page::{Unread, range_of};
+use super::watched_page::{Unread, bounds, range_of};
 use crate::{AddressRange, Monitor, Position};
 use pinfold_kernel::{
     descriptor, mapping::AtomicPage, thread, thread::LeanThread, userfaultfd, userfaultfd::Message,
@@ -25,7 +25,9 @@ pub(super) fn of_the_question(uffd: BorrowedFd<'_>) -> Result<(), StartError> {
     }
     let new_page = || AtomicPage::new().map_err(StartError::memory);
     let pages = [Arc::new(new_page()?), Arc::new(new_page()?)];
+    must_be_watched(uffd, &pages, false)?;
     let _unread = [Unread::watch(uffd, &pages[0])?, Unread::watch(uffd, &pages[1])?];
+    must_be_watched(uffd, &pages, true)?;
     let changers = pages.each_ref().map(spawn_changer);
     let verdict = judge(uffd, &pages, &changers);
     read_until_finished(uffd, &changers);
@@ -61,8 +63,7 @@ fn judge(
 ) -> Result<(), StartError> {
     for changer in changers {
         if let Err(error) = changer {
-            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-            return Err(StartError::Thread { errno });
+            return Err(StartError::thread(error));
         }
     }
     // Relaxed: the kernel swaps the page; its lock orders that after the count was raised.
@@ -100,6 +101,20 @@ fn must_be(uffd: BorrowedFd<'_>, changing: bool, missed: &'static str) -> Result
         Ok(answer) if answer == changing => Ok(()),
         _ => Err(StartError::SelfTest { missed }),
     }
+}
+
+/// What `watch` asks the kernel.
+fn must_be_watched(
+    uffd: BorrowedFd<'_>,
+    pages: &[Arc<AtomicPage>; 2],
+    watched: bool,
+) -> Result<(), StartError> {
+    let is_so = |page: &Arc<AtomicPage>| {
+        let (start, end) = bounds(page);
+        userfaultfd::watches(uffd, start, end) == Ok(watched)
+    };
+    let missed = if watched { "a page that is watched" } else { "a page that is not watched" };
+    if pages.iter().all(is_so) { Ok(()) } else { Err(StartError::SelfTest { missed }) }
 }
 
 fn read_one(uffd: BorrowedFd<'_>) -> Result<(), StartError> {

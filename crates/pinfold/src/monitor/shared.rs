@@ -1,4 +1,4 @@
-//! One monitor of a kind for the whole process.
+//! One value of a kind for the whole process: the monitor that its caches share, for instance.
 //!
 //! # Safety
 //!
@@ -7,13 +7,11 @@
 
 #![allow(unsafe_code)]
 
-use super::start::StartError;
-use super::userfaultfd::Userfaultfd;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A monitor that is made once and never given back.
+/// A value that is made once and never given back.
 #[derive(Debug)]
 pub(super) struct Kept<M> {
     /// Null, or from [`Arc::into_raw`] with a count that is never given back.
@@ -23,6 +21,17 @@ pub(super) struct Kept<M> {
 impl<M> Kept<M> {
     pub(super) const fn new() -> Self {
         Self { pointer: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// What is kept.
+    pub(super) fn current(&self) -> Option<&'static M>
+    where
+        M: 'static,
+    {
+        // Acquire: the value that the pointer's writer released.
+        let current = self.pointer.load(Ordering::Acquire);
+        // SAFETY: null, or a live value: its count is never given back.
+        unsafe { current.as_ref() }
     }
 
     /// Another handle to what is kept, if it is `usable` in this process, else to what `make` makes.
@@ -67,20 +76,4 @@ fn handle<M>(kept: *mut M, usable: impl Fn(&M) -> bool) -> Option<Arc<M>> {
         Arc::increment_strong_count(kept);
         Arc::from_raw(kept)
     })
-}
-
-impl Userfaultfd {
-    /// The monitor that all caches of this process share, made by the first call and kept until
-    /// the process ends.
-    ///
-    /// A forked child gets its own, and so does a process whose shared monitor has lost its
-    /// descriptor.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`new`](Self::new); the next call tries again.
-    pub fn shared() -> Result<Arc<Self>, StartError> {
-        static SHARED: Kept<Userfaultfd> = Kept::new();
-        SHARED.get(|monitor| monitor.usable().is_ok(), Self::new)
-    }
 }

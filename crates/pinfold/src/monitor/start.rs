@@ -64,6 +64,16 @@ pub enum StartError {
         /// The kernel's error number.
         errno: i32,
     },
+    /// The children of the thread that starts the monitor are to have another pid namespace: the kernel starts no thread
+    /// for it any more.
+    #[error(
+        "the thread that reads the events could not be started (errno {errno}): the kernel \
+         starts none once children get another pid namespace (unshare(CLONE_NEWPID), setns): begin before"
+    )]
+    PidNamespace {
+        /// The kernel's error number.
+        errno: i32,
+    },
     /// The kernel does not report what it should; nothing it says would be believed.
     #[error(
         "this kernel's userfaultfd does not tell of {missed}, so nothing may be cached: use Linux \
@@ -108,6 +118,17 @@ impl StartError {
         }
     }
 
+    /// Why a thread was not started, from the calling thread.
+    pub(super) fn thread(error: &std::io::Error) -> Self {
+        match error.raw_os_error().unwrap_or(libc::EAGAIN) {
+            errno @ libc::EINVAL if children_get_another_namespace() => {
+                Self::PidNamespace { errno }
+            }
+            errno @ libc::EINVAL => Self::Os { operation: "pthread_create", errno },
+            errno => Self::Thread { errno },
+        }
+    }
+
     pub(super) fn register(Errno(errno): Errno) -> Self {
         match errno {
             libc::ENOMEM => Self::NoMemory { errno },
@@ -128,9 +149,25 @@ impl StartError {
     }
 }
 
+/// Whether children of the calling thread begin in another pid namespace than its own. One that has no process yet cannot
+/// be read.
+pub(super) fn children_get_another_namespace() -> bool {
+    let own = std::fs::read_link("/proc/thread-self/ns/pid");
+    let children_s = std::fs::read_link("/proc/thread-self/ns/pid_for_children");
+    own.is_ok_and(|own| children_s.ok() != Some(own))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_is_refused_in_the_same_namespace_is_no_namespace_s_fault() {
+        let refused = |errno| StartError::thread(&std::io::Error::from_raw_os_error(errno));
+        assert_eq!(refused(libc::EAGAIN), StartError::Thread { errno: libc::EAGAIN });
+        let (operation, errno) = ("pthread_create", libc::EINVAL);
+        assert_eq!(refused(errno), StartError::Os { operation, errno });
+    }
 
     #[test]
     fn each_refusal_has_its_own_way_out() {

@@ -49,32 +49,11 @@ fn same_again(list: &[u32]) -> Result<bool, Errno> {
 /// Calls `visit` for each thread; it returns false when it has no room.
 fn each_thread(visit: &mut dyn FnMut(u32) -> bool) -> Result<(), Errno> {
     let directory = descriptor::open(c"/proc/self/task", libc::O_DIRECTORY)?;
-    let mut buffer = [0; 4096];
-    loop {
-        let got = descriptor::read_directory(directory.as_fd(), &mut buffer)?;
-        let mut records = buffer.get(..got).unwrap_or_default();
-        if records.is_empty() {
-            return Ok(());
-        }
-        while let Some((name, rest)) = first_record(records) {
-            if number(name).is_some_and(|thread| !visit(thread)) {
-                return Err(Errno(libc::E2BIG));
-            }
-            records = rest;
-        }
-    }
-}
-
-/// Cuts one `struct linux_dirent64` off: inode 8 bytes, offset 8, length 2, type 1, then the name.
-fn first_record(records: &[u8]) -> Option<(&[u8], &[u8])> {
-    const NAME: usize = 19;
-    let length = u16::from_ne_bytes([*records.get(16)?, *records.get(17)?]).into();
-    let (record, rest) = (records.get(NAME..length)?, records.get(length..)?);
-    Some((record.split(|&byte| byte == 0).next()?, rest))
-}
-
-fn number(name: &[u8]) -> Option<u32> {
-    std::str::from_utf8(name).ok()?.parse().ok()
+    let mut fits = true;
+    descriptor::each_number(directory.as_fd(), &mut |thread| {
+        fits = fits && visit(thread);
+    })?;
+    if fits { Ok(()) } else { Err(Errno(libc::E2BIG)) }
 }
 
 /// Whether a thread is at rest: asleep so that a signal would wake it, stopped, or gone.
@@ -109,7 +88,7 @@ pub(super) fn numbers_agree() -> bool {
     let mut buffer = [0; 64];
     let link = descriptor::read_link(c"/proc/thread-self", &mut buffer).unwrap_or_default();
     let last = link.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    number(last) == Some(thread_id())
+    std::str::from_utf8(last).is_ok_and(|last| last.parse() == Ok(thread_id()))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! one); a changing thread that waits some microseconds until the reader has its event; and one thread
 //! asleep, with the highest real-time priority that the process may ask for.
 //! `munmap` of memory that was never watched costs what it did before. A `check` that runs into a
-//! change of watched memory waits until that change has returned; after some 10 ms of that it
+//! change of watched memory waits until that change has returned; after some 20 ms of that it
 //! gives up and declares everything changed.
 //!
 //! # What it sees
@@ -27,7 +27,8 @@
 //! about a thousand descriptors must be open before the kernel hands it out again.
 //!
 //! Before Linux 6.18, `UFFDIO_UNREGISTER` on another userfaultfd of the process ends our watch of the
-//! range, too, silently. The preload library's hook of `ioctl` reports it.
+//! range, too, silently. The preload library's hook of `ioctl` reports it. So may this monitor's own, to another one of
+//! Pinfold's, if the range is mapped anew and watched by that one just then.
 //!
 //! A process that shares this one's memory, and is killed while it changes some of it, takes its event along:
 //! `docs/src/catalogue.md` has the argument.
@@ -39,19 +40,22 @@
 
 #![allow(unsafe_code)]
 
+use super::discard_sources::{DiscardSource, others_may_discard};
 use super::event_count::EventCount;
 use super::log::Log;
+use super::patience::Patience;
 use super::price::ChangePrice;
 use super::range_set::RangeSet;
 use super::reader::{self, Core};
 use super::self_test;
+use super::shared::Kept;
 use super::start::StartError;
 use super::watched_page::{Unread, bounds, range_of, register};
 use crate::descriptor::KnownDescriptor;
 use crate::mappings::{Mapping, OpenMaps};
 use crate::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
-    Watch,
+    AddressRange, Change, ChangeMark, Cover, Lost, MappingKind, Monitor, Position, Replay,
+    Sequence, Uncovered, Watch,
 };
 use pinfold_core::PendingChanges;
 use pinfold_kernel::{
@@ -61,7 +65,6 @@ use pinfold_kernel::{
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 /// Watches private anonymous memory, without privileges.
 ///
@@ -69,6 +72,8 @@ use std::time::Duration;
 /// [`shared`](Self::shared).
 pub struct Userfaultfd {
     core: Arc<Core>,
+    /// This monitor, to the others of the process.
+    source: Arc<DiscardSource>,
     uffd: KnownDescriptor,
     maps: OpenMaps,
     /// Watched; a change of it wakes the reader. `None` once dropped.
@@ -77,6 +82,8 @@ pub struct Userfaultfd {
     /// What was ever watched, by whole mappings. The lock guards the writer's place; it is taken by
     /// `watch`, around some ten nanoseconds, and when the monitor ends.
     watched: Mutex<RangeSet>,
+    /// Where watches were ended by [`end_watch`](Self::end_watch), with a byte on each side. As `watched`.
+    left: Mutex<RangeSet>,
     /// Whether anything was ever watched but pages of our own. Set before the kernel is asked to.
     has_watched: AtomicBool,
     price: ChangePrice,
@@ -99,6 +106,21 @@ impl fmt::Debug for Userfaultfd {
 /// are looked at as well when the monitor ends.
 const WATCHED_RANGES: usize = 4096;
 
+/// As many of those whose watch was ended.
+const LEFT_RANGES: usize = 512;
+
+/// How often `watch` begins anew because a mapping changed under it.
+const WATCH_TRIES: u32 = 8;
+
+/// What `watch` is about to do. Tests change the memory then.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Register,
+    Ask,
+    RegisterAgain,
+    Look,
+}
+
 impl Userfaultfd {
     /// Opens a monitor of its own and tests that it sees what it claims to see.
     ///
@@ -117,34 +139,60 @@ impl Userfaultfd {
         self_test::of_the_question(uffd.lend())?;
         let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;
         let core = Arc::new(Core::new(page).map_err(StartError::memory)?);
-        let reader = spawn_reader(&core, uffd.number())?;
+        let source = DiscardSource::enter(&core, uffd.alias()).map_err(StartError::memory)?;
+        // Nothing was watched for it yet.
+        let reader = spawn_reader(&core, uffd.number()).inspect_err(|_| source.end())?;
         unread.stay();
         let (doorbell, reader) = (Some(doorbell), Some(reader));
         let watched = Mutex::new(RangeSet::new(WATCHED_RANGES));
+        let left = Mutex::new(RangeSet::new(LEFT_RANGES));
         let price = ChangePrice::default();
         let has_watched = AtomicBool::new(false);
         let (unwatching, naming) = (PendingChanges::new(), Mutex::new(()));
         let monitor = Self {
             core,
+            source,
             uffd,
             maps,
             doorbell,
             reader,
             watched,
+            left,
             has_watched,
             price,
             unwatching,
             naming,
         };
         self_test::of_the_events(&monitor, || monitor.watched_page())?;
+        // The test's: no other memory was watched, and the addresses of its pages will be those of other memory.
+        monitor.core.discards.settle_own();
         monitor.price.measure_first(|| monitor.watched_page());
         Ok(monitor)
+    }
+
+    /// The monitor that all caches of this process share, made by the first call and kept until
+    /// the process ends.
+    ///
+    /// A forked child gets its own, and so does a process whose shared monitor has lost its
+    /// descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new); the next call tries again.
+    pub fn shared() -> Result<Arc<Self>, StartError> {
+        static SHARED: Kept<Userfaultfd> = Kept::new();
+        SHARED.get(|monitor| monitor.usable().is_ok(), Self::new)
     }
 
     /// The descriptor's number, for those who test what happens when it goes away.
     #[doc(hidden)]
     pub fn descriptor(&self) -> i32 {
         self.uffd.number()
+    }
+
+    /// What its calls need.
+    pub(super) fn descriptors(&self) -> [Descriptor; 2] {
+        [self.uffd.number(), self.maps.descriptor()]
     }
 
     pub(super) fn event_count(&self) -> &EventCount {
@@ -237,14 +285,61 @@ impl Userfaultfd {
 
     /// Watches the mappings that `range` lies in.
     fn watch_mappings(&self, range: AddressRange) -> Result<(), Uncovered> {
-        let whole = extent(range, &coverable(&self.maps, range)?);
-        self.note_watched(whole);
-        // Release, as a matter of course: the kernel's lock of all mappings orders it; see `check`.
-        self.has_watched.store(true, Ordering::Release);
-        self.register(whole).map_err(refusal)?;
-        // What was asked above may have been replaced before it was registered, even by memory
-        // of another kind, without an event. From here on every replacement is an event.
-        coverable(&self.maps, range).map(drop)
+        self.watch_stepwise(range, |_| ())
+    }
+
+    /// As [`watch_mappings`](Self::watch_mappings); calls `before` each step. Why the steps are these, and in this
+    /// order, stands above the promise of `Monitor` below.
+    fn watch_stepwise(
+        &self,
+        range: AddressRange,
+        mut before: impl FnMut(Step),
+    ) -> Result<(), Uncovered> {
+        // For changes under way, beside which the kernel does not answer: some 20 ms at most.
+        let mut patience = Patience::new();
+        for _ in 0..WATCH_TRIES {
+            let mappings = coverable(&self.maps, range)?;
+            let whole = extent(range, &mappings);
+            note(&self.watched, whole);
+            // Release, as a matter of course: the kernel's lock of all mappings orders it; see `check`.
+            self.has_watched.store(true, Ordering::Release);
+            before(Step::Register);
+            self.register(whole).map_err(refusal)?;
+            before(Step::Ask);
+            if self.are_watched(&mappings, range, &mut patience).map_err(refusal)? {
+                before(Step::RegisterAgain);
+                self.register(whole).map_err(refusal)?;
+                before(Step::Look);
+                return coverable(&self.maps, range).map(drop);
+            }
+        }
+        Err(Uncovered::Refused { errno: libc::EAGAIN })
+    }
+
+    /// Whether each page of `range`, which lies in `mappings`, is found watched by some userfaultfd.
+    fn are_watched(
+        &self,
+        mappings: &[Mapping],
+        range: AddressRange,
+        patience: &mut Patience,
+    ) -> Result<bool, Errno> {
+        let pages = range.page_aligned(page_bytes());
+        for part in mappings.iter().filter_map(|mapping| mapping.range.intersection(&pages)) {
+            if !self.is_watched(part, patience)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits while changes are under way, which the kernel does not answer beside.
+    fn is_watched(&self, part: AddressRange, patience: &mut Patience) -> Result<bool, Errno> {
+        loop {
+            match userfaultfd::watches(self.uffd.lend(), part.start(), part.end()) {
+                Err(Errno(libc::EAGAIN)) if !patience.is_over() => patience.pause(),
+                answer => return answer,
+            }
+        }
     }
 
     /// Another monitor of this process that is being dropped holds every mapping for a moment
@@ -260,34 +355,48 @@ impl Userfaultfd {
         try_once()
     }
 
-    fn note_watched(&self, whole: AddressRange) {
-        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        if !watched.covers(whole) {
-            watched.insert(whole, 0, 0);
-        }
-    }
-
     /// Ends every watch. False if that cannot be done for certain.
     ///
     /// Closing the descriptor would do, were there not forked children with copies of it: as long
     /// as one lives, the kernel goes on waiting for a reader of the events.
     ///
     /// **Why no watched mapping is missed.** Claim: a way through touching watched mappings leads from
-    /// each watched mapping to an address that is noted. It holds when `watch` has noted whole mappings
-    /// and registered them. A mapping that grows where it is, is split or merged touches what it
+    /// each watched mapping to an address that is noted, in `watched` or in `left`. It holds when `watch` has noted whole
+    /// mappings and registered them. A mapping that grows where it is, is split or merged touches what it
     /// touched. One that moves is noted where it arrives. One that is unmapped in part or in whole, or
     /// moved away, may break a way, and the first mapping behind the gap is noted, because it
     /// touches what is gone. [`unwatch_around`](Self::unwatch_around) goes those ways. What happens
     /// while it does is counted by the reader, and then everything is done once more; what is
     /// unwatched already has no events, so that comes to an end.
     fn unwatch_all(&self) -> bool {
-        (0..16).any(|_| {
+        let ended = (0..16).any(|_| {
             // By the time of the answer, everything that happened before is noted.
-            let settled = self.check().is_ok();
-            let moves = self.core.moves();
-            let done = self.uffd.is_ours() && self.unwatch_once().is_ok();
-            done && settled && self.check().is_ok() && self.core.moves() == moves
-        })
+            let moves = self.is_settled().then(|| self.core.moves());
+            let done = moves.is_some() && self.uffd.is_ours() && self.unwatch_once().is_ok();
+            done && self.is_settled() && moves == Some(self.core.moves())
+        });
+        // Behind that, because no further one is announced here.
+        self.await_discards();
+        ended
+    }
+
+    /// Whether every change that took effect before this call is in the log. Not where one takes so long that `check`
+    /// takes everything for changed: its thread may wait for the reader still, or be about to.
+    fn is_settled(&self) -> bool {
+        self.usable().is_ok()
+            && self.wait_until_read() == Ok(true)
+            && self.wait_until_logged().is_ok()
+    }
+
+    /// Waits until no discard that was announced to this monitor is under way, because a foreign userfaultfd that watches
+    /// its pages next has no record of it; the other monitors of the process ask for this one's. No longer than
+    /// [`Patience`] lasts: a thread that computes and makes no system call leaves it unknown for ever.
+    fn await_discards(&self) {
+        let mut patience = Patience::new();
+        let all = AddressRange::EVERYTHING;
+        while !patience.is_over() && self.source.has_unsettled(all) {
+            patience.pause();
+        }
     }
 
     /// The mappings that share bytes with `range`.
@@ -316,17 +425,43 @@ impl Userfaultfd {
         self.unwatching.end(unwatching);
     }
 
+    /// First of what was noted to be watched, then of what else there is. To ask the kernel whether a mapping is watched gives
+    /// one that was never used pages' bookkeeping of its own, and then it joins no neighbour. Asked second, it has joined
+    /// those that it would be one with if they had never been watched.
     fn end_watch(&self, range: AddressRange) {
-        // Without the table of mappings the watch stays, which is no error.
-        let mappings = self.maps.overlapping(range).unwrap_or_default();
+        let noted = self.noted_in(range);
         // What touches the range may have been reached through it only.
         let (below, above) = (range.start().saturating_sub(1), range.end().saturating_add(1));
-        self.note_watched(AddressRange::between(below, above).unwrap_or(range));
+        note(&self.left, AddressRange::between(below, above).unwrap_or(range));
+        noted.into_iter().chain([range]).for_each(|range| self.unwatch_mappings(range));
+    }
+
+    /// Whether a page of `range`, or next to it, may be watched, by what was noted: whole mappings as they were watched, where
+    /// they came to, and what a watch that ended left beside it. Part of a mapping that has grown since, and was split, goes
+    /// unnoticed. The kernel is not asked.
+    pub(super) fn may_watch(&self, range: AddressRange) -> bool {
+        let (below, above) = (range.start().saturating_sub(1), range.end().saturating_add(1));
+        let near = AddressRange::between(below.max(1), above).unwrap_or(range);
+        let is_near = |noted: Option<Vec<AddressRange>>| {
+            noted.is_none_or(|noted| noted.iter().any(|noted| noted.overlaps(&near)))
+        };
+        let ranges =
+            |noted: &Mutex<RangeSet>| noted.lock().unwrap_or_else(PoisonError::into_inner).ranges();
+        is_near(ranges(&self.watched)) || is_near(ranges(&self.left)) || is_near(self.core.moved())
+    }
+
+    fn noted_in(&self, range: AddressRange) -> Vec<AddressRange> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = watched.ranges().unwrap_or_default();
+        noted.iter().filter_map(|noted| noted.intersection(&range)).collect()
+    }
+
+    fn unwatch_mappings(&self, range: AddressRange) {
+        // Without the table of mappings the watch stays, which is no error.
+        let mappings = self.maps.overlapping(range).unwrap_or_default();
         for mapping in mappings {
-            for part in self.but_for_doorbell(range) {
-                if let Some(part) = mapping.range.intersection(&part) {
-                    self.unwatch(&Mapping { range: part, ..mapping });
-                }
+            if let Some(part) = mapping.range.intersection(&range) {
+                self.unwatch(&Mapping { range: part, ..mapping });
             }
         }
     }
@@ -352,10 +487,11 @@ impl Userfaultfd {
         if !self.maps.has_requests() {
             return Some(vec![AddressRange::EVERYTHING]);
         }
-        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut ranges = watched.ranges()?;
-        ranges.extend(self.core.moved()?);
-        Some(ranges)
+        let mut all = self.core.moved()?;
+        for noted in [&self.watched, &self.left] {
+            all.extend(noted.lock().unwrap_or_else(PoisonError::into_inner).ranges()?);
+        }
+        Some(all)
     }
 
     /// Ends the watch of the mappings in `range` and of watched ones that touch them, and so on.
@@ -388,18 +524,24 @@ impl Userfaultfd {
         Ok(self.maps.overlapping(byte)?.pop())
     }
 
-    /// Ends the watch of one mapping, if there is one; false if there is none for certain.
+    /// Ends the watch of one mapping, if there is one; false if there is none for certain. The doorbell's stays, because
+    /// nothing else wakes the reader.
     ///
     /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
     /// kernels before 6.18 would let us unregister as well.
     fn unwatch(&self, mapping: &Mapping) -> bool {
-        let (start, end) = (mapping.range.start(), mapping.range.end());
+        let start = mapping.range.start();
         let watched = kind_is_covered(mapping.kind)
-            && userfaultfd::watches(self.uffd.lend(), start) != Ok(false);
-        if watched && userfaultfd::register(self.uffd.lend(), start, end).is_ok() {
-            // An error means that it is gone, and then its change is in the log.
-            // SAFETY: registered for this userfaultfd just now, which is refused where another one watches.
-            let _ = unsafe { userfaultfd::unregister(self.uffd.lend(), start, end) };
+            && userfaultfd::watches(self.uffd.lend(), start, start + page_bytes()) != Ok(false);
+        for part in self.but_for_doorbell(mapping.range).filter(|_| watched) {
+            let (start, end) = (part.start(), part.end());
+            if userfaultfd::register(self.uffd.lend(), start, end).is_ok() {
+                // An error means that it is gone, and then its change is in the log.
+                // SAFETY: registered for this userfaultfd just now, which is refused where another one watches. Before Linux
+                // 6.18 one that takes the pages between the two calls, after they were mapped anew, loses its watch: among the
+                // undetected changes of `docs/src/monitors.md`.
+                let _ = unsafe { userfaultfd::unregister(self.uffd.lend(), start, end) };
+            }
         }
         watched
     }
@@ -421,11 +563,18 @@ impl Userfaultfd {
 impl Drop for Userfaultfd {
     /// In a forked child nothing but the child's own copies is given up. If the descriptor was
     /// taken away from us, the reader goes on for ever: a sleeping thread is better than one that
-    /// hangs in `munmap`.
+    /// hangs in `munmap`. What is known of discards stays for the process's other monitors, until they are over.
     fn drop(&mut self) {
         // In a forked child the thread does not exist, and is not joined.
-        if !self.core.log.forked() && self.unwatch_all() {
+        if self.core.log.forked() {
+            return;
+        }
+        if self.unwatch_all() {
             self.end_reader();
+            self.source.end();
+        } else if self.core.lost().is_none() {
+            // Some memory may be watched still, and the other monitors ask this descriptor for its changes.
+            self.uffd.leave_open();
         }
     }
 }
@@ -441,11 +590,18 @@ struct ReaderTask {
 fn spawn_reader(core: &Arc<Core>, uffd: Descriptor) -> Result<LeanThread<ReaderTask>, StartError> {
     let task = ReaderTask { core: Arc::clone(core), uffd };
     LeanThread::spawn(c"pinfold-events", task, |task| reader::run(&task.core, task.uffd))
-        .map_err(|error| StartError::Thread { errno: error.raw_os_error().unwrap_or(libc::EAGAIN) })
+        .map_err(|error| StartError::thread(&error))
 }
 
 const fn kind_is_covered(kind: MappingKind) -> bool {
     matches!(kind, MappingKind::PrivateAnonymous | MappingKind::PrivateHuge)
+}
+
+fn note(noted: &Mutex<RangeSet>, range: AddressRange) {
+    let noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+    if !noted.covers(range) {
+        noted.insert(range, 0, 0);
+    }
 }
 
 /// The mappings that `range` lies in, if they leave no hole and each can be watched.
@@ -489,34 +645,6 @@ fn open_uffd() -> Result<KnownDescriptor, StartError> {
     Ok(uffd)
 }
 
-/// How to wait for something that is short as a rule: spin, then let others run, then sleep.
-struct Patience(u32);
-
-impl Patience {
-    const SPINS: u32 = 64;
-    const YIELDS: u32 = 512;
-    /// Together about 10 ms.
-    const SLEEPS: u32 = 64;
-    const SLEEP: Duration = Duration::from_micros(100);
-
-    fn new() -> Self {
-        Self(0)
-    }
-
-    fn is_over(&self) -> bool {
-        self.0 >= Self::SPINS + Self::YIELDS + Self::SLEEPS
-    }
-
-    fn pause(&mut self) {
-        match self.0 {
-            0..Self::SPINS => std::hint::spin_loop(),
-            Self::SPINS..Self::YIELDS => thread::yield_now(),
-            _ => thread::sleep(Self::SLEEP),
-        }
-        self.0 = self.0.saturating_add(1);
-    }
-}
-
 // SAFETY: the promises of `Monitor`, one by one.
 //
 // **Visible.** Let a change have taken effect before `check` was called. Before its effect, and
@@ -550,16 +678,51 @@ impl Patience {
 // the load of the word behind the question.
 //
 // **Pending.** Only discards take effect after their event; see `pending_discards.rs`. The record is
-// made before the log entry is counted.
+// made before the log entry is counted. A discard that was announced to another monitor of this process, which watched the pages
+// before, has no entry in this log; `change_pending` asks that one's records (`discard_sources.rs` has the argument).
 //
 // **Kept.** See `ring.rs` and `log.rs`.
 //
 // **Calm.** `check` and `replay` take no lock. `change_pending` tries one that only another `change_pending`
-// holds. `notified`, `notify` and `wait` take none.
+// holds, or a monitor that starts or ends and asks the same. Where the process has another monitor, it takes one that is held
+// while a pointer to a monitor is copied or exchanged: no memory is mapped, allocated or freed then, and no other lock is
+// waited for. The reader takes neither. It may free what a dropped monitor has left, and holds no lock then. `notified`, `notify` and `wait` take none.
 //
-// `watch` answers `Covered` if at some moment between its two looks at the table every mapping
-// in the range was reported on. If the range changed since a `check` made before `watch`, the log
-// tells so; a caller must compare with that `check`, not with one made after `watch`.
+// **Marked.** The reader sets marks as it logs an event, before the word is even again. A changing call returns after its event
+// was read, for which the pending mark was raised before: a `check` that begins then waits until the word was even since, and
+// so for the marks, whether or not it gave up the wait for changes under way. The entry that it then asks for sets none: it
+// says of no range that it has changed.
+//
+// **Watch.** A change that a registration must not miss is one after `watch` began: what was before, its caller
+// reads from the log or by `check`. Claim: if `watch` answers `Covered`, then for each page of the range there was a moment
+// during the call at which the page belonged to a mapping of ours (one with our watch) that is of a covered
+// kind; or its change is in the log, which the cache finds that compares with a `check` made before `watch`, not with one made
+// after it. From its moment on, each page's replacement is an event, as above, and so in the log.
+//
+// Registering alone does not do it: `userfaultfd_register` sets the watch of what is mapped, under the lock of all
+// mappings, and passes over holes without an error. What fills one later has no watch, however the table of mappings
+// looks then. So the steps are:
+//
+// 1. *Register* the mappings that the table shows. At that moment every page in them that is mapped is ours, because the
+//    kernel refuses the whole (`EBUSY`) if another userfaultfd has one.
+// 2. *Ask*, for each part of the range that lay in one mapping, whether it lies in one watched mapping
+//    (`userfaultfd::watches`). The kernel answers for the whole part under that mapping's lock, so the answer does not depend on
+//    how mappings were merged or split meanwhile: mappings merge only if they have the same watch or both have none
+//    (`is_mergeable_vm_userfaultfd_ctx`), and parts of one that is split keep it. A split that falls between makes the
+//    answer no, and it is all done anew. This is each page's moment, if the watch is ours.
+// 3. *Register again*, which is refused if the watch was another's and still is.
+// 4. *Look* at the table. If a page is mapped as it was at its moment, this tells its kind. If not, its change is an
+//    event, and logged before a cache can keep it.
+//
+// Other calls of `watch` at the same time, and `unwatch_range`, do no harm: what they register is ours, and what
+// `unwatch_range` ends is logged after it. `mremap` that brings a watched mapping into the range is an event.
+//
+// What is left: a page that was a hole in 1 has come back, and another userfaultfd has begun to watch it before 2; it has ended
+// that, and the page is a hole again in 3, and has come back before 4. That takes two replacements and the begin and the end of
+// a foreign watch of the same page, all between these steps. Another one that ends its watch of a page which stays is harmless:
+// that page is registered in 3, which is its moment then. But for one discard: that which the kernel announced to the other
+// one before its watch ended, and which goes on after ours began. No record of ours says that it is under way; if the other
+// one is a monitor of this process, its record does (Pending).
 unsafe impl Monitor for Userfaultfd {
     fn name(&self) -> &'static str {
         "userfaultfd"
@@ -598,11 +761,16 @@ unsafe impl Monitor for Userfaultfd {
     fn change_pending(&self, range: AddressRange) -> bool {
         self.usable().is_err()
             || self.unwatching.overlaps(range)
-            || self.core.discards.overlaps_unsettled(range)
+            || self.source.has_unsettled(range)
+            || others_may_discard(&self.source, range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.core.log.replay(from, visit)
+    }
+
+    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
+        Some(Box::new(self.core.marks.begin(range)?))
     }
 
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
@@ -628,5 +796,311 @@ unsafe impl Monitor for Userfaultfd {
 
     fn wait(&self, seen: u32) {
         self.core.event_count.wait(seen);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::super::discard_sources::while_a_place_is_locked;
+    use super::*;
+    use crate::Position;
+    use crate::own_process::alone;
+    use pinfold_kernel::mapping::OwnedMapping;
+    use std::time::Duration;
+
+    const PAGES: usize = 4;
+
+    /// Runs this file's test `name` where no other thread maps memory: what is unmapped here comes back where it was.
+    fn without_other_tests(name: &str, body: impl FnOnce()) {
+        alone(&format!("{}::{name}", module_path!().split_once("::").unwrap().1), body);
+    }
+
+    /// Without it a change that is under way as a monitor is dropped had the drop wait for a reader that nothing woke.
+    #[test]
+    fn the_page_that_wakes_the_reader_stays_watched_as_long_as_there_is_a_reader() {
+        let monitor = Userfaultfd::new().unwrap();
+        let (start, end) = bounds(monitor.doorbell.as_ref().unwrap());
+        let doorbell = AddressRange::between(start, end).unwrap();
+        let is_watched = || userfaultfd::watches(monitor.uffd.lend(), start, end);
+        monitor.unwatch_around(doorbell).unwrap();
+        assert_eq!(is_watched(), Ok(true));
+        monitor.end_watch(doorbell);
+        assert_eq!(is_watched(), Ok(true));
+        assert!(monitor.unwatch_all());
+        assert_eq!(is_watched(), Ok(true));
+        assert_eq!(monitor.flood(), Ok(()));
+    }
+
+    /// Pages that come and go between two without rights: nothing merges with them.
+    struct Room(OwnedMapping);
+
+    impl Room {
+        fn new() -> Self {
+            let room = Self(OwnedMapping::inaccessible((PAGES + 2) * page_bytes()).unwrap());
+            room.map(room.pages(0, PAGES));
+            room
+        }
+
+        fn pages(&self, first: usize, count: usize) -> AddressRange {
+            let start = self.0.start().addr().get() + (1 + first) * page_bytes();
+            AddressRange::new(start, count * page_bytes()).unwrap()
+        }
+
+        fn map(&self, part: AddressRange) {
+            assert!(self.0.range().unwrap().contains(&part));
+            let (at, rights) = (part.start() as *mut _, libc::PROT_READ | libc::PROT_WRITE);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: a part of pages that nothing refers to.
+            let mapped = unsafe { libc::mmap(at, part.len(), rights, flags, -1, 0) };
+            assert_eq!(mapped, at);
+        }
+
+        fn discard(&self, part: AddressRange) {
+            assert!(self.0.range().unwrap().contains(&part));
+            let at = part.start() as *mut _;
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::madvise(at, part.len(), libc::MADV_DONTNEED) }, 0);
+        }
+
+        fn unmap(&self, part: AddressRange) {
+            assert!(self.0.range().unwrap().contains(&part));
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::munmap(part.start() as *mut _, part.len()) }, 0);
+        }
+    }
+
+    /// Whether a cache that asked `check` at `since` drops what lies in `range`.
+    fn reports(monitor: &Userfaultfd, since: Position, range: AddressRange) -> bool {
+        monitor.check().unwrap();
+        let mut found = false;
+        let replay = monitor.replay(since, &mut |changed| found |= changed.overlaps(&range));
+        found || !replay.complete
+    }
+
+    fn place(monitor: &Userfaultfd) -> Position {
+        monitor.check().unwrap();
+        monitor.replay(Position::NOWHERE, &mut |_| ()).up_to
+    }
+
+    /// A part is unmapped before one step and mapped anew before a later one, by a thread that was not seen yet. What
+    /// is kept after that must be dropped when the part is replaced once more.
+    #[test]
+    fn what_changes_while_it_is_being_watched_is_watched_or_not_kept() {
+        let name = "what_changes_while_it_is_being_watched_is_watched_or_not_kept";
+        without_other_tests(name, || {
+            let monitor = Userfaultfd::new().unwrap();
+            let (mut covered, mut refused) = (0, 0);
+            let holes = [(0, 1), (1, 2), (3, 1), (0, 4), (1, 3)];
+            for (first, count) in holes {
+                for (gone, back) in
+                    (0..8).flat_map(|gone| (gone + 1..9).map(move |back| (gone, back)))
+                {
+                    let room = Room::new();
+                    let (all, hole) = (room.pages(0, PAGES), room.pages(first, count));
+                    let since = place(&monitor);
+                    let mut steps = 0;
+                    let answer = monitor.watch_stepwise(all, |_| {
+                        let here = |step| step == steps;
+                        here(gone).then(|| room.unmap(hole));
+                        here(back).then(|| room.map(hole));
+                        steps += 1;
+                    });
+                    let is_kept = answer.is_ok() && !reports(&monitor, since, all);
+                    // Where nothing was left to be done the part is gone, or was there all the time.
+                    if !is_kept || (gone < steps && back >= steps) {
+                        refused += 1;
+                        continue;
+                    }
+                    covered += 1;
+                    let since = place(&monitor);
+                    room.map(hole);
+                    assert!(
+                        reports(&monitor, since, hole),
+                        "pages {first}..{} gone before step {gone}, back before {back}",
+                        first + count
+                    );
+                }
+            }
+            assert!(covered != 0 && refused != 0, "{covered} {refused}");
+        });
+    }
+
+    /// Another userfaultfd takes what came back: its watch is not ours.
+    #[test]
+    fn what_another_one_watches_meanwhile_is_refused() {
+        without_other_tests("what_another_one_watches_meanwhile_is_refused", || {
+            let (monitor, other) = (Userfaultfd::new().unwrap(), Userfaultfd::new().unwrap());
+            for taken in 1..4 {
+                let room = Room::new();
+                let (all, hole) = (room.pages(0, PAGES), room.pages(1, 2));
+                let mut steps = 0;
+                let answer = monitor.watch_stepwise(all, |_| {
+                    if steps == 0 {
+                        room.unmap(hole);
+                    }
+                    if steps == taken {
+                        room.map(hole);
+                        other.register(hole).unwrap();
+                    }
+                    steps += 1;
+                });
+                if steps > taken {
+                    assert!(answer.is_err(), "taken before step {taken}: {answer:?}");
+                }
+            }
+        });
+    }
+
+    /// An entry for everything stands for changes under way, and is none of a range that has not changed.
+    #[test]
+    fn a_mark_is_set_by_each_change_of_its_range_and_by_no_entry_for_everything() {
+        let monitor = Userfaultfd::new().unwrap();
+        let room = Room::new();
+        let all = room.pages(0, PAGES);
+        assert_eq!(monitor.watch(all), Watch::Covered);
+        let since = place(&monitor);
+        let marks = [0, 1].map(|page| monitor.mark_changes(room.pages(page, 1)).unwrap());
+        let are_set = || [0, 1].map(|page| marks[page].is_set());
+        monitor.flood().unwrap();
+        assert!(reports(&monitor, since, all));
+        assert_eq!(are_set(), [false; 2]);
+        room.discard(room.pages(1, 1));
+        monitor.flood().unwrap();
+        monitor.check().unwrap();
+        assert_eq!(are_set(), [false, true]);
+    }
+
+    /// A thread that never rests and never calls a monitor: what was discarded after its start may be its doing.
+    struct Busy {
+        stop: Arc<AtomicBool>,
+        thread: Option<std::thread::JoinHandle<()>>,
+    }
+
+    impl Busy {
+        fn new() -> Self {
+            let (stop, runs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+            let (to_stop, running) = (Arc::clone(&stop), Arc::clone(&runs));
+            let thread = std::thread::spawn(move || {
+                running.store(true, Ordering::Release);
+                while !to_stop.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+            });
+            until(|| runs.load(Ordering::Acquire));
+            Self { stop, thread: Some(thread) }
+        }
+    }
+
+    impl Drop for Busy {
+        fn drop(&mut self) {
+            self.stop.store(true, Ordering::Release);
+            self.thread.take().unwrap().join().unwrap();
+        }
+    }
+
+    /// Other tests' threads may be busy for a while, and their monitors' readers.
+    fn until(is_so: impl Fn() -> bool) {
+        while !is_so() {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Memory whose first page was discarded while `monitor` watched it. As long as the thread lives, it cannot be told whether
+    /// that is over.
+    fn with_unsettled_discard(monitor: &Userfaultfd) -> (Room, Busy) {
+        let room = Room::new();
+        let all = room.pages(0, PAGES);
+        assert_eq!(monitor.watch(all), Watch::Covered);
+        // Discards of what had these addresses before.
+        until(|| !monitor.change_pending(all));
+        let busy = Busy::new();
+        room.discard(room.pages(0, 1));
+        monitor.check().unwrap();
+        (room, busy)
+    }
+
+    /// The kernel announced it to the first monitor only.
+    #[test]
+    fn a_discard_that_was_announced_to_another_monitor_is_pending() {
+        let [first, second] = [(); 2].map(|()| Userfaultfd::new().unwrap());
+        let (room, busy) = with_unsettled_discard(&first);
+        let (all, discarded, other) = (room.pages(0, PAGES), room.pages(0, 1), room.pages(2, 1));
+        first.unwatch_range(all);
+        assert_eq!(second.watch(all), Watch::Covered);
+        for _ in 0..20 {
+            assert!(first.change_pending(discarded), "its record stays");
+            assert!(second.change_pending(discarded) && second.change_pending(all));
+        }
+        until(|| !second.change_pending(other));
+        drop(busy);
+        until(|| !second.change_pending(all));
+    }
+
+    /// The same, where the first watch did not end: the memory is mapped anew.
+    #[test]
+    fn a_discard_that_was_announced_to_another_monitor_outlives_the_mapping() {
+        let [first, second] = [(); 2].map(|()| Userfaultfd::new().unwrap());
+        let (room, busy) = with_unsettled_discard(&first);
+        let all = room.pages(0, PAGES);
+        room.map(all);
+        assert_eq!(second.watch(all), Watch::Covered);
+        assert!(second.change_pending(room.pages(0, 1)));
+        until(|| !second.change_pending(room.pages(2, 1)));
+        drop(busy);
+        until(|| !second.change_pending(all));
+    }
+
+    #[test]
+    fn a_dropped_monitor_leaves_its_discards_until_they_are_settled() {
+        let [first, second] = [(); 2].map(|()| Userfaultfd::new().unwrap());
+        let (room, busy) = with_unsettled_discard(&first);
+        let (all, discarded, other) = (room.pages(0, PAGES), room.pages(0, 1), room.pages(2, 1));
+        let core = Arc::downgrade(&first.core);
+        drop(first);
+        assert_eq!(second.watch(all), Watch::Covered);
+        for _ in 0..20 {
+            assert!(second.change_pending(discarded) && second.change_pending(all));
+        }
+        until(|| !second.change_pending(other));
+        drop(busy);
+        until(|| !second.change_pending(all));
+        until(|| core.strong_count() == 0);
+    }
+
+    /// Nothing of the parent's is under way in a child, and no lock that is held as it is forked is waited for.
+    #[test]
+    fn a_forked_child_asks_its_own_monitors_only() {
+        let first = Userfaultfd::new().unwrap();
+        let (room, busy) = with_unsettled_discard(&first);
+        let all = room.pages(0, PAGES);
+        let child_finds = || {
+            let [own, second] = [(); 2].map(|()| Userfaultfd::new().ok());
+            let (own, second) = (own?, second?);
+            let is_covered = own.watch(all) == Watch::Covered;
+            let is_calm = !own.change_pending(all) && first.change_pending(all);
+            // Nor does what another monitor of the child knows stay behind.
+            room.discard(room.pages(0, 1));
+            own.unwatch_range(all);
+            let is_taken = second.watch(all) == Watch::Covered && !second.change_pending(all);
+            drop(own);
+            Some(is_covered && is_calm && is_taken && !second.change_pending(all))
+        };
+        // SAFETY: the child makes monitors, as one may whose parent has several threads, and ends.
+        let child = while_a_place_is_locked(|| match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: as above.
+                unsafe { libc::alarm(30) };
+                let code = if child_finds() == Some(true) { 0 } else { 1 };
+                // SAFETY: as above.
+                unsafe { libc::_exit(code) }
+            }
+            child => child,
+        });
+        let mut status = 0;
+        // SAFETY: the child was made above, and is waited for once.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(busy);
     }
 }

@@ -28,7 +28,8 @@ use super::feed::Feed;
 use super::none::NoMonitor;
 use super::userfaultfd::Userfaultfd;
 use crate::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Watch,
+    AddressRange, Change, ChangeMark, Cover, Lost, MappingKind, Monitor, Position, Replay,
+    Sequence, Watch,
 };
 use pinfold_core::combination;
 use std::sync::Arc;
@@ -117,6 +118,9 @@ impl<M: Combinable> WithFeed<M> {
 // **Kept.** `change_log`, claims 1 to 3.
 //
 // **Calm.** Nothing here waits but `wait`.
+//
+// **Marked.** The monitor's mark is set by what the monitor sees. The feed's is set before the feed's word counts the
+// entry, and `begin` and `changed` return after that.
 unsafe impl<M: Combinable> Monitor for WithFeed<M> {
     fn name(&self) -> &'static str {
         match (self.monitor.name(), self.feed.is_fed()) {
@@ -141,6 +145,11 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         combination::replay(&self.monitor, &self.feed.log, from, visit)
+    }
+
+    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
+        let (monitors, feeds) = (self.monitor.mark_changes(range)?, self.feed.mark(range)?);
+        Some(Box::new([monitors, Box::new(feeds)]))
     }
 
     fn change_surcharge(&self) -> u64 {

@@ -5,8 +5,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for a method that takes an address and a length; the contract is
-//! the cache's own. However the call ends, by a panic too, it waits for what is under way
+//! This file reopens `unsafe_code` for a method that takes an address and a length, and to have it moved; the contract
+//! is the cache's own. However the call ends, by a panic too, it waits for what is under way
 //! ([`Window`]): the memory is the caller's again then.
 
 #![allow(unsafe_code)]
@@ -273,7 +273,9 @@ impl<'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Flow<'_, 'c, R, M, V> {
             while self.window.is_full() {
                 self.complete()?;
             }
-            self.window.begin(lease.handle(), lease.range(), lease)
+            // SAFETY: a lease keeps its registration, of its range, of memory that is the mover's to move until the
+            // call returns, by the word that came with `transfer`, which alone makes one of these.
+            unsafe { self.window.begin(lease.handle(), lease.range(), lease) }
         })
     }
 

@@ -11,7 +11,8 @@ use std::sync::{Arc, Weak};
 /// Asked before a slab is mapped, on whatever thread needs one, with none of the pool's locks held;
 /// told when a slab has been given back. Other threads that need a slab wait meanwhile. Every grant is given back exactly once, unless the
 /// process forks: a child gives nothing back. Both may use the pool; while it grows, it has for the
-/// thread that makes it grow only the buffers that it has already.
+/// thread that makes it grow only the buffers that it has already, and refuses a request there that would
+/// [wait](super::WhenExhausted::Wait).
 pub trait Allowance: fmt::Debug + Send + Sync + 'static {
     /// Grants `bytes` more: of a slab its bytes for each device that
     /// [pins](pinfold_core::Registrar::pins_per_page) it, as the system counts.
@@ -24,10 +25,24 @@ pub trait Allowance: fmt::Debug + Send + Sync + 'static {
     /// Takes back what was granted. Others may be waiting for that: it calls no other code.
     fn give_back(&self, bytes: usize);
 
+    /// The same of a grant for a slab that could not be made.
+    fn give_back_unused(&self, bytes: usize) {
+        self.give_back(bytes);
+    }
+
+    /// How often there may have been more to grant for good, which a grant that comes back unused does not make. `None` if
+    /// that is not counted: then a pool tries again each time that it is [notified](Lender::room_made).
+    fn released(&self) -> Option<u64> {
+        None
+    }
+
+    /// Has the pool [notified](Lender::room_made) when there is more to grant than now, as a refusal has.
+    fn await_room(&self) {}
+
     /// Notifies listeners of what was granted and given back, which [`grant`](Self::grant) and
     /// [`give_back`](Self::give_back) do not. Called soon after them, on the same thread, with nothing held: no thread
-    /// waits for the slab any more that one of them was called for, so a listener may wait for a thread that uses the
-    /// pool.
+    /// waits for the slab any more that one of them was called for, nor behind the thread that it was called on, so a
+    /// listener may wait for a thread that uses the pool.
     fn settle(&self) {}
 
     /// Says who can be asked to give back what it does not use. Called once, before anything is
@@ -75,6 +90,18 @@ impl ForEachPin {
         self.allowance.give_back(bytes.saturating_mul(self.pins));
     }
 
+    pub(super) fn give_back_unused(&self, bytes: usize) {
+        self.allowance.give_back_unused(bytes.saturating_mul(self.pins));
+    }
+
+    pub(super) fn released(&self) -> Option<u64> {
+        self.allowance.released()
+    }
+
+    pub(super) fn await_room(&self) {
+        self.allowance.await_room();
+    }
+
     pub(super) fn settle(&self) {
         self.allowance.settle();
     }
@@ -93,6 +120,18 @@ impl Allowance for ShareAccount {
 
     fn give_back(&self, bytes: usize) {
         self.give(Amount::one(bytes));
+    }
+
+    fn give_back_unused(&self, bytes: usize) {
+        self.give_unused(Amount::one(bytes));
+    }
+
+    fn released(&self) -> Option<u64> {
+        Some(Self::released(self))
+    }
+
+    fn await_room(&self) {
+        Self::await_room(self);
     }
 
     fn settle(&self) {

@@ -110,7 +110,7 @@ impl<R: Registrar> Pool<R> {
     ///
     /// [`OpenError`].
     pub fn within(share: Arc<Share>, registrar: R, config: PoolConfig) -> Result<Self, OpenError> {
-        Self::with_allowance(registrar, config, Arc::new(ShareAccount(share)))
+        Self::with_allowance(registrar, config, Arc::new(ShareAccount::new(share)))
     }
 
     /// A pool that asks `allowance` before it pins, besides its own limit: for a budget of the program's own.

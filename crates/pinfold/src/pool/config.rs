@@ -36,8 +36,8 @@ pub struct PoolConfig {
 /// What a request does when nothing that is registered is free.
 ///
 /// Threads that wait are served in the order of coming. What is put back meanwhile is theirs, so for
-/// others it is not free; a thread that registers a slab takes what is left of it for its request, and
-/// registers another if others were quicker. A thread that waits for a long buffer delays those behind it,
+/// others it is not free, also if they would register a slab and cannot; a thread that registers one takes what is
+/// left of it for its request, and registers another if others were quicker. A thread that waits for a long buffer delays those behind it,
 /// until it is free or the time is up: but only while some slab is long enough for it. Until there
 /// is one, those that wait for it delay no thread, and have no order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -49,7 +49,11 @@ pub enum WhenExhausted {
     Grow,
     /// It waits so long for a buffer to be put back, and registers nothing.
     Wait(Duration),
-    /// It registers another slab, and where none is allowed it waits so long.
+    /// It registers another slab, and where none is allowed it waits so long: for a buffer to be put back, or until a
+    /// slab can be had because the pool has given others back, or another drawer of its
+    /// [budget](super::Pool::within) has. What makes room elsewhere, as another process that unpins memory, it does
+    /// not notice before its time is up; nor what a budget of the program's own has, which says so by
+    /// [`Lender::room_made`](crate::budget::Lender::room_made).
     GrowOrWait(Duration),
 }
 

@@ -130,6 +130,8 @@ struct State {
     makers: usize,
     /// How often there has been more room for a slab than before.
     room_made: u64,
+    /// How often that was the pool's own.
+    own_room_made: u64,
     /// Whether the pool's handle is gone.
     closed: bool,
     /// The magazines of all threads, and those that no thread owns.
@@ -360,6 +362,9 @@ impl Depot {
     }
 
     /// By growing, by a raid, by waiting, as far as the caller wants that.
+    ///
+    /// A thread tries once to make a slab before it raids and waits. It goes round only behind the slabs of others, for
+    /// as long as its patience lasts.
     fn take_what_is_not_there<'d>(
         &'d self,
         mut state: Guard<'d>,
@@ -368,27 +373,29 @@ impl Depot {
     ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
         let (mut refused, mut watched) = (None, Duration::ZERO);
         while when.grows() && refused.is_none() {
-            let (theirs, began) = (state.growing, Instant::now());
+            let began = Instant::now();
             let left = when.patience().map(|patience| patience.saturating_sub(watched));
-            let (again, grown) = self.grow_or_watch(state, want, None, left)?;
+            let (again, grown) = self.grow_or_watch(state, want, left)?;
             state = again;
-            // A thread that made a slab takes from it; what others made is for those that wait.
-            let block = if theirs { state.take_if_unawaited(want) } else { state.take(want) };
-            if let Some(block) = block {
+            // A thread that made a slab has taken from it; what others made, and what came back while it could make
+            // none, is for those that wait.
+            match grown {
+                Grown::Made(block) => return Ok((state, Ok(block))),
+                Grown::ByAnother => watched += began.elapsed(),
+                Grown::Refused(error) => refused = Some(error),
+            }
+            if let Some(block) = state.take_if_unawaited(want) {
                 return Ok((state, Ok(block)));
             }
-            refused = grown.err();
-            if theirs {
-                watched += began.elapsed();
-                if when.patience().is_some_and(|patience| patience <= watched) {
-                    break;
-                }
+            if when.patience().is_some_and(|patience| patience <= watched) {
+                break;
             }
         }
         if state.queue.is_empty() {
             self.raid(&mut state);
         }
-        match (state.take_if_unawaited(want), when.patience()) {
+        let patience = when.patience().filter(|_| !grows_on_this_thread(&state));
+        match (state.take_if_unawaited(want), patience) {
             (Some(block), _) => Ok((state, Ok(block))),
             (None, Some(patience)) => {
                 self.wait(state, Waiter::new(self, want, when.grows()), patience, watched)
@@ -420,18 +427,19 @@ impl Depot {
             match looked {
                 Looked::Found(block) => break Some(block),
                 _ if left.is_zero() => break None,
-                Looked::Again => {}
+                Looked::Again => state = self.settle_aside(state, &mut waiter)?,
                 Looked::Nothing => state = self.sleep(state, &waiter, left),
             }
         };
         waiter.go(&mut state);
-        let (state, block) = self.after_wait(state, block)?;
+        let (state, block) = self.after_wait(state, block, waiter.settles.take())?;
         let pool = self.standing(&state, waiter.want);
         let waited = before + began.elapsed();
         Ok((state, block.ok_or(AllocateError::TimedOut { waited, pool })))
     }
 
-    /// What there is for a thread that waits; the lock is released only to make a slab.
+    /// What there is for a thread that waits; the lock is released only to make a slab. No listener is called: the
+    /// thread has its place still.
     fn look<'d>(
         &'d self,
         mut state: Guard<'d>,
@@ -453,37 +461,86 @@ impl Depot {
             return Ok((state, Looked::Nothing));
         }
         waiter.seen = Some(state.room_made);
-        let (mut state, grown) =
-            self.grow_or_watch(state, waiter.want, waiter.seat.as_ref(), None)?;
-        let block = grown.ok().and_then(|()| state.take(waiter.want));
-        Ok((state, block.map_or(Looked::Again, Looked::Found)))
+        waiter.settles.get_or_insert(Settles(self));
+        let block = self.grow_unless_in_vain(state, waiter, is_last);
+        Ok((self.lock_again()?, block.map_or(Looked::Again, Looked::Found)))
+    }
+
+    /// Makes a slab for a thread that waits, and takes a block of it.
+    ///
+    /// Not if that was tried so often in vain that only more room helps. Another pool's grant that came back unused makes none,
+    /// but has this one notified, which it had kept from a grant; this one's does the same for the other, and so on.
+    fn grow_unless_in_vain(
+        &self,
+        mut state: Guard<'_>,
+        waiter: &mut Waiter<'_>,
+        is_last: bool,
+    ) -> Option<NonNull<u8>> {
+        let own_room_made = state.own_room_made;
+        state.growing = true;
+        drop(state);
+        let _growth = Growth::begin(self);
+        // First, so that what is released behind the count has this pool notified; also one whose device refuses what it was
+        // granted, which no budget knows of: what another pool gives back may make room in the device.
+        self.allowance.await_room();
+        let room = self.allowance.released().map(|released| (released, own_room_made));
+        if room.is_none() || room != waiter.room {
+            (waiter.room, waiter.in_vain) = (room, 0);
+        }
+        if waiter.in_vain >= IN_VAIN && !is_last {
+            return None;
+        }
+        let mut gave_back = false;
+        let block = self.grow(waiter.want, waiter.seat.as_ref(), &mut gave_back);
+        // One that was granted nothing has no other pool notified, and its own device was not asked.
+        waiter.in_vain += u32::from(gave_back);
+        block.ok().flatten()
+    }
+
+    /// Has listeners called for a slab that was tried in vain. Meanwhile others are served as if the thread did not
+    /// wait: a listener may wait for one of them.
+    fn settle_aside<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        waiter: &mut Waiter<'d>,
+    ) -> Result<Guard<'d>, Forked> {
+        waiter.step_aside(&mut state);
+        self.open_unless_awaited(&state);
+        self.wake(&state);
+        drop(state);
+        drop(waiter.settles.take());
+        self.lock_again()
     }
 
     fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter<'d>, left: Duration) -> Guard<'d> {
         let woken = match &waiter.seat {
-            Some(seat) => seat.wait_timeout(state, left),
+            Some(seat) => seat.woken.wait_timeout(state, left),
             None => self.changed.wait_timeout(state, left),
         };
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// A thread waits no more, with a `block` or without: there may be something for the next one, or
-    /// no thread for which to keep what is empty.
+    /// no thread for which to keep what is empty. Listeners are called for a slab that it tried to make.
     ///
-    /// Should giving that back panic, the block is no thread's, and is put back before the panic goes on.
+    /// Should any of that panic, the block is no thread's, and is put back before the panic goes on.
     fn after_wait<'d>(
         &'d self,
         mut state: Guard<'d>,
         block: Option<NonNull<u8>>,
+        settles: Option<Settles<'d>>,
     ) -> Found<'d, Option<NonNull<u8>>> {
         self.open_unless_awaited(&state);
         self.wake(&state);
         let surplus = self.surplus(&mut state);
-        if surplus.is_empty() {
+        if surplus.is_empty() && settles.is_none() {
             return Ok((state, block));
         }
         drop(state);
-        let given_back = foreign::call(|| self.give_back(surplus));
+        let given_back = foreign::call(|| {
+            let _settles = settles;
+            self.give_back(surplus);
+        });
         let mut state = self.lock_again()?;
         let Err(panicked) = given_back else { return Ok((state, block)) };
         let emptied = block.is_some_and(|block| state.put(block));
@@ -597,34 +654,48 @@ impl Depot {
 
     // --- growing and trimming --------------------------------------------------------------------
 
-    /// Makes a slab, or waits while another thread does, for so long at most. `Err` if it could not be had.
+    /// Makes a slab and takes a block of it, or waits while another thread makes one, for so long at most.
     ///
     /// A registrar or an allowance may ask a pool for a buffer while one grows on its thread:
     /// it does not wait, because its own thread, or one that waits for this, is what it would wait for. A budget's
-    /// listener is called when other threads wait for this growth no more: it may wait for one of them.
+    /// listener is called when other threads wait for this growth no more: it may wait for one of them. By then the
+    /// block is in use, so that what the listener gives back of this pool is not its slab. The caller has no place in
+    /// the queue.
     fn grow_or_watch<'d>(
         &'d self,
-        mut state: Guard<'d>,
+        state: Guard<'d>,
         want: Want,
-        seat: Option<&Seat>,
         patience: Option<Duration>,
-    ) -> Found<'d, Result<(), AllocateError>> {
-        if state.growing && MAKING.get() > 0 {
+    ) -> Found<'d, Grown> {
+        if grows_on_this_thread(&state) {
             let error = AllocateError::Exhausted(self.standing(&state, want));
-            return Ok((state, Err(error)));
+            return Ok((state, Grown::Refused(error)));
         }
         if state.growing {
-            return Ok((self.watch_growth(state, patience), Ok(())));
+            return Ok((self.watch_growth(state, patience), Grown::ByAnother));
         }
+        // Dropped behind the growth, should that panic.
+        let settles = Settles(self);
+        let grown = self.grow_alone(state, want, None);
+        let block = grown.as_ref().ok().copied().flatten();
+        let (state, block) = self.after_wait(self.lock_again()?, block, Some(settles))?;
+        let nothing = || AllocateError::Exhausted(self.standing(&state, want));
+        let refused = |grown: Result<_, _>| Grown::Refused(grown.err().unwrap_or_else(nothing));
+        let grown = block.map_or_else(|| refused(grown), Grown::Made);
+        Ok((state, grown))
+    }
+
+    /// Makes a slab while no other thread does, and takes a block of it. The caller settles.
+    fn grow_alone(
+        &self,
+        mut state: Guard<'_>,
+        want: Want,
+        seat: Option<&Seat>,
+    ) -> Result<Option<NonNull<u8>>, AllocateError> {
         state.growing = true;
         drop(state);
-        let grown = {
-            // Dropped behind the growth.
-            let _settles = Settles(self);
-            let _growth = Growth::begin(self);
-            self.grow(want, seat)
-        };
-        Ok((self.lock_again()?, grown))
+        let _growth = Growth::begin(self);
+        self.grow(want, seat, &mut false)
     }
 
     /// Waits while another thread makes a slab.
@@ -640,17 +711,24 @@ impl Depot {
     }
 
     /// Makes the slab that suits, or else the largest that can be had and holds what is wanted. Before that
-    /// is refused for want of room, empty slabs go, as in [`reserve`](Self::reserve).
-    fn grow(&self, want: Want, seat: Option<&Seat>) -> Result<(), AllocateError> {
+    /// is refused for want of room, empty slabs go, as in [`reserve`](Self::reserve). A block of it.
+    /// `gave_back` becomes true where what was granted came back unused.
+    fn grow(
+        &self,
+        want: Want,
+        seat: Option<&Seat>,
+        gave_back: &mut bool,
+    ) -> Result<Option<NonNull<u8>>, AllocateError> {
         let mut reserved = self.reserve(want, seat)?;
         loop {
-            let error = match self.make_slab(reserved.bytes) {
-                Ok(()) => {
+            let error = match self.make_slab(reserved.bytes, want) {
+                Ok(block) => {
                     reserved.keep();
-                    return Ok(());
+                    return Ok(block);
                 }
                 Err(error) => error,
             };
+            *gave_back |= !matches!(error, AllocateError::Denied { .. });
             self.lock_again()?.counts.refused += 1;
             if !error.is_about_room() {
                 return Err(error);
@@ -710,8 +788,8 @@ impl Depot {
         self.next_slab_beside(remaining, want).is_some()
     }
 
-    /// Maps and registers a slab of reserved bytes. Nothing is left behind when that fails.
-    fn make_slab(&self, bytes: usize) -> Result<(), AllocateError> {
+    /// Maps and registers a slab of reserved bytes, and takes a block. Nothing is left behind when that fails.
+    fn make_slab(&self, bytes: usize, want: Want) -> Result<Option<NonNull<u8>>, AllocateError> {
         // There is one: every depot is used through a reference that counts.
         let me = self.me.upgrade().ok_or(AllocateError::Denied { bytes, available: 0 })?;
         let grant = Grant::of(self, bytes)?;
@@ -723,17 +801,20 @@ impl Depot {
             std::mem::forget((memory, handles));
             return Err(Forked.into());
         }
-        self.install(me, memory, handles.map_err(AllocateError::Register)?)?;
+        let block = self.install(me, memory, handles.map_err(AllocateError::Register)?, want)?;
         grant.keep();
-        Ok(())
+        Ok(block)
     }
 
+    /// Adds a slab and takes a block, with the lock held from one to the other: a slab that were empty for a moment
+    /// might be trimmed, recalled or given back behind another thread's put, again and again.
     fn install(
         &self,
         me: Arc<Self>,
         memory: Memory,
         handles: Handles,
-    ) -> Result<(), AllocateError> {
+        want: Want,
+    ) -> Result<Option<NonNull<u8>>, AllocateError> {
         let mut state = self.lock();
         let free = state.slabs.iter().position(Option::is_none);
         let index = free.unwrap_or(state.slabs.len());
@@ -757,7 +838,7 @@ impl Depot {
         }
         state.slabs[index] = Some(slab);
         state.counts.grown += 1;
-        Ok(())
+        Ok(state.take(want))
     }
 
     /// Empties all magazines, then gives empty slabs back while more than `down_to` bytes are
@@ -855,7 +936,7 @@ impl Depot {
         state.registered -= bytes;
         state.leaving -= 1;
         state.counts.trimmed += 1;
-        state.room_made += 1;
+        state.note_own_room();
         state.queue.wake_first();
         state.counts.failed_deregistrations += u64::from(failed);
         self.changed.notify_all();
@@ -930,6 +1011,16 @@ impl Lender for Depot {
         self.give_back(lent);
         true
     }
+
+    /// A thread that waits to make a slab tries again.
+    fn room_made(&self) {
+        if self.is_forked() {
+            return;
+        }
+        let mut state = self.lock();
+        state.room_made += 1;
+        self.wake(&state);
+    }
 }
 
 impl Depot {
@@ -956,11 +1047,33 @@ struct Waiter<'d> {
     /// Whether it would make a slab.
     grows: bool,
     seat: Option<Seat>,
+    /// The seat that it has left for a moment, and takes again.
+    kept_seat: Option<Seat>,
     /// Whether it is counted among those apart.
     is_apart: bool,
     /// How often room had been made when it last tried to make a slab: without more there is no
     /// point in trying again, and two who try would wake each other for ever.
     seen: Option<u64>,
+    /// How often it has given back unused what it was granted for a slab, since there was more room for good.
+    in_vain: u32,
+    /// How often there had been, in the budget and in the pool.
+    room: Option<(u64, u64)>,
+    /// It has tried to make a slab. Listeners are called when it has no place: they may wait for a thread behind it.
+    settles: Option<Settles<'d>>,
+}
+
+/// So often a thread that waits gives back what it was granted, and tries again although nothing was released: what the
+/// device lacked may have been another pool's try.
+const IN_VAIN: u32 = 4;
+
+/// What came of a slab that was wanted.
+enum Grown {
+    /// The calling thread made one, and has a block.
+    Made(NonNull<u8>),
+    /// Another thread has made one, or tried to.
+    ByAnother,
+    /// The calling thread could have none.
+    Refused(AllocateError),
 }
 
 /// What a waiting thread found.
@@ -973,7 +1086,7 @@ enum Looked {
 }
 
 impl Drop for Waiter<'_> {
-    /// With the lock held it has no place any more.
+    /// With the lock held it has no place any more, and has settled. Else it settles behind this.
     fn drop(&mut self) {
         let has_place = self.seat.is_some() || self.is_apart;
         if has_place && let Ok(mut state) = self.depot.lock_again() {
@@ -986,17 +1099,35 @@ impl Drop for Waiter<'_> {
 
 impl<'d> Waiter<'d> {
     const fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
-        Self { depot, want, grows, seat: None, is_apart: false, seen: None }
+        Self {
+            depot,
+            want,
+            grows,
+            seat: None,
+            kept_seat: None,
+            is_apart: false,
+            seen: None,
+            in_vain: 0,
+            room: None,
+            settles: None,
+        }
     }
 
     /// Goes where it belongs as the slabs are now.
     fn take_a_place(&mut self, state: &mut State) {
+        let kept_seat = self.kept_seat.take();
         match (state.can_hold(self.want), self.seat.is_some()) {
             (true, true) => {}
             (false, false) if self.is_apart => {}
             (true, false) => {
                 self.go(state);
-                self.seat = Some(state.queue.join());
+                self.seat = Some(match kept_seat {
+                    Some(seat) => {
+                        state.queue.rejoin(&seat);
+                        seat
+                    }
+                    None => state.queue.join(),
+                });
             }
             (false, _) => {
                 self.go(state);
@@ -1006,6 +1137,13 @@ impl<'d> Waiter<'d> {
                 state.makers += usize::from(self.grows);
             }
         }
+    }
+
+    /// Leaves its place until it takes one again, ahead of those that came later.
+    fn step_aside(&mut self, state: &mut State) {
+        let seat = self.seat.clone();
+        self.go(state);
+        self.kept_seat = seat;
     }
 
     /// Leaves its place.
@@ -1026,6 +1164,12 @@ impl<'d> Waiter<'d> {
             None => self.grows,
         }
     }
+}
+
+/// Whether the pool grows, and the calling thread makes a slab, of this pool or another: what that calls does not
+/// wait for this pool.
+fn grows_on_this_thread(state: &State) -> bool {
+    state.growing && MAKING.get() > 0
 }
 
 /// A thread is making a slab; dropped when it is done, however that ends.
@@ -1121,7 +1265,7 @@ impl Drop for Grant<'_> {
             return;
         }
         let allowance = &self.depot.allowance;
-        if let Err(panicked) = foreign::call(|| allowance.give_back(self.bytes)) {
+        if let Err(panicked) = foreign::call(|| allowance.give_back_unused(self.bytes)) {
             panicked.resume_unless_unwinding();
         }
     }
@@ -1139,6 +1283,7 @@ impl State {
             apart: 0,
             makers: 0,
             room_made: 0,
+            own_room_made: 0,
             closed: false,
             hands: Vec::new(),
             unowned: Vec::new(),
@@ -1185,9 +1330,15 @@ impl State {
         let put = slab.and_then(|slab| slab.place_of(address)).map(|place| self.space.put(place));
         self.counts.refused_puts += u64::from(put.is_none_or(|put| put == Put::NotInUse));
         if put == Some(Put::SlabEmpty) {
-            self.room_made += 1;
+            self.note_own_room();
         }
         put == Some(Put::SlabEmpty)
+    }
+
+    /// There is more room for a slab than before, whatever the budget says.
+    fn note_own_room(&mut self) {
+        self.room_made += 1;
+        self.own_room_made += 1;
     }
 
     /// Takes blocks back until `keep` are cached; whether that has emptied a slab.

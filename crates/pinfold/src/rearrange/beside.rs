@@ -243,7 +243,15 @@ mod tests {
 
     #[test]
     fn memory_with_a_policy_of_its_own_is_not_plain() {
-        let range = memory::map(1 << 12).unwrap();
+        // Other tests map and unmap memory beside it, which would become one mapping with it and another one again.
+        let whole = memory::map(3 << 12).unwrap();
+        let range = AddressRange::new(whole.start() + (1 << 12), 1 << 12).unwrap();
+        for wall in [whole.start(), range.end()] {
+            let wall = AddressRange::new(wall, 1 << 12).unwrap();
+            // SAFETY: this test's own memory.
+            let done = unsafe { libc::mprotect(pointer(wall).cast(), 1 << 12, libc::PROT_NONE) };
+            assert_eq!(done, 0);
+        }
         assert_eq!(plain_parts(range).unwrap().len(), 1);
         if let Err(Errno(errno)) = numa::prefer_local(range) {
             eprintln!("skipped: no memory policies ({errno})");

@@ -14,7 +14,7 @@
 //!
 //! The pages that are mapped in the range when it is registered stay in memory until the last
 //! registration that covers them is given back. The kernel's locks do not nest, so the registrar
-//! counts. Five things it cannot know:
+//! counts. Six things it cannot know:
 //!
 //! - **Other registrars of this kind.** Each counts its own registrations. Where two have registered the same page,
 //!   the first that gives it back unlocks it for both. Use one [`Mlock`] in a process, and share it: an
@@ -30,6 +30,10 @@
 //!   old range back; at the new one the memory stays locked, and counts against the limit, until the
 //!   program unlocks or unmaps it. No budget counts it. Buffers that are grown while a cache keeps them
 //!   belong to a registrar that pins pages.
+//! - **Exchanges.** A target that a landing zone over a cache of this registrar has exchanged is locked from then on,
+//!   until the program unlocks or unmaps it, and no budget counts it. The kernel takes the lock from the slot and leaves
+//!   it in the count: every exchange adds its bytes to what the process has locked (`VmLck`) for good, unmapped or not
+//!   (seen with Linux 6.18). Have data land by copying there, as zones do that are given no crossover.
 //! - **Moves.** Locked pages stay in memory, at the same physical address or not: the kernel may
 //!   migrate them. `mlock` suits programs that want no page faults from disk, not devices.
 //!

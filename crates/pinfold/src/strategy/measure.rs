@@ -43,7 +43,7 @@ pub struct Unmoved {
 unsafe impl<H> Mover<H> for Unmoved {
     type Error = Infallible;
 
-    fn begin(&mut self, request: Request<H>) -> Result<(), Infallible> {
+    unsafe fn begin(&mut self, request: Request<H>) -> Result<(), Infallible> {
         self.under_way.push(request.number);
         Ok(())
     }

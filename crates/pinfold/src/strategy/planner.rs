@@ -688,7 +688,9 @@ unsafe fn move_all<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
         while window.is_full() {
             window.complete()?;
         }
-        window.begin(part.handle, part.range, kept)
+        // SAFETY: a part is of what is registered for it, a lease's or a pool's buffer, and comes with that; its memory
+        // is the mover's to move until this returns, by the caller's promise.
+        unsafe { window.begin(part.handle, part.range, kept) }
     });
     let completed = window.complete_all(|_| ());
     begun.and(completed).map_err(|reason| TransferError { reason, moved_bytes: 0 })

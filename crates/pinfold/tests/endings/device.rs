@@ -12,12 +12,12 @@ use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported}
 use pinfold::{
     Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, Lost, MappingKind,
     Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Translation,
-    Watch,
+    Uncovered, Watch,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -362,7 +362,13 @@ type Besides = Box<dyn Fn(&str) + Send + Sync>;
 /// Sees what it is told, by [`change`](Self::change).
 pub(crate) struct Silent {
     process: u32,
-    changes: Mutex<Vec<AddressRange>>,
+    changes: Arc<Mutex<Vec<AddressRange>>>,
+    /// How many changes its log holds.
+    kept: AtomicU64,
+    /// How often it finds no moment to watch a range, from now on.
+    busy: AtomicUsize,
+    /// Whether it watches no range that has a hole.
+    sees_holes: AtomicBool,
     /// What a question does besides, by its name.
     besides: OnceLock<Besides>,
     /// It sees nothing any more.
@@ -373,10 +379,27 @@ pub(crate) struct Silent {
 
 impl Silent {
     pub(crate) fn new() -> Self {
-        let (changes, notified) = (Mutex::default(), Mutex::default());
+        let (changes, notified) = (Arc::default(), Mutex::default());
         let (process, besides) = (std::process::id(), OnceLock::new());
-        let lost = Arc::default();
-        Self { process, changes, besides, lost, notified, event_count: Condvar::new() }
+        let (lost, kept) = (Arc::default(), AtomicU64::new(u64::MAX));
+        let (busy, sees_holes) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let event_count = Condvar::new();
+        Self { process, changes, kept, busy, sees_holes, besides, lost, notified, event_count }
+    }
+
+    /// It watches no range that has a hole, from now on.
+    pub(crate) fn sees_holes(&self) {
+        self.sees_holes.store(true, SeqCst);
+    }
+
+    /// The next so many times it finds no moment to watch a range.
+    pub(crate) fn is_busy(&self, times: usize) {
+        self.busy.store(times, SeqCst);
+    }
+
+    /// Its log holds no more than the last so many changes.
+    pub(crate) fn keeps(&self, changes: u64) {
+        self.kept.store(changes, SeqCst);
     }
 
     /// What a question does besides, from now on.
@@ -388,6 +411,20 @@ impl Silent {
     pub(crate) fn is_lost_when_asked(&self, what: &'static str) {
         let lost = Arc::clone(&self.lost);
         self.besides(move |question| _ = lost.fetch_or(question == what, SeqCst));
+    }
+
+    /// It has seen a change of `range` the next time that it is to watch anything, and panics once from then on, asked
+    /// this.
+    pub(crate) fn sees_and_panics_when_it_watches(&self, what: &'static str, range: AddressRange) {
+        let (changes, watched) = (Arc::clone(&self.changes), AtomicBool::new(false));
+        let panicked = AtomicBool::new(false);
+        self.besides(move |question| {
+            if question == "watch" && !watched.swap(true, SeqCst) {
+                changes.lock().unwrap().push(range);
+            }
+            let is_to = watched.load(SeqCst) && question == what;
+            assert!(!is_to || panicked.swap(true, SeqCst), "{question}");
+        });
     }
 
     fn asked(&self, question: &str) {
@@ -419,9 +456,16 @@ unsafe impl Monitor for Silent {
         Ok(Sequence(self.changes.lock().unwrap().len() as u64))
     }
 
-    fn watch(&self, _: AddressRange) -> Watch {
+    fn watch(&self, range: AddressRange) -> Watch {
         self.asked("watch");
-        Watch::Covered
+        if self.sees_holes.load(SeqCst) && !pinfold_kernel::memory::is_mapped(range) {
+            return Watch::Uncovered(Uncovered::Unmapped);
+        }
+        let one_less = |busy: usize| busy.checked_sub(1);
+        match self.busy.fetch_update(SeqCst, SeqCst, one_less) {
+            Ok(_) => Watch::Uncovered(Uncovered::Refused { errno: libc::EAGAIN }),
+            Err(_) => Watch::Covered,
+        }
     }
 
     fn change_pending(&self, _: AddressRange) -> bool {
@@ -433,7 +477,7 @@ unsafe impl Monitor for Silent {
         self.asked("replay");
         let changes = self.changes.lock().unwrap().clone();
         let end = changes.len() as u64;
-        let is_known = from != Position::NOWHERE;
+        let is_known = end.checked_sub(from.0).is_some_and(|new| new <= self.kept.load(SeqCst));
         let complete = is_known && !self.lost.load(SeqCst);
         let seen = if is_known { usize::try_from(from.0).unwrap() } else { changes.len() };
         changes.into_iter().skip(seen).for_each(visit);
@@ -470,6 +514,12 @@ pub(crate) fn cache(config: Config) -> (TheCache, Arc<Records>) {
 
 pub(crate) fn cache_of(device: Device, config: Config) -> TheCache {
     started(device, Silent::new(), config)
+}
+
+/// A cache without a thread of its own: one that starts while the kernel maps nothing ends the process.
+pub(crate) fn cache_without_a_thread(config: Config) -> (TheCache, Arc<Records>) {
+    let (device, records) = device();
+    (Cache::new(device, Silent::new(), config).unwrap(), records)
 }
 
 #[cfg(not(miri))]
@@ -524,7 +574,7 @@ impl Dma {
         let is_live = self.records.iter().any(|records| records.has(handle, range));
         assert!(is_live, "the device writes by a live registration");
         let start = std::ptr::with_exposed_provenance_mut::<u8>(range.start());
-        // SAFETY: the request is under way, so its memory is kept: that is what the tests are about.
+        // SAFETY: the request is under way, so its memory is kept, by the promise to `begin`: that is what the tests are about.
         unsafe { start.write_bytes(WRITTEN, range.len()) };
     }
 }
@@ -534,7 +584,7 @@ impl Dma {
 unsafe impl Mover<u32> for Dma {
     type Error = &'static str;
 
-    fn begin(&mut self, request: Request<u32>) -> Result<(), &'static str> {
+    unsafe fn begin(&mut self, request: Request<u32>) -> Result<(), &'static str> {
         self.count("begin");
         self.under_way.push(request);
         Ok(())

@@ -9,12 +9,15 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Device, Following, PAGE, RAN, Records, Silent, TheCache, cache, device,
+    Device, Following, PAGE, RAN, Records, Silent, TheCache, cache, cache_without_a_thread, device,
     in_a_process_of_its_own, panics_at,
 };
 use crate::ways::{child_does, panics};
 use pinfold::landing::ZoneError;
-use pinfold::landing::{AskError, Crossover, LandError, Method, Options, Pages, Place, Slab, Zone};
+use pinfold::landing::{
+    AskError, Crossover, LandError, Method, Options, Pages, Place, Refused, Slab, Zone,
+};
+use pinfold::limits::Limits;
 use pinfold::{Access, AddressRange, Config, GetError, Registrar, WhenFull};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -196,24 +199,241 @@ fn a_remapped_place_takes_nothing_out_of_a_target_that_has_been_replaced() {
     assert!(target.is_all(5), "not the target's memory any more");
 }
 
-/// The monitor sees nothing any more from the exchange on, and the program has mapped other memory there.
+/// Of other memory, more than the monitor's log holds, each read by the cache before it is gone from the log, if `is_read` sees to it.
+fn many_other_changes(cache: &TheCache, mut is_read: impl FnMut()) {
+    const KEPT: u64 = 4;
+    cache.monitor().keeps(KEPT);
+    let other = Target::new();
+    for _ in 0..3 * KEPT {
+        cache.monitor().change(remapped_target(&other));
+        is_read();
+    }
+}
+
+/// A name that ends with how the log is read.
+type Reads = (&'static str, fn(&TheCache, &TheZone<'_>));
+
+/// What the program asks of the cache or the zone meanwhile has the log read.
+const READS: [Reads; 3] = [
+    ("check", |cache, _| drop(cache.check())),
+    ("reclaim", |cache, _| _ = cache.reclaim()),
+    ("ask", |_, zone| drop(Target::new().ask(zone))),
+];
+
+/// Dropped, remapped or not, or landed: only changes of its own target matter to a place.
 #[test]
-fn a_remapped_place_whose_monitor_is_lost_as_it_is_remapped_ends_the_process() {
+fn a_place_outlives_more_changes_of_other_memory_than_the_monitors_log_holds() {
+    let name = "landings::\
+        a_place_outlives_more_changes_of_other_memory_than_the_monitors_log_holds";
+    let status = in_a_process_of_its_own(name, || {
+        for (how, read) in READS {
+            let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+            let (zone, target) = (zone(&cache), Target::new());
+            let place = target.ask(&zone);
+            receive(place.range(), 3);
+            let remapped = place.remap().unwrap();
+            many_other_changes(&cache, || read(&cache, &zone));
+            drop(remapped);
+            assert!(target.is_all(0), "{how}: the device writes to what the target has");
+            let place = target.ask(&zone);
+            receive(place.range(), 4);
+            let remapped = place.remap().unwrap();
+            many_other_changes(&cache, || read(&cache, &zone));
+            // SAFETY: the data is there.
+            assert!(unsafe { remapped.arrived() }.is_ok(), "{how}");
+            assert!(target.is_all(4));
+            let place = target.ask(&zone);
+            receive(place.range(), 5);
+            many_other_changes(&cache, || read(&cache, &zone));
+            // SAFETY: as above.
+            assert!(unsafe { place.arrived() }.land().is_ok(), "{how}");
+            assert!(target.is_all(5));
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// And so does the cache's own thread, if the program asks nothing.
+#[test]
+#[cfg(not(miri))] // has no such thread
+fn the_caches_thread_reads_what_is_reported_while_a_place_flies() {
+    let name = "landings::the_caches_thread_reads_what_is_reported_while_a_place_flies";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = a_cache();
+        let (zone, target) = (zone(&cache), Target::new());
+        let remapped = target.ask(&zone).remap().unwrap();
+        let mut reported = cache.statistics().events;
+        many_other_changes(&cache, || {
+            reported += 1;
+            while cache.statistics().events < reported {
+                std::thread::yield_now();
+            }
+        });
+        drop(remapped);
+        assert!(target.is_all(0));
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// A change of the target itself is known however long ago it was read; one before it was asked for is none.
+#[test]
+fn a_change_of_a_remapped_target_is_not_forgotten_with_the_log() {
+    let name = "landings::a_change_of_a_remapped_target_is_not_forgotten_with_the_log";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+        let (zone, target) = (zone(&cache), Target::new());
+        cache.monitor().change(remapped_target(&target));
+        let remapped = target.ask(&zone).remap().unwrap();
+        target.replace(libc::MAP_PRIVATE);
+        cache.monitor().change(remapped_target(&target));
+        target.fill(5);
+        many_other_changes(&cache, || drop(cache.check()));
+        drop(remapped);
+        assert!(target.is_all(5), "not the target's memory any more");
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// What the cache has not read before it was overwritten may have been a change of the target.
+#[test]
+fn a_remapped_place_that_was_lapped_ends_the_process() {
+    let name = "landings::a_remapped_place_that_was_lapped_ends_the_process";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+        let (zone, target) = (zone(&cache), Target::new());
+        let remapped = target.ask(&zone).remap().unwrap();
+        many_other_changes(&cache, || {});
+        drop(remapped);
+    });
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+}
+
+/// That everything has changed a monitor says when it cannot tell what has. It was taken for a change of the target, whose
+/// owner then had pages to which the device wrote.
+#[test]
+fn a_remapped_place_ends_the_process_where_everything_is_said_to_have_changed() {
     let name =
-        "landings::a_remapped_place_whose_monitor_is_lost_as_it_is_remapped_ends_the_process";
+        "landings::a_remapped_place_ends_the_process_where_everything_is_said_to_have_changed";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+        let (zone, target) = (zone(&cache), Target::new());
+        let remapped = target.ask(&zone).remap().unwrap();
+        cache.monitor().change(AddressRange::EVERYTHING);
+        drop(remapped);
+    });
+    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+}
+
+/// The monitor sees nothing any more from the exchange on, and the program maps other memory there. Dropping what was remapped
+/// ended the process.
+#[test]
+fn a_place_whose_monitor_is_lost_as_it_is_remapped_has_its_pages_again() {
+    let name = "landings::a_place_whose_monitor_is_lost_as_it_is_remapped_has_its_pages_again";
     let status = in_a_process_of_its_own(name, || {
         let (cache, _records) = a_cache();
         let (zone, target) = (zone(&cache), Target::new());
         let place = target.ask(&zone);
         assert!(place.is_watched());
+        receive(place.range(), 3);
         cache.monitor().is_lost_when_asked("watch");
-        let remapped = place.remap().unwrap();
+        let Refused { state: place, error } = place.remap().unwrap_err();
+        assert_eq!(error, LandError::TargetUnwatched);
+        assert!(!place.is_watched() && target.is_all(0));
         target.replace(libc::MAP_PRIVATE);
         target.fill(5);
-        drop(remapped);
-        assert!(target.is_all(5), "taken out of the target");
+        // SAFETY: the data is there.
+        let arrived = unsafe { place.arrived() };
+        assert!(arrived.bytes().iter().all(|&byte| byte == 3));
+        let refused = arrived.land().unwrap_err();
+        assert_eq!(refused.error, LandError::TargetChanged);
+        drop(refused);
+        assert!(target.is_all(5));
     });
-    assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Changes of other memory leave the monitor no moment to watch the target, for a while: it was left unwatched as it was asked
+/// for, and dropping what was remapped ended the process.
+#[test]
+fn a_target_is_watched_when_other_changes_leave_a_moment_for_it() {
+    let name = "landings::a_target_is_watched_when_other_changes_leave_a_moment_for_it";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = a_cache();
+        let (zone, target) = (zone(&cache), Target::new());
+        cache.monitor().is_busy(3);
+        let place = target.ask(&zone);
+        assert!(place.is_watched());
+        cache.monitor().is_busy(3);
+        let remapped = place.remap().unwrap();
+        assert!(remapped.is_watched());
+        target.fill(5);
+        drop(remapped);
+        assert!(target.is_all(0));
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// The same, without an end: the place has its pages again, and what the device has written and goes on to write.
+#[test]
+fn a_place_whose_target_cannot_be_watched_again_has_its_pages_again() {
+    let name = "landings::a_place_whose_target_cannot_be_watched_again_has_its_pages_again";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = a_cache();
+        let (zone, target) = (zone(&cache), Target::new());
+        let place = target.ask(&zone);
+        target.fill(7);
+        receive(place.range(), 3);
+        cache.monitor().is_busy(usize::MAX);
+        let Refused { state: place, error } = place.remap().unwrap_err();
+        assert_eq!(error, LandError::TargetUnwatched);
+        assert!(!place.is_watched() && target.is_all(0));
+        receive(AddressRange::new(place.range().start(), PAGE).unwrap(), 4);
+        assert!(target.is_all(0), "the device writes to what the target has");
+        // SAFETY: the data is there.
+        let arrived = unsafe { place.arrived() };
+        let written = arrived.bytes().chunks(PAGE).map(|page| (page[0], page[PAGE - 1]));
+        assert!(written.eq([(4, 4), (3, 3), (3, 3), (3, 3), (3, 3), (3, 3)]));
+        let Refused { state: arrived, error } = arrived.land().unwrap_err();
+        assert_eq!(error, LandError::TargetChanged);
+        // SAFETY: nothing has changed.
+        unsafe { arrived.vouch() }.land_by(Method::Exchange).unwrap();
+        cache.monitor().is_busy(0);
+        // Its slot serves again, and a place that is dropped instead leaves the target alone.
+        for _ in 0..2 {
+            let place = target.ask(&zone);
+            cache.monitor().is_busy(usize::MAX);
+            target.fill(7);
+            let refused = place.remap().unwrap_err();
+            assert!(target.is_all(0));
+            target.fill(8);
+            drop(refused);
+            assert!(target.is_all(8));
+            cache.monitor().is_busy(0);
+        }
+        assert_eq!(zone.free_slots(), 2);
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// A monitor that reports the exchange itself, as the kernel does, and panics as the target is watched anew: the
+/// change of which it knows is the zone's own, and the device writes to the pages still.
+#[test]
+fn a_monitor_that_panics_behind_an_exchange_leaves_no_page_of_the_device_in_the_target() {
+    for question in ["watch", "check", "replay"] {
+        let (cache, records) = a_cache();
+        let (zone, target) = (zone(&cache), Target::new());
+        target.fill(7);
+        let place = target.ask(&zone);
+        assert!(place.is_watched());
+        let (range, handle) = (place.range(), place.handle());
+        receive(range, 3);
+        cache.monitor().sees_and_panics_when_it_watches(question, remapped_target(&target));
+        assert!(panics(|| drop(place.remap())));
+        assert!(target.is_all(0), "{question}: the device writes to what the target has");
+        assert!(records.has(handle, range), "{question}: the device may go on");
+        assert!(!is_findable(&cache, range, handle), "{question}");
+        assert_eq!(zone.free_slots(), 2);
+    }
 }
 
 /// No device writes to it, so whatever stands there may stay.
@@ -478,6 +698,107 @@ impl Drop for NoMoreMemory {
     }
 }
 
+/// The process has as many mappings as it may, and one more.
+struct NoMoreMappings {
+    many: *mut libc::c_void,
+    others: Vec<*mut libc::c_void>,
+}
+
+impl NoMoreMappings {
+    /// A table longer than this is not filled.
+    const MOST: usize = 1 << 20;
+    const BYTES: usize = 2 * Self::MOST * PAGE;
+
+    /// Why it cannot be.
+    fn is_out_of_reach() -> Option<String> {
+        let most = Limits::read().max_map_count;
+        let is_too_long = most.is_none_or(|most| most > Self::MOST as u64);
+        is_too_long.then(|| format!("a table of mappings too long to fill: {most:?}"))
+    }
+
+    fn new() -> Self {
+        // Before the table is full.
+        let mut others = Vec::with_capacity(64);
+        let many = Self::map(Self::BYTES, libc::PROT_NONE);
+        assert_ne!(many, libc::MAP_FAILED);
+        // No two neighbours have the same rights, so each page is a mapping of its own.
+        let pages = (PAGE..Self::BYTES).step_by(2 * PAGE);
+        let split = pages.take_while(|&offset| {
+            // SAFETY: the test's own page, which nothing uses.
+            unsafe { libc::mprotect(many.wrapping_byte_add(offset), PAGE, libc::PROT_READ) == 0 }
+        });
+        assert!(split.count() > 1000);
+        // The kernel splits none when there are as many as there may be; it maps one more.
+        for rights in [libc::PROT_NONE, libc::PROT_READ].into_iter().cycle() {
+            let other = Self::map(PAGE, rights);
+            if other == libc::MAP_FAILED {
+                return Self { many, others };
+            }
+            others.push(other);
+            assert!(others.len() < others.capacity(), "the table is full");
+        }
+        unreachable!("a cycle has no end");
+    }
+
+    fn map(bytes: usize, rights: libc::c_int) -> *mut libc::c_void {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: new memory where the kernel likes.
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, kind, -1, 0) }
+    }
+}
+
+impl Drop for NoMoreMappings {
+    fn drop(&mut self) {
+        // SAFETY: this value's own mappings, which nothing uses.
+        unsafe {
+            libc::munmap(self.many, Self::BYTES);
+            self.others.iter().for_each(|&other| _ = libc::munmap(other, PAGE));
+        }
+    }
+}
+
+/// Where the kernel maps nothing more it does not say what is mapped either: data lands by copying, in a target that is
+/// there, and nothing of the zone is taken for lost.
+#[test]
+fn a_process_with_as_many_mappings_as_it_may_have_lands_data_by_copying() {
+    if let Some(why) = NoMoreMappings::is_out_of_reach() {
+        return eprintln!("skipped: {why}");
+    }
+    let name = "landings::a_process_with_as_many_mappings_as_it_may_have_lands_data_by_copying";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+        let gone = Arc::new(AtomicBool::new(false));
+        let pages = Watched(Slab::new(BYTES, 2, false).unwrap(), Arc::clone(&gone));
+        let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+        let zone = Zone::new(&cache, pages, options).unwrap();
+        let target = Target::new();
+        target.fill(7);
+        let land = |byte| {
+            // SAFETY: see the file's header.
+            let place = unsafe { zone.ask(target.0, BYTES) }.unwrap();
+            receive(place.range(), byte);
+            // SAFETY: the data is there.
+            let landed = unsafe { place.arrived() }.land().unwrap();
+            assert!(target.is_all(byte));
+            landed
+        };
+        assert_eq!(land(1).moved_bytes, BYTES);
+        let full = NoMoreMappings::new();
+        for byte in [2, 3] {
+            let landed = land(byte);
+            assert_eq!(landed.copied_bytes, BYTES);
+            let because = Some(LandError::Exchange { errno: libc::ENOMEM });
+            assert_eq!(landed.copied_because, because);
+            assert_eq!(zone.free_slots(), 2);
+        }
+        drop(full);
+        assert_eq!(land(4).moved_bytes, BYTES);
+        drop(zone);
+        assert!(gone.load(SeqCst), "the zone gives its pages back");
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
 /// What another thread maps where nothing is mapped: the addresses of the pages that it got, filled with `byte`.
 fn map_holes(range: AddressRange, byte: u8) -> Vec<*mut u8> {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -502,7 +823,7 @@ fn holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others() {
     let status = in_a_process_of_its_own(name, || {
         for remapped in [false, true] {
             for method in [Method::Exchange, Method::Replace] {
-                let (cache, _records) = a_cache();
+                let (cache, _records) = cache_without_a_thread(Config::keeping_all());
                 let slab = Slab::new(BYTES, 2, false).unwrap();
                 let aside = slab.aside();
                 let zone = Zone::new(&cache, slab, Options::default()).unwrap();
@@ -551,13 +872,271 @@ fn holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others() {
     assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
+/// A kernel that runs out of memory behind so many moves of pages, as the thread that asked for it finds it: what was to
+/// be moved over is unmapped, and nothing is mapped there any more.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod exhausted {
+    use std::mem::offset_of;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    static MOVES_LEFT: AtomicUsize = AtomicUsize::new(0);
+
+    /// By which the handler's own call is known: an argument that the kernel does not look at.
+    const OURS: u32 = 0x5059;
+
+    fn step(code: u32, k: u32, [jt, jf]: [u8; 2]) -> libc::sock_filter {
+        libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k }
+    }
+
+    fn load(offset: usize) -> libc::sock_filter {
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, u32::try_from(offset).unwrap(), [0; 2])
+    }
+
+    fn jump(how: u32, k: u32, ways: [u8; 2]) -> libc::sock_filter {
+        step(libc::BPF_JMP | how | libc::BPF_K, k, ways)
+    }
+
+    /// So many moves more, where [`behind`] was called.
+    pub(super) fn has_left(moves: usize) {
+        MOVES_LEFT.store(moves, SeqCst);
+    }
+
+    /// From now on, on this thread and for good.
+    pub(super) fn behind(moves: usize) {
+        has_left(moves);
+        let args = offset_of!(libc::seccomp_data, args);
+        let number = |call: libc::c_long| u32::try_from(call).unwrap();
+        let noreplace = u32::try_from(libc::MAP_FIXED_NOREPLACE).unwrap();
+        let end = |action| step(libc::BPF_RET | libc::BPF_K, action, [0; 2]);
+        let mut steps = [
+            load(offset_of!(libc::seccomp_data, nr)),
+            jump(libc::BPF_JEQ, number(libc::SYS_mremap), [0, 2]),
+            load(args + 5 * 8),
+            jump(libc::BPF_JEQ, OURS, [3, 4]),
+            jump(libc::BPF_JEQ, number(libc::SYS_mmap), [0, 2]),
+            load(args + 3 * 8),
+            jump(libc::BPF_JSET, noreplace, [1, 0]),
+            end(libc::SECCOMP_RET_ALLOW),
+            end(libc::SECCOMP_RET_TRAP),
+        ];
+        let program = libc::sock_fprog { len: 9, filter: steps.as_mut_ptr() };
+        // SAFETY: the handler calls the kernel only; the filter is as long as it says.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::ucontext_t) = answer;
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let filter = libc::SECCOMP_MODE_FILTER;
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, filter, &raw const program), 0);
+        }
+    }
+
+    extern "C" fn answer(_: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+        // SAFETY: the kernel gives both, and the registers hold the arguments of the call that was stopped.
+        unsafe {
+            let _ = info;
+            let registers = &mut (*context).uc_mcontext;
+            #[cfg(target_arch = "x86_64")]
+            let (number, arguments) = {
+                let of = |which: i32| registers.gregs[which as usize];
+                let arguments =
+                    [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8];
+                (of(libc::REG_RAX), arguments.map(of))
+            };
+            #[cfg(target_arch = "aarch64")]
+            let (number, arguments) = {
+                let of = |which: usize| registers.regs[which] as i64;
+                (of(8), [0, 1, 2, 3, 4].map(of))
+            };
+            let [from, bytes, goal_bytes, how, goal] = arguments;
+            let result = if number != libc::SYS_mremap {
+                -i64::from(libc::ENOMEM)
+            } else if MOVES_LEFT.load(SeqCst) == 0 {
+                libc::syscall(libc::SYS_munmap, goal, goal_bytes);
+                -i64::from(libc::ENOMEM)
+            } else {
+                MOVES_LEFT.fetch_sub(1, SeqCst);
+                libc::syscall(libc::SYS_mremap, from, bytes, goal_bytes, how, goal, OURS)
+            };
+            #[cfg(target_arch = "x86_64")]
+            {
+                registers.gregs[libc::REG_RAX as usize] = result;
+            }
+            #[cfg(target_arch = "aarch64")]
+            {
+                registers.regs[0] = result as u64;
+            }
+        }
+    }
+}
+
+/// Data of which a part has come into the target when the kernel runs out of memory, and unmaps the place that the part has
+/// left as well: what can be read is what has not landed.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn data_whose_place_the_kernel_has_torn_is_read_where_it_is() {
+    let name = "landings::data_whose_place_the_kernel_has_torn_is_read_where_it_is";
+    // Without a part of a page before the whole ones, and with one.
+    let status = in_a_process_of_its_own(name, || [0, 100].into_iter().for_each(torn));
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// The slot consists of two mappings, the first of which goes.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn torn(ragged: usize) {
+    let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+    let zone = zone(&cache);
+    let target = Target::new();
+    target.fill(5);
+    let (start, length) = (target.0.wrapping_add(PAGE - ragged), 4 * PAGE + ragged);
+    // SAFETY: see the file's header.
+    let place = unsafe { zone.ask(start, length) }.unwrap();
+    let range = place.range();
+    receive(range, 3);
+    split(range);
+    // What the target has goes aside, and the first part comes.
+    exhausted::behind(2);
+    // SAFETY: the data is there.
+    let refused = unsafe { place.arrived() }.land_by(Method::Exchange).unwrap_err();
+    let (arrived, error) = (refused.state, refused.error);
+    assert_eq!(error, LandError::TargetUnmapped { errno: libc::ENOMEM });
+    assert_eq!(arrived.bytes(), [3; 2 * PAGE]);
+    assert_eq!(arrived.target().start(), start.addr() + ragged + 2 * PAGE);
+    // SAFETY: the part of the target that is mapped.
+    let landed = unsafe { std::slice::from_raw_parts(start, ragged + 2 * PAGE) };
+    assert!(landed.iter().all(|&byte| byte == 3));
+    let theirs = map_over(range.start() + ragged);
+    let again = arrived.land().unwrap_err();
+    assert_eq!(again.error, error);
+    drop(again);
+    assert_eq!(zone.free_slots(), 1);
+    // SAFETY: a page of this test.
+    assert_eq!(unsafe { theirs.read() }, 9);
+}
+
+/// A page that another thread maps where nothing is mapped, filled with 9.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn map_over(hole: usize) -> *mut u8 {
+    let hole = std::ptr::with_exposed_provenance_mut::<libc::c_void>(hole);
+    assert!(!pinfold_kernel::memory::is_mapped(AddressRange::new(hole.addr(), PAGE).unwrap()));
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: nothing is mapped there.
+    let page = unsafe { libc::mmap(hole, PAGE, rights, kind, -1, 0) };
+    assert_eq!(page, hole);
+    // SAFETY: the page is the test's.
+    unsafe { page.cast::<u8>().write_bytes(9, PAGE) };
+    page.cast()
+}
+
+/// A device may go on with the pages of a slot that was torn; what another thread has mapped there is not discarded.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn a_remapped_place_whose_slot_the_kernel_has_torn_discards_nothing_of_others() {
+    let name =
+        "landings::a_remapped_place_whose_slot_the_kernel_has_torn_discards_nothing_of_others";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+        let zone = zone(&cache);
+        let target = Target::new();
+        let place = target.ask(&zone);
+        let range = place.range();
+        split(range);
+        exhausted::behind(2);
+        let remapped = place.remap().unwrap();
+        let theirs = map_over(range.start());
+        drop(remapped);
+        assert_eq!(zone.free_slots(), 1);
+        // SAFETY: a page of this test.
+        assert_eq!(unsafe { theirs.read() }, 9);
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// The kernel unmaps the second part of the target when the first has the slot's pages, which the device writes. They had
+/// stayed there, because a target with a hole was taken for one that has changed.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn what_the_target_has_of_an_exchange_that_the_kernel_could_not_end_is_taken_out_of_it() {
+    let name = "landings::\
+        what_the_target_has_of_an_exchange_that_the_kernel_could_not_end_is_taken_out_of_it";
+    let status = in_a_process_of_its_own(name, || {
+        for is_changed in [false, true] {
+            let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+            cache.monitor().sees_holes();
+            let zone = zone(&cache);
+            let target = Target::new();
+            let place = target.ask(&zone);
+            receive(place.range(), 3);
+            split(place.range());
+            // What the target has goes aside, and the first part comes.
+            if is_changed {
+                exhausted::has_left(2);
+            } else {
+                exhausted::behind(2);
+            }
+            let remapped = place.remap().unwrap();
+            // SAFETY: the part of the target that is mapped.
+            let first = unsafe { std::slice::from_raw_parts(target.0, BYTES - 2 * PAGE) };
+            assert!(first.iter().all(|&byte| byte == 3));
+            if is_changed {
+                cache.monitor().change(AddressRange::new(target.0.addr(), PAGE).unwrap());
+            }
+            drop(remapped);
+            let expected = if is_changed { 3 } else { 0 };
+            assert!(first.iter().all(|&byte| byte == expected), "changed: {is_changed}");
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Where pages cannot go back to a place whose target cannot be watched again, they are taken out at once, and nothing lands.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn a_target_that_cannot_be_watched_again_keeps_no_pages_that_cannot_go_back() {
+    let name = "landings::a_target_that_cannot_be_watched_again_keeps_no_pages_that_cannot_go_back";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+        let zone = zone(&cache);
+        let target = Target::new();
+        let place = target.ask(&zone);
+        receive(place.range(), 3);
+        cache.monitor().is_busy(usize::MAX);
+        // What the target has goes aside, the slot's pages come, and the others go to the slot.
+        exhausted::behind(3);
+        let remapped = place.remap().unwrap();
+        assert!(!remapped.is_watched() && target.is_all(0));
+        let theirs = map_over(remapped.range().start());
+        // SAFETY: nothing has changed, and the data is there.
+        let refused = unsafe { remapped.vouch().arrived() }.unwrap_err();
+        assert_eq!(refused.error, LandError::TargetUnwatched);
+        target.fill(5);
+        drop(refused);
+        assert!(target.is_all(5));
+        assert_eq!(zone.free_slots(), 1);
+        // SAFETY: a page of this test.
+        assert_eq!(unsafe { theirs.read() }, 9);
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// The last two pages become a mapping of their own.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn split(place: AddressRange) {
+    let second = std::ptr::with_exposed_provenance_mut(place.end() - 2 * PAGE);
+    // SAFETY: memory of a slot; what is advised splits it, and says nothing of its content.
+    assert_eq!(unsafe { libc::madvise(second, 2 * PAGE, libc::MADV_DONTFORK) }, 0);
+}
+
 /// A slot whose memory the kernel has unmapped, and cannot map again, is no place for data, registered or not.
 #[test]
 fn a_slot_that_cannot_be_mapped_again_is_not_registered() {
     let name = "landings::a_slot_that_cannot_be_mapped_again_is_not_registered";
     let status = in_a_process_of_its_own(name, || {
         for by_asking in [false, true] {
-            let (cache, _records) = a_cache();
+            let (cache, _records) = cache_without_a_thread(Config::keeping_all());
             let slab = Slab::new(BYTES, 2, false).unwrap();
             let slots = slab.slots();
             let zone = Zone::new(&cache, slab, Options::default()).unwrap();

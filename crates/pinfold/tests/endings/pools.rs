@@ -8,25 +8,31 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Device, Loud, LoudEnd, RAN, Records, device, in_a_process_of_its_own, panics_at,
+    Device, Loud, LoudEnd, RAN, Records, Silent, device, in_a_process_of_its_own, panics_at,
 };
 use crate::ways::{child_does, panics};
 use pinfold::budget::{Budget, Reserve, Terms};
 use pinfold::pool::{
-    AllocateError, Allowance, Denied, Pool, PoolBuffer, PoolConfig, PoolStatistics, WhenExhausted,
-    deallocate,
+    AllocateError, Allowance, Denied, Pages, Pool, PoolBuffer, PoolConfig, PoolStatistics,
+    WhenExhausted, deallocate,
 };
-use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+use pinfold::{
+    Access, AddressRange, Config, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+};
 use pinfold_core::Amount;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 /// Longer than what threads cache.
 const UNCACHED: usize = 5 * MIB;
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(600);
+/// After this a thread is taken for one that waits for ever.
+const FOR_EVER: Duration = Duration::from_secs(20);
 
 fn config() -> PoolConfig {
     PoolConfig { max_bytes: 8 * MIB, ..PoolConfig::default() }
@@ -166,6 +172,58 @@ fn buffers_come_back_on_other_threads_while_their_pool_goes() {
         drop(pool);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert!(records.is_gone() && records.live() == 0);
+    }
+}
+
+/// For a slab the budget has a cache give back, which runs a callback that is due, on the thread that grows the pool
+/// (see the contract). There the pool refuses what it has not, and the callback does not wait for its own thread.
+#[test]
+fn a_callback_that_a_growing_pool_runs_does_not_wait_for_it() {
+    for when in [WhenExhausted::GrowOrWait(LONG), WhenExhausted::Wait(LONG)] {
+        let budget = Budget::new(Amount { bytes: 4 * MIB, regions: 64 }).unwrap();
+        let share = || budget.share(Terms::default()).unwrap();
+        let ((of_cache, _), (of_pool, _)) = (device(), device());
+        let monitor = Arc::new(Silent::new());
+        let theirs = Arc::clone(&monitor);
+        let cache =
+            pinfold::cache_within(share(), of_cache, theirs, Config::keeping_all()).unwrap();
+        let config = PoolConfig {
+            first_slab_bytes: 2 * MIB,
+            max_slab_bytes: 2 * MIB,
+            pages: Pages::Base,
+            ..config()
+        };
+        let pool = Arc::new(Pool::within(share(), of_pool, config).unwrap());
+        let memory = vec![0_u8; 8 * MIB];
+        let lease = |from: usize, bytes| {
+            // SAFETY: no device is told of the memory.
+            unsafe { cache.get(memory[from..].as_ptr(), bytes, Access::READ_WRITE) }.unwrap()
+        };
+        let idle = lease(0, 2 * MIB);
+        let mut changed = lease(4 * MIB, MIB / 2);
+        let (theirs, (report, heard)) = (Arc::clone(&pool), mpsc::channel());
+        changed.on_invalidate(move || {
+            let got = theirs.request(100).when_exhausted(when).get().map(drop);
+            let _unheard = report.send((thread::current().id(), got));
+        });
+        drop(idle);
+        // The change is found by the thread that grows the pool, and by no other before.
+        let (range, reports, is_due) =
+            (changed.registered(), Arc::downgrade(&monitor), AtomicBool::new(true));
+        monitor.besides(move |question| {
+            let is_it = question == "replay" && thread::current().name() == Some("grows");
+            if is_it && is_due.swap(false, SeqCst) {
+                reports.upgrade().unwrap().change(range);
+            }
+        });
+        // Not joined before it is heard of: it would wait for itself.
+        let grows = thread::Builder::new().name("grows".into());
+        let grows = grows.spawn(move || pool.get(100).map(drop)).unwrap();
+        let (id, got) = heard.recv_timeout(FOR_EVER).unwrap();
+        assert_eq!(id, grows.thread().id(), "{when:?}");
+        assert!(matches!(got, Err(AllocateError::Exhausted(_))), "{when:?}: {got:?}");
+        assert_eq!(grows.join().unwrap(), Ok(()), "{when:?}");
+        drop(changed);
     }
 }
 

@@ -33,10 +33,25 @@ fn options(threads: usize) -> Options {
     Options { threads, ahead: 3, in_flight: 4, prefault: false, to_keep: false }
 }
 
-/// Receives into a buffer that is freed when this ends, however it does; how many requests it took, which
-/// is one more where the buffer does not begin with a page.
+/// `BYTES` that do not begin with a page, and so lie in one piece more than whole pages.
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn new() -> Self {
+        Self(vec![0; BYTES + 2 * PAGE])
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let first = self.0.as_ptr().addr();
+        let start = first.next_multiple_of(PAGE) + PAGE / 2 - first;
+        &mut self.0[start..start + BYTES]
+    }
+}
+
+/// Receives into a buffer that is freed when this ends, however it does; how many requests it took.
 fn receive(cache: &TheCache, options: &Options, mover: &mut Dma) -> Result<usize, String> {
-    let mut buffer = vec![0_u8; BYTES];
+    let mut buffer = Buffer::new();
+    let buffer = buffer.bytes();
     let (start, progress) = (buffer.as_mut_ptr(), Progress::new());
     // SAFETY: the buffer is this function's own until the call has ended.
     let moved = unsafe { transfer(cache, start, BYTES, Access::WRITE, options, &progress, mover) };
@@ -76,14 +91,14 @@ fn what_a_registrar_panics_with_may_panic_on_any_helper() {
         let (cache, records) = in_pieces();
         records.panics_with_bombs();
         let mut mover = Dma::new(&records);
-        let mut pages = vec![0_u8; BYTES];
+        let mut buffer = Buffer::new();
         panics_at(&records, n);
         let transferred = foreign::call(|| drop(receive(&cache, &options(3), &mut mover))).is_err();
         assert!(mover.under_way.is_empty(), "panicked at call {n}");
         panics_at(&records, 0);
         cache.evict_idle();
         panics_at(&records, n);
-        let (start, progress) = (pages.as_mut_ptr(), Progress::new());
+        let (start, progress) = (buffer.bytes().as_mut_ptr(), Progress::new());
         let (rights, options) = (Access::WRITE, options(3));
         let registered = foreign::call(|| {
             // SAFETY: the buffer is not used meanwhile, and no device writes to it.

@@ -12,7 +12,12 @@ use pinfold::suspend::Suspend;
 use pinfold::{AddressRange, DeregisterError, Registrar};
 use std::fs;
 use std::ops::Range;
-use std::process::Command;
+
+#[path = "../alone/mod.rs"]
+mod own_process;
+
+#[allow(unused_imports)] // not by every test that has the rest
+pub(crate) use own_process::alone;
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -136,23 +141,6 @@ pub(crate) fn status_bytes(key: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024
-}
-
-/// Runs the test `name` in a process of its own: what it changes or counts is the process's.
-pub(crate) fn alone(name: &str, body: impl FnOnce()) {
-    const MARK: &str = "PINFOLD_TEST_ALONE";
-    if std::env::var_os(MARK).is_some_and(|alone| alone == name) {
-        return body();
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--test-threads=1", "--include-ignored"])
-        .env(MARK, name)
-        .output()
-        .unwrap();
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    eprint!("{err}");
-    assert!(output.status.success() && out.contains("1 passed"), "{}\n{out}", output.status);
 }
 
 /// Seconds after which a forked child is taken for hung, and ended by a signal.

@@ -1,6 +1,7 @@
 //! Why the eBPF monitor could not start, and what to do about it.
 
 use crate::monitor::notify::ConnectError;
+use crate::monitor::start::children_get_another_namespace;
 use pinfold_kernel::Errno;
 
 /// Why the eBPF monitor could not start.
@@ -56,6 +57,16 @@ pub enum EbpfError {
         /// The kernel's error number.
         errno: i32,
     },
+    /// The children of the thread that starts the monitor are to have another pid namespace: the kernel starts no thread
+    /// for it any more.
+    #[error(
+        "the thread that keeps the eBPF programs could not be started (errno {errno}): the kernel \
+         starts none once children get another pid namespace (unshare(CLONE_NEWPID), setns): begin before"
+    )]
+    PidNamespace {
+        /// The kernel's error number.
+        errno: i32,
+    },
     /// The programs do not tell what they should; nothing they say would be believed.
     #[error(
         "the eBPF programs do not tell of {missed} on this kernel, so nothing may be cached by \
@@ -79,7 +90,19 @@ impl EbpfError {
         Self::NoMemory { errno }
     }
 
-    pub(super) fn thread(errno: i32) -> Self {
+    /// Why the thread has no table of descriptors of its own.
+    pub(super) fn table(Errno(errno): Errno) -> Self {
         Self::Thread { errno }
+    }
+
+    /// Why a thread was not started, from the calling thread.
+    pub(super) fn thread(error: &std::io::Error) -> Self {
+        match error.raw_os_error().unwrap_or(libc::EAGAIN) {
+            // The standard library's stacks have room for the variables of threads.
+            errno @ libc::EINVAL if children_get_another_namespace() => {
+                Self::PidNamespace { errno }
+            }
+            errno => Self::Thread { errno },
+        }
     }
 }

@@ -38,6 +38,7 @@ pub(super) fn start(
     let body = move || {
         // SAFETY: this thread is the library's own, and has numbers only: the values stay with the one that starts it.
         let own_table = unsafe { keep_only(&numbers) };
+        thread::leave_directory_and_semaphores();
         let wakeups = numbers.first().copied().unwrap_or(-1);
         // The thread that waits for it receives the error only.
         let _ = tell.send(own_table);
@@ -45,11 +46,10 @@ pub(super) fn start(
             run(&core, wakeups, &positions);
         }
     };
-    thread::spawn("pinfold-keeper", body)
-        .map_err(|error| EbpfError::thread(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+    thread::spawn("pinfold-keeper", body).map_err(|error| EbpfError::thread(&error))?;
     let own_table = told.recv().unwrap_or(Err(Errno(libc::EAGAIN)));
     drop(kept);
-    own_table.map_err(|Errno(errno)| EbpfError::thread(errno))
+    own_table.map_err(EbpfError::table)
 }
 
 fn run(core: &Core, wakeups: Descriptor, positions: &Positions) {

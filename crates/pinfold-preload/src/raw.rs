@@ -14,12 +14,12 @@ use pinfold_kernel::errno::set_errno;
 
 /// The kernel's answer, `-errno` where the call failed.
 #[derive(Clone, Copy)]
-pub(super) struct Answer(pub(super) isize);
+pub(crate) struct Answer(pub(crate) isize);
 
 impl Answer {
     /// The result as the C library gives it: -1 with the error number set, or else the error number
     /// left as it is.
-    pub(super) fn as_libc(self) -> isize {
+    pub(crate) fn as_libc(self) -> isize {
         match self.errno() {
             None => self.0,
             Some(errno) => {
@@ -30,12 +30,12 @@ impl Answer {
     }
 
     /// Whether the kernel refused with this error number.
-    pub(super) fn is(self, errno: c_int) -> bool {
+    pub(crate) fn is(self, errno: c_int) -> bool {
         self.errno() == Some(errno)
     }
 
     /// Whether the kernel refused.
-    pub(super) fn has_failed(self) -> bool {
+    pub(crate) fn has_failed(self) -> bool {
         self.errno().is_some()
     }
 
@@ -53,7 +53,7 @@ impl Answer {
 /// Whatever the call demands.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(super) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Answer {
+pub(crate) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Answer {
     let answer;
     // SAFETY: the instruction changes these registers and, by the caller's promise, memory.
     unsafe {
@@ -75,7 +75,7 @@ pub(super) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) ->
 /// Whatever the call demands.
 #[cfg(target_arch = "aarch64")]
 #[inline]
-pub(super) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Answer {
+pub(crate) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Answer {
     let answer;
     // SAFETY: as on x86-64.
     unsafe {
