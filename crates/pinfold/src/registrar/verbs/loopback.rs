@@ -52,11 +52,15 @@ pub struct Transfer {
     pub remote_address: usize,
 }
 
-/// A device's connection to itself. Threads take turns.
+/// A device's connection to itself. Threads take turns: one that goes on at once does not pass one that waits.
 pub struct Loopback {
     domain: Arc<Domain>,
+    /// Held while waiting for `pair`, and no longer: who waits is the next. It guards nothing else. A mutex alone
+    /// goes to whoever asks first, and a thread that sleeps for each completion, on the processor of one that
+    /// is woken late, would ask first for seconds. Rank: before `pair`.
+    turn: Mutex<()>,
     /// Guards the queues. Empty after a transfer failed, which breaks a connection for good; the
-    /// next one makes another. Held while transfers are under way, with no other lock inside.
+    /// next one makes another. Held while transfers are under way, with no other lock inside. Taken by `lock`.
     pair: Mutex<Option<Pair>>,
 }
 
@@ -69,7 +73,7 @@ impl Loopback {
     pub fn new(domain: Arc<Domain>) -> Result<Self, LoopbackError> {
         not_forked(&domain)?;
         let pair = Pair::connected(&domain)?;
-        Ok(Self { domain, pair: Mutex::new(Some(pair)) })
+        Ok(Self { domain, turn: Mutex::default(), pair: Mutex::new(Some(pair)) })
     }
 
     /// Moves all `transfers` and waits until they are done.
@@ -118,6 +122,7 @@ impl Loopback {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Pair>> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.pair.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
