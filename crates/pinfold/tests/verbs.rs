@@ -35,6 +35,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 use ways::{ENDS, End, child_does, end};
 
 /// A domain of the first device, or a note why there is none.
@@ -95,15 +97,18 @@ impl Far {
         range: AddressRange,
         lkey: u32,
     ) -> Result<(), LoopbackError> {
-        let transfer = Transfer {
+        // SAFETY: the memory at both ends is the test's own.
+        unsafe { self.loopback.transfer(direction, &[self.moving(range, lkey)]) }
+    }
+
+    fn moving(&self, range: AddressRange, lkey: u32) -> Transfer {
+        Transfer {
             lkey,
             address: range.start(),
             length: range.len(),
             rkey: self.region.rkey(),
             remote_address: self.memory.range().start(),
-        };
-        // SAFETY: the memory at both ends is the test's own.
-        unsafe { self.loopback.transfer(direction, &[transfer]) }
+        }
     }
 
     /// What arrives when `range` is sent.
@@ -150,6 +155,54 @@ fn bytes_go_out_and_come_back() {
         let gone = far.run(Direction::Write, source.range(), from.lkey()).unwrap_err();
         assert!(matches!(gone, LoopbackError::Failed { .. }), "{gone}");
     }
+}
+
+/// This thread on processor 0 alone, and where `late`, woken late there.
+fn share_a_processor(late: bool) {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: all zeros is an empty set; both live across the calls, which concern this thread only.
+    unsafe {
+        let mut first: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(0, &mut first);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&first), &raw const first), 0);
+        if late {
+            assert_eq!(libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters), 0);
+        }
+    }
+}
+
+/// Of two threads on one processor, the one that transfers again at once leaves the other its turn. By the mutex
+/// alone it went through some thousand transfers for one of the other's, on 6.12.
+#[test]
+fn threads_take_turns_at_a_loopback() {
+    const TURNS: usize = 100;
+    const MOST: usize = 20 * TURNS;
+    let Some(domain) = domain() else { return };
+    let (far, registrar) = (Far::new(&domain, PAGE), Verbs::new(domain).unwrap());
+    let memory = Memory::new(PAGE);
+    let region = register(&registrar, memory.range(), Access::READ).unwrap();
+    let (loopback, move_page) = (&far.loopback, far.moving(memory.range(), region.lkey()));
+    // SAFETY: the memory at both ends is the test's own.
+    let transfer = || unsafe { loopback.transfer(Direction::Write, &[move_page]) }.unwrap();
+    // Relaxed below: counts that order nothing else.
+    let (others, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            share_a_processor(false);
+            while !is_over.load(Ordering::Relaxed) && others.load(Ordering::Relaxed) < 2 * MOST {
+                transfer();
+                others.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        scope.spawn(|| {
+            share_a_processor(true);
+            (0..TURNS).for_each(|_| transfer());
+            is_over.store(true, Ordering::Relaxed);
+        });
+    });
+    let others = others.into_inner();
+    assert!(others <= MOST, "{others} transfers beside {TURNS}");
+    registrar.deregister_own(region, memory.range()).unwrap();
 }
 
 /// What a device may read it must not write.
