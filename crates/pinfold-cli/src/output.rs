@@ -158,15 +158,23 @@ fn json<T: Serialize>(report: &T) -> String {
 const STYLE: TableStyle =
     TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// How wide text is made where standard output has no width of its own.
+/// How wide text is made where standard output has no width of its own, or a terminal does not say one.
 const PIPE_WIDTH: u16 = 100;
 
-/// Narrower terminals, and those that do not say how wide they are, are written to as if they had this.
+/// Narrower terminals are written to as if they had this.
 const LEAST_WIDTH: u16 = 60;
 
 /// How wide text on standard output may be, in columns.
 pub(crate) fn width() -> u16 {
-    Table::new().width().map_or(PIPE_WIDTH, |width| width.max(LEAST_WIDTH))
+    usable(Table::new().width())
+}
+
+/// A terminal over a serial line, or in a harness, has zero columns: it does not know.
+fn usable(said: Option<u16>) -> u16 {
+    match said {
+        None | Some(0) => PIPE_WIDTH,
+        Some(width) => width.max(LEAST_WIDTH),
+    }
 }
 
 /// Whether a stream shows no colours, by the two variables that programs agree on.
@@ -305,6 +313,12 @@ impl Drop for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_that_does_not_know_its_width_is_written_to_as_a_pipe() {
+        assert_eq!([None, Some(0)].map(usable), [PIPE_WIDTH; 2]);
+        assert_eq!([Some(20), Some(132)].map(usable), [LEAST_WIDTH, 132]);
+    }
 
     #[test]
     fn a_variable_or_a_dumb_terminal_takes_the_colours_away() {
