@@ -3,8 +3,10 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
+mod alone;
 mod support;
 
+use alone::alone;
 use pinfold::mappings::mappings_in;
 use pinfold::monitor::Userfaultfd;
 use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Uncovered, Watch};
@@ -346,6 +348,11 @@ fn during_a_change(
 /// `check` must neither wait for ever nor say that nothing changed.
 #[test]
 fn a_change_that_does_not_end_counts_as_a_change_of_everything() {
+    // Another test's mapping would fill the hole.
+    alone("a_change_that_does_not_end_counts_as_a_change_of_everything", change_that_does_not_end);
+}
+
+fn change_that_does_not_end() {
     let monitor = Userfaultfd::new().unwrap();
     let mut seen = Vec::new();
     during_a_change(&monitor, |before, upper, deaf| {
@@ -364,6 +371,11 @@ fn a_change_that_does_not_end_counts_as_a_change_of_everything() {
 /// the kernel would answer from before the change.
 #[test]
 fn a_check_that_meets_a_change_answers_after_it() {
+    // Another test's mapping would fill the hole.
+    alone("a_check_that_meets_a_change_answers_after_it", check_that_meets_a_change);
+}
+
+fn check_that_meets_a_change() {
     let monitor = Userfaultfd::new().unwrap();
     let mut stale = 0;
     for _ in 0..50 {
@@ -388,6 +400,11 @@ fn a_check_that_meets_a_change_answers_after_it() {
 
 #[test]
 fn memory_that_cannot_be_watched_is_refused_with_the_reason() {
+    // Another test's mapping would fill the hole.
+    alone("memory_that_cannot_be_watched_is_refused_with_the_reason", refusals_with_reasons);
+}
+
+fn refusals_with_reasons() {
     let monitor = Userfaultfd::new().unwrap();
     let refused = |at, reason| {
         let answer = monitor.watch(range(at, 4 * PAGE));
@@ -491,6 +508,11 @@ fn one_mapping_has_one_monitor_at_a_time() {
 /// gone no thread reads its events, and one that unmapped what is still watched would wait for ever.
 #[test]
 fn what_grew_out_of_watched_memory_is_free_when_the_monitor_is_gone() {
+    // Another test's mapping would stand where it grows.
+    alone("what_grew_out_of_watched_memory_is_free_when_the_monitor_is_gone", grown_and_cut_off);
+}
+
+fn grown_and_cut_off() {
     let how_it_is_cut_off: [fn(usize); 4] = [
         |at| assert!(munmap(at, LENGTH)),
         |at| {

@@ -55,9 +55,9 @@ pub struct Transfer {
 /// A device's connection to itself. Threads take turns: one that goes on at once does not pass one that waits.
 pub struct Loopback {
     domain: Arc<Domain>,
-    /// Held while waiting for `pair`, and no longer: who waits is the next. It guards nothing else. A mutex alone
-    /// goes to whoever asks first, and a thread that sleeps for each completion, on the processor of one that
-    /// is woken late, would ask first for seconds. Rank: before `pair`.
+    /// Held while waiting for `pair`, and no longer: the thread that waits is the next. It guards nothing else. A
+    /// mutex alone goes to the thread that asks first, and one that sleeps for each completion, on the processor of
+    /// one that is woken late, would be the first for seconds. Rank: before `pair`.
     turn: Mutex<()>,
     /// Guards the queues. Empty after a transfer failed, which breaks a connection for good; the
     /// next one makes another. Held while transfers are under way, with no other lock inside. Taken by `lock`.
