@@ -6,7 +6,7 @@
 //! The unsafe code of this file is there to start and join threads that are not the standard library's, to ask the C
 //! library what their stacks need, and for calls that take numbers.
 
-use crate::errno::Errno;
+use crate::errno::{Errno, done};
 use crate::process::{Resource, page_bytes};
 use crate::signal::SignalsBlocked;
 use crate::symbols;
@@ -354,6 +354,56 @@ pub fn leave_directory_and_semaphores() {
     }
 }
 
+/// What the kernel sets in the word of a thread that has ended (`FUTEX_OWNER_DIED`). No thread has such a number.
+pub const ENDED: u64 = 1 << 30;
+
+/// The kernel's `robust_list_head`. Its list is empty: only `pending` counts.
+#[repr(C)]
+struct RobustList {
+    next: *const Self,
+    offset: libc::c_long,
+    pending: *const u32,
+}
+
+/// Runs `body` with the calling thread's number in `word`. If the thread ends meanwhile, killed by a seccomp filter, the
+/// kernel writes [`ENDED`] there: before it closes the thread's descriptors. What else is written there must
+/// not be that number. `body` has no robust mutex.
+///
+/// # Errors
+///
+/// `ENOSYS`, where the kernel has no futexes; what a seccomp filter says.
+pub fn marked_when_it_ends<T>(word: &AtomicU64, body: impl FnOnce() -> T) -> Result<T, Errno> {
+    let mut before = TakesBack { list: ptr::null(), length: 0 };
+    let (list, length) = (&raw mut before.list, &raw mut before.length);
+    // SAFETY: the kernel writes both. What they say before is what a thread without a list has.
+    done(unsafe { libc::syscall(libc::SYS_get_robust_list, 0, list, length) })?;
+    // The kernel's word is half as long.
+    let half = ptr::from_ref(word).cast::<u32>().wrapping_add(cfg!(target_endian = "big").into());
+    let mut ours = RobustList { next: ptr::null(), offset: 0, pending: half };
+    ours.next = &raw const ours;
+    // Relaxed: only the kernel compares it, for this thread.
+    word.store(thread_id().into(), Ordering::Relaxed);
+    // SAFETY: `before` takes the list back before it or the word goes. Where the thread ends without that, both stay:
+    // nothing behind `body` runs.
+    done(unsafe { libc::syscall(libc::SYS_set_robust_list, &raw const ours, size_of_val(&ours)) })?;
+    let result = body();
+    drop(before);
+    Ok(result)
+}
+
+/// The list that the C library gave the kernel, which has it again from then on.
+struct TakesBack {
+    list: *const RobustList,
+    length: usize,
+}
+
+impl Drop for TakesBack {
+    fn drop(&mut self) {
+        // SAFETY: what the kernel had before.
+        unsafe { libc::syscall(libc::SYS_set_robust_list, self.list, self.length) };
+    }
+}
+
 /// This thread is not cancelled (`pthread_cancel`) until it is dropped.
 #[derive(Debug)]
 pub struct NotCancelled {
@@ -442,14 +492,14 @@ mod tests {
         assert_eq!(inside.try_recv(), Err(mpsc::TryRecvError::Disconnected), "dropped by `join`");
     }
 
-    static ENDED: AtomicBool = AtomicBool::new(false);
+    static DROPPED: AtomicBool = AtomicBool::new(false);
 
     /// Waits until its other end goes, and says when it is dropped.
     struct Waits(Mutex<mpsc::Receiver<()>>);
 
     impl Drop for Waits {
         fn drop(&mut self) {
-            ENDED.store(true, Ordering::SeqCst);
+            DROPPED.store(true, Ordering::SeqCst);
         }
     }
 
@@ -466,7 +516,7 @@ mod tests {
             unsafe { libc::alarm(10) };
             thread.join();
             // SAFETY: the child's own end.
-            unsafe { libc::_exit(ENDED.load(Ordering::SeqCst).into()) };
+            unsafe { libc::_exit(DROPPED.load(Ordering::SeqCst).into()) };
         }
         let mut status = 0;
         // SAFETY: the child of this process.
@@ -474,7 +524,7 @@ mod tests {
         assert_eq!(status, 0, "it came back, and has dropped nothing");
         drop(go_on);
         thread.join();
-        assert!(ENDED.load(Ordering::SeqCst));
+        assert!(DROPPED.load(Ordering::SeqCst));
     }
 
     /// Other tests of this process have some, too.
@@ -511,5 +561,44 @@ mod tests {
         spawn("pinfold-test", body).unwrap().join().unwrap();
         assert!(inside.recv().unwrap());
         assert!(!is_blocked(libc::SIGUSR1));
+    }
+
+    /// In a child, because a thread that ends like this leaves behind what it has.
+    #[test]
+    fn the_end_of_a_thread_is_marked_however_it_ends_while_it_says_so() {
+        static WORDS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+        let body = || {
+            let [ended, left] = &WORDS;
+            marked_when_it_ends(left, || ()).unwrap();
+            marked_when_it_ends(ended, || {
+                // SAFETY: nothing of this thread's is used any more.
+                unsafe { libc::syscall(libc::SYS_exit, 0) };
+            })
+            .unwrap();
+        };
+        // SAFETY: the child starts threads and ends; a timer ends it where it waits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child's own timer.
+            unsafe { libc::alarm(10) };
+            let [ended, left] = &WORDS;
+            std::mem::forget(std::thread::spawn(body));
+            while ended.load(Ordering::Relaxed) != ENDED {
+                yield_now();
+            }
+            let number = left.load(Ordering::Relaxed);
+            let thread = u32::try_from(number).unwrap();
+            while thread_exists(thread) {
+                yield_now();
+            }
+            // Not touched: the thread had left it when it ended.
+            let right = number != 0 && left.load(Ordering::Relaxed) == number;
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit((!right).into()) };
+        }
+        let mut status = -1;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 }

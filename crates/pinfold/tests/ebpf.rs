@@ -592,6 +592,32 @@ fn role_close_range() {
     assert!(monitor.check().is_ok());
 }
 
+/// In a process of its own, whose keeper dies: see `role_killed_keeper`.
+#[test]
+fn a_killed_keeper_is_a_loss() {
+    let Some((_turn, _)) = alone() else { return };
+    let role = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "role_killed_keeper", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    assert!(role.status.success(), "{}", String::from_utf8_lossy(&role.stdout));
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn role_killed_keeper() {
+    let monitor = Ebpf::load().unwrap();
+    support::kill_threads_that_sleep();
+    let memory = Memory::private(2);
+    watch(&monitor, memory.range());
+    assert!(monitor.check().is_ok());
+    memory.raw_unmap();
+    while support::keepers() > 0 {
+        thread::yield_now();
+    }
+    assert_eq!(monitor.check(), Err(Lost::Descriptor { errno: libc::EBADF }));
+}
+
 #[test]
 fn a_dropped_monitor_leaves_neither_thread_nor_descriptor() {
     let Some((_turn, programs)) = programs() else { return };

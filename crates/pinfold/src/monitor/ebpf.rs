@@ -56,6 +56,7 @@ use pinfold_ebpf::layout::{
     blocks, done,
 };
 use pinfold_kernel::mapping::{AtomicPage, SharedValue};
+use pinfold_kernel::thread::ENDED;
 use positions::Positions;
 use std::fmt;
 use std::io;
@@ -76,7 +77,7 @@ pub struct Ebpf {
 
 /// What the keeper's thread shares with those who ask.
 struct Core {
-    /// [`WORKING`], [`LOST`], or zero in a forked child.
+    /// The keeper's number, [`LOST`], or zero in a forked child.
     mark: ForkMark,
     changes: SharedValue<Changes>,
     /// By which the programs' records are dated.
@@ -86,8 +87,10 @@ struct Core {
     stop: AtomicBool,
 }
 
-const WORKING: u64 = 1;
-const LOST: u64 = 2;
+/// Until the keeper runs.
+const STARTING: u64 = 1;
+/// The keeper says so where it cannot go on, and the kernel where it ended otherwise.
+const LOST: u64 = ENDED;
 /// How often an entry is looked at that is being written: some microseconds, many times what that
 /// takes. Its writer may have lost the processor, and then everything is taken for changed.
 const LOOKS: u32 = 1 << 10;
@@ -134,7 +137,7 @@ impl Ebpf {
         let positions = Positions::new(view.wakeups.as_fd()).map_err(EbpfError::map)?;
         let changes = SharedValue::new(view.changes.as_fd(), 0, false).map_err(EbpfError::map)?;
         let core = Arc::new(Core {
-            mark: ForkMark::new(WORKING).map_err(EbpfError::memory)?,
+            mark: ForkMark::new(STARTING).map_err(EbpfError::memory)?,
             clock: Clock::of(changes.get()).map_err(EbpfError::memory)?,
             changes,
             wishes: SharedValue::new(view.wishes.as_fd(), 0, true).map_err(EbpfError::map)?,
@@ -241,11 +244,12 @@ impl Core {
 
     /// Whether this process may believe anything that is said here.
     fn usable(&self) -> Result<(), Lost> {
-        // Relaxed: in a child the page was wiped before its first instruction; a loss is noticed
-        // by its number alone.
+        // Relaxed: in a child the page was wiped before its first instruction. Where the keeper says that it is lost,
+        // the programs are still there; where the kernel does, it takes them away after that, by a change of its own
+        // code, which every processor has seen before another change of memory passes them by.
         match self.mark.word().load(Ordering::Relaxed) {
-            WORKING => Ok(()),
             0 => Err(Lost::Forked),
+            keeper if keeper < LOST => Ok(()),
             _ => Err(Lost::Descriptor { errno: libc::EBADF }),
         }
     }

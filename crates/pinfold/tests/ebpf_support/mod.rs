@@ -88,6 +88,30 @@ pub(crate) fn keepers() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().map(is_one).filter(|&one| one).count()
 }
 
+/// From now on a thread of this process that sleeps by the clock is killed.
+pub(crate) fn kill_threads_that_sleep() {
+    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt,
+        jf,
+        k,
+    };
+    let sleep = u32::try_from(libc::SYS_clock_nanosleep).unwrap();
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, sleep, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_KILL_THREAD, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    let (set, all) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+    // SAFETY: the program and its statements are read during the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::syscall(libc::SYS_seccomp, set, all, &raw const program), 0);
+    }
+}
+
 pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

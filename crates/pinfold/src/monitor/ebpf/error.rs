@@ -90,8 +90,8 @@ impl EbpfError {
         Self::NoMemory { errno }
     }
 
-    /// Why the thread has no table of descriptors of its own.
-    pub(super) fn table(Errno(errno): Errno) -> Self {
+    /// Why the thread has no table of descriptors of its own, or its end is not marked.
+    pub(super) fn begun(Errno(errno): Errno) -> Self {
         Self::Thread { errno }
     }
 

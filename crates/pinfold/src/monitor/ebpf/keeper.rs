@@ -2,7 +2,8 @@
 //!
 //! It has a table of descriptors of its own, with the attachments in it and the ring buffer that becomes
 //! readable when a program wakes it. So no code that closes descriptors in this process can take the
-//! programs away.
+//! programs away. If the thread is killed, by a seccomp filter that is set later, the kernel says so in a word that
+//! every check reads, before it takes the programs away.
 //!
 //! # Safety
 //!
@@ -40,16 +41,19 @@ pub(super) fn start(
         let own_table = unsafe { keep_only(&numbers) };
         thread::leave_directory_and_semaphores();
         let wakeups = numbers.first().copied().unwrap_or(-1);
-        // The thread that waits for it receives the error only.
-        let _ = tell.send(own_table);
-        if own_table.is_ok() {
-            run(&core, wakeups, &positions);
-        }
+        let ended = own_table.and_then(|()| {
+            thread::marked_when_it_ends(core.mark.word(), || {
+                let _ = tell.send(Ok(()));
+                run(&core, wakeups, &positions);
+            })
+        });
+        // The thread that waits for it is gone where it has heard that all is well.
+        let _ = tell.send(ended);
     };
     thread::spawn("pinfold-keeper", body).map_err(|error| EbpfError::thread(&error))?;
-    let own_table = told.recv().unwrap_or(Err(Errno(libc::EAGAIN)));
+    let begun = told.recv().unwrap_or(Err(Errno(libc::EAGAIN)));
     drop(kept);
-    own_table.map_err(EbpfError::table)
+    begun.map_err(EbpfError::begun)
 }
 
 fn run(core: &Core, wakeups: Descriptor, positions: &Positions) {
