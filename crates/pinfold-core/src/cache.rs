@@ -121,7 +121,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         access: Access,
     ) -> Result<Lease<'_, R, M>, GetError> {
         // SAFETY: the caller's promise.
-        unsafe { self.shared.get(self.shared.wish(start, length, access), Uses::Unknown) }
+        unsafe { self.shared.get(self.shared.wish(start, length, access), Uses::Unknown, None) }
     }
 
     /// The same with something to say about it: for one use only, to be kept, vouched for, only if it is
@@ -229,7 +229,7 @@ impl<'c, R: Registrar, M: Monitor> Checked<'c, R, M> {
     ) -> Result<Lease<'c, R, M>, GetError> {
         let shared = &self.cache.shared;
         // SAFETY: the caller's promise.
-        unsafe { shared.get_checked(shared.wish(start, length, access), Uses::Unknown) }
+        unsafe { shared.get_checked(shared.wish(start, length, access), Uses::Unknown, None) }
     }
 
     /// As [`Cache::request`], begun when the check was made, however late it is asked for.

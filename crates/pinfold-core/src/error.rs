@@ -33,7 +33,7 @@ pub enum GetError {
     /// The cache's own budget is spent on regions that are in use.
     Exhausted(Exhausted),
     /// Part of the range is suspended, and its gets are refused, or were held back until the
-    /// suspension's deadline.
+    /// suspension's deadline or [the request's](crate::GetRequest::wait_until).
     Suspended {
         /// What is suspended.
         range: AddressRange,

@@ -17,6 +17,7 @@ use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared};
 use crate::{Access, AddressRange};
 use std::fmt;
+use std::time::Instant;
 
 /// What a caller says of further uses of the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +47,7 @@ pub struct GetRequest<'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
     ask: Ask,
     uses: Uses,
+    until: Option<Instant>,
     /// Whether the one who asks has checked the monitor.
     checked: bool,
 }
@@ -53,7 +55,7 @@ pub struct GetRequest<'c, R: Registrar, M: Monitor> {
 impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     #[inline]
     pub(crate) fn new(shared: &'c Shared<R, M>, ask: Ask, checked: bool) -> Self {
-        Self { shared, ask, uses: Uses::Unknown, checked }
+        Self { shared, ask, uses: Uses::Unknown, until: None, checked }
     }
 
     /// For one use: a registration that is there serves it, else one is made within the budget that ends
@@ -85,6 +87,17 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         self
     }
 
+    /// Waits before suspended memory until `deadline` at the most, and then fails with [`GetError::Suspended`]; without
+    /// this, until the [suspension's own](crate::SuspensionTerms::deadline). With one that is over nothing is waited for:
+    /// a thread that polls asks again later.
+    ///
+    /// Only that is bounded. A registration takes as long as the device takes, and a get of bytes that another thread is
+    /// registering waits for that. A hit waits for nothing.
+    #[inline]
+    pub fn wait_until(self, deadline: Instant) -> Self {
+        Self { until: Some(deadline), ..self }
+    }
+
     /// The lease: of a registration that is there, or of a new one. Costs what
     /// [`Cache::get`](crate::Cache::get) costs.
     ///
@@ -100,8 +113,8 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         // SAFETY: the caller's promise.
         unsafe {
             match self.checked {
-                true => self.shared.get_checked(self.ask, self.uses),
-                false => self.shared.get(self.ask, self.uses),
+                true => self.shared.get_checked(self.ask, self.uses, self.until),
+                false => self.shared.get(self.ask, self.uses, self.until),
             }
         }
     }
@@ -193,10 +206,11 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
 
 impl<R: Registrar, M: Monitor> fmt::Debug for GetRequest<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ask, uses, checked, .. } = self;
+        let Self { ask, uses, until, checked, .. } = self;
         f.debug_struct("GetRequest")
             .field("ask", ask)
             .field("uses", uses)
+            .field("until", until)
             .field("checked", checked)
             .finish_non_exhaustive()
     }
@@ -206,6 +220,8 @@ impl<R: Registrar, M: Monitor> fmt::Debug for GetRequest<'_, R, M> {
 #[derive(Clone, Copy)]
 pub(crate) struct Begun {
     pub(crate) uses: Uses,
+    /// Until when it waits before suspended memory, if that stands no longer.
+    pub(crate) until: Option<Instant>,
     pub(crate) answer: Answer,
 }
 
@@ -253,15 +269,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// The contract of the cache's module.
     #[inline(always)]
-    pub(crate) unsafe fn get(&self, ask: Ask, uses: Uses) -> Result<Lease<'_, R, M>, GetError> {
+    pub(crate) unsafe fn get(
+        &self,
+        ask: Ask,
+        uses: Uses,
+        until: Option<Instant>,
+    ) -> Result<Lease<'_, R, M>, GetError> {
         let seen = self.monitor.check();
         let is_current = matches!(seen, Ok(seen) if self.has_applied(seen));
         if is_current && let Some(hit) = self.hit_asked(ask) {
             return Ok(Lease::of_hit(self, hit, ask));
         }
         let answer = if is_current { Answer::Current } else { Answer::News(seen) };
+        let begun = Begun { uses, until, answer };
         // SAFETY: the caller's promise.
-        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, Begun { uses, answer }) }
+        unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
             .map(|parts| Lease::of_parts(self, parts))
     }
 
@@ -275,6 +297,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         &self,
         ask: Ask,
         uses: Uses,
+        until: Option<Instant>,
     ) -> Result<Lease<'_, R, M>, GetError> {
         // A fork since the check makes every registration the parent's.
         if !self.monitor.forked()
@@ -282,7 +305,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         {
             return Ok(Lease::of_hit(self, hit, ask));
         }
-        let begun = Begun { uses, answer: Answer::None };
+        let begun = Begun { uses, until, answer: Answer::None };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
             .map(|parts| Lease::of_parts(self, parts))

@@ -146,7 +146,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                     attempt.waited = true;
                 }
                 Step::HoldBack(gate) => {
-                    gate.wait().map_err(|range| GetError::Suspended { range })?;
+                    gate.wait(attempt.begun.until)
+                        .map_err(|range| GetError::Suspended { range })?;
                 }
                 Step::MakeRoom(refusal, whose, departures) => {
                     let spent = (refusal, whose, departures);

@@ -349,16 +349,16 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Waits until the entry is down.
+    /// Waits until the entry is down, if it is before `until`.
     ///
     /// # Errors
     ///
-    /// The suspended range, at the deadline.
-    pub(crate) fn wait(&self) -> Result<(), AddressRange> {
+    /// The suspended range, then or at the deadline.
+    pub(crate) fn wait(&self, until: Option<Instant>) -> Result<(), AddressRange> {
+        let until = self.until.into_iter().chain(until).min();
         let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
         while !*is_open {
-            let left = self
-                .until
+            let left = until
                 .map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(self.range);

@@ -29,7 +29,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Held<'c> = Suspended<'c, FabricRegistrar, SimMonitor>;
 type Pending<'c> = Suspending<'c, FabricRegistrar, SimMonitor>;
@@ -76,6 +76,13 @@ impl Rig {
         let start = std::ptr::without_provenance(range.start());
         // SAFETY: there is no memory behind a simulated address.
         unsafe { self.cache.get(start, range.len(), access) }
+    }
+
+    fn get_by(&self, range: AddressRange, deadline: Instant) -> Result<RigLease<'_>, GetError> {
+        let start = std::ptr::without_provenance(range.start());
+        let request = self.cache.request(start, range.len(), Access::READ).wait_until(deadline);
+        // SAFETY: there is no memory behind a simulated address.
+        unsafe { request.get() }
     }
 
     fn suspend<'c>(
@@ -444,6 +451,34 @@ mod gets {
         let hold = SuspensionTerms { deadline: Duration::from_micros(1), ..Default::default() };
         let suspended = rig.suspend(pages(0, 4), Vec::new(), hold).unwrap();
         let got = rig.get(pages(0, 1), Access::READ).map(drop);
+        assert_eq!(got, Err(GetError::Suspended { range: pages(0, 4) }));
+        suspended.resume().unwrap();
+    }
+
+    /// What is there already is served, whenever the deadline was.
+    #[test]
+    fn held_back_fail_at_their_own_deadline() {
+        let rig = Rig::new();
+        drop(rig.get(pages(8, 1), Access::READ).unwrap());
+        let hold = SuspensionTerms { deadline: Duration::from_secs(3600), ..Default::default() };
+        let suspended = rig.suspend(pages(0, 4), Vec::new(), hold).unwrap();
+        let begun = Instant::now();
+        for patience in [Duration::ZERO, Duration::from_millis(20)] {
+            let got = rig.get_by(pages(0, 1), begun + patience).map(drop);
+            assert_eq!(got, Err(GetError::Suspended { range: pages(0, 4) }));
+            assert!(begun.elapsed() >= patience);
+        }
+        assert!(rig.get_by(pages(8, 1), begun).unwrap().is_cached());
+        suspended.resume().unwrap();
+        assert!(rig.get_by(pages(0, 1), begun).is_ok());
+    }
+
+    #[test]
+    fn the_suspensions_deadline_comes_before_a_later_one() {
+        let rig = Rig::new();
+        let hold = SuspensionTerms { deadline: Duration::from_micros(1), ..Default::default() };
+        let suspended = rig.suspend(pages(0, 4), Vec::new(), hold).unwrap();
+        let got = rig.get_by(pages(0, 1), Instant::now() + Duration::from_secs(3600)).map(drop);
         assert_eq!(got, Err(GetError::Suspended { range: pages(0, 4) }));
         suspended.resume().unwrap();
     }
