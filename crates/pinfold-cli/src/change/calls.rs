@@ -15,7 +15,7 @@ use pinfold::AddressRange;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// By which route a program reaches the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -426,11 +426,22 @@ pub(crate) enum ChildEnd {
     Hung(String),
 }
 
-/// How long a child may take.
-const CHILD_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a process may take before it is taken for hung. One that computes takes longer beside other load, and
+/// still works; one that waits for what does not come uses no processor.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// With less of a processor's time than a thirtieth of this: a monitor's thread may look around meanwhile.
+    resting: Duration,
+    /// In all.
+    working: Duration,
+}
+
+/// How long a child may take: to load the eBPF programs takes an emulated processor beside others half a minute.
+const CHILD_PATIENCE: Patience =
+    Patience { resting: Duration::from_secs(30), working: Duration::from_secs(120) };
 
 /// Runs `work` in a forked child and returns its answer; `None` if the child did not end by itself
-/// within half a minute.
+/// within the patience for children.
 ///
 /// The child is a copy of the calling thread alone. It may allocate (libc mends its allocator
 /// after a fork), and must not wait for a lock that another thread may have held.
@@ -449,18 +460,18 @@ pub(crate) fn in_child_guarded<T>(guard: T, work: impl FnOnce() -> u8) -> Outcom
         drop(guard);
         if child == 0 {
             // In case no process is left to end it.
-            libc::alarm(2 * u32::try_from(CHILD_PATIENCE.as_secs()).unwrap_or(0));
+            libc::alarm(2 * u32::try_from(CHILD_PATIENCE.working.as_secs()).unwrap_or(0));
             let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             libc::_exit(answer.map_or(PANICKED, c_int::from));
         }
         child
     };
     done("fork", child.into())?;
-    Ok(end_of(child))
+    Ok(end_of(child, CHILD_PATIENCE))
 }
 
-fn end_of(child: libc::pid_t) -> ChildEnd {
-    let hung = (!ends_within(child, CHILD_PATIENCE)).then(|| {
+fn end_of(child: libc::pid_t, patience: Patience) -> ChildEnd {
+    let hung = (!comes_to_its_end(child, patience)).then(|| {
         let where_it_stood = tasks(child);
         // SAFETY: a child of ours that was not waited for: the number is no other process's.
         unsafe { libc::kill(child, libc::SIGKILL) };
@@ -475,6 +486,32 @@ fn end_of(child: libc::pid_t) -> ChildEnd {
         (None, Some(status)) => ChildEnd::Killed(libc::WTERMSIG(status)),
         (None, None) => ChildEnd::Hung("it is no child of this process".into()),
     }
+}
+
+/// Waits until the process ends; false if it hangs.
+fn comes_to_its_end(child: libc::pid_t, patience: Patience) -> bool {
+    let begun = Instant::now();
+    let mut worked = processor_time(child);
+    while !ends_within(child, patience.resting) {
+        let before = std::mem::replace(&mut worked, processor_time(child));
+        let rests = worked.saturating_sub(before) < patience.resting / 30;
+        if rests || begun.elapsed() >= patience.working {
+            return false;
+        }
+    }
+    true
+}
+
+/// What all threads of a child that was not waited for have had of the processors.
+fn processor_time(child: libc::pid_t) -> Duration {
+    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: both calls write the value that they are given, and touch no other memory.
+    let known = unsafe {
+        libc::clock_getcpuclockid(child, &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    if known { Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0)) } else { Duration::ZERO }
 }
 
 /// Waits until the process ends; false if it did not for so long. True where no descriptor can be
@@ -886,4 +923,30 @@ pub(super) unsafe fn load(range: AddressRange) -> Vec<u8> {
         std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), range.len());
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    fn end_of_a(program: &str, patience: Patience) -> ChildEnd {
+        let child = Command::new("sh").args(["-c", program]).spawn().unwrap();
+        end_of(libc::pid_t::try_from(child.id()).unwrap(), patience)
+    }
+
+    #[test]
+    fn a_child_hangs_that_rests_or_does_not_come_to_its_end() {
+        let (soon, never) = (Duration::from_secs(1), Duration::from_secs(3600));
+        assert_eq!(
+            end_of_a("exit 3", Patience { resting: never, working: never }),
+            ChildEnd::Answered(3)
+        );
+        let resting = Patience { resting: soon, working: never };
+        assert!(matches!(end_of_a("exec sleep 3600", resting), ChildEnd::Hung(_)));
+        let begun = Instant::now();
+        let working = Patience { resting: soon, working: 3 * soon };
+        assert!(matches!(end_of_a("while :; do :; done", working), ChildEnd::Hung(_)));
+        assert!(begun.elapsed() >= 3 * soon, "it worked, and was killed before its time");
+    }
 }

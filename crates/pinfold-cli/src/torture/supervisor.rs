@@ -21,7 +21,7 @@ use std::{env, thread};
 const TRIAL: &str = "PINFOLD_TORTURE_TRIAL";
 
 /// A trial in which nothing happens for so long hangs: the longest step is a forked child that is
-/// killed after half a minute.
+/// killed after two minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// How often the supervisor looks.
