@@ -20,6 +20,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
+/// As long as the standard library's. It looks into the environment for another length where none is asked for, which
+/// the program may be changing.
+const STACK: usize = 2 << 20;
+
 /// Starts a thread named `name` (15 bytes at most are shown) that no signal interrupts.
 ///
 /// # Errors
@@ -31,7 +35,7 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
         let _counted = CountedOwn::this();
         body();
     };
-    Builder::new().name(name.into()).spawn(body)
+    Builder::new().name(name.into()).stack_size(STACK).spawn(body)
 }
 
 /// As [`spawn`], for a thread that ends before `scope` does.
@@ -45,7 +49,7 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     body: impl FnOnce() -> T + Send + 'scope,
 ) -> io::Result<ScopedJoinHandle<'scope, T>> {
     let _blocked = SignalsBlocked::new();
-    Builder::new().name(name.into()).spawn_scoped(scope, body)
+    Builder::new().name(name.into()).stack_size(STACK).spawn_scoped(scope, body)
 }
 
 /// A thread for which nothing is allocated once it runs, with one stack of 256 KiB, besides what the variables of threads

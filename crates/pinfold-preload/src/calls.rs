@@ -15,6 +15,7 @@
 use crate::apart;
 use crate::caller::Caller;
 use crate::complaint;
+use crate::environment;
 use crate::main_thread;
 use crate::process::Process;
 use crate::real::{Real, find_at_start, real, real_of};
@@ -24,7 +25,7 @@ use crate::sandbox;
 use crate::settings::Settings;
 use crate::steps::{is_registering, through_us};
 use crate::store::{DomainName, End, Key, Scope};
-use libc::{c_int, c_uint, c_void, size_t};
+use libc::{c_char, c_int, c_uint, c_void, size_t};
 use pinfold::registrar::verbs::ffi::{IBV_ACCESS_OPTIONAL_RANGE, ibv_context, ibv_mr, ibv_pd};
 use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
@@ -220,7 +221,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
 /// has registered when the program has long given them back.
 pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
     _ = guarded(|| real_of(Caller(caller)));
-    let caches = Settings::from_environment().is_ok_and(|settings| settings.cache);
+    let caches = Settings::of_process().is_ok_and(|settings| settings.cache);
     handed_on(|real| match real.fork_init {
         Some(_) if caches && real.kernel_copies_on_fork() => 0,
         // SAFETY: the function takes nothing.
@@ -229,10 +230,25 @@ pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
     })
 }
 
+/// What the GNU C library calls as it loads a library: with the arguments of `main`.
+pub(crate) type AtStart =
+    unsafe extern "C" fn(c_int, *const *const c_char, environment: *const *const c_char);
+
 /// The library is loaded.
-pub(crate) extern "C" fn at_start() {
+///
+/// # Safety
+///
+/// The arguments are those of `main`.
+pub(crate) unsafe extern "C" fn at_start(
+    _: c_int,
+    _: *const *const c_char,
+    environment: *const *const c_char,
+) {
     let before = last_errno();
     guarded(|| {
+        // SAFETY: the linker's own array. The program does not run yet, and loading a library later takes what it says of the
+        // environment at that moment.
+        unsafe { environment::note_start(environment) };
         sandbox::note_start();
         complaint::note_start();
         main_thread::note_start();

@@ -95,7 +95,7 @@ unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
 /// Runs when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static AT_START: extern "C" fn() = calls::at_start;
+static AT_START: calls::AtStart = calls::at_start;
 
 /// Runs when the process exits in an orderly way, after the program's own `atexit` functions.
 #[used]

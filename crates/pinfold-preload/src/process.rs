@@ -1,6 +1,6 @@
 //! Everything of one process; a forked child begins anew, and knows what was its parent's.
 //!
-//! The first registration that may be kept reads the settings. The first that is to be kept starts the
+//! The first registration that may be kept has the settings parsed. The first that is to be kept starts the
 //! monitor and the thread that deregisters; whether to keep is `admission`'s to say.
 //!
 //! # Safety
@@ -21,11 +21,11 @@ use crate::reasons::{Reason, Reasons};
 use crate::report::{Account, Report, Totals};
 use crate::settings::{Destination, Settings};
 use crate::store::{Key, Limit};
-use crate::{main_thread, sandbox, sanitizer, steps};
+use crate::{environment, main_thread, sandbox, sanitizer, steps};
 use pinfold::Config;
 use pinfold::allocator::{self, Policy};
 use pinfold::limits::Limits;
-use pinfold::monitor::{Choice, best_without_loading};
+use pinfold::monitor::{Choice, best_without_loading, notify};
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold_kernel::Descriptor;
 use pinfold_kernel::futex::{futex_wait, futex_wake};
@@ -95,10 +95,10 @@ impl Process {
     /// The state of a process that has registered nothing here, whose end is reported all the same: the rank of a job,
     /// and one whose registrations all went another way.
     pub(crate) fn silent() -> Option<&'static Self> {
-        std::env::var_os("PINFOLD_SUMMARY")?;
+        environment::at_start("PINFOLD_SUMMARY")?;
         let is_new = Self::latest().is_none();
         let is_to_report = || {
-            let settings = Settings::from_environment().ok();
+            let settings = Settings::of_process().ok();
             settings.is_some_and(|settings| settings.rank.is_some()) || steps::bypassed() > 0
         };
         if is_new && apart::run(is_to_report)? { Self::current() } else { None }
@@ -158,7 +158,7 @@ impl Process {
 
     /// `None` if it is switched off.
     fn new(parent: Option<&'static Self>) -> Result<Option<Self>, String> {
-        let settings = Settings::from_environment().map_err(|error| error.to_string())?;
+        let settings = Settings::of_process().map_err(|error| error.to_string())?;
         if !settings.cache {
             return Ok(None);
         }
@@ -330,7 +330,8 @@ impl Process {
 /// The best monitor of this machine, if it lets a cache keep anything. A parallel job has many of us, so
 /// none loads programs of its own.
 fn monitor() -> Result<Monitored, String> {
-    let monitor = best_without_loading().map_err(|error| error.to_string())?;
+    let helper = notify::path_named(environment::at_start("PINFOLD_NOTIFYD"));
+    let monitor = best_without_loading(&helper).map_err(|error| error.to_string())?;
     match monitor.chosen() {
         Choice::NoMonitor => {
             let reasons: Vec<_> = monitor.refused().iter().map(ToString::to_string).collect();

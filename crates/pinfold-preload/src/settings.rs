@@ -1,4 +1,4 @@
-//! The settings, from the environment: read once, when the program first registers memory.
+//! The settings, from the environment as it was when the library was loaded.
 //!
 //! | variable | value | unless set |
 //! |---|---|---|
@@ -14,6 +14,7 @@
 //!
 //! `1`, `yes` and `true` mean `on`; `0`, `no` and `false` mean `off`.
 
+use crate::environment::{self, LONGEST};
 use crate::rank::Rank;
 use libc::c_int;
 use std::ffi::{OsStr, OsString};
@@ -65,7 +66,6 @@ impl Settings {
     ) -> Result<Self, SettingError> {
         let variable = |name| variable(name).filter(|value| !value.is_empty());
         let look = Look(&variable);
-        let statistics = variable("PINFOLD_STATISTICS").map(destination);
         Ok(Self {
             cache: look.up("PINFOLD_CACHE", "on or off", switch)?.unwrap_or(true),
             cache_remote: look.up("PINFOLD_CACHE_REMOTE", "on or off", switch)?.unwrap_or(false),
@@ -79,20 +79,20 @@ impl Settings {
                 size,
             )?,
             max_regions: look.up("PINFOLD_MAX_REGIONS", "a whole number from 1 on", count)?,
-            statistics,
+            statistics: look.path_up("PINFOLD_STATISTICS")?.map(destination),
             signal: look.up(
                 "PINFOLD_STATISTICS_SIGNAL",
                 "a signal that a program may handle, such as USR1 or 10",
                 signal,
             )?,
-            summary: variable("PINFOLD_SUMMARY").map(PathBuf::from),
+            summary: look.path_up("PINFOLD_SUMMARY")?.map(PathBuf::from),
             rank: Rank::among(variable),
         })
     }
 
     /// The settings of this process.
-    pub(crate) fn from_environment() -> Result<Self, SettingError> {
-        Self::read(std::env::var_os::<&str>)
+    pub(crate) fn of_process() -> Result<Self, SettingError> {
+        Self::read(environment::at_start)
     }
 }
 
@@ -109,6 +109,16 @@ impl Look<'_> {
         let Some(value) = (self.0)(name) else { return Ok(None) };
         let parsed = value.to_str().and_then(|text| parse(text.trim()));
         parsed.map(Some).ok_or(SettingError { name, value, wanted })
+    }
+
+    fn path_up(&self, name: &'static str) -> Result<Option<OsString>, SettingError> {
+        match (self.0)(name) {
+            // The rest of it is not there, and the kernel takes none as long.
+            Some(value) if value.len() >= LONGEST => {
+                Err(SettingError { name, value, wanted: "a path of less than 4096 bytes" })
+            }
+            path => Ok(path),
+        }
     }
 }
 

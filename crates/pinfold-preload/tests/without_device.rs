@@ -262,6 +262,16 @@ fn what_the_library_looks_for_in_vain_is_no_error_of_the_program_s() {
     assert!(out.as_deref().is_none_or(|out| out == "none, none\n"), "{out:?}");
 }
 
+/// What counts is what it was started with.
+#[test]
+fn a_program_s_environment_is_its_own_to_change() {
+    for how in ["strings", "cleared", "changed"] {
+        let Some((output, statistics)) = run(&["replaces_its_environment", how]) else { return };
+        assert_eq!(said(&output), done(), "{how}");
+        assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"), "{how}");
+    }
+}
+
 /// The dynamic linker finds the program's function before the C library's.
 #[test]
 fn functions_that_a_program_has_under_names_of_posix_are_not_called() {

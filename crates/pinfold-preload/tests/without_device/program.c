@@ -1137,6 +1137,24 @@ static void asks_for_linker_errors(void)
 	printf("%s\n", after ? after : "none");
 }
 
+/* Its environment is its own: it writes over the strings, as programs do that show a title of their own in `ps`, or changes
+ * what the library reads, or empties all, and at last there is none that can be read. */
+static void replaces_its_environment(void)
+{
+	if (!strcmp(arguments[2], "strings"))
+		for (char **variable = environ; *variable; variable++)
+			memset(*variable, 'x', strlen(*variable));
+	else if (!strcmp(arguments[2], "cleared"))
+		CHECK(!clearenv());
+	else
+		CHECK(!setenv("PINFOLD_CACHE", "off", 1) && !unsetenv("PINFOLD_STATISTICS"));
+	if (strcmp(arguments[2], "changed"))
+		environ = mmap(NULL, BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	begin();
+	registered(4);
+	puts("done");
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -1184,6 +1202,7 @@ static const struct {
 	{ "has_variables_of_threads", has_variables_of_threads },
 	{ "leaves_variables_of_threads", leaves_variables_of_threads },
 	{ "asks_for_linker_errors", asks_for_linker_errors },
+	{ "replaces_its_environment", replaces_its_environment },
 };
 
 int main(int count, char **given)

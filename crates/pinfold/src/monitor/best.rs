@@ -32,6 +32,7 @@ use pinfold_kernel::process::page_bytes;
 use std::error::Error;
 use std::io;
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Which monitor.
@@ -106,22 +107,24 @@ enum Active {
 ///
 /// [`StartError`] if not even a page can be had.
 pub fn best() -> Result<Best, StartError> {
-    Best::of([(Choice::Ebpf, ebpf), (Choice::Userfaultfd, userfaultfd)])
+    Best::of([(Choice::Ebpf, &ebpf), (Choice::Userfaultfd, &userfaultfd)])
 }
 
-/// As [`best`], with programs of the helper's only, whatever this process may do: one set of
+/// As [`best`], with programs of the helper's only, which listens at `helper` (usually
+/// [`notify::path`](super::notify::path)), whatever this process may do: one set of
 /// programs serves a whole machine, one for each of a hundred processes burdens it a hundred times.
 ///
 /// # Errors
 ///
 /// As [`best`].
-pub fn best_without_loading() -> Result<Best, StartError> {
-    Best::of([(Choice::Ebpf, ebpf_of_the_helper), (Choice::Userfaultfd, userfaultfd)])
+pub fn best_without_loading(helper: &Path) -> Result<Best, StartError> {
+    let of_the_helper = || ebpf_of_the_helper(helper);
+    Best::of([(Choice::Ebpf, &of_the_helper), (Choice::Userfaultfd, &userfaultfd)])
 }
 
 impl Best {
     /// The first of these that there is.
-    fn of(choices: [(Choice, Start); 2]) -> Result<Self, StartError> {
+    fn of(choices: [(Choice, &Start<'_>); 2]) -> Result<Self, StartError> {
         let mut refused = Vec::new();
         for (choice, start) in choices {
             match start() {
@@ -229,14 +232,14 @@ impl Best {
     }
 }
 
-type Start = fn() -> Result<Active, Box<dyn Error + Send + Sync>>;
+type Start<'s> = dyn Fn() -> Result<Active, Box<dyn Error + Send + Sync>> + 's;
 
 fn ebpf() -> Result<Active, Box<dyn Error + Send + Sync>> {
     Ok(Active::Ebpf(fed(Ebpf::shared()?)))
 }
 
-fn ebpf_of_the_helper() -> Result<Active, Box<dyn Error + Send + Sync>> {
-    Ok(Active::Ebpf(fed(Ebpf::shared_from_helper()?)))
+fn ebpf_of_the_helper(helper: &Path) -> Result<Active, Box<dyn Error + Send + Sync>> {
+    Ok(Active::Ebpf(fed(Ebpf::shared_from_helper(helper)?)))
 }
 
 fn userfaultfd() -> Result<Active, Box<dyn Error + Send + Sync>> {

@@ -187,13 +187,13 @@ impl Ebpf {
         Self::shared_by(Self::obtain)
     }
 
-    /// As [`shared`](Self::shared), but if there is none yet, by the helper only.
+    /// As [`shared`](Self::shared), but if there is none yet, by the helper that listens at `helper` only.
     ///
     /// # Errors
     ///
     /// Those of [`from_helper`](Self::from_helper).
-    pub fn shared_from_helper() -> Result<Arc<Self>, EbpfError> {
-        Self::shared_by(|| Self::from_helper(&notify::path()))
+    pub fn shared_from_helper(helper: &Path) -> Result<Arc<Self>, EbpfError> {
+        Self::shared_by(|| Self::from_helper(helper))
     }
 
     fn shared_by(obtain: impl FnOnce() -> Result<Self, EbpfError>) -> Result<Arc<Self>, EbpfError> {

@@ -42,7 +42,12 @@ const BUSY: Duration = Duration::from_millis(20);
 
 /// Where the helper listens: what `PINFOLD_NOTIFYD` says, or else `/run/pinfold/notifyd.sock`.
 pub fn path() -> PathBuf {
-    let named = std::env::var_os("PINFOLD_NOTIFYD").filter(|name| !name.is_empty());
+    path_named(std::env::var_os("PINFOLD_NOTIFYD"))
+}
+
+/// As [`path`], where `PINFOLD_NOTIFYD` is `named`: for a caller that read it when nothing else ran.
+pub fn path_named(named: Option<OsString>) -> PathBuf {
+    let named = named.filter(|name| !name.is_empty());
     PathBuf::from(named.unwrap_or_else(|| OsString::from(protocol::DEFAULT_PATH)))
 }
 

@@ -240,10 +240,13 @@ fn a_check_that_is_refused_is_a_loss() {
 /// The reader is woken by a change of a page. Where that is refused, the wait for it ends, and nothing is believed.
 #[test]
 fn a_reader_that_cannot_be_woken_is_a_loss() {
-    use pinfold::{AddressRange, Lost, Monitor, monitor::Choice, monitor::best_without_loading};
+    use pinfold::monitor::{Choice, best_without_loading, notify};
+    use pinfold::{AddressRange, Lost, Monitor};
     alone("rights::a_reader_that_cannot_be_woken_is_a_loss", || {
-        let monitor =
-            || best_without_loading().ok().filter(|it| it.chosen() == Choice::Userfaultfd);
+        let monitor = || {
+            let monitor = best_without_loading(&notify::path()).ok();
+            monitor.filter(|it| it.chosen() == Choice::Userfaultfd)
+        };
         if monitor().is_none() {
             return eprintln!("skipped: no userfaultfd here");
         }
