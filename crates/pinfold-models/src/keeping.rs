@@ -78,12 +78,10 @@ pub(crate) mod device {
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct Opening(pub(super) u64);
 
-    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    #[allow(dead_code)] // a device of a model can be told from others
-    pub(crate) enum Standing {
-        Open(Opening),
-        OpenedAnew(Opening),
-        Unknown,
+    #[derive(Debug)]
+    pub(crate) struct KnownDevice {
+        pub(crate) opening: Opening,
+        pub(crate) gone: Vec<usize>,
     }
 
     /// The device of the model, once something was registered there.
@@ -110,13 +108,19 @@ pub(crate) mod device {
     }
 
     impl OpenDevices {
-        pub(crate) unsafe fn note(&mut self, device: usize) -> Standing {
-            let now = now(device);
-            match self.0.replace((device, now)) {
-                Some((_, before)) if before != now => Standing::OpenedAnew(now),
-                _ => Standing::Open(now),
-            }
+        #[allow(clippy::unnecessary_wraps)] // a device of a model can be told from others
+        pub(crate) unsafe fn note(&mut self, device: usize) -> Option<KnownDevice> {
+            let opening = now(device);
+            let before = self.0.replace((device, opening));
+            let gone = before.filter(|&(_, before)| before != opening).map(|(device, _)| device);
+            Some(KnownDevice { opening, gone: gone.into_iter().collect() })
         }
+
+        pub(crate) fn look(&self) -> Self {
+            self.clone()
+        }
+
+        pub(crate) fn end_look(&self) {}
 
         pub(crate) fn is_open(&self, opening: Opening) -> bool {
             self.0.is_some_and(|(device, noted)| noted == opening && now(device) == opening)

@@ -6,9 +6,12 @@
 //! have: the number of the signal that would report that it is ready (`F_SETSIG`), which no device's descriptor ever sends.
 //! It needs no descriptor, and forked children have it with the file.
 //!
-//! A device that is opened anew may have the address, the number and, 64 openings later, the mark of the one before. So
-//! what is registered is noted with an [`Opening`], which no later one is equal to, and not with the device's address: a
-//! thread that looked before the device was opened anew, and notes what it could not end behind it, has the old one.
+//! There are 64 marks. A file whose number stands for another one by now is gone, so its mark is free for that number, unless
+//! the thread that deregisters may be looking for the file: with no lock held, by a copy of what was open ([`DeviceList`]).
+//! So of two files with one number that this process has marked none is taken for the other, and there is always a free mark.
+//!
+//! A device that is opened anew may have the address, the number and the mark of one before. So what is registered is noted
+//! with an [`Opening`], which no later one is equal to, and not with the device's address.
 //!
 //! # The table of the thread that deregisters
 //!
@@ -147,72 +150,77 @@ struct OpenDevice {
     file: OpenFile,
 }
 
-/// The devices in which registrations are kept. A few.
-#[derive(Clone, Default, Debug)]
+/// The devices in which registrations are kept: as many as the program has open, and for each number that it has closed one.
+#[derive(Default, Debug)]
 pub(crate) struct OpenDevices {
-    open: Vec<OpenDevice>,
+    open: DeviceList,
+    /// What the thread that deregisters may be looking for.
+    looked_for: DeviceList,
     /// How many openings were noted.
     openings: u64,
 }
 
-/// What is known of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
-    /// It is the one that it was, or a new one.
-    Open(Opening),
-    /// What was registered there before ended with another open file.
-    OpenedAnew(Opening),
-    /// Its descriptor cannot be told from others.
-    Unknown,
+/// Devices that were open at a moment.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct DeviceList(Vec<OpenDevice>);
+
+/// A device in which something is about to be registered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KnownDevice {
+    pub(crate) opening: Opening,
+    /// The addresses of those whose open file this one has taken the place of: what was registered there is gone. Its own
+    /// is one of them if it was opened anew.
+    pub(crate) gone: Vec<usize>,
 }
 
 impl OpenDevices {
-    /// Before something is kept that is registered in this device.
+    /// Before something is kept that is registered in this device. `None` if its descriptor cannot be told from others.
     ///
     /// # Safety
     ///
     /// `device` is the address of an open `ibv_context`.
-    pub(crate) unsafe fn note(&mut self, device: usize) -> Standing {
+    pub(crate) unsafe fn note(&mut self, device: usize) -> Option<KnownDevice> {
         // SAFETY: the caller's promise.
         let descriptor = unsafe { (*ptr::with_exposed_provenance::<ibv_context>(device)).cmd_fd };
         self.note_descriptor(device, descriptor)
     }
 
-    fn note_descriptor(&mut self, device: usize, descriptor: c_int) -> Standing {
-        let known = self.open.iter().position(|known| known.address == device);
-        if let Some(OpenDevice { opening, file, .. }) = known.map(|at| self.open[at])
+    fn note_descriptor(&mut self, device: usize, descriptor: c_int) -> Option<KnownDevice> {
+        let known = self.open.0.iter().find(|known| known.address == device);
+        if let Some(&OpenDevice { opening, file, .. }) = known
             && file.descriptor == descriptor
             && file.is_open()
         {
-            return Standing::Open(opening);
+            return Some(KnownDevice { opening, gone: Vec::new() });
         }
-        let Some(mark) = self.marked(descriptor) else { return Standing::Unknown };
+        let mark = self.marked(descriptor)?;
+        let gone = self.forget_gone(device, OpenFile { descriptor, mark });
         let opening = Opening(self.openings);
         self.openings += 1;
         let file = OpenFile { descriptor, mark };
-        let fresh = OpenDevice { address: device, opening, file };
-        match known {
-            Some(at) => {
-                self.open[at] = fresh;
-                Standing::OpenedAnew(opening)
-            }
-            None => {
-                self.open.push(fresh);
-                Standing::Open(opening)
-            }
-        }
+        self.open.0.push(OpenDevice { address: device, opening, file });
+        Some(KnownDevice { opening, gone })
+    }
+
+    /// `device` has this open file. Says which others, and which earlier one of its own, had their files before.
+    fn forget_gone(&mut self, device: usize, file: OpenFile) -> Vec<usize> {
+        let is_gone = |known: &OpenDevice| {
+            known.address == device
+                || known.file.descriptor == file.descriptor && known.file != file
+        };
+        self.open.0.extract_if(.., |known| is_gone(known)).map(|known| known.address).collect()
     }
 
     /// The mark that the open file has, by a parent of this process or from here on: none that another file with this
-    /// number had.
+    /// number had, of those that are looked for.
     fn marked(&self, descriptor: c_int) -> Option<c_int> {
         match mark_of(descriptor)? {
             0 => {
+                let known = || self.open.0.iter().chain(&self.looked_for.0);
                 let is_free = |mark: &c_int| {
-                    let taken = OpenFile { descriptor, mark: *mark };
-                    !self.open.iter().any(|known| known.file == taken)
+                    !known().any(|known| known.file == OpenFile { descriptor, mark: *mark })
                 };
-                // Those of the openings before are the last to come again: a thread may still look for one.
+                // Those of the openings before are the last to come again, under other numbers, too.
                 let first =
                     c_int::try_from(self.openings % u64::from(MARKS.unsigned_abs())).ok()?;
                 let mark = (0..MARKS).map(|next| 1 + (first + next) % MARKS).find(is_free)?;
@@ -225,11 +233,30 @@ impl OpenDevices {
 
     /// Whether registrations of this opening can be ended by their numbers.
     pub(crate) fn is_open(&self, opening: Opening) -> bool {
-        self.file(opening).is_some_and(OpenFile::is_open)
+        self.open.file(opening).is_some_and(OpenFile::is_open)
     }
 
+    /// What is open now, for the thread that deregisters, which looks for it until it calls this again or
+    /// [`end_look`](Self::end_look).
+    pub(crate) fn look(&mut self) -> DeviceList {
+        self.looked_for = self.open.clone();
+        self.open.clone()
+    }
+
+    /// No thread looks for anything.
+    pub(crate) fn end_look(&mut self) {
+        self.looked_for = DeviceList::default();
+    }
+
+    /// The program closes the device, or has.
+    pub(crate) fn forget(&mut self, device: usize) {
+        self.open.0.retain(|known| known.address != device);
+    }
+}
+
+impl DeviceList {
     fn file(&self, opening: Opening) -> Option<OpenFile> {
-        self.open.iter().find(|known| known.opening == opening).map(|known| known.file)
+        self.0.iter().find(|known| known.opening == opening).map(|known| known.file)
     }
 
     /// The open file of this opening, through the calling thread's table; `None` if it is not found there.
@@ -238,11 +265,6 @@ impl OpenDevices {
         let (number, is_borrowed) = table.lend(file)?;
         let lent = LentDevice { opening, named: file.descriptor, number, is_borrowed };
         file.is_at(number).then_some(lent)
-    }
-
-    /// The program closes the device, or has.
-    pub(crate) fn forget(&mut self, device: usize) {
-        self.open.retain(|known| known.address != device);
     }
 }
 
@@ -278,20 +300,26 @@ mod tests {
         assert!(unsafe { libc::dup2(opened().as_raw_fd(), file.as_raw_fd()) } >= 0);
     }
 
+    /// The opening, by which those with the addresses `gone` have lost their files.
+    fn noted_with(
+        devices: &mut OpenDevices,
+        device: usize,
+        descriptor: c_int,
+        gone: &[usize],
+    ) -> Opening {
+        let noted = devices.note_descriptor(device, descriptor).unwrap();
+        assert_eq!(noted.gone, gone);
+        noted.opening
+    }
+
     /// The opening, of a device that is the one that it was, or a new one.
     fn noted(devices: &mut OpenDevices, device: usize, descriptor: c_int) -> Opening {
-        match devices.note_descriptor(device, descriptor) {
-            Standing::Open(opening) => opening,
-            other => panic!("{other:?}"),
-        }
+        noted_with(devices, device, descriptor, &[])
     }
 
     /// Of a device that was known with another file.
     fn noted_anew(devices: &mut OpenDevices, device: usize, descriptor: c_int) -> Opening {
-        match devices.note_descriptor(device, descriptor) {
-            Standing::OpenedAnew(opening) => opening,
-            other => panic!("{other:?}"),
-        }
+        noted_with(devices, device, descriptor, &[device])
     }
 
     #[test]
@@ -303,11 +331,59 @@ mod tests {
         assert_eq!(noted(&mut devices, 7, number), first);
         opened_anew(&file);
         assert!(!devices.is_open(first));
-        let other = noted(&mut devices, 8, number);
+        let other = noted_with(&mut devices, 8, number, &[7]);
         assert!(devices.is_open(other) && !devices.is_open(first), "it has another mark");
-        let second = noted_anew(&mut devices, 7, number);
+        let second = noted(&mut devices, 7, number);
         devices.forget(8);
         assert!(devices.is_open(second) && !devices.is_open(other) && !devices.is_open(first));
+    }
+
+    /// As one that is imported (`ibv_import_device`).
+    #[test]
+    fn two_devices_may_have_one_open_file() {
+        let (mut devices, file) = (OpenDevices::default(), opened());
+        let number = file.as_raw_fd();
+        let (one, two) = (noted(&mut devices, 7, number), noted(&mut devices, 8, number));
+        assert!(one != two && devices.is_open(one) && devices.is_open(two));
+        opened_anew(&file);
+        let three = noted_with(&mut devices, 9, number, &[7, 8]);
+        assert!(devices.is_open(three) && !devices.is_open(one) && !devices.is_open(two));
+    }
+
+    /// Each with its own address, because the one before was not closed.
+    #[test]
+    fn a_number_is_told_from_all_that_it_stood_for() {
+        let (mut devices, file) = (OpenDevices::default(), opened());
+        let number = file.as_raw_fd();
+        let mut last = noted(&mut devices, 0, number);
+        for device in 1..=4 * MARKS as usize {
+            opened_anew(&file);
+            assert!(!devices.is_open(last));
+            last = noted_with(&mut devices, device, number, &[device - 1]);
+            assert!(devices.is_open(last) && devices.open.0.len() == 1);
+        }
+    }
+
+    /// As long as it looks, however often the device is opened anew meanwhile.
+    #[test]
+    fn no_file_is_taken_for_one_that_a_thread_looks_for() {
+        let (mut devices, file) = (OpenDevices::default(), opened());
+        let number = file.as_raw_fd();
+        let first = noted(&mut devices, 7, number);
+        let looked = devices.look();
+        assert!(looked.lend(first, &Table::Shared).is_some());
+        for _ in 0..4 * MARKS {
+            opened_anew(&file);
+            noted_anew(&mut devices, 7, number);
+            assert!(looked.lend(first, &Table::Shared).is_none());
+        }
+        devices.end_look();
+        let marks = (0..MARKS).map(|_| {
+            opened_anew(&file);
+            noted_anew(&mut devices, 7, number);
+            mark_of(number)
+        });
+        assert_eq!(marks.filter(|mark| *mark == Some(1)).count(), 1, "it is free again");
     }
 
     /// The marks of a number are few, and come again in turns.
@@ -318,12 +394,11 @@ mod tests {
         let mut openings = vec![noted(&mut devices, 7, number)];
         let mut marks = vec![mark_of(number)];
         for _ in 0..MARKS {
-            let before = devices.clone();
             opened_anew(&file);
             let opening = noted_anew(&mut devices, 7, number);
             assert!(devices.is_open(opening));
             for &earlier in &openings {
-                assert!(!devices.is_open(earlier) && !before.is_open(earlier));
+                assert!(!devices.is_open(earlier));
             }
             openings.push(opening);
             marks.push(mark_of(number));
@@ -350,15 +425,15 @@ mod tests {
         let goes = noted(&mut devices, 8, other.as_raw_fd());
         opened_anew(&other);
         // In this process, whose first thread has the table of this one.
-        let number = file.as_raw_fd();
+        let (number, looked) = (file.as_raw_fd(), devices.look());
         let seen = std::thread::spawn(move || {
             // SAFETY: this thread has no descriptor's value.
             let table = unsafe { Table::of_this_thread(&[]) };
             if matches!(table, Table::Shared) {
                 return None;
             }
-            let lent = devices.lend(stays, &table).map(|lent| (lent.named, mark_of(lent.number)));
-            Some((mark_of(number), lent, devices.lend(goes, &table).is_some()))
+            let lent = looked.lend(stays, &table).map(|lent| (lent.named, mark_of(lent.number)));
+            Some((mark_of(number), lent, looked.lend(goes, &table).is_some()))
         });
         match seen.join().unwrap() {
             None => eprintln!("skipped: pidfd_getfd is refused"),
@@ -375,6 +450,6 @@ mod tests {
         let opening = noted(&mut devices, 7, high.as_raw_fd());
         drop(high);
         assert!(!devices.is_open(opening));
-        assert_eq!(devices.note_descriptor(7, -1), Standing::Unknown);
+        assert_eq!(devices.note_descriptor(7, -1), None);
     }
 }

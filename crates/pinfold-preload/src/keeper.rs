@@ -29,7 +29,7 @@
 use crate::admission::Admission;
 use crate::apart;
 use crate::children::{Children, Moves};
-use crate::device::{LentDevice, OpenDevices, Opening, Standing, Table};
+use crate::device::{LentDevice, OpenDevices, Opening, Table};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
@@ -349,7 +349,7 @@ impl Keeper {
             return;
         }
         self.take_over(&mut books);
-        let (dead, devices) = (books.store.take_dead(), books.devices.clone());
+        let (dead, devices) = (books.store.take_dead(), books.devices.look());
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
         drop(books);
@@ -470,6 +470,7 @@ impl Keeper {
         drop(lent);
         if let Some(mut books) = self.books() {
             let ended = remains.iter().filter(|remains| remains.ended == Ended::InKernel).count();
+            books.devices.end_look();
             books.totals.deregs += ended as u64;
             books.remains.append(&mut remains);
             leaving.iter().for_each(|leaving| books.note_left(leaving));
@@ -526,17 +527,13 @@ impl Books {
     /// forgotten.
     fn opening_of(&mut self, device: usize) -> Option<Opening> {
         // SAFETY: the program is registering in it.
-        match unsafe { self.devices.note(device) } {
-            Standing::Open(opening) => Some(opening),
-            Standing::OpenedAnew(opening) => {
-                let scope = Scope::Device(device);
-                self.store.forget_live(scope);
-                _ = self.store.take_idle(scope);
-                // What remains of it goes when it is looked at: a thread may note some of it behind this.
-                Some(opening)
-            }
-            Standing::Unknown => None,
+        let noted = unsafe { self.devices.note(device) }?;
+        for scope in noted.gone.into_iter().map(Scope::Device) {
+            self.store.forget_live(scope);
+            _ = self.store.take_idle(scope);
+            // What remains of it goes when it is looked at: a thread may note some of it behind this.
         }
+        Some(noted.opening)
     }
 
     /// What the kernel has ended with a device that was closed behind our back is not ended again: its number may be that

@@ -272,6 +272,14 @@ fn a_program_s_environment_is_its_own_to_change() {
     }
 }
 
+/// The marks that tell open files of one number from each other are few.
+#[test]
+fn a_device_that_was_opened_often_is_kept_in_as_at_first() {
+    let case = ["closes_everything_again_and_again"];
+    let out = said_by("program", &[&library()], "on", &case);
+    assert!(out.as_deref().is_none_or(|out| out == "200 found\n"), "{out:?}");
+}
+
 /// The dynamic linker finds the program's function before the C library's.
 #[test]
 fn functions_that_a_program_has_under_names_of_posix_are_not_called() {

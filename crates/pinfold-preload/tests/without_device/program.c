@@ -1155,6 +1155,30 @@ static void replaces_its_environment(void)
 	puts("done");
 }
 
+/* Opens a device anew again and again, under one number, and each time registers the same bytes twice in it: all that it
+ * opened before went with the descriptors that it does not know. Each device that is not known any more has its registration
+ * found. */
+static void closes_everything_again_and_again(void)
+{
+	int found = 0;
+
+	memory = map();
+	for (int i = 0; i < 200; i++) {
+		struct ibv_mr *mr;
+		uint32_t key;
+
+		pd = ibv_alloc_pd(ibv_open_device(NULL));
+		registered(2);
+		CHECK((mr = ibv_reg_mr(pd, memory, BYTES, 1)));
+		key = mr->lkey;
+		CHECK(!ibv_dereg_mr(mr) && (mr = ibv_reg_mr(pd, memory, BYTES, 1)));
+		found += mr->lkey == key;
+		CHECK(verbs_has(pd->context->cmd_fd, mr->handle));
+		CHECK(!ibv_dereg_mr(mr) && !close(pd->context->cmd_fd));
+	}
+	printf("%d found\n", found);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -1203,6 +1227,7 @@ static const struct {
 	{ "leaves_variables_of_threads", leaves_variables_of_threads },
 	{ "asks_for_linker_errors", asks_for_linker_errors },
 	{ "replaces_its_environment", replaces_its_environment },
+	{ "closes_everything_again_and_again", closes_everything_again_and_again },
 };
 
 int main(int count, char **given)
