@@ -134,8 +134,10 @@ pub fn heap() -> Option<HeapUse> {
 /// How the process's system calls are restricted: 0 not at all, 1 strictly, 2 by filters (seccomp). The error
 /// number, negative, where that is refused.
 pub fn sandbox_mode() -> i32 {
+    // By its number: a program may have a function of its own under this name.
     // SAFETY: takes no pointer.
-    unsafe { libc::prctl(libc::PR_GET_SECCOMP) }
+    let mode = unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_SECCOMP) };
+    i32::try_from(mode).unwrap_or(-1)
 }
 
 #[cfg(test)]

@@ -247,6 +247,14 @@ pub fn own_threads() -> OwnThreads {
     OwnThreads(words.map(|word| if is_ours(&word) { word } else { 0 }))
 }
 
+/// How many threads this process has: the links of a directory, for which no descriptor is needed. `None` where the kernel
+/// does not say.
+pub fn threads_of_process() -> Option<usize> {
+    let links = rustix::fs::stat(c"/proc/self/task").ok()?.st_nlink;
+    // Of the directory itself.
+    usize::try_from(links).ok()?.checked_sub(2)
+}
+
 #[allow(clippy::cast_possible_truncation)] // an address, whatever type the C library gives it
 fn own_name() -> usize {
     // SAFETY: no argument; the C library reads a register.

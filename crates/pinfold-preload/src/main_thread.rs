@@ -28,8 +28,12 @@
 
 use crate::sandbox;
 use libc::{c_int, c_void};
+use pinfold_kernel::Errno;
+use pinfold_kernel::descriptor::read_link;
 use pinfold_kernel::signal::SignalsBlocked;
-use pinfold_kernel::thread::{own_threads, sleep, stack_with_variables, thread_id};
+use pinfold_kernel::thread::{
+    own_threads, sleep, stack_with_variables, thread_id, threads_of_process,
+};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::OnceLock;
@@ -162,9 +166,19 @@ pub(crate) fn threads_begin() {
     PROGRESS.begin(process, start_looking);
 }
 
-/// Has [`leaving`] called when the calling thread ends, if there is a key and memory for its value.
+/// Has [`leaving`] called when the calling thread ends, if there is a key and memory for its value. One that ends already,
+/// and registers in a destructor of the program's, goes on with its rounds: it would have no last one.
 fn await_end() {
-    set_round(1);
+    if round() == 0 {
+        set_round(1);
+    }
+}
+
+/// What the calling thread has from [`set_round`].
+fn round() -> usize {
+    // SAFETY: the key was made; a thread without a value has null.
+    let round = |key| unsafe { libc::pthread_getspecific(key) }.addr();
+    KEY.get().copied().flatten().map_or(0, round)
 }
 
 /// What [`leaving`] is called with next; nothing without a key.
@@ -222,8 +236,9 @@ fn paced(pace: Duration) -> Duration {
 /// Starts the thread that looks. False if it cannot be started, or may not ask.
 fn start_looking() -> bool {
     extern "C" fn body(_: *mut c_void) -> *mut c_void {
+        // By its number: a program may have a function of its own under this name.
         // SAFETY: a C string.
-        unsafe { libc::prctl(libc::PR_SET_NAME, c"pinfold-end".as_ptr()) };
+        unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"pinfold-end".as_ptr()) };
         let mut pace = FIRST_PACE;
         // This thread, and the first one.
         while !(program_has(2) && first_has_ended()) {
@@ -265,30 +280,14 @@ fn start(body: extern "C" fn(*mut c_void) -> *mut c_void, stack: Option<usize>) 
 fn program_has(others: usize) -> bool {
     let ours = own_threads();
     let is_asked = !sandbox::is_the_program_s();
-    let has = is_asked && threads() == Some(ours.count() + others);
+    let has = is_asked && threads_of_process() == Some(ours.count() + others);
     // One of them that ended before the question would have been taken for one of the program's that had.
     has && own_threads() == ours
 }
 
-/// The threads of this process; no descriptor is needed.
-fn threads() -> Option<usize> {
-    let mut status = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: a C string; the kernel fills the structure, of which all zeros are one.
-    let links = unsafe {
-        let answered = libc::stat(c"/proc/self/task".as_ptr(), status.as_mut_ptr()) == 0;
-        answered.then(|| status.assume_init().st_nlink)
-    };
-    // Of the directory itself.
-    usize::try_from(links?).ok()?.checked_sub(2)
-}
-
 /// Whether the first thread has no memory any more, and runs no more instructions.
 fn first_has_ended() -> bool {
-    let mut path = [0_u8; 1];
-    // SAFETY: a C string; the kernel writes one byte at most.
-    let answer =
-        unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), path.as_mut_ptr().cast(), path.len()) };
-    answer < 0 && pinfold_kernel::errno::last_errno().0 == libc::ENOENT
+    read_link(c"/proc/self/exe", &mut [0]) == Err(Errno(libc::ENOENT))
 }
 
 /// Behind the program's last thread: its functions run on a thread that has a stack as its own ones, or on this one.
@@ -362,6 +361,18 @@ mod tests {
         // A later one succeeds.
         progress.begin(PROCESS, || true);
         assert!(!progress.is_unwatched(PROCESS));
+    }
+
+    #[test]
+    fn a_thread_that_ends_goes_on_with_its_rounds() {
+        note_start();
+        await_end();
+        assert_eq!(round(), 1);
+        set_round(ROUNDS);
+        await_end();
+        assert_eq!(round(), ROUNDS);
+        // Nothing ends with this thread.
+        set_round(0);
     }
 
     #[test]

@@ -2,9 +2,12 @@
 //!
 //! Every parser takes text and panics on none.
 
+use pinfold_kernel::descriptor::read_link;
 use pinfold_kernel::process::Resource;
+use std::ffi::CString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// A limit on locked memory.
@@ -95,10 +98,14 @@ impl Machine {
         parse(&text).ok_or(Unread::Garbled)
     }
 
-    /// Where a symbolic link leads.
+    /// Where a symbolic link leads, cut off behind 64 bytes.
     pub(crate) fn link(&self, path: &str) -> Result<String, Unread> {
-        let target = fs::read_link(self.path(path)).map_err(|error| unread(&error))?;
-        target.into_os_string().into_string().map_err(|_| Unread::Garbled)
+        let path = CString::new(self.path(path).into_os_string().into_vec());
+        let path = path.map_err(|_| Unread::Garbled)?;
+        let mut target = [0; 64];
+        // Not by the C library: a program may have a function of that name.
+        let target = read_link(&path, &mut target).map_err(|errno| unread(&errno.into()))?;
+        String::from_utf8(target.to_vec()).map_err(|_| Unread::Garbled)
     }
 
     /// The names in a directory, sorted; none if it cannot be read.
