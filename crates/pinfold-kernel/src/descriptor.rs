@@ -115,9 +115,17 @@ pub struct Identity {
 
 /// The identity of what the number stands for now.
 pub fn identity(descriptor: Descriptor) -> Result<Identity, Errno> {
-    let status = rustix::fs::fstat(named(descriptor)?)?;
+    Ok(identity_of(&rustix::fs::fstat(named(descriptor)?)?))
+}
+
+/// The identity of the file at `path`, behind all links.
+pub fn identity_at(path: &CStr) -> Result<Identity, Errno> {
+    Ok(identity_of(&rustix::fs::stat(path)?))
+}
+
+fn identity_of(status: &rustix::fs::Stat) -> Identity {
     #[allow(clippy::useless_conversion)] // the fields' types differ between architectures
-    Ok(Identity { device: status.st_dev.into(), inode: status.st_ino.into() })
+    Identity { device: status.st_dev.into(), inode: status.st_ino.into() }
 }
 
 /// A second number for `descriptor`, at least `lowest`, closed on `exec`.

@@ -31,27 +31,35 @@ pub(crate) struct KnownDescriptor {
     is_left_open: AtomicBool,
 }
 
-/// The number of one that may be closed meanwhile.
+/// The number of one that may be closed meanwhile, or stand for another file in the calling thread's table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct KnownNumber(Descriptor);
+pub(crate) struct KnownNumber {
+    number: Descriptor,
+    identity: Identity,
+}
 
 impl KnownNumber {
     /// For calls that tell when it is not that file any more.
     pub(crate) fn lend(&self) -> BorrowedFd<'_> {
         // SAFETY: it was opened, so it is not -1. Should it have been closed, the kernel looks the number up for
         // each call, and no memory depends on what it finds.
-        unsafe { BorrowedFd::borrow_raw(self.0) }
+        unsafe { BorrowedFd::borrow_raw(self.number) }
     }
 
-    /// Whether the process's main thread has a userfaultfd of this number. The calling thread may have a table of descriptors of its
-    /// own, where it stands for nothing.
-    pub(crate) fn is_userfaultfd_of_process(self) -> bool {
-        let mut path = [0; 40];
-        let _ = write!(path.as_mut_slice(), "/proc/self/fd/{}", self.0);
-        let mut file = [0; 64];
-        CStr::from_bytes_until_nul(&path).is_ok_and(|path| {
-            descriptor::read_link(path, &mut file) == Ok(b"anon_inode:[userfaultfd]")
-        })
+    /// Whether the number stands for that file in the calling thread's table. One system call.
+    pub(crate) fn is_ours(&self) -> bool {
+        descriptor::identity(self.number) == Ok(self.identity)
+    }
+
+    /// Whether it may in the table of `thread`, of this process: not where that has no such number, or another file there.
+    pub(crate) fn may_be_open_in(&self, thread: u32) -> bool {
+        let mut path = [0; 64];
+        let _ = write!(path.as_mut_slice(), "/proc/self/task/{thread}/fd/{}", self.number);
+        match CStr::from_bytes_until_nul(&path).map(descriptor::identity_at) {
+            Ok(Ok(found)) => found == self.identity,
+            Ok(Err(errno)) => !matches!(errno, Errno(libc::ENOENT | libc::ESRCH)),
+            Err(_) => true,
+        }
     }
 }
 
@@ -89,7 +97,7 @@ impl KnownDescriptor {
     }
 
     pub(crate) fn alias(&self) -> KnownNumber {
-        KnownNumber(self.number)
+        KnownNumber { number: self.number, identity: self.identity }
     }
 
     /// Has the number stay open when this goes.
@@ -127,6 +135,28 @@ fn moved_up(low: OwnedFd) -> OwnedFd {
     let up = [1000, 500, 250, 120];
     let above = |lowest| descriptor::duplicate_above(low.as_raw_fd(), lowest).ok();
     up.into_iter().find_map(above).unwrap_or(low)
+}
+
+/// Runs `body` with what a thread has made that has a table of descriptors of its own, and lives until then.
+#[cfg(test)]
+pub(crate) fn in_another_table<A: Send, B>(
+    make: impl FnOnce() -> A + Send,
+    body: impl FnOnce(A) -> B,
+) -> B {
+    let (to_body, made) = std::sync::mpsc::channel();
+    let (done, end) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // SAFETY: a copy of the table: each number of it stands for what it did.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            to_body.send(make()).unwrap();
+            // An error: the body is done.
+            assert!(end.recv().is_err());
+        });
+        let result = body(made.recv().unwrap());
+        drop(done);
+        result
+    })
 }
 
 #[cfg(test)]

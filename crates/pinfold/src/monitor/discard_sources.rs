@@ -18,25 +18,32 @@
 //! 3. One that has ended needs not be asked by the kernel's count: it has ended all its watches, and found the count zero
 //!    after that, and everything logged, before it was said to have ended.
 //!
+//! Where the calling thread has a table of descriptors without the other one's, it cannot ask, and the answer is yes as long as
+//! another thread has it. So it is where it has another file under that number, another userfaultfd for instance.
+//!
 //! One that has lost its descriptor cannot be asked for the count; its records count. A discard that was announced to such a
 //! one and is not read yet goes unseen if its pages are unmapped and mapped anew meanwhile. Its watches end in no other way.
 //!
 //! Each copy of the library (the preload library has its own) knows its own monitors only. A forked child begins anew: none
 //! of its memory is watched, and a list whose locks other threads of its parent may have held is not looked at.
 //!
-//! The price: nothing but two loads for a process with one monitor; a system call on each miss for each other one.
+//! The price: nothing but two loads for a process with one monitor; two system calls on each miss for each other one.
 
 use super::log::Log;
 use super::members::Members;
 use super::patience::Patience;
 use super::reader::Core;
 use super::shared::Kept;
+use super::threads::list_threads;
 use crate::AddressRange;
 use crate::descriptor::KnownNumber;
 use crate::fork_mark::ForkMark;
 use pinfold_kernel::{Errno, userfaultfd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// With more threads it is not looked which of them have a descriptor.
+const MOST_THREADS: usize = 8192;
 
 /// Those of this process; the parent's in a forked child that has made none.
 static SOURCES: Kept<Sources> = Kept::new();
@@ -122,18 +129,21 @@ impl DiscardSource {
         is_recorded() || !self.has_recorded_all(patience) || is_recorded()
     }
 
-    /// Waits until every discard that was announced before this call has its record. False if that cannot be told in time.
+    /// Waits until every discard that was announced before this call has its record. False if that cannot be told in time, or not
+    /// by this thread.
     fn has_recorded_all(&self, patience: &mut Patience) -> bool {
         while !self.has_ended() && self.core.lost().is_none() {
-            match userfaultfd::changing(self.uffd.lend()) {
-                Ok(false) => break,
-                Ok(true) if patience.is_over() => return false,
-                Ok(true) => patience.pause(),
-                // The calling thread has a table of descriptors without this one.
-                Err(_) if self.uffd.is_userfaultfd_of_process() => return false,
+            let answer = userfaultfd::changing(self.uffd.lend());
+            // Behind the question: it was this one's userfaultfd that answered.
+            match answer.is_ok() && self.uffd.is_ours() {
+                true if answer == Ok(false) => break,
+                true if patience.is_over() => return false,
+                true => patience.pause(),
+                false if self.has_ended() => break,
+                false if self.may_be_open_elsewhere() => return false,
                 // Closed by the monitor's end, or by the program.
-                Err(_) if self.has_ended() => break,
-                Err(errno) => _ = self.core.lose(errno),
+                false if self.has_ended() => break,
+                false => _ = self.core.lose(answer.err().unwrap_or(Errno(libc::EBADF))),
             }
         }
         // Acquire fence: the word is loaded after the kernel's answer; see `userfaultfd.rs`, Visible.
@@ -146,6 +156,15 @@ impl DiscardSource {
             patience.pause();
         }
         true
+    }
+
+    /// Whether another thread than the reader may have it in its table of descriptors, which this one has not: each may have a
+    /// table of its own (`unshare(CLONE_FILES)`). Where the threads cannot be listed, that is unknown.
+    fn may_be_open_elsewhere(&self) -> bool {
+        let mut threads = Vec::with_capacity(MOST_THREADS);
+        let is_reader = |thread| self.core.discards.is_read_by(thread);
+        list_threads(&mut threads).is_err()
+            || threads.iter().any(|&it| !is_reader(it) && self.uffd.may_be_open_in(it))
     }
 }
 
@@ -176,9 +195,12 @@ mod tests {
     use super::super::start::StartError;
     use super::super::watched_page::{Unread, range_of};
     use super::*;
-    use crate::descriptor::KnownDescriptor;
+    use crate::descriptor::{KnownDescriptor, in_another_table};
+    use crate::own_process::alone;
+    use pinfold_kernel::descriptor;
     use pinfold_kernel::mapping::AtomicPage;
     use pinfold_kernel::userfaultfd::Message;
+    use std::os::fd::{AsFd, AsRawFd, OwnedFd};
     use std::thread;
 
     /// A monitor without a reader, which no other one asks.
@@ -225,6 +247,37 @@ mod tests {
         reader.append(range_of(&page).unwrap());
         reader.publish();
         assert!(is_told(&source) && !source.may_discard(other, &mut Patience::new()));
+    }
+
+    /// Its descriptor is in the table of another thread. What stands under its number here says nothing of it, and it is not
+    /// lost to those that have it.
+    #[test]
+    fn one_in_another_table_of_descriptors_is_asked_for_nothing_and_is_not_lost() {
+        // No other test takes the number.
+        let name = "one_in_another_table_of_descriptors_is_asked_for_nothing_and_is_not_lost";
+        alone(&format!("{}::{name}", module_path!().split_once("::").unwrap().1), || {
+            in_another_table(unread, |(uffd, source)| {
+                let numbers = |file: OwnedFd| {
+                    let here =
+                        descriptor::duplicate_above(file.as_raw_fd(), uffd.number()).unwrap();
+                    (here.as_raw_fd() == uffd.number()).then_some(here)
+                };
+                let null = || descriptor::open(c"/dev/null", 0).unwrap();
+                let other = || {
+                    let other = userfaultfd::open().unwrap();
+                    userfaultfd::api(other.as_fd(), StartError::FEATURES).unwrap();
+                    other
+                };
+                let nothing = || !is_told(&source) && source.core.lost().is_none();
+                assert!(nothing());
+                for file in [null(), other()] {
+                    let here = numbers(file);
+                    assert!(nothing() && here.is_some(), "{here:?}");
+                }
+                let page = AddressRange::new(0x1000, 0x1000).unwrap();
+                assert!(source.may_discard(page, &mut Patience::new()));
+            });
+        });
     }
 
     /// A monitor that lost its descriptor hinders no other one for ever.

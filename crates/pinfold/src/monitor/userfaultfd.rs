@@ -805,6 +805,7 @@ mod tests {
     use super::super::discard_sources::while_a_place_is_locked;
     use super::*;
     use crate::Position;
+    use crate::descriptor::in_another_table;
     use crate::own_process::alone;
     use pinfold_kernel::mapping::OwnedMapping;
     use std::time::Duration;
@@ -1049,6 +1050,25 @@ mod tests {
         until(|| !second.change_pending(room.pages(2, 1)));
         drop(busy);
         until(|| !second.change_pending(all));
+    }
+
+    /// Each was made by a thread with a table of its own, and another one's miss asks them.
+    #[test]
+    fn monitors_in_other_tables_of_descriptors_are_not_lost() {
+        let name = "monitors_in_other_tables_of_descriptors_are_not_lost";
+        without_other_tests(name, || {
+            in_another_table(
+                || Userfaultfd::new().unwrap(),
+                |first| {
+                    let second = Userfaultfd::new().unwrap();
+                    let room = Room::new();
+                    let all = room.pages(0, PAGES);
+                    assert_eq!(second.watch(all), Watch::Covered);
+                    assert!(second.change_pending(all), "the first one cannot be asked");
+                    assert_eq!([&first, &second].map(|it| it.usable()), [Ok(()); 2]);
+                },
+            );
+        });
     }
 
     #[test]
