@@ -931,8 +931,10 @@ mod tests {
     use std::process::Command;
 
     fn end_of_a(program: &str, patience: Patience) -> ChildEnd {
-        let child = Command::new("sh").args(["-c", program]).spawn().unwrap();
-        end_of(libc::pid_t::try_from(child.id()).unwrap(), patience)
+        let mut child = Command::new("sh").args(["-c", program]).spawn().unwrap();
+        let end = end_of(libc::pid_t::try_from(child.id()).unwrap(), patience);
+        assert!(child.wait().is_err(), "there is a child left to wait for");
+        end
     }
 
     #[test]
