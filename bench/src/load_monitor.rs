@@ -66,14 +66,25 @@ unsafe impl Monitor for LoadMonitor {
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.replay_some(from, usize::MAX, visit)
+    }
+
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
         let log = lock(&self.log);
         // Relaxed: stored under the lock that is held here.
         let sequence = self.sequence.load(Ordering::Relaxed);
         let fresh = sequence.checked_sub(from.0).and_then(|fresh| usize::try_from(fresh).ok());
         let complete = fresh.is_some_and(|fresh| fresh <= log.len());
         let told = fresh.map_or(log.len(), |fresh| log.len().saturating_sub(fresh));
-        log.iter().skip(told).for_each(|&range| visit(range));
-        Replay { up_to: Position(sequence, 0), sequence: Sequence(sequence), complete }
+        log.iter().skip(told).take(most).for_each(|&range| visit(range));
+        let left = (log.len() - told).saturating_sub(most) as u64;
+        let told = if left > 0 { Sequence::CUT } else { Sequence(sequence) };
+        Replay { up_to: Position(sequence - left, 0), sequence: told, complete, may_repeat: false }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {

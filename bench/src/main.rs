@@ -8,7 +8,7 @@
 //! ratio is the median of the rounds' own ratios, ours to the peer's, and less is better except
 //! for multiples of one thread's throughput (unit "x"), transfers (GiB/s) and shares of hits.
 //!
-//! The order of layers, each using only what stands above it: `machine`, `question`, `load_monitor`,
+//! The order of layers, each using only what stands before it: `machine`, `question`, `load_monitor`,
 //! `null`, `workload` (our side's parts), `ring` (a real device),
 //! `traces`, `models`, `peer`, `rounds`, `report`, `short_lived`, `neighbour`, then `benches`, a
 //! file each. Transfers are measured by the command's library, `pinfold_cli::transfer`.
@@ -29,8 +29,9 @@ mod traces;
 mod workload;
 
 use clap::{Parser, ValueEnum};
+use pinfold_cli::plot::Plot;
 use report::Report;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ struct Arguments {
     /// Be the process in which UCX's hooks are
     #[arg(long = neighbour::OPTION, hide = true)]
     neighbour: bool,
-    /// With `scale` or `churn`: draw it into this file, on two logarithmic axes
+    /// With `hit`, `scale` or `churn`: draw it into this file, on two logarithmic axes; with `--show`, as it was recorded
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -131,7 +132,7 @@ impl Options {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.show {
-        Some(file) => Report::read(file).map(|report| report.print_markdown()),
+        Some(file) => Report::read(file).and_then(|report| show(&report, &arguments)),
         None if arguments.neighbour => neighbour::serve(),
         None => peer::keep_hooks_out().and_then(|()| measure(&arguments)),
     };
@@ -149,16 +150,37 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     let options = Options { seed, rounds: arguments.rounds.into(), quick: arguments.quick };
     let mut report = Report::new(arguments.json);
     report.remark(&format!("seed {seed}"));
+    let plot = arguments.svg.as_ref().map(|_| plot_of(arguments.bench)).transpose()?;
     // What grows is said behind the figures that show it.
-    let outcome = match &arguments.svg {
-        Some(file) if arguments.bench == Bench::Churn => {
-            benches::churn::run_and_draw(file, options, &mut report)
-        }
-        Some(file) => benches::scale::run_and_draw(file, options, &mut report),
-        None => run(arguments.bench, options, &mut report),
-    };
+    let outcome = run(arguments.bench, options, &mut report);
+    let picture = plot.zip(arguments.svg.as_ref());
+    let drawn = picture.map_or(Ok(()), |(plot, file)| draw(&plot(&report), file));
     report.print()?;
-    outcome
+    outcome.and(drawn)
+}
+
+fn show(report: &Report, arguments: &Arguments) -> Result<(), String> {
+    match &arguments.svg {
+        Some(file) => draw(&plot_of(arguments.bench)?(report), file),
+        None => {
+            report.print_markdown();
+            Ok(())
+        }
+    }
+}
+
+fn draw(plot: &Plot, file: &Path) -> Result<(), String> {
+    plot.write(file).map_err(|failure| failure.to_string())
+}
+
+/// What draws the figures of a bench.
+fn plot_of(bench: Bench) -> Result<fn(&Report) -> Plot, String> {
+    match bench {
+        Bench::Hit => Ok(benches::hit::plot),
+        Bench::Churn => Ok(benches::churn::plot),
+        Bench::Scale => Ok(benches::scale::plot),
+        _ => Err("--svg: only `hit`, `scale` and `churn` are drawn".into()),
+    }
 }
 
 fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String> {

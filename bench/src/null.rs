@@ -145,6 +145,17 @@ pub(crate) fn get_once<M: Monitor>(
     unsafe { cache.request(address as *const u8, length, Access::READ_WRITE).once().get() }
 }
 
+/// The same, of exactly these bytes for a peer.
+#[cfg(feature = "holds")]
+pub(crate) fn get_exact<M: Monitor>(
+    cache: &Cache<NullDevice, M>,
+    address: u64,
+    length: usize,
+) -> Result<Lease<'_, NullDevice, M>, GetError> {
+    // SAFETY: this device touches no memory.
+    unsafe { cache.get(address as *const u8, length, Access::REMOTE_READ) }
+}
+
 /// get, a look at the handle, release, at every address.
 pub(crate) fn get_put<M: Monitor>(
     cache: &Cache<NullDevice, M>,

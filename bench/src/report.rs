@@ -19,16 +19,16 @@ const STYLE: TableStyle =
 /// One measured figure.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Measurement {
-    name: String,
+    pub(crate) name: String,
     /// What it depends on, as an object.
-    params: Value,
-    value: f64,
+    pub(crate) params: Value,
+    pub(crate) value: f64,
     unit: String,
     /// What `peer_value` belongs to.
-    peer: Option<String>,
-    peer_value: Option<f64>,
+    pub(crate) peer: Option<String>,
+    pub(crate) peer_value: Option<f64>,
     /// `value` to `peer_value`, by rounds.
-    ratio: Option<f64>,
+    pub(crate) ratio: Option<f64>,
 }
 
 /// Says something that is no result, on standard error.
@@ -69,6 +69,16 @@ impl Report {
     #[cfg(feature = "holds")]
     pub(crate) fn is_empty(&self) -> bool {
         self.benches.is_empty()
+    }
+
+    /// Every figure of this name, in the order of measuring.
+    pub(crate) fn named(&self, name: &str) -> impl Iterator<Item = &Measurement> {
+        self.benches.iter().filter(move |measurement| measurement.name == name)
+    }
+
+    /// Every figure.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Measurement> {
+        self.benches.iter()
     }
 
     /// Says something that is no result.
@@ -139,6 +149,11 @@ impl Report {
 }
 
 impl Measurement {
+    /// A number that it depends on; no number where it does not.
+    pub(crate) fn number(&self, param: &str) -> f64 {
+        self.params[param].as_f64().unwrap_or(f64::NAN)
+    }
+
     fn cells(&self) -> [String; 7] {
         [
             self.name.to_string(),

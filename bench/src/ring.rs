@@ -12,7 +12,7 @@
 use io_uring::{IoUring, opcode, types};
 use pinfold::AddressRange;
 use pinfold::pieces::{Completion, Mover, Request};
-use pinfold::registrar::{BufferIndex, OpenError};
+use pinfold::registrar::{BufferIndex, IoUringError};
 use pinfold_kernel::descriptor::{allocate, memory_file as new_file};
 use pinfold_kernel::mapping::OwnedMapping;
 use pinfold_kernel::process::page_bytes;
@@ -45,7 +45,7 @@ const ENTRIES: u32 = 64;
 pub(crate) fn registrar_of(
     ring: &impl AsRawFd,
     slots: u32,
-) -> Result<pinfold::registrar::IoUring, OpenError> {
+) -> Result<pinfold::registrar::IoUring, IoUringError> {
     // SAFETY: the bench leaves the tables of its rings to their registrars.
     unsafe { pinfold::registrar::IoUring::new(ring, slots) }
 }

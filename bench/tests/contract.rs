@@ -198,6 +198,39 @@ fn churn_is_compared_with_registering_for_each_use_and_unmapping_with_unwatched_
 }
 
 #[test]
+fn scale_has_five_doubled_sizes_for_each_operation() {
+    let output = bench("scale");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{words}");
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let entries = object["benches"].as_array().expect("an array");
+    let mut sizes_of: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for entry in entries {
+        well_formed(entry);
+        assert_eq!(entry["unit"], "ns", "{entry}");
+        let row = format!("{} beside {}", entry["name"], entry["params"]["beside"]);
+        sizes_of.entry(row).or_default().extend(entry["params"]["n"].as_u64());
+    }
+    assert!(sizes_of.len() >= 25, "{sizes_of:?}");
+    for (row, sizes) in &sizes_of {
+        let doubled: Vec<u64> = (0..5).map(|doubling| sizes[0] << doubling).collect();
+        assert_eq!(*sizes, doubled, "{row}");
+    }
+}
+
+#[test]
+fn what_cannot_be_drawn_is_refused_and_not_measured() {
+    let file = std::env::temp_dir().join(format!("pinfold-bench-{}.svg", std::process::id()));
+    let drawn = Command::new(env!("CARGO_BIN_EXE_pinfold-bench"))
+        .args(["miss", "--quick", "--json", "--svg"])
+        .arg(&file)
+        .output();
+    let output = drawn.expect("the program starts");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty() && !file.exists(), "{output:?}");
+}
+
+#[test]
 fn what_was_written_as_json_can_be_shown_as_a_table() {
     let output = bench("events");
     let file = std::env::temp_dir().join(format!("pinfold-bench-{}.json", std::process::id()));
@@ -209,6 +242,22 @@ fn what_was_written_as_json_can_be_shown_as_a_table() {
     let entries = object["benches"].as_array().map_or(0, Vec::len);
     assert!(entries >= 3 && table.matches("\n| events |").count() == entries, "{table}");
     removed.expect("the file was there");
+}
+
+#[test]
+fn what_was_recorded_is_drawn() {
+    let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/results/2026-11-21.json");
+    let file = std::env::temp_dir().join(format!("pinfold-drawn-{}.svg", std::process::id()));
+    let drawn = Command::new(env!("CARGO_BIN_EXE_pinfold-bench"))
+        .args(["hit", "--show", recorded, "--svg"])
+        .arg(&file)
+        .output();
+    let output = drawn.expect("the program starts");
+    let picture = std::fs::read_to_string(&file).expect("a picture");
+    std::fs::remove_file(&file).expect("the file was there");
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    // Two lines of four sizes, two of three.
+    assert_eq!(picture.matches("<circle").count(), 14, "{picture}");
 }
 
 #[test]

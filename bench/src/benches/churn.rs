@@ -27,7 +27,6 @@ use pinfold_cli::plot::{Axis, Line, Plot};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,42 +49,26 @@ type TheCache = Cache<IoUring, Arc<Userfaultfd>>;
 
 const KEEPING: &str = "userfaultfd, kept from the first use";
 const DEFAULT: &str = "userfaultfd";
+/// What a way is compared with.
+const PER_USE: &str = "per_use";
 
 /// The caches, and how each is called.
 type Caches = [(&'static str, TheCache); 2];
 
-/// Ratios to registering for each use, by the number of uses: one line for each way and size.
-type Lines = BTreeMap<(usize, &'static str), Vec<(f64, f64)>>;
-
 /// One figure for each way, size and number of uses; then the price of unmapping.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    measure_all(options, report).map(drop)
-}
-
-/// The same, and a picture of the part that one thread maps.
-pub(crate) fn run_and_draw(
-    file: &Path,
-    options: Options,
-    report: &mut Report,
-) -> Result<(), String> {
-    let lines = measure_all(options, report)?;
-    plot(lines).write(file).map_err(|failure| failure.to_string())
-}
-
-fn measure_all(options: Options, report: &mut Report) -> Result<Lines, String> {
-    let mut lines = Lines::new();
     let ring = match Ring::new(8) {
         Ok(ring) => ring,
         Err(error) => {
             report.remark(&format!("skipped: churn: no io_uring: {error}"));
-            return Ok(lines);
+            return Ok(());
         }
     };
     let monitor = match Userfaultfd::new() {
         Ok(monitor) => monitor,
         Err(error) => {
             report.remark(&format!("skipped: churn: userfaultfd: {error}"));
-            return Ok(lines);
+            return Ok(());
         }
     };
     let by_hand = registrar_of(&ring, 2).map_err(|error| error.to_string())?;
@@ -100,22 +83,25 @@ fn measure_all(options: Options, report: &mut Report) -> Result<Lines, String> {
         for (source, threads) in [(Source::Map, 1), (Source::Malloc, 1), (Source::Map, 2)] {
             let rig = Rig { caches: &caches, by_hand: &by_hand, bytes, source, threads };
             for uses in USES {
-                let ratios = rig.measure(options, report, &mut neighbour, uses)?;
-                let shown = ratios.into_iter().filter(|_| source == Source::Map && threads == 1);
-                for (way, ratio) in shown.filter(|(way, _)| *way != KEEPING) {
-                    lines.entry((bytes, way)).or_default().push((uses as f64, ratio));
-                }
+                rig.measure(options, report, &mut neighbour, uses)?;
             }
         }
     }
     let [(_, keeping), _] = &caches;
-    [4 << 10, 64 << 10]
-        .into_iter()
-        .try_for_each(|bytes| unmapping(options, report, keeping, bytes))?;
-    Ok(lines)
+    [4 << 10, 64 << 10].into_iter().try_for_each(|bytes| unmapping(options, report, keeping, bytes))
 }
 
-fn plot(lines: Lines) -> Plot {
+/// What one thread maps, each way and length a line, in times of registering for each use.
+pub(crate) fn plot(report: &Report) -> Plot {
+    let mut lines: BTreeMap<(u64, &str), Vec<(f64, f64)>> = BTreeMap::new();
+    for it in report.named("churn") {
+        let is_shown = it.params["memory"] == Source::Map.name() && it.params["threads"] == 1;
+        let (bytes, way) = (it.params["bytes"].as_u64(), it.params["way"].as_str());
+        let (Some(bytes), Some(way), Some(ratio)) = (bytes, way, it.ratio) else { continue };
+        if is_shown && it.peer.as_deref() == Some(PER_USE) && way != KEEPING {
+            lines.entry((bytes, way)).or_default().push((it.number("uses"), ratio));
+        }
+    }
     let line = |((bytes, way), points)| {
         let (number, unit) =
             if bytes < 1 << 20 { (bytes >> 10, "KiB") } else { (bytes >> 20, "MiB") };
@@ -190,8 +176,7 @@ impl Rig<'_> {
         report: &mut Report,
         neighbour: &mut Option<Neighbour>,
         uses: usize,
-    ) -> Result<Vec<(&'static str, f64)>, String> {
-        let mut ratios = vec![];
+    ) -> Result<(), String> {
         let lives = self.lives(options, uses);
         let params = |way| {
             let (source, threads) = (self.source.name(), self.threads);
@@ -202,18 +187,16 @@ impl Rig<'_> {
             |cache| move |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
         for (name, cache) in self.caches {
             let comparison = compare(options.rounds, &mut by_get(cache), Some(&mut by_hand))?;
-            ratios.extend(comparison.ratio.map(|ratio| (*name, ratio)));
-            report.add_against("per_use", "churn", params(*name), "ns", comparison);
+            report.add_against(PER_USE, "churn", params(*name), "ns", comparison);
         }
-        let Some(neighbour) = neighbour else { return Ok(ratios) };
+        let Some(neighbour) = neighbour else { return Ok(()) };
         let [_, (name, cache)] = self.caches;
         let mut by_ucx = |_| neighbour.run(lives);
         let comparison = compare(options.rounds, &mut by_get(cache), Some(&mut by_ucx))?;
         report.add("churn", params(name), "ns", comparison);
         let comparison = compare(options.rounds, &mut by_ucx, Some(&mut by_hand))?;
-        ratios.extend(comparison.ratio.map(|ratio| (peer::NAME, ratio)));
-        report.add_against("per_use", "churn", params(peer::NAME), "ns", comparison);
-        Ok(ratios)
+        report.add_against(PER_USE, "churn", params(peer::NAME), "ns", comparison);
+        Ok(())
     }
 
     fn lives(&self, options: Options, uses: usize) -> Lives {

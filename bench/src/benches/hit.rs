@@ -4,9 +4,10 @@
 use crate::Options;
 use crate::null::{self, NullCache};
 use crate::peer::{self, Ucx};
-use crate::report::Report;
+use crate::report::{Measurement, Report};
 use crate::rounds::{Comparison, Turn, compare, nanoseconds_each};
 use crate::workload::{LENGTH, adjacent, random_order, scattered};
+use pinfold_cli::plot::{Axis, Line, Plot};
 use serde_json::{Value, json};
 
 /// The sizes of the cache.
@@ -31,6 +32,28 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     }
     Hits::of(options, &adjacent(1_000))?.holding(report)?;
     the_loop(options, report)
+}
+
+/// The time of a hit, ours and UCX's, next to more and more regions.
+pub(crate) fn plot(report: &Report) -> Plot {
+    let line = |name: &str, ours: bool| {
+        let point = |it: &Measurement| {
+            Some((it.number("regions"), if ours { it.value } else { it.peer_value? }))
+        };
+        report.named(name).filter_map(point).collect()
+    };
+    let lines = [
+        ("UCX, random gaps", line("hit scattered", false)),
+        ("UCX, no gaps", line("hit", false)),
+        ("Pinfold, random gaps", line("hit scattered", true)),
+        ("Pinfold, no gaps", line("hit", true)),
+    ];
+    Plot {
+        title: "A hit and the end of its lease, in random order".into(),
+        across: Axis { title: "regions in the cache", label: |regions| format!("{regions:.0}") },
+        up: Axis { title: "nanoseconds", label: |value| format!("{value:.0}") },
+        lines: lines.map(|(name, points)| Line { name: name.into(), points }).into(),
+    }
 }
 
 /// Two caches that hold the same regions, and the order in which these are asked for.

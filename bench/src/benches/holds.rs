@@ -6,14 +6,16 @@
 //! a thread, or faults a page in, does not come at the same place each time.
 //! Nothing but `holds` is worth measuring in this build, because every hold asks a clock twice.
 
-use super::scale::{ROWS, Row, apart, cache_of, filled, lease, with_leased};
+use super::scale::{Row, apart, cache_of, filled, lease, rows, with_leased};
 use crate::Options;
-use crate::null::{NullCache, get_once, get_put};
+use crate::load_monitor::LoadMonitor;
+use crate::null::{NullCache, NullDevice, get_exact, get_once, get_put};
 use crate::report::Report;
 use crate::rounds::Comparison;
 use crate::workload::{LENGTH, elsewhere, range};
 use pinfold::suspend::SuspensionTerms;
-use pinfold::{AddressRange, WhenFull};
+use pinfold::{AddressRange, Cache, Config, WhenFull};
+use pinfold_core::followed::Followed;
 use pinfold_core::holds;
 use pinfold_kernel::thread::processor_time;
 use serde_json::json;
@@ -35,7 +37,7 @@ struct Whole {
 const MILLION: usize = 1_000_000;
 const LEASES: usize = 100_000;
 
-const WHOLES: [Whole; 15] = [
+const WHOLES: [Whole; 19] = [
     Whole { name: "invalidation of regions", most: MILLION, run: invalidate },
     Whole { name: "invalidation of regions, with word", most: MILLION, run: invalidate_then },
     Whole { name: "invalidation of per-use leases", most: LEASES, run: invalidate_per_use },
@@ -48,9 +50,13 @@ const WHOLES: [Whole; 15] = [
     Whole { name: "suspension of regions", most: MILLION, run: suspend },
     Whole { name: "suspension with leases handed over", most: LEASES, run: suspend_leased },
     Whole { name: "suspension beside leases", most: LEASES, run: suspend_beside_leases },
-    Whole { name: "changes of what is not registered", most: 8_192, run: change_nothing },
+    Whole { name: "changes of what is not registered", most: 16_384, run: change_nothing },
     Whole { name: "changes older than what is leased", most: LEASES, run: change_before },
+    Whole { name: "changes of what is followed", most: LEASES, run: change_followed },
+    Whole { name: "words for one region", most: LEASES, run: words_for_one },
+    Whole { name: "gets beside changes not yet applied", most: 16_384, run: get_beside_changes },
     Whole { name: "registration over smaller ones", most: MILLION, run: supersede },
+    Whole { name: "all with regions that begin in one page", most: 4_096, run: one_page },
 ];
 
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
@@ -60,7 +66,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
         let n = options.scaled(most).max(1);
         judge(name, "", n, || run(n), report, &mut too_long)?;
     }
-    for Row { name, rest, most, measure } in &ROWS {
+    for Row { name, rest, most, measure } in rows(report) {
         let n = options.scaled(*most).max(1);
         judge(name, rest, n, || measure(n, 1).map(drop), report, &mut too_long)?;
     }
@@ -205,7 +211,7 @@ fn suspend_beside_leases(n: usize) -> Result<(), String> {
     })
 }
 
-/// As many as two monitors' logs hold: long changes, each of blocks where nothing is, and then short ones.
+/// As many as stand one by one: long changes, each of blocks where nothing is, and then short ones.
 fn change_nothing(n: usize) -> Result<(), String> {
     let cache = filled(1_000)?;
     let other = elsewhere(1)[0];
@@ -236,11 +242,80 @@ fn change_before(n: usize) -> Result<(), String> {
     Ok(())
 }
 
+/// One change of all, and of each one by one.
+fn change_followed(n: usize) -> Result<(), String> {
+    let cache = filled(1_000)?;
+    let follow =
+        |&at: &u64| Followed::begin(&cache, range(at)?).ok_or_else(|| "not followed".to_string());
+    let followed: Result<Vec<_>, String> = apart(n).iter().map(follow).collect();
+    let followed = followed?;
+    let (first, others) = followed.split_first().ok_or("nothing is followed")?;
+    cache.monitor().log(std::iter::once(range(elsewhere(1)[0])?));
+    let is_calm = followed.iter().all(|it| it.has_changed() == Some(false));
+    cache.monitor().log(others.iter().map(Followed::range));
+    let is_known = others.iter().take(1_000).all(|it| it.has_changed() != Some(false));
+    cache.monitor().log(std::iter::once(span(n)?));
+    let is_told = is_calm && is_known && first.has_changed() != Some(false);
+    if is_told { Ok(()) } else { Err("a change was not told".into()) }
+}
+
+/// As many calls wait for the end of one region.
+fn words_for_one(n: usize) -> Result<(), String> {
+    let cache = filled(1_000)?;
+    let at = elsewhere(1)[0];
+    let held = lease(&cache, at)?;
+    (0..n).try_for_each(|_| range(at).map(|range| cache.invalidate_then(range, || ())))?;
+    drop(held);
+    cache.reclaim();
+    Ok(())
+}
+
+/// Of long ones, each of blocks where nothing is.
+fn get_beside_changes(n: usize) -> Result<(), String> {
+    let all = apart(512);
+    let cache = filled(all.len())?;
+    let behind = range(elsewhere(1)[0])?;
+    let long = AddressRange::new(behind.end(), 4 << 30).map_err(|error| error.to_string())?;
+    cache.monitor().log(std::iter::repeat_n(long, n));
+    get_put(&cache, &all, LENGTH)
+}
+
 fn supersede(n: usize) -> Result<(), String> {
     let cache: NullCache = filled(n)?;
     let all = span(n)?;
     let large = crate::null::get(&cache, all.start() as u64, all.len());
     drop(large.map_err(|error| error.to_string())?);
     cache.reclaim();
+    Ok(())
+}
+
+/// From one byte after another, because a device gives a peer access to exactly what is registered. Invalidated, evicted
+/// and suspended; and gets of what none of them serves.
+fn one_page(n: usize) -> Result<(), String> {
+    let config = *cache_of(n + 1_000, WhenFull::Refuse)?.config();
+    let cache = Cache::new(
+        NullDevice::default(),
+        LoadMonitor::default(),
+        Config { cache_remote: true, ..config },
+    )
+    .map_err(|error| error.to_string())?;
+    let page = elsewhere(1)[0];
+    let all = AddressRange::between(range(page)?.start(), range(page + n as u64)?.end());
+    let all = all.ok_or("no range")?;
+    let fill = || {
+        let exact = |at| get_exact(&cache, page + at as u64, LENGTH).map(drop);
+        (0..n).try_for_each(exact).map_err(|error| error.to_string())
+    };
+    fill()?;
+    drop(lease(&cache, page)?);
+    cache.invalidate_then(all, || ());
+    cache.reclaim();
+    fill()?;
+    cache.evict_idle_in(all);
+    fill()?;
+    let one = cache.suspend(all, vec![], vec![], terms()).map_err(|_| "not suspended")?;
+    one.resume().map_err(|_| "not resumed")?;
+    fill()?;
+    cache.evict_idle();
     Ok(())
 }

@@ -3,6 +3,11 @@
 //! Each row doubles the rest four times. What grows by more than [`MOST_GROWTH`] for a doubling, on
 //! average, fails the run: the operation looks at something that is not its own. The table in
 //! `docs/src/costs.md` says what each operation touches; the rows here hold it.
+//!
+//! What is measured is the processor time of the thread that calls: other programs take processors away.
+
+mod library;
+mod mappings;
 
 use crate::Options;
 use crate::load_monitor::LoadMonitor;
@@ -14,11 +19,12 @@ use pinfold::budget::{Amount, Budget, Kind, Terms};
 use pinfold::suspend::SuspensionTerms;
 use pinfold::{AddressRange, Cache, Config, Lease, RegistrarLimits, WhenFull};
 use pinfold_cli::plot::{Axis, Line, Plot};
+use pinfold_kernel::thread::processor_time;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::path::Path;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The most that a row may grow by when the rest is twice as much, on average over four doublings.
 const MOST_GROWTH: f64 = 1.2;
@@ -39,7 +45,8 @@ pub(super) struct Row {
     pub(super) measure: fn(usize, usize) -> Measured,
 }
 
-pub(super) const ROWS: [Row; 25] = [
+/// The rows of the cache and of budgets.
+const ROWS: [Row; 25] = [
     Row { name: "hit", rest: "regions", most: 1_000_000, measure: hit_beside_regions },
     Row { name: "hit", rest: "leases held", most: 100_000, measure: hit_beside_leases },
     Row { name: "hit", rest: "threads with leases", most: 256, measure: hit_beside_threads },
@@ -79,30 +86,29 @@ pub(super) const ROWS: [Row; 25] = [
     Row { name: "get for one use", rest: "per-use leases", most: 100_000, measure: one_use },
     Row { name: "idle eviction of a range", rest: "regions", most: 1_000_000, measure: evict_in },
     Row { name: "suspension", rest: "regions", most: 1_000_000, measure: suspend_beside_regions },
-    Row { name: "suspension", rest: "suspensions", most: 10_000, measure: suspension },
-    Row { name: "miss", rest: "suspensions", most: 10_000, measure: miss_beside_suspensions },
+    Row { name: "suspension", rest: "suspensions", most: 100_000, measure: suspension },
+    Row { name: "miss", rest: "suspensions", most: 100_000, measure: miss_beside_suspensions },
     Row { name: "reclaim of a region", rest: "regions", most: 1_000_000, measure: reclaim },
     Row { name: "draw and give", rest: "drawers of the budget", most: 10_000, measure: draw },
     Row { name: "discovery of a budget", rest: "regions", most: 1_000_000, measure: discover },
     Row { name: "refresh of a budget", rest: "drawers of it", most: 10_000, measure: refresh },
 ];
 
+/// All rows that this machine can measure.
+pub(super) fn rows(report: &Report) -> Vec<&'static Row> {
+    let mut rows: Vec<&Row> = ROWS.iter().chain(&library::ROWS).collect();
+    match mappings::missing() {
+        None => rows.extend(&mappings::ROWS),
+        Some(why) => report.remark(&format!("skipped: scale next to mappings: {why}")),
+    }
+    rows
+}
+
 /// A row's name, what it is next to, and its figures.
 type Figures = (&'static Row, Vec<(usize, f64)>);
 
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     judge(&measure_all(options, report)?, options)
-}
-
-/// The same, and a picture of it on two logarithmic axes.
-pub(crate) fn run_and_draw(
-    file: &Path,
-    options: Options,
-    report: &mut Report,
-) -> Result<(), String> {
-    let figures = measure_all(options, report)?;
-    plot(&figures).write(file).map_err(|failure| failure.to_string())?;
-    judge(&figures, options)
 }
 
 fn judge(figures: &[Figures], options: Options) -> Result<(), String> {
@@ -112,7 +118,7 @@ fn judge(figures: &[Figures], options: Options) -> Result<(), String> {
 }
 
 fn measure_all(options: Options, report: &mut Report) -> Result<Vec<Figures>, String> {
-    ROWS.iter().map(|row| Ok((row, measure(row, options, report)?))).collect()
+    rows(report).into_iter().map(|row| Ok((row, measure(row, options, report)?))).collect()
 }
 
 fn measure(row: &Row, options: Options, report: &mut Report) -> Result<Vec<(usize, f64)>, String> {
@@ -142,28 +148,36 @@ fn too_steep((row, figures): &Figures) -> Option<String> {
     })
 }
 
-fn plot(figures: &[Figures]) -> Plot {
-    let line = |(row, figures): &Figures| Line {
-        name: format!("{}: {}", row.name, row.rest),
-        points: figures.iter().map(|&(n, value)| (n as f64, value)).collect(),
-    };
+/// Every row a line.
+pub(crate) fn plot(report: &Report) -> Plot {
+    let mut lines: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for it in report.all() {
+        let Some(rest) = it.params["beside"].as_str() else { continue };
+        let name = format!("{}: {rest}", it.name);
+        lines.entry(name).or_default().push((it.number("n"), it.value));
+    }
     Plot {
         title: "What an operation costs beside what it does not touch".into(),
         across: Axis { title: "how much it does not touch", label: |n| format!("{n:.0}") },
         up: Axis { title: "nanoseconds", label: |value| format!("{value:.0}") },
-        lines: figures.iter().map(line).collect(),
+        lines: lines.into_iter().map(|(name, points)| Line { name, points }).collect(),
     }
+}
+
+#[allow(clippy::needless_pass_by_value)] // what `map_err` hands over
+fn words(error: impl ToString) -> String {
+    error.to_string()
 }
 
 /// The least of several runs of `operation`, each of `times` operations, in nanoseconds of one.
 fn least(rounds: usize, times: u32, mut operation: impl FnMut() -> Result<(), String>) -> Measured {
     let mut least = f64::INFINITY;
     for _ in 0..rounds {
-        let begin = Instant::now();
+        let begin = processor_time();
         for _ in 0..times {
             operation()?;
         }
-        least = least.min(begin.elapsed().as_nanos() as f64 / f64::from(times));
+        least = least.min((processor_time() - begin) as f64 / f64::from(times));
     }
     Ok(least)
 }
@@ -172,8 +186,7 @@ fn least(rounds: usize, times: u32, mut operation: impl FnMut() -> Result<(), St
 pub(super) fn cache_of(regions: usize, when_full: WhenFull) -> Result<NullCache, String> {
     let config = *crate::null::limited(regions, usize::MAX >> 1)?.config();
     let config = Config { when_full, ..config };
-    Cache::new(NullDevice::default(), LoadMonitor::default(), config)
-        .map_err(|error| error.to_string())
+    Cache::new(NullDevice::default(), LoadMonitor::default(), config).map_err(words)
 }
 
 /// Every second page-aligned 64 KiB.
@@ -191,7 +204,7 @@ pub(super) fn lease(
     cache: &NullCache,
     address: u64,
 ) -> Result<Lease<'_, NullDevice, LoadMonitor>, String> {
-    get(cache, address, LENGTH).map_err(|error| error.to_string())
+    get(cache, address, LENGTH).map_err(words)
 }
 
 fn hit(cache: &NullCache, rounds: usize) -> Measured {
@@ -244,7 +257,7 @@ fn check(n: usize, rounds: usize) -> Measured {
     least(rounds, 100, || {
         drop(lease(&cache, address)?);
         cache.monitor().log(std::iter::once(bytes));
-        cache.check().map_err(|error| error.to_string())?;
+        cache.check().map_err(words)?;
         cache.reclaim();
         Ok(())
     })
@@ -254,7 +267,7 @@ fn evict_all(n: usize, rounds: usize) -> Measured {
     let config = *crate::null::unlimited()?.config();
     let others: Result<Vec<NullCache>, String> = (0..n)
         .map(|_| Cache::new(NullDevice::default(), LoadMonitor::default(), config))
-        .map(|cache| cache.map_err(|error| error.to_string()))
+        .map(|cache| cache.map_err(words))
         .collect();
     let cache = filled(1)?;
     let value = least(rounds, 100, || {
@@ -309,7 +322,7 @@ fn hit_beside_caches(n: usize, rounds: usize) -> Measured {
     let config = *crate::null::unlimited()?.config();
     let others: Result<Vec<NullCache>, String> = (0..n)
         .map(|_| Cache::new(NullDevice::default(), LoadMonitor::default(), config))
-        .map(|cache| cache.map_err(|error| error.to_string()))
+        .map(|cache| cache.map_err(words))
         .collect();
     let value = hit(&filled(1)?, rounds);
     drop(others?);
@@ -378,17 +391,16 @@ fn after_change(n: usize, rounds: usize) -> Measured {
     let cache = filled(n)?;
     let (all, other) = (apart(n), elsewhere(1)[0]);
     let (first, last) = (range(all[0])?, range(all[n - 1])?);
-    let everything = AddressRange::new(first.start(), last.end() - first.start())
-        .map_err(|error| error.to_string())?;
+    let everything = AddressRange::new(first.start(), last.end() - first.start()).map_err(words)?;
     let mut least = f64::INFINITY;
     // To fill it again takes long.
     for _ in 0..rounds.min(3) {
         crate::null::get_put(&cache, &all, LENGTH)?;
         drop(lease(&cache, other)?);
         cache.monitor().log(std::iter::once(everything));
-        let begin = Instant::now();
+        let begin = processor_time();
         drop(lease(&cache, other)?);
-        least = least.min(begin.elapsed().as_nanos() as f64);
+        least = least.min((processor_time() - begin) as f64);
         cache.reclaim();
     }
     Ok(least)
@@ -408,8 +420,7 @@ fn invalidation(n: usize, rounds: usize) -> Measured {
 
 fn beside_per_use(n: usize, rounds: usize) -> Measured {
     let cache = cache_of(n + 1_000, WhenFull::Refuse)?;
-    let once =
-        |&address: &u64| get_once(&cache, address, LENGTH).map_err(|error| error.to_string());
+    let once = |&address: &u64| get_once(&cache, address, LENGTH).map_err(words);
     let held: Result<Vec<_>, String> = apart(n).iter().map(once).collect();
     let bytes = range(elsewhere(1)[0])?;
     let value = least(rounds, 1_000, || {
@@ -434,7 +445,7 @@ fn with_word(n: usize, rounds: usize) -> Measured {
 
 fn one_use(n: usize, rounds: usize) -> Measured {
     let cache = cache_of(n + 1_000, WhenFull::Refuse)?;
-    let once = |address: u64| get_once(&cache, address, LENGTH).map_err(|error| error.to_string());
+    let once = |address: u64| get_once(&cache, address, LENGTH).map_err(words);
     let held: Result<Vec<_>, String> = apart(n).into_iter().map(once).collect();
     let address = elsewhere(1)[0];
     let value = least(rounds, 1_000, || once(address).map(drop));
@@ -514,7 +525,7 @@ fn reclaim(n: usize, rounds: usize) -> Measured {
 fn discovered() -> Result<Budget, String> {
     let limits =
         RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 40, max_regions: 1 << 30 };
-    Budget::discover(Kind::Mlock, limits).map_err(|error| error.to_string())
+    Budget::discover(Kind::Mlock, limits).map_err(words)
 }
 
 fn discover(n: usize, rounds: usize) -> Measured {
@@ -525,7 +536,7 @@ fn discover(n: usize, rounds: usize) -> Measured {
 fn refresh(n: usize, rounds: usize) -> Measured {
     let budget = discovered()?;
     let shares: Result<Vec<Arc<_>>, _> = (0..n).map(|_| budget.share(Terms::default())).collect();
-    let _shares = shares.map_err(|error| error.to_string())?;
+    let _shares = shares.map_err(words)?;
     least(rounds, 100, || {
         black_box(budget.refresh());
         Ok(())
@@ -534,10 +545,23 @@ fn refresh(n: usize, rounds: usize) -> Measured {
 
 fn draw(n: usize, rounds: usize) -> Measured {
     let all = Amount { bytes: 1 << 40, regions: 1 << 30 };
-    let budget = Budget::new(all).map_err(|error| error.to_string())?;
+    let budget = Budget::new(all).map_err(words)?;
     let shares: Result<Vec<Arc<_>>, _> = (0..n).map(|_| budget.share(Terms::default())).collect();
-    let shares = shares.map_err(|error| error.to_string())?;
-    least(rounds, 1_000, || {
-        shares[0].draw(Amount::one(4096)).map(drop).map_err(|error| error.to_string())
-    })
+    let shares = shares.map_err(words)?;
+    least(rounds, 1_000, || shares[0].draw(Amount::one(4096)).map(drop).map_err(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the book says is held, is.
+    #[test]
+    fn every_row_stands_in_the_book() {
+        let page = std::fs::read_to_string("../docs/src/costs.md").unwrap();
+        let rows = ROWS.iter().chain(&library::ROWS).chain(&mappings::ROWS);
+        let missing: Vec<_> =
+            rows.filter(|row| !page.contains(&format!("`{}`", row.name))).collect();
+        assert!(missing.is_empty(), "{:?}", missing.iter().map(|row| row.name).collect::<Vec<_>>());
+    }
 }

@@ -5,9 +5,10 @@
 //! ever will be, changes the mapping, fills the memory with new bytes and moves it again, once out
 //! of the memory and once into it. [`trial`] walks through the catalogue of changes one by one,
 //! [`special`] through what takes several threads, a child or a stack, [`direct`] through what happens
-//! to pages of a file whose entries are gone.
+//! to pages of a file whose entries are gone. [`picture`] draws the matrix.
 
 mod direct;
+mod picture;
 mod special;
 mod trial;
 
@@ -15,6 +16,7 @@ use crate::change::{Backing, Mutation, Route};
 use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Tone, Verdict};
+use crate::plot;
 use crate::port::{self, MakeMonitor, Port, Strategy, Wiring};
 use crate::races::Stop;
 use comfy_table::Cell;
@@ -35,6 +37,9 @@ pub(crate) struct Arguments {
     /// it holds is lost
     #[arg(long, value_name = "PATH")]
     direct: Option<PathBuf>,
+    /// Draw the matrix into this file
+    #[arg(long, value_name = "FILE", conflicts_with = "direct")]
+    svg: Option<PathBuf>,
     /// Which cache to judge; `naive` proves that the judgement can fail
     #[arg(long, value_enum, default_value_t, hide = true)]
     cache: Strategy,
@@ -157,6 +162,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
             judge_all(make_monitor, arguments, output)
         }
     }?;
+    if let Some(file) = &arguments.svg {
+        plot::write(file, &picture::picture(&report))?;
+    }
     output.report(&report, || human(&report, arguments.direct.is_some()));
     Ok(Verdict::of(report.stale == 0))
 }

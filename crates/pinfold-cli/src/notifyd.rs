@@ -6,9 +6,10 @@
 
 use crate::output::{Failure, Output, Verdict};
 use pinfold::monitor::notify;
-use pinfold_ebpf::Programs;
+use pinfold_ebpf::{Instrument, Programs};
 use pinfold_notifyd::{
-    Limits, ListenError, Listener, MOST_VIEWS, Server, StopSignals, make_room, tell_service_manager,
+    ClientLimits, ListenError, Listener, MOST_VIEWS, Server, StopSignals, make_room,
+    tell_service_manager,
 };
 use std::fmt;
 use std::io;
@@ -23,11 +24,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Views that all users but root hold together (130 KiB of kernel memory each)
-    #[arg(long, value_name = "N", default_value_t = Limits::default().views, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = ClientLimits::default().views, value_parser = count)]
     max_views: usize,
     /// Views that one user's processes hold
-    #[arg(long, value_name = "N", default_value_t = Limits::default().views_per_user, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = ClientLimits::default().views_per_user, value_parser = count)]
     max_views_per_user: usize,
+    /// Also check that the programs tell of every pinned page that is parted from its address, and say at the end
+    /// whether they did: exit status 1 if not
+    #[arg(long, hide = true)]
+    instrument: bool,
 }
 
 /// As many views as make sense.
@@ -53,6 +58,8 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         ));
     }
     let programs = Programs::load().map_err(Failure::unavailable)?;
+    let instrument = arguments.instrument.then(|| programs.instrument()).transpose();
+    let instrument = instrument.map_err(Failure::unavailable)?;
     let listener = arguments.listener(output).map_err(Failure::usage)?;
     let log = Output::new(false);
     let mut server = Server::new(listener, programs, limits, move |line| log.note(line))
@@ -60,7 +67,30 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     if let Err(error) = tell_service_manager() {
         output.note(format_args!("the service manager was not told: {error}"));
     }
-    Ok(conclude(&server.run(stop.as_fd()), output))
+    let verdict = conclude(&server.run(stop.as_fd()), output);
+    match instrument {
+        Some(instrument) if !tells_all(&instrument, output)? => Ok(Verdict::of(false)),
+        _ => Ok(verdict),
+    }
+}
+
+/// Whether pinned pages were parted from their addresses, all of them in changes that were told.
+fn tells_all(instrument: &Instrument, output: &Output) -> Result<bool, Failure> {
+    let seen = instrument.partings().map_err(call_failed("reading what the instrument saw"))?;
+    output.note(format_args!(
+        "pinned pages parted from their addresses: {} in told changes, {} while everything was pending, {} in none; \
+         the kernel skipped {} programs",
+        seen.told, seen.crowded, seen.untold, seen.skipped
+    ));
+    seen.ways.iter().for_each(|way| {
+        let judgement = match way.is_replaced() {
+            true => "the page stays",
+            false if seen.holes().any(|hole| std::ptr::eq(hole, way)) => "UNTOLD",
+            false => "told at its end, where the beginning was skipped",
+        };
+        output.note(format_args!("{judgement}: {way}"));
+    });
+    Ok(seen.told > 0 && seen.is_complete() && seen.holes().next().is_none())
 }
 
 fn conclude(end: &io::Result<()>, output: &Output) -> Verdict {
@@ -76,11 +106,11 @@ fn call_failed(operation: &'static str) -> impl Fn(io::Error) -> Failure {
 }
 
 impl Arguments {
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> ClientLimits {
+        ClientLimits {
             views: self.max_views,
             views_per_user: self.max_views_per_user,
-            ..Limits::default()
+            ..ClientLimits::default()
         }
     }
 

@@ -13,6 +13,16 @@ const SIZE: (u32, u32) = (960, 600);
 const NAMES_WIDTH: u32 = 260;
 const NAME_HEIGHT: i32 = 15;
 
+/// Each dark enough to be read on white.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0, 0, 0),
+    RGBColor(0, 98, 160),
+    RGBColor(196, 78, 0),
+    RGBColor(0, 112, 80),
+    RGBColor(150, 60, 130),
+    RGBColor(110, 110, 110),
+];
+
 /// A name at its line's end: how far down, how far right, the name and its colour.
 type Name<'n> = (i32, i32, &'n str, RGBAColor);
 
@@ -33,6 +43,16 @@ fn apart(mut names: Vec<Name<'_>>) -> Vec<Name<'_>> {
     let right = names.iter().map(|name| name.1).max().unwrap_or(0);
     names.iter_mut().for_each(|name| name.1 = right);
     names
+}
+
+/// Writes a picture's text to a file.
+///
+/// # Errors
+///
+/// [`Failure`] if the file cannot be written.
+pub(crate) fn write(file: &Path, picture: &str) -> Result<(), Failure> {
+    std::fs::write(file, picture)
+        .map_err(|error| Failure::usage(format!("cannot write {}: {error}", file.display())))
 }
 
 /// A picture of several lines over one logarithmic axis.
@@ -79,8 +99,7 @@ impl Plot {
     ///
     /// [`Failure`] if there is nothing to show or the file cannot be written.
     pub fn write(&self, file: &Path) -> Result<(), Failure> {
-        std::fs::write(file, self.picture()?)
-            .map_err(|error| Failure::usage(format!("cannot write {}: {error}", file.display())))
+        write(file, &self.picture()?)
     }
 
     /// The picture's text.
@@ -112,10 +131,12 @@ impl Plot {
             .x_label_formatter(&|value| (self.across.label)(*value))
             .y_label_formatter(&|value| (self.up.label)(*value))
             .light_line_style(WHITE)
+            .label_style(("sans-serif", 13))
+            .axis_desc_style(("sans-serif", 14))
             .draw()?;
         let mut names = vec![];
         for (place, line) in self.lines.iter().enumerate() {
-            let style = ShapeStyle::from(&Palette99::pick(place)).stroke_width(2);
+            let style = COLOURS[place % COLOURS.len()].stroke_width(2);
             // Solid and dashed by turns, for readers without colours.
             if place % 2 == 0 {
                 chart.draw_series(LineSeries::new(line.shown(), style).point_size(3))?;
@@ -127,9 +148,9 @@ impl Plot {
             names.extend(end.map(|(x, y)| (y, x, line.name.as_str(), style.color)));
         }
         for (y, x, name, color) in apart(names) {
-            // In black behind a piece of the line, because some colours are too light to be read.
+            // In black, behind a piece of the line.
             area.draw(&PathElement::new([(x + 6, y), (x + 18, y)], color.stroke_width(3)))?;
-            area.draw(&Text::new(name.to_string(), (x + 22, y - 6), ("sans-serif", 13)))?;
+            area.draw(&Text::new(name.to_string(), (x + 22, y - 6), ("sans-serif", 14)))?;
         }
         area.present()?;
         Ok(())

@@ -22,8 +22,8 @@ use crate::choice::Wanted;
 use crate::device::{Device, Handle, Kind, Transfer};
 use crate::output::Failure;
 use pinfold::budget::Share;
-use pinfold::landing::{Options, Slab, Zone, ZoneError};
-use pinfold::monitor::{Best, Choice, PageTableCoherent, best};
+use pinfold::landing::{Slab, Zone, ZoneError, ZoneOptions};
+use pinfold::monitor::{Best, Choice, NoMonitor, best};
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
 use std::io;
 use std::sync::Arc;
@@ -100,10 +100,10 @@ pub(crate) fn same_as(first: &Best) -> MakeMonitor<Arc<Best>> {
 }
 
 /// The monitor of a cache whose device follows the page table.
-pub(crate) fn unneeded() -> Result<Arc<PageTableCoherent>, Failure> {
+pub(crate) fn unneeded() -> Result<Arc<NoMonitor>, Failure> {
     // SAFETY: used over devices that page on demand only; were one not to, the harm would be wrong
     // bytes, which this program looks for.
-    unsafe { PageTableCoherent::new() }.map(Arc::new).map_err(Failure::unavailable)
+    unsafe { NoMonitor::page_table_coherent() }.map(Arc::new).map_err(Failure::unavailable)
 }
 
 /// The monitor of a cache that is told nothing.
@@ -186,11 +186,28 @@ impl<M: Monitor> Port<M> {
         }
     }
 
+    /// Compares the pages behind every registration that the cache would serve with those that it had when it was
+    /// made, where there is an audit. No thread of the program changes memory meanwhile.
+    pub(crate) fn sweep(&self, lane: usize) {
+        if let Some(ledger) = &self.ledger {
+            ledger.sweep(lane, |range, access| {
+                let lease = self.lease_if_cached(range, access)?;
+                Some((lease.handle().key(), lease))
+            });
+        }
+    }
+
+    fn lease_if_cached(&self, range: AddressRange, access: Access) -> Option<PortLease<'_, M>> {
+        let start = std::ptr::with_exposed_provenance(range.start());
+        // SAFETY: no device is given the lease.
+        unsafe { self.cache.request(start, range.len(), access).get_if_cached() }
+    }
+
     /// A landing zone whose slots are this cache's registrations.
     pub(crate) fn landing_zone(
         &self,
         slab: Slab,
-        options: Options,
+        options: ZoneOptions,
     ) -> Result<LandingZone<'_, M>, ZoneError> {
         Zone::new(&self.cache, slab, options)
     }

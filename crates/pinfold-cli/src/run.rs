@@ -87,7 +87,8 @@ fn prepare(
     variables: &mut Vec<(&'static str, OsString)>,
     output: &Output,
 ) {
-    let preparation = middleware.prepare(|name| std::env::var_os(name), words);
+    let overriding = fs::read_to_string(middleware::OVERRIDE).unwrap_or_default();
+    let preparation = middleware.prepare(|name| std::env::var_os(name), words, &overriding);
     variables.extend(preparation.variables.into_iter().map(|(name, value)| (name, value.into())));
     preparation.warnings.iter().for_each(|warning| output.note(warning));
 }

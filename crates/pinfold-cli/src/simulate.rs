@@ -10,7 +10,7 @@ use crate::output::{self, Failure, Output, Tone, Verdict};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use comfy_table::Cell;
 use pinfold_sim::fabric::Mutant;
-use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, Plan, simulate};
+use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, SimulationPlan, simulate};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -103,9 +103,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     Ok(Verdict::of(outcome.held()))
 }
 
-fn plan(arguments: &Arguments) -> Plan {
+fn plan(arguments: &Arguments) -> SimulationPlan {
     let all = arguments.faults.is_empty() && !arguments.no_faults;
-    Plan {
+    SimulationPlan {
         seed: arguments.seed.unwrap_or_else(|| fastrand::u64(..)),
         steps: arguments.steps,
         faults: if all { FaultKind::ALL.to_vec() } else { arguments.faults.clone() },
@@ -113,7 +113,7 @@ fn plan(arguments: &Arguments) -> Plan {
     }
 }
 
-fn report(plan: &Plan, outcome: &Outcome, seconds: f64) -> Report {
+fn report(plan: &SimulationPlan, outcome: &Outcome, seconds: f64) -> Report {
     let first = outcome.first.as_ref().map(|first| First {
         seed: first.seed,
         steps: EPISODE_STEPS.min(plan.steps),

@@ -11,7 +11,6 @@
 //! from the [journal] that the threads keep.
 
 mod arrival;
-mod buffers;
 mod journal;
 mod program;
 mod stock;
@@ -20,7 +19,7 @@ mod tally;
 mod weather;
 mod worker;
 
-use crate::change::{end_with_parent, keep_freed_memory};
+use crate::change::{DirectFile, end_with_parent, keep_freed_memory};
 use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
@@ -29,10 +28,11 @@ use comfy_table::Cell;
 use journal::{Journal, Row, Stage, Who};
 use pinfold::budget::{Amount, Budget, Terms};
 use pinfold::{Config, Monitor, WhenFull};
-use program::{Operation, PORTS, Program};
+use program::{Operation, PORTS, Program, replacements};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread;
@@ -63,13 +63,18 @@ pub(crate) struct Arguments {
     /// The monitor to torture
     #[arg(long, value_enum, default_value_t)]
     monitor: choice::Wanted,
-    /// Also compare the physical pages behind every lease with those at its registration; for root
+    /// Also compare the physical pages behind every lease, and again and again behind everything that the caches would
+    /// serve, with those at registration; for root
     #[arg(long)]
     audit: bool,
     /// Have the kernel reclaim, merge, compact and migrate pages all the while; it concerns the whole
     /// machine, and takes some pages out of use for good
     #[arg(long)]
     weather: bool,
+    /// Have one more thread write FILE past its pages in memory, which it has mapped shared and sends: a block device,
+    /// or a file of 64 KiB on a disk, whose bytes are lost. Only verbs pin such pages
+    #[arg(long, value_name = "FILE")]
+    direct: Option<PathBuf>,
     /// Have one more thread spin all the while: as long as it does not sleep, no discard is proved to be over
     #[arg(long)]
     spin: bool,
@@ -157,17 +162,19 @@ struct Shared<M: Monitor> {
     /// keeps a table of threads behind a lock, and a child that was forked while it was held could
     /// begin none: its own would wait for ever.
     births: RwLock<()>,
+    /// Held by each thread within an operation, where there is an audit; for writing during its sweeps.
+    changes: RwLock<()>,
 }
 
-/// Concurrently with others that have threads begin or end.
-fn beside(births: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
-    births.read().unwrap_or_else(PoisonError::into_inner)
+/// Concurrently with others that do the same: have threads begin or end, or are within an operation.
+fn beside(others: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
+    others.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<M: Monitor> Shared<M> {
     fn new(monitor: M, make_monitor: MakeMonitor<M>, journal: Journal, trial: Trial) -> Self {
-        let (starving, births) = (Mutex::new(()), RwLock::new(()));
-        Self { monitor, journal, trial, make_monitor, starving, births }
+        let (starving, births, changes) = (Mutex::new(()), RwLock::new(()), RwLock::new(()));
+        Self { monitor, journal, trial, make_monitor, starving, births, changes }
     }
 }
 
@@ -231,11 +238,17 @@ impl<M: Monitor> Owned<M> {
 
     /// A device that follows the page table writes where the pages are, not where they were when
     /// they were registered: nothing lands by exchange there.
-    fn grounds<'p>(&'p self, shared: &'p Shared<M>, threads: usize) -> Grounds<'p, M> {
+    fn grounds<'p>(
+        &'p self,
+        shared: &'p Shared<M>,
+        threads: usize,
+        direct: Option<DirectFile>,
+    ) -> Grounds<'p, M> {
         let [roomy, ..] = &self.ports;
         let pages = arrival::pages(threads).filter(|_| !roomy.kind().is_on_demand());
         let zone = pages.and_then(|pages| roomy.landing_zone(pages, arrival::options()).ok());
-        Grounds { shared, ports: &self.ports, zone, stock: &self.stock, passed: Passed::default() }
+        let (ports, stock, passed) = (&self.ports, &self.stock, Passed::default());
+        Grounds { shared, ports, zone, stock, passed, direct }
     }
 }
 
@@ -247,6 +260,8 @@ struct Grounds<'p, M: Monitor> {
     zone: Option<LandingZone<'p, M>>,
     stock: &'p Stock,
     passed: Passed<'p>,
+    /// Written past its pages by one more thread.
+    direct: Option<DirectFile>,
 }
 
 #[derive(Debug, Serialize)]
@@ -351,9 +366,12 @@ fn torture<M: Monitor + Clone>(
     shared: &Shared<M>,
 ) -> Result<Verdict, Failure> {
     let threads = usize::from(arguments.threads);
-    let owned = Owned::open(shared.trial, &shared.monitor, threads)?;
+    let direct = arguments.direct.as_deref().map(DirectFile::open).transpose();
+    let direct = direct.map_err(Failure::unavailable)?;
+    let lanes = threads + usize::from(direct.is_some());
+    let owned = Owned::open(shared.trial, &shared.monitor, lanes)?;
     let until = Until::new(arguments);
-    let grounds = owned.grounds(shared, threads);
+    let grounds = owned.grounds(shared, threads, direct);
     if grounds.zone.is_none() {
         output.note(format_args!("there is no landing zone: arrivals are refused"));
     }
@@ -424,14 +442,13 @@ fn run_threads<M: Monitor + Clone>(
         // No worker forks while others begin, nor ends while others may still fork.
         let stay = leaving.lock().unwrap_or_else(PoisonError::into_inner);
         let births = beside(&grounds.shared.births);
-        let start = |thread| {
+        let start = |(thread, program): (usize, AnyProgram)| {
             let worker = Worker::new(grounds, thread);
             let bar = (thread == 0).then_some(progress);
             let (begun, over) = (begun.clone(), over.clone());
             scope.spawn(move || {
                 // The receiver may be gone.
                 let _ = begun.send(());
-                let program = Program::new(seed, thread);
                 let children = !arguments.no_children;
                 let run = AssertUnwindSafe(|| run_program(worker, program, until, children, bar));
                 let tally = catch_unwind(run);
@@ -440,7 +457,7 @@ fn run_threads<M: Monitor + Clone>(
                 tally
             })
         };
-        let threads: Vec<_> = (0..usize::from(arguments.threads)).map(start).collect();
+        let threads: Vec<_> = programs(arguments, seed).enumerate().map(start).collect();
         let weather = arguments.weather.then(|| scope.spawn(|| weather::blow(seed, &calm)));
         if arguments.spin {
             scope.spawn(|| spin(&calm));
@@ -463,6 +480,15 @@ fn run_threads<M: Monitor + Clone>(
     (sum, panics)
 }
 
+type AnyProgram = Box<dyn Iterator<Item = Operation> + Send>;
+
+/// What each thread does.
+fn programs(arguments: &Arguments, seed: u64) -> impl Iterator<Item = AnyProgram> {
+    let program = move |thread| Box::new(Program::new(seed, thread)) as AnyProgram;
+    let direct = arguments.direct.iter().map(move |_| Box::new(replacements(seed)) as AnyProgram);
+    (0..usize::from(arguments.threads)).map(program).chain(direct)
+}
+
 /// Uses a processor until `over`, as threads do that poll a device.
 fn spin(over: &AtomicBool) {
     // Relaxed: a flag that guards no data.
@@ -473,7 +499,7 @@ fn spin(over: &AtomicBool) {
 
 fn run_program<M: Monitor + Clone>(
     mut worker: Worker<'_, '_, M>,
-    program: Program,
+    program: impl Iterator<Item = Operation>,
     until: &Until,
     children: bool,
     bar: Option<&Progress>,

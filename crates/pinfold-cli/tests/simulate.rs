@@ -52,13 +52,20 @@ fn a_defect_is_found_and_its_seed_finds_it_again() {
 
 #[test]
 fn questions_of_scale_are_answered_for_every_policy_and_number_of_peers() {
-    let svg = std::env::temp_dir().join(format!("pinfold-scale-{}.svg", std::process::id()));
+    let file = |what: &str| {
+        std::env::temp_dir().join(format!("pinfold-{what}-{}.svg", std::process::id()))
+    };
+    let (busy, pause) = (file("busy"), file("pause"));
     let few = ["--scale", "--peers", "4,40", "--transfers", "400", "--seed", "1"];
-    let plotted = ["--svg", svg.to_str().unwrap()];
+    let plotted = ["--svg", busy.to_str().unwrap(), "--pause-svg", pause.to_str().unwrap()];
     let (held, report) = simulated(&[&few[..], &plotted].concat());
-    let picture = std::fs::read_to_string(&svg).unwrap();
-    std::fs::remove_file(&svg).unwrap();
-    assert!(picture.starts_with("<svg"));
+    for (file, own, other) in
+        [(busy, "cached in budget", "all connections"), (pause, "all connections", "cached")]
+    {
+        let picture = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert!(picture.starts_with("<svg") && picture.contains(own) && !picture.contains(other));
+    }
     let (scale, suspensions) = (&report["scale"], &report["suspensions"]);
     let lengths = [scale, suspensions].map(|rows| rows.as_array().unwrap().len());
     assert!(held && lengths == [2 * 6, 2 * 2], "{report:#}");

@@ -101,10 +101,16 @@ fn an_audit_finds_pages_that_left_and_none_where_none_did() {
     let report = &outcome.report;
     assert!(outcome.held && report["wrong"] == 0, "{report:#}");
     assert!(report["audit"]["pages"].as_u64() > Some(0), "{report:#}");
+    assert_eq!(report["audit"]["swept_parted"], 0, "{report:#}");
+    if report["monitor"] != "none" {
+        assert!(report["audit"]["swept_registrations"].as_u64() > Some(0), "{report:#}");
+    }
     let Some(outcome) = run(&[&arguments[..], &["--cache", "naive"]].concat()) else { return };
     let wrong = outcome.report["wrong_transfers"].as_array().unwrap();
     let parted = |wrong: &Value| wrong["note"].as_str().unwrap().contains("another page");
     assert!(!outcome.held && wrong.iter().any(parted), "{:#}", outcome.report);
+    // Also those that no transfer has used again.
+    assert!(outcome.report["audit"]["swept_parted"].as_u64() > Some(0), "{:#}", outcome.report);
 }
 
 #[test]

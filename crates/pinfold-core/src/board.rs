@@ -133,7 +133,16 @@ impl<H: Copy> Board<H> {
     }
 
     pub(crate) fn tell(&self, notice: Notice<H>) {
+        self.put(notice);
+        self.wake();
+    }
+
+    /// Tells it to those that look; those that sleep are to be [woken](Self::wake).
+    pub(crate) fn put(&self, notice: Notice<H>) {
         self.lock().tell(notice);
+    }
+
+    pub(crate) fn wake(&self) {
         self.told.notify_all();
     }
 
@@ -143,7 +152,8 @@ impl<H: Copy> Board<H> {
         state.budget = to;
         if !from.fits(to) {
             state.tell(Notice::BudgetShrank { from, to });
-            self.told.notify_all();
+            drop(state);
+            self.wake();
         }
     }
 
@@ -155,7 +165,8 @@ impl<H: Copy> Board<H> {
         let to = state.budget;
         if from != to {
             state.tell(Notice::BudgetShrank { from, to });
-            self.told.notify_all();
+            drop(state);
+            self.wake();
         }
     }
 

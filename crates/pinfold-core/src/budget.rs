@@ -175,7 +175,8 @@ pub trait Lender: Send + Sync {
     /// Gives up idle registrations until `missing` is made up for, or none is left. True if any
     /// was given up, or is about to be gone by another thread's doing and now is.
     ///
-    /// Called with no lock held, from a thread of another drawer.
+    /// Called with no lock held, from a thread of another drawer. What draws inside of it has other lenders asked, and this
+    /// one again, once; what draws inside of that is refused where nothing is free.
     fn give_back(&self, missing: Amount) -> bool;
 
     /// The whole budget, of all drawers, was `from` and is `to`: the limit behind it has changed.

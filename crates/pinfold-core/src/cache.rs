@@ -16,13 +16,16 @@
 use crate::budget::{Account, Lender};
 use crate::config::Config;
 use crate::error::{ConfigError, GetError};
-use crate::foreign::{self, discard};
-use crate::get::{GetRequest, Uses};
+use crate::foreign::{self, discard, runs_through};
+use crate::get::{GetRequest, Lookup};
 use crate::lease::Lease;
+use crate::miss::Uses;
 use crate::monitor::Monitor;
-use crate::reclaim::{Reclaimer, ReclaimingThread};
+use crate::notice::Notices;
+use crate::reclaim::{Reclaim, Reclaimer, ReclaimingThread};
 use crate::registrar::Registrar;
 use crate::shared::Shared;
+use crate::stable::{BufferError, BufferLease, StableBuffer};
 use crate::statistics::Statistics;
 use crate::sync::JoinHandle;
 use crate::{Access, AddressRange};
@@ -121,14 +124,20 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
         access: Access,
     ) -> Result<Lease<'_, R, M>, GetError> {
         // SAFETY: the caller's promise.
-        unsafe { self.shared.get(self.shared.wish(start, length, access), Uses::Unknown, None) }
+        unsafe {
+            Lookup(&self.shared).get(
+                Lookup(&self.shared).wish(start, length, access),
+                Uses::Unknown,
+                None,
+            )
+        }
     }
 
     /// The same with something to say about it: for one use only, to be kept, vouched for, only if it is
     /// cached, in pieces. Nothing happens before the request's last call.
     #[inline]
     pub fn request(&self, start: *const u8, length: usize, access: Access) -> GetRequest<'_, R, M> {
-        GetRequest::new(&self.shared, self.shared.wish(start, length, access), false)
+        GetRequest::new(&self.shared, Lookup(&self.shared).wish(start, length, access), false)
     }
 
     /// One check of the monitor for several gets.
@@ -140,12 +149,17 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// [`GetError::Forked`] in a forked child.
     pub fn check(&self) -> Result<Checked<'_, R, M>, GetError> {
-        self.shared.bring_up_to_date()?;
+        Lookup(&self.shared).bring_up_to_date()?;
         Ok(Checked { cache: self })
     }
 
     /// The program's word that `range` changed, or is about to: no registration of it is handed
     /// out again. Those in use end with their last lease.
+    ///
+    /// It takes the cache's lock, under which a call may allocate and free. So no global allocator and no signal
+    /// handler may call this, or anything else of a cache: it would wait for ever for a lock that its own thread
+    /// holds. Such code reports to `pinfold::monitor::Feed`, which takes none, and the cache's monitor is combined
+    /// with that feed.
     ///
     /// Does nothing in a forked child, where none is handed out.
     pub fn invalidate(&self, range: AddressRange) {
@@ -164,7 +178,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// Applies what the monitor saw and gives back every registration that is neither findable
     /// nor leased: one step of the reclaimer, explicitly. Says how many were deregistered.
     pub fn reclaim(&self) -> usize {
-        self.shared.reclaim()
+        Reclaim(&self.shared).reclaim()
     }
 
     /// Gives up every registration that is not leased, as if room were needed, and waits until
@@ -172,7 +186,7 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// For the moments when other code needs the room, or the device is about to be closed.
     pub fn evict_idle(&self) -> usize {
-        self.shared.evict_idle()
+        Reclaim(&self.shared).evict_idle()
     }
 
     /// Gives up the registrations that touch `range` and are not leased, for one who is about to have its
@@ -180,7 +194,30 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// A hint: a get right behind it may register the range again.
     pub fn evict_idle_in(&self, range: AddressRange) -> usize {
-        self.shared.evict_idle_in(range)
+        Reclaim(&self.shared).evict_idle_in(range)
+    }
+
+    /// Leases a buffer that this crate knows to be stable: the safe method. One lease, or several where
+    /// the device registers no more at once.
+    ///
+    /// Gives all the rights that the kind of buffer allows: reading for shared ones, reading and
+    /// writing for those with one owner.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`], which holds the buffer; no lease is left.
+    pub fn lease_buffer<B: StableBuffer>(
+        &self,
+        buffer: B,
+    ) -> Result<BufferLease<'_, B, R, M>, BufferError<B>> {
+        BufferLease::of(&self.shared, buffer)
+    }
+
+    /// A queue of what happens from now on, for at most `capacity` notices at a time (at least one, at
+    /// most [`MOST_NOTICES`](crate::notice::MOST_NOTICES)).
+    /// Each of several queues hears everything.
+    pub fn notices(&self, capacity: usize) -> Notices<'_, R, M> {
+        Notices::of(&self.shared, capacity)
     }
 
     /// What the cache has done and what it holds; zeros in a forked child.
@@ -201,6 +238,13 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     /// The monitor.
     pub fn monitor(&self) -> &M {
         &self.shared.monitor
+    }
+
+    /// Whether this is a forked child of the process whose cache it is. A monitor that panics over it has said no:
+    /// destructors ask.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.shared.is_forked()
     }
 }
 
@@ -229,14 +273,20 @@ impl<'c, R: Registrar, M: Monitor> Checked<'c, R, M> {
     ) -> Result<Lease<'c, R, M>, GetError> {
         let shared = &self.cache.shared;
         // SAFETY: the caller's promise.
-        unsafe { shared.get_checked(shared.wish(start, length, access), Uses::Unknown, None) }
+        unsafe {
+            Lookup(shared).get_checked(
+                Lookup(shared).wish(start, length, access),
+                Uses::Unknown,
+                None,
+            )
+        }
     }
 
     /// As [`Cache::request`], begun when the check was made, however late it is asked for.
     #[inline]
     pub fn request(&self, start: *const u8, length: usize, access: Access) -> GetRequest<'c, R, M> {
         let shared = &self.cache.shared;
-        GetRequest::new(shared, shared.wish(start, length, access), true)
+        GetRequest::new(shared, Lookup(shared).wish(start, length, access), true)
     }
 }
 
@@ -244,7 +294,7 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
     fn drop(&mut self) {
         // In a forked child the reclaimer's thread does not exist, and what is registered is
         // the parent's.
-        if self.shared.monitor.forked() {
+        if self.shared.is_forked() {
             std::mem::forget(self.reclaimer.take());
             return;
         }
@@ -254,14 +304,15 @@ impl<R: Registrar, M: Monitor> Drop for Cache<R, M> {
         // not told sleeps on with what it shares, which is no harm.
         let waits = is_told && !ReclaimingThread::is_this();
         if let Some(reclaimer) = self.reclaimer.take().filter(|_| waits) {
-            // A reclaimer that panicked in the monitor has nothing to add.
-            reclaimer.join().unwrap_or_else(discard);
+            // A reclaimer that panicked in the monitor has nothing to add. The standard library panics where the thread
+            // is this one.
+            let _ended = runs_through(|| reclaimer.join().unwrap_or_else(discard));
         }
         // No suspension has an owner any more: those that were forgotten hold connections of the device's.
         let ended = foreign::call(|| {
             self.shared.end_suspensions.get().iter().for_each(|end| end(&self.shared));
         });
-        self.shared.deregister_all();
+        Reclaim(&self.shared).deregister_all();
         if let Err(panicked) = ended {
             panicked.resume_unless_unwinding();
         }

@@ -17,7 +17,8 @@
 //!    a reader of the sum acquires what every writer did before. A replay reads the word first, then
 //!    the numbers: so it meets the entry below `reserved`. Either its slot is whole, and it is
 //!    visited; or the slot was overwritten, or given up, and the replay says so.
-//! 2. **A place passes an entry only if it was told.** A complete replay ends at its first hole.
+//! 2. **A place passes an entry only if it was told.** A complete replay ends at its first hole, or at the cut that was
+//!    asked for if that comes first.
 //!    (Entries behind the hole are visited, and visited again the next time.) One that is not
 //!    complete told everything, and ends at the last reserved number.
 //! 3. **A hole is harmless.** The append has not returned, so what it announces has not happened.
@@ -34,6 +35,7 @@
 use crate::AddressRange;
 use crate::stamped::{Found, StampedSlot};
 use crate::sync::{AtomicU64, Ordering};
+use std::ops::Range;
 
 /// The last `ENTRIES` changed ranges and the word that counts them.
 #[repr(C)]
@@ -57,6 +59,10 @@ pub struct ReplayEnd {
     pub word: u64,
     /// False if entries are gone: then anything may have changed.
     pub complete: bool,
+    /// Behind as many entries as were asked for there may be others.
+    pub is_cut: bool,
+    /// It ended before a hole: what stood behind it is visited again.
+    pub may_repeat: bool,
 }
 
 impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
@@ -97,28 +103,42 @@ impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
         self.word.fetch_add(1, Ordering::Release);
     }
 
-    /// Calls `visit` with the entries from `from` on, where an earlier replay ended.
+    /// Calls `visit` with the entries from `from` on, where an earlier replay ended: with `most` of them, or with all
+    /// where one of those is a hole.
     ///
     /// A number that no replay gave, such as `u64::MAX`, gives no entry and is not complete.
-    pub fn replay(&self, from: u64, visit: &mut dyn FnMut(AddressRange)) -> ReplayEnd {
+    pub fn replay(&self, from: u64, most: usize, visit: &mut dyn FnMut(AddressRange)) -> ReplayEnd {
         // The word first, see the first claim. Then, with acquire order, the numbers, which are
         // at least as many; then the losses, of which those that the word counts are all seen.
         let word = self.word();
         let reserved = self.reserved.load(Ordering::Acquire);
         let lost = self.lost.load(Ordering::Acquire);
         let fresh = reserved.checked_sub(from).is_some_and(|fresh| fresh <= ENTRIES as u64);
-        let first_hole = match fresh && lost <= from {
-            true => self.visit_all(from, reserved, visit),
+        let cut = from.saturating_add(most as u64);
+        let ended = match fresh && lost <= from {
+            true => self.visit_all(from..reserved, cut, visit),
             false => None,
         };
-        let up_to = first_hole.unwrap_or(reserved);
-        ReplayEnd { up_to, word, complete: first_hole.is_some() }
+        let up_to = ended.unwrap_or(reserved);
+        let is_cut = ended == Some(cut) && cut < reserved;
+        let may_repeat = up_to < reserved && !is_cut;
+        ReplayEnd { up_to, word, complete: ended.is_some(), is_cut, may_repeat }
     }
 
-    /// The first hole, or the end if there is none; `None` if an entry is gone.
-    fn visit_all(&self, from: u64, end: u64, visit: &mut dyn FnMut(AddressRange)) -> Option<u64> {
+    /// The first hole, or `cut` where there is none before it, or the end; `None` if an entry is gone.
+    fn visit_all(
+        &self,
+        numbers: Range<u64>,
+        cut: u64,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Option<u64> {
+        let end = numbers.end;
         let mut first_hole = end;
-        for number in from..end {
+        for number in numbers {
+            // A place passes no hole.
+            if number == cut && first_hole == end {
+                return Some(cut);
+            }
             match self.slot(number)?.read(number) {
                 Found::Entry(range) => visit(range),
                 Found::Hole => first_hole = first_hole.min(number),
@@ -130,6 +150,13 @@ impl<const ENTRIES: usize> ChangeLog<ENTRIES> {
 
     fn slot(&self, number: u64) -> Option<&StampedSlot> {
         self.slots.get(usize::try_from(number % ENTRIES.max(1) as u64).ok()?)
+    }
+
+    /// A writer that stops once it has its number.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn begin_for_ever(&self) {
+        self.reserved.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -152,7 +179,7 @@ mod tests {
 
     fn replayed<const N: usize>(log: &ChangeLog<N>, from: u64) -> (Vec<AddressRange>, ReplayEnd) {
         let mut ranges = Vec::new();
-        let told = log.replay(from, &mut |range| ranges.push(range));
+        let told = log.replay(from, usize::MAX, &mut |range| ranges.push(range));
         (ranges, told)
     }
 
@@ -163,7 +190,10 @@ mod tests {
         log.append(range(2));
         let (ranges, told) = replayed(&log, 0);
         assert_eq!(ranges, [range(1), range(2)]);
-        assert_eq!(told, ReplayEnd { up_to: 2, word: 2, complete: true });
+        assert_eq!(
+            told,
+            ReplayEnd { up_to: 2, word: 2, complete: true, is_cut: false, may_repeat: false }
+        );
         assert_eq!(replayed(&log, told.up_to), (vec![], told));
     }
 
@@ -171,7 +201,13 @@ mod tests {
     fn a_reader_left_behind_is_told() {
         let log = ChangeLog::<4>::new();
         (0..6).for_each(|number| log.append(range(number)));
-        assert_eq!(replayed(&log, 1), (vec![], ReplayEnd { up_to: 6, word: 6, complete: false }));
+        assert_eq!(
+            replayed(&log, 1),
+            (
+                vec![],
+                ReplayEnd { up_to: 6, word: 6, complete: false, is_cut: false, may_repeat: false }
+            )
+        );
         assert_eq!(replayed(&log, 2).0, [range(2), range(3), range(4), range(5)]);
     }
 
@@ -181,7 +217,16 @@ mod tests {
         for place in [1, u64::MAX] {
             assert_eq!(
                 replayed(&log, place),
-                (vec![], ReplayEnd { up_to: 0, word: 0, complete: false })
+                (
+                    vec![],
+                    ReplayEnd {
+                        up_to: 0,
+                        word: 0,
+                        complete: false,
+                        is_cut: false,
+                        may_repeat: false
+                    }
+                )
             );
         }
     }
@@ -192,18 +237,44 @@ mod tests {
     fn a_hole_is_gone_round_until_the_ring_comes_round() {
         let log = ChangeLog::<4>::new();
         log.append(range(0));
-        log.reserved.fetch_add(1, Ordering::Relaxed);
+        log.begin_for_ever();
         log.append(range(2));
         let (ranges, told) = replayed(&log, 0);
         assert_eq!((ranges, told.up_to, told.complete), (vec![range(0), range(2)], 1, true));
+        assert!(told.may_repeat);
         log.append(range(3));
         assert_eq!(replayed(&log, told.up_to).0, [range(2), range(3)]);
         log.append(range(4));
         log.append(range(5));
         let (ranges, told) = replayed(&log, told.up_to);
-        assert_eq!((ranges, told), (vec![], ReplayEnd { up_to: 6, word: 5, complete: false }));
+        assert_eq!(
+            (ranges, told),
+            (
+                vec![],
+                ReplayEnd { up_to: 6, word: 5, complete: false, is_cut: false, may_repeat: false }
+            )
+        );
         log.append(range(6));
         assert_eq!(replayed(&log, told.up_to).0, [range(6)]);
+    }
+
+    /// And goes round no hole, whose entry it would leave out for good.
+    #[test]
+    fn a_part_ends_behind_so_many() {
+        let log = ChangeLog::<8>::new();
+        (0..5).for_each(|number| log.append(range(number)));
+        let part = |from| {
+            let mut ranges = Vec::new();
+            let told = log.replay(from, 2, &mut |range| ranges.push(range));
+            assert!(told.complete);
+            (ranges, told.up_to, told.is_cut, told.may_repeat)
+        };
+        assert_eq!(part(0), (vec![range(0), range(1)], 2, true, false));
+        assert_eq!(part(3), (vec![range(3), range(4)], 5, false, false));
+        log.begin_for_ever();
+        log.append(range(6));
+        assert_eq!(part(3), (vec![range(3), range(4)], 5, true, false));
+        assert_eq!(part(4), (vec![range(4), range(6)], 5, false, true));
     }
 
     /// A writer that stops for ever in the middle of a slot costs the entry that wants the slot a
@@ -211,12 +282,19 @@ mod tests {
     #[test]
     fn a_slot_that_is_never_finished_loses_an_entry_a_round_and_says_so() {
         let log = ChangeLog::<2>::new();
-        log.reserved.fetch_add(1, Ordering::Relaxed);
+        log.begin_for_ever();
         log.slots[0].begin_for_ever();
         log.append(range(1));
         assert_eq!(replayed(&log, 0).0, [range(1)]);
         log.append(range(2));
-        assert_eq!(replayed(&log, 1), (vec![], ReplayEnd { up_to: 3, word: 2, complete: false }));
+        assert_eq!(
+            replayed(&log, 1),
+            (
+                vec![],
+                ReplayEnd { up_to: 3, word: 2, complete: false, is_cut: false, may_repeat: false }
+            )
+        );
+        assert!(!replayed(&log, 2).1.complete, "its append has returned: it is no hole");
         log.append(range(3));
         assert!(replayed(&log, 3).1.complete);
     }

@@ -166,6 +166,15 @@ mod tests {
         assert!(childs.is_set());
     }
 
+    /// A thread that waits for it goes on when this is dropped, also by a panic.
+    struct Over<'t>(&'t AtomicBool);
+
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// A writer goes on with one page while the place changes between that page and another: a mark of the other is set
     /// by nothing, one of the page by every change that was made while it stood.
     #[test]
@@ -180,6 +189,7 @@ mod tests {
                     thread::yield_now();
                 }
             });
+            let _over = Over(&over);
             for _ in 0..TURNS {
                 drop(marks.begin(page(1)).unwrap());
                 let other = marks.begin(page(5)).unwrap();
@@ -189,7 +199,6 @@ mod tests {
                 marks.set(page(1));
                 assert!(own.is_set());
             }
-            over.store(true, Ordering::Relaxed);
         });
     }
 }

@@ -52,39 +52,218 @@ pub fn check<M: Monitor, const ENTRIES: usize>(
     Ok(Sequence::UNKNOWN)
 }
 
-/// What [`Monitor::replay`] answers for `monitor`, whose place is the first word, and `log`, whose
+/// What [`Monitor::replay_some`] answers for `monitor`, whose place is the first word, and `log`, whose
 /// place is the second.
 pub fn replay<M: Monitor, const ENTRIES: usize>(
     monitor: &M,
     log: &ChangeLog<ENTRIES>,
     from: Position,
+    most: usize,
     visit: &mut dyn FnMut(AddressRange),
 ) -> Replay {
     let Position(mut first, mut second) = from;
     let mut sequence = Sequence::STALE;
-    let mut complete = true;
+    let (mut complete, mut may_repeat) = (true, false);
     for _ in 0..TRIES {
         let before = log.word();
         // SeqCst fences, two: as in `check`, because this pair is compared with those.
         fence(Ordering::SeqCst);
-        let replay = monitor.replay(Position(first, 0), visit);
+        let replay = monitor.replay_some(Position(first, 0), most, visit);
         fence(Ordering::SeqCst);
-        let told = log.replay(second, visit);
+        let told = log.replay(second, most, visit);
         complete &= replay.complete && told.complete;
+        // Of what the last round ended before, earlier ones did, too.
+        may_repeat = replay.may_repeat || told.may_repeat;
         (first, second) = (replay.up_to.0, told.up_to);
+        if replay.sequence == Sequence::CUT || told.is_cut {
+            sequence = Sequence::CUT;
+            break;
+        }
         if before == told.word {
             sequence = together(replay.sequence, told.word);
             break;
         }
     }
-    Replay { up_to: Position(first, second), sequence, complete }
+    Replay { up_to: Position(first, second), sequence, complete, may_repeat }
 }
 
 /// One word for two that were true at one instant.
 fn together(Sequence(first): Sequence, second: u64) -> Sequence {
     match first.checked_add(second) {
-        Some(sum) if first < Sequence::STALE.0 && sum < Sequence::STALE.0 => Sequence(sum),
+        // The first is no greater.
+        Some(sum) if sum < Sequence::CUT.0 => Sequence(sum),
         // One of the two says that it cannot tell.
         _ => Sequence(first.max(Sequence::STALE.0)),
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+#[allow(unsafe_code)] // no memory stands behind the monitor
+mod tests {
+    use super::*;
+    use crate::coverage::{Change, Cover, MappingKind};
+    use crate::monitor::Watch;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::sync::{Arc, Mutex};
+
+    type Log = ChangeLog<16>;
+
+    /// Answers as a test wants it to, and an entry of the log comes amid each of its next so many calls.
+    struct Scripted {
+        check: Result<Sequence, Lost>,
+        /// In the order of the calls. Behind the last it has nothing new.
+        replays: Mutex<Vec<Replay>>,
+        log: Arc<Log>,
+        appends: AtomicUsize,
+    }
+
+    impl Scripted {
+        fn new(check: Result<Sequence, Lost>, replays: &[Replay]) -> Self {
+            let replays = Mutex::new(replays.iter().rev().copied().collect());
+            Self { check, replays, log: Arc::new(Log::new()), appends: AtomicUsize::new(0) }
+        }
+
+        fn append_amid(self, calls: usize) -> Self {
+            self.appends.store(calls, SeqCst);
+            self
+        }
+
+        fn call(&self) {
+            let less = |left: usize| left.checked_sub(1);
+            if self.appends.fetch_update(SeqCst, SeqCst, less).is_ok() {
+                self.log.append(AddressRange::EVERYTHING);
+            }
+        }
+
+        fn check_both(&self) -> Result<Sequence, Lost> {
+            check(self, &self.log)
+        }
+
+        /// From the first entry of each log on, `most` of them.
+        fn replay_both(&self, most: usize) -> Replay {
+            replay(self, &self.log, Position(0, 0), most, &mut |_| {})
+        }
+    }
+
+    // SAFETY: no memory is watched.
+    unsafe impl Monitor for Scripted {
+        fn name(&self) -> &'static str {
+            "scripted"
+        }
+
+        fn check(&self) -> Result<Sequence, Lost> {
+            self.call();
+            self.check
+        }
+
+        fn watch(&self, _: AddressRange) -> Watch {
+            Watch::Covered
+        }
+
+        fn change_pending(&self, _: AddressRange) -> bool {
+            false
+        }
+
+        fn replay(&self, from: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+            self.call();
+            let nothing_new = told(from.0, Sequence(from.0));
+            self.replays.lock().unwrap().pop().unwrap_or(nothing_new)
+        }
+
+        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+            Cover::Detected
+        }
+
+        fn forked(&self) -> bool {
+            false
+        }
+
+        fn notified(&self) -> u32 {
+            0
+        }
+
+        fn notify(&self) {}
+
+        fn wait(&self, _: u32) {}
+    }
+
+    /// Of a replay that told everything up to `place`.
+    fn told(place: u64, sequence: Sequence) -> Replay {
+        Replay { up_to: Position(place, 0), sequence, complete: true, may_repeat: false }
+    }
+
+    #[test]
+    fn the_sum_is_of_a_second_word_that_kept_still() {
+        let answer =
+            |appends| Scripted::new(Ok(Sequence(5)), &[]).append_amid(appends).check_both();
+        assert_eq!(answer(0), Ok(Sequence(5)));
+        assert_eq!(answer(2), Ok(Sequence(7)));
+        assert_eq!(answer(TRIES - 1), Ok(Sequence(5 + TRIES as u64 - 1)));
+        assert_eq!(answer(TRIES), Ok(Sequence::UNKNOWN), "it never kept still");
+        assert_eq!(Scripted::new(Err(Lost::Forked), &[]).check_both(), Err(Lost::Forked));
+    }
+
+    #[test]
+    fn a_sum_is_none_of_the_words_that_say_nothing() {
+        let last = Sequence::CUT.0 - 1;
+        assert_eq!(together(Sequence(last - 3), 3), Sequence(last));
+        for (first, second) in [(last - 3, 4), (last, 1), (last, 4), (Sequence::CUT.0, 0)] {
+            assert_eq!(together(Sequence(first), second), Sequence::STALE);
+        }
+        assert_eq!(together(Sequence::STALE, 0), Sequence::STALE);
+        assert_eq!(together(Sequence::UNKNOWN, 0), Sequence::UNKNOWN);
+    }
+
+    #[test]
+    fn a_replay_goes_on_until_the_second_word_keeps_still() {
+        let replays = [told(3, Sequence(3)), told(4, Sequence(4))];
+        let both = Scripted::new(Ok(Sequence(4)), &replays).append_amid(1);
+        let expected = Replay { up_to: Position(4, 1), ..told(4, Sequence(5)) };
+        assert_eq!(both.replay_both(usize::MAX), expected);
+        assert_eq!(both.check_both(), Ok(expected.sequence), "nothing new since");
+        let restless = Scripted::new(Ok(Sequence(3)), &replays[..1]).append_amid(TRIES);
+        let expected = Replay { up_to: Position(3, TRIES as u64), ..told(3, Sequence::STALE) };
+        assert_eq!(restless.replay_both(usize::MAX), expected);
+    }
+
+    #[test]
+    fn a_replay_is_complete_if_both_were_each_time() {
+        let gone = Replay { complete: false, ..told(3, Sequence(3)) };
+        let first_gone = Scripted::new(Ok(Sequence(3)), &[gone]).append_amid(1);
+        assert!(!first_gone.replay_both(usize::MAX).complete, "the first time it was not");
+        let second_gone = Scripted::new(Ok(Sequence(0)), &[]);
+        (0..17).for_each(|_| second_gone.log.append(AddressRange::EVERYTHING));
+        let expected = Replay { up_to: Position(0, 17), complete: false, ..told(0, Sequence(17)) };
+        assert_eq!(second_gone.replay_both(usize::MAX), expected);
+    }
+
+    /// And is not to be taken for everything.
+    #[test]
+    fn a_replay_ends_where_that_of_either_log_was_cut() {
+        let first_cut =
+            Scripted::new(Ok(Sequence(9)), &[told(2, Sequence::CUT), told(4, Sequence(4))]);
+        assert_eq!(first_cut.replay_both(2), told(2, Sequence::CUT));
+        let second_cut = Scripted::new(Ok(Sequence(0)), &[]);
+        (0..3).for_each(|_| second_cut.log.append(AddressRange::EVERYTHING));
+        let expected = Replay { up_to: Position(0, 2), ..told(0, Sequence::CUT) };
+        assert_eq!(second_cut.replay_both(2), expected);
+    }
+
+    #[test]
+    fn what_may_come_again_is_what_either_log_may_tell_again() {
+        let before_hole = Replay { may_repeat: true, ..told(3, Sequence(3)) };
+        let first_repeats = Scripted::new(Ok(Sequence(3)), &[before_hole]);
+        assert_eq!(first_repeats.replay_both(usize::MAX), before_hole);
+        let second_repeats = Scripted::new(Ok(Sequence(0)), &[]);
+        second_repeats.log.begin_for_ever();
+        let expected = Replay { may_repeat: true, ..told(0, Sequence(0)) };
+        assert_eq!(second_repeats.replay_both(usize::MAX), expected);
+        let filled_since =
+            Scripted::new(Ok(Sequence(4)), &[before_hole, told(4, Sequence(4))]).append_amid(1);
+        assert!(
+            !filled_since.replay_both(usize::MAX).may_repeat,
+            "what stood behind it has come again"
+        );
     }
 }

@@ -9,7 +9,8 @@ use crate::registrar::RegistrarLimits;
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The most bytes to keep registered at once, pages counted whole, for each device that pins them.
-    /// Overlapping regions are counted each.
+    /// Overlapping regions are counted each. What the cache's own index takes is not counted: some 150 bytes for each
+    /// 2 MiB of a long registration, kept until the cache is dropped.
     pub max_bytes: usize,
     /// The most registrations at once; the registrar's own maximum bounds it further.
     pub max_regions: usize,

@@ -1,55 +1,60 @@
 //! What a monitor claims to see, stated per kind of mapping and kind of change.
 
+use crate::listed::listed;
 use std::fmt;
 
-/// A kind of mapping, as far as monitors differ on it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum MappingKind {
-    /// Private memory without a file: `malloc`, `mmap(MAP_ANONYMOUS)`, the heap, stacks.
-    PrivateAnonymous,
-    /// Private memory without a file in huge pages of `hugetlbfs`.
-    PrivateHuge,
-    /// `mmap(MAP_SHARED | MAP_ANONYMOUS)`, which a forked child shares.
-    SharedAnonymous,
-    /// A mapping of a memfd or of a file in tmpfs.
-    SharedMemory,
-    /// A System V shared-memory segment.
-    SystemV,
-    /// A private mapping of a file.
-    PrivateFile,
-    /// A shared mapping of a file on disk.
-    SharedFile,
-    /// Anything else: a device's memory, the vdso.
-    Other,
+listed! {
+    /// A kind of mapping, as far as monitors differ on it.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[non_exhaustive]
+    pub enum MappingKind {
+        /// Private memory without a file: `malloc`, `mmap(MAP_ANONYMOUS)`, the heap, stacks.
+        PrivateAnonymous => "private anonymous",
+        /// Private memory without a file in huge pages of `hugetlbfs`.
+        PrivateHuge => "private hugetlb",
+        /// `mmap(MAP_SHARED | MAP_ANONYMOUS)`, which a forked child shares.
+        SharedAnonymous => "shared anonymous",
+        /// A mapping of a memfd or of a file in tmpfs.
+        SharedMemory => "memfd or tmpfs",
+        /// A System V shared-memory segment.
+        SystemV => "System V segment",
+        /// A private mapping of a file.
+        PrivateFile => "private file",
+        /// A shared mapping of a file on disk.
+        SharedFile => "shared file",
+        /// Anything else: a device's memory, the vdso.
+        Other => "other",
+    }
 }
 
-/// A kind of change of a mapping, as far as monitors differ on it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Change {
-    /// `munmap`, whole or partial, `shmdt`, the shrinking of `brk`.
-    Unmap,
-    /// `mmap(MAP_FIXED)` over it.
-    Replace,
-    /// `mremap` away from it, shrinking, or with `MREMAP_DONTUNMAP`.
-    Remap,
-    /// `mremap(MREMAP_FIXED)` on top of it.
-    RemapOver,
-    /// `shmat(SHM_REMAP)` of a System V segment on top of it.
-    AttachOver,
-    /// `MADV_DONTNEED`, `MADV_DONTNEED_LOCKED`, `MADV_FREE`, `process_madvise` on itself.
-    Discard,
-    /// `MADV_REMOVE`: pages leave a shared mapping and its file.
-    Remove,
-    /// `MADV_GUARD_INSTALL`: pages go, faults are fatal until `MADV_GUARD_REMOVE`.
-    Guard,
-    /// A hole punched, or the file truncated, through a descriptor, by whomever.
-    FileHole,
-    /// `mprotect`: the pages stay.
-    Protect,
-    /// A forked child using what its parent registered.
-    Fork,
+listed! {
+    /// A kind of change of a mapping, as far as monitors differ on it.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[non_exhaustive]
+    pub enum Change {
+        /// `munmap`, whole or partial, `shmdt`, the shrinking of `brk`.
+        Unmap => "unmap",
+        /// `mmap(MAP_FIXED)` over it.
+        Replace => "replace",
+        /// `mremap` away from it, shrinking, or with `MREMAP_DONTUNMAP`.
+        Remap => "remap",
+        /// `mremap(MREMAP_FIXED)` on top of it.
+        RemapOver => "remap over",
+        /// `shmat(SHM_REMAP)` of a System V segment on top of it.
+        AttachOver => "attach over",
+        /// `MADV_DONTNEED`, `MADV_DONTNEED_LOCKED`, `MADV_FREE`, `process_madvise` on itself.
+        Discard => "discard",
+        /// `MADV_REMOVE`: pages leave a shared mapping and its file.
+        Remove => "remove",
+        /// `MADV_GUARD_INSTALL`: pages go, faults are fatal until `MADV_GUARD_REMOVE`.
+        Guard => "guard",
+        /// A hole punched, or the file truncated, through a descriptor, by whomever.
+        FileHole => "file hole",
+        /// `mprotect`: the pages stay.
+        Protect => "protect",
+        /// A forked child using what its parent registered.
+        Fork => "fork",
+    }
 }
 
 /// What a monitor says of one kind of change on one kind of mapping.
@@ -80,81 +85,37 @@ impl fmt::Display for Cover {
     }
 }
 
-impl MappingKind {
-    /// All kinds.
-    pub const ALL: [Self; 8] = [
-        Self::PrivateAnonymous,
-        Self::PrivateHuge,
-        Self::SharedAnonymous,
-        Self::SharedMemory,
-        Self::SystemV,
-        Self::PrivateFile,
-        Self::SharedFile,
-        Self::Other,
-    ];
-
-    /// The kind in words.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::PrivateAnonymous => "private anonymous",
-            Self::PrivateHuge => "private hugetlb",
-            Self::SharedAnonymous => "shared anonymous",
-            Self::SharedMemory => "memfd or tmpfs",
-            Self::SystemV => "System V segment",
-            Self::PrivateFile => "private file",
-            Self::SharedFile => "shared file",
-            Self::Other => "other",
-        }
+impl Change {
+    /// The bit that stands for it in a set of changes; the same in every version of this crate, so that new kinds come last.
+    pub const fn bit(self) -> u64 {
+        1 << self as u64
     }
 }
 
-impl Change {
-    /// All kinds.
-    pub const ALL: [Self; 11] = [
-        Self::Unmap,
-        Self::Replace,
-        Self::Remap,
-        Self::RemapOver,
-        Self::AttachOver,
-        Self::Discard,
-        Self::Remove,
-        Self::Guard,
-        Self::FileHole,
-        Self::Protect,
-        Self::Fork,
-    ];
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
 
-    /// The bit that stands for it in a set of changes; the same in every version of this crate.
-    pub const fn bit(self) -> u64 {
-        1 << match self {
-            Self::Unmap => 0,
-            Self::Replace => 1,
-            Self::Remap => 2,
-            Self::RemapOver => 3,
-            Self::AttachOver => 4,
-            Self::Discard => 5,
-            Self::Remove => 6,
-            Self::Guard => 7,
-            Self::FileHole => 8,
-            Self::Protect => 9,
-            Self::Fork => 10,
-        }
-    }
-
-    /// The kind in words.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Unmap => "unmap",
-            Self::Replace => "replace",
-            Self::Remap => "remap",
-            Self::RemapOver => "remap over",
-            Self::AttachOver => "attach over",
-            Self::Discard => "discard",
-            Self::Remove => "remove",
-            Self::Guard => "guard",
-            Self::FileHole => "file hole",
-            Self::Protect => "protect",
-            Self::Fork => "fork",
+    /// Programs of another version, the helper's clients, read the bits.
+    #[test]
+    fn a_bit_stands_for_the_same_change_in_every_version() {
+        let names = [
+            "unmap",
+            "replace",
+            "remap",
+            "remap over",
+            "attach over",
+            "discard",
+            "remove",
+            "guard",
+            "file hole",
+            "protect",
+            "fork",
+        ];
+        assert_eq!(Change::ALL.map(Change::name), names);
+        for (place, change) in Change::ALL.into_iter().enumerate() {
+            assert_eq!(change.bit(), 1 << place);
         }
     }
 }

@@ -64,7 +64,7 @@ pub enum Limit {
 
 /// The budget is spent, and no idle region is left to be given up.
 ///
-/// A region that another thread looks up at this moment, or whose last lease it is ending, may count as in use.
+/// A region whose last lease another thread is ending at this moment may count as in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exhausted {
     /// The limit that was reached.
@@ -93,14 +93,13 @@ impl fmt::Display for Exhausted {
             ),
             Limit::SharedBytes => write!(
                 f,
-                "no more than {allowed} bytes of the shared budget can be had: {held} are held and \
-                 {wanted} more are needed; end leases, or raise the budget, this drawer's maximum \
-                 or its minimum"
+                "the shared budget grants no more than {allowed} bytes: {held} are held and \
+                 {wanted} more are needed; end leases, or raise the budget or this drawer's terms"
             ),
             Limit::SharedRegions => write!(
                 f,
-                "no more than {allowed} registrations of the shared budget can be had: {held} are \
-                 held; end leases, or raise the budget, this drawer's maximum or its minimum"
+                "the shared budget grants no more than {allowed} registrations: {held} are held; \
+                 end leases, or raise the budget or this drawer's terms"
             ),
         }
     }
@@ -127,7 +126,7 @@ impl fmt::Display for GetError {
             }
             Self::AwaitsItself { range } => write!(
                 f,
-                "{range} is being registered by this thread: a registrar, monitor or clock must not ask for it"
+                "{range} is being registered by this thread: have its registrar, monitor or clock not ask for it"
             ),
             Self::Forked => f.write_str(
                 "this is a forked child, whose memory its parent's registrations do not name: \
@@ -198,7 +197,7 @@ impl fmt::Display for ConfigError {
             Self::Registrar { page_bytes, max_region_bytes } => write!(
                 f,
                 "the registrar claims pages of {page_bytes} bytes and regions of \
-                 {max_region_bytes} at most, which cannot be"
+                 {max_region_bytes} at most, which cannot be: mend Registrar::limits"
             ),
             Self::Monitor(lost) => lost.fmt(f),
         }
@@ -221,7 +220,8 @@ pub enum PerUse {
     Remote(Access),
     /// The budget is spent and [`WhenFull::RegisterPerUse`](crate::WhenFull) was chosen.
     Full,
-    /// The address is beyond what the index holds (2^48), or the index is out of space.
+    /// The address is beyond what the index holds (2^48), or 4,096 regions of the cache touch a block of 2 MiB that this
+    /// touches.
     Unindexed,
     /// The caller asked for one use ([`GetRequest::once`](crate::GetRequest::once)).
     Asked,
@@ -239,9 +239,155 @@ impl fmt::Display for PerUse {
             Self::ChangedMeanwhile => f.write_str("the mapping changed while it was registered"),
             Self::Remote(access) => write!(f, "the rights {access} are not cached by default"),
             Self::Full => f.write_str("the budget is spent on regions in use"),
-            Self::Unindexed => f.write_str("the address is beyond what the index holds"),
+            Self::Unindexed => {
+                f.write_str("the index holds no address so high, or no more regions here")
+            }
             Self::Asked => f.write_str("it was asked for one use"),
             Self::NotAdmitted => f.write_str("it was not used often enough for keeping it to pay"),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::registrar::{BadAddress, DeregisterError};
+    use crate::suspend::{ConnectionLost, Ended, Expired, InFlight, Refused, Unsupported, Why};
+    use std::time::Duration;
+
+    const MOST: usize = usize::MAX;
+    const ERRNO: i32 = 4095;
+    /// [`MOST`] as texts have it.
+    const LIMIT: &str = "18446744073709551615";
+
+    fn range() -> AddressRange {
+        AddressRange::new(MOST - (1 << 47), 1 << 46).unwrap()
+    }
+
+    /// An error's text, what it names and the way out.
+    type Text = (String, &'static str, &'static str);
+
+    fn of(error: impl fmt::Display, names: &'static str, way_out: &'static str) -> Text {
+        (error.to_string(), names, way_out)
+    }
+
+    fn of_addresses() -> [Text; 6] {
+        let of = |reason, names, way_out| {
+            of(RegisterError::BadAddress { range: range(), reason, errno: ERRNO }, names, way_out)
+        };
+        [
+            of(BadAddress::Unmapped { at: MOST }, "0xffffffffffffffff", "map it first"),
+            of(BadAddress::NoAccess { at: MOST }, "0xffffffffffffffff", "mprotect it"),
+            of(BadAddress::NotWritable { at: MOST }, "0xffffffffffffffff", "copy the data"),
+            of(BadAddress::UnsupportedMapping { at: MOST }, "0xffffffffffffffff", "copy the data"),
+            of(BadAddress::Kernel { at: MOST }, "0xffffffffffffffff", "the program's own memory"),
+            of(BadAddress::Unknown, "0xffff", "ask again, or copy the data"),
+        ]
+    }
+
+    fn of_registrars() -> [Text; 8] {
+        use RegisterError as E;
+        let (every, limit_bytes) = (Access::from_bits(u8::MAX), Some(u64::MAX));
+        let gone = DeregisterError::DeviceGone { errno: ERRNO };
+        [
+            of(E::TooLarge { range: range(), max_bytes: MOST }, LIMIT, "ask for pieces"),
+            of(E::PinnedMemoryLimit { limit_bytes, errno: ERRNO }, LIMIT, "raise RLIMIT_MEMLOCK"),
+            of(
+                E::PinnedMemoryLimit { limit_bytes: None, errno: ERRNO },
+                "RLIMIT_MEMLOCK",
+                "look at the machine's free memory",
+            ),
+            of(E::TableFull { capacity: MOST }, LIMIT, "end leases, or make the table larger"),
+            of(
+                E::RegionLimit { held: MOST, device_max: MOST, errno: ERRNO },
+                LIMIT,
+                "end leases, lower Config::max_regions, or raise rdma.max",
+            ),
+            of(E::DeviceGone { errno: ERRNO }, "4095", "open it again"),
+            of(E::UnsupportedAccess { access: every }, "remote-atomic", "ask for fewer"),
+            of(gone, "4095", "the registration with it"),
+        ]
+    }
+
+    fn of_gets() -> [Text; 12] {
+        use GetError as E;
+        let range = range();
+        let exhausted = |limit, way_out| {
+            let exhausted = Exhausted { limit, allowed: MOST, held: MOST, wanted: MOST };
+            of(E::Exhausted(exhausted), LIMIT, way_out)
+        };
+        [
+            of(RangeError::Null, "the address", "pass the address of live memory"),
+            of(RangeError::Empty { start: MOST }, "0xffff", "there is nothing to register"),
+            of(RangeError::Overflow { start: MOST, length: MOST }, LIMIT, "check the length"),
+            of(E::NoAccess, "no access", "say what the device will do"),
+            of(E::TooLong { range, max_region_bytes: MOST }, LIMIT, "lease them in pieces"),
+            of(E::Suspended { range }, "0xffff", "ask again when it has been resumed"),
+            of(E::AwaitsItself { range }, "0xffff", "not ask for it"),
+            of(E::Forked, "forked child", "make a new monitor and cache"),
+            exhausted(Limit::Bytes, "raise Config::max_bytes"),
+            exhausted(Limit::Regions, "raise Config::max_regions"),
+            exhausted(Limit::SharedBytes, "raise the budget"),
+            exhausted(Limit::SharedRegions, "raise the budget"),
+        ]
+    }
+
+    fn of_caches() -> [Text; 5] {
+        use ConfigError as E;
+        let lost = |lost, names, way_out| of(E::Monitor(lost), names, way_out);
+        [
+            of(E::Piece { piece_bytes: 3, page_bytes: MOST }, LIMIT, "must be a power of two"),
+            of(E::Budget { max_bytes: MOST, max_regions: MOST }, LIMIT, "allow at least one page"),
+            of(
+                E::Registrar { page_bytes: MOST, max_region_bytes: MOST },
+                LIMIT,
+                "mend Registrar::limits",
+            ),
+            lost(Lost::Forked, "forked child", "make a new monitor and cache"),
+            lost(Lost::Descriptor { errno: ERRNO }, "4095", "make a new monitor"),
+        ]
+    }
+
+    fn of_suspensions() -> [Text; 12] {
+        let in_flight = InFlight {
+            leases: 1_000_000,
+            registrations: 1_000_000,
+            unstopped: 1_000_000,
+            transfers: 1_000_000,
+            oldest_transfer: Duration::from_micros(10_001),
+            translations: true,
+        };
+        let waited = Duration::from_micros(10_001);
+        let refused = Refused { in_flight, waited, lost: Vec::new() };
+        let overdue = Expired { reason: Ended::Deadline, failed: vec![MOST; 1_000_000] };
+        let why = |why: Why<usize>, names, way_out| of(why, names, way_out);
+        let cannot = |cannot, names, way_out| of(Why::<usize>::Unsupported(cannot), names, way_out);
+        [
+            why(Why::Refused(refused), "1000000 leases", "end them, or allow more time"),
+            why(Why::AlreadySuspended { range: range() }, "0xffff", "resume that first"),
+            why(Why::ForeignLease { index: MOST }, LIMIT, "leave it out"),
+            why(Why::Forked, "forked child", "make a new monitor and cache"),
+            of(overdue, "1000000 connections", "connect again, or allow more time"),
+            cannot(Unsupported::Device, "the device", "end the leases"),
+            cannot(Unsupported::PeerMayWrite, "a peer", "have it agree to stop first"),
+            cannot(Unsupported::Connection { index: MOST }, LIMIT, "end it first"),
+            of(ConnectionLost::Gone, "connection", "connect again"),
+            of(ConnectionLost::TimedOut, "retries", "suspend for a shorter time"),
+            of(ConnectionLost::ByPeer, "the peer", "connect again"),
+            of(ConnectionLost::Broken { errno: ERRNO }, "4095", "connect again"),
+        ]
+    }
+
+    /// Except for what the kernel alone knows ([`RegisterError::Os`] and the like), whose text is the kernel's.
+    #[test]
+    #[cfg_attr(miri, ignore = "texts, and nothing unsafe")]
+    fn every_text_is_short_and_names_the_limit_and_the_way_out() {
+        let texts = [&of_addresses()[..], &of_registrars(), &of_gets(), &of_caches()].concat();
+        for (text, names, way_out) in texts.into_iter().chain(of_suspensions()) {
+            assert!(text.len() < 200, "{} bytes: {text}", text.len());
+            assert!(text.contains(names), "no {names}: {text}");
+            assert!(text.contains(way_out), "no {way_out}: {text}");
         }
     }
 }

@@ -1,17 +1,18 @@
 //! What a change of mappings does to the cache.
 
 use crate::AddressRange;
+use crate::callbacks::Callback;
 use crate::clock::since;
 use crate::error::GetError;
 use crate::foreign::discard;
-use crate::index::{BlockWalk, Part};
+use crate::index::{BlockWalk, Part, Rest};
 use crate::monitor::{Forked, Lost, Monitor, Sequence};
 use crate::range_index::Cursor;
 use crate::region::{List, Lists, Outside, Region};
 use crate::registrar::Registrar;
 use crate::shared::{SLICE, Shared, Writer};
 use crate::unapplied::{ChangeCount, PartOutside, Unapplied};
-use crate::watchers::{Callback, Completion};
+use crate::watchers::Completion;
 use std::sync::Arc;
 
 /// What the monitor answered, and how long it took, if that was measured.
@@ -44,6 +45,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// ([`UnappliedChanges::cover`](crate::unapplied::UnappliedChanges::cover)): gets that find one
     /// under the lock do not believe it, hits that go without the lock find none before all of it is
     /// applied, and a flight that it concerns is not cached when it lands.
+    ///
+    /// A log is read in parts, so that the lock is not held for as long as a full one takes; a thread that goes on to
+    /// believe a region, or to list a flight, comes back until it [is read](Writer::is_cut). In between no check answers what is
+    /// published, so there are no hits.
     ///
     /// The monitor answered before the lock was taken: it may wait for its own thread. What was read since is
     /// read no second time, because the log is read from where it was left.
@@ -79,12 +84,27 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// The same for those that [follow](crate::followed) ranges, also of a monitor that is lost: what it reported before
-    /// stands in its log.
-    pub(crate) fn follow_log(&self, writer: &mut Writer) {
-        if writer.lost {
-            self.replay(writer);
+    /// stands in its log. Runs `f` behind all of it, or, where changes follow one another so fast that what they touch is never
+    /// all marked, behind a [lapse](crate::followed_ranges::FollowedRanges::lapsed).
+    pub(crate) fn behind_log<T>(&self, f: impl Fn(&mut Writer) -> T) -> Result<T, Forked> {
+        let mut rounds = 0;
+        let mut read = |writer: &mut Writer| {
+            if writer.lost {
+                self.replay(writer);
+            }
+            self.read_log(writer);
+            rounds += 1;
+            let is_read = writer.replayed != Sequence::CUT;
+            if is_read && !writer.followed.is_marked() && rounds > writer.followed.enough() {
+                writer.followed.lapsed();
+            }
+            (is_read && writer.followed.is_marked()).then(|| f(writer))
+        };
+        loop {
+            if let Some(result) = self.locked(&mut read)? {
+                return Ok(result);
+            }
         }
-        self.read_log(writer);
     }
 
     /// Asks the monitor, and measures what that takes. No lock is held: the monitor may wait, and the clock is
@@ -129,9 +149,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         Ok(is_news)
     }
 
-    /// Whether all that came since it was last read stands in the log still.
+    /// Reads a part of the log. Whether all that came since it was last read stands in it still.
     fn replay(&self, writer: &mut Writer) -> bool {
-        let replay = self.monitor.replay(writer.position, &mut |range| {
+        writer.followed.go_on();
+        let most = if writer.followed.has_unchanged() { READ_FOLLOWED } else { READ_AT_ONCE };
+        let replay = self.monitor.replay_some(writer.position, most, &mut |range| {
             writer.counts.events += 1;
             writer.followed.changed(range);
             writer.unapplied.push(range);
@@ -139,6 +161,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if !replay.complete {
             writer.followed.lapsed();
         }
+        writer.followed.was_read(replay.may_repeat);
         (writer.position, writer.replayed) = (replay.up_to, replay.sequence);
         replay.complete
     }
@@ -153,9 +176,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Applies what was read, oldest first, until a slice is full; the reclaimer goes on.
     fn apply_slice(&self, writer: &mut Writer) {
-        let (mut room, mut hits) = (SLICE, None);
+        let mut room = SLICE;
         while let Some(change) = writer.unapplied.oldest().filter(|_| room > 0) {
-            room = room.saturating_sub(self.apply_some(writer, change, room, &mut hits));
+            room = room.saturating_sub(self.apply_some(writer, change, room));
         }
         self.publish_applied(writer);
     }
@@ -163,23 +186,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Applies a slice of one change, whatever came before it. Whether nothing is left of it.
     fn apply_slice_of(&self, writer: &mut Writer, number: ChangeCount) -> bool {
         let Some(change) = writer.unapplied.rest_of(number) else { return true };
-        self.apply_some(writer, change, SLICE, &mut None);
+        self.apply_some(writer, change, SLICE);
         self.publish_applied(writer);
         writer.unapplied.rest_of(number).is_none()
     }
 
-    /// Applies what `most` allows of `change`. How much of that it took. `hits` is the sum of all threads'
-    /// hits, which is made once, by the first who needs it.
-    fn apply_some(
-        &self,
-        writer: &mut Writer,
-        change: Unapplied,
-        most: usize,
-        hits: &mut Option<u64>,
-    ) -> usize {
+    /// Applies what `most` allows of `change`. How much of that it took.
+    fn apply_some(&self, writer: &mut Writer, change: Unapplied, most: usize) -> usize {
         let (part, in_index) = match writer.unapplied.part_of(change) {
             Some(part) => (part, 0),
-            None => self.apply_in_index(writer, change, most, hits),
+            None => self.apply_in_index(writer, change, most),
         };
         let room = most.saturating_sub(in_index).max(1);
         let (left, outside) = self.apply_outside(writer, change, part, room);
@@ -187,9 +203,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             writer.unapplied.set_part(change, left);
             return most;
         }
-        let rest = AddressRange::between(part.end, change.rest.end());
-        writer.unapplied.set_rest(change, rest);
-        if rest.is_some() { most } else { 1 + in_index + outside }
+        writer.unapplied.set_rest(change, part.rest);
+        if part.rest.is_some() { most } else { 1 + in_index + outside }
     }
 
     /// Makes the regions in the index unfindable that a part of `change` concerns, about `most` of them.
@@ -199,24 +214,23 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer: &mut Writer,
         change: Unapplied,
         most: usize,
-        hits: &mut Option<u64>,
     ) -> (PartOutside, usize) {
         let mut numbers = std::mem::take(&mut writer.scratch);
         let is_older = |born| change.is_later(born);
         let each = if writer.watchers.has_callbacks() { WITH_CALLBACKS } else { 1 };
         let part = self.findable_part(change.rest, most.div_ceil(each), &mut numbers, is_older);
-        let Part { rest, blocks, named } = part;
+        let Part { rest, blocks, named, weight } = part;
         for &number in &numbers {
-            self.note_kept_no_more(writer, number, hits);
+            self.note_kept_no_more(writer, number);
             self.unpublish(writer, number, Lists::invalidate);
             writer.watchers.invalidated(number);
         }
         writer.counts.invalidations += numbers.len() as u64;
         // To look at blocks where no region is takes time as well, and at regions that are not to be found.
-        let took = (numbers.len() * each).max(named / NAMED_FOR_ONE) + blocks / BLOCKS_FOR_ONE;
+        let gone = numbers.len() * each.max(weight);
+        let took = gone.max(named / NAMED_FOR_ONE) + blocks / BLOCKS_FOR_ONE;
         writer.give_scratch(numbers);
-        let end = rest.map_or(change.rest.end(), |rest| rest.start());
-        (PartOutside::up_to(end), took)
+        (PartOutside::before(rest), took)
     }
 
     /// Tells the leases of regions that are not in the index but may be in use, as many of `part` as `room`
@@ -229,10 +243,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         mut part: PartOutside,
         room: usize,
     ) -> (Option<PartOutside>, usize) {
-        let range = AddressRange::between(change.rest.start(), part.end);
-        let Some(done) = range.map(|range| change.of(range)) else { return (None, 0) };
+        let Rest { range, .. } = change.rest;
+        let end = part.rest.map_or(range.end(), |rest| rest.range.start());
+        let Some(range) = AddressRange::between(range.start(), end) else { return (None, 0) };
+        let done = change.of(range);
         let (mut took, mut concerned) = (0, Vec::new());
-        let near = writer.lists.near_from(Outside::Valid, done.rest, part.cursor);
+        let near = writer.lists.near_from(Outside::Valid, range, part.cursor);
         for (cursor, number) in near {
             part.cursor = cursor;
             let region = self.region(number).filter(|region| concerns(&done, region));
@@ -253,19 +269,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         (None, took)
     }
 
-    /// Adds to `numbers` the regions in the index that share a byte with a part of `range`, from its
-    /// start on, that has about `most` regions, each once, and only those whose registration began after
+    /// Adds to `numbers` the regions in the index that share a byte with a part of `rest`, from its
+    /// start on, that has `most` regions at most, each once, and only those whose registration began after
     /// as many changes as `wanted` says. The writer's lock is held.
     pub(crate) fn findable_part(
         &self,
-        range: AddressRange,
+        rest: Rest,
         most: usize,
         numbers: &mut Vec<u32>,
         wanted: impl Fn(ChangeCount) -> bool,
     ) -> Part {
-        let part = self.index.overlapping_part(range, most, |region| {
+        let part = self.index.overlapping_part(rest, most, |region| {
             // A long region is named there before it can be found, and after.
-            if is_findable_in(region, range) && wanted(region.born()) {
+            if is_findable_in(region, rest.range) && wanted(region.born()) {
                 numbers.push(region.number);
             }
         });
@@ -407,14 +423,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         walk.step = match walk.step {
             Step::Begin => {
                 walk.handed_back = handed_back;
-                Step::Index(walk.range)
+                Step::Index(walk.range.into())
             }
-            Step::Index(range) => {
-                let Part { rest, .. } = self.findable_part(range, STEP, &mut numbers, |_| true);
-                if range != walk.range {
+            Step::Index(here) => {
+                let Part { rest, .. } = self.findable_part(here, STEP, &mut numbers, |_| true);
+                if here.range != walk.range {
                     // A long one that begins before this part was met with an earlier one.
+                    let start = here.range.start();
                     let begins_here =
-                        |it: &Region<_>| it.range().is_some_and(|it| it.start() >= range.start());
+                        |it: &Region<_>| it.range().is_some_and(|it| it.start() >= start);
                     numbers.retain(|&number| self.region(number).is_some_and(begins_here));
                 }
                 match rest {
@@ -450,10 +467,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             return;
         }
         // A lease has no way to tell.
-        let _forked = self.locked(|writer| {
-            let _forked = self.catch_up(writer, Checkup::of(seen));
-            self.invalidate_if_covered(writer, region);
-        });
+        let read = |writer: &mut Writer| {
+            let is_left = self.catch_up(writer, Checkup::of(seen)).is_ok() && writer.is_cut();
+            if !is_left {
+                self.invalidate_if_covered(writer, region);
+            }
+            is_left
+        };
+        while self.locked(read) == Ok(true) {}
     }
 
     /// Applies to one leased region what is not applied to all.
@@ -462,7 +483,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let covered = region.range().is_some_and(|range| writer.unapplied.cover(range, born));
         let state = region.state();
         if covered && state.is_indexed() {
-            self.note_kept_no_more(writer, region.number, &mut None);
+            self.note_kept_no_more(writer, region.number);
             self.unpublish(writer, region.number, Lists::invalidate);
             writer.counts.invalidations += 1;
         } else if covered && state.is_outside_and_valid() {
@@ -493,6 +514,18 @@ fn note_overflow(writer: &mut Writer) {
     writer.unapplied.push(AddressRange::EVERYTHING);
 }
 
+/// How many entries of the log are read under one hold of the lock.
+const READ_AT_ONCE: usize = if cfg!(shuttle) {
+    2
+} else if cfg!(miri) {
+    16
+} else {
+    512
+};
+
+/// The same where ranges are followed: each entry may mark some.
+const READ_FOLLOWED: usize = if READ_AT_ONCE > 16 { 16 } else { READ_AT_ONCE };
+
 /// To look into so many blocks of the index takes as long as to invalidate a region.
 const BLOCKS_FOR_ONE: usize = 32;
 
@@ -520,8 +553,8 @@ pub(crate) struct Walk {
 /// Where a walk goes on, in the order in which regions move.
 enum Step {
     Begin,
-    /// Through this part of the index.
-    Index(AddressRange),
+    /// Through the rest of the index.
+    Index(Rest),
     Outside(Outside, Cursor),
     Over,
 }
@@ -552,16 +585,20 @@ fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
 #[cfg(not(loom))]
 #[allow(unsafe_code)] // the simulated device touches no memory
 mod tests {
-    use super::{OUTSIDE, Walk};
+    use super::{OUTSIDE, READ_AT_ONCE, Walk};
     use crate::barrier::Barriers;
     use crate::coverage::{Change, Cover, MappingKind};
+    use crate::followed::Followed;
+    use crate::hazard::Idle;
     use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
+    use crate::region::Region;
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
     use crate::shared::{SLICE, Writer};
     use crate::unapplied::PartOutside;
+    use crate::watchers::Completion;
     use crate::{Access, AddressRange, Cache, Config, Lease, Statistics};
     use std::collections::BTreeSet;
-    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
     use std::sync::{Arc, Mutex};
 
     /// A device that numbers its registrations.
@@ -593,9 +630,10 @@ mod tests {
         }
     }
 
-    /// What a test says changed.
+    /// What a test says changed, how much of it was read at once at most, how many more checks find a hole that stands ahead of
+    /// the last entry, and how many holes are filled.
     #[derive(Default)]
-    struct Log(Mutex<Vec<AddressRange>>);
+    struct Log(Mutex<Vec<AddressRange>>, AtomicUsize, AtomicUsize, AtomicUsize);
 
     // SAFETY: every change is in the log before the test goes on.
     unsafe impl Monitor for Log {
@@ -604,7 +642,11 @@ mod tests {
         }
 
         fn check(&self) -> Result<Sequence, Lost> {
-            Ok(Sequence(self.0.lock().unwrap().len() as u64))
+            let log = self.0.lock().unwrap();
+            if self.2.fetch_update(SeqCst, SeqCst, |checks| checks.checked_sub(1)) == Ok(1) {
+                self.3.fetch_add(1, SeqCst);
+            }
+            Ok(Sequence((log.len() + self.3.load(SeqCst)) as u64))
         }
 
         fn watch(&self, _: AddressRange) -> Watch {
@@ -616,11 +658,27 @@ mod tests {
         }
 
         fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+            self.replay_some(from, usize::MAX, visit)
+        }
+
+        fn replay_some(
+            &self,
+            from: Position,
+            most: usize,
+            visit: &mut dyn FnMut(AddressRange),
+        ) -> Replay {
             let log = self.0.lock().unwrap();
             let from = if from == Position::NOWHERE { 0 } else { from.0 };
-            log.iter().skip(usize::try_from(from).unwrap()).for_each(|&range| visit(range));
-            let up_to = log.len() as u64;
-            Replay { up_to: Position(up_to, 0), sequence: Sequence(up_to), complete: true }
+            let from = usize::try_from(from).unwrap();
+            let up_to = log.len().min(from.saturating_add(most));
+            log[from..up_to].iter().for_each(|&range| visit(range));
+            self.1.fetch_max(up_to - from, SeqCst);
+            let is_cut = up_to < log.len();
+            let may_repeat = self.2.load(SeqCst) > 0 && up_to > from && !is_cut;
+            let told = Sequence((up_to + self.3.load(SeqCst)) as u64);
+            let sequence = if is_cut { Sequence::CUT } else { told };
+            let up_to = Position((up_to - usize::from(may_repeat)) as u64, 0);
+            Replay { up_to, sequence, complete: true, may_repeat }
         }
 
         fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -740,11 +798,14 @@ mod tests {
             let start = std::ptr::without_provenance(page(MANY - 2).start() + 4096);
             cache.request(start, 4096, Access::READ).once().get()
         };
+        let elsewhere = self::once(&cache, MANY);
         change(&cache, all());
         assert!(lease.is_invalidated());
         assert!(cache.statistics().invalidations < MANY as u64, "all was applied at once");
-        assert!(once.unwrap().is_invalidated());
+        assert!(once.unwrap().is_invalidated() && !elsewhere.is_invalidated());
         assert!(!get(&cache, MANY).is_invalidated());
+        cache.check().unwrap();
+        assert_eq!(cache.statistics().invalidations, MANY as u64, "each once");
     }
 
     /// What is asked for by a callback, between two slices of the program's own word.
@@ -765,10 +826,59 @@ mod tests {
         assert_eq!(get(&cache, MANY - 1).handle(), found.load(SeqCst), "what came later went too");
     }
 
+    /// What stands in its last part is known to the first get, to a lease, and to those who follow a range.
+    #[test]
+    fn a_long_log_is_read_in_parts_and_to_its_end() {
+        let cache = filled();
+        let (lease, followed) = (get(&cache, 7), Followed::begin(&cache, page(9)).unwrap());
+        let change_last = |number: usize| {
+            (0..3 * READ_AT_ONCE).for_each(|number| change(&cache, page(2 * MANY + number)));
+            change(&cache, page(number));
+        };
+        change_last(MANY - 1);
+        assert!(get(&cache, MANY - 1).handle() > u32::try_from(MANY).unwrap(), "a stale one");
+        change_last(7);
+        assert!(lease.is_invalidated());
+        change_last(9);
+        assert_eq!(followed.has_changed(), Some(true));
+        change_last(11);
+        let later = Followed::begin(&cache, page(11)).unwrap();
+        assert_eq!(later.has_changed(), Some(false), "that was before");
+        change_last(12);
+        cache.check().unwrap();
+        assert!(cache.shared.locked(|writer| writer.has_applied_all()).unwrap());
+        change_last(13);
+        assert_eq!(cache.reclaim(), 5, "and what the last part concerns");
+        assert_eq!(cache.monitor().1.load(SeqCst), READ_AT_ONCE, "under one hold");
+    }
+
+    /// A thread that stands still as it notes a change leaves a hole, and what stands behind it is read again: a range that
+    /// is followed from now on would be marked by a change from before.
+    #[test]
+    fn a_range_is_followed_once_nothing_is_read_again() {
+        let cache = filled();
+        let leave_a_hole = |checks| cache.monitor().2.store(checks, SeqCst);
+        leave_a_hole(5);
+        change(&cache, page(9));
+        let followed = Followed::begin(&cache, page(9)).unwrap();
+        assert_eq!(followed.has_changed(), Some(false));
+        leave_a_hole(usize::MAX);
+        change(&cache, page(10));
+        let before = cache.statistics().events;
+        assert!(
+            Followed::begin(&cache, page(9)).is_none(),
+            "a change that is read may be read again"
+        );
+        assert_eq!(cache.statistics().events, before + 1, "and is not while the log stands still");
+        assert_eq!(followed.has_changed(), Some(false));
+        change(&cache, page(9));
+        assert_eq!(followed.has_changed(), Some(true));
+    }
+
     /// More changes than are kept one by one: the first of them is not forgotten.
     #[test]
     fn too_many_changes_are_all_applied() {
-        const BEFORE: usize = if cfg!(miri) { 200 } else { 20_000 };
+        const BEFORE: usize = if cfg!(miri) { 300 } else { 30_000 };
         let cache = filled();
         (0..BEFORE).for_each(|number| change(&cache, page(2 * MANY + number)));
         change(&cache, page(MANY - 1));
@@ -804,6 +914,30 @@ mod tests {
         assert_eq!(met.len(), 2 * MANY);
     }
 
+    /// What a registrar that panicked was not given is back where the walk has been.
+    #[test]
+    fn a_walk_meets_what_is_handed_back_behind_it() {
+        let cache = filled();
+        let (undone, behind) = (cache.shared.region(0).unwrap(), cache.shared.region(1).unwrap());
+        let duty = cache.shared.locked(|writer| {
+            writer.lists.invalidate(undone);
+            writer.lists.invalidate(behind);
+            writer.lists.deregister(Idle::of_a_dropped_cache(undone))
+        });
+        let (mut walk, mut met, mut duty) = (Walk::of(all()), BTreeSet::new(), duty.ok());
+        while !walk.is_over() {
+            let walked = cache.shared.locked(|writer| {
+                let regions = cache.shared.walk_on(writer, &mut walk);
+                met.extend(regions.iter().map(|region| region.number));
+                if met.contains(&behind.number) {
+                    duty.take().into_iter().for_each(|duty| writer.lists.hand_back(duty));
+                }
+            });
+            walked.unwrap();
+        }
+        assert!(met.contains(&undone.number));
+    }
+
     /// The last of them in the last slice.
     #[test]
     fn a_word_waits_for_all_that_was_there() {
@@ -818,6 +952,59 @@ mod tests {
         drop(last);
         cache.reclaim();
         assert_eq!(calls.load(SeqCst), 1);
+    }
+
+    /// Though it is met where the others are looked for.
+    #[test]
+    fn a_word_waits_for_nothing_younger() {
+        let (cache, calls) = (filled(), Arc::new(AtomicU32::new(0)));
+        let counted = Arc::clone(&calls);
+        let completion = Completion::new(Box::new(move || _ = counted.fetch_add(1, SeqCst)));
+        let number = cache.shared.locked(|writer| writer.unapplied.push(page(3))).unwrap();
+        assert_eq!(cache.reclaim(), 1);
+        let _younger = get(&cache, 3);
+        cache.shared.await_older_than(number, page(3), &completion);
+        cache.shared.locked(|writer| writer.watchers.complete(completion)).unwrap();
+        assert_eq!(calls.load(SeqCst), 1);
+    }
+
+    /// Though it stays named in the index as long as it is leased.
+    #[test]
+    fn a_long_region_is_invalidated_once() {
+        let config = Config { barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Log::default(), config).unwrap();
+        let start = std::ptr::without_provenance(page(0).start());
+        // SAFETY: the device touches no memory.
+        let long = unsafe { cache.get(start, 1 << 30, Access::READ) }.unwrap();
+        for _ in 0..2 {
+            change(&cache, page(5));
+            cache.check().unwrap();
+        }
+        assert!(long.is_invalidated());
+        assert_eq!(cache.statistics().invalidations, 1);
+    }
+
+    /// Where its place is filled again, another region would be looked at there.
+    #[test]
+    fn what_is_gone_is_named_nowhere_in_the_index() {
+        let config = Config { barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Log::default(), config).unwrap();
+        let named = || {
+            let mut count = 0;
+            let visit = |_: &Region<u32>| count += 1;
+            cache.shared.index.overlapping_part(AddressRange::EVERYTHING.into(), 1 << 20, visit);
+            count
+        };
+        let long = std::ptr::without_provenance(page(0).start());
+        // SAFETY: the device touches no memory.
+        let long = unsafe { cache.get(long, 1 << 30, Access::READ) }.unwrap();
+        assert!(long.is_cached() && named() > 500);
+        assert_eq!(get(&cache, MANY).handle(), long.handle());
+        drop(long);
+        assert_eq!((cache.evict_idle(), named()), (1, 0));
+        drop(get(&cache, 0));
+        assert_eq!(named(), 1);
+        assert_eq!((cache.evict_idle(), named()), (1, 0));
     }
 
     fn once(cache: &Cache<Device, Log>, number: usize) -> Lease<'_, Device, Log> {
@@ -838,7 +1025,7 @@ mod tests {
         (0..MANY - 1).for_each(|number| held[number] = once(&cache, number));
         assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
         assert!(held[MANY - 1].is_invalidated() && !held[0].is_invalidated());
-        let (change, mut left) = (change.unwrap(), Some(PartOutside::up_to(all().end())));
+        let (change, mut left) = (change.unwrap(), Some(PartOutside::before(None)));
         let mut holds = 0;
         while let Some(part) = left {
             let applied =

@@ -148,8 +148,13 @@ impl<T> ForeignList<T> {
 impl<T: Clone> ForeignList<T> {
     /// Copies of all; those that there are already are discarded where the next cannot be made.
     pub fn copies(&self) -> Self {
-        let mut copies = Self(Vec::with_capacity(self.0.len()));
-        self.0.iter().for_each(|theirs| copies.0.push(theirs.clone()));
+        Self::copies_of(&self.0)
+    }
+
+    /// The same of values that are the caller's.
+    pub fn copies_of(theirs: &[T]) -> Self {
+        let mut copies = Self(Vec::with_capacity(theirs.len()));
+        theirs.iter().for_each(|theirs| copies.0.push(theirs.clone()));
         copies
     }
 }

@@ -11,24 +11,14 @@ use crate::admission::UseCosts;
 use crate::error::GetError;
 use crate::events::Checkup;
 use crate::lease::{Lease, Parts};
-use crate::monitor::{Lost, Monitor, Sequence};
+use crate::miss::{Answer, Begun, Miss, Uses};
+use crate::monitor::{Lost, Monitor};
 use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
-use crate::shared::{Hit, Shared};
+use crate::shared::{Hit, Shared, operations};
 use crate::{Access, AddressRange};
 use std::fmt;
 use std::time::Instant;
-
-/// What a caller says of further uses of the range.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Uses {
-    /// Nothing, so the cache decides.
-    Unknown,
-    /// No registration shall outlive the lease.
-    One,
-    /// There will be many.
-    Many,
-}
 
 /// A get with something to say about it; made by [`Cache::request`](crate::Cache::request) and
 /// [`Checked::request`](crate::Checked::request).
@@ -113,8 +103,8 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         // SAFETY: the caller's promise.
         unsafe {
             match self.checked {
-                true => self.shared.get_checked(self.ask, self.uses, self.until),
-                false => self.shared.get(self.ask, self.uses, self.until),
+                true => Lookup(self.shared).get_checked(self.ask, self.uses, self.until),
+                false => Lookup(self.shared).get(self.ask, self.uses, self.until),
             }
         }
     }
@@ -129,12 +119,12 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     /// As [`get`](Self::get).
     pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
         if !self.checked {
-            self.shared.bring_up_to_date().ok()?;
+            Lookup(self.shared).bring_up_to_date().ok()?;
         } else if self.shared.monitor.forked() {
             // A fork since the check makes every registration the parent's.
             return None;
         }
-        self.shared.hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
+        Lookup(self.shared).hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
     }
 
     /// For a caller that can do without: copy the bytes, say. The lease where a registration that serves it is
@@ -165,15 +155,15 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         }
         let Ask { start, length, terms } = self.ask;
         let want = Want::new(start, length, terms)?;
-        self.shared.check_length(&want)?;
-        let Some(range) = self.shared.worth_keeping(&want, costs)? else { return Ok(None) };
+        Miss(self.shared).check_length(&want)?;
+        let Some(range) = Miss(self.shared).worth_keeping(&want, costs)? else { return Ok(None) };
         let shared = self.shared;
         // SAFETY: the caller's promise.
         let lease = unsafe { self.to_keep().get() };
         // Of another range, because this one could not be registered, no end is noted.
         let is_kept = |lease: &Lease<'_, R, M>| lease.is_cached() && lease.registered() == range;
         if !lease.as_ref().is_ok_and(is_kept) {
-            shared.note_not_kept(range)?;
+            Miss(shared).note_not_kept(range)?;
         }
         lease.map(Some)
     }
@@ -216,34 +206,19 @@ impl<R: Registrar, M: Monitor> fmt::Debug for GetRequest<'_, R, M> {
     }
 }
 
-/// What the slow path of a get begins with.
-#[derive(Clone, Copy)]
-pub(crate) struct Begun {
-    pub(crate) uses: Uses,
-    /// Until when it waits before suspended memory, if that stands no longer.
-    pub(crate) until: Option<Instant>,
-    pub(crate) answer: Answer,
+operations! {
+    /// The life of a get up to the slow path.
+    Lookup
 }
 
-/// What the monitor said since the get began. It is not asked twice: its answer may take as long as a change.
-#[derive(Clone, Copy)]
-pub(crate) enum Answer {
-    /// Nothing: it was not asked.
-    None,
-    /// All that it knew of is applied.
-    Current,
-    /// Something that is not.
-    News(Result<Sequence, Lost>),
-}
-
-impl<R: Registrar, M: Monitor> Shared<R, M> {
+impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
     /// What a get asks for, whether or not it makes sense.
     ///
     /// Remote uses are served by exactly their own rights, so the registrar's word on what those
     /// are comes first.
     #[inline(always)]
-    pub(crate) fn wish(&self, start: *const u8, length: usize, access: Access) -> Ask {
-        let access = if access.is_remote() { self.registrar.granted(access) } else { access };
+    pub(crate) fn wish(self, start: *const u8, length: usize, access: Access) -> Ask {
+        let access = if access.is_remote() { self.0.registrar.granted(access) } else { access };
         Ask::new(start as usize, length, Terms { access, vouched: false })
     }
 
@@ -252,15 +227,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// # Errors
     ///
     /// [`GetError::Forked`] in a forked child.
-    pub(crate) fn bring_up_to_date(&self) -> Result<(), GetError> {
-        let seen = self.monitor.check();
+    pub(crate) fn bring_up_to_date(self) -> Result<(), GetError> {
+        let seen = self.0.monitor.check();
         match seen {
-            Ok(seen) if self.has_applied(seen) => return Ok(()),
+            Ok(seen) if self.0.has_applied(seen) => return Ok(()),
             Err(Lost::Forked) => return Err(GetError::Forked),
-            _ => self.catch_up_with_all(Checkup::of(seen))?,
+            _ => self.0.catch_up_with_all(Checkup::of(seen))?,
         }
         // Again, because a callback that became due with the last of it may have forked.
-        if self.monitor.forked() { Err(GetError::Forked) } else { Ok(()) }
+        if self.0.monitor.forked() { Err(GetError::Forked) } else { Ok(()) }
     }
 
     /// The life of a get.
@@ -270,21 +245,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The contract of the cache's module.
     #[inline(always)]
     pub(crate) unsafe fn get(
-        &self,
+        self,
         ask: Ask,
         uses: Uses,
         until: Option<Instant>,
-    ) -> Result<Lease<'_, R, M>, GetError> {
-        let seen = self.monitor.check();
-        let is_current = matches!(seen, Ok(seen) if self.has_applied(seen));
+    ) -> Result<Lease<'c, R, M>, GetError> {
+        let seen = self.0.monitor.check();
+        let is_current = matches!(seen, Ok(seen) if self.0.has_applied(seen));
         if is_current && let Some(hit) = self.hit_asked(ask) {
-            return Ok(Lease::of_hit(self, hit, ask));
+            return Ok(Lease::of_hit(self.0, hit, ask));
         }
         let answer = if is_current { Answer::Current } else { Answer::News(seen) };
         let begun = Begun { uses, until, answer };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
-            .map(|parts| Lease::of_parts(self, parts))
+            .map(|parts| Lease::of_parts(self.0, parts))
     }
 
     /// The same behind a check that the caller made.
@@ -294,46 +269,46 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The contract of the cache's module.
     #[inline(always)]
     pub(crate) unsafe fn get_checked(
-        &self,
+        self,
         ask: Ask,
         uses: Uses,
         until: Option<Instant>,
-    ) -> Result<Lease<'_, R, M>, GetError> {
+    ) -> Result<Lease<'c, R, M>, GetError> {
         // A fork since the check makes every registration the parent's.
-        if !self.monitor.forked()
+        if !self.0.monitor.forked()
             && let Some(hit) = self.hit_asked(ask)
         {
-            return Ok(Lease::of_hit(self, hit, ask));
+            return Ok(Lease::of_hit(self.0, hit, ask));
         }
         let begun = Begun { uses, until, answer: Answer::None };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
-            .map(|parts| Lease::of_parts(self, parts))
+            .map(|parts| Lease::of_parts(self.0, parts))
     }
 
     /// A hit, if the arguments make sense; if not, the slow path says why.
     #[inline(always)]
-    fn hit_asked(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
+    fn hit_asked(self, ask: Ask) -> Option<Hit<'c, R::Handle>> {
         // One compare for "not zero and not above".
-        let sensible = ask.length.wrapping_sub(1) < self.limits.max_region_bytes;
-        if sensible && ask.has_rights() { self.hit(ask) } else { None }
+        let sensible = ask.length.wrapping_sub(1) < self.0.limits.max_region_bytes;
+        if sensible && ask.has_rights() { self.0.hit(ask) } else { None }
     }
 
-    /// The parts of an [`Ask`], one by one: see [`hit`](Self::hit).
+    /// The parts of an [`Ask`], one by one: see [`hit`](Shared::hit).
     ///
     /// # Safety
     ///
     /// The contract of the cache's module.
     #[cold]
     unsafe fn get_asked_slowly(
-        &self,
+        self,
         start: usize,
         length: usize,
         terms: Terms,
         begun: Begun,
-    ) -> Result<Parts<'_, R::Handle>, GetError> {
+    ) -> Result<Parts<'c, R::Handle>, GetError> {
         let want = Want::new(start, length, terms)?;
         // SAFETY: the caller's promise.
-        unsafe { self.get_slowly(&want, begun) }.map(Lease::into_parts)
+        unsafe { Miss(self.0).get_slowly(&want, begun) }.map(Lease::into_parts)
     }
 }

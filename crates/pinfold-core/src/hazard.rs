@@ -16,8 +16,10 @@
 
 #![allow(unsafe_code)]
 
+use crate::abandoned::{Abandoned, Below};
 use crate::arena::Arena;
 use crate::barrier::Barriers;
+use crate::chunked::Chunked;
 use crate::sync::{self, AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -40,11 +42,19 @@ const EMPTY: usize = 0;
 pub(crate) struct Record {
     slots: [AtomicUsize; SLOTS],
     hits: AtomicU64,
+    /// While no thread has it.
+    below: Below,
 }
 
 impl Record {
     fn new() -> Self {
-        Self { slots: std::array::from_fn(|_| AtomicUsize::new(EMPTY)), hits: AtomicU64::new(0) }
+        let slots = std::array::from_fn(|_| AtomicUsize::new(EMPTY));
+        Self { slots, hits: AtomicU64::new(0), below: Below::nothing() }
+    }
+
+    fn hits(&self) -> u64 {
+        // Relaxed: a sum of counters is no more exact than the moment it is taken in.
+        self.hits.load(Ordering::Relaxed)
     }
 
     /// Counts a hit of the owner.
@@ -121,10 +131,10 @@ pub(crate) struct Hazards {
 /// All records of one cache.
 struct HazardDomain {
     id: DomainId,
-    /// The process that made it, by its number.
-    process: u32,
     records: Arena<Record>,
     pool: Mutex<RecordPool>,
+    /// Records of threads that have ended; the pool's lock is held where one is taken.
+    abandoned: Abandoned,
 }
 
 /// Which records exist and which have no thread. Rank 2: taken alone or inside the cache's
@@ -210,8 +220,8 @@ impl Hazards {
         // Relaxed: uniqueness is all that is asked.
         let id = DomainId(NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let pool = Mutex::new(RecordPool { made: 0, free: RecordRing::default() });
-        let process = std::process::id();
-        let domain = Arc::new(HazardDomain { id, process, records: Arena::new(0), pool });
+        let (records, abandoned) = (Arena::new(0), Abandoned::none());
+        let domain = Arc::new(HazardDomain { id, records, pool, abandoned });
         Self { id, barriers, domain }
     }
 
@@ -267,30 +277,83 @@ impl Hazards {
     ) -> Scan<'c, T> {
         let items: Vec<&'c T> = items.into_iter().map(|Unpublished(item)| item).collect();
         let places = Places::of(&items);
-        let in_use = self.in_use(counted, |place| places.may_contain(place));
-        Scan { items, in_use }
+        let mut held = self.held(|place| places.may_contain(place));
+        held.iter_mut().for_each(leave_leases);
+        Scan { items, in_use: InUse::of(held, counted) }
     }
 
-    /// Those places in use that are `wanted`, `counted` ones included. Reads every slot.
-    fn in_use(&self, counted: &[usize], wanted: impl Fn(usize) -> bool) -> InUse {
-        if !self.barriers.heavy() {
-            return InUse(None);
-        }
-        let leased = self.domain.leased().chain(counted.iter().copied());
-        let mut places: Vec<usize> = leased.filter(|&place| wanted(place)).collect();
-        places.sort_unstable();
-        InUse(Some(places))
+    /// The slots that hold a `wanted` place, with that place, behind a heavy barrier. `None` without one. Reads
+    /// every slot.
+    fn held(&self, wanted: impl Fn(usize) -> bool) -> Option<Vec<HeldSlot<'_>>> {
+        let is_wanted = |&(_, place): &HeldSlot<'_>| place != EMPTY && wanted(place);
+        self.barriers.heavy().then(|| self.domain.slots().filter(is_wanted).collect())
     }
 
     /// All that is leased, `counted` ones included. No lock is needed.
     pub(crate) fn snapshot(&self, counted: &[usize]) -> Snapshot {
-        Snapshot(self.in_use(counted, |_| true))
+        Snapshot(InUse::of(self.held(|_| true), counted))
     }
 
     /// The hits of all threads, ended ones included.
     pub(crate) fn hits(&self) -> u64 {
-        // Relaxed: a sum of counters is no more exact than the moment it is taken in.
-        self.domain.made_records().map(|record| record.hits.load(Ordering::Relaxed)).sum()
+        self.domain.made_records().map(Record::hits).sum()
+    }
+
+    /// The same as far as they are known to `known`, which asks the next few records: all of them where there are no
+    /// more. A lock is held, and there are as many records as leases and threads need.
+    pub(crate) fn hits_known(&self, known: &mut KnownHits) -> u64 {
+        let made = lock(&self.domain.pool).made;
+        for _ in 0..made.min(KnownHits::ASKED) {
+            let number = known.next % made;
+            known.next = number + 1;
+            if let Some(record) = self.domain.records.get(number) {
+                known.note(number, record.hits());
+            }
+        }
+        known.sum
+    }
+}
+
+/// A slot and the place that it holds.
+type HeldSlot<'d> = (&'d AtomicUsize, usize);
+
+/// How long a scan waits before it looks once more at what it found in use: as long as a lookup takes to move on,
+/// many times over.
+const PAUSES: usize = if cfg!(loom) { 0 } else { 64 };
+
+/// Leaves what is in use for longer than a lookup looks: one that passes by a region while room is made does not
+/// count as a lease of it, unless its thread loses its processor there.
+///
+/// **Why what left its slot is not in use.** This look comes behind the scan's barrier as the first one did. A use
+/// that either of them does not see has ended, or begins behind the barrier, and finds the region's new state.
+fn leave_leases(held: &mut Vec<HeldSlot<'_>>) {
+    if !held.is_empty() {
+        (0..PAUSES).for_each(|_| sync::pause());
+        // Acquire: as for the first look.
+        held.retain(|&(slot, place)| slot.load(Ordering::Acquire) == place);
+    }
+}
+
+/// The hits of all threads as they were when each record was asked last. Belongs to the holder of a lock.
+pub(crate) struct KnownHits {
+    of_records: Chunked<u64>,
+    /// Where the next look begins.
+    next: u32,
+    sum: u64,
+}
+
+impl KnownHits {
+    /// How many records are asked at once.
+    const ASKED: u32 = 16;
+
+    pub(crate) const fn none() -> Self {
+        Self { of_records: Chunked::new(), next: 0, sum: 0 }
+    }
+
+    fn note(&mut self, number: u32, hits: u64) {
+        self.of_records.make(number as usize, || 0);
+        let before = std::mem::replace(self.of_records.at_mut(number as usize), hits);
+        self.sum += hits - before;
     }
 }
 
@@ -301,13 +364,11 @@ impl HazardDomain {
         (0..made).filter_map(|number| self.records.get(number))
     }
 
-    /// What the slots hold.
-    fn leased(&self) -> impl Iterator<Item = usize> {
-        self.made_records()
-            .flat_map(|record| &record.slots)
-            // Acquire: pairs with `clear`; the use is over before the region is taken away.
-            .map(|slot| slot.load(Ordering::Acquire))
-            .filter(|&place| place != EMPTY)
+    /// All slots, with what they hold.
+    fn slots(&self) -> impl Iterator<Item = HeldSlot<'_>> {
+        let slots = self.made_records().flat_map(|record| &record.slots);
+        // Acquire: pairs with `clear`; the use is over before the region is taken away.
+        slots.map(|slot| (slot, slot.load(Ordering::Acquire)))
     }
 
     /// One of the thread's `records` that has room, or one more.
@@ -327,6 +388,10 @@ impl HazardDomain {
     /// A record without a thread that has room, or a new one.
     fn adopt_record(&self) -> Option<u32> {
         let mut pool = lock(&self.pool);
+        for _ in 0..RecordRing::LOOKS_TO_TAKE {
+            let Some(number) = self.abandoned.pop(|number| self.below(number)) else { break };
+            pool.free.add(number);
+        }
         if let Some(number) = pool.free.take(|number| self.room(number)) {
             return Some(number);
         }
@@ -344,17 +409,13 @@ impl HazardDomain {
         })
     }
 
-    /// False in a forked child, where the pool's lock may be held by a thread that does not exist;
-    /// a thread that ended there would wait for it. Asked only when a thread ends: it costs a system
-    /// call.
-    fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+    fn below(&self, number: u32) -> Option<&Below> {
+        self.records.get(number).map(|record| &record.below)
     }
 
-    /// Takes back the records of a thread that ends, leases in them included.
+    /// Takes back the records of a thread that ends, leases in them included. Waits for no lock.
     fn give_back(&self, records: &[u32]) {
-        let mut pool = lock(&self.pool);
-        records.iter().for_each(|&number| pool.free.add(number));
+        self.abandoned.push(records, |number| self.below(number));
     }
 }
 
@@ -500,6 +561,15 @@ impl Places {
 struct InUse(Option<Vec<usize>>);
 
 impl InUse {
+    fn of(held: Option<Vec<HeldSlot<'_>>>, counted: &[usize]) -> Self {
+        Self(held.map(|held| {
+            let held = held.into_iter().map(|(_, place)| place);
+            let mut places: Vec<usize> = held.chain(counted.iter().copied()).collect();
+            places.sort_unstable();
+            places
+        }))
+    }
+
     /// How often `place` is leased, if that is known. `'static`, so that a reference to it is not
     /// taken for it.
     fn count<T: 'static>(&self, place: &T) -> Option<usize> {
@@ -608,9 +678,7 @@ impl Drop for Seats {
             hands.iter().for_each(|at_hand| at_hand.domain.set(DomainId::NONE));
         });
         for seat in &self.0 {
-            if let Some(domain) = seat.domain.upgrade()
-                && domain.is_of_this_process()
-            {
+            if let Some(domain) = seat.domain.upgrade() {
                 domain.give_back(&seat.records.numbers);
             }
         }
@@ -638,9 +706,9 @@ mod tests {
         let hazards = Hazards::new(Barriers::SYMMETRIC);
         let place = 7;
         let first = hazards.slot().unwrap().protect(&place);
-        assert!(hazards.in_use(&[], |_| true).contains(&place));
+        assert!(hazards.snapshot(&[]).0.contains(&place));
         first.clear();
-        assert!(!hazards.in_use(&[], |_| true).contains(&place));
+        assert!(!hazards.snapshot(&[]).0.contains(&place));
         let again = hazards.slot().unwrap().protect(&place);
         assert!(std::ptr::eq(first.slot, again.slot));
         again.clear();
@@ -652,11 +720,48 @@ mod tests {
         let places = [0_u64; 3 * SLOTS];
         let leases: Vec<_> =
             places.iter().map(|place| hazards.slot().unwrap().protect(place)).collect();
-        let in_use = hazards.in_use(&[], |_| true);
+        let in_use = hazards.snapshot(&[]).0;
         assert!(places.iter().all(|place| in_use.contains(place)));
         leases.into_iter().for_each(Hazard::clear);
-        assert_eq!(hazards.in_use(&[], |_| true).0, Some(Vec::new()));
+        assert_eq!(hazards.snapshot(&[]).0.0, Some(Vec::new()));
         assert_eq!(lock(&hazards.domain.pool).made, 3);
+    }
+
+    /// Beyond those that every look goes past; and each slot found pays for two.
+    #[test]
+    fn looks_past_full_records_are_paid_for_by_slots() {
+        let mut ring = RecordRing { numbers: (0..40).collect(), next: 0, credit: 8 };
+        assert_eq!(ring.find(|number| if number == 5 { 3 } else { 0 }), Some(5));
+        assert_eq!(ring.credit, 8 - (6 - RecordRing::LOOKS) + 2 * 3);
+    }
+
+    /// A lookup that moves on while the scan waits is no lease.
+    #[test]
+    fn a_slot_that_was_left_is_not_in_use() {
+        let (left, kept) = (AtomicUsize::new(EMPTY), AtomicUsize::new(128));
+        let mut held = vec![(&left, 64), (&kept, 128)];
+        leave_leases(&mut held);
+        assert_eq!(held.iter().map(|&(_, place)| place).collect::<Vec<_>>(), [128]);
+    }
+
+    /// Those of every thread.
+    #[test]
+    fn the_hits_known_are_those_of_all_records() {
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
+        hazards.slot().unwrap().count_hit();
+        let held = hazards.slot().unwrap().protect(&0_u64);
+        std::thread::scope(|scope| {
+            scope
+                .spawn(|| (0..2).for_each(|_| hazards.slot().unwrap().count_hit()))
+                .join()
+                .unwrap();
+        });
+        held.clear();
+        let mut known = KnownHits::none();
+        assert_eq!(hazards.hits_known(&mut known), 3);
+        assert_eq!(hazards.hits(), 3);
+        hazards.slot().unwrap().count_hit();
+        assert_eq!((hazards.hits_known(&mut known), hazards.hits()), (4, 4));
     }
 
     /// However many records are full, a look goes past few, and none with room stays unused for good.
@@ -716,7 +821,7 @@ mod tests {
             lease.clear();
             held.push(get());
         }
-        assert_eq!(hazards.in_use(&[], |_| true).0.unwrap().len(), HELD);
+        assert_eq!(hazards.snapshot(&[]).0.0.unwrap().len(), HELD);
         let made = lock(&hazards.domain.pool).made as usize;
         assert!(made <= HELD / SLOTS * 5 / 4 + 1, "{made} records for {HELD} leases");
     }
@@ -744,7 +849,7 @@ mod tests {
                 held.pop_front().unwrap().clear();
             }
         }
-        assert_eq!(hazards.in_use(&[], |_| true).0.unwrap().len(), held.len());
+        assert_eq!(hazards.snapshot(&[]).0.0.unwrap().len(), held.len());
         assert_eq!(lock(&hazards.domain.pool).made, 1);
     }
 
@@ -756,10 +861,7 @@ mod tests {
         for _ in 0..3 {
             for (hazards, place) in caches.iter().zip(&places) {
                 let lease = hazards.slot().unwrap().protect(place);
-                assert_eq!(
-                    hazards.in_use(&[], |_| true).0.unwrap(),
-                    [std::ptr::from_ref(place).addr()]
-                );
+                assert_eq!(hazards.snapshot(&[]).0.0.unwrap(), [std::ptr::from_ref(place).addr()]);
                 lease.clear();
             }
         }
@@ -776,7 +878,7 @@ mod tests {
             });
         }
         // They outlived their threads, and fill as many records as they need and no more.
-        assert_eq!(hazards.in_use(&[], |_| true).0.unwrap().len(), LEASES);
+        assert_eq!(hazards.snapshot(&[]).0.0.unwrap().len(), LEASES);
         assert_eq!(lock(&hazards.domain.pool).made as usize, LEASES.div_ceil(SLOTS));
     }
 
@@ -789,14 +891,15 @@ mod tests {
             });
         }
         let pool = lock(&hazards.domain.pool);
-        assert_eq!((pool.made, pool.free.numbers.len()), (1, 1));
+        assert_eq!((pool.made, pool.free.numbers.len()), (1, 0));
+        let domain = &hazards.domain;
+        assert_eq!(domain.abandoned.pop(|number| domain.below(number)), Some(0));
     }
 
     /// As in a forked child, where a thread that does not exist holds the pool's lock.
     #[test]
     fn a_thread_that_ends_in_a_child_waits_for_no_lock_of_its_parents() {
-        let mut hazards = Hazards::new(Barriers::SYMMETRIC);
-        Arc::get_mut(&mut hazards.domain).unwrap().process = 0;
+        let hazards = Hazards::new(Barriers::SYMMETRIC);
         let domain = Arc::clone(&hazards.domain);
         let (taken, wait_for_taken) = std::sync::mpsc::channel();
         let (go, wait_for_go) = std::sync::mpsc::channel::<()>();
@@ -827,6 +930,11 @@ mod tests {
         let may_contain = |cell: &Apart| places.may_contain(std::ptr::from_ref(cell).addr());
         assert!(asked.iter().all(may_contain), "none may be missed");
         assert_eq!(others.iter().filter(|cell| may_contain(cell)).count(), 0);
+        let same_bit = [&cells[0], &cells[64]];
+        let places = Places::of(&same_bit);
+        let may_contain = |cell: &Apart| places.may_contain(std::ptr::from_ref(cell).addr());
+        assert!(same_bit.into_iter().all(may_contain), "nor one for another");
+        assert!(!may_contain(&cells[1]));
     }
 
     #[test]
@@ -836,14 +944,14 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| lease.clear());
         });
-        assert_eq!(hazards.in_use(&[], |_| true).0, Some(Vec::new()));
+        assert_eq!(hazards.snapshot(&[]).0.0, Some(Vec::new()));
     }
 
     #[test]
     fn without_a_barrier_everything_is_in_use() {
         // SAFETY: it never claims to have been a barrier.
         let barriers = unsafe { Barriers::asymmetric(|| false) };
-        assert!(Hazards::new(barriers).in_use(&[], |_| true).contains(&0));
+        assert!(Hazards::new(barriers).snapshot(&[]).0.contains(&0));
     }
 
     /// Threads that live on keep nothing of a cache that is gone, however many used it.
@@ -886,12 +994,10 @@ mod tests {
         let leases =
             [one.slot().unwrap().protect(&places[0]), two.slot().unwrap().protect(&places[1])];
         assert!(
-            one.in_use(&[], |_| true).contains(&places[0])
-                && !one.in_use(&[], |_| true).contains(&places[1])
+            one.snapshot(&[]).0.contains(&places[0]) && !one.snapshot(&[]).0.contains(&places[1])
         );
         assert!(
-            two.in_use(&[], |_| true).contains(&places[1])
-                && !two.in_use(&[], |_| true).contains(&places[0])
+            two.snapshot(&[]).0.contains(&places[1]) && !two.snapshot(&[]).0.contains(&places[0])
         );
         leases.into_iter().for_each(Hazard::clear);
     }

@@ -1,7 +1,7 @@
 //! Which regions may contain an address: an index in the shape of a page table.
 //!
 //! Three levels of 512 lead from an address to its 2 MiB block, a shortcut past the upper two; a
-//! block's list names every region that touches the block, sorted by where it begins. A look-up is
+//! block's list names every region that touches the block, 4096 at most, sorted by where it begins. A look-up is
 //! three loads if the guess is right (see [`Index::guess`]), takes no lock and is wait-free. Writers
 //! hold the cache's lock.
 //!
@@ -47,8 +47,8 @@ const BLOCK_PAGES: usize = BLOCK_BYTES >> PAGE_LOG2;
 const BLOCKS: usize = FANOUT * FANOUT * FANOUT;
 /// The first address that the index does not know.
 const END: usize = BLOCK_BYTES * BLOCKS;
-/// List sizes: 4, 8, 16, ... 65536 entries, as many as a word can count.
-const CLASSES: usize = 15;
+/// List sizes: 4, 8, 16, ... 4096 entries.
+const CLASSES: usize = 11;
 /// A list with one entry in so many slots moves to half the memory, half of which is free then: an
 /// insertion and a removal in turns do not move it each time.
 const SPARSE: usize = 4;
@@ -56,6 +56,8 @@ const SPARSE: usize = 4;
 const BLOCKS_AT_ONCE: usize = 1024;
 /// How many blocks a region is entered into, or taken out of, under one hold of the writer's lock.
 const BLOCKS_ENTERED: usize = if sync::EXPLORED || cfg!(miri) { 1 } else { 32 };
+/// To move so many entries of a list takes as long as to take a region out of a short one.
+const WEIGHS_ONE: usize = 1024;
 /// How many entries around its likely position are looked at first.
 const NEIGHBOURS: usize = 8;
 /// User addresses have 48 bits at most where the program does not ask for more.
@@ -107,6 +109,11 @@ impl<T> Entry<T> {
         (self.word & 0x3ff) as usize
     }
 
+    /// Where it stands among the entries of its list.
+    const fn key(self) -> Key {
+        Key(self.word.rotate_right(10))
+    }
+
     const fn end(self) -> usize {
         (self.word >> 10 & 0x7ff) as usize
     }
@@ -122,6 +129,10 @@ impl<T> Entry<T> {
         (self.word >> 21 << Self::ALIGN_LOG2) as usize
     }
 }
+
+/// An entry's first page, then its place: the order of a list.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+struct Key(u64);
 
 /// The pages of `range` within `block`: the first, and the one behind the last, which is
 /// [`Entry::BEYOND`] where the range goes on in the next block.
@@ -166,7 +177,8 @@ struct List(u64);
 
 impl List {
     const EMPTY: Self = Self(0);
-    const MAX_LEN: usize = 0xffff;
+    /// The lock is held while a list is gone through, or moved to a larger place: no block has more regions.
+    const MAX_LEN: usize = 4 << (CLASSES - 1);
 
     fn new(class: usize, length: usize, address: usize) -> Self {
         Self(length as u64 | (class as u64) << 16 | (address as u64) >> 5 << 20)
@@ -278,15 +290,38 @@ impl Recycler {
     }
 }
 
+/// What is left to visit of a range. However many regions begin in one page, a part of them is named at a time.
+///
+/// **Why none is missed.** Those of a block are named in the order of their keys, which stay as long as they are in
+/// the index. One that is entered behind that is registered after the visit began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rest {
+    pub(crate) range: AddressRange,
+    /// Of the block in which that begins, the regions up to this one were named.
+    named: Key,
+}
+
+impl From<AddressRange> for Rest {
+    fn from(range: AddressRange) -> Self {
+        Self { range, named: Key::default() }
+    }
+}
+
 /// What was visited of a range.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     /// What was not.
-    pub(crate) rest: Option<AddressRange>,
+    pub(crate) rest: Option<Rest>,
     /// In how many blocks regions were looked for.
     pub(crate) blocks: usize,
-    /// How many regions were named.
+    /// How many regions were named; each counts for as many as it [weighs](Self::weight).
     pub(crate) named: usize,
+    /// To take one of these regions out takes as long as so many take out of short lists.
+    pub(crate) weight: usize,
+}
+
+impl Part {
+    const NOTHING: Self = Self { rest: None, blocks: 0, named: 0, weight: 1 };
 }
 
 /// Whether the index can hold `range` at all.
@@ -486,7 +521,7 @@ impl<T> Index<T> {
         // Relaxed: only holders of the writer's lock store here.
         let list = List(word.load(Ordering::Relaxed));
         let old = self.entries(list);
-        let position = old.partition_point(|slot| Entry::<T>::load(slot).first() <= entry.first());
+        let position = up_to::<T>(old, entry.key());
         if position == list.len() && list.len() < list.capacity().min(List::MAX_LEN) {
             let longer = list.with_len(list.len() + 1);
             store(&self.entries(longer)[position], entry);
@@ -505,13 +540,13 @@ impl<T> Index<T> {
 
     /// Removes the region in place `number`, whose range is `range`.
     pub(crate) fn remove(&self, recycler: &mut Recycler, range: AddressRange, number: u32) {
-        _ = self.remove_from(recycler, blocks_of(range), number);
+        _ = self.remove_from(recycler, blocks_of(range), range, number);
     }
 
     /// Removes a region from the next blocks of `walk`, as far as one after the other names it. False if one did
     /// not.
     pub(crate) fn remove_next(&self, recycler: &mut Recycler, walk: &mut BlockWalk) -> bool {
-        self.remove_from(recycler, walk.next_blocks(), walk.number)
+        self.remove_from(recycler, walk.next_blocks(), walk.range, walk.number)
     }
 
     /// It is entered from its first block on, so where one does not name it, none behind it does.
@@ -519,24 +554,27 @@ impl<T> Index<T> {
         &self,
         recycler: &mut Recycler,
         mut blocks: std::ops::Range<usize>,
+        range: AddressRange,
         number: u32,
     ) -> bool {
         let Some(place) = self.places.get(number) else { return false };
-        let address = std::ptr::from_ref(place).addr();
-        blocks.all(|block| self.remove_entry(recycler, block, address))
+        blocks.all(|block| {
+            let entry = Entry::new(range, place, block);
+            entry.is_some_and(|entry| self.remove_entry(recycler, block, entry))
+        })
     }
 
     /// False if it was not there.
-    fn remove_entry(&self, recycler: &mut Recycler, block: usize, address: usize) -> bool {
+    fn remove_entry(&self, recycler: &mut Recycler, block: usize, entry: Entry<T>) -> bool {
         let Some(word) = self.list_of(block) else { return false };
         // Relaxed: only holders of the writer's lock store here.
         let list = List(word.load(Ordering::Relaxed));
         let old = self.entries(list);
-        let Some(position) =
-            old.iter().position(|slot| Entry::<T>::load(slot).address() == address)
-        else {
+        let behind = up_to::<T>(old, entry.key());
+        let Some(position) = behind.checked_sub(1) else { return false };
+        if Entry::<T>::load(&old[position]).key() != entry.key() {
             return false;
-        };
+        }
         if list.len() == 1 {
             publish(word, List::EMPTY);
             recycler.recycle(list);
@@ -572,41 +610,45 @@ impl<T> Index<T> {
         true
     }
 
-    /// Calls `visit` with every region that shares a page with a part of `range`, from its start on, that
-    /// ends at a page where `most` regions were named; a region in several blocks is named several
-    /// times. What that was, and the rest of the range, if there is one.
+    /// Calls `visit` with every region that shares a page with a part of `rest`, from its start on, about `most`
+    /// of them; a region in several blocks is named in each. What that was, and what is left.
     pub(crate) fn overlapping_part<'i>(
         &'i self,
-        range: AddressRange,
+        Rest { range, named }: Rest,
         most: usize,
         mut visit: impl FnMut(&'i T),
     ) -> Part {
-        let behind = range.end();
-        let within = AddressRange::between(range.start(), range.end().min(END));
-        let Some(range) = within else { return Part { rest: None, blocks: 0, named: 0 } };
-        let mut block = range.start() >> BLOCK_LOG2;
-        let last = (range.end() - 1) >> BLOCK_LOG2;
-        let (mut named, mut blocks) = (0, 0);
-        while block <= last {
-            let from = (block << BLOCK_LOG2).max(range.start());
-            if named >= most || blocks >= BLOCKS_AT_ONCE.max(most) {
-                return Part { rest: AddressRange::between(from, behind), blocks, named };
+        let mut part = Part::NOTHING;
+        let end = range.end();
+        let rest =
+            |from, named| AddressRange::between(from, end).map(|range| Rest { range, named });
+        let within = AddressRange::between(range.start(), end.min(END));
+        let Some(range) = within else { return part };
+        let (mut block, mut named) = (range.start() >> BLOCK_LOG2, named);
+        while block <= (range.end() - 1) >> BLOCK_LOG2 {
+            if part.named >= most || part.blocks >= BLOCKS_AT_ONCE.max(most) {
+                part.rest = rest((block << BLOCK_LOG2).max(range.start()), named);
+                return part;
             }
-            blocks += 1;
-            let Some(word) = self.list_of(block) else {
-                block = self.next_present(block);
-                continue;
+            part.blocks += 1;
+            let left = match self.list_of(block) {
+                Some(word) => {
+                    self.visit_block(word, range, (block, named), most, &mut part, &mut visit)
+                }
+                None => {
+                    block = self.next_present(block);
+                    named = Key::default();
+                    continue;
+                }
             };
-            let limit = most - named;
-            let (count, page) = self.visit_block(word, range, block, limit, &mut visit);
-            named += count;
-            if let Some(page) = page {
-                let rest = (block << BLOCK_LOG2) + (page << PAGE_LOG2);
-                return Part { rest: AddressRange::between(rest, behind), blocks, named };
+            if let Some((page, named)) = left {
+                let from = (block << BLOCK_LOG2) + (page << PAGE_LOG2);
+                part.rest = rest(from.max(range.start()), named);
+                return part;
             }
-            block += 1;
+            (block, named) = (block + 1, Key::default());
         }
-        Part { rest: None, blocks, named }
+        part
     }
 
     /// The first block behind an absent directory or leaf.
@@ -618,34 +660,36 @@ impl<T> Index<T> {
         (block / step + 1) * step
     }
 
-    /// How many of a block's regions were named, and the page from where on none was, if that is
-    /// not the end: those that begin in one page are named together.
+    /// Names a block's regions behind the one that was named last. The page from where on some are left, and
+    /// which was the last, if `most` were named before the end.
     fn visit_block<'i>(
         &'i self,
         word: &AtomicU64,
         range: AddressRange,
-        block: usize,
+        (block, mut named): (usize, Key),
         most: usize,
+        part: &mut Part,
         visit: &mut impl FnMut(&'i T),
-    ) -> (usize, Option<usize>) {
+    ) -> Option<(usize, Key)> {
         let (first, end) = pages_in(range, block);
-        let (mut named, mut page) = (0, first);
         // Relaxed: the writer's lock is held.
-        let entries = self.entries(List(word.load(Ordering::Relaxed))).iter();
-        for entry in entries.map(Entry::<T>::load) {
+        let entries = self.entries(List(word.load(Ordering::Relaxed)));
+        let weight = 1 + entries.len() / WEIGHS_ONE;
+        part.weight = part.weight.max(weight);
+        for entry in entries[up_to::<T>(entries, named)..].iter().map(Entry::<T>::load) {
             if entry.first() >= end {
                 break;
             }
-            if named >= most && entry.first() > page {
-                return (named, Some(entry.first()));
+            if part.named >= most {
+                return Some((entry.first().max(first), named));
             }
+            named = entry.key();
             if first < entry.end() {
-                page = page.max(entry.first());
-                named += 1;
+                part.named += weight;
                 visit(self.place(entry));
             }
         }
-        (named, None)
+        None
     }
 
     /// A list with room for `length` entries. All its slots hold entries, or zeros that its
@@ -672,6 +716,11 @@ impl<T> Index<T> {
         }
         Some(address)
     }
+}
+
+/// How many of the sorted `entries` stand at `key` or before.
+fn up_to<T>(entries: &[AtomicU64], key: Key) -> usize {
+    entries.partition_point(|slot| Entry::<T>::load(slot).key() <= key)
 }
 
 /// Where the entry of `page` is if the block's regions are of one size and lie side by side.
@@ -739,7 +788,7 @@ mod tests {
 
     fn touched(index: &Index<Place>, start: usize, end: usize) -> Vec<u32> {
         let mut numbers = Vec::new();
-        index.overlapping_part(range(start, end), usize::MAX, |place| numbers.push(place.0));
+        index.overlapping_part(range(start, end).into(), usize::MAX, |place| numbers.push(place.0));
         numbers.sort_unstable();
         numbers.dedup();
         numbers
@@ -919,6 +968,69 @@ mod tests {
         assert!(!index.remove_next(&mut recycler, &mut walk), "it was never entered");
     }
 
+    /// What a walk names that takes a few at a time; what it names last of all, `change` may enter or take out.
+    fn walked(
+        index: &Index<Place>,
+        range: AddressRange,
+        most: usize,
+        mut change: impl FnMut(usize),
+    ) -> Vec<u32> {
+        let (mut rest, mut numbers) = (Some(Rest::from(range)), Vec::new());
+        for parts in 0.. {
+            let Some(left) = rest else { break };
+            let before = numbers.len();
+            rest = index.overlapping_part(left, most, |place| numbers.push(place.0)).rest;
+            assert!(numbers.len() - before <= most, "in one part");
+            change(parts);
+        }
+        numbers
+    }
+
+    /// One page of them, and others before and behind it: none is missed and none named twice, also where some that were
+    /// named are taken out, and others entered, meanwhile.
+    #[test]
+    fn regions_that_begin_in_one_page_are_named_a_few_at_a_time() {
+        let (index, mut recycler) = (Index::new(), Recycler::new());
+        let (base, count) = (0x5555_0020_0000, if cfg!(miri) { 30 } else { 1000 });
+        let byte = |number: u32| range(base + 4096 + number as usize, base + 8192);
+        (0..count).for_each(|number| insert(&index, &mut recycler, byte(number), number));
+        insert(&index, &mut recycler, range(base, base + 4096 * 9), count);
+        insert(&index, &mut recycler, range(base + 4096 * 7, base + 4096 * 8), count + 1);
+        let asked = range(base + 4096 + 5, base + 4096 * 8);
+        for most in [1, 3, 7, 64] {
+            let mut named = walked(&index, asked, most, |_| ());
+            named.sort_unstable();
+            assert!(named.iter().copied().eq(0..count + 2), "{most} at a time: {named:?}");
+        }
+        let mut changes = 0;
+        let mut named = walked(&index, asked, 7, |parts| {
+            let number = u32::try_from(parts).unwrap();
+            if 2 * number < count {
+                index.remove(&mut recycler, byte(number), number);
+                insert(&index, &mut recycler, byte(number), 2 * count + number);
+                changes += 1;
+            }
+        });
+        assert!(changes > 2, "{changes} parts");
+        named.retain(|&number| (changes..count + 2).contains(&number));
+        named.sort_unstable();
+        assert!(named.iter().copied().eq(changes..count + 2), "{named:?}");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "4,096 entries; shorter lists are interpreted")]
+    fn a_block_has_room_for_so_many() {
+        let (index, mut recycler) = (Index::new(), Recycler::new());
+        let most = u32::try_from(List::MAX_LEN).unwrap();
+        let page = range(0x5555_0020_0000, 0x5555_0020_1000);
+        (0..most).for_each(|number| insert(&index, &mut recycler, page, number));
+        index.places.ensure(most, Place).unwrap();
+        assert!(!index.insert(&mut recycler, page, most), "the lock would be held for all of them");
+        index.remove(&mut recycler, page, 7);
+        assert!(index.insert(&mut recycler, page, most));
+        assert_eq!(walked(&index, page, 100, |_| ()).len(), List::MAX_LEN);
+    }
+
     /// Random insertions and removals, compared with a plain list.
     #[test]
     fn agrees_with_a_list() {
@@ -948,6 +1060,10 @@ mod tests {
                 .collect();
             expected.sort_unstable();
             assert_eq!(touched(&index, probe.start(), probe.end()), expected);
+            let mut in_parts = walked(&index, probe, 1 + next(20), |_| ());
+            in_parts.sort_unstable();
+            in_parts.dedup();
+            assert_eq!(in_parts, expected);
             let mut containing = found(&index, probe.start(), probe.end());
             containing.retain(|number| {
                 model.iter().any(|(other, region)| other == number && region.contains(&probe))

@@ -7,7 +7,7 @@
 //!
 //! - a hit asks the monitor whether anything is new: one load, or the system call that the
 //!   monitor's means need;
-//! - every thread that uses a cache owns 9 KiB in it; a region costs 64 bytes and 8 more
+//! - every thread that uses a cache owns 9 KiB in it; a region costs 72 bytes and 8 more
 //!   for each 2 MiB block that it touches; both are kept at their high-water mark;
 //! - taking a region away runs one barrier on all processors, where the system offers it;
 //! - what a monitor cannot see is registered anew for each use.
@@ -21,14 +21,25 @@
 //! leaves the others alone. A region contained in a newer one is given up, because the newer
 //! one serves all of its uses; leases of it go on until they end.
 //!
-//! Where to look next, in the order of layers: `range`, `access` (the words), `monitor`,
-//! `registrar` (the two interfaces), `stamped`, `standing`, `change_log`, `change_marks`, `pending_changes`, `combination` (parts of monitors),
-//! `first_made`, `arena`, `chunked`, `queue`, `barrier`, `hazard`, `holds` (memory and threads), `region`, `index`, `order`, `flight`,
-//! `waits`, `watchers`, `admission`, `suspended_ranges`, `followed_ranges`, `board` (the parts), `shared` (the hit), `events`, `reclaim`, `miss` (the rest),
-//! `lease`, `get`, `pieces`, `stable`, `cache`, `followed` (the entry points), `suspend` (memory that moves), `notice` (what a program
-//! must react to). Apart from all of these
-//! stands `magazines`, a thread's cache of a pool.
+//! The order of layers, each using only what stands before it, which a test holds:
+//! - words: `foreign` (calls into other code, a panic as a value), `listed` (enums with a list of all), `access`, `range`,
+//!   `coverage`, `clock`
+//! - interfaces: `monitor`, `registrar` (unsafe traits: what is registered, watched or suspended otherwise than said is a
+//!   stale transfer), `several` (devices as one), `error`, `budget` (the seam to shared budgets)
+//! - memory and threads: `schedule`, `sync` (the switches to shuttle and loom), `first_made` (values of the whole process,
+//!   which no forked child waits for), `arena`, `chunked`, `queue`, `barrier`, `abandoned`, `hazard`, `holds` (of the lock,
+//!   measured by the bench), `magazines` (a thread's cache of a pool)
+//! - parts of monitors: `stamped`, `standing`, `change_log`, `change_marks`, `pending_changes`, `combination`
+//! - words of the cache: `config`, `statistics`
+//! - parts of the cache: `range_index`, `index`, `unapplied` (changes that are known and not applied), `region` (its state,
+//!   the lists), `order` (of eviction), `flight`, `waits`, `callbacks`, `watchers`, `admission`, `suspended_ranges` (what
+//!   suspensions hold back), `followed_ranges` (what landing asks about), `board` (notices)
+//! - the cache: `shared` (a hit), `events`, `reclaim`, `lease`, `miss`, `get`
+//! - entry points: `pieces`, `stable`, `notice` (what a program must react to), `cache`, `followed`
+//! - memory that moves: `suspend`
+//! - proofs: `exploring` (a model, with loom), `models`, `log_models`
 
+mod abandoned;
 pub mod access;
 pub mod admission;
 mod arena;
@@ -36,6 +47,7 @@ pub mod barrier;
 mod board;
 pub mod budget;
 pub mod cache;
+mod callbacks;
 pub mod change_log;
 pub mod change_marks;
 mod chunked;
@@ -45,6 +57,9 @@ pub mod config;
 pub mod coverage;
 pub mod error;
 mod events;
+#[cfg(test)]
+#[cfg(loom)]
+mod exploring;
 #[doc(hidden)]
 pub mod first_made;
 mod flight;
@@ -59,6 +74,7 @@ mod hazard;
 pub mod holds;
 mod index;
 pub mod lease;
+mod listed;
 #[cfg(test)]
 #[cfg(loom)]
 mod log_models;
@@ -113,8 +129,7 @@ pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;
 pub use registrar::{
-    BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
-    Translation,
+    BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation,
 };
 pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use stamped::{Found, StampedSlot};

@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::exploring::explore;
 use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
 use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -25,16 +26,9 @@ fn page(number: usize) -> AddressRange {
     AddressRange::new(START + number * PAGE, PAGE).unwrap()
 }
 
-fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    let asked = builder.preemption_bound.unwrap_or(0);
-    builder.preemption_bound = Some(asked.max(preemptions));
-    builder.check(model);
-}
-
 fn replayed<const N: usize>(log: &ChangeLog<N>, from: u64) -> (Vec<AddressRange>, ReplayEnd) {
     let mut ranges = Vec::new();
-    let told = log.replay(from, &mut |range| ranges.push(range));
+    let told = log.replay(from, usize::MAX, &mut |range| ranges.push(range));
     (ranges, told)
 }
 
@@ -60,6 +54,35 @@ fn loom_a_counted_entry_is_told() {
     });
 }
 
+/// The same in parts of one entry.
+#[test]
+fn loom_a_counted_entry_is_told_in_parts() {
+    explore(3, || {
+        let log = Arc::new(ChangeLog::<4>::new());
+        let writers: Vec<_> = (0..2)
+            .map(|number| {
+                let log = Arc::clone(&log);
+                thread::spawn(move || log.append(page(number)))
+            })
+            .collect();
+        let mut seen = Vec::new();
+        let read_from = |mut from, seen: &mut Vec<_>| loop {
+            let told = log.replay(from, 1, &mut |range| seen.push(range));
+            assert!(told.complete && told.up_to >= from);
+            from = told.up_to;
+            if !told.is_cut {
+                break told;
+            }
+        };
+        let told = read_from(0, &mut seen);
+        assert!(seen.len() as u64 >= told.word, "{seen:?} {told:?}");
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        let told = read_from(told.up_to, &mut seen);
+        assert_eq!((told.word, told.up_to), (2, 2));
+        assert!((0..2).all(|number| seen.contains(&page(number))), "{seen:?}");
+    });
+}
+
 /// A writer that reads a place while it changes hands marks the range that it has changed, or none.
 #[test]
 fn loom_no_range_is_marked_by_a_change_of_the_one_before_it() {
@@ -75,6 +98,23 @@ fn loom_no_range_is_marked_by_a_change_of_the_one_before_it() {
         assert!(!after.is_set());
         writer.join().unwrap();
         assert!(!after.is_set());
+    });
+}
+
+/// Of two threads that want the last place one has it, and its range is that thread's.
+#[test]
+fn loom_a_place_is_one_range_s() {
+    explore(3, || {
+        let marks = Arc::new(ChangeMarks::<1>::new());
+        let other = {
+            let marks = Arc::clone(&marks);
+            thread::spawn(move || marks.begin(page(1)).map(std::mem::forget).is_some())
+        };
+        let own = marks.begin(page(0));
+        let others = other.join().unwrap();
+        assert!(own.is_some() != others);
+        marks.set(page(1));
+        assert!(own.is_none_or(|own| !own.is_set()));
     });
 }
 
@@ -196,8 +236,9 @@ unsafe impl<const ENTRIES: usize> Monitor for Fed<ENTRIES> {
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        let ReplayEnd { up_to, word, complete } = self.0.log.replay(from.0, visit);
-        Replay { up_to: Position(up_to, 0), sequence: Sequence(word), complete }
+        let ReplayEnd { up_to, word, complete, may_repeat, .. } =
+            self.0.log.replay(from.0, usize::MAX, visit);
+        Replay { up_to: Position(up_to, 0), sequence: Sequence(word), complete, may_repeat }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -297,7 +338,12 @@ unsafe impl Monitor for Word {
     fn replay(&self, _: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         let word = self.0.load(Ordering::Acquire);
         (0..word).for_each(|_| visit(page(8)));
-        Replay { up_to: Position(word, 0), sequence: Sequence(word), complete: true }
+        Replay {
+            up_to: Position(word, 0),
+            sequence: Sequence(word),
+            complete: true,
+            may_repeat: false,
+        }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -341,7 +387,9 @@ fn loom_equal_sums_are_equal_pairs() {
                 let mut told = Vec::new();
                 let from = Position(0, 0);
                 let replay =
-                    combination::replay(&both.0, &both.1, from, &mut |range| told.push(range));
+                    combination::replay(&both.0, &both.1, from, usize::MAX, &mut |range| {
+                        told.push(range)
+                    });
                 (replay, told)
             })
         };

@@ -448,7 +448,7 @@ mod models {
     }
 
     fn explore(model: impl Fn() + Sync + Send + 'static) {
-        loom::model::Builder::new().check(model);
+        crate::exploring::try_orders(&loom::model::Builder::new(), model);
     }
 
     /// A raid looks once whether the owner is busy, and then sleeps until there is a block: without the owner's look

@@ -15,17 +15,49 @@ use crate::config::{Keep, WhenFull};
 use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::events::Checkup;
 use crate::flight::{Flight, Landing};
-use crate::foreign::{ForeignPart, runs_through};
-use crate::get::{Answer, Begun, Uses};
+use crate::foreign::ForeignPart;
 use crate::index::{BlockWalk, can_hold};
 use crate::lease::Lease;
-use crate::monitor::{Forked, Monitor, Watch};
+use crate::monitor::{Forked, Lost, Monitor, Sequence, Watch};
 use crate::order::Order;
+use crate::reclaim::Reclaim;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
-use crate::shared::{Deferred, SLICE, Shared, Writer};
+use crate::shared::{Deferred, SLICE, Shared, Writer, operations};
 use crate::suspended_ranges::{Gate, Stop};
 use std::sync::Arc;
+use std::time::Instant;
+
+/// What a caller says of further uses of the range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Uses {
+    /// Nothing, so the cache decides.
+    Unknown,
+    /// No registration shall outlive the lease.
+    One,
+    /// There will be many.
+    Many,
+}
+
+/// What the slow path of a get begins with.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun {
+    pub(crate) uses: Uses,
+    /// Until when it waits before suspended memory, if that stands no longer.
+    pub(crate) until: Option<Instant>,
+    pub(crate) answer: Answer,
+}
+
+/// What the monitor said since the get began. It is not asked twice: its answer may take as long as a change.
+#[derive(Clone, Copy)]
+pub(crate) enum Answer {
+    /// Nothing: it was not asked.
+    None,
+    /// All that it knew of is applied.
+    Current,
+    /// Something that is not.
+    News(Result<Sequence, Lost>),
+}
 
 /// What to do next, decided under the writer's lock.
 #[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
@@ -34,7 +66,7 @@ enum Step<'c, R: Registrar, M: Monitor> {
     Wait(Arc<Landing>),
     /// The range is suspended, and its gets are held back.
     HoldBack(Arc<Gate>),
-    /// Callbacks became due, which must run before this `get` holds anything.
+    /// Callbacks became due, which must run before this `get` holds anything; or the log was read in part.
     Again,
     /// There had been so many departures when there was none.
     MakeRoom(Refusal, Whose, u64),
@@ -78,7 +110,12 @@ impl Attempt {
     }
 }
 
-impl<R: Registrar, M: Monitor> Shared<R, M> {
+operations! {
+    /// The slow path.
+    Miss
+}
+
+impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     /// A lease for `want`, whatever it takes.
     ///
     /// # Safety
@@ -86,27 +123,33 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// As for the method that called: the device may use the bytes of `want` as its terms say.
     #[cold]
     pub(crate) unsafe fn get_slowly(
-        &self,
+        self,
         want: &Want,
         begun: Begun,
-    ) -> Result<Lease<'_, R, M>, GetError> {
+    ) -> Result<Lease<'c, R, M>, GetError> {
         self.check_length(want)?;
+        // Forked inside the check that this began with: the device is the parent's.
+        self.refuse_child()?;
         // SAFETY: the caller's promise.
         let result = unsafe { self.find_or_register(want, Attempt::new(begun)) };
         // A lease counted itself.
-        if let Err(error) = result {
-            self.locked(|writer| writer.counts.misses += 1)?;
-            self.settle();
-            return Err(error);
+        if result.is_err() {
+            self.0.locked(|writer| writer.counts.misses += 1)?;
         }
         // Nothing is under way any more that a callback could wait for.
-        self.settle();
+        self.0.settle();
+        // What the account told of it, a callback or the monitor may have forked: the lease is the parent's.
+        self.refuse_child()?;
         result
     }
 
+    fn refuse_child(self) -> Result<(), Forked> {
+        if self.0.is_forked() { Err(Forked) } else { Ok(()) }
+    }
+
     /// What counts is the range in whole pages.
-    pub(crate) fn check_length(&self, want: &Want) -> Result<(), GetError> {
-        let max_region_bytes = self.limits.max_region_bytes;
+    pub(crate) fn check_length(self, want: &Want) -> Result<(), GetError> {
+        let max_region_bytes = self.0.limits.max_region_bytes;
         if self.pages_of(want).len() <= max_region_bytes {
             return Ok(());
         }
@@ -117,25 +160,27 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// As for [`get_slowly`](Self::get_slowly).
     unsafe fn find_or_register(
-        &self,
+        self,
         want: &Want,
         mut attempt: Attempt,
-    ) -> Result<Lease<'_, R, M>, GetError> {
+    ) -> Result<Lease<'c, R, M>, GetError> {
         // The registrar is asked here, where no lock is held.
-        let access = self.registrar.granted(want.terms.access);
+        let access = self.0.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
         let mut recalls = Recalls::new();
         loop {
+            // Forked inside the device or a callback.
+            self.refuse_child()?;
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, attempt);
-            let is_sampled = self.is_sampled();
+            let is_sampled = self.0.is_sampled();
             let asked = match attempt.begun.answer {
                 Answer::Current if !is_sampled => None,
                 Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
-                _ => Some(self.ask(is_sampled)),
+                _ => Some(self.0.ask(is_sampled)),
             };
             let step =
-                self.locked(|writer| self.next_step(writer, want, plan, attempt, asked))??;
+                self.0.locked(|writer| self.next_step(writer, want, plan, attempt, asked))??;
             // What comes next takes its time, and the registrar's or a program's code runs in it.
             attempt.begun.answer = Answer::None;
             match step {
@@ -173,17 +218,19 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// one behind that question may, and a registration that is listed before the change is applied is tainted
     /// by it.
     fn next_step(
-        &self,
+        self,
         writer: &mut Writer,
         want: &Want,
         plan: Plan,
         attempt: Attempt,
         asked: Option<Checkup>,
-    ) -> Result<Step<'_, R, M>, GetError> {
+    ) -> Result<Step<'c, R, M>, GetError> {
         if let Some(checkup) = asked {
-            self.catch_up(writer, checkup)?;
+            self.0.catch_up(writer, checkup)?;
+            // Forked as its log was read: the account is the parent's.
+            self.refuse_child()?;
         }
-        if writer.watchers.has_due() {
+        if writer.watchers.has_due() || writer.is_cut() {
             return Ok(Step::Again);
         }
         // What is suspended next to what was asked for is not in the way.
@@ -209,10 +256,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
                 let per_use = self.per_use_by_choice(writer, want, range, attempt);
-                let is_timed = self.is_sampled() || !writer.costs.knows(range);
+                let is_timed = self.0.is_sampled() || !writer.costs.knows(range);
                 let enlisted = self.enlist(writer, plan, per_use, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
-                    self.give_budget(writer, plan.amount);
+                    self.0.give_budget(writer, plan.amount);
                     GetError::Exhausted(full)
                 })
             }
@@ -222,16 +269,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Takes what a registration will count, from this cache's own bounds and from the shared budget, or
     /// from neither. An account that panics has granted nothing; nothing is half done here.
     fn take_budget(
-        &self,
+        self,
         writer: &mut Writer,
         amount: Amount,
         past_budget: bool,
     ) -> Result<(), (Refusal, Whose)> {
         if past_budget {
-            self.account.iter().for_each(|account| account.overdraw(amount));
+            self.0.account.iter().for_each(|account| account.overdraw(amount));
         } else {
             self.check_own(writer, amount).map_err(|refusal| (refusal, Whose::Own))?;
-            let shared = self.account.as_ref().map_or(Ok(()), |account| account.take(amount));
+            let shared = self.0.account.as_ref().map_or(Ok(()), |account| account.take(amount));
             shared.map_err(|refusal| (refusal, Whose::Shared))?;
         }
         writer.held = writer.held + amount;
@@ -242,16 +289,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// than it did: its memory was moved together into a huge page, or apart. Room is made for what is
     /// more; what cannot be had is taken all the same, because leases come back with the registration.
     pub(crate) fn count_anew(
-        &self,
+        self,
         region: &Region<R::Handle>,
         range: AddressRange,
     ) -> Result<(), Forked> {
         // Asked with no lock held.
-        let amount = self.amount(self.widest(range));
+        let amount = self.0.amount(self.widest(range));
         let mut past_budget = false;
         let mut recalls = Recalls::new();
         loop {
-            let counted = self.locked(|writer| {
+            let counted = self.0.locked(|writer| {
                 let counted = self.recount(writer, (region, range), amount, past_budget);
                 counted.map_err(|(refusal, whose)| (refusal, whose, writer.departures))
             })?;
@@ -263,68 +310,51 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// `region` of `range` counts `amount`, whatever it counted before: takes what is more, or gives back
     /// what is less.
     fn recount(
-        &self,
+        self,
         writer: &mut Writer,
         (region, range): (&Region<R::Handle>, AddressRange),
         amount: Amount,
         past_budget: bool,
     ) -> Result<(), (Refusal, Whose)> {
-        let before = self.amount_of(writer, region);
+        let before = self.0.amount_of(writer, region);
         let more = amount - before;
         // What takes no more is refused by no budget, overdrawn or not.
         if more != Amount::ZERO {
             self.take_budget(writer, more, past_budget)?;
         }
-        self.give_budget(writer, before - amount);
-        self.note_amount(writer, (region.number, range), amount);
+        self.0.give_budget(writer, before - amount);
+        self.0.note_amount(writer, (region.number, range), amount);
         Ok(())
-    }
-
-    /// Gives back what was taken. An account that panics here, under the lock and in the middle of the
-    /// books, is counted, and nothing else.
-    pub(crate) fn give_budget(&self, writer: &mut Writer, amount: Amount) {
-        writer.held.bytes -= amount.bytes;
-        writer.held.regions -= amount.regions;
-        let gives = |account: &ForeignPart<Arc<dyn Account>>| runs_through(|| account.give(amount));
-        if !self.account.as_ref().is_none_or(gives) {
-            writer.counts.callback_panics += 1;
-        }
-    }
-
-    /// Has the account tell the program what became due. Nothing is held, not even a flight. In a
-    /// child that was forked inside the registrar or a callback it is not asked.
-    pub(crate) fn settle(&self) {
-        let account = self.account.iter().filter(|_| !self.monitor.forked());
-        account.for_each(|account| account.settle());
     }
 
     /// A lease of a region that is there already, looked up where the index is exact and where
     /// evictable regions count as well.
-    fn hit_locked(&self, writer: &mut Writer, want: &Want) -> Option<Lease<'_, R, M>> {
+    fn hit_locked(self, writer: &mut Writer, want: &Want) -> Option<Lease<'c, R, M>> {
         let (start, end) = (want.range.start(), want.range.end());
         let (suspended, unapplied) = (&writer.suspended, &writer.unapplied);
-        let region = self.index.find(start, end, |region| {
+        let mut looks = 0;
+        let region = self.0.index.find(start, end, |region| {
             let (range, terms) = region.findable()?;
             let right = want.served_by(range, terms) && !suspended.cover(range);
-            (right && !unapplied.cover(range, region.born())).then_some(region)
+            (right && !unapplied.may_cover(range, region.born(), &mut looks)).then_some(region)
         })?;
-        let tick = self.tick();
+        let tick = self.0.tick();
         // Behind this it is not idle, whatever a scan has said or is about to say.
         if matches!(region.state(), State::Evictable | State::Examined) {
             Order::keep(&mut writer.lists, region, tick);
         }
         region.touch(tick);
         writer.counts.hits += 1;
-        let pin = self.pin(writer, region);
-        Some(Lease::of_cached(self, region, pin, want.range))
+        let pin = self.0.pin(writer, region);
+        Some(Lease::of_cached(self.0, region, pin, want.range))
     }
 
     /// The bytes to register: whole pages for local uses, exactly what was asked for remote ones.
-    fn pages_of(&self, want: &Want) -> AddressRange {
+    fn pages_of(self, want: &Want) -> AddressRange {
         if want.terms.access.is_remote() {
             want.range
         } else {
-            want.range.page_aligned(self.limits.page_bytes)
+            want.range.page_aligned(self.0.limits.page_bytes)
         }
     }
 
@@ -333,35 +363,35 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Not the wider one where the caller vouches for what it asked for: of the rest it reports no change,
     /// and another that vouches for that would be served from here.
-    fn plan(&self, want: &Want, terms: Terms, attempt: Attempt) -> Plan {
+    fn plan(self, want: &Want, terms: Terms, attempt: Attempt) -> Plan {
         let pages = self.pages_of(want);
         let widened = self.widest(pages);
         let range = if attempt.is_narrow { pages } else { self.served(want, pages, widened) };
-        Plan { range, terms, amount: self.amount(widened) }
+        Plan { range, terms, amount: self.0.amount(widened) }
     }
 
     /// What a first try registers for `want`.
-    fn widest_served(&self, want: &Want) -> AddressRange {
+    fn widest_served(self, want: &Want) -> AddressRange {
         let pages = self.pages_of(want);
         self.served(want, pages, self.widest(pages))
     }
 
-    fn served(&self, want: &Want, pages: AddressRange, widened: AddressRange) -> AddressRange {
-        let fits = widened.len() <= self.limits.max_region_bytes;
+    fn served(self, want: &Want, pages: AddressRange, widened: AddressRange) -> AddressRange {
+        let fits = widened.len() <= self.0.limits.max_region_bytes;
         let is_own = want.terms.vouched || want.terms.access.is_remote();
         if is_own || !fits { pages } else { widened }
     }
 
     /// What the system counts for a registration of `range`. A registrar that names something else is not
     /// believed.
-    fn widest(&self, range: AddressRange) -> AddressRange {
-        let widened = self.registrar.widened(range);
+    fn widest(self, range: AddressRange) -> AddressRange {
+        let widened = self.0.registrar.widened(range);
         if widened.contains(&range) { widened } else { range }
     }
 
     /// What is missing for `amount` within this cache's own bounds.
-    fn check_own(&self, writer: &Writer, amount: Amount) -> Result<(), Refusal> {
-        let (held, config) = (writer.held, &self.config);
+    fn check_own(self, writer: &Writer, amount: Amount) -> Result<(), Refusal> {
+        let (held, config) = (writer.held, &self.0.config);
         let allowed = Amount { bytes: config.max_bytes, regions: config.max_regions };
         let missing = held + amount - allowed;
         let exhausted = if missing.bytes > 0 {
@@ -380,17 +410,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// Of a shared budget, others give back first what is due to this cache.
     fn make_room(
-        &self,
+        self,
         (refusal, whose, departures): (Refusal, Whose, u64),
         recalls: &mut Recalls,
     ) -> Result<bool, GetError> {
+        // Forked as the account refused: it is the parent's, and so are its other drawers.
+        self.refuse_child()?;
         let Refusal { exhausted, missing } = refusal;
-        let others = self.account.as_ref().filter(|_| whose == Whose::Shared);
+        let others = self.0.account.as_ref().filter(|_| whose == Whose::Shared);
         let mut recalled = || others.is_some_and(|account| recalls.ask(|| account.recall(missing)));
-        if !refusal.is_hopeless() && (recalled() || self.free_some(missing, departures)) {
+        if !refusal.is_hopeless() && (recalled() || Reclaim(self.0).free_some(missing, departures))
+        {
             return Ok(false);
         }
-        match self.config.when_full {
+        match self.0.config.when_full {
             WhenFull::Refuse => Err(GetError::Exhausted(exhausted)),
             WhenFull::RegisterPerUse => Ok(true),
         }
@@ -398,26 +431,27 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Takes a place and announces the registration, for which the budget has been taken.
     fn enlist(
-        &self,
+        self,
         writer: &mut Writer,
         plan: Plan,
         by_choice: Option<PerUse>,
         is_timed: bool,
-    ) -> Option<Enlisted<'_, R, M>> {
+    ) -> Option<Enlisted<'c, R, M>> {
         let Plan { range, terms, .. } = plan;
         let number = self.take_place(writer)?;
-        let region = self.region(number)?;
+        let region = self.0.region(number)?;
         let born = writer.unapplied.made();
         writer.flights.push(match by_choice {
             None => Flight::new(range, terms, number, born),
             Some(_) => Flight::for_one_use(range, terms, number, born),
         });
-        Some(Enlisted { shared: self, region, plan, by_choice, is_timed, ended: None, due: None })
+        let listed = Listed::new(self.0, region, Want { range, terms });
+        Some(Enlisted { listed, plan, by_choice, is_timed, has_landed: false })
     }
 
     /// Why a registration of `range` is not to be kept though it may be.
     fn per_use_by_choice(
-        &self,
+        self,
         writer: &mut Writer,
         want: &Want,
         range: AddressRange,
@@ -437,18 +471,18 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// Whether to keep a range for which the caller does not decide.
-    fn verdict(&self, writer: &mut Writer, range: AddressRange) -> Verdict {
-        match (self.config.keep, self.config.clock) {
+    fn verdict(self, writer: &mut Writer, range: AddressRange) -> Verdict {
+        match (self.0.config.keep, self.0.config.clock) {
             (Keep::Never, _) => Verdict::RegisterPerUse,
             (Keep::Always, _) | (_, None) => Verdict::Keep,
             (Keep::WhenItPays, Some(_)) => {
-                let surcharge = self.change_surcharge(writer);
-                let Writer { admission, costs, counts, .. } = writer;
+                let surcharge = self.0.change_surcharge(writer);
+                let Writer { admission, costs, counts, known_hits, .. } = writer;
                 let Some(costs) = costs.of(range, surcharge) else {
                     // Nothing was measured; what costs nothing need not be.
                     return if surcharge == 0 { Verdict::Keep } else { Verdict::RegisterPerUse };
                 };
-                admission.decide(range, costs, || counts.hits + self.hazards.hits())
+                admission.decide(range, costs, || self.0.hits_known(counts, known_hits))
             }
         }
     }
@@ -456,69 +490,50 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The range to be registered and kept for a use of `want`, which is not kept and which the caller can
     /// do without at these costs. If there is none, what it costs counts as paid.
     pub(crate) fn worth_keeping(
-        &self,
+        self,
         want: &Want,
         costs: UseCosts,
     ) -> Result<Option<AddressRange>, GetError> {
-        if self.config.keep == Keep::Never {
+        if self.0.config.keep == Keep::Never {
             return Ok(None);
         }
         let range = self.widest_served(want);
-        let verdict = self.locked(|Writer { admission, counts, .. }| {
-            admission.decide(range, costs, || counts.hits + self.hazards.hits())
+        let verdict = self.0.locked(|Writer { admission, counts, known_hits, .. }| {
+            admission.decide(range, costs, || self.0.hits_known(counts, known_hits))
         })?;
         Ok((verdict == Verdict::Keep).then_some(range))
     }
 
     /// What was to be kept was not.
-    pub(crate) fn note_not_kept(&self, range: AddressRange) -> Result<(), Forked> {
-        self.locked(|writer| self.end_admission(writer, range, &mut None))
-    }
-
-    /// The region is about to be given up or was changed: whether keeping it was in vain.
-    pub(crate) fn note_kept_no_more(
-        &self,
-        writer: &mut Writer,
-        number: u32,
-        hits: &mut Option<u64>,
-    ) {
-        if let Some(range) = self.region(number).and_then(Region::range) {
-            self.end_admission(writer, range, hits);
-        }
-    }
-
-    /// `hits` is kept for others that go at the same moment: to count them asks every thread's record.
-    fn end_admission(&self, writer: &mut Writer, range: AddressRange, hits: &mut Option<u64>) {
-        let Writer { admission, counts, .. } = writer;
-        let count = || *hits.get_or_insert_with(|| counts.hits + self.hazards.hits());
-        admission.end(range, count);
+    pub(crate) fn note_not_kept(self, range: AddressRange) -> Result<(), Forked> {
+        self.0.locked(|writer| self.0.end_admission(writer, range))
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
-    pub(crate) fn per_use(&self, want: &Want, range: AddressRange) -> Option<PerUse> {
+    pub(crate) fn per_use(self, want: &Want, range: AddressRange) -> Option<PerUse> {
         let access = want.terms.access;
-        if access.is_remote() && !self.config.cache_remote {
+        if access.is_remote() && !self.0.config.cache_remote {
             return Some(PerUse::Remote(access));
         }
         if !can_hold(range) {
             return Some(PerUse::Unindexed);
         }
         // A caller that vouches reports every change, and may be about to make one that it has reported.
-        let watch = if want.terms.vouched { Watch::Covered } else { self.monitor.watch(range) };
+        let watch = if want.terms.vouched { Watch::Covered } else { self.0.monitor.watch(range) };
         match watch {
             Watch::Uncovered(why) => Some(PerUse::Uncovered(why)),
-            Watch::Covered => self.monitor.change_pending(range).then_some(PerUse::ChangePending),
+            Watch::Covered => self.0.monitor.change_pending(range).then_some(PerUse::ChangePending),
         }
     }
 
     /// A free place of the region arena. `None` when four billion are in use.
-    fn take_place(&self, writer: &mut Writer) -> Option<u32> {
+    fn take_place(self, writer: &mut Writer) -> Option<u32> {
         if let Some(number) = writer.lists.take_place() {
             return Some(number);
         }
         let number = writer.made_places;
         writer.made_places = number.checked_add(1)?;
-        self.index.places.ensure(number, Region::new)?;
+        self.0.index.places.ensure(number, Region::new)?;
         writer.lists.make(number);
         Some(number)
     }
@@ -526,7 +541,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Enters a filled place into the index and the order of eviction: hits find it from now on,
     /// unless part of it is suspended. A long one is named in the index already.
     pub(crate) fn enter(
-        &self,
+        self,
         writer: &mut Writer,
         flight: &Flight,
         region: &Region<R::Handle>,
@@ -534,7 +549,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Result<(), PerUse> {
         let is_named = match BlockWalk::of_long(flight.range, flight.number) {
             Some(_) => is_entered_ahead,
-            None => self.index.insert(&mut writer.recycler, flight.range, flight.number),
+            None => self.0.index.insert(&mut writer.recycler, flight.range, flight.number),
         };
         if !is_named {
             return Err(PerUse::Unindexed);
@@ -546,7 +561,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Keeps a registration for its one lease.
     fn keep_per_use(
-        &self,
+        self,
         writer: &mut Writer,
         flight: &Flight,
         region: &Region<R::Handle>,
@@ -567,9 +582,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Gives up the regions that the new one makes needless: every use that they would serve, it
     /// serves as well. A slice of them, because the lock is held; what is left is right as well, and
     /// goes when room is needed.
-    fn supersede(&self, writer: &mut Writer, flight: &Flight) {
+    fn supersede(self, writer: &mut Writer, flight: &Flight) {
         let mut needless = Vec::new();
-        self.index.overlapping_part(flight.range, SLICE, |region| {
+        self.0.index.overlapping_part(flight.range.into(), SLICE, |region| {
             if region.number != flight.number && is_needless(region, flight) {
                 needless.push(region.number);
             }
@@ -577,10 +592,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // A region in several blocks was named for each of them.
         needless.sort_unstable();
         needless.dedup();
-        let mut hits = None;
         for &number in &needless {
-            self.note_kept_no_more(writer, number, &mut hits);
-            self.unpublish(writer, number, Lists::supersede);
+            self.0.note_kept_no_more(writer, number);
+            self.0.unpublish(writer, number, Lists::supersede);
         }
         writer.counts.superseded += needless.len() as u64;
     }
@@ -588,14 +602,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// After a failed registration of `tried`: Ok if it may be tried again, with whether to try no more
     /// than was asked for.
     fn recover(
-        &self,
+        self,
         want: &Want,
         tried: Plan,
         error: RegisterError,
         recalls: &mut Recalls,
     ) -> Result<bool, GetError> {
         // Forked inside the registrar, the account is the parent's as well.
-        if self.monitor.forked() {
+        if self.0.is_forked() {
             return Err(GetError::Forked);
         }
         if error.is_about_room() && self.make_room_on_device(tried.amount, error, recalls) {
@@ -607,20 +621,33 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// The account hears of it in any case: it may have to adapt.
     fn make_room_on_device(
-        &self,
+        self,
         missing: Amount,
         error: RegisterError,
         recalls: &mut Recalls,
     ) -> bool {
-        let departures = self.departures();
+        let departures = self.0.departures();
         let refused = |account: &ForeignPart<Arc<dyn Account>>| {
             recalls.ask(|| account.refused(error, missing))
         };
-        let recalled = self.account.as_ref().is_some_and(refused);
-        if self.account.is_none() {
+        let recalled = self.0.account.as_ref().is_some_and(refused);
+        if self.0.account.is_none() {
             self.note_refused_by_device(error, missing);
         }
-        recalled || self.free_some(missing, departures)
+        recalled || Reclaim(self.0).free_some(missing, departures)
+    }
+
+    /// The device had no room for `wanted` besides what is held, though the settings allow it: there is
+    /// less than both, for now.
+    fn note_refused_by_device(self, error: RegisterError, wanted: Amount) {
+        let Ok(held) = self.0.locked(|writer| writer.held) else { return };
+        let less = held + wanted - Amount::one(1);
+        let most = Amount { bytes: self.0.config.max_bytes, regions: self.0.config.max_regions };
+        let bound = match error {
+            RegisterError::PinnedMemoryLimit { .. } => Amount { bytes: less.bytes, ..most },
+            _ => Amount { regions: less.regions, ..most },
+        };
+        self.0.board.tell_bound(most, bound);
     }
 }
 
@@ -666,20 +693,80 @@ fn landing_for(
     }
 }
 
+/// A registration under way, a new one or a renewed one: among the flights, so that a change meanwhile is noticed,
+/// until it [leaves](Self::leave). When this ends, those go on that wait for it, and then the callbacks run that became
+/// due as it landed: they may wait for those.
+pub(crate) struct Listed<'c, R: Registrar, M: Monitor> {
+    pub(crate) shared: &'c Shared<R, M>,
+    pub(crate) region: &'c Region<R::Handle>,
+    /// What the region is to be.
+    filling: Want,
+    /// Where gets wait for the end of this, if any do.
+    awaited: Option<Arc<Landing>>,
+    pub(crate) due: Option<Deferred<'c, R, M>>,
+}
+
+impl<'c, R: Registrar, M: Monitor> Listed<'c, R, M> {
+    /// The one whose flight is listed, or about to be.
+    pub(crate) fn new(
+        shared: &'c Shared<R, M>,
+        region: &'c Region<R::Handle>,
+        filling: Want,
+    ) -> Self {
+        Self { shared, region, filling, awaited: None, due: None }
+    }
+
+    /// Takes the flight out of the list.
+    pub(crate) fn leave(&mut self, writer: &mut Writer) -> Flight {
+        let number = self.region.number;
+        let position = writer.flights.iter().position(|flight| flight.number == number);
+        // Listed until now, unless making room for it panicked: then no event was noted.
+        let mut flight = match position {
+            Some(position) => writer.flights.swap_remove(position),
+            None => {
+                let (Want { range, terms }, born) = (self.filling, writer.unapplied.made());
+                let mut unlisted = Flight::new(range, terms, number, born);
+                unlisted.tainted = true;
+                unlisted
+            }
+        };
+        flight.tainted |= writer.unapplied.cover(flight.range, flight.born);
+        self.awaited = flight.landing.take();
+        flight
+    }
+
+    /// The same behind the device, which gave the handle.
+    ///
+    /// # Safety
+    ///
+    /// No reader looks at the region: it is not findable and has no lease.
+    pub(crate) unsafe fn fill(&mut self, writer: &mut Writer, handle: R::Handle) -> Flight {
+        let flight = self.leave(writer);
+        let (filling, born) = flight.filling();
+        // SAFETY: the caller's promise, and the writer's lock is held.
+        unsafe { self.region.fill(filling, born, self.shared.advance_tick(), handle) };
+        flight
+    }
+}
+
+impl<R: Registrar, M: Monitor> Drop for Listed<'_, R, M> {
+    fn drop(&mut self) {
+        // In a forked child a landing's lock may be held by a thread that does not exist.
+        let landing = self.awaited.take().filter(|_| !self.shared.is_forked());
+        landing.iter().for_each(|landing| landing.land());
+    }
+}
+
 /// A registration under way with its share of the budget and its place: given back when the
 /// registration fails or the registrar panics.
 struct Enlisted<'c, R: Registrar, M: Monitor> {
-    shared: &'c Shared<R, M>,
-    region: &'c Region<R::Handle>,
+    listed: Listed<'c, R, M>,
     plan: Plan,
     /// Why it is not to be kept, though it may be.
     by_choice: Option<PerUse>,
     /// Whether it is measured what this takes.
     is_timed: bool,
-    /// Set when the flight has left the list: those to be woken, if any thread waits.
-    ended: Option<Option<Arc<Landing>>>,
-    /// What became due as it landed, for when those were woken.
-    due: Option<Deferred<'c, R, M>>,
+    has_landed: bool,
 }
 
 impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
@@ -697,19 +784,26 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     ///
     /// # Safety
     ///
-    /// As for [`Shared::get_slowly`].
+    /// As for [`Miss::get_slowly`].
     unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, RegisterError> {
-        let (shared, Plan { range, terms: Terms { access, .. }, .. }) = (self.shared, self.plan);
+        let (shared, Plan { range, terms: Terms { access, .. }, .. }) =
+            (self.listed.shared, self.plan);
         let now = || shared.now_if(self.is_timed);
         let began = now();
-        let per_use = self.by_choice.or_else(|| shared.per_use(want, range));
+        let per_use = self.by_choice.or_else(|| Miss(shared).per_use(want, range));
         let watched = now();
+        // Forked inside the monitor or the clock: the device is the parent's.
+        if shared.is_forked() {
+            return Err(FORKED_MEANWHILE);
+        }
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) }?;
         let registered = now();
         let entered = per_use.is_none()
-            && shared.enter_ahead(range, self.region.number).map_err(|Forked| FORKED_MEANWHILE)?;
+            && shared
+                .enter_ahead(range, self.listed.region.number)
+                .map_err(|Forked| FORKED_MEANWHILE)?;
         let landed = shared.locked_deferring(|writer| {
             if let Some(took) = since(watched, registered) {
                 writer.costs.registered(range, took);
@@ -721,7 +815,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         });
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
         let (lease, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
-        self.due = due;
+        self.listed.due = due;
         Ok(lease)
     }
 
@@ -733,88 +827,55 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         handle: R::Handle,
         (per_use, entered): (Option<PerUse>, bool),
     ) -> Lease<'c, R, M> {
-        let (shared, region) = (self.shared, self.region);
-        let flight = self.leave(writer);
+        let (shared, region) = (self.listed.shared, self.listed.region);
+        self.has_landed = true;
+        // SAFETY: the place was taken from the free ones when this was enlisted.
+        let flight = unsafe { self.listed.fill(writer, handle) };
         shared.note_amount(writer, (region.number, self.plan.range), self.plan.amount);
         writer.counts.registrations += 1;
         writer.counts.misses += 1;
-        let (filling, born) = flight.filling();
-        // SAFETY: the place was taken from the free ones when this was enlisted, and the
-        // writer's lock is held.
-        unsafe { region.fill(filling, born, shared.advance_tick(), handle) };
         let per_use = per_use
             .or_else(|| flight.tainted.then_some(PerUse::ChangedMeanwhile))
-            .or_else(|| shared.enter(writer, &flight, region, entered).err());
+            .or_else(|| Miss(shared).enter(writer, &flight, region, entered).err());
         let pin = shared.pin(writer, region);
-        let lease = if let Some(why) = per_use {
+        if let Some(why) = per_use {
             self.note_not_kept(writer);
-            shared.keep_per_use(writer, &flight, region, why);
+            Miss(shared).keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
-            shared.supersede(writer, &flight);
+            Miss(shared).supersede(writer, &flight);
             Lease::of_cached(shared, region, pin, want.range)
-        };
-        self.ended = Some(flight.landing);
-        lease
+        }
     }
 
     /// What was to be kept, if it was, is not.
     fn note_not_kept(&self, writer: &mut Writer) {
         if self.by_choice.is_none() {
-            self.shared.end_admission(writer, self.plan.range, &mut None);
+            self.listed.shared.end_admission(writer, self.plan.range);
         }
     }
 
-    /// Takes the flight out of the list.
-    fn leave(&self, writer: &mut Writer) -> Flight {
-        let number = self.region.number;
-        let position = writer.flights.iter().position(|flight| flight.number == number);
-        // Enlisted until now; were it not, no event could have been noted.
-        let mut flight = match position {
-            Some(position) => writer.flights.swap_remove(position),
-            None => {
-                let born = writer.unapplied.made();
-                let Plan { range, terms, .. } = self.plan;
-                Flight { tainted: true, ..Flight::new(range, terms, number, born) }
-            }
-        };
-        flight.tainted |= writer.unapplied.cover(flight.range, flight.born);
-        flight
-    }
-
-    /// Gives everything back: nothing was registered. Says who waits.
-    fn withdraw(&self, writer: &mut Writer) -> Option<Arc<Landing>> {
-        let flight = self.leave(writer);
+    /// Gives everything back: nothing was registered.
+    fn withdraw(&mut self, writer: &mut Writer) {
+        let flight = self.listed.leave(writer);
         self.note_not_kept(writer);
-        self.shared.give_budget(writer, self.plan.amount);
+        self.listed.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);
         writer.counts.registration_failures += 1;
-        flight.landing
     }
 }
 
-/// What the child gets is decided by [`Shared::get_slowly`].
+/// What the child gets is decided by [`Miss::get_slowly`].
 pub(crate) const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { errno: 0 };
 
 impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     fn drop(&mut self) {
-        // The flight is the parent's; here a landing's lock may be held by a thread that does not exist.
-        if self.shared.monitor.forked() {
-            return;
+        // The registrar failed or panicked. In a forked child the flight is the parent's.
+        if !self.has_landed {
+            let shared = self.listed.shared;
+            let withdrawn = shared.locked_deferring(|writer| self.withdraw(writer));
+            self.listed.due = withdrawn.ok().and_then(|((), due)| due);
         }
-        let (landing, due) = match self.ended.take() {
-            Some(landing) => (landing, self.due.take()),
-            // The registrar failed or panicked.
-            None => match self.shared.locked_deferring(|writer| self.withdraw(writer)) {
-                Ok(withdrawn) => withdrawn,
-                Err(Forked) => return,
-            },
-        };
-        if let Some(landing) = landing {
-            landing.land();
-        }
-        // Callbacks last: they may wait for those who waited for this flight.
-        drop(due);
     }
 }

@@ -12,6 +12,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::exploring::explore;
 use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
 use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
@@ -141,7 +142,7 @@ unsafe impl Monitor for Watcher {
         log.iter().skip(told).for_each(|&range| visit(range));
         let end = log.len() as u64;
         let complete = from != Position::NOWHERE;
-        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
+        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete, may_repeat: false }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -212,16 +213,6 @@ fn reclaim_until_unpinned(cache: &ModelCache, world: &World, handle: usize) {
 fn get_beside(cache: &Arc<ModelCache>) -> thread::JoinHandle<()> {
     let cache = Arc::clone(cache);
     thread::spawn(move || drop(get(&cache).unwrap()))
-}
-
-/// Explores `model` with at least `preemptions` involuntary switches, `LOOM_MAX_PREEMPTIONS` if
-/// that is more: bugs of this kind show with two or three, and without a bound the real cache has
-/// too many interleavings.
-fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    let asked = builder.preemption_bound.unwrap_or(0);
-    builder.preemption_bound = Some(asked.max(preemptions));
-    builder.check(model);
 }
 
 /// Promise 1, first ordering: a change that returned is known to every later `get`, whatever

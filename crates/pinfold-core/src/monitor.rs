@@ -13,7 +13,7 @@ use std::fmt;
 
 /// How far a monitor's log has come; compared for equality, never computed with by a cache.
 ///
-/// It never decreases from one moment to a later one, except for the two words that say nothing.
+/// It never decreases from one moment to a later one, except for the words that say nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sequence(pub u64);
 
@@ -24,6 +24,8 @@ impl Sequence {
     /// What a replay gives that told everything and cannot say which word that is. No check
     /// answers it, so the next check finds it old.
     pub const STALE: Self = Self(u64::MAX - 1);
+    /// What a replay gives that ended before the log did ([`Monitor::replay_some`]). No check answers it either.
+    pub const CUT: Self = Self(u64::MAX - 2);
 }
 
 /// A place in a monitor's log, where one replay ended and the next begins; handed back, never
@@ -55,17 +57,20 @@ impl Position {
 ///    [`change_pending`](Self::change_pending) says so from before that entry can be read until after the
 ///    change has taken effect. Once the monitor is lost, it says so of every range.
 /// 3. **Kept.** The log loses no entry unless it says so
-///    ([`Replay::complete`] false).
+///    ([`Replay::complete`] false), and no replay tells an entry again that an earlier one told, unless that one
+///    said so ([`Replay::may_repeat`]).
 /// 4. **Calm.** Nothing here waits for a lock that is held while memory is mapped, unmapped,
 ///    allocated or freed, except by `watch` and `mark_changes`.
 /// 5. **Marked.** If [`mark_changes`](Self::mark_changes) gave a mark of the range, and the change began after that
 ///    and its call returned before a call of `check`, then the mark is set when that returns, whatever became of the log.
 ///    Neither a change of which an earlier `check` knew sets it, nor an entry ([`AddressRange::EVERYTHING`]) by which a
 ///    monitor says that it cannot tell what has changed.
+/// 6. **Its own.** [`forked`](Self::forked) says yes in a forked child only: there neither the parent's threads nor its
+///    transfers are awaited, which go on with memory that is freed then.
 ///
 /// # Locks and panics
 ///
-/// `check`, `replay` and `change_surcharge` are also called under the cache's lock: they must not call the cache. Any
+/// `check`, `replay`, `replay_some` and `change_surcharge` are also called under the cache's lock: they must not call the cache. Any
 /// call may panic but [`forked`](Self::forked), which destructors ask: what was asked for ends with the panic, or it
 /// is counted ([`callback_panics`](crate::Statistics::callback_panics)) where it has nowhere to go, and nothing that
 /// was not told is believed. Of a `notify` that panics, the reclaimer may not hear.
@@ -75,7 +80,8 @@ pub unsafe trait Monitor: Send + Sync + 'static {
 
     /// How far the log has come, everything that took effect before this call included.
     ///
-    /// This is on the path of every hit: one load where the monitor's means allow it.
+    /// This is on the path of every hit: one load where the monitor's means allow it. In a child that this call itself
+    /// forks it answers [`Lost::Forked`]: nothing else is asked on a hit.
     ///
     /// # Errors
     ///
@@ -92,10 +98,24 @@ pub unsafe trait Monitor: Send + Sync + 'static {
 
     /// Calls `visit` with every range that changed after `from`, where an earlier replay ended.
     ///
-    /// `visit` may be called with ranges that were not watched, with more than changed, and more than
+    /// `visit` may be called with ranges that were not watched, with more than changed, and, within one replay, more than
     /// once with the same change. It may be called before it is clear that the replay is not
     /// complete.
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay;
+
+    /// The same of `most` entries, or more, where the log has so many: with [`Sequence::CUT`] it ends behind them, and
+    /// the next goes on there. A cache reads so, because it holds its lock meanwhile.
+    ///
+    /// It need not end before the log does.
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        let _ = most;
+        self.replay(from, visit)
+    }
 
     /// A mark that each change of `range` sets from now on, as it is logged: no thread has to read the log in time.
     ///
@@ -117,7 +137,8 @@ pub unsafe trait Monitor: Send + Sync + 'static {
         0
     }
 
-    /// Whether this process is a forked child of the one that made the monitor.
+    /// Whether this process is a forked child of the one that made the monitor. Destructors ask it, too: a panic is taken
+    /// for no.
     fn forked(&self) -> bool;
 
     /// How often the waiters were notified, modulo 2^32; see [`wait`](Self::wait).
@@ -152,6 +173,15 @@ unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         (**self).replay(from, visit)
+    }
+
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        (**self).replay_some(from, most, visit)
     }
 
     fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
@@ -290,8 +320,12 @@ pub struct Replay {
     /// Where the next replay begins.
     pub up_to: Position,
     /// The word that [`Monitor::check`] answers as long as nothing is in the log that this replay
-    /// did not tell. Everything was told of which a check knew that returned before it began.
+    /// did not tell. Everything was told of which a check knew that returned before it began, or this is
+    /// [`Sequence::CUT`].
     pub sequence: Sequence,
     /// False if entries were overwritten before they were read: then anything may have changed.
     pub complete: bool,
+    /// Whether a later replay may tell again what this one told, as where one of the entries is not finished yet and those
+    /// behind it are.
+    pub may_repeat: bool,
 }

@@ -60,10 +60,8 @@
 
 pub use crate::board::{MOST_NOTICES, Notice, Revocation, SuspensionId};
 
-use crate::budget::Amount;
-use crate::cache::Cache;
 use crate::monitor::Monitor;
-use crate::registrar::{RegisterError, Registrar};
+use crate::registrar::Registrar;
 use crate::shared::Shared;
 use std::fmt;
 use std::time::Duration;
@@ -85,17 +83,13 @@ pub struct Notices<'c, R: Registrar, M: Monitor> {
     id: u64,
 }
 
-impl<R: Registrar, M: Monitor> Cache<R, M> {
-    /// A queue of what happens from now on, for at most `capacity` notices at a time (at least one, at
-    /// most [`MOST_NOTICES`]).
-    /// Each of several queues hears everything.
-    pub fn notices(&self, capacity: usize) -> Notices<'_, R, M> {
-        let id = self.shared.own_board().map_or(0, |board| board.subscribe(capacity));
-        Notices { shared: &self.shared, id }
+impl<'c, R: Registrar, M: Monitor> Notices<'c, R, M> {
+    /// A queue for at most `capacity` notices at a time.
+    pub(crate) fn of(shared: &'c Shared<R, M>, capacity: usize) -> Self {
+        let id = shared.own_board().map_or(0, |board| board.subscribe(capacity));
+        Self { shared, id }
     }
-}
 
-impl<R: Registrar, M: Monitor> Notices<'_, R, M> {
     /// The oldest that was not heard yet; nothing in a forked child, whose parent hears it.
     #[expect(clippy::should_implement_trait)] // there may be more after nothing
     pub fn next(&mut self) -> Option<Notice<R::Handle>> {
@@ -119,27 +113,5 @@ impl<R: Registrar, M: Monitor> Drop for Notices<'_, R, M> {
 impl<R: Registrar, M: Monitor> fmt::Debug for Notices<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Notices").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl<R: Registrar, M: Monitor> Shared<R, M> {
-    /// Others say that the whole budget is another now.
-    pub(crate) fn note_budget(&self, from: Amount, to: Amount) {
-        if let Ok(board) = self.own_board() {
-            board.tell_change_of_budget(from, to);
-        }
-    }
-
-    /// The device had no room for `wanted` besides what is held, though the settings allow it: there is
-    /// less than both, for now.
-    pub(crate) fn note_refused_by_device(&self, error: RegisterError, wanted: Amount) {
-        let Ok(held) = self.locked(|writer| writer.held) else { return };
-        let less = held + wanted - Amount::one(1);
-        let most = Amount { bytes: self.config.max_bytes, regions: self.config.max_regions };
-        let bound = match error {
-            RegisterError::PinnedMemoryLimit { .. } => Amount { bytes: less.bytes, ..most },
-            _ => Amount { regions: less.regions, ..most },
-        };
-        self.board.tell_bound(most, bound);
     }
 }

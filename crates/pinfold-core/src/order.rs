@@ -53,13 +53,13 @@ impl Order {
             }
             None => {}
         }
-        lists.set_mark(region.number, region.used());
+        region.set_mark(region.used());
         lists.publish(region, ghost.is_some(), closed);
     }
 
     /// A region turned out to be in use at `tick`.
     pub(crate) fn keep<H: Copy>(lists: &mut Lists, region: &Region<H>, tick: u64) {
-        lists.set_mark(region.number, tick);
+        region.set_mark(tick);
         lists.promote(region);
     }
 
@@ -76,7 +76,7 @@ impl Order {
             *looks += 1;
             let Some(region) = self.next(lists).and_then(&place) else { break };
             let used = region.used();
-            if lists.has_mark(region.number, used) {
+            if region.mark() == used {
                 return self.take(lists, region);
             }
             Self::keep(lists, region, used);

@@ -273,6 +273,7 @@ mod tests {
         table.end(last);
         table.end(beyond);
         assert!(table.overlaps(page(9)));
+        assert_eq!(table.unrecorded.load(Ordering::Relaxed), FORGOTTEN + UNCOUNTABLE);
         table.forget_all();
         assert!(!table.overlaps(page(9)));
         let again = table.begin(page(1));

@@ -48,6 +48,10 @@ impl RangeIndex {
         Self { classes: (0..CLASSES).map(|_| BTreeSet::new()).collect(), occupied: 0 }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.occupied == 0
+    }
+
     pub(crate) fn insert(&mut self, range: AddressRange, number: u32) {
         let class = class_of(range);
         self.classes[class].insert(Key::new(range.start(), number));
@@ -108,7 +112,7 @@ mod tests {
 
     /// Beside a plain list, with lengths of all sizes and ranges that overlap.
     #[test]
-    fn agrees_with_a_list() {
+    fn agrees_with_a_plain_list() {
         let (mut index, mut model) = (RangeIndex::new(), Vec::<(AddressRange, u32)>::new());
         let mut state = 0x9e37_79b9_u64;
         let mut next = |bound: usize| {
@@ -125,8 +129,12 @@ mod tests {
                 let (range, number) = model.swap_remove(next(model.len()));
                 index.remove(range, number);
             }
+            assert_eq!(index.is_empty(), model.is_empty());
             let asked = AddressRange::new(1 + next(1 << 20), 1 + next(1 << other)).unwrap();
             let mut found: Vec<u32> = near(&index, asked).collect();
+            if number % 16 == 0 {
+                assert_eq!(step_by_step(&index, asked, model.len()), found);
+            }
             found.retain(|number| {
                 model.iter().any(|(range, it)| it == number && range.overlaps(&asked))
             });
@@ -138,6 +146,26 @@ mod tests {
         }
         model.drain(..).for_each(|(range, number)| index.remove(range, number));
         assert!(near(&index, AddressRange::EVERYTHING).next().is_none());
+        assert!(index.is_empty(), "an empty set is not looked at");
+    }
+
+    /// What a walk meets that begins again behind each, `most` at most.
+    fn step_by_step(index: &RangeIndex, range: AddressRange, most: usize) -> Vec<u32> {
+        let mut cursor = Cursor::default();
+        let next = || {
+            let (behind, number) = index.near_from(range, cursor).next()?;
+            cursor = behind;
+            Some(number)
+        };
+        iter::from_fn(next).take(most + 1).collect()
+    }
+
+    #[test]
+    fn the_longest_range_is_met_everywhere() {
+        let mut index = RangeIndex::new();
+        index.insert(AddressRange::EVERYTHING, 7);
+        let asked = AddressRange::new(4096, 1).unwrap();
+        assert!(near(&index, asked).eq([7]));
     }
 
     /// Of equal ranges side by side, a look-up meets those it touches and three more at most.

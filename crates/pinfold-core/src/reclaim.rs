@@ -12,11 +12,12 @@ use crate::budget::{Amount, Lender};
 use crate::clock::since;
 use crate::foreign::{self, discard, runs_through};
 use crate::hazard::{Idle, Unpublished};
+use crate::index::Rest;
 use crate::monitor::Monitor;
 use crate::region::{Deregistering, List, Lists, Region, State};
 use crate::registrar::Registrar;
-use crate::shared::{SLICE, Scanner, Shared, Writer};
-use crate::sync::{self, Ordering, thread_local};
+use crate::shared::{SLICE, Scanner, Shared, Writer, operations};
+use crate::sync::{self, thread_local};
 use crate::unapplied::ChangeCount;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -60,26 +61,31 @@ impl<H> Slice<'_, H> {
     }
 }
 
-impl<R: Registrar, M: Monitor> Shared<R, M> {
+operations! {
+    /// Giving registrations back.
+    Reclaim
+}
+
+impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
     /// Applies the changes that were reported until now, then deregisters every region that is neither findable
     /// nor leased. Says how many there were.
-    pub(crate) fn reclaim(&self) -> usize {
-        self.await_log();
+    pub(crate) fn reclaim(self) -> usize {
+        self.0.await_log();
         self.reclaim_logged()
     }
 
     /// The same with the changes that stand in the log.
     ///
     /// What becomes unfindable meanwhile is left to the next call: this one ends, whatever other threads do.
-    fn reclaim_logged(&self) -> usize {
+    fn reclaim_logged(self) -> usize {
         self.give_back(usize::MAX, |scanner| self.claim_unfindable(scanner))
     }
 
     /// Applies the log, then deregisters what `claim` takes over, slice by slice until `enough` regions
     /// were given back, or all that there were when this began were looked at. Says how many were
     /// given back.
-    fn give_back<'c>(
-        &'c self,
+    fn give_back(
+        self,
         enough: usize,
         claim: impl Fn(Scanner<'c>) -> Claim<'c, R::Handle>,
     ) -> usize {
@@ -96,26 +102,23 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    fn give_slice_back<'c>(
-        &'c self,
-        claim: impl FnOnce(Scanner<'c>) -> Claim<'c, R::Handle>,
-    ) -> GivenBack {
+    fn give_slice_back(self, claim: impl FnOnce(Scanner<'c>) -> Claim<'c, R::Handle>) -> GivenBack {
         // A forked child's regions are its parent's.
-        let Ok(mut scanner) = self.lock_to_scan() else { return GivenBack::default() };
-        self.read_log(&mut scanner);
+        let Ok(mut scanner) = self.0.lock_to_scan() else { return GivenBack::default() };
+        self.0.read_log(&mut scanner);
         let (scanner, Slice { duties, is_cut }) = claim(scanner);
-        let due = self.release(scanner);
+        let due = self.0.release(scanner);
         // Before the callbacks, which may wait for the room that this makes.
         let count = self.deregister(duties);
         drop(due);
-        self.settle();
+        self.0.settle();
         GivenBack { count, is_cut }
     }
 
     /// Whether there is something to give back. In a forked child nothing is.
-    fn finds_work(&self) -> bool {
-        let is_left = self.locked(|writer| {
-            let is_left = writer.has_unscanned() || !writer.unapplied.is_empty();
+    fn finds_work(self) -> bool {
+        let is_left = self.0.locked(|writer| {
+            let is_left = writer.has_unscanned() || !writer.has_applied_all();
             // Called for changes that concerned nothing: the next call must notify again.
             if !is_left {
                 writer.answer_call();
@@ -128,8 +131,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Takes over the duty for the regions that are not in the index and have no lease.
     ///
     /// Those that are leased are set aside until their last lease's end says so
-    /// ([`say_if_awaited`](Self::say_if_awaited)), so that a lease held long costs this nothing.
-    fn claim_unfindable<'c>(&'c self, mut scanner: Scanner<'c>) -> Claim<'c, R::Handle> {
+    /// ([`say_if_awaited`](Shared::say_if_awaited)), so that a lease held long costs this nothing.
+    fn claim_unfindable(self, mut scanner: Scanner<'c>) -> Claim<'c, R::Handle> {
         scanner.answer_call();
         let unfindable = self.await_unscanned(&mut scanner);
         let (mut scanner, duties, known) = if unfindable.is_empty() {
@@ -137,7 +140,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         } else {
             self.claim_scanned(scanner, unfindable)
         };
-        let is_cut = known && scanner.has_unscanned() || !scanner.unapplied.is_empty();
+        let is_cut = known && scanner.has_unscanned() || !scanner.has_applied_all();
         // What is left is for another thread to do, and this call may be on one that stops here.
         if is_cut {
             scanner.call_reclaimer();
@@ -147,12 +150,12 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Those of a slice that have no lease, and whether anything is known of it: without a barrier
     /// everything goes back to where it was, for another try.
-    fn claim_scanned<'c>(
-        &'c self,
+    fn claim_scanned(
+        self,
         scanner: Scanner<'c>,
         unfindable: Vec<Unpublished<'c, Region<R::Handle>>>,
     ) -> (Scanner<'c>, Duties<'c, R::Handle>, bool) {
-        let (mut scanner, scan) = self.scan(scanner, unfindable);
+        let (mut scanner, scan) = self.0.scan(scanner, unfindable);
         let known = scan.is_known();
         let (idle, leased) = scan.split();
         if !known {
@@ -164,52 +167,17 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Awaits the ends of leases of a slice of the regions that are not in the index and have not been
     /// scanned since, half of it of each list at most, so that neither keeps the other waiting.
-    fn await_unscanned(&self, writer: &mut Writer) -> Vec<Unpublished<'_, Region<R::Handle>>> {
+    fn await_unscanned(self, writer: &mut Writer) -> Vec<Unpublished<'c, Region<R::Handle>>> {
         let numbers = UNSCANNED.iter().flat_map(|&list| writer.lists.iter(list).take(HALF));
         let numbers: Vec<u32> = numbers.collect();
-        let regions = numbers.into_iter().filter_map(|number| self.region(number));
+        let regions = numbers.into_iter().filter_map(|number| self.0.region(number));
         regions.filter_map(|region| writer.lists.await_end(region)).collect()
-    }
-
-    /// A lease of `region` ended, and the light barrier has run since: hands the region to the
-    /// reclaimer again if that found it leased.
-    ///
-    /// **Why the last lease's end is not lost.** The lease empties its hazard, runs the light
-    /// barrier and looks whether any end is awaited. The reclaimer sets the region aside and says that
-    /// it awaits an end, runs the heavy barrier and looks at the hazards. If this look finds nothing
-    /// awaited, that look finds the hazard empty, and it is still to come: a dead region that was not
-    /// looked at has been handed to the reclaimer by the thread that took it out of the index. If one was
-    /// awaited, this region may be one that was set aside, and is handed to the reclaimer again, which
-    /// believes then what a scan says that is under way of those alone that are still where it put them.
-    /// The place may hold another region if this one was not set aside; then that one is looked at once
-    /// more, or nothing happens.
-    ///
-    /// The same holds for a thread that needs room, with the order of eviction in the place of the
-    /// reclaimer's list: a region that it looks at leaves the order, and comes back here or when no lease
-    /// was found.
-    #[inline]
-    pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
-        // Relaxed: the light barrier that ran before orders it.
-        if region.may_be_awaited() && self.awaiting.load(Ordering::Relaxed) {
-            self.look_again(region);
-        }
-    }
-
-    #[cold]
-    fn look_again(&self, region: &Region<R::Handle>) {
-        // In a forked child all of it is the parent's.
-        let _forked = self.locked(|writer| {
-            let suspended = writer.is_suspended(region);
-            if writer.lists.look_again(region, suspended) {
-                writer.call_reclaimer();
-            }
-        });
     }
 
     /// Gives up idle memory: dead regions first, then as the order of eviction says. False if
     /// nothing could be given up, and nothing went since there had been so many `departures`: when it was
     /// found that there is no room.
-    pub(crate) fn free_some(&self, shortage: Amount, departures: u64) -> bool {
+    pub(crate) fn free_some(self, shortage: Amount, departures: u64) -> bool {
         let count = self.give_back(1, |scanner| {
             let (scanner, unfindable) = self.claim_unfindable(scanner);
             if !unfindable.duties.is_empty() {
@@ -226,11 +194,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Gives up everything idle, and waits for what others are giving back. Says how many were
     /// given back here.
-    pub(crate) fn evict_idle(&self) -> usize {
+    pub(crate) fn evict_idle(self) -> usize {
         let evict = |scanner| self.evict(scanner, Amount::EVERYTHING);
         let count = self.reclaim() + self.give_back(usize::MAX, evict);
         if !InsideDeparture::is_any() {
-            self.wait_for_all_departures();
+            self.0.wait_for_all_departures();
         }
         count
     }
@@ -238,13 +206,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Waits for what other threads are giving back. False if there is nothing to wait for, and for
     /// a registrar or a clock that calls back into a cache while registrations are given back: what it
     /// waited for might be what this thread is giving back, or wait for that.
-    fn wait_for_another(&self, departures: u64) -> bool {
-        !InsideDeparture::is_any() && self.wait_for_departure(departures)
+    fn wait_for_another(self, departures: u64) -> bool {
+        !InsideDeparture::is_any() && self.0.wait_for_departure(departures)
     }
 
     /// Gives up what is idle and touches `range`. Says how many were given back here.
-    pub(crate) fn evict_idle_in(&self, range: AddressRange) -> usize {
-        let (mut count, mut rest) = (0, Some(range));
+    pub(crate) fn evict_idle_in(self, range: AddressRange) -> usize {
+        let (mut count, mut rest) = (0, Some(Rest::from(range)));
         while let Some(range) = rest.take() {
             let evict = |scanner| {
                 let (scanner, duties, left) = self.evict_in(scanner, range);
@@ -259,26 +227,26 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Takes those regions out of the index that a part of `range` has. The rest of it.
     ///
     /// What is evictable already needs no scan. All others are examined, as if room was needed.
-    fn evict_in<'c>(
-        &'c self,
+    fn evict_in(
+        self,
         mut scanner: Scanner<'c>,
-        range: AddressRange,
-    ) -> (Scanner<'c>, Duties<'c, R::Handle>, Option<AddressRange>) {
+        range: Rest,
+    ) -> (Scanner<'c>, Duties<'c, R::Handle>, Option<Rest>) {
         let mut numbers = Vec::new();
-        let rest = self.findable_part(range, SLICE, &mut numbers, |_| true).rest;
+        let rest = self.0.findable_part(range, SLICE, &mut numbers, |_| true).rest;
         let (mut idle, mut others) = (Vec::new(), Vec::new());
-        for region in numbers.into_iter().filter_map(|number| self.region(number)) {
+        for region in numbers.into_iter().filter_map(|number| self.0.region(number)) {
             match Lists::evictable(region) {
                 Some(proof) => idle.push(proof),
                 None => others.extend(scanner.lists.examine(region)),
             }
         }
-        let mut eviction = Eviction::of(Amount::EVERYTHING);
-        let mut duties = self.give_up_all(&mut scanner, idle, &mut eviction);
+        let mut missing = Amount::EVERYTHING;
+        let mut duties = self.give_up_all(&mut scanner, idle, &mut missing);
         if !others.is_empty() {
-            let (relocked, idle, _) = self.scan_examined(scanner, others);
+            let (relocked, found) = self.scan_examined(scanner, others);
             scanner = relocked;
-            duties.extend(self.give_up_all(&mut scanner, idle, &mut eviction));
+            duties.extend(self.give_up_all(&mut scanner, found.idle, &mut missing));
         }
         (scanner, duties, rest)
     }
@@ -292,35 +260,41 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// What is found leased is not examined again before a lease of it has ended: to find that all
     /// is in use costs what was registered or released since that was found.
-    fn evict<'c>(&'c self, mut scanner: Scanner<'c>, shortage: Amount) -> Claim<'c, R::Handle> {
+    fn evict(self, mut scanner: Scanner<'c>, shortage: Amount) -> Claim<'c, R::Handle> {
         let mut slice = Slice::nothing();
-        let mut eviction = Eviction::of(shortage);
+        let mut missing = shortage;
         let (mut batch, mut room, mut is_new_hold) = (examined_at_once(&scanner), SLICE, true);
         // What is suspended and leased is examined and stays in the order: each is looked at once.
         let mut left = [List::Small, List::Main].map(|list| scanner.lists.len(list)).iter().sum();
-        while eviction.missing != Amount::ZERO {
+        while missing != Amount::ZERO {
             slice.is_cut = slice.duties.len() >= SLICE || room == 0;
-            let next = scanner.lists.first(List::Evictable).and_then(|number| self.region(number));
+            let next =
+                scanner.lists.first(List::Evictable).and_then(|number| self.0.region(number));
             if slice.is_cut {
                 break;
             } else if let Some(idle) = next.and_then(Lists::evictable) {
-                let duties = self.give_up_all(&mut scanner, vec![idle], &mut eviction);
+                let duties = self.give_up_all(&mut scanner, vec![idle], &mut missing);
                 slice.duties.extend(duties);
             } else if !is_new_hold {
                 // To look at more takes as long again, and nothing is at hand that others could take.
-                (scanner, is_new_hold) = (self.pause(scanner), true);
+                (scanner, is_new_hold) = (self.0.pause(scanner), true);
             } else {
                 let most = batch.min(HALF).min(room).min(left);
                 let examined = self.examine(&mut scanner, most);
                 if examined.is_empty() {
                     break;
                 }
-                (room, left) = (room - examined.len(), left - examined.len());
-                batch *= 2;
-                let (relocked, idle, known) = self.scan_examined(scanner, examined);
+                let count = examined.len();
+                (room, left) = (room - count, left - count);
+                // Not beyond what one look takes: what comes back is looked at again, so there may be many.
+                batch = (2 * batch).min(HALF);
+                let (relocked, Examined { idle, leased, is_known }) =
+                    self.scan_examined(scanner, examined);
                 scanner = relocked;
+                // What came back meanwhile, because a lookup passed by or a lease ended, is looked at again.
+                left += count - idle.len() - leased;
                 idle.into_iter().for_each(|idle| scanner.lists.make_evictable(idle));
-                if !known {
+                if !is_known {
                     break;
                 }
                 is_new_hold = false;
@@ -331,11 +305,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Takes the next regions out of the order of eviction, for a scan: `most`, or fewer where it takes many
     /// looks to find them.
-    fn examine(&self, writer: &mut Writer, most: usize) -> Vec<Unpublished<'_, Region<R::Handle>>> {
+    fn examine(self, writer: &mut Writer, most: usize) -> Vec<Unpublished<'c, Region<R::Handle>>> {
         let Writer { order, lists, .. } = writer;
         let (mut examined, mut looks) = (Vec::with_capacity(most), 0);
         while examined.len() < most && looks < MOST_LOOKS {
-            match order.pop(lists, &mut looks, |number| self.region(number)) {
+            match order.pop(lists, &mut looks, |number| self.0.region(number)) {
                 Some(next) => examined.push(next),
                 None => break,
             }
@@ -343,39 +317,38 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         examined
     }
 
-    /// Scans what is examined. Those that are idle, and whether anything is known of any; those in use
-    /// leave the order until a lease of them ends.
-    fn scan_examined<'c>(
-        &'c self,
+    /// Scans what is examined. Those in use leave the order until a lease of them ends.
+    fn scan_examined(
+        self,
         scanner: Scanner<'c>,
         examined: Vec<Unpublished<'c, Region<R::Handle>>>,
-    ) -> (Scanner<'c>, Proofs<'c, R::Handle>, bool) {
-        let (mut scanner, scan) = self.scan(scanner, examined);
-        let known = scan.is_known();
+    ) -> (Scanner<'c>, Examined<'c, R::Handle>) {
+        let (mut scanner, scan) = self.0.scan(scanner, examined);
+        let is_known = scan.is_known();
         let (idle, in_use) = scan.split();
-        let keep = if known { Lists::await_room } else { Lists::keep_examined };
-        let tick = self.tick();
+        let keep = if is_known { Lists::await_room } else { Lists::keep_examined };
+        let (tick, leased) = (self.0.tick(), in_use.len());
         for region in in_use {
             let suspended = scanner.is_suspended(region);
-            scanner.lists.set_mark(region.number, tick);
+            region.set_mark(tick);
             keep(&mut scanner.lists, region, suspended);
         }
-        (scanner, idle, known)
+        (scanner, Examined { idle, leased, is_known })
     }
 
-    /// Takes idle regions out of the index, and over the duty for them.
-    fn give_up_all<'c>(
-        &self,
+    /// Takes idle regions out of the index, and over the duty for them: so much less is `missing`.
+    fn give_up_all(
+        self,
         writer: &mut Writer,
         idle: Proofs<'c, R::Handle>,
-        eviction: &mut Eviction,
+        missing: &mut Amount,
     ) -> Duties<'c, R::Handle> {
         writer.counts.evictions += idle.len() as u64;
         let mut give_up = |proof: Idle<'c, Region<R::Handle>>| {
-            self.note_kept_no_more(writer, proof.item().number, &mut eviction.hits);
+            self.0.note_kept_no_more(writer, proof.item().number);
             if let Some(range) = proof.item().range() {
-                self.withdraw(writer, range, proof.item().number);
-                eviction.missing = eviction.missing - self.amount_of(writer, proof.item());
+                self.0.withdraw(writer, range, proof.item().number);
+                *missing = *missing - self.0.amount_of(writer, proof.item());
             }
             writer.lists.deregister(proof)
         };
@@ -384,27 +357,27 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// A lease that was alone on its region ended, and has emptied its slot. Called by a destructor, which
     /// may run because of a panic.
-    pub(crate) fn end_per_use<'c>(&'c self, region: &'c Region<R::Handle>) {
+    pub(crate) fn end_per_use(self, region: &'c Region<R::Handle>) {
         if let Err(panicked) = foreign::call(|| self.deregister_per_use(region)) {
             panicked.resume_unless_unwinding();
         }
     }
 
-    fn deregister_per_use<'c>(&'c self, region: &'c Region<R::Handle>) {
-        let claimed = self.locked_deferring(|writer| {
+    fn deregister_per_use(self, region: &'c Region<R::Handle>) {
+        let claimed = self.0.locked_deferring(|writer| {
             writer.per_use.remove(&region.number);
             vec![writer.lists.deregister(Idle::behind_its_only_lease(region))]
         });
         let Ok((duties, due)) = claimed else { return };
         self.deregister(duties);
         drop(due);
-        self.settle();
+        self.0.settle();
     }
 
     /// A lease without a hazard ended.
-    pub(crate) fn uncount(&self, region: &Region<R::Handle>) {
+    pub(crate) fn uncount(self, region: &Region<R::Handle>) {
         let place = std::ptr::from_ref(region).addr();
-        let _forked = self.locked(|writer| {
+        let _forked = self.0.locked(|writer| {
             if let Some(position) = writer.counted.iter().position(|&other| other == place) {
                 writer.counted.swap_remove(position);
             }
@@ -416,10 +389,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ///
     /// What a registrar that panics was not given is the reclaimer's again; behind the end of the cache, which
     /// has passed what was in this thread's hands, it is this thread's.
-    fn deregister(&self, duties: Duties<'_, R::Handle>) -> usize {
+    fn deregister(self, duties: Duties<'_, R::Handle>) -> usize {
         let count = duties.len();
         if let Err(panicked) = foreign::call(|| self.depart(duties)) {
-            if self.is_closed() {
+            if self.0.is_closed() {
                 // The first panic is the one that goes on.
                 let _others = foreign::call(|| self.deregister_all());
             }
@@ -428,13 +401,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         count
     }
 
-    fn depart(&self, duties: Duties<'_, R::Handle>) {
+    fn depart(self, duties: Duties<'_, R::Handle>) {
         if duties.is_empty() {
             return;
         }
         let count = duties.len();
         Departure {
-            shared: self,
+            shared: self.0,
             ahead: duties.into_iter(),
             gone: Vec::with_capacity(count),
             failed: 0,
@@ -444,20 +417,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     }
 
     /// False if the device could not.
-    fn deregister_one(&self, duty: &Deregistering<'_, R::Handle>) -> bool {
+    fn deregister_one(self, duty: &Deregistering<'_, R::Handle>) -> bool {
         let Some(range) = duty.region().range() else { return false };
         // SAFETY: the caller holds the duty to deregister this region.
         let handle = unsafe { duty.region().handle() };
         // SAFETY: registered for this region, and the duty to deregister it exists once: a proof that no
         // lease is left made it.
-        unsafe { self.registrar.deregister(handle, range) }.is_ok()
+        unsafe { self.0.registrar.deregister(handle, range) }.is_ok()
     }
 
     /// The books after a deregistration.
-    pub(crate) fn free_place(&self, writer: &mut Writer, gone: Deregistering<'_, R::Handle>) {
+    pub(crate) fn free_place(self, writer: &mut Writer, gone: Deregistering<'_, R::Handle>) {
         let region = gone.region();
-        let amount = self.forget_amount(writer, region);
-        self.give_budget(writer, amount);
+        let amount = self.0.forget_amount(writer, region);
+        self.0.give_budget(writer, amount);
         writer.watchers.deregistered(region.number);
         writer.lists.free(gone);
     }
@@ -467,7 +440,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// What is being given back already is in other hands: a callback may drop the cache. A
     /// registrar that panics is not given the same again but all the others; then the first panic goes
     /// on, unless there is one already.
-    pub(crate) fn deregister_all(&self) {
+    pub(crate) fn deregister_all(self) {
         let mut first = None;
         // Each round but the last has ended one deregistration more by a panic.
         while self.deregister_rest(&mut first) {}
@@ -479,15 +452,15 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Deregisters what is registered and has no holder, slice by slice: a cache that draws on the same
     /// budget may wait for the lock. Whether a registrar panicked before it had all of its slice; `first` is
     /// the first panic of all.
-    fn deregister_rest(&self, first: &mut Option<foreign::Panicked>) -> bool {
+    fn deregister_rest(self, first: &mut Option<foreign::Panicked>) -> bool {
         let (mut next, mut again) = (Some(0), false);
         while let Some(place) = next {
-            let claimed = self.locked_deferring(|writer| self.take_over_slice(writer, place));
+            let claimed = self.0.locked_deferring(|writer| self.take_over_slice(writer, place));
             let Ok(((duties, rest), due)) = claimed else { return false };
             let deregistered = foreign::call(|| self.depart(duties));
             again |= deregistered.is_err();
             let told = foreign::call(|| drop(due));
-            let settled = foreign::call(|| self.settle());
+            let settled = foreign::call(|| self.0.settle());
             let panics = [deregistered, told, settled].into_iter().filter_map(Result::err);
             panics.for_each(|panicked| _ = first.get_or_insert(panicked));
             next = rest;
@@ -499,20 +472,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// begins.
     #[allow(clippy::cast_possible_truncation)] // a slice is short
     fn take_over_slice(
-        &self,
+        self,
         writer: &mut Writer,
         first: u32,
-    ) -> (Duties<'_, R::Handle>, Option<u32>) {
+    ) -> (Duties<'c, R::Handle>, Option<u32>) {
         let end = writer.made_places.min(first.saturating_add(HALF as u32));
-        let regions = (first..end).filter_map(|number| self.region(number));
+        let regions = (first..end).filter_map(|number| self.0.region(number));
         let duties = regions.filter_map(|region| self.take_over(writer, region)).collect();
         (duties, (end < writer.made_places).then_some(end))
     }
 
     /// Takes over the duty for a region of a cache that is being dropped, unless it is in other
     /// hands.
-    fn take_over<'c>(
-        &self,
+    fn take_over(
+        self,
         writer: &mut Writer,
         region: &'c Region<R::Handle>,
     ) -> Option<Deregistering<'c, R::Handle>> {
@@ -520,7 +493,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             State::Free | State::Deregistering => return None,
             state if state.is_indexed() => {
                 let range = region.range()?;
-                self.withdraw(writer, range, region.number);
+                self.0.withdraw(writer, range, region.number);
                 writer.lists.supersede(region);
             }
             _ => _ = writer.per_use.remove(&region.number),
@@ -532,7 +505,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 /// For those who draw on the same budget.
 impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
     fn give_back(&self, missing: Amount) -> bool {
-        self.free_some(missing, self.departures())
+        Reclaim(self).free_some(missing, self.departures())
     }
 
     fn budget_changed(&self, from: Amount, to: Amount) {
@@ -540,17 +513,13 @@ impl<R: Registrar, M: Monitor> Lender for Shared<R, M> {
     }
 }
 
-/// What an eviction goes by, under one hold of the lock.
-struct Eviction {
-    missing: Amount,
-    /// How many hits there were, once that was asked.
-    hits: Option<u64>,
-}
-
-impl Eviction {
-    const fn of(missing: Amount) -> Self {
-        Self { missing, hits: None }
-    }
+/// What a scan found of the regions that were taken out of the order of eviction for it. To what is neither idle nor
+/// leased something happened meanwhile.
+struct Examined<'c, H> {
+    idle: Proofs<'c, H>,
+    leased: usize,
+    /// Whether anything is known of any.
+    is_known: bool,
 }
 
 /// What came of one hold of the lock.
@@ -572,12 +541,12 @@ struct Goal {
 impl Goal {
     /// The goal behind one more slice. News have been applied, some of them.
     fn next(self, writer: &Writer) -> Self {
-        let made = self.made.unwrap_or(writer.unapplied.made());
+        let mut made = self.made;
         let left = match self.left {
             Some(left) => Some(left.saturating_sub(1)),
-            None => writer.unapplied.are_applied(made).then(|| writer.slices()),
+            None => writer.are_applied(&mut made).then(|| writer.slices()),
         };
-        Self { made: Some(made), left }
+        Self { made, left }
     }
 
     fn is_reached(self) -> bool {
@@ -671,13 +640,13 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
             let is_timed = self.shared.is_sampled() && !self.ahead.as_slice().is_empty();
             let began = self.shared.now_if(is_timed);
             // Forked inside the registrar or the clock: the rest is the parent's to give back.
-            if self.shared.monitor.forked() {
+            if self.shared.is_forked() {
                 return;
             }
             let Some(duty) = self.ahead.next() else { return };
             self.gone.push(duty);
             self.failed += 1;
-            if self.gone.last().is_some_and(|duty| self.shared.deregister_one(duty)) {
+            if self.gone.last().is_some_and(|duty| Reclaim(self.shared).deregister_one(duty)) {
                 self.failed -= 1;
             }
             self.took = since(began, self.shared.now_if(is_timed));
@@ -690,12 +659,12 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
         let latest = self.gone.last().and_then(|gone| gone.region().range());
         let measured = latest.zip(self.took);
         measured.into_iter().for_each(|(range, took)| writer.costs.deregistered(range, took));
-        self.gone.drain(..).for_each(|gone| self.shared.free_place(writer, gone));
+        self.gone.drain(..).for_each(|gone| Reclaim(self.shared).free_place(writer, gone));
         for undone in self.ahead.by_ref() {
             writer.lists.hand_back(undone);
             writer.call_reclaimer();
         }
-        self.shared.note_departure(writer);
+        writer.note_departure();
     }
 }
 
@@ -722,13 +691,13 @@ thread_local! {
     static RECLAIMS: Cell<bool> = Cell::new(false);
 }
 
-/// This thread is a reclaimer's, of whichever cache: callbacks that drop caches run here.
-pub(crate) struct ReclaimingThread;
+/// This thread is a reclaimer's, of whichever cache: callbacks that drop caches run here. It has what was before, because
+/// a callback may run another cache's reclaimer.
+pub(crate) struct ReclaimingThread(bool);
 
 impl ReclaimingThread {
     fn enter() -> Self {
-        RECLAIMS.with(|reclaims| reclaims.set(true));
-        Self
+        Self(RECLAIMS.with(|reclaims| reclaims.replace(true)))
     }
 
     /// Whether the calling thread is one.
@@ -739,7 +708,7 @@ impl ReclaimingThread {
 
 impl Drop for ReclaimingThread {
     fn drop(&mut self) {
-        RECLAIMS.with(|reclaims| reclaims.set(false));
+        RECLAIMS.with(|reclaims| reclaims.set(self.0));
     }
 }
 
@@ -774,7 +743,7 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
             let _ran_through = runs_through(|| is_news = self.work());
             // A child that was forked by a callback on this thread, and came back from it, has no
             // other thread; no thread would ever ring.
-            if self.shared.monitor.forked() {
+            if self.shared.is_forked() {
                 return;
             }
             // A monitor is asked whether it sees anything still when it has said nothing new.
@@ -790,9 +759,9 @@ impl<R: Registrar, M: Monitor> Reclaimer<R, M> {
         if !is_news {
             self.shared.await_log();
         }
-        if self.shared.finds_work() {
+        if Reclaim(&self.shared).finds_work() {
             sync::thread::sleep(GATHER);
-            self.shared.reclaim_logged();
+            Reclaim(&self.shared).reclaim_logged();
         }
         is_news
     }
@@ -807,12 +776,15 @@ impl<R: Registrar, M: Monitor> std::fmt::Debug for Reclaimer<R, M> {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use super::State;
+    use super::{InsideDeparture, Reclaim, Reclaimer, ReclaimingThread, State};
     use crate::barrier::Barriers;
+    use crate::budget::Amount;
     use crate::coverage::{Change, Cover, MappingKind};
     use crate::foreign;
     use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
+    use crate::region::List;
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+    use crate::suspended_ranges::Gets;
     use crate::watchers::Completion;
     use crate::{Access, AddressRange, Cache, Config, Lease};
     use std::cell::{Cell, RefCell};
@@ -844,6 +816,11 @@ mod tests {
         }
 
         unsafe fn deregister(&self, handle: u32, _: AddressRange) -> Result<(), DeregisterError> {
+            let meanwhile = ON_DEREGISTER.take();
+            if let Some(mut meanwhile) = meanwhile {
+                meanwhile();
+                ON_DEREGISTER.set(Some(meanwhile));
+            }
             let slow = self.slow.lock().unwrap().remove(&handle);
             let _over = slow.map(|word| word.recv());
             self.gone.lock().unwrap().push(handle);
@@ -874,7 +851,12 @@ mod tests {
         }
 
         fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-            Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true }
+            Replay {
+                up_to: Position(0, 0),
+                sequence: Sequence(2),
+                complete: true,
+                may_repeat: false,
+            }
         }
 
         fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -889,9 +871,22 @@ mod tests {
             0
         }
 
-        fn notify(&self) {}
+        fn notify(&self) {
+            NOTIFIED.set(NOTIFIED.get() + 1);
+        }
 
-        fn wait(&self, _: u32) {}
+        fn wait(&self, _: u32) {
+            ON_WAIT.take().into_iter().for_each(|f| f());
+        }
+    }
+
+    thread_local! {
+        /// How often this thread notified the reclaimer.
+        static NOTIFIED: Cell<usize> = const { Cell::new(0) };
+        /// What is done where this thread, as a reclaimer, would sleep.
+        static ON_WAIT: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
+        /// What is done before this thread gives a registration back.
+        static ON_DEREGISTER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
     }
 
     fn page(number: usize) -> AddressRange {
@@ -926,8 +921,10 @@ mod tests {
         let cache = full_cache(barriers);
         BARRIER_IS_REFUSED.set(true);
         cache.invalidate(page(5));
+        let notified = NOTIFIED.get();
         cache.reclaim();
         assert_eq!(*cache.registrar().gone.lock().unwrap(), [0], "nothing is known");
+        assert_eq!(NOTIFIED.get(), notified, "the reclaimer would try without end");
         BARRIER_IS_REFUSED.set(false);
         cache.reclaim();
         assert_eq!(*cache.registrar().gone.lock().unwrap(), [0, 5]);
@@ -961,12 +958,16 @@ mod tests {
         })
     }
 
-    /// Room for four regions, all of which are there.
-    fn four(cache: impl FnOnce(&Cache<Device, Calm>)) {
+    fn room_for_four() -> Cache<Device, Calm> {
         // SAFETY: threads that use this cache take turns, which orders all that they store.
         let barriers = unsafe { Barriers::asymmetric(scan_and_wait) };
         let config = Config { max_regions: 4, barriers, ..Config::default() };
-        let four = Cache::new(Device::default(), Calm, config).unwrap();
+        Cache::new(Device::default(), Calm, config).unwrap()
+    }
+
+    /// Room for four regions, all of which are there.
+    fn four(cache: impl FnOnce(&Cache<Device, Calm>)) {
+        let four = room_for_four();
         (0..4).for_each(|number| drop(get(&four, number)));
         cache(&four);
     }
@@ -998,6 +999,16 @@ mod tests {
             drop(lease);
             assert_eq!((cache.evict_idle(), cache.statistics().regions), (1, 0));
         });
+    }
+
+    /// It may be all that is idle.
+    #[test]
+    fn a_region_that_came_back_while_the_hazards_were_scanned_is_looked_at_again() {
+        let cache = room_for_four();
+        drop(get(&cache, 0));
+        let _leases = [1, 2, 3].map(|number| get(&cache, number));
+        during_scan(|| drop(get(&cache, 4)), || drop(get(&cache, 0)));
+        assert_eq!(*cache.registrar().gone.lock().unwrap(), [0]);
     }
 
     /// The end of a lease, which the scan may have seen, leaves it to be looked at another time.
@@ -1062,7 +1073,7 @@ mod tests {
             let scan = || {
                 let mut scanner = cache.shared.lock_to_scan().unwrap();
                 scanner.watchers.complete(completion);
-                let regions = cache.shared.await_unscanned(&mut scanner);
+                let regions = Reclaim(&cache.shared).await_unscanned(&mut scanner);
                 assert_eq!(regions.len(), 1);
                 let (scanner, _leased) = cache.shared.scan(scanner, regions);
                 drop(cache.shared.release(scanner));
@@ -1115,7 +1126,7 @@ mod tests {
             let go = go;
             let other = scope.spawn(|| {
                 PANICS.set(true);
-                foreign::call(|| shared.evict_idle()).is_err()
+                foreign::call(|| Reclaim(&shared).evict_idle()).is_err()
             });
             eventually(|| !shared.registrar.slow.lock().unwrap().contains_key(&0));
             drop(cache);
@@ -1164,12 +1175,50 @@ mod tests {
         (0..10).for_each(|_| assert!(is_refused(&cache, FULL)));
         assert_eq!(SCANS.get(), scans, "looked at what is leased");
         // Found by hits as before, whose ends are not the end of the first lease.
+        assert!(cache.shared.region(5).unwrap().is_live());
         drop(get(&cache, 5));
         assert!(is_refused(&cache, FULL));
         drop(leases.swap_remove(7));
         drop(get(&cache, FULL));
         assert_eq!(*cache.registrar().gone.lock().unwrap(), [7]);
         assert!(SCANS.get() <= scans + 2, "looked at more than the two that were released");
+    }
+
+    fn evict_all(cache: &Cache<Device, Calm>) -> bool {
+        let scanner = cache.shared.lock_to_scan().unwrap();
+        let (scanner, slice) = Reclaim(&cache.shared).evict(scanner, Amount::EVERYTHING);
+        drop(cache.shared.release(scanner));
+        Reclaim(&cache.shared).deregister(slice.duties);
+        slice.is_cut
+    }
+
+    /// Of growing numbers at once, and of no more than a slice before others have their turn.
+    #[test]
+    fn an_eviction_looks_at_a_slice_of_what_is_leased() {
+        let cache = cache_that_counts_scans();
+        let _leases: Vec<_> = (0..FULL).map(|number| get(&cache, number)).collect();
+        SCANS.set(0);
+        assert!(evict_all(&cache), "there is more");
+        let looked_at = cache.shared.locked(|writer| writer.lists.len(List::MainLeased));
+        assert_eq!(looked_at, Ok(super::SLICE));
+        assert!(SCANS.get() <= 5, "{} scans", SCANS.get());
+    }
+
+    /// What is suspended and leased stays in the order of eviction, and is no reason to look at it again.
+    #[test]
+    fn an_eviction_looks_once_at_what_is_suspended() {
+        let cache = cache_that_counts_scans();
+        drop(get(&cache, 0));
+        let lease = get(&cache, 1);
+        let suspend = |writer: &mut crate::shared::Writer| {
+            writer.suspended.put_up(page(1), Gets::Refuse, Duration::MAX, Duration::ZERO);
+            writer.lists.close(cache.shared.region(1).unwrap());
+        };
+        cache.shared.locked(suspend).unwrap();
+        SCANS.set(0);
+        assert!(!evict_all(&cache));
+        assert_eq!((cache.statistics().evictions, SCANS.get()), (1, 2));
+        drop(lease);
     }
 
     /// One idle region is found among any number of leased ones, wherever it stands.
@@ -1208,6 +1257,81 @@ mod tests {
         assert_eq!(cache.reclaim(), 1);
         (0..FULL).for_each(|number| drop(get(&cache, number)));
         assert_eq!((cache.evict_idle(), cache.statistics().regions), (FULL, 0));
+        let made = cache.shared.locked(|writer| writer.made_places).unwrap();
+        assert_eq!(usize::try_from(made), Ok(FULL), "what became free is filled again");
+    }
+
+    /// However fast more becomes unfindable meanwhile.
+    #[test]
+    fn a_reclamation_ends() {
+        const FEW: usize = 2 * super::SLICE;
+        let cache = Arc::new(cache_that_counts_scans());
+        (0..FEW).for_each(|number| drop(get(&cache, number)));
+        cache.invalidate(AddressRange::new(page(0).start(), FEW * 4096).unwrap());
+        let (again, next) = (Arc::clone(&cache), Cell::new(FEW));
+        ON_DEREGISTER.set(Some(Box::new(move || {
+            let number = next.replace(next.get() + 1);
+            // An end, for code that would go on for ever.
+            if number < 20 * FEW {
+                drop(get(&again, number));
+                again.invalidate(page(number));
+            }
+        })));
+        let count = cache.reclaim();
+        drop(ON_DEREGISTER.take());
+        assert!((FEW..2 * FEW).contains(&count), "{count}");
+    }
+
+    /// A call of the reclaimer for what another thread has done since: the next one is heard as well.
+    #[test]
+    fn a_call_for_nothing_is_answered() {
+        let cache = cache_that_counts_scans();
+        let calls = || {
+            let before = NOTIFIED.get();
+            cache.shared.locked(crate::shared::Writer::call_reclaimer).unwrap();
+            NOTIFIED.get() - before
+        };
+        assert_eq!([calls(), calls()], [1, 0]);
+        assert!(!Reclaim(&cache.shared).finds_work());
+        assert_eq!([calls(), calls()], [1, 0]);
+        drop(get(&cache, 0));
+        cache.invalidate(page(0));
+        assert!(Reclaim(&cache.shared).finds_work());
+        assert_eq!(calls(), 0, "that is to be done yet");
+    }
+
+    /// It applies what is new, and sleeps where nothing is.
+    #[test]
+    fn a_reclaimer_without_work_sleeps() {
+        let cache = cache_that_counts_scans();
+        let shared = Arc::clone(&cache.shared);
+        ON_WAIT.set(Some(Box::new(move || _ = shared.close())));
+        Reclaimer::new(Arc::clone(&cache.shared)).run();
+        assert!(!ReclaimingThread::is_this(), "its thread is the program's again");
+    }
+
+    /// A callback on a reclaimer's thread may be another cache's reclaimer.
+    #[test]
+    fn a_thread_reclaims_until_its_first_reclaimer_has_ended() {
+        assert!(!ReclaimingThread::is_this());
+        let here = ReclaimingThread::enter();
+        drop(ReclaimingThread::enter());
+        assert!(ReclaimingThread::is_this());
+        drop(here);
+        assert!(!ReclaimingThread::is_this());
+    }
+
+    /// A registrar may use a cache as it is given a registration back: what is made room there counts, though nothing
+    /// may be waited for.
+    #[test]
+    fn room_is_made_from_within_a_deregistration() {
+        four(|cache| {
+            let inside = InsideDeparture::enter();
+            drop(get(cache, 4));
+            assert!(InsideDeparture::is_any(), "the inner one is not the last");
+            drop(inside);
+            assert!(!InsideDeparture::is_any());
+        });
     }
 
     /// Examining takes of a slice as giving up does, and all the same nothing idle stays.
@@ -1276,7 +1400,7 @@ mod tests {
     fn a_transient_hazard_does_not_make_an_idle_region_leasable_in_the_eviction_list() {
         let cache = full_cache(Barriers::SYMMETRIC);
         let mut numbers = Vec::new();
-        cache.shared.findable_part(page(1), 1, &mut numbers, |_| true);
+        cache.shared.findable_part(page(1).into(), 1, &mut numbers, |_| true);
         let region = cache.shared.region(numbers[0]).unwrap();
         let hazard = cache.shared.hazards.slot().unwrap().protect(region);
         cache.evict_idle_in(page(1));

@@ -150,6 +150,9 @@ pub(crate) struct Region<H> {
     end: AtomicUsize,
     /// The cache's tick when a lease was last taken.
     used: AtomicU64,
+    /// What `used` was when the order of eviction last looked; of a region that is being deregistered, which
+    /// deregistration that is. Belongs to the holder of the writer's lock.
+    mark: AtomicU64,
     /// The place's number in the arena.
     pub(crate) number: u32,
     handle: UnsafeCell<MaybeUninit<H>>,
@@ -177,6 +180,7 @@ impl<H: Copy> Region<H> {
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
             used: AtomicU64::new(0),
+            mark: AtomicU64::new(0),
             number,
             handle: UnsafeCell::new(MaybeUninit::uninit()),
         }
@@ -308,6 +312,18 @@ impl<H: Copy> Region<H> {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Notes what the region is to be compared with. The writer's lock is held.
+    pub(crate) fn set_mark(&self, mark: u64) {
+        // Relaxed: only holders of the writer's lock load and store here.
+        self.mark.store(mark, Ordering::Relaxed);
+    }
+
+    /// What was noted last. The writer's lock is held.
+    pub(crate) fn mark(&self) -> u64 {
+        // Relaxed: as for the store.
+        self.mark.load(Ordering::Relaxed)
+    }
+
     /// The registration.
     ///
     /// # Safety
@@ -326,6 +342,7 @@ impl<H: Copy> Region<H> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::hazard::Unpublished;
 
     fn want(start: usize, end: usize, access: Access) -> Want {
         let range = AddressRange::between(start, end).unwrap();
@@ -345,6 +362,18 @@ mod tests {
         assert_eq!(unsafe { region.handle() }, 42);
         region.set_state(State::SmallClosed);
         assert!(!region.serves(Ask::from(&wanted)));
+    }
+
+    /// What hits find can be leased at any moment, so no scan says that it is idle.
+    #[test]
+    fn what_hits_find_is_not_scanned() {
+        let region = Region::<u32>::new(0);
+        for state in State::ALL {
+            region.set_state(state);
+            assert_eq!(Unpublished::of(&region).is_none(), region.is_live(), "{state:?}");
+        }
+        region.set_state(State::Main);
+        assert!(Unpublished::of(&region).is_none());
     }
 
     /// What a hit compares in one word is what the slow path says in many.

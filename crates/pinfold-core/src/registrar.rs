@@ -77,9 +77,9 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     ///
     /// More where the system counts more against its limit anyway, and the program has mapped all of it:
     /// io_uring pays for the whole of a huge page, however little of it is registered. A cache registers
-    /// that once, and serves the rest from it. Where it registers less all the same (what a caller
-    /// [vouches](crate::GetRequest::vouched) for, or because the rest cannot be registered), all of this counts
-    /// against its budget.
+    /// that once, and serves the rest from it; to register it may bring pages in that the program has not used yet.
+    /// Where it registers less all the same (what a caller [vouches](crate::GetRequest::vouched) for, or because the
+    /// rest cannot be registered), all of this counts against its budget.
     fn widened(&self, range: AddressRange) -> AddressRange {
         range
     }
@@ -138,36 +138,6 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         handle: Self::Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError>;
-
-    /// Has the registration `handle` of `from` cover `to` from now on: trims it, grows it or both.
-    /// The handle stays what it is, for every holder.
-    ///
-    /// Transfers in flight go on with what they began with. Later ones may name bytes of `to` only.
-    /// On failure the registration covers `from` as before. The handle is given back with the last
-    /// range that it covered. What is kept in a cache must not be resized: the cache knows its
-    /// range.
-    ///
-    /// # Errors
-    ///
-    /// [`ResizeError::Cannot`] from a device that cannot do that, which is what a registrar says
-    /// unless it says otherwise.
-    ///
-    /// # Safety
-    ///
-    /// `handle` is a live registration of `from` by this registrar, no other call deregisters or resizes
-    /// it meanwhile, and [`register`](Self::register)'s contract holds for `to`.
-    unsafe fn resize(
-        &self,
-        handle: Self::Handle,
-        from: AddressRange,
-        to: AddressRange,
-        access: Access,
-    ) -> Result<(), ResizeError> {
-        let _ = (handle, from, to, access);
-        Err(ResizeError::Cannot {
-            why: "every registration of this device has a handle of its own",
-        })
-    }
 }
 
 /// One device for several owners: a cache and a pool, two pools.
@@ -215,17 +185,6 @@ unsafe impl<R: Registrar> Registrar for Arc<R> {
     ) -> Result<(), DeregisterError> {
         // SAFETY: the caller's promise, passed on.
         unsafe { R::deregister(self, handle, range) }
-    }
-
-    unsafe fn resize(
-        &self,
-        handle: Self::Handle,
-        from: AddressRange,
-        to: AddressRange,
-        access: Access,
-    ) -> Result<(), ResizeError> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { R::resize(self, handle, from, to, access) }
     }
 }
 
@@ -355,28 +314,27 @@ impl RegisterError {
 impl fmt::Display for BadAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unmapped { at } => write!(f, "nothing is mapped at {at:#x}"),
-            Self::NoAccess { at } => write!(f, "the mapping at {at:#x} allows no access"),
-            Self::NotWritable { at } => {
-                write!(
-                    f,
-                    "the mapping at {at:#x} is read-only, and the device pins it to be written (io_uring \
-                     pins every buffer so, also one that it only reads): copy the data"
-                )
+            Self::Unmapped { at } => {
+                write!(f, "nothing is mapped at {at:#x}: map it first, or ask for less")
             }
+            Self::NoAccess { at } => {
+                write!(f, "the mapping at {at:#x} allows no access: mprotect it, or ask for less")
+            }
+            Self::NotWritable { at } => write!(
+                f,
+                "the mapping at {at:#x} is read-only, and the device pins it to be written (as \
+                 io_uring always does): copy the data"
+            ),
             Self::UnsupportedMapping { at } => {
                 write!(f, "the device cannot use the kind of mapping at {at:#x}: copy the data")
             }
-            Self::Kernel { at } => write!(f, "{at:#x} is not an address of the program"),
-            Self::Unknown => f.write_str("the kernel refused it"),
+            Self::Kernel { at } => {
+                write!(f, "{at:#x} is the kernel's: ask for the program's own memory")
+            }
+            Self::Unknown => f.write_str("the kernel refused it: ask again, or copy the data"),
         }
     }
 }
-
-/// The advice that every message about the pinned-memory limit ends with.
-const RAISE_MEMLOCK: &str = "raise RLIMIT_MEMLOCK (`ulimit -l`, limits.conf, LimitMEMLOCK= of the \
-                             unit, `--ulimit memlock=-1` of a container, where CAP_IPC_LOCK alone \
-                             waives nothing if it is rootless), or lower the cache's budget";
 
 impl fmt::Display for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -393,8 +351,9 @@ impl fmt::Display for RegisterError {
             ),
             Self::PinnedMemoryLimit { limit_bytes: Some(limit), errno } => write!(
                 f,
-                "the limit of {limit} bytes of pinned memory is reached (errno {errno}): \
-                 {RAISE_MEMLOCK}"
+                "the limit of {limit} bytes of pinned memory is reached (errno {errno}): raise \
+                 RLIMIT_MEMLOCK (`ulimit -l`, LimitMEMLOCK=, `--ulimit memlock=-1`), or lower the \
+                 cache's budget"
             ),
             Self::PinnedMemoryLimit { limit_bytes: None, errno } => write!(
                 f,
@@ -408,16 +367,14 @@ impl fmt::Display for RegisterError {
             ),
             Self::RegionLimit { held, device_max, errno } => write!(
                 f,
-                "no registration is left (errno {errno}): this cache holds {held}, and the \
-                 device's {device_max} are for all processes: end leases, lower \
-                 Config::max_regions here or elsewhere, or raise the control group's rdma.max \
-                 (hca_object)"
+                "no registration is left (errno {errno}): {held} are this cache's, of {device_max} of the \
+                 device: end leases, lower Config::max_regions, or raise rdma.max (hca_object)"
             ),
             Self::DeviceGone { errno } => {
                 write!(f, "the device is gone (errno {errno}): open it again and make a new cache")
             }
             Self::UnsupportedAccess { access } => {
-                write!(f, "the device cannot give the rights {access}")
+                write!(f, "the device cannot give the rights {access}: ask for fewer")
             }
             Self::Os { operation, errno } => {
                 write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
@@ -427,41 +384,6 @@ impl fmt::Display for RegisterError {
 }
 
 impl std::error::Error for RegisterError {}
-
-/// Why a registration still covers what it did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum ResizeError {
-    /// The device does not know how.
-    Cannot {
-        /// What is in the way.
-        why: &'static str,
-    },
-    /// The new range could not be registered.
-    Register(RegisterError),
-}
-
-impl fmt::Display for ResizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cannot { why } => write!(
-                f,
-                "this device cannot trim or grow a registration in place ({why}): register the new \
-                 range, and deregister the old one when it is not used any more"
-            ),
-            Self::Register(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for ResizeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Register(error) => Some(error),
-            Self::Cannot { .. } => None,
-        }
-    }
-}
 
 /// Why a registration could not be given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

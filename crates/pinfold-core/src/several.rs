@@ -1,8 +1,11 @@
-//! Several devices as one registrar: a tuple, or an array of one kind.
+//! Several devices as one registrar: a pair, or an array of one kind. A pair may hold pairs.
 //!
 //! A registration is one with each of them, made in their order, or none: when one refuses, those
 //! before it are given back. The handle holds each device's own. Each device pins the pages, and the
 //! system counts them for each: so do budgets.
+//!
+//! A device that forks inside a call and comes back in the child has the next ones called there: each must
+//! refuse in a forked child by itself, as those of `pinfold` do.
 //!
 //! # Safety
 //!
@@ -79,65 +82,6 @@ unsafe impl<A: Registrar, B: Registrar> Registrar for (A, B) {
         each.call(|| unsafe { self.0.deregister(first, range) });
         // SAFETY: as above.
         each.call(|| unsafe { self.1.deregister(second, range) });
-        each.outcome()
-    }
-}
-
-// SAFETY: as for a pair.
-unsafe impl<A: Registrar, B: Registrar, C: Registrar> Registrar for (A, B, C) {
-    type Handle = (A::Handle, B::Handle, C::Handle);
-
-    fn limits(&self) -> RegistrarLimits {
-        both(both(self.0.limits(), self.1.limits()), self.2.limits())
-    }
-
-    fn pinned_limit(&self) -> Option<usize> {
-        tighter(tighter(self.0.pinned_limit(), self.1.pinned_limit()), self.2.pinned_limit())
-    }
-
-    fn granted(&self, wanted: Access) -> Access {
-        self.0.granted(wanted) | self.1.granted(wanted) | self.2.granted(wanted)
-    }
-
-    fn widened(&self, range: AddressRange) -> AddressRange {
-        self.2.widened(self.1.widened(self.0.widened(range)))
-    }
-
-    fn pins_per_page(&self) -> usize {
-        let first = self.0.pins_per_page().saturating_add(self.1.pins_per_page());
-        first.saturating_add(self.2.pins_per_page())
-    }
-
-    fn translation(&self) -> Translation {
-        self.0.translation().and(self.1.translation()).and(self.2.translation())
-    }
-
-    unsafe fn register(
-        &self,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Self::Handle, RegisterError> {
-        // SAFETY: the caller's promise, for each device.
-        let first = Made::new(&self.0, unsafe { self.0.register(range, access) }?, range);
-        // SAFETY: as above.
-        let second = Made::new(&self.1, unsafe { self.1.register(range, access) }?, range);
-        // SAFETY: as above.
-        let third = unsafe { self.2.register(range, access) }?;
-        Ok((first.keep(), second.keep(), third))
-    }
-
-    unsafe fn deregister(
-        &self,
-        (first, second, third): Self::Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
-        let mut each = Each::default();
-        // SAFETY: the caller's promise, for each device.
-        each.call(|| unsafe { self.0.deregister(first, range) });
-        // SAFETY: as above.
-        each.call(|| unsafe { self.1.deregister(second, range) });
-        // SAFETY: as above.
-        each.call(|| unsafe { self.2.deregister(third, range) });
         each.outcome()
     }
 }
@@ -322,9 +266,9 @@ mod tests {
         let two = (Table::new(3), Table::new(2));
         assert_eq!((fill(&two), two.limits().max_regions), (2, 2));
         assert_eq!((two.0.held(), two.1.held()), (0, 0));
-        let three = (Table::new(3), Table::new(4), Table::new(1));
+        let three = (Table::new(3), (Table::new(4), Table::new(1)));
         assert_eq!((fill(&three), three.limits().max_regions), (1, 1));
-        assert_eq!((three.0.held(), three.1.held(), three.2.held()), (0, 0, 0));
+        assert_eq!((three.0.held(), three.1.0.held(), three.1.1.held()), (0, 0, 0));
         let rings = [Table::new(5), Table::new(4)];
         assert_eq!((fill(&rings), rings.limits().max_regions), (4, 4));
         assert_eq!((rings[0].held(), rings[1].held()), (0, 0));
@@ -334,7 +278,7 @@ mod tests {
     fn the_tightest_limit_of_pinned_memory_holds() {
         let table = Table::new;
         assert_eq!((table(3), table(2)).pinned_limit(), Some(2 * 4096));
-        assert_eq!((table(6), table(3), table(4)).pinned_limit(), Some(4 * 4096));
+        assert_eq!((table(6), (table(3), table(4))).pinned_limit(), Some(4 * 4096));
         assert_eq!([table(5), table(8), table(6)].pinned_limit(), Some(6 * 4096));
         assert_eq!([table(5), table(7)].pinned_limit(), None);
     }

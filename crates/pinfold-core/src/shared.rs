@@ -10,14 +10,15 @@
 
 use crate::AddressRange;
 use crate::admission::{Admission, LearnedCosts};
-use crate::board::Board;
+use crate::board::{Board, Notice};
 use crate::budget::{Account, Amount};
+use crate::callbacks::Callback;
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
 use crate::followed_ranges::FollowedRanges;
 use crate::foreign::{self, ForeignPart, discard, runs_through};
-use crate::hazard::{Hazard, Hazards, Scan, Slot, Unpublished};
+use crate::hazard::{Hazard, Hazards, KnownHits, Scan, Slot, Unpublished};
 use crate::holds::Hold;
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Monitor, Position, Sequence};
@@ -30,7 +31,8 @@ use crate::sync::{
     AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, wait,
 };
 use crate::unapplied::{ChangeCount, UnappliedChanges};
-use crate::watchers::{Callback, Due, Watchers};
+use crate::waits::Released;
+use crate::watchers::{Due, Watchers};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -62,10 +64,20 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     closed: AtomicBool,
     /// Guards every change of the index, of regions' states and of the books.
     writer: Mutex<Writer>,
-    /// Notified, with the writer's lock, whenever registrations have been given back.
+    /// Waited at with the writer's lock for registrations that are given back. Notified, as the next, behind the lock
+    /// under which that was said: to wake 256 threads takes longer than it is held.
     departed: Condvar,
-    /// Notified, with the writer's lock, when a scan of the hazards is over.
+    /// As [`departed`](Self::departed), for the end of a scan of the hazards.
     scanned: Condvar,
+}
+
+/// Which threads are to be woken as soon as the writer's lock is free.
+#[derive(Default)]
+struct WakeUps {
+    departed: bool,
+    scanned: bool,
+    /// Those that wait at the board.
+    told: bool,
 }
 
 /// No range is longer, whatever a device says, so that no sum of an address and a length wraps.
@@ -98,6 +110,7 @@ pub(crate) struct Writer {
     called: bool,
     /// The reclaimer is to be notified as soon as the lock is free.
     must_notify: bool,
+    wake_ups: WakeUps,
     /// How often regions on their way out were gone.
     pub(crate) departures: u64,
     /// How many wait for that.
@@ -111,6 +124,8 @@ pub(crate) struct Writer {
     /// Which ranges were used, and what uses take.
     pub(crate) admission: Admission,
     pub(crate) costs: LearnedCosts,
+    /// How many hits there were, for the admission.
+    pub(crate) known_hits: KnownHits,
     /// Why regions are registered for one lease, by their numbers.
     /// A sorted map, as all that may grow large here: no insertion moves all the others.
     pub(crate) per_use: BTreeMap<u32, PerUse>,
@@ -167,6 +182,25 @@ impl DerefMut for Scanner<'_> {
         &mut self.writer
     }
 }
+
+/// What one layer does with the cache, in a file of its own: as a method of [`Shared`] it would be there for every layer.
+macro_rules! operations {
+    ($(#[$of:meta])* $name:ident) => {
+        $(#[$of])*
+        pub(crate) struct $name<'c, R: crate::Registrar, M: crate::Monitor>(
+            pub(crate) &'c crate::shared::Shared<R, M>,
+        );
+
+        impl<R: crate::Registrar, M: crate::Monitor> Clone for $name<'_, R, M> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<R: crate::Registrar, M: crate::Monitor> Copy for $name<'_, R, M> {}
+    };
+}
+pub(crate) use operations;
 
 /// A region that was live when it was looked at, behind its hazard.
 #[derive(Clone, Copy)]
@@ -240,7 +274,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// Publishes how far the log is applied, when all that was read of it is; as long as something is
     /// left, a word that no check answers, so that no `get` is a hit. The writer's lock is held.
     pub(crate) fn publish_applied(&self, writer: &mut Writer) {
-        let applied = if writer.unapplied.is_empty() {
+        let applied = if writer.has_applied_all() {
             writer.replayed
         } else {
             writer.call_reclaimer();
@@ -269,7 +303,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             slot.count_hit();
             return Some(hit);
         }
-        self.search(slot, ask.start, ask.length, ask.terms)
+        self.search(ask.start, ask.length, ask.terms)
     }
 
     /// The same where the likeliest region was not the right one.
@@ -277,19 +311,24 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The arguments come one by one: an [`Ask`] would be handed over in memory, and every hit
     /// would have to put it there.
     #[cold]
-    fn search<'c>(
-        &'c self,
-        slot: Slot<'c>,
-        start: usize,
-        length: usize,
-        terms: Terms,
-    ) -> Option<Hit<'c, R::Handle>> {
+    fn search(&self, start: usize, length: usize, terms: Terms) -> Option<Hit<'_, R::Handle>> {
         let ask = Ask::new(start, length, terms);
         // Looked at before it is protected: a hazard on a region whose lease's end is awaited takes
         // the lock when it comes to nothing.
-        let hit = self.index.find(ask.start, ask.end(), |region| {
-            if region.serves(ask) { self.try_protect(slot, region, ask) } else { None }
-        })?;
+        self.index.find(ask.start, ask.end(), |region| {
+            region.serves(ask).then(|| self.try_protect_anew(region, ask)).flatten()
+        })
+    }
+
+    /// As [`try_protect`](Self::try_protect), and counted as a hit, in a slot that is free still: what ends a try that came to
+    /// nothing may call the monitor, and that may have taken a lease.
+    fn try_protect_anew<'c>(
+        &'c self,
+        region: &'c Region<R::Handle>,
+        ask: Ask,
+    ) -> Option<Hit<'c, R::Handle>> {
+        let slot = self.hazards.slot()?;
+        let hit = self.try_protect(slot, region, ask)?;
         slot.count_hit();
         Some(hit)
     }
@@ -364,14 +403,20 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// The board, for those who do not hold the writer's lock: it has a lock of its own, which is as much
     /// in the way of a forked child.
     pub(crate) fn own_board(&self) -> Result<&Board<R::Handle>, Forked> {
-        if self.monitor.forked() { Err(Forked) } else { Ok(&self.board) }
+        if self.is_forked() { Err(Forked) } else { Ok(&self.board) }
     }
 
     /// The writer's lock. Not in a forked child, where a thread that does not exist may hold it: asked
     /// here each time, because the device, the account and the program's callbacks may fork in between.
     #[inline]
     fn lock(&self) -> Result<MutexGuard<'_, Writer>, Forked> {
-        if self.monitor.forked() { Err(Forked) } else { Ok(lock(&self.writer)) }
+        if self.is_forked() { Err(Forked) } else { Ok(lock(&self.writer)) }
+    }
+
+    /// Whether this is a forked child. It is asked by destructors, and with registrations in hand that are in no book: a
+    /// monitor that panics over it has said no.
+    pub(crate) fn is_forked(&self) -> bool {
+        foreign::call(|| self.monitor.forked()).unwrap_or(false)
     }
 
     /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
@@ -423,8 +468,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             let mut writer = self.lock()?;
             let hold = Hold::begin();
             let is_done = part(&mut writer);
-            drop(writer);
-            hold.end();
+            self.free_lock(writer, hold);
             if is_done {
                 return Ok(());
             }
@@ -436,13 +480,30 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn unlock(&self, mut writer: MutexGuard<'_, Writer>, hold: Hold) -> Option<Deferred<'_, R, M>> {
         let due = writer.watchers.take_due();
         let must_notify = std::mem::take(&mut writer.must_notify);
-        drop(writer);
-        hold.end();
+        self.free_lock(writer, hold);
         let deferred = due.map(|due| Deferred { shared: self, due });
         if must_notify {
             self.notify();
         }
         deferred
+    }
+
+    /// Gives the writer's lock back and wakes those that were told something under it. They look again what they waited for,
+    /// so one that comes in between and is woken as well does no harm.
+    #[inline]
+    fn free_lock(&self, mut writer: MutexGuard<'_, Writer>, hold: Hold) {
+        let WakeUps { departed, scanned, told } = std::mem::take(&mut writer.wake_ups);
+        drop(writer);
+        hold.end();
+        if departed {
+            self.departed.notify_all();
+        }
+        if scanned {
+            self.scanned.notify_all();
+        }
+        if told {
+            self.board.wake();
+        }
     }
 
     /// False if the monitor panicked, which is counted: what the caller has in hand must not be lost.
@@ -492,19 +553,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let Ok(mut writer) = self.lock() else { return };
         let begun = writer.lists.departures();
         writer.awaiting_departure += 1;
-        while writer.lists.are_departing(begun) {
+        while writer.lists.are_departing(begun, |number| self.region(number)) {
             writer = wait(&self.departed, writer);
         }
         writer.awaiting_departure -= 1;
     }
 
-    /// Tells those who wait for room. The writer's lock is held.
-    pub(crate) fn note_departure(&self, writer: &mut Writer) {
-        writer.departures += 1;
-        // A system call, even if no thread waits.
-        if writer.awaiting_departure > 0 {
-            self.departed.notify_all();
-        }
+    /// Puts a notice on the board. The writer's lock is held.
+    pub(crate) fn tell(&self, writer: &mut Writer, notice: Notice<R::Handle>) {
+        self.board.put(notice);
+        writer.wake_ups.told = true;
     }
 
     /// Runs a callback that was due before it was asked for.
@@ -514,11 +572,28 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Runs callbacks; one that panics is counted and does no harm.
     #[cold]
-    fn run(&self, due: Due) {
+    fn run(&self, mut due: Due) {
+        let released = due.take_released();
+        self.run_once(due);
+        released.into_iter().for_each(|released| self.run_released(released));
+    }
+
+    fn run_once(&self, due: Due) {
         // Forked inside the registrar since they became due, or by one of them: they are the parent's to run.
-        let panics = due.run(|| self.monitor.forked());
+        let panics = due.run(|| self.is_forked());
         if panics > 0 {
             self.count_panics(panics);
+        }
+    }
+
+    /// Runs what was released, slice by slice: the lock is not held for all of it. In a child that one of them has forked
+    /// the rest is the parent's.
+    fn run_released(&self, released: Released) {
+        let mut rest = Some(released);
+        while let Some(released) = rest.take() {
+            // They become due, and so run behind this.
+            let handed_out = self.locked(|writer| writer.watchers.hand_out(released));
+            rest = handed_out.ok().flatten();
         }
     }
 
@@ -606,8 +681,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn pause<'c>(&'c self, Scanner { mut writer, hold }: Scanner<'c>) -> Scanner<'c> {
         // As in `scan`.
         let due = writer.watchers.take_due();
-        drop(writer);
-        hold.end();
+        self.free_lock(writer, hold);
         // No code of the program's ran, which might have forked.
         let mut scanner = self.await_scan(lock(&self.writer));
         scanner.watchers.make_due_again(due);
@@ -641,8 +715,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // for the end of this scan, and none here on a thread that takes the lock meanwhile, which may hold
         // what they wait for. Nothing panics between here and the lock.
         let due = writer.watchers.take_due();
-        drop(writer);
-        hold.end();
+        self.free_lock(writer, hold);
         let scan = self.hazards.scan(&counted, regions);
         // No code of the program's ran, which might have forked.
         let mut writer = lock(&self.writer);
@@ -650,9 +723,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer.watchers.make_due_again(due);
         writer.is_scanning = false;
         // A system call, even if no thread waits.
-        if writer.awaiting_scan > 0 {
-            self.scanned.notify_all();
-        }
+        writer.wake_ups.scanned = writer.awaiting_scan > 0;
         (Scanner { writer, hold }, scan)
     }
 
@@ -690,12 +761,105 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         // SeqCst: as in `close`.
         self.closed.load(Ordering::SeqCst)
     }
+
+    /// A lease of `region` ended, and the light barrier has run since: hands the region to the
+    /// reclaimer again if that found it leased.
+    ///
+    /// **Why the last lease's end is not lost.** The lease empties its hazard, runs the light
+    /// barrier and looks whether any end is awaited. The reclaimer sets the region aside and says that
+    /// it awaits an end, runs the heavy barrier and looks at the hazards. If this look finds nothing
+    /// awaited, that look finds the hazard empty, and it is still to come: a dead region that was not
+    /// looked at has been handed to the reclaimer by the thread that took it out of the index. If one was
+    /// awaited, this region may be one that was set aside, and is handed to the reclaimer again, which
+    /// believes then what a scan says that is under way of those alone that are still where it put them.
+    /// The place may hold another region if this one was not set aside; then that one is looked at once
+    /// more, or nothing happens.
+    ///
+    /// The same holds for a thread that needs room, with the order of eviction in the place of the
+    /// reclaimer's list: a region that it looks at leaves the order, and comes back here or when no lease
+    /// was found.
+    #[inline]
+    pub(crate) fn say_if_awaited(&self, region: &Region<R::Handle>) {
+        // Relaxed: the light barrier that ran before orders it.
+        if region.may_be_awaited() && self.awaiting.load(Ordering::Relaxed) {
+            self.look_again(region);
+        }
+    }
+
+    #[cold]
+    fn look_again(&self, region: &Region<R::Handle>) {
+        // In a forked child all of it is the parent's.
+        let _forked = self.locked(|writer| {
+            let suspended = writer.is_suspended(region);
+            if writer.lists.look_again(region, suspended) {
+                writer.call_reclaimer();
+            }
+        });
+    }
+
+    /// The region is about to be given up or was changed: whether keeping it was in vain.
+    pub(crate) fn note_kept_no_more(&self, writer: &mut Writer, number: u32) {
+        if let Some(range) = self.region(number).and_then(Region::range) {
+            self.end_admission(writer, range);
+        }
+    }
+
+    pub(crate) fn end_admission(&self, writer: &mut Writer, range: AddressRange) {
+        let Writer { admission, counts, known_hits, .. } = writer;
+        admission.end(range, || self.hits_known(counts, known_hits));
+    }
+
+    /// The hits so far, under the lock and without it, for the admission.
+    pub(crate) fn hits_known(&self, counts: &Statistics, known: &mut KnownHits) -> u64 {
+        counts.hits + self.hazards.hits_known(known)
+    }
+
+    /// Gives back what was taken. An account that panics here, under the lock and in the middle of the
+    /// books, is counted, and nothing else. In a child that it forked, as it was given something before, it is not asked.
+    pub(crate) fn give_budget(&self, writer: &mut Writer, amount: Amount) {
+        writer.held.bytes -= amount.bytes;
+        writer.held.regions -= amount.regions;
+        let gives = |account: &ForeignPart<Arc<dyn Account>>| runs_through(|| account.give(amount));
+        let mut account = self.account.iter().filter(|_| !self.is_forked());
+        if !account.all(gives) {
+            writer.counts.callback_panics += 1;
+        }
+    }
+
+    /// Has the account tell the program what became due. Nothing is held, not even a flight. In a
+    /// child that was forked inside the registrar or a callback it is not asked.
+    pub(crate) fn settle(&self) {
+        let account = self.account.iter().filter(|_| !self.is_forked());
+        account.for_each(|account| account.settle());
+    }
+
+    /// Others say that the whole budget is another now.
+    pub(crate) fn note_budget(&self, from: Amount, to: Amount) {
+        if let Ok(board) = self.own_board() {
+            board.tell_change_of_budget(from, to);
+        }
+    }
 }
 
 impl Writer {
     /// Whether all changes are applied that there were when this was asked for the first time: `target`.
+    /// Not before all of the log has been read.
+    ///
+    /// To read it to its end ends: either the reader is faster than those who report changes, or entries are
+    /// overwritten before they are read, and then it stands at the end.
     pub(crate) fn are_applied(&self, target: &mut Option<ChangeCount>) -> bool {
-        self.unapplied.are_applied(*target.get_or_insert(self.unapplied.made()))
+        !self.is_cut() && self.unapplied.are_applied(*target.get_or_insert(self.unapplied.made()))
+    }
+
+    /// Whether the log was read in part: what a check knew of may stand in the rest, so no region is believed, and
+    /// nothing that is registered now would be cached. Of a monitor that is lost nothing is awaited.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.replayed == Sequence::CUT && !self.lost
+    }
+
+    /// Whether nothing is left to read, as far as is known, or to apply.
+    pub(crate) fn has_applied_all(&self) -> bool {
+        !self.is_cut() && self.unapplied.is_empty()
     }
 
     fn new(position: Position, replayed: Sequence) -> Self {
@@ -707,6 +871,7 @@ impl Writer {
             flights: Vec::new(),
             called: false,
             must_notify: false,
+            wake_ups: WakeUps::default(),
             departures: 0,
             awaiting_departure: 0,
             is_scanning: false,
@@ -714,6 +879,7 @@ impl Writer {
             scratch: Vec::new(),
             admission: Admission::new(),
             costs: LearnedCosts::default(),
+            known_hits: KnownHits::none(),
             per_use: BTreeMap::new(),
             counted: Vec::new(),
             held: Amount::ZERO,
@@ -764,6 +930,13 @@ impl Writer {
             scratch.shrink_to(SCRATCH);
         }
         self.scratch = scratch;
+    }
+
+    /// Tells those who wait for room, as soon as the lock is free.
+    pub(crate) fn note_departure(&mut self) {
+        self.departures += 1;
+        // A system call, even if no thread waits.
+        self.wake_ups.departed = self.awaiting_departure > 0;
     }
 
     /// The reclaimer begins to look at what was handed over.

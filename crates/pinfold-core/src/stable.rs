@@ -7,12 +7,13 @@
 
 #![allow(unsafe_code)]
 
-use crate::cache::Cache;
 use crate::error::GetError;
 use crate::foreign::ForeignPart;
+use crate::get::{GetRequest, Lookup};
 use crate::lease::Lease;
 use crate::monitor::Monitor;
 use crate::registrar::Registrar;
+use crate::shared::Shared;
 use crate::{Access, AddressRange};
 use std::fmt;
 use std::sync::Arc;
@@ -108,23 +109,14 @@ pub struct BufferError<B> {
     pub buffer: B,
 }
 
-impl<R: Registrar, M: Monitor> Cache<R, M> {
-    /// Leases a buffer that this crate knows to be stable: the safe method. One lease, or several where
-    /// the device registers no more at once.
-    ///
-    /// Gives all the rights that the kind of buffer allows: reading for shared ones, reading and
-    /// writing for those with one owner.
-    ///
-    /// # Errors
-    ///
-    /// [`BufferError`], which holds the buffer; no lease is left.
-    pub fn lease_buffer<B: StableBuffer>(
-        &self,
-        buffer: B,
-    ) -> Result<BufferLease<'_, B, R, M>, BufferError<B>> {
+impl<'c, B: StableBuffer, R: Registrar, M: Monitor> BufferLease<'c, B, R, M> {
+    pub(crate) fn of(shared: &'c Shared<R, M>, buffer: B) -> Result<Self, BufferError<B>> {
         let buffer = ForeignPart::new(buffer);
         let bytes = buffer.bytes();
-        let request = || self.request(bytes.as_ptr(), bytes.len(), B::ACCESS);
+        let request = || {
+            let ask = Lookup(shared).wish(bytes.as_ptr(), bytes.len(), B::ACCESS);
+            GetRequest::new(shared, ask, false)
+        };
         // SAFETY: the bytes stay and may be used with these rights as long as the buffer lives
         // (StableBuffer's promise), and the leases end before it.
         let whole = unsafe { request().get() }.map(|lease| vec![lease]);
@@ -135,13 +127,11 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
             whole => whole,
         };
         match leases {
-            Ok(leases) => Ok(BufferLease { leases, buffer }),
+            Ok(leases) => Ok(Self { leases, buffer }),
             Err(error) => Err(BufferError { error, buffer: buffer.into_inner() }),
         }
     }
-}
 
-impl<'c, B: StableBuffer, R: Registrar, M: Monitor> BufferLease<'c, B, R, M> {
     /// The leases, in the order of their addresses.
     pub fn leases(&self) -> &[Lease<'c, R, M>] {
         &self.leases

@@ -136,7 +136,7 @@ mod tests {
         const ENTRIES: u64 = if cfg!(miri) { 300 } else { 200_000 };
         let slot = StampedSlot::new();
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let writer = scope.spawn(|| {
                 (0..ENTRIES).for_each(|number| assert!(slot.write(number, range(number))));
             });
             // The last one is overwritten by none.
@@ -149,7 +149,8 @@ mod tests {
                             break;
                         }
                     }
-                    Found::Hole => thread::yield_now(),
+                    Found::Hole if !writer.is_finished() => thread::yield_now(),
+                    Found::Hole => assert_ne!(slot.read(number), Found::Hole, "{number}"),
                     Found::Overwritten => number += 1,
                 }
             }

@@ -83,8 +83,32 @@ impl StandingRange {
     pub(crate) fn forget(&self) {
         // Relaxed: the child has one thread.
         let state = self.state.load(Ordering::Relaxed);
-        if state % STATES != FREE {
-            self.state.store(state - state % STATES + STATES, Ordering::Relaxed);
-        }
+        self.state.store(state - state % STATES + STATES, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+
+    /// Or a reader that began to read one range's words would believe another's.
+    #[test]
+    fn no_two_ranges_that_had_a_record_have_the_same_state() {
+        let record = StandingRange::new();
+        let range = AddressRange::new(1 << 12, 4096).unwrap();
+        let states = [0; 3].map(|_| {
+            let stands = record.stand(range).unwrap();
+            assert_eq!(record.look(), Some((stands, Some(range))));
+            assert_eq!(record.stand(range), None, "it is in use");
+            record.state.store(freed(stands), Ordering::Relaxed);
+            assert_eq!(record.look(), None);
+            stands
+        });
+        assert!(states[0] < states[1] && states[1] < states[2], "{states:?}");
+        let forgotten = record.stand(range).unwrap();
+        record.forget();
+        assert_eq!(record.look(), None);
+        assert!(states[2] < forgotten && forgotten < record.stand(range).unwrap());
     }
 }

@@ -1,7 +1,8 @@
 //! What stands in the way of gets: which ranges are suspended, and which threads wait before them.
 
 use crate::AddressRange;
-use crate::foreign::Foreign;
+use crate::foreign::{Foreign, discard_all};
+use crate::queue::Queue;
 use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,21 +37,56 @@ pub(crate) struct SuspendedRanges {
     /// connections: a suspension of them all that searched one list would take seconds.
     holds: BTreeMap<u64, Vec<Hold>>,
     last_id: u64,
+    /// What came back, as long as a [look](Look) is under way.
+    landings: Queue<AddressRange>,
+    /// How many looks are under way.
+    looks: usize,
+    /// How often so many landings were noted that they were forgotten.
+    floods: u64,
     pub(crate) counts: SuspensionStatistics,
 }
+
+/// A look at all regions of a range, slice by slice, that is to know whether one came back meanwhile from another
+/// suspension.
+pub(crate) struct Look {
+    /// How many had come back that were looked at, or were there when it began.
+    seen: usize,
+    /// How many floods there had been.
+    floods: u64,
+}
+
+/// How many that came back are noted: looks that overlap all the time would have them grow without end.
+const MOST_LANDINGS: usize = if cfg!(any(shuttle, test)) { 8 } else { 1 << 16 };
+
+/// How many of those that came back are looked at under one hold of the lock.
+const LANDINGS_AT_ONCE: usize = if cfg!(shuttle) { 1 } else { 1024 };
 
 /// One suspension, as gets and the clock see it.
 pub(crate) struct SuspendedRange {
     range: AddressRange,
     gets: Gets,
-    gate: Arc<Gate>,
+    /// Until when gets wait, and where, if one does.
+    until: Option<Instant>,
+    gate: Option<Arc<Gate>>,
     /// On the device's clock.
     deadline: Duration,
-    /// How many regions that reach into the range came back from other suspensions.
-    landings: u64,
     /// What to do when the deadline passes; nothing while a call of the suspension's own is running,
     /// which looks at the clock itself.
     on_expiry: Option<OnExpiry>,
+}
+
+/// What is left of a suspended range. To be dropped outside the lock: to wake 256 threads takes longer than the lock is
+/// held, and the connections are the device's.
+pub(crate) struct TakenDown {
+    gate: Option<Arc<Gate>>,
+    held: Vec<Hold>,
+}
+
+impl Drop for TakenDown {
+    fn drop(&mut self) {
+        self.gate.iter().for_each(|gate| gate.open());
+        discard_all(self.held.drain(..));
+    }
 }
 
 /// What is released is dropped outside the lock: its connection is the device's.
@@ -89,8 +125,8 @@ pub(crate) struct Overdue {
 
 /// What an overdue suspension leaves behind, and what becomes of it.
 pub(crate) struct OnExpiry {
-    /// A [`ForeignList`](crate::foreign::ForeignList) of the device's connections, those that are stopped.
-    pub(crate) connections: Box<dyn Any + Send>,
+    /// A [`ForeignList`](crate::foreign::ForeignList) of the device's connections, those that are stopped, if there are any.
+    pub(crate) connections: Option<Box<dyn Any + Send>>,
     pub(crate) end: End,
 }
 
@@ -113,15 +149,25 @@ pub(crate) enum Stop {
     Refuse(AddressRange),
 }
 
+impl SuspendedRange {
+    fn stop(&mut self) -> Stop {
+        let Self { range, until, .. } = *self;
+        match self.gets {
+            Gets::Hold => {
+                let gate = self.gate.get_or_insert_with(|| Arc::new(Gate::new(range, until)));
+                Stop::Wait(Arc::clone(gate))
+            }
+            Gets::Refuse => Stop::Refuse(range),
+        }
+    }
+}
+
 impl SuspendedRanges {
     /// What a registration of `range` meets.
     #[inline]
-    pub(crate) fn stop(&self, range: AddressRange) -> Option<Stop> {
-        let entry = self.entry_in(range)?;
-        Some(match entry.gets {
-            Gets::Hold => Stop::Wait(Arc::clone(&entry.gate)),
-            Gets::Refuse => Stop::Refuse(entry.range),
-        })
+    pub(crate) fn stop(&mut self, range: AddressRange) -> Option<Stop> {
+        let (_, entry) = self.suspended.range_mut(..range.end()).next_back()?;
+        entry.range.overlaps(&range).then(|| entry.stop())
     }
 
     /// Whether a region of `range` must not be leased.
@@ -160,8 +206,9 @@ impl SuspendedRanges {
     ) -> u64 {
         self.last_id += 1;
         self.counts.begun += 1;
-        let gate = Arc::new(Gate::new(range, patience));
-        let entry = SuspendedRange { range, gets, gate, deadline, landings: 0, on_expiry: None };
+        let until = Instant::now().checked_add(patience);
+        let (gate, on_expiry) = (None, None);
+        let entry = SuspendedRange { range, gets, until, gate, deadline, on_expiry };
         self.starts.insert(self.last_id, range.start());
         self.suspended.insert(range.start(), entry);
         self.last_id
@@ -169,15 +216,42 @@ impl SuspendedRanges {
 
     /// A region of `range` is registered that was in the hands of a suspension.
     pub(crate) fn note_landing(&mut self, range: AddressRange) {
-        // They do not overlap, so the last to begin is the last to end.
-        let before_its_end = self.suspended.range_mut(..range.end()).rev().map(|(_, entry)| entry);
-        let touched = before_its_end.take_while(|entry| entry.range.overlaps(&range));
-        touched.for_each(|entry| entry.landings += 1);
+        // However many suspended ranges it reaches into.
+        if self.looks > 0 {
+            if self.landings.len() == MOST_LANDINGS {
+                self.landings.clear();
+                self.floods += 1;
+            }
+            self.landings.push(range);
+        }
     }
 
-    /// How many of these reach into the range of suspension `id`.
-    pub(crate) fn landings(&self, id: u64) -> u64 {
-        self.entry_of(id).map_or(0, |entry| entry.landings)
+    /// Notes what comes back from now on, until it [ends](Self::end_look).
+    pub(crate) fn begin_look(&mut self) -> Look {
+        self.looks += 1;
+        Look { seen: self.landings.len(), floods: self.floods }
+    }
+
+    /// Whether a region that reaches into `range` came back since the look began; true behind a flood. `None` if more came back
+    /// than were looked at until now.
+    pub(crate) fn came_back(&self, look: &mut Look, range: AddressRange) -> Option<bool> {
+        if look.floods != self.floods {
+            return Some(true);
+        }
+        let mut next = self.landings.iter_from(look.seen).take(LANDINGS_AT_ONCE);
+        if next.any(|landed| landed.overlaps(&range)) {
+            return Some(true);
+        }
+        look.seen = self.landings.len().min(look.seen + LANDINGS_AT_ONCE);
+        (look.seen == self.landings.len()).then_some(false)
+    }
+
+    /// Ends a look; behind the last nothing is noted.
+    pub(crate) fn end_look(&mut self, _: Look) {
+        self.looks -= 1;
+        if self.looks == 0 {
+            self.landings.clear();
+        }
     }
 
     /// Takes a hold on `connection` for suspension `id`, unless the device is being told something
@@ -295,14 +369,13 @@ impl SuspendedRanges {
         on_expiry
     }
 
-    /// Takes an entry down; those who waited go on. What was held is to be dropped outside the lock.
-    pub(crate) fn take_down(&mut self, id: u64) -> Vec<Hold> {
+    /// Takes an entry down; those who waited go on once what this gives is dropped.
+    pub(crate) fn take_down(&mut self, id: u64) -> TakenDown {
         let start = self.starts.remove(&id);
-        if let Some(entry) = start.and_then(|start| self.suspended.remove(&start)) {
-            self.expiring.remove(&(entry.deadline, id));
-            entry.gate.open();
-        }
-        self.holds.remove(&id).unwrap_or_default()
+        let entry = start.and_then(|start| self.suspended.remove(&start));
+        entry.iter().for_each(|entry| _ = self.expiring.remove(&(entry.deadline, id)));
+        let held = self.holds.remove(&id).unwrap_or_default();
+        TakenDown { gate: entry.and_then(|entry| entry.gate), held }
     }
 
     /// Takes the suspension that expires first out of the program's hands, if its deadline `is_over`, and says what it
@@ -332,15 +405,13 @@ fn is_on<C: PartialEq + 'static>(hold: &Hold, connection: &C) -> bool {
 pub(crate) struct Gate {
     range: AddressRange,
     until: Option<Instant>,
-    /// Whether the entry is down. Rank 3: taken with nothing else held, or, to open, under the
-    /// writer's lock.
+    /// Whether the entry is down. Rank 3: taken with nothing else held.
     is_open: Mutex<bool>,
     opened: Condvar,
 }
 
 impl Gate {
-    fn new(range: AddressRange, patience: Duration) -> Self {
-        let until = Instant::now().checked_add(patience);
+    fn new(range: AddressRange, until: Option<Instant>) -> Self {
         Self { range, until, is_open: Mutex::new(false), opened: Condvar::new() }
     }
 
@@ -393,5 +464,30 @@ pub struct SuspensionStatistics {
 impl fmt::Debug for SuspendedRanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SuspendedRanges").field("counts", &self.counts).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+
+    /// Looks that overlap all the time would have what came back stand there for ever.
+    #[test]
+    fn what_comes_back_in_a_flood_came_back_anywhere() {
+        let mut suspended = SuspendedRanges::default();
+        let range = |start| AddressRange::new(start, 4096).unwrap();
+        let (near, far) = (range(4096), range(1 << 20));
+        let mut look = suspended.begin_look();
+        (0..MOST_LANDINGS).for_each(|_| suspended.note_landing(near));
+        assert_eq!(suspended.came_back(&mut look, far), Some(false));
+        suspended.note_landing(near);
+        let mut later = suspended.begin_look();
+        assert_eq!(suspended.came_back(&mut look, far), Some(true));
+        assert_eq!(suspended.came_back(&mut later, near), Some(false));
+        assert_eq!(suspended.landings.len(), 1);
+        suspended.end_look(look);
+        suspended.end_look(later);
+        assert_eq!(suspended.landings.len(), 0);
     }
 }

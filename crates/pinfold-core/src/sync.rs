@@ -113,6 +113,14 @@ impl ThreadMark {
     }
 }
 
+/// A moment for other threads.
+pub(crate) fn pause() {
+    #[cfg(not(any(loom, shuttle)))]
+    std::hint::spin_loop();
+    #[cfg(shuttle)]
+    thread::yield_now();
+}
+
 /// Locks `mutex`, also after a panic of another holder: every critical section here leaves its
 /// data whole before it calls anything that may panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

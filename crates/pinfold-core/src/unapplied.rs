@@ -16,12 +16,14 @@
 //! stands for others already, and is the next to be applied, is not replaced again.
 
 use crate::AddressRange;
+use crate::index::Rest;
+use crate::queue::Queue;
 use crate::range_index::Cursor;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
-/// More than so many are folded into one: more than two monitors' logs hold, so that a thread that reads a log
-/// that is full folds none.
-const MOST: usize = if cfg!(miri) { 256 } else { 1 << 15 };
+/// More than so many are folded into one: as many as four monitors' logs hold, so that a thread that reads logs
+/// that are full folds none. All of them are looked at under the lock, for each region that a get would have.
+const MOST: usize = if cfg!(miri) { 256 } else { 1 << 14 };
 
 /// How many changes there were.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
@@ -40,7 +42,7 @@ impl ChangeCount {
 /// What is left to apply of one change, or of those that were folded into it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unapplied {
-    pub(crate) rest: AddressRange,
+    pub(crate) rest: Rest,
     /// What was registered before so many changes is concerned.
     number: ChangeCount,
     /// The first change that it stands for.
@@ -58,22 +60,22 @@ pub(crate) struct Unapplied {
 /// invalidated then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PartOutside {
-    /// Where the part ends.
-    pub(crate) end: usize,
+    /// What is left of the change behind the part.
+    pub(crate) rest: Option<Rest>,
     /// Those ahead of this were looked at.
     pub(crate) cursor: Cursor,
 }
 
 impl PartOutside {
-    pub(crate) fn up_to(end: usize) -> Self {
-        Self { end, cursor: Cursor::default() }
+    pub(crate) fn before(rest: Option<Rest>) -> Self {
+        Self { rest, cursor: Cursor::default() }
     }
 }
 
 impl Unapplied {
     /// Whether it concerns what begins its registration after `born` changes.
     pub(crate) fn concerns(&self, range: AddressRange, born: ChangeCount) -> bool {
-        self.is_later(born) && self.rest.overlaps(&range)
+        self.is_later(born) && self.rest.range.overlaps(&range)
     }
 
     /// Whether it came after the first `born` changes.
@@ -87,15 +89,16 @@ impl Unapplied {
     }
 
     /// The same with another rest.
-    pub(crate) const fn of(self, rest: AddressRange) -> Self {
-        Self { rest, ..self }
+    pub(crate) fn of(self, rest: AddressRange) -> Self {
+        Self { rest: rest.into(), ..self }
     }
 }
 
 /// All of them, in the order of their numbers. Belongs to the holder of the writer's lock.
 #[derive(Default, Debug)]
 pub(crate) struct UnappliedChanges {
-    queue: VecDeque<Unapplied>,
+    /// With what is left of them: of the first there is something.
+    queue: Queue<(Unapplied, bool)>,
     /// The parts that were begun, by the numbers of their changes: few.
     parts: BTreeMap<ChangeCount, PartOutside>,
     made: ChangeCount,
@@ -112,10 +115,10 @@ impl UnappliedChanges {
         self.made = ChangeCount(self.made.0 + 1);
         let number = self.made;
         let change = match self.make_room() {
-            None => Unapplied { rest: range, number, first: number },
-            Some(first) => Unapplied { rest: AddressRange::EVERYTHING, number, first },
+            None => Unapplied { rest: range.into(), number, first: number },
+            Some(first) => Unapplied { rest: AddressRange::EVERYTHING.into(), number, first },
         };
-        self.queue.push_back(change);
+        self.queue.push((change, true));
         number
     }
 
@@ -127,16 +130,18 @@ impl UnappliedChanges {
         if self.queue.len() < MOST {
             return None;
         }
-        let stays = usize::from(self.queue.front()?.is_fold());
-        let Unapplied { first, number, .. } = *self.queue.get(stays)?;
-        self.queue.truncate(stays);
+        let stays = self.oldest().filter(Unapplied::is_fold);
+        let (Unapplied { first, number, .. }, _) =
+            *self.queue.iter().nth(usize::from(stays.is_some()))?;
+        self.queue.clear();
+        stays.into_iter().for_each(|fold| _ = self.queue.push((fold, true)));
         // Of the one that is made of them no part was begun.
         drop(self.parts.split_off(&number));
         Some(first)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.oldest().is_none()
     }
 
     /// Whether all of the first `count` changes are applied.
@@ -145,23 +150,24 @@ impl UnappliedChanges {
     }
 
     pub(crate) fn oldest(&self) -> Option<Unapplied> {
-        self.queue.front().copied()
+        self.queue.iter().next().map(|&(change, _)| change)
     }
 
     /// What is left of change `number`, or of the one that stands for it.
-    pub(crate) fn rest_of(&self, number: ChangeCount) -> Option<Unapplied> {
-        let change = self.queue.get(self.place_of(number)).copied();
-        change.filter(|change| change.first <= number)
+    pub(crate) fn rest_of(&mut self, number: ChangeCount) -> Option<Unapplied> {
+        let &mut (change, is_left) = self.find(number)?;
+        (is_left && change.first <= number).then_some(change)
     }
 
     /// Keeps so much of `change`, which was taken from here under the same hold of the lock: its next part
     /// begins.
-    pub(crate) fn set_rest(&mut self, change: Unapplied, rest: Option<AddressRange>) {
+    pub(crate) fn set_rest(&mut self, change: Unapplied, rest: Option<Rest>) {
         self.parts.remove(&change.number);
-        let place = self.place_of(change.number);
-        match (rest, self.queue.get_mut(place)) {
-            (Some(rest), Some(kept)) => kept.rest = rest,
-            _ => drop(self.queue.remove(place)),
+        if let Some((kept, is_left)) = self.find(change.number) {
+            (kept.rest, *is_left) = (rest.unwrap_or(kept.rest), rest.is_some());
+        }
+        while self.queue.iter().next().is_some_and(|&(_, is_left)| !is_left) {
+            self.queue.pop();
         }
     }
 
@@ -175,18 +181,33 @@ impl UnappliedChanges {
         self.parts.get(&change.number).copied()
     }
 
-    /// Of the first that does not come before change `number`.
-    fn place_of(&self, number: ChangeCount) -> usize {
-        self.queue.partition_point(|change| change.number < number)
+    /// The first that does not come before change `number`.
+    fn find(&mut self, number: ChangeCount) -> Option<&mut (Unapplied, bool)> {
+        self.queue.find_mut(|(change, _)| change.number < number)
     }
 
     /// Whether a change that is not applied concerns what began its registration after `born`.
     pub(crate) fn cover(&self, range: AddressRange, born: ChangeCount) -> bool {
-        self.queue
-            .iter()
-            .rev()
-            .take_while(|change| change.is_later(born))
-            .any(|change| change.rest.overlaps(&range))
+        self.cover_counting(range, born, &mut 0)
+    }
+
+    /// The same for one of several regions that would do under one hold of the lock, with how many changes were looked
+    /// at for those before it. Of one that comes behind so many looks it is not asked: it is not believed.
+    pub(crate) fn may_cover(
+        &self,
+        range: AddressRange,
+        born: ChangeCount,
+        looks: &mut usize,
+    ) -> bool {
+        *looks >= MOST || self.cover_counting(range, born, looks)
+    }
+
+    fn cover_counting(&self, range: AddressRange, born: ChangeCount, looks: &mut usize) -> bool {
+        let mut later = self.queue.iter().rev().take_while(|(change, _)| change.is_later(born));
+        later.any(|&(change, is_left)| {
+            *looks += 1;
+            is_left && change.rest.range.overlaps(&range)
+        })
     }
 }
 
@@ -212,11 +233,22 @@ mod tests {
     }
 
     #[test]
+    fn a_change_with_another_rest_concerns_that() {
+        let mut changes = UnappliedChanges::default();
+        let before = changes.made();
+        changes.push(page(3));
+        let moved = changes.oldest().unwrap().of(page(5));
+        assert!(moved.concerns(page(5), before) && !moved.concerns(page(3), before));
+    }
+
+    #[test]
     fn concerns_what_came_before_and_nothing_later() {
         let mut changes = UnappliedChanges::default();
         let before = changes.made();
+        assert!(changes.is_empty());
         let number = changes.push(page(3));
         assert!(changes.cover(page(3), before) && !changes.cover(page(4), before));
+        assert!(!changes.is_empty());
         assert!(!changes.cover(page(3), number) && !changes.are_applied(number));
         assert!(changes.are_applied(before));
         changes.set_rest(changes.oldest().unwrap(), None);
@@ -227,10 +259,13 @@ mod tests {
     fn one_in_the_middle_is_applied_by_itself() {
         let mut changes = UnappliedChanges::default();
         let [first, second, third] = [0, 1, 2].map(|number| changes.push(page(number)));
-        changes.set_rest(changes.rest_of(second).unwrap(), None);
+        assert_eq!([first, second, third].map(ChangeCount::bits), [1, 2, 3]);
+        let change = changes.rest_of(second).unwrap();
+        changes.set_rest(change, None);
         assert!(changes.rest_of(second).is_none() && changes.rest_of(third).is_some());
         assert!(!changes.cover(page(1), first) && changes.cover(page(0), ChangeCount::default()));
-        changes.set_rest(changes.rest_of(first).unwrap(), None);
+        let change = changes.rest_of(first).unwrap();
+        changes.set_rest(change, None);
         assert!(changes.are_applied(second) && !changes.are_applied(third));
     }
 
@@ -240,10 +275,10 @@ mod tests {
         let mut changes = UnappliedChanges::default();
         changes.push(page(3));
         let before = ChangeCount::default();
-        let (change, part) = (changes.oldest().unwrap(), PartOutside::up_to(page(3).end()));
+        let (change, part) = (changes.oldest().unwrap(), PartOutside::before(None));
         changes.set_part(change, part);
         assert!(changes.part_of(change) == Some(part) && changes.cover(page(3), before));
-        changes.set_rest(change, Some(page(3)));
+        changes.set_rest(change, Some(page(3).into()));
         assert!(changes.part_of(change).is_none(), "what is left begins anew");
         changes.set_part(change, part);
         push(&mut changes, MOST);
@@ -261,7 +296,7 @@ mod tests {
         assert!(changes.cover(page(12_345), before) && !changes.cover(page(12_345), latest));
         assert!(!changes.are_applied(early) && changes.rest_of(early).is_some());
         let fold = changes.oldest().unwrap();
-        changes.set_rest(fold, Some(page(9)));
+        changes.set_rest(fold, Some(page(9).into()));
         assert!(!changes.are_applied(early) && changes.cover(page(9), early));
         changes.set_rest(fold, None);
         assert!(changes.are_applied(latest) && changes.rest_of(early).is_none());
@@ -281,12 +316,26 @@ mod tests {
     fn a_fold_that_is_being_applied_does_not_begin_again() {
         let mut changes = full();
         let target = changes.push(page(1));
-        changes.set_rest(changes.oldest().unwrap(), Some(page(9)));
+        changes.set_rest(changes.oldest().unwrap(), Some(page(9).into()));
         push(&mut changes, 5 * MOST);
-        assert_eq!(changes.oldest().unwrap().rest, page(9));
+        assert_eq!(changes.oldest().unwrap().rest.range, page(9));
         assert!(!changes.are_applied(target) && changes.cover(page(0), target));
         changes.set_rest(changes.oldest().unwrap(), None);
         assert!(changes.are_applied(target) && !changes.are_applied(changes.made()));
         assert!(changes.cover(page(0), target), "what came later concerns everything");
+    }
+
+    /// The lock is not held for all changes times all regions.
+    #[test]
+    fn behind_many_looks_nothing_is_believed() {
+        let mut changes = full();
+        let (before, latest) = (ChangeCount::default(), changes.made());
+        let elsewhere = page(MOST + 9);
+        let mut looks = 0;
+        assert!(!changes.may_cover(elsewhere, latest, &mut looks) && looks == 0);
+        assert!(!changes.may_cover(elsewhere, before, &mut looks) && looks == MOST);
+        assert!(changes.may_cover(elsewhere, latest, &mut looks) && looks == MOST);
+        changes.set_rest(changes.oldest().unwrap(), None);
+        assert!(!changes.cover(page(0), before) && changes.cover(page(1), before));
     }
 }

@@ -4,7 +4,7 @@
 //! the next block is (glibc consolidates its fast bins, and gives back what is on top), and that was a millisecond
 //! under the writer's lock after 10^5 entries.
 
-use crate::chunked::{CHUNK, Chunked};
+use crate::chunked::{Chunked, Sparse};
 use crate::unapplied::ChangeCount;
 
 /// No entry.
@@ -21,18 +21,22 @@ struct Wait<T> {
 /// Values of `T` by the number of the region that they wait for.
 pub(crate) struct Waits<T> {
     entries: Chunked<Wait<T>>,
-    /// By the region's number, the entry that was asked for last. Chunks of regions that nothing waited for are not made:
-    /// the first to be waited for may be the millionth.
-    last: Vec<Option<Box<[usize; CHUNK]>>>,
+    /// By the region's number, the entry that was asked for last: the first region to be waited for may be the millionth.
+    last: Sparse<usize>,
     free: usize,
     made: usize,
     /// How many wait.
     standing: usize,
 }
 
+/// What waits no longer, and is to be [handed out](Waits::hand_out): a ring of entries that no region has any more, by the
+/// last of them. Where this is dropped they stay in the table.
+#[derive(Debug)]
+pub(crate) struct Released(usize);
+
 impl<T> Default for Waits<T> {
     fn default() -> Self {
-        Self { entries: Chunked::new(), last: Vec::new(), free: NONE, made: 0, standing: 0 }
+        Self { entries: Chunked::new(), last: Sparse::default(), free: NONE, made: 0, standing: 0 }
     }
 }
 
@@ -68,7 +72,30 @@ impl<T> Waits<T> {
         }
     }
 
-    /// All that waits, in no order.
+    /// Lets nothing wait for region `number` any more, however much there is.
+    pub(crate) fn release(&mut self, number: u32) -> Option<Released> {
+        self.take_last(number).map(Released)
+    }
+
+    /// Hands out `most` of what was released, the first asked first. The rest.
+    pub(crate) fn hand_out(
+        &mut self,
+        Released(last): Released,
+        most: usize,
+        mut due: impl FnMut(T),
+    ) -> Option<Released> {
+        for _ in 0..most {
+            let entry = self.entries.at(last).next;
+            self.entries.at_mut(last).next = self.entries.at(entry).next;
+            self.give_free(entry).into_iter().for_each(&mut due);
+            if entry == last {
+                return None;
+            }
+        }
+        Some(Released(last))
+    }
+
+    /// All that waits, and what was released and not handed out, in no order.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.standing = 0;
         self.entries.iter_mut().filter_map(|entry| entry.what.take())
@@ -76,7 +103,7 @@ impl<T> Waits<T> {
 
     /// Behind all others of its region.
     fn append(&mut self, number: u32, entry: usize) {
-        let last = std::mem::replace(self.made_last(number), entry);
+        let last = std::mem::replace(self.last.made(number, || NONE), entry);
         let before = if last == NONE { entry } else { last };
         // Of a ring of one, its own.
         let first = if last == NONE { entry } else { self.entries.at(last).next };
@@ -84,18 +111,9 @@ impl<T> Waits<T> {
         self.entries.at_mut(before).next = entry;
     }
 
-    fn made_last(&mut self, number: u32) -> &mut usize {
-        let (chunk, place) = (number as usize / CHUNK, number as usize % CHUNK);
-        if self.last.len() <= chunk {
-            self.last.resize_with(chunk + 1, || None);
-        }
-        &mut self.last[chunk].get_or_insert_with(|| Box::new([NONE; CHUNK]))[place]
-    }
-
     /// The region has no ring behind this.
     fn take_last(&mut self, number: u32) -> Option<usize> {
-        let chunk = self.last.get_mut(number as usize / CHUNK)?.as_mut()?;
-        let last = std::mem::replace(&mut chunk[number as usize % CHUNK], NONE);
+        let last = std::mem::replace(self.last.get_mut(number)?, NONE);
         (last != NONE).then_some(last)
     }
 
@@ -122,6 +140,7 @@ impl<T> Waits<T> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::chunked::CHUNK;
 
     fn completed(waits: &mut Waits<u32>, number: u32, latest: u64) -> Vec<u32> {
         let mut due = Vec::new();
@@ -159,15 +178,43 @@ mod tests {
         assert_eq!(left, expected);
     }
 
+    /// What comes to wait meanwhile for the same region waits for what is there by then.
+    #[test]
+    fn what_is_released_is_handed_out_in_parts_and_in_order() {
+        let mut waits = Waits::default();
+        (0..10).for_each(|what| waits.insert(3, ChangeCount::default(), what));
+        let mut released = waits.release(3);
+        assert!(waits.release(3).is_none());
+        waits.insert(3, ChangeCount::default(), 10);
+        let mut parts = Vec::new();
+        while let Some(rest) = released {
+            let mut part = Vec::new();
+            released = waits.hand_out(rest, 4, |what| part.push(what));
+            parts.push(part);
+        }
+        assert_eq!(parts, [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8, 9]]);
+        assert_eq!((completed(&mut waits, 3, 0), waits.is_empty()), (vec![10], true));
+        (0..3).for_each(|what| waits.insert(7, ChangeCount::default(), what));
+        let rest = waits.release(7).and_then(|released| waits.hand_out(released, 1, drop));
+        assert!(rest.is_some() && !waits.is_empty());
+        assert_eq!(waits.drain().count(), 2, "what is not handed out ends with the table");
+    }
+
     /// What is free is used again, so the table is as long as the most that ever waited.
     #[test]
     fn the_table_grows_with_what_waits_at_once() {
         let mut waits = Waits::default();
         for what in 0..1_000 {
             waits.insert(what % 10, ChangeCount::default(), what);
+            assert!(!waits.is_empty());
             assert_eq!(completed(&mut waits, what % 10, 0), [what]);
+            assert!(waits.is_empty());
         }
         assert_eq!(waits.made, 1);
+        let most = 2 * u32::try_from(CHUNK).unwrap();
+        (0..most).for_each(|what| waits.insert(3, ChangeCount::default(), what));
+        assert!(completed(&mut waits, 3, 0).into_iter().eq(0..most));
+        assert_eq!((waits.made, waits.is_empty()), (most as usize, true));
         assert_eq!(
             completed(&mut waits, 1 << 20, u64::MAX),
             [],

@@ -1,27 +1,28 @@
 //! The program's callbacks: kept under the writer's lock, run outside it.
 
+use crate::callbacks::{Callback, Callbacks};
+use crate::chunked::Sparse;
 use crate::foreign::{discard, discard_all, runs_through};
 use crate::unapplied::ChangeCount;
-use crate::waits::Waits;
-use std::collections::BTreeMap;
+use crate::waits::{Released, Waits};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A callback of the program.
-pub(crate) type Callback = Box<dyn FnOnce() + Send>;
+/// How many bits of a callback's name say its place; above them stand the lowest bits of its serial number.
+const PLACE_BITS: u32 = u32::BITS;
 
-/// A region's callbacks, in the order in which they were asked for.
-type ById = BTreeMap<u64, Callback>;
+/// What a callback's name may use: the rest of a lease's word says something else.
+const NAME_BITS: u32 = u64::BITS - 1;
 
 /// Callbacks that wait for something to happen to a region, by the region's number.
 #[derive(Default)]
 pub(crate) struct Watchers {
-    /// To be run when the region is invalidated; the id lets a lease take its own back.
-    ///
-    /// Sorted maps, because no insertion and no look-up in them costs what is there.
-    on_invalidate: BTreeMap<u32, ById>,
+    /// To be run when the region is invalidated.
+    on_invalidate: Sparse<Option<Callbacks>>,
+    /// How many regions have such.
+    watched: usize,
     /// To be run when the last of several regions is deregistered that were registered before a change.
     on_deregister: Waits<Arc<Completion>>,
-    last_id: u64,
+    last_serial: u64,
     due: Due,
 }
 
@@ -29,9 +30,14 @@ pub(crate) struct Watchers {
 #[derive(Default)]
 #[must_use = "the program waits for its callbacks"]
 pub(crate) struct Due {
-    callbacks: Vec<ById>,
+    callbacks: Vec<Callbacks>,
     completions: Vec<Arc<Completion>>,
+    /// More completions than one hold of the lock takes out of their table.
+    released: Vec<Released>,
 }
+
+/// How many completions are taken out of their table under one hold of the lock.
+const AT_ONCE: usize = if cfg!(any(loom, shuttle)) { 2 } else { 64 };
 
 /// A callback shared by several regions: due when the last of them is released.
 pub(crate) struct Completion(Mutex<Option<Callback>>);
@@ -49,28 +55,32 @@ impl Completion {
 }
 
 impl Watchers {
-    /// Keeps `callback` until region `number` is invalidated.
+    /// Keeps `callback` until region `number` is invalidated. A name by which its lease takes it back, never 0
+    /// and of 63 bits.
     pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u64 {
-        // Never reused: a lease may outlive any number of others. 0 is none.
-        self.last_id += 1;
-        self.on_invalidate.entry(number).or_default().insert(self.last_id, callback);
-        self.last_id
+        self.last_serial += 1;
+        let of_region = self.on_invalidate.made(number, || None);
+        self.watched += usize::from(of_region.is_none());
+        let place = of_region.get_or_insert_default().insert(self.last_serial, callback);
+        name(place, self.last_serial)
     }
 
-    /// Takes a callback back: its lease ended.
-    pub(crate) fn forget(&mut self, number: u32, id: u64) -> Option<Callback> {
-        let callbacks = self.on_invalidate.get_mut(&number)?;
-        let callback = callbacks.remove(&id)?;
-        if callbacks.is_empty() {
-            self.on_invalidate.remove(&number);
-        }
-        Some(callback)
+    /// Takes a callback back: its lease ended. The callbacks of its region with it if it was the last of them, to
+    /// be freed where no lock is held.
+    pub(crate) fn forget(&mut self, number: u32, id: u64) -> Option<(Callback, Option<Callbacks>)> {
+        let of_region = self.on_invalidate.get_mut(number)?;
+        let callbacks = of_region.as_mut()?;
+        let place = place_of(id)?;
+        let callback = callbacks.remove(place, |serial| name(place, serial) == id)?;
+        let emptied = of_region.take_if(|callbacks| callbacks.is_empty());
+        self.watched -= usize::from(emptied.is_some());
+        Some((callback, emptied))
     }
 
     /// Whether a callback waits for any region to be invalidated.
     #[inline]
     pub(crate) fn has_callbacks(&self) -> bool {
-        !self.on_invalidate.is_empty()
+        self.watched > 0
     }
 
     /// Region `number` was invalidated.
@@ -84,7 +94,9 @@ impl Watchers {
 
     #[cold]
     fn run_on_invalidate(&mut self, number: u32) {
-        self.due.callbacks.extend(self.on_invalidate.remove(&number));
+        let callbacks = self.on_invalidate.get_mut(number).and_then(Option::take);
+        self.watched -= usize::from(callbacks.is_some());
+        self.due.callbacks.extend(callbacks);
     }
 
     /// Lets `completion` wait for region `number`, registered before `change`, to be deregistered.
@@ -108,8 +120,22 @@ impl Watchers {
     #[inline]
     pub(crate) fn deregistered(&mut self, number: u32) {
         if !self.on_deregister.is_empty() {
-            self.complete_on_deregister(number, ChangeCount::from_bits(u64::MAX));
+            self.release_on_deregister(number);
         }
+    }
+
+    #[cold]
+    fn release_on_deregister(&mut self, number: u32) {
+        let released = self.on_deregister.release(number);
+        let rest = released.and_then(|released| self.hand_out(released));
+        self.due.released.extend(rest);
+    }
+
+    /// Makes some of what was released due, as much as one hold of the lock has room for. The rest.
+    pub(crate) fn hand_out(&mut self, released: Released) -> Option<Released> {
+        let due = &mut self.due.completions;
+        let room = AT_ONCE.saturating_sub(due.len());
+        self.on_deregister.hand_out(released, room, |completion| due.push(completion))
     }
 
     /// What was to wait for a change up to `latest`.
@@ -138,21 +164,30 @@ impl Watchers {
     /// Makes due again what was taken.
     pub(crate) fn make_due_again(&mut self, due: Option<Due>) {
         let Some(mut due) = due else { return };
+        let released = due.take_released();
         let (callbacks, completions) = due.take();
         self.due.callbacks.splice(0..0, callbacks);
         self.due.completions.splice(0..0, completions);
+        self.due.released.splice(0..0, released);
     }
 }
 
 impl Due {
     /// One callback, due now.
     pub(crate) fn one(callback: Callback) -> Self {
-        Self { callbacks: vec![BTreeMap::from([(0, callback)])], completions: Vec::new() }
+        let mut callbacks = Callbacks::default();
+        callbacks.insert(0, callback);
+        Self { callbacks: vec![callbacks], completions: Vec::new(), released: Vec::new() }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.callbacks.is_empty() && self.completions.is_empty()
+        self.callbacks.is_empty() && self.completions.is_empty() && self.released.is_empty()
+    }
+
+    /// What is to be [handed out](Watchers::hand_out), to run behind the rest of this.
+    pub(crate) fn take_released(&mut self) -> Vec<Released> {
+        std::mem::take(&mut self.released)
     }
 
     /// Runs what is due, and says how many callbacks panicked. `is_forked` is asked before each: one may
@@ -161,7 +196,7 @@ impl Due {
         let (callbacks, completions) = self.take();
         let completed = completions.into_iter().filter_map(Completion::into_callback);
         let mut panics = 0;
-        let callbacks = callbacks.into_iter().flat_map(BTreeMap::into_values);
+        let callbacks = callbacks.into_iter().flat_map(Callbacks::into_ordered);
         for callback in callbacks.chain(completed) {
             if is_forked() {
                 discard(callback);
@@ -172,16 +207,28 @@ impl Due {
         panics
     }
 
-    fn take(&mut self) -> (Vec<ById>, Vec<Arc<Completion>>) {
+    fn take(&mut self) -> (Vec<Callbacks>, Vec<Arc<Completion>>) {
         (std::mem::take(&mut self.callbacks), std::mem::take(&mut self.completions))
     }
+}
+
+/// The name of the callback at `place` with this serial number. What is in the region's callbacks is its own
+/// lease's, as long as the lease lives and the region was not invalidated since; and behind an invalidation the place has
+/// another serial number, of which these are enough bits not to be met by chance.
+const fn name(place: u32, serial: u64) -> u64 {
+    ((serial << PLACE_BITS) | (place as u64 + 1)) & ((1 << NAME_BITS) - 1)
+}
+
+/// The place that stands in a name.
+fn place_of(name: u64) -> Option<u32> {
+    u32::try_from(name & ((1 << PLACE_BITS) - 1)).ok()?.checked_sub(1)
 }
 
 /// What is never run is dropped one by one: each may panic.
 impl Drop for Due {
     fn drop(&mut self) {
         let (callbacks, completions) = self.take();
-        discard_all(callbacks.into_iter().flat_map(BTreeMap::into_values));
+        discard_all(callbacks.into_iter().flat_map(Callbacks::into_ordered));
         discard_all(completions);
     }
 }
@@ -189,8 +236,8 @@ impl Drop for Due {
 /// As for [`Due`]: those of leases that were forgotten go with the cache.
 impl Drop for Watchers {
     fn drop(&mut self) {
-        let callbacks = std::mem::take(&mut self.on_invalidate).into_values();
-        discard_all(callbacks.flat_map(BTreeMap::into_values));
+        let callbacks = self.on_invalidate.iter_mut().filter_map(Option::take);
+        discard_all(callbacks.flat_map(Callbacks::into_ordered));
         discard_all(self.on_deregister.drain());
     }
 }
@@ -207,9 +254,14 @@ mod tests {
         let second = Arc::clone(&ran);
         let first: Callback = Box::new(|| std::panic::panic_any(Bomb));
         let second: Callback = Box::new(move || *second.lock().unwrap() += 1);
-        let callbacks = vec![BTreeMap::from([(1, first), (2, second)])];
+        let mut callbacks = Callbacks::default();
+        [first, second]
+            .into_iter()
+            .zip(1..)
+            .for_each(|(it, serial)| _ = callbacks.insert(serial, it));
         FUSE.set(3);
-        assert_eq!(Due { callbacks, completions: Vec::new() }.run(|| false), 1);
+        let due = Due { callbacks: vec![callbacks], completions: Vec::new(), released: Vec::new() };
+        assert_eq!(due.run(|| false), 1);
         assert_eq!(*ran.lock().unwrap(), 1);
         FUSE.set(0);
     }
@@ -240,14 +292,101 @@ mod tests {
         assert!(watchers.on_deregister.is_empty());
     }
 
+    /// However many wait for one region.
+    #[test]
+    fn no_more_completions_are_due_at_once_than_a_hold_has_room_for() {
+        let mut watchers = Watchers::default();
+        for number in [7, 8] {
+            for _ in 0..3 * AT_ONCE {
+                let completion = Completion::new(nothing());
+                watchers.await_deregistration(number, ChangeCount::from_bits(1), &completion);
+            }
+        }
+        watchers.deregistered(7);
+        watchers.deregistered(8);
+        let mut due = watchers.take_due().unwrap();
+        let (mut released, mut ran) = (due.take_released(), due.completions.len());
+        assert_eq!((released.len(), ran), (2, AT_ONCE));
+        assert_eq!(due.run(|| false), 0);
+        while let Some(next) = released.pop() {
+            released.extend(watchers.hand_out(next));
+            let due = watchers.take_due().unwrap();
+            assert!(due.completions.len() <= AT_ONCE);
+            ran += due.completions.len();
+            assert_eq!(due.run(|| false), 0);
+        }
+        assert_eq!((ran, watchers.on_deregister.is_empty()), (6 * AT_ONCE, true));
+    }
+
     #[test]
     fn a_callback_is_told_from_one_asked_for_four_billion_ago() {
         let mut watchers = Watchers::default();
         let first = watchers.watch(7, Box::new(|| ()));
-        watchers.last_id = u32::MAX.into();
+        watchers.last_serial = u32::MAX.into();
         let second = watchers.watch(7, Box::new(|| ()));
         assert_ne!(first, second);
         assert!(watchers.forget(7, second).is_some() && watchers.forget(7, second).is_none());
         assert!(watchers.forget(7, first).is_some());
+    }
+
+    fn nothing() -> Callback {
+        Box::new(|| ())
+    }
+
+    #[test]
+    fn callbacks_are_there_as_long_as_a_region_has_one() {
+        let mut watchers = Watchers::default();
+        assert!(!watchers.has_callbacks());
+        let names = [7, 7, 8, 9].map(|number| (number, watchers.watch(number, nothing())));
+        let mut there = names.map(|(number, name)| {
+            let emptied = watchers.forget(number, name).unwrap().1.is_some();
+            assert_eq!(emptied, number != 7 || name != names[0].1);
+            watchers.has_callbacks()
+        });
+        assert_eq!(there, [true, true, true, false]);
+        there = [7, 7, 8, 9].map(|number| {
+            let _name = watchers.watch(number, nothing());
+            watchers.has_callbacks()
+        });
+        assert_eq!(there, [true; 4]);
+        there = [7, 8, 8, 9].map(|number| {
+            watchers.invalidated(number);
+            watchers.has_callbacks()
+        });
+        assert_eq!(there, [true, true, true, false]);
+        assert_eq!(watchers.take_due().map(|due| due.run(|| false)), Some(0));
+    }
+
+    /// Panics as it is dropped.
+    struct Panics;
+
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+
+    fn panics_as_it_is_dropped() -> Callback {
+        let panics = Panics;
+        Box::new(move || drop(panics))
+    }
+
+    #[test]
+    fn callbacks_that_are_never_run_may_all_panic_as_they_are_dropped() {
+        let mut watchers = Watchers::default();
+        for number in [7, 7, 8, 8, 9, 9] {
+            let _name = watchers.watch(number, panics_as_it_is_dropped());
+        }
+        for number in [5, 6] {
+            let completion = Completion::new(panics_as_it_is_dropped());
+            watchers.await_deregistration(number, ChangeCount::from_bits(1), &completion);
+        }
+        watchers.complete(Completion::new(panics_as_it_is_dropped()));
+        watchers.complete(Completion::new(panics_as_it_is_dropped()));
+        watchers.invalidated(8);
+        let due = watchers.take_due();
+        assert!(crate::foreign::call(|| drop(due)).is_ok());
+        watchers.invalidated(9);
+        assert!(crate::foreign::call(|| drop(watchers)).is_ok());
     }
 }

@@ -211,6 +211,14 @@ fn what_makes_no_sense_or_does_not_fit_is_an_error_of_the_lease_alone() {
     assert!(matches!(rig.get_if_worth(longer, COPIES), Err(GetError::TooLong { .. })));
 }
 
+/// What was to be kept and was refused was paid for in vain, too.
+#[test]
+fn what_does_not_fit_is_tried_ever_more_seldom() {
+    let rig = rig_with(Config { max_bytes: 4096, when_full: WhenFull::Refuse, ..by_default() });
+    let uses_until_refused = |_| (1..=100).find(|_| rig.get_if_worth(pages(1, 2), COPIES).is_err());
+    assert_eq!([0; 3].map(uses_until_refused), [Some(6), Some(11), Some(21)]);
+}
+
 /// What is registered for one use serves no other, so no thread waits for it.
 #[test]
 fn no_thread_waits_for_a_registration_that_is_not_kept() {

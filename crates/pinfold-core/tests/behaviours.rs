@@ -12,13 +12,14 @@
 mod common;
 
 use common::{BROKEN, MAPPED_PAGES, Rig, Setup, Undecided, bytes, get_panics, pages, until};
+use pinfold_core::followed::Followed;
 use pinfold_core::{
-    Access, AddressRange, BadAddress, Cache, Config, ConfigError, DeregisterError, Exhausted,
-    GetError, Limit, Lost, MappingKind, Monitor, PerUse, RangeError, RegisterError, Uncovered,
-    Watch, WhenFull,
+    Access, AddressRange, Amount, BadAddress, Cache, Config, ConfigError, DeregisterError,
+    Exhausted, GetError, Limit, Lost, MappingKind, Monitor, Notice, PerUse, RangeError,
+    RegisterError, Uncovered, Watch, WhenFull,
 };
 use pinfold_sim::{
-    Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
+    Device, DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -305,6 +306,20 @@ mod changes {
         assert_eq!(rig.cache().reclaim(), 1);
         let handle = rig.touch(pages(20, 1));
         assert_eq!(rig.touch(pages(20, 1)), handle);
+    }
+
+    /// Whatever reads the log first.
+    #[test]
+    fn a_flood_of_events_that_a_reclamation_reads_drops_everything() {
+        let rig = Setup { log_capacity: 16, ..Setup::default() }.rig();
+        let bystander = rig.touch(pages(20, 1));
+        for _ in 0..20 {
+            assert_eq!(rig.monitor.watch(pages(30, 1)), Watch::Covered);
+            rig.reallocate(pages(30, 1));
+        }
+        assert_eq!(rig.cache().reclaim(), 1);
+        assert!(!rig.is_registered(bystander));
+        assert_eq!(rig.statistics().overflows, 1);
     }
 
     #[test]
@@ -659,6 +674,20 @@ mod limits {
         rig.assert_fresh(&lease);
     }
 
+    /// Of what the device refused, not of what the settings allow.
+    #[test]
+    fn a_device_that_is_full_is_a_smaller_budget() {
+        let device = DeviceConfig { max_pinned_bytes: 2 * 4096, ..DeviceConfig::default() };
+        let rig = Setup { device, ..Setup::default() }.rig();
+        let mut notices = rig.cache().notices(4);
+        let _lease = rig.lease(pages(0, 2));
+        rig.refused(pages(5, 1), Access::READ);
+        let &Config { max_bytes, max_regions, .. } = rig.cache().config();
+        let from = Amount { bytes: max_bytes, regions: max_regions };
+        let to = Amount { bytes: 3 * PAGE_BYTES - 1, ..from };
+        assert_eq!(notices.next(), Some(Notice::BudgetShrank { from, to }));
+    }
+
     #[test]
     fn the_devices_table_bounds_the_budget() {
         let device = DeviceConfig { max_regions: 2, ..DeviceConfig::default() };
@@ -847,7 +876,7 @@ mod failures {
     #[test]
     fn those_who_wait_for_a_registration_that_panics_make_their_own() {
         let rig = Rig::new();
-        let gate = Gate::new();
+        let gate = FaultGate::new();
         rig.device.next_registrations(1, &Fault::HoldThenPanic(gate.clone()));
         thread::scope(|scope| {
             let _guard = gate.open_on_drop();
@@ -867,7 +896,7 @@ mod failures {
         for page in 0..3 {
             rig.touch(pages(page, 1));
         }
-        let open = Gate::new();
+        let open = FaultGate::new();
         open.open();
         rig.device.next_deregistrations(1, &Fault::Hold(open, Moment::Before));
         rig.device.next_deregistrations(1, &Fault::Panic);
@@ -978,7 +1007,7 @@ mod concurrency {
     #[test]
     fn those_who_wait_for_a_registration_that_fails_get_their_own_answer() {
         let rig = Rig::new();
-        let gate = Gate::new();
+        let gate = FaultGate::new();
         rig.device.next_registrations(1, &Fault::HoldThenFail(gate.clone(), BROKEN));
         thread::scope(|scope| {
             let _guard = gate.open_on_drop();
@@ -1261,6 +1290,24 @@ mod monitors {
     }
 
     #[test]
+    fn whether_a_range_has_changed_is_unknown_once_the_monitor_is_lost() {
+        let rig = Rig::new();
+        let followed = Followed::begin(rig.cache(), pages(0, 4)).unwrap();
+        assert_eq!(followed.has_changed(), Some(false));
+        rig.monitor.lose(Lost::Descriptor { errno: 9 });
+        assert_eq!(followed.has_changed(), None);
+    }
+
+    #[test]
+    fn the_reclaimer_gives_everything_back_once_the_monitor_is_lost() {
+        let mut rig = Rig::new();
+        rig.start_reclaimer();
+        rig.touch(pages(0, 4));
+        rig.monitor.lose(Lost::Descriptor { errno: 9 });
+        until(|| rig.statistics().regions == 0);
+    }
+
+    #[test]
     fn a_monitor_lost_during_a_registration_keeps_it_out_of_the_cache() {
         let rig = Rig::new();
         let gate = rig.hold_next_registration(Moment::After);
@@ -1514,7 +1561,7 @@ mod callbacks {
         let (cache, reclaimer) = common::reclaimed_cache(&rig);
         let mut lease = common::get(&cache, pages(0, 1), Access::READ).unwrap();
         drop(common::get(&cache, pages(1, 1), Access::READ).unwrap());
-        let gate = Gate::new();
+        let gate = FaultGate::new();
         let _guard = gate.open_on_drop();
         let (entered, last) = (gate.clone(), Arc::clone(&cache));
         lease.on_invalidate(move || {
@@ -1623,6 +1670,7 @@ mod bad_input {
     #[test]
     fn arguments_that_make_no_range_are_told_apart() {
         let rig = Rig::new();
+        rig.touch(pages(0, 1));
         assert_eq!(refused(&rig, 0, 8), GetError::Range(RangeError::Null));
         assert_eq!(refused(&rig, 8, 0), GetError::Range(RangeError::Empty { start: 8 }));
         let (start, length) = (usize::MAX - 8, 4096);
@@ -1631,7 +1679,7 @@ mod bad_input {
             GetError::Range(RangeError::Overflow { start, length })
         );
         assert_eq!(rig.refused(pages(0, 1), Access::default()), GetError::NoAccess);
-        assert_eq!(hits_and_misses(&rig), (0, 0));
+        assert_eq!(hits_and_misses(&rig), (0, 1));
     }
 
     #[test]
@@ -1751,7 +1799,7 @@ mod corners {
     #[test]
     fn a_child_forked_inside_a_deregistration_runs_no_callback() {
         let rig = Rig::new();
-        let (called, gate) = (Calls::default(), Gate::default());
+        let (called, gate) = (Calls::default(), FaultGate::default());
         rig.touch(pages(0, 1));
         let mut watched = rig.lease(pages(8, 1));
         watched.on_invalidate(called.callback());

@@ -12,13 +12,13 @@
 use pinfold_core::{
     Access, Account, AddressRange, Amount, Cache, Change, Clock, Config, Cover, DeregisterError,
     Exhausted, GetError, Keep, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal,
-    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, StableBuffer, Watch,
+    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, StableBuffer, UseCosts, Watch,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -32,9 +32,16 @@ struct Device {
     next: AtomicU64,
     calls: AtomicUsize,
     panics_at: AtomicUsize,
+    /// Whether what it registers at once is short.
+    is_short: bool,
 }
 
 impl Device {
+    /// Registers 8 pages at once.
+    fn short() -> Arc<Self> {
+        Arc::new(Self { is_short: true, ..Self::default() })
+    }
+
     fn call(&self) {
         let call = self.calls.fetch_add(1, SeqCst) + 1;
         assert!(call != self.panics_at.load(SeqCst), "call {call}");
@@ -46,7 +53,7 @@ unsafe impl Registrar for Device {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
-        RegistrarLimits::new(4096, 1 << 30, 1 << 20)
+        RegistrarLimits::new(4096, if self.is_short { 8 * 4096 } else { 1 << 30 }, 1 << 20)
     }
 
     fn granted(&self, wanted: Access) -> Access {
@@ -97,7 +104,7 @@ unsafe impl Monitor for Calm {
     }
 
     fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true }
+        Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true, may_repeat: false }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -117,11 +124,13 @@ unsafe impl Monitor for Calm {
     fn wait(&self, _: u32) {}
 }
 
-/// Reports changes in turn, and panics at its n-th call, but for the question that destructors ask.
+/// Reports changes in turn, and panics at its n-th call.
 #[derive(Default)]
 struct Nervous {
     calls: Device,
     changes: Mutex<Vec<AddressRange>>,
+    notified: Mutex<u32>,
+    event_count: Condvar,
 }
 
 // SAFETY: the simulated memory changes by `change` alone.
@@ -154,7 +163,7 @@ unsafe impl Monitor for Nervous {
             visit(range);
             self.calls.call();
         }
-        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
+        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete, may_repeat: false }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -167,18 +176,26 @@ unsafe impl Monitor for Nervous {
     }
 
     fn forked(&self) -> bool {
+        self.calls.call();
         false
     }
 
     fn notified(&self) -> u32 {
-        0
+        self.calls.call();
+        *self.notified.lock().unwrap()
     }
 
     fn notify(&self) {
         self.calls.call();
+        *self.notified.lock().unwrap() += 1;
+        self.event_count.notify_all();
     }
 
-    fn wait(&self, _: u32) {}
+    fn wait(&self, seen: u32) {
+        self.calls.call();
+        let count = self.notified.lock().unwrap();
+        drop(self.event_count.wait_while(count, |count| *count == seen).unwrap());
+    }
 }
 
 fn pages(first: usize, count: usize) -> AddressRange {
@@ -195,6 +212,26 @@ fn get_once<R: Registrar, M: Monitor>(cache: &Cache<R, M>, range: AddressRange) 
     let start = std::ptr::without_provenance(range.start());
     // SAFETY: the device touches no memory.
     unsafe { cache.request(start, range.len(), Access::READ).once().get() }.unwrap()
+}
+
+fn if_cached<R: Registrar, M: Monitor>(
+    cache: &Cache<R, M>,
+    range: AddressRange,
+) -> Option<Lease<'_, R, M>> {
+    let start = std::ptr::without_provenance(range.start());
+    // SAFETY: the device touches no memory.
+    unsafe { cache.request(start, range.len(), Access::READ).get_if_cached() }
+}
+
+/// By costs of which some uses make up for keeping.
+fn if_worth<R: Registrar, M: Monitor>(
+    cache: &Cache<R, M>,
+    range: AddressRange,
+) -> Option<Lease<'_, R, M>> {
+    let start = std::ptr::without_provenance(range.start());
+    let costs = UseCosts { per_use: 1000, hit: 10, keeping: 3000 };
+    // SAFETY: the device touches no memory.
+    unsafe { cache.request(start, range.len(), Access::READ).get_if_worth(costs) }.unwrap()
 }
 
 /// Runs a step that may panic. Says whether it did not.
@@ -232,6 +269,30 @@ fn every_operation<R: Registrar, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn
         let pieces = unsafe { cache.request(start, 16 * 4096, Access::READ).pieces() }.unwrap();
         let _leases: Vec<_> = pieces.map(Result::unwrap).collect();
     });
+    step("what is cached and what is not", &|| {
+        drop(get(cache, pages(50, 1)));
+        assert!(if_cached(cache, pages(51, 1)).is_none());
+        drop(if_cached(cache, pages(50, 1)));
+    });
+    step("what is worth it by now", &|| {
+        (0..6).for_each(|_| drop(if_worth(cache, pages(52, 1))));
+    });
+    step("behind a check", &|| {
+        let checked = cache.check().unwrap();
+        for page in [53, 54, 53] {
+            let start = std::ptr::without_provenance(pages(page, 1).start());
+            // SAFETY: the device touches no memory.
+            unsafe {
+                drop(checked.get(start, 4096, Access::READ).unwrap());
+                drop(checked.request(start, 4096, Access::READ).once().get().unwrap());
+            }
+        }
+    });
+    step("a buffer", &|| drop(cache.lease_buffer(vec![0_u8; 3 * 4096]).ok().unwrap()));
+    step("a buffer longer than the device takes", &|| {
+        let leased = cache.lease_buffer(vec![7_u8; 10 * 4096]).ok().unwrap();
+        assert!(leased.into_inner().iter().all(|&byte| byte == 7));
+    });
     step("giving up a range", &|| {
         cache.evict_idle_in(pages(0, 16));
     });
@@ -241,61 +302,74 @@ fn every_operation<R: Registrar, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn
     all
 }
 
+const KEEPS: [Keep; 3] = [Keep::WhenItPays, Keep::Always, Keep::Never];
+
 /// For every n, until the device is asked less often than that.
-fn panics_at_every_call<R: Registrar>(make: impl Fn(&Arc<Device>) -> R, devices: u64) {
+fn panics_at_every_call<R: Registrar>(keep: Keep, make: impl Fn(&Arc<Device>) -> R, devices: u64) {
     let make = |device: &Arc<Device>, config| Cache::new(make(device), Calm, config).unwrap();
-    panics_at_every_call_of(make, devices);
+    panics_at_every_call_of(keep, make, devices);
 }
 
 fn panics_at_every_call_of<R: Registrar>(
+    keep: Keep,
     make: impl Fn(&Arc<Device>, Config) -> Cache<R, Calm>,
     devices: u64,
 ) {
-    let mut n = 0;
-    loop {
-        n += 1;
-        let device = Arc::new(Device::default());
-        device.panics_at.store(n, SeqCst);
-        let config = Config { max_regions: 8, piece_bytes: 4 * 4096, ..Config::default() };
-        let cache = make(&device, config);
-        let check = |name: &str| {
-            let statistics = cache.statistics();
-            let live = device.live.lock().unwrap().len();
-            assert_eq!(live as u64, devices * statistics.regions, "call {n}: {name}");
-            assert!(statistics.regions <= 8, "call {n}: {name}");
-        };
-        let ran_through = every_operation(&cache, &check);
-        if !ran_through {
-            // Whatever it was, the cache works on.
-            let lease = get(&cache, pages(0, 1));
-            let hit = get(&cache, pages(0, 1));
-            assert!(lease.is_cached() && hit.registered() == lease.registered());
-        }
-        let ended = runs_through(|| drop(cache));
-        assert!(device.live.lock().unwrap().is_empty(), "call {n}: left behind");
-        assert_eq!(device.twice.load(SeqCst), 0, "call {n}: given back twice");
-        if device.calls.load(SeqCst) < n {
-            assert!(ran_through && ended && n > 40, "call {n} is beyond the last");
-            return;
-        }
+    let config = Config { max_regions: 8, piece_bytes: 4 * 4096, keep, ..Config::default() };
+    let calls = (1..).find(|&n| !panics_at_call(n, |device| make(device, config), devices));
+    assert!(calls.is_some_and(|n| n > 40), "{keep:?}: {calls:?}");
+}
+
+/// Whether there was such a call.
+fn panics_at_call<R: Registrar>(
+    n: usize,
+    make: impl Fn(&Arc<Device>) -> Cache<R, Calm>,
+    devices: u64,
+) -> bool {
+    let device = Device::short();
+    device.panics_at.store(n, SeqCst);
+    let cache = make(&device);
+    let keep = cache.config().keep;
+    let check = |name: &str| {
+        let statistics = cache.statistics();
+        let live = device.live.lock().unwrap().len();
+        assert_eq!(live as u64, devices * statistics.regions, "{keep:?}, call {n}: {name}");
+        assert!(statistics.regions <= 8, "{keep:?}, call {n}: {name}");
+    };
+    let ran_through = every_operation(&cache, &check);
+    if !ran_through {
+        // Whatever it was, the cache works on.
+        let lease = get(&cache, pages(0, 1));
+        let hit = get(&cache, pages(0, 1));
+        assert_eq!(lease.is_cached(), keep != Keep::Never);
+        assert!(keep == Keep::Never || hit.registered() == lease.registered());
     }
+    let ended = runs_through(|| drop(cache));
+    assert!(device.live.lock().unwrap().is_empty(), "{keep:?}, call {n}: left behind");
+    assert_eq!(device.twice.load(SeqCst), 0, "{keep:?}, call {n}: given back twice");
+    let was_asked = device.calls.load(SeqCst) >= n;
+    assert!(was_asked || ran_through && ended, "{keep:?}, call {n} is beyond the last");
+    was_asked
 }
 
 #[test]
 fn a_registrar_may_panic_at_any_call() {
-    panics_at_every_call(Arc::clone, 1);
+    KEEPS.into_iter().for_each(|keep| panics_at_every_call(keep, Arc::clone, 1));
 }
 
 #[test]
 fn each_of_two_registrars_may_panic_at_any_call() {
-    panics_at_every_call(|device| (Arc::clone(device), Arc::clone(device)), 2);
+    for keep in KEEPS {
+        panics_at_every_call(keep, |device| (Arc::clone(device), Arc::clone(device)), 2);
+    }
 }
 
 #[test]
 fn each_of_three_registrars_may_panic_at_any_call() {
-    let three = |device: &Arc<Device>| (device.clone(), device.clone(), device.clone());
-    panics_at_every_call(three, 3);
-    panics_at_every_call(|device| [device.clone(), device.clone(), device.clone()], 3);
+    let three = |device: &Arc<Device>| (device.clone(), (device.clone(), device.clone()));
+    panics_at_every_call(Keep::WhenItPays, three, 3);
+    let three = |device: &Arc<Device>| [device.clone(), device.clone(), device.clone()];
+    panics_at_every_call(Keep::Never, three, 3);
 }
 
 /// What changes while it panics is not found afterwards, and nothing is left behind.
@@ -331,6 +405,66 @@ fn a_monitor_may_panic_at_any_call() {
         runs_through(|| std::mem::forget(get(&cache, pages(0, 1))));
         let _panicked = runs_through(|| drop(cache));
         assert!(device.live.lock().unwrap().is_empty(), "call {n}: left behind");
+        assert_eq!(device.twice.load(SeqCst), 0, "call {n}: given back twice");
+        if asked < n {
+            assert!(n > 60, "call {n} is beyond the last");
+            return;
+        }
+    }
+}
+
+/// With a thread that reclaims.
+fn reclaiming(device: &Arc<Device>, monitor: &Arc<Nervous>) -> Cache<Arc<Device>, Arc<Nervous>> {
+    let config = Config { max_regions: 8, piece_bytes: 4 * 4096, ..Config::keeping_all() };
+    let mut cache = Cache::new(Arc::clone(device), Arc::clone(monitor), config).unwrap();
+    let started = cache.start_reclaimer(|reclaimer| Ok(thread::spawn(|| reclaimer.run())));
+    started.unwrap();
+    cache
+}
+
+/// On the thread that reclaims a panic has nowhere to go; what it has left is the next round's.
+#[test]
+fn a_registrar_may_panic_at_any_call_of_the_thread_that_reclaims() {
+    for n in 1..=3 {
+        let (device, monitor) = (Arc::new(Device::default()), Arc::new(Nervous::default()));
+        let cache = reclaiming(&device, &monitor);
+        for round in 0..2 {
+            let leases: Vec<_> = (0..3).map(|page| get(&cache, pages(page, 1))).collect();
+            cache.invalidate(pages(0, 3));
+            // Whatever the device is asked from here on it is asked by the thread.
+            device.calls.store(0, SeqCst);
+            device.panics_at.store(if round == 0 { n } else { 0 }, SeqCst);
+            drop(leases);
+            while cache.statistics().regions > 0 {
+                thread::yield_now();
+            }
+            assert!(device.live.lock().unwrap().is_empty(), "call {n}");
+            assert_eq!(device.calls.load(SeqCst), 3, "call {n}");
+        }
+        drop(cache);
+        assert_eq!(device.twice.load(SeqCst), 0, "call {n}");
+    }
+}
+
+/// It may end the thread: then what is invalidated goes with the next call, and the cache waits for no thread as it goes.
+#[test]
+fn a_monitor_may_panic_at_any_call_of_the_thread_that_reclaims() {
+    for n in 1.. {
+        let (device, monitor) = (Arc::new(Device::default()), Arc::new(Nervous::default()));
+        let cache = reclaiming(&device, &monitor);
+        monitor.calls.calls.store(0, SeqCst);
+        monitor.calls.panics_at.store(n, SeqCst);
+        for _ in 0..2 {
+            every_operation(&cache, &|_| ());
+            monitor.changes.lock().unwrap().push(pages(8, 1));
+        }
+        let asked = monitor.calls.calls.load(SeqCst);
+        monitor.calls.panics_at.store(0, SeqCst);
+        drop(get(&cache, pages(8, 1)));
+        cache.evict_idle();
+        assert_eq!(cache.statistics().regions, 0, "call {n}");
+        assert!(device.live.lock().unwrap().is_empty(), "call {n}");
+        drop(cache);
         assert_eq!(device.twice.load(SeqCst), 0, "call {n}: given back twice");
         if asked < n {
             assert!(n > 60, "call {n} is beyond the last");
@@ -437,7 +571,7 @@ fn an_account_may_panic_at_any_call() {
         let purse = Purse { calls: Arc::clone(device), taken: Mutex::default() };
         Cache::with_account(Arc::clone(device), Calm, config, Arc::new(purse)).unwrap()
     };
-    panics_at_every_call_of(make, 1);
+    KEEPS.into_iter().for_each(|keep| panics_at_every_call_of(keep, make, 1));
 }
 
 type Besides = Box<dyn Fn(u64)>;
@@ -939,7 +1073,12 @@ unsafe impl Monitor for Patient {
 
     fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
         let sequence = self.asked.load(SeqCst);
-        Replay { up_to: Position(sequence, 0), sequence: Sequence(sequence), complete: true }
+        Replay {
+            up_to: Position(sequence, 0),
+            sequence: Sequence(sequence),
+            complete: true,
+            may_repeat: false,
+        }
     }
 
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {

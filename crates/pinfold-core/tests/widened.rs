@@ -28,6 +28,7 @@ struct Device {
     held: Mutex<Vec<AddressRange>>,
     /// Whether pages lie in blocks now.
     in_blocks: AtomicBool,
+    pins_per_page: usize,
 }
 
 impl Device {
@@ -37,6 +38,7 @@ impl Device {
             mapped_to: usize::MAX,
             held: Mutex::default(),
             in_blocks: AtomicBool::new(true),
+            pins_per_page: 1,
         }
     }
 }
@@ -47,6 +49,10 @@ unsafe impl Registrar for Device {
 
     fn limits(&self) -> RegistrarLimits {
         RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 30, max_regions: 1 << 20 }
+    }
+
+    fn pins_per_page(&self) -> usize {
+        self.pins_per_page
     }
 
     fn widened(&self, range: AddressRange) -> AddressRange {
@@ -125,7 +131,7 @@ unsafe impl Monitor for Calm {
     }
 
     fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true }
+        Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true, may_repeat: false }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -183,6 +189,18 @@ fn a_device_without_room_for_a_block_is_asked_for_less() {
     let cache = Cache::new(Device { room: BLOCK / 2, ..Device::new() }, Calm, Config::default());
     let cache = cache.unwrap();
     assert_eq!((registered(&cache, 3), registered(&cache, 5)), (PAGE, PAGE));
+}
+
+/// Of a block in which something is suspended no more is registered than was asked for.
+#[test]
+fn what_is_suspended_in_the_rest_of_a_block_is_not_registered() {
+    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
+    let page = AddressRange::new(START + 3 * PAGE, PAGE).unwrap();
+    let terms = SuspensionTerms::default();
+    let suspended = cache.suspend(page, Vec::new(), Vec::new(), terms).unwrap();
+    assert_eq!(registered(&cache, 4), PAGE);
+    drop(suspended.resume().unwrap());
+    assert_eq!(registered(&cache, 5), BLOCK);
 }
 
 /// Less would be counted as much.
@@ -336,4 +354,22 @@ fn a_block_takes_the_place_of_what_is_idle() {
     let refused = get(&cache, 3).map(|lease| lease.range()).unwrap_err();
     assert!(matches!(refused, GetError::Exhausted(_)), "{refused}");
     drop(lease);
+}
+
+/// A sum that no word holds.
+#[test]
+fn what_cannot_be_counted_is_refused() {
+    let device = Device {
+        in_blocks: AtomicBool::new(false),
+        pins_per_page: usize::MAX / PAGE,
+        ..Device::new()
+    };
+    let config = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
+    let cache = Cache::new(device, Calm, config).unwrap();
+    let lease = get(&cache, 3).unwrap();
+    let refused = get(&cache, 4).map(|lease| lease.range()).unwrap_err();
+    let GetError::Exhausted(exhausted) = refused else { panic!("{refused}") };
+    assert_eq!((exhausted.limit, exhausted.allowed), (Limit::Bytes, usize::MAX));
+    drop(lease);
+    assert_eq!(cache.statistics().pinned_bytes, 0);
 }

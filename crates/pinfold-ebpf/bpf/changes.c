@@ -53,15 +53,8 @@
  *    finds the view.
  */
 
-#include "changes.h"
+#include "programs.h"
 
-#define SECTION(name) __attribute__((section(name), used))
-#define INLINE static inline __attribute__((always_inline))
-
-/* Names only: the loader makes the maps. */
-struct map {
-	u32 unused;
-};
 struct map watched SECTION("maps"); /* address space -> struct views */
 struct map changes SECTION("maps"); /* number of a view -> struct changes */
 struct map wishes SECTION("maps"); /* number of a view -> struct wishes */
@@ -76,17 +69,12 @@ const volatile struct offsets offsets = {};
 
 char terms[] SECTION("license") = "Dual MIT/GPL";
 
-static void *(*const lookup)(void *map, const void *key) = (void *)1;
 static long (*const delete)(void *map, const void *key) = (void *)3;
-static u64 (*const current_pid_tgid)(void) = (void *)14;
-static long (*const probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 static long (*const seq_write)(void *seq, const void *data, u32 size) = (void *)127;
 static long (*const repeat)(u32 times, void *each, void *context, u64 flags) = (void *)181;
 static long (*const ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
-static u64 (*const monotonic_time)(void) = (void *)5;
 #define FORCE_WAKEUP 2
 
-#define READ(word) (*(volatile typeof(word) *)&(word))
 #define WRITE(word, value) (*(volatile typeof(word) *)&(word) = (value))
 #define exchange __sync_lock_test_and_set
 #define compare_exchange __sync_val_compare_and_swap
@@ -100,34 +88,11 @@ INLINE void barrier_by(u64 *word)
 	asm volatile("" : : "r"(old) : "memory");
 }
 
-INLINE u64 field(u64 base, u64 offset)
-{
-	return *(u64 *)(base + offset);
-}
-
 /* How deep on its kernel stack the running thread is: smaller is deeper. Stacks are aligned to their size, and none
  * is larger than 64 KiB. The same at both ends of one call. */
 INLINE u64 depth(u64 *argument)
 {
-	u32 low;
-
-	asm volatile("%0 = %1" : "=w"(low) : "w"((u32)(u64)argument));
-	return low & 0xffff;
-}
-
-/* Of the lower half, because the verifier knows that this is a pointer, and refuses to multiply those; half
- * a pointer is a number to it. */
-INLINE u32 hash(u64 mm)
-{
-	u32 low;
-
-	asm volatile("%0 = %1" : "=w"(low) : "w"((u32)mm));
-	return (low * 0x9e3779b1U) >> (32 - FILTER_BITS);
-}
-
-INLINE struct record *record_of(struct changes *c, u64 tid, u32 try)
-{
-	return &c->records[(tid + try * 37) & (RECORDS - 1)];
+	return half((u64)argument) & 0xffff;
 }
 
 /* Signed: a record may have been made since we read the clock, on another processor, and is then as young as

@@ -10,6 +10,8 @@
 //! An unwatched process pays two short programs for each change of its mappings, tens of
 //! nanoseconds together. A watched one pays some hundred more, and a process that waits for changes
 //! is woken. Each view takes about 130 KiB of kernel memory.
+//!
+//! The order of layers, each using only what stands before it: `layout`, `protocol`, `view`, `programs`.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("these programs run in a Linux kernel");
@@ -20,8 +22,10 @@ mod programs;
 pub mod protocol;
 mod view;
 
+#[cfg(feature = "instrument")]
+pub use programs::{Instrument, Parting, Partings};
 #[cfg(feature = "load")]
-pub use programs::{LoadError, Programs, ViewError};
+pub use programs::{Programs, ProgramsError, ViewError};
 pub use view::{IncompleteView, View, ViewId, ViewParts};
 
 use std::io;

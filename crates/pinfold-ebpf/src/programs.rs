@@ -1,20 +1,26 @@
 //! Loading the programs and giving out views.
 //!
-//! The order of layers, each using only what stands above it: `sys`, `btf`, `object`, `hooks`,
-//! `error`, `kernel`, `maps`, `setting`, then this.
+//! The order of layers, each using only what stands before it: `sys`, `btf`, `object`, `hooks`,
+//! `error`, `kernel`, `maps`, `setting`, `attach`, `instrument`, then this.
 
+mod attach;
 mod btf;
 mod error;
 mod hooks;
+#[cfg(feature = "instrument")]
+mod instrument;
 mod kernel;
 mod maps;
 mod object;
 mod setting;
 mod sys;
 
-pub use error::{LoadError, ViewError};
+pub use error::{ProgramsError, ViewError};
+#[cfg(feature = "instrument")]
+pub use instrument::{Instrument, Parting, Partings};
 
 use crate::{View, ViewId};
+use attach::{Attached, Loader};
 use hooks::Hook;
 use kernel::{Kernel, Preemption};
 use maps::Maps;
@@ -41,33 +47,36 @@ pub struct Programs {
     preemption: Preemption,
 }
 
-/// A program and its attachment.
-#[derive(Debug)]
-struct Attached {
-    program: OwnedFd,
-    link: OwnedFd,
-}
-
 impl Programs {
     /// Loads the programs and attaches them.
     ///
     /// # Errors
     ///
-    /// [`LoadError`] says what this machine or this process lacks. Nothing is left behind.
-    pub fn load() -> Result<Self, LoadError> {
+    /// [`ProgramsError`] says what this machine or this process lacks. Nothing is left behind.
+    pub fn load() -> Result<Self, ProgramsError> {
+        Self::load_at(|_| true, true)
+    }
+
+    /// At the hooks that are wanted, and there at their ends as well, or at their beginnings alone.
+    fn load_at(wanted: impl Fn(&&Hook) -> bool, ends: bool) -> Result<Self, ProgramsError> {
         let kernel = Kernel::read()?;
+        if let Some((change, function)) = hooks::unseen(|function| kernel.has(function)) {
+            return Err(ProgramsError::UnknownFunction { change, function: function.into() });
+        }
         let maps = Maps::new(&kernel.offsets()?)?;
-        let whose = load_one(&kernel, &maps, "iter/whose", Place::Iterator, hooks::THREADS)?;
-        let close = load_one(&kernel, &maps, "call/close", Place::Nowhere, hooks::THREADS)?;
+        let targets = maps.targets();
+        let loader = Loader { kernel: &kernel, object: object::CHANGES, targets, ends };
+        let whose = loader.load("iter/whose", Place::Iterator, hooks::THREADS)?;
+        let close = loader.load("call/close", Place::Nowhere, hooks::THREADS)?;
         let mut attached = vec![];
-        for hook in &hooks::HOOKS {
-            attach_hook(&kernel, &maps, hook, &mut attached)?;
+        for hook in hooks::HOOKS.iter().filter(wanted) {
+            loader.attach(hook, &mut attached)?;
         }
         setting::is_followed(|| maps.setting_reads())?;
         // Last, because it cannot always be found out, and then another reason says more.
         let preemption = kernel.preemption();
         if let Some(model) = preemption.anywhere(|| word_on_preemption(&whose)) {
-            return Err(LoadError::Preemptible { model });
+            return Err(ProgramsError::Preemptible { model });
         }
         Ok(Self { maps: Mutex::new(maps), attached, whose, close, preemption })
     }
@@ -182,93 +191,4 @@ fn word_on_preemption(whose: &OwnedFd) -> Option<u32> {
     let threads = sys::iterate(whose, std::os::fd::AsFd::as_fd(&this)).ok()?;
     let [_, word] = *read_all(threads).ok()?.first()?;
     u32::try_from(word).ok()
-}
-
-/// Attaches to everything that `hook` names and this kernel has.
-fn attach_hook(
-    kernel: &Kernel,
-    maps: &Maps,
-    hook: &Hook,
-    attached: &mut Vec<Attached>,
-) -> Result<(), LoadError> {
-    if hook.if_there_is.is_some_and(|function| !kernel.has(function)) {
-        return Ok(());
-    }
-    if let Some(function) = kernel.unknown_kin(hook) {
-        return Err(LoadError::UnknownFunction { change: hook.change, function });
-    }
-    let before = attached.len();
-    for &function in hook.functions.iter().filter(|function| kernel.has(function)) {
-        let unknown =
-            || LoadError::UnknownFunction { change: hook.change, function: function.into() };
-        let shape = kernel.shape_of(function, hook.shapes).ok_or_else(unknown)?;
-        // The beginning first: a change that begins before both are there is told by its end.
-        let both = [("end", Place::End), ("begin", Place::Begin)];
-        let ends = if hook.both_ends { &both[..] } else { &both[1..] };
-        for &(end, place) in ends {
-            let program =
-                load_one(kernel, maps, &format!("{end}/{}", shape.program), place, function)?;
-            let link = sys::attach(&program)
-                .map_err(|Errno(errno)| LoadError::AttachRefused { function, errno })?;
-            attached.push(Attached { program, link });
-        }
-    }
-    if attached.len() == before {
-        return Err(LoadError::NoHook { change: hook.change, functions: hook.functions });
-    }
-    Ok(())
-}
-
-fn load_one(
-    kernel: &Kernel,
-    maps: &Maps,
-    section: &str,
-    place: Place,
-    function: &'static str,
-) -> Result<OwnedFd, LoadError> {
-    let missing = LoadError::UnknownBtf { wanted: function };
-    let number = match place {
-        Place::Nowhere => 0,
-        _ => kernel.number_of(function).ok_or(missing.clone())?,
-    };
-    let program = object::program(section, &maps.targets()).ok_or(missing)?;
-    let functions = described(&program)
-        .map_err(|Errno(errno)| LoadError::Os { operation: "bpf(BPF_BTF_LOAD)", errno })?;
-    let load = |log: &mut [u8]| {
-        let instructions = &program.instructions;
-        sys::load(c"pinfold", instructions, functions.as_ref(), place, number, log)
-    };
-    load(&mut []).map_err(|Errno(errno)| match errno {
-        // A process that may load one program may load all, unless their place is the reason: a kernel without
-        // the tracing of functions says the same.
-        libc::EPERM if matches!(place, Place::Begin | Place::End) => {
-            LoadError::AttachRefused { function, errno }
-        }
-        libc::EPERM => LoadError::NotPermitted { errno },
-        errno => {
-            let mut log = vec![0; 1 << 20];
-            // The kernel truncates what does not fit.
-            let _ = load(&mut log);
-            LoadError::Rejected { program: section.into(), errno, log: last_words(&log) }
-        }
-    })
-}
-
-/// A description of its functions, if it needs one.
-fn described(program: &object::Program) -> Result<Option<sys::Functions>, Errno> {
-    if !program.calls_back {
-        return Ok(None);
-    }
-    let types = sys::function_type()?;
-    let each = |&start: &usize| u32::try_from(start).map(|start| [start, 3]);
-    let each: Result<Vec<_>, _> = program.functions.iter().map(each).collect();
-    Ok(Some(sys::Functions { types, each: each.map_err(|_| Errno(libc::E2BIG))? }))
-}
-
-/// The end of what the verifier wrote.
-fn last_words(log: &[u8]) -> String {
-    let written = log.split(|&byte| byte == 0).next().unwrap_or_default();
-    let text = String::from_utf8_lossy(written);
-    let lines: Vec<_> = text.lines().collect();
-    lines.iter().skip(lines.len().saturating_sub(12)).copied().collect::<Vec<_>>().join("; ")
 }

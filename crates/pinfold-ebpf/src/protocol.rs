@@ -54,7 +54,7 @@ pub enum ToClient {
         descriptors: u32,
     },
     /// There will be no view; the connection ends.
-    Refused(Refusal),
+    Refused(ViewRefusal),
 }
 
 /// What a client says.
@@ -69,7 +69,7 @@ pub enum ToHelper {
 /// Why the helper gives no view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum ViewRefusal {
     /// It speaks another version.
     #[error(
         "the helper speaks version {helper}, this program {VERSION}: bring both to the same \
@@ -250,7 +250,7 @@ impl ToClient {
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let fields = Fields::decode(bytes)?;
         if fields.kind == REFUSED {
-            return Ok(Self::Refused(Refusal::from_words(fields.words)));
+            return Ok(Self::Refused(ViewRefusal::from_words(fields.words)));
         }
         let Fields { kind, words, .. } = fields.of_our_version()?;
         match (kind, words) {
@@ -289,7 +289,7 @@ impl ToHelper {
     }
 }
 
-impl Refusal {
+impl ViewRefusal {
     fn words(self) -> [u64; 2] {
         match self {
             Self::Version { helper } => [1, helper.into()],
@@ -333,8 +333,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn refusal() -> impl Strategy<Value = Refusal> {
-        (0..14_u64, any::<u64>()).prop_map(|(reason, detail)| Refusal::from_words([reason, detail]))
+    fn refusal() -> impl Strategy<Value = ViewRefusal> {
+        (0..14_u64, any::<u64>())
+            .prop_map(|(reason, detail)| ViewRefusal::from_words([reason, detail]))
     }
 
     fn to_client() -> impl Strategy<Value = ToClient> {
@@ -433,7 +434,7 @@ mod tests {
 
     #[test]
     fn refusals_name_the_way_out() {
-        assert!(Refusal::UserFull { limit: 7 }.to_string().contains("--max-views-per-user"));
-        assert!(Refusal::Version { helper: 9 }.to_string().contains('9'));
+        assert!(ViewRefusal::UserFull { limit: 7 }.to_string().contains("--max-views-per-user"));
+        assert!(ViewRefusal::Version { helper: 9 }.to_string().contains('9'));
     }
 }

@@ -8,7 +8,7 @@
 //! lent: a number could be a monitor's, which would miss what is read.
 
 use crate::errno::{Errno, checked, done, last_errno};
-use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
 use std::ffi::CStr;
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -31,8 +31,17 @@ pub(crate) fn named<'call>(descriptor: Descriptor) -> Result<BorrowedFd<'call>, 
 
 /// Opens `path` for reading. `flags` are of `fcntl.h`, `O_DIRECTORY` for instance.
 pub fn open(path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
+    open_in(rustix::fs::CWD, path, flags)
+}
+
+/// As [`open`], of a path within `directory`.
+pub fn open_in(
+    directory: BorrowedFd<'_>,
+    path: &CStr,
+    flags: libc::c_int,
+) -> Result<OwnedFd, Errno> {
     let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::RDONLY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+    Ok(rustix::fs::openat(directory, path, flags, Mode::empty())?)
 }
 
 /// Closes a number. A failure leaves nothing to do: Linux frees the number in any case.
@@ -59,7 +68,16 @@ pub fn read_at(file: BorrowedFd<'_>, buffer: &mut [u8], offset: usize) -> Result
 
 /// The text of a symbolic link, cut at the buffer's end.
 pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
-    let length = rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut *buffer)?;
+    read_link_in(rustix::fs::CWD, path, buffer)
+}
+
+/// As [`read_link`], of a path within `directory`.
+pub fn read_link_in<'a>(
+    directory: BorrowedFd<'_>,
+    path: &CStr,
+    buffer: &'a mut [u8],
+) -> Result<&'a [u8], Errno> {
+    let length = rustix::fs::readlinkat_raw(directory, path, &mut *buffer)?;
     Ok(buffer.get(..length).unwrap_or_default())
 }
 
@@ -113,14 +131,22 @@ pub struct Identity {
     inode: u64,
 }
 
+impl Identity {
+    /// The file system that the file is in: the number of its device.
+    #[must_use]
+    pub fn file_system(self) -> u64 {
+        self.device
+    }
+}
+
 /// The identity of what the number stands for now.
 pub fn identity(descriptor: Descriptor) -> Result<Identity, Errno> {
     Ok(identity_of(&rustix::fs::fstat(named(descriptor)?)?))
 }
 
-/// The identity of the file at `path`, behind all links.
-pub fn identity_at(path: &CStr) -> Result<Identity, Errno> {
-    Ok(identity_of(&rustix::fs::stat(path)?))
+/// The identity of the file at `path` within `directory`, behind all links.
+pub fn identity_in(directory: BorrowedFd<'_>, path: &CStr) -> Result<Identity, Errno> {
+    Ok(identity_of(&rustix::fs::statat(directory, path, AtFlags::empty())?))
 }
 
 fn identity_of(status: &rustix::fs::Stat) -> Identity {
@@ -128,15 +154,20 @@ fn identity_of(status: &rustix::fs::Stat) -> Identity {
     Identity { device: status.st_dev.into(), inode: status.st_ino.into() }
 }
 
-/// A second number for `descriptor`, at least `lowest`, closed on `exec`.
-pub fn duplicate_above(descriptor: Descriptor, lowest: Descriptor) -> Result<OwnedFd, Errno> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(named(descriptor)?, lowest)?)
+/// A second number for `file`, at least `lowest`, closed on `exec`.
+pub fn duplicate_above(file: BorrowedFd<'_>, lowest: Descriptor) -> Result<OwnedFd, Errno> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(file, lowest)?)
 }
 
 /// A second descriptor of the same open file, above the standard ones and closed on `exec`.
 ///
 /// A number that stands for no open file is refused by the kernel (`EBADF`).
-pub fn duplicate(descriptor: Descriptor) -> Result<OwnedFd, Errno> {
+///
+/// # Safety
+///
+/// What the number stands for is the caller's, or was lent to it: the result can be read from, and a monitor misses
+/// what another reads from its userfaultfd.
+pub unsafe fn duplicate(descriptor: Descriptor) -> Result<OwnedFd, Errno> {
     const ABOVE_STANDARD: Descriptor = 3;
     Ok(rustix::io::fcntl_dupfd_cloexec(named(descriptor)?, ABOVE_STANDARD)?)
 }
@@ -295,13 +326,15 @@ mod tests {
     fn a_wrong_descriptor_is_an_error() {
         assert_eq!(identity(-1), Err(Errno(libc::EBADF)));
         assert_eq!(identity(1 << 20), Err(Errno(libc::EBADF)));
-        assert!(duplicate(1 << 20).is_err() && !wait_readable(1 << 20, 0));
+        // SAFETY: it stands for nothing.
+        assert!(unsafe { duplicate(1 << 20) }.is_err() && !wait_readable(1 << 20, 0));
     }
 
     #[test]
     fn a_second_number_stands_for_the_same_file() {
         let null = open(c"/dev/null", 0).unwrap();
-        let second = duplicate(null.as_raw_fd()).unwrap();
+        // SAFETY: it is owned here.
+        let second = unsafe { duplicate(null.as_raw_fd()) }.unwrap();
         assert!(second.as_raw_fd() > 2);
         assert_eq!(identity(second.as_raw_fd()), identity(null.as_raw_fd()));
         drop(null);

@@ -8,7 +8,7 @@
 //! | module | calls |
 //! |---|---|
 //! | [`errno`] | the kernel's error numbers |
-//! | [`process`], [`thread`], [`signal`], [`poll`] | facts of the process, threads without signals, waiting |
+//! | [`process`], [`thread`], [`priority`], [`signal`], [`poll`] | facts of the process, threads without signals, waiting |
 //! | [`descriptor`], [`own_process`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
 //! | [`memory`], [`mapping`], [`pages`], [`numa`], [`trial`] | mappings and their pages, on ranges and as owned values; changes to test monitors by |
 //! | [`procmap`], [`userfaultfd`], [`io_uring`], [`symbols`] | the table of mappings, its changes, fixed buffers, the dynamic linker |
@@ -28,6 +28,10 @@
 //! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
 //! that the reader of a monitor may use all of it.
 //!
+//! The order of layers, each using only what stands before it: `errno`, `request`, `zeroed`, `symbols`, `futex`,
+//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `signal`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
+//! `userfaultfd`, `words`, `fork_holes`, `mapping`, `trial`.
+//!
 //! # Safety
 //!
 //! This crate reopens `unsafe_code` once, here: foreign calls are what it is for. Each module says which of its
@@ -40,6 +44,7 @@ compile_error!("these are calls of the Linux kernel");
 
 pub mod descriptor;
 pub mod errno;
+mod fork_holes;
 pub mod futex;
 pub mod io_uring;
 pub mod mapping;
@@ -49,6 +54,7 @@ pub mod numa;
 pub mod own_process;
 pub mod pages;
 pub mod poll;
+pub mod priority;
 pub mod process;
 pub mod procmap;
 mod request;

@@ -6,6 +6,7 @@
 //! memory that a value owns; code that hands out parts of it keeps the value.
 
 use crate::errno::{Errno, done, last_errno};
+use crate::fork_holes;
 use crate::memory::{PRIVATE, RIGHTS};
 use crate::pages::present;
 use crate::process::page_bytes;
@@ -183,11 +184,30 @@ impl OwnedMapping {
         self.advise(libc::MADV_WIPEONFORK)
     }
 
-    /// From now on a forked child finds nothing here, or what it maps here itself: dropped there, this value
-    /// unmaps nothing.
+    /// From now on a forked child can neither read nor write here, nor comes anything that it maps here. A child that
+    /// the C library did not fork (`_Fork`, or a system call by its number) finds nothing here, or what it maps here
+    /// itself. Dropped in either, this value unmaps nothing. For huge pages of 2 MiB.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for other memory, `ENOSPC` where 4,096 mappings of this process are left out, `ENOMEM`.
+    ///
+    /// A fork that began before this was called for the first time, or [`prepare_to_leave_out`](Self::prepare_to_leave_out)
+    /// was, and is still under way (a handler of `pthread_atfork` runs), makes such a child, too.
     pub fn leave_out_of_forks(&mut self) -> Result<(), Errno> {
+        let range = self.range().ok_or(Errno(libc::EINVAL))?;
         self.only_in = Some(Process::current()?);
+        fork_holes::add(range)?;
         self.advise(libc::MADV_DONTFORK)
+    }
+
+    /// For forks that are under way when the first mapping is [left out](Self::leave_out_of_forks).
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn prepare_to_leave_out() -> Result<(), Errno> {
+        fork_holes::register_handler()
     }
 
     /// Brings every page in, to be written; unlike a first touch it fails where there is none.
@@ -236,6 +256,9 @@ impl OwnedMapping {
 impl Drop for OwnedMapping {
     fn drop(&mut self) {
         if self.bytes > 0 && self.only_in.is_none_or(Process::is_this) {
+            if let (Some(_), Some(range)) = (self.only_in, self.range()) {
+                fork_holes::remove(range);
+            }
             // SAFETY: the mapping is ours, and every part that was handed out has come back.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
         }
@@ -508,27 +531,51 @@ mod tests {
         unsafe { mapping.start().add(page_bytes()).write(7) };
     }
 
-    /// Where a forked child has nothing of a mapping, it may have another by the time that it drops its copy.
-    #[test]
-    fn what_is_left_out_of_a_fork_is_not_unmapped_there() {
-        let mut mapping = OwnedMapping::new(page_bytes()).unwrap();
+    /// What a child made by `make` has at `range` by the time that it drops its copy, and behind that: whether it could
+    /// map its own there, and whether something is mapped.
+    fn left_out_in(make: fn() -> i32) -> (bool, bool) {
+        const HUGE: usize = 2 << 20;
+        let mut mapping = OwnedMapping::aligned(HUGE, HUGE).unwrap();
         mapping.leave_out_of_forks().unwrap();
         let range = mapping.range().unwrap();
-        // SAFETY: the child makes system calls only, and ends.
-        let child = unsafe { libc::fork() };
+        let child = make();
         if child == 0 {
             let mapped = crate::memory::map_if_free(range).is_ok();
             drop(mapping);
             let is_there = crate::pages::is_there(range).is_some();
             // SAFETY: the child's end.
-            unsafe { libc::_exit(i32::from(!(mapped && is_there))) };
+            unsafe { libc::_exit(i32::from(mapped) << 1 | i32::from(is_there)) };
         }
         let mut status = 0;
         // SAFETY: the child of this process.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0);
+        assert!(libc::WIFEXITED(status), "{status:#x}");
         drop(mapping);
         assert_eq!(crate::pages::is_there(range), None, "unmapped here");
+        (libc::WEXITSTATUS(status) & 2 != 0, libc::WEXITSTATUS(status) & 1 != 0)
+    }
+
+    #[test]
+    fn what_is_left_out_of_a_fork_is_neither_mapped_over_nor_unmapped_there() {
+        // SAFETY: the child makes system calls only, and ends.
+        assert_eq!(left_out_in(|| unsafe { libc::fork() }), (false, true));
+    }
+
+    /// Such a child has nothing there, and may have another mapping by the time that it drops its copy.
+    #[test]
+    fn what_is_left_out_of_a_child_that_the_c_library_did_not_fork_is_not_unmapped_there() {
+        let clone = || {
+            // SAFETY: as above.
+            let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+            i32::try_from(child).unwrap()
+        };
+        assert_eq!(left_out_in(clone), (true, true));
+    }
+
+    #[test]
+    fn only_huge_pages_are_left_out_of_forks() {
+        let mut mapping = OwnedMapping::new(page_bytes()).unwrap();
+        assert_eq!(mapping.leave_out_of_forks(), Err(Errno(libc::EINVAL)));
     }
 
     #[test]

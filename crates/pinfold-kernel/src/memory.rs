@@ -82,6 +82,17 @@ pub fn map_if_free(range: AddressRange) -> Result<(), Errno> {
     Err(Errno(libc::EEXIST))
 }
 
+/// Maps `bytes` at the address `start`, whole pages, with no rights and no memory, if nothing is mapped there at all.
+///
+/// For a handler of a fork: the kernel's own call, not a function that may wait for a lock of another library's.
+pub(crate) fn forbid_if_free(start: usize, bytes: usize) -> Result<(), Errno> {
+    let kind = PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let (place, none) = (pointer(start), libc::PROT_NONE);
+    // SAFETY: the kernel refuses addresses in use. Before Linux 4.17 it maps others instead, which nothing reaches.
+    let mapped = unsafe { libc::syscall(libc::SYS_mmap, place, bytes, none, kind, -1, 0_usize) };
+    if mapped == -1 { Err(last_errno()) } else { Ok(()) }
+}
+
 /// Whether all of `range`, whole pages, is mapped. Needs no memory and no descriptor.
 ///
 /// `msync(2)` with `MS_ASYNC` alone, which does nothing since Linux 2.6.19 but look for unmapped addresses.

@@ -38,7 +38,11 @@ impl OwnProcess {
     ///
     /// `EBADF` where the number stands for nothing; `EBADF` or `ESRCH` where the first thread has ended; in a forked
     /// child, which is another process, what the kernel says to those.
-    pub fn borrow(&self, number: Descriptor) -> Result<OwnedFd, Errno> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`duplicate`](crate::descriptor::duplicate).
+    pub unsafe fn borrow(&self, number: Descriptor) -> Result<OwnedFd, Errno> {
         let flags = PidfdGetfdFlags::empty();
         Ok(rustix::process::pidfd_getfd(self.0.as_fd(), number, flags)?)
     }
@@ -61,8 +65,10 @@ mod tests {
             // SAFETY: this thread has no descriptor's value.
             unsafe { keep_only(&[]) }?;
             let process = OwnProcess::open()?;
-            assert!(process.borrow(Descriptor::MAX).is_err());
-            let borrowed = process.borrow(number)?.into_raw_fd();
+            // SAFETY: it stands for nothing.
+            assert!(unsafe { process.borrow(Descriptor::MAX) }.is_err());
+            // SAFETY: the test's own file.
+            let borrowed = unsafe { process.borrow(number) }?.into_raw_fd();
             let seen = identity(borrowed);
             // SAFETY: borrowed above.
             unsafe { close(borrowed) };

@@ -67,11 +67,11 @@ pub fn open_pagemap() -> Result<OwnedFd, Errno> {
     open(c"/proc/self/pagemap", 0)
 }
 
-/// Whether `page` is there and part of a huge page that is mapped as one. `ENOTTY` before Linux 6.7.
-pub fn is_huge(pagemap: Descriptor, page: AddressRange) -> Result<bool, Errno> {
+/// Whether `page` is part of a huge page that is mapped as one; `None` if no page is there. `ENOTTY` before Linux 6.7.
+pub fn is_huge(pagemap: Descriptor, page: AddressRange) -> Result<Option<bool>, Errno> {
     let mut stretch = [Stretch::default()];
     let (found, _) = scan(pagemap, page.start(), page.end(), &mut stretch)?;
-    Ok(found > 0 && stretch[0].is_huge())
+    Ok((found > 0).then(|| stretch[0].is_huge()))
 }
 
 fn count(pagemap: Descriptor, range: AddressRange) -> Result<Present, Errno> {

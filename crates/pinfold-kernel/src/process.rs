@@ -6,6 +6,8 @@
 
 use crate::errno::{Errno, checked, done};
 use rustix::process::{Pid, PidfdFlags};
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 /// The bytes of a page, a power of two. The C library has the number; no system call.
@@ -131,6 +133,19 @@ pub fn heap() -> Option<HeapUse> {
     None
 }
 
+/// The kernel's release, as `uname -r` prints it.
+pub fn kernel_release() -> Result<String, Errno> {
+    let mut names = MaybeUninit::<libc::utsname>::zeroed();
+    // By its number: a program may have a function of its own under this name.
+    // SAFETY: the kernel writes one `utsname` at most.
+    done(unsafe { libc::syscall(libc::SYS_uname, names.as_mut_ptr()) })?;
+    // SAFETY: zeros are one, and so is what the kernel has written.
+    let names = unsafe { names.assume_init() };
+    let release: Vec<u8> = names.release.iter().map(|&byte| byte.to_ne_bytes()[0]).collect();
+    let release = CStr::from_bytes_until_nul(&release).unwrap_or_default();
+    Ok(release.to_string_lossy().into_owned())
+}
+
 /// How the process's system calls are restricted: 0 not at all, 1 strictly, 2 by filters (seccomp). The error
 /// number, negative, where that is refused.
 pub fn sandbox_mode() -> i32 {
@@ -154,6 +169,8 @@ mod tests {
         assert!(page_bytes().is_power_of_two());
         let limit = Resource::Descriptors.limit().unwrap();
         assert!(limit.soft.is_some_and(|soft| soft > 0));
+        let release = kernel_release().unwrap();
+        assert!(release.starts_with(|first: char| first.is_ascii_digit()), "{release}");
         assert!(limit.hard.is_none_or(|hard| limit.soft.is_some_and(|soft| soft <= hard)));
     }
 }

@@ -3,13 +3,14 @@
 //! # Safety
 //!
 //! The unsafe code of this file is there to change a thread's signal mask and what a signal does. Blocking signals
-//! breaks no invariant of memory; the one handler here does nothing but post a semaphore.
+//! breaks no invariant of memory; the one handler here does nothing but count and wake.
 
 use crate::errno::{Errno, done, last_errno, set_errno};
-use std::cell::UnsafeCell;
+use crate::futex::{futex_wait, futex_wake};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// All signals are blocked on this thread until it is dropped. Allocates nothing.
 pub struct SignalsBlocked {
@@ -130,51 +131,50 @@ impl AsFd for StopSignals {
 }
 
 /// How often the signal came that was not yet waited for.
-struct Semaphore(UnsafeCell<MaybeUninit<libc::sem_t>>);
-
-// SAFETY: a semaphore is made for many threads; it is initialised once, before any other use.
-unsafe impl Sync for Semaphore {}
-
-static COUNT: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A signal of this process that is counted instead of doing what it did.
 #[derive(Debug)]
 pub struct CountedSignal(());
 
 impl CountedSignal {
-    /// Has `signal` counted from now on, as long as the process lives. The library does so once in a process.
+    /// Has `signal` counted from now on, as long as the process lives. For one signal in a process; a forked child is
+    /// another process, which inherits what the signal does and begins to count anew.
     ///
     /// # Errors
     ///
     /// The program handles the signal itself (`EBUSY`), or the system refuses.
     pub fn new(signal: libc::c_int) -> Result<Self, Errno> {
-        static TAKEN: std::sync::Once = std::sync::Once::new();
-        let mut counted = Err(Errno(libc::EBUSY));
-        TAKEN.call_once(|| counted = count(signal));
-        counted.map(|()| Self(()))
+        count(signal).map(|()| Self(()))
     }
 
     /// Waits until it has come once more.
     pub fn wait(&self) {
-        // SAFETY: the semaphore was made; an interrupted wait is begun again.
-        while unsafe { libc::sem_wait(COUNT.0.get().cast()) } != 0 {}
+        // Relaxed: a count that no other memory goes with.
+        let take = || {
+            COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1))
+        };
+        while take().is_err() {
+            futex_wait(&COUNT, 0);
+        }
     }
 }
 
 /// Called once in a process.
 fn count(signal: libc::c_int) -> Result<(), Errno> {
+    let ours = post as extern "C" fn(libc::c_int) as usize;
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: all zero is a valid action; the semaphore lives as long as the process, and posting is
-    // what a handler may do.
+    // SAFETY: all zero is a valid action; adding to a word and waking a thread is what a handler may do.
     unsafe {
         done(libc::sigaction(signal, ptr::null(), before.as_mut_ptr()))?;
-        if before.assume_init().sa_sigaction != libc::SIG_DFL {
+        if ![libc::SIG_DFL, ours].contains(&before.assume_init().sa_sigaction) {
             return Err(Errno(libc::EBUSY));
         }
-        done(libc::sem_init(COUNT.0.get().cast(), 0, 0))?;
+        // Relaxed: a count. What it says in a forked child is its parent's.
+        COUNT.store(0, Ordering::Relaxed);
         let action = action.assume_init_mut();
-        action.sa_sigaction = post as extern "C" fn(libc::c_int) as usize;
+        action.sa_sigaction = ours;
         action.sa_flags = libc::SA_RESTART;
         done(libc::sigaction(signal, action, ptr::null_mut()))
     }
@@ -182,9 +182,9 @@ fn count(signal: libc::c_int) -> Result<(), Errno> {
 
 extern "C" fn post(_: libc::c_int) {
     let before = last_errno();
-    // SAFETY: the handler is installed after the semaphore was made. The only failure is a count
-    // of two billion.
-    unsafe { libc::sem_post(COUNT.0.get().cast()) };
+    // Relaxed: as above.
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    futex_wake(&COUNT);
     set_errno(before);
 }
 
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_is_counted_once_in_a_process() {
+    fn a_signal_is_counted_unless_the_program_has_it() {
         let counted = CountedSignal::new(libc::SIGUSR2).unwrap();
         for _ in 0..2 {
             // SAFETY: raises a signal that is handled above.
@@ -201,6 +201,8 @@ mod tests {
         }
         counted.wait();
         counted.wait();
+        // SAFETY: the signal is raised by no test.
+        unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
         assert_eq!(CountedSignal::new(libc::SIGUSR1).err(), Some(Errno(libc::EBUSY)));
     }
 }

@@ -9,7 +9,7 @@
 //! safe to call with any argument: pointers come from references, lengths from slices, and a
 //! descriptor that is no such socket gives an error.
 
-use crate::descriptor::Descriptor;
+use crate::descriptor::{self, Descriptor};
 use crate::errno::{Errno, checked as counted};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -125,6 +125,18 @@ pub fn bind(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 pub fn listen(socket: BorrowedFd<'_>, waiting: u16) -> io::Result<()> {
     // SAFETY: the call takes numbers.
     checked(unsafe { libc::listen(socket.as_raw_fd(), waiting.into()) }).map(drop)
+}
+
+/// A second descriptor of the Unix socket for packets that listens under this number; `None` where it stands for anything
+/// else: that may be of other code, which only the kernel knows.
+///
+/// # Errors
+///
+/// `EBADF` where it stands for nothing.
+pub fn listener_at(number: Descriptor) -> Result<Option<OwnedFd>, Errno> {
+    // SAFETY: what is no such socket is not given out, and nothing is read here.
+    let socket = unsafe { descriptor::duplicate(number) }?;
+    Ok(is_listener(socket.as_fd()).then_some(socket))
 }
 
 /// Whether this is a Unix socket for packets that listens.
@@ -471,6 +483,21 @@ mod tests {
         assert_eq!(received.sender.map(|sender| sender.pid), Some(std::process::id()));
         let peer = peer(there.as_fd()).unwrap();
         assert_eq!(Some(peer), received.sender);
+    }
+
+    /// What else a number stands for is not given out.
+    #[test]
+    fn only_a_listener_is_had_by_its_number() {
+        let name = format!("{}/listener-{}", std::env::temp_dir().display(), std::process::id());
+        let listener = bind(Path::new(&name), 0o600).unwrap();
+        std::fs::remove_file(name).unwrap();
+        let taken = |socket: &OwnedFd| listener_at(socket.as_raw_fd());
+        assert!(taken(&listener).unwrap().is_none());
+        listen(listener.as_fd(), 1).unwrap();
+        assert!(is_same_file(&taken(&listener).unwrap().unwrap(), &listener));
+        let (here, _there) = pair().unwrap();
+        assert!(taken(&here).unwrap().is_none());
+        assert_eq!(listener_at(1 << 20).err(), Some(Errno(libc::EBADF)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::errno::{Errno, done};
 use crate::process::{Resource, page_bytes};
 use crate::signal::SignalsBlocked;
 use crate::symbols;
+use pinfold_core::foreign::discard;
 use rustix::thread::{ClockId, CpuSet, Timespec, UnshareFlags};
 use std::ffi::CStr;
 use std::io;
@@ -50,6 +51,63 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
 ) -> io::Result<ScopedJoinHandle<'scope, T>> {
     let _blocked = SignalsBlocked::new();
     Builder::new().name(name.into()).stack_size(STACK).spawn_scoped(scope, body)
+}
+
+/// Runs `own` with how many threads help, each with `work`: as many as the system starts, at most `most`. Waits for
+/// them however `own` ends; but not in a child that `own` has forked, which has none of them and would wait for ever as in
+/// [`std::thread::scope`]. `is_child` tells a child that has its parent's number, where each is the first process of a
+/// container. If it says yes from the beginning, no thread is started.
+///
+/// No panic comes out of `work`, nor of `is_child`.
+///
+/// # Safety
+///
+/// What `is_child` says turns to yes in a forked child only.
+pub unsafe fn with_helpers<T>(
+    name: &str,
+    most: usize,
+    is_child: impl Fn() -> bool,
+    work: impl Fn() + Sync,
+    own: impl FnOnce(usize) -> T,
+) -> T {
+    let most = if is_child() { 0 } else { most };
+    // Dropped before what `work` has borrowed, and before `work`.
+    let mut helpers = Helpers { process: std::process::id(), is_child, threads: Vec::new() };
+    let work = &work;
+    // SAFETY: `work` is there as long as the thread: `helpers` waits for it.
+    let start = || unsafe { spawn_unchecked(name, work) };
+    helpers.threads.extend((0..most).map_while(|_| start().ok()));
+    own(helpers.threads.len())
+}
+
+/// # Safety
+///
+/// What `body` borrows is there until the thread has ended.
+unsafe fn spawn_unchecked(name: &str, body: impl FnOnce() + Send) -> io::Result<JoinHandle<()>> {
+    let _blocked = SignalsBlocked::new();
+    let builder = Builder::new().name(name.into()).stack_size(STACK);
+    // SAFETY: the caller's promise.
+    unsafe { builder.spawn_unchecked(body) }
+}
+
+struct Helpers<F: Fn() -> bool> {
+    /// Whose threads they are.
+    process: u32,
+    is_child: F,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<F: Fn() -> bool> Drop for Helpers<F> {
+    fn drop(&mut self) {
+        let is_child = std::process::id() != self.process || (self.is_child)();
+        for thread in self.threads.drain(..) {
+            if is_child {
+                std::mem::forget(thread);
+            } else {
+                thread.join().unwrap_or_else(discard);
+            }
+        }
+    }
 }
 
 /// A thread for which nothing is allocated once it runs, with one stack of 256 KiB, besides what the variables of threads
@@ -504,6 +562,14 @@ mod tests {
         assert_eq!(inside.try_recv(), Err(mpsc::TryRecvError::Disconnected), "dropped by `join`");
     }
 
+    /// It could not be told from one in which they run.
+    #[test]
+    fn no_thread_helps_in_what_is_a_child_from_the_beginning() {
+        // SAFETY: the answer stays.
+        let helpers = unsafe { with_helpers("pinfold-test", 2, || true, || (), |helpers| helpers) };
+        assert_eq!(helpers, 0);
+    }
+
     static DROPPED: AtomicBool = AtomicBool::new(false);
 
     /// Waits until its other end goes, and says when it is dropped.
@@ -525,7 +591,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: the child's own timer.
-            unsafe { libc::alarm(10) };
+            unsafe { libc::alarm(300) };
             thread.join();
             // SAFETY: the child's own end.
             unsafe { libc::_exit(DROPPED.load(Ordering::SeqCst).into()) };
@@ -592,7 +658,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: the child's own timer.
-            unsafe { libc::alarm(10) };
+            unsafe { libc::alarm(300) };
             let [ended, left] = &WORDS;
             std::mem::forget(std::thread::spawn(body));
             while ended.load(Ordering::Relaxed) != ENDED {

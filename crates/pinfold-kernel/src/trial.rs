@@ -37,13 +37,13 @@ impl TrialArea {
     }
 
     fn touched(mapping: OwnedMapping) -> Self {
-        let area = Self(mapping);
+        let mut area = Self(mapping);
         area.touch();
         area
     }
 
     /// Has a page under every address.
-    pub fn touch(&self) {
+    pub fn touch(&mut self) {
         for page in (0..self.0.bytes()).step_by(page_bytes()) {
             // SAFETY: inside the area, which is mapped for writing; no other code looks at it.
             unsafe { self.0.start().add(page).write_volatile(1) };
@@ -71,7 +71,7 @@ impl TrialArea {
     }
 
     /// Maps fresh private memory over it.
-    pub fn replace(self) -> Result<Self, Errno> {
+    pub fn replace(mut self) -> Result<Self, Errno> {
         // SAFETY: the area is ours, and no code has references into it.
         unsafe { memory::renew(self.whole()?)? };
         self.touch();
@@ -146,13 +146,13 @@ mod tests {
     fn every_change_leaves_memory_that_can_be_used() {
         let (one, two) = (TrialArea::private(2).unwrap(), TrialArea::private(2).unwrap());
         let place = two.range();
-        let moved = one.move_over(two).unwrap();
+        let mut moved = one.move_over(two).unwrap();
         assert_eq!(moved.range(), place);
         moved.advise(libc::MADV_DONTNEED).unwrap();
         moved.touch();
         assert_eq!(moved.replace().unwrap().range(), place);
         let file = nameless_file(2).unwrap();
-        let mapped = TrialArea::of_file(&file, 2).unwrap();
+        let mut mapped = TrialArea::of_file(&file, 2).unwrap();
         punch(&file, 1).unwrap();
         mapped.touch();
         truncate(&file, 1).unwrap();

@@ -6,7 +6,7 @@ use crate::signal::without_write_signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd};
 
 /// A number, and the file that it stood for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,8 +34,7 @@ impl NotedDescriptor {
     /// There is no high number left.
     pub fn keep(opened: BorrowedFd<'_>) -> Result<Self, Errno> {
         const HIGH: [Descriptor; 4] = [1000, 500, 250, 120];
-        let above =
-            |&lowest: &Descriptor| descriptor::duplicate_above(opened.as_raw_fd(), lowest).ok();
+        let above = |&lowest: &Descriptor| descriptor::duplicate_above(opened, lowest).ok();
         let kept = HIGH.iter().find_map(above).ok_or(Errno(libc::EMFILE))?;
         Ok(Self::of(kept.into_raw_fd()))
     }
@@ -106,6 +105,7 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_line_reaches_the_file_that_was_noted_and_no_other() {

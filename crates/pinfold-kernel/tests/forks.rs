@@ -19,7 +19,7 @@ const CHILDREN: usize = 400;
 /// Values that are made for each child.
 const EACH: usize = VALUES / CHILDREN - 1;
 /// A child that takes so long waits for ever.
-const PATIENCE_SECONDS: u32 = 60;
+const PATIENCE_SECONDS: u32 = 300;
 
 static CELLS: [FirstMade<u64>; VALUES] = [const { FirstMade::new() }; VALUES];
 /// The value that is being made. The last one: no more.

@@ -55,6 +55,12 @@ pub(crate) mod hooks {
     pub(crate) const fn note_kept(_: pinfold_core::AddressRange) {}
 }
 
+pub(crate) mod sandbox {
+    pub(crate) const fn is_the_program_s() -> bool {
+        false
+    }
+}
+
 pub(crate) mod report {
     use crate::reasons::Reasons;
 
@@ -436,6 +442,7 @@ unsafe impl Monitor for Best {
             up_to: Position(end, 0),
             sequence: Sequence(end),
             complete: from != Position::NOWHERE,
+            may_repeat: false,
         }
     }
 
@@ -469,12 +476,12 @@ mod tests {
     use super::admission::Admission;
     use super::{PAGE, START, World, lock};
     use crate::children::{Children, Moves};
+    use crate::exploring::explore;
     use crate::keeper::Keeper;
     use crate::monitor::Best;
     use crate::reasons::Reason;
     use crate::store::{DomainName, End, Key, Limit, Scope};
     use crate::sync::{AtomicU64, Ordering};
-    use crate::tests::explore;
     use loom::thread;
     use std::ptr::NonNull;
     use std::sync::Arc;
@@ -640,7 +647,8 @@ mod tests {
     /// Each such attempt takes some 10 ms, so attempts become rare.
     #[test]
     fn loom_what_could_not_be_watched_beside_changes_counts_as_kept_in_vain() {
-        explore(0, || {
+        // One thread, and so one order.
+        loom::model(|| {
             let (world, admission) = (World::new(), &*Box::leak(Box::<Admission>::default()));
             let keeper = keeper_with(&world, 8, admission);
             world.refusal.store(libc::EAGAIN.cast_unsigned(), Ordering::Relaxed);

@@ -6,8 +6,8 @@
 //! turned away because its user has too much counts in no account; those that cannot be closed yet take the descriptors
 //! that no account needs, and no more of them: then no connection is accepted.
 
-use crate::limits::Limits;
-use pinfold_ebpf::protocol::Refusal;
+use crate::limits::ClientLimits;
+use pinfold_ebpf::protocol::ViewRefusal;
 use std::collections::HashMap;
 
 const ROOT: u32 = 0;
@@ -33,7 +33,7 @@ pub(crate) enum Share {
 /// What all users have.
 #[derive(Debug)]
 pub(crate) struct Accounts {
-    limits: Limits,
+    limits: ClientLimits,
     /// As many connections as may be open and count in no account.
     most_spare: usize,
     spare: usize,
@@ -43,18 +43,18 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    pub(crate) fn new(limits: Limits, most_spare: usize) -> Self {
+    pub(crate) fn new(limits: ClientLimits, most_spare: usize) -> Self {
         Self { limits, most_spare, spare: 0, users: HashMap::new(), all: Account::default() }
     }
 
     /// A connection of this user begins to wait for its answer.
-    pub(crate) fn arrive(&mut self, user: u32) -> Result<(), Refusal> {
+    pub(crate) fn arrive(&mut self, user: u32) -> Result<(), ViewRefusal> {
         let (of_user, of_all) = (self.limits.waiting_per_user, self.limits.waiting);
         if user == ROOT {
-            below(self.of(user).waiting, of_all, |limit| Refusal::Busy { limit })?;
+            below(self.of(user).waiting, of_all, |limit| ViewRefusal::Busy { limit })?;
         } else {
-            below(self.of(user).waiting, of_user, |limit| Refusal::Busy { limit })?;
-            below(self.all.waiting, of_all, |limit| Refusal::Busy { limit })?;
+            below(self.of(user).waiting, of_user, |limit| ViewRefusal::Busy { limit })?;
+            below(self.all.waiting, of_all, |limit| ViewRefusal::Busy { limit })?;
         }
         self.each(user, |account| account.waiting += 1);
         Ok(())
@@ -66,13 +66,13 @@ impl Accounts {
     }
 
     /// A view is about to be given to this user.
-    pub(crate) fn grant(&mut self, user: u32) -> Result<(), Refusal> {
+    pub(crate) fn grant(&mut self, user: u32) -> Result<(), ViewRefusal> {
         let (of_user, of_all) = (self.limits.views_per_user, self.limits.views);
         if user == ROOT {
-            below(self.of(user).views, of_all, |limit| Refusal::UserFull { limit })?;
+            below(self.of(user).views, of_all, |limit| ViewRefusal::UserFull { limit })?;
         } else {
-            below(self.of(user).views, of_user, |limit| Refusal::UserFull { limit })?;
-            below(self.all.views, of_all, |limit| Refusal::Full { limit })?;
+            below(self.of(user).views, of_user, |limit| ViewRefusal::UserFull { limit })?;
+            below(self.all.views, of_all, |limit| ViewRefusal::Full { limit })?;
         }
         self.each(user, |account| account.views += 1);
         Ok(())
@@ -119,7 +119,11 @@ impl Accounts {
     }
 }
 
-fn below(count: usize, limit: usize, refusal: impl Fn(u64) -> Refusal) -> Result<(), Refusal> {
+fn below(
+    count: usize,
+    limit: usize,
+    refusal: impl Fn(u64) -> ViewRefusal,
+) -> Result<(), ViewRefusal> {
     if count < limit { Ok(()) } else { Err(refusal(limit as u64)) }
 }
 
@@ -128,12 +132,12 @@ mod tests {
     use super::*;
 
     fn accounts() -> Accounts {
-        let limits = Limits {
+        let limits = ClientLimits {
             views: 5,
             views_per_user: 3,
             waiting: 4,
             waiting_per_user: 2,
-            ..Limits::default()
+            ..ClientLimits::default()
         };
         Accounts::new(limits, 2)
     }
@@ -144,10 +148,10 @@ mod tests {
         for _ in 0..3 {
             accounts.grant(1).unwrap();
         }
-        assert_eq!(accounts.grant(1), Err(Refusal::UserFull { limit: 3 }));
+        assert_eq!(accounts.grant(1), Err(ViewRefusal::UserFull { limit: 3 }));
         accounts.grant(2).unwrap();
         accounts.grant(3).unwrap();
-        assert_eq!(accounts.grant(4), Err(Refusal::Full { limit: 5 }));
+        assert_eq!(accounts.grant(4), Err(ViewRefusal::Full { limit: 5 }));
         accounts.take_back(1);
         accounts.grant(4).unwrap();
     }
@@ -158,7 +162,7 @@ mod tests {
         for _ in 0..5 {
             accounts.grant(0).unwrap();
         }
-        assert_eq!(accounts.grant(0), Err(Refusal::UserFull { limit: 5 }));
+        assert_eq!(accounts.grant(0), Err(ViewRefusal::UserFull { limit: 5 }));
         for user in [1, 1, 1, 2, 2] {
             accounts.grant(user).unwrap();
         }
@@ -186,8 +190,8 @@ mod tests {
         for user in [1, 1, 2, 2] {
             accounts.arrive(user).unwrap();
         }
-        assert_eq!(accounts.arrive(1), Err(Refusal::Busy { limit: 2 }));
-        assert_eq!(accounts.arrive(3), Err(Refusal::Busy { limit: 4 }));
+        assert_eq!(accounts.arrive(1), Err(ViewRefusal::Busy { limit: 2 }));
+        assert_eq!(accounts.arrive(3), Err(ViewRefusal::Busy { limit: 4 }));
         accounts.arrive(0).unwrap();
         for user in [1, 1, 2, 2, 0] {
             accounts.depart(user);

@@ -19,7 +19,7 @@
 //!
 //! Nothing that others notice but that their turn comes a little later: one thread, in which nothing waits
 //! for a client; a fixed number of fixed-size packets in each conversation; limits for each user and for all
-//! ([`Limits`]), root being counted apart; users take turns in what waits for the kernel, which is
+//! ([`ClientLimits`]), root being counted apart; users take turns in what waits for the kernel, which is
 //! making a view and forgetting one (some tens of milliseconds each); unexpected descriptors are refused
 //! by the kernel, or closed where that delays no client (`parting`). What it cannot be kept
 //! from: users with many user numbers (subordinate ones) have as many allowances; a process that passes
@@ -47,9 +47,9 @@ mod table;
 mod turns;
 mod views;
 
-pub use limits::{Limits, MOST_VIEWS, make_room};
+pub use limits::{ClientLimits, MOST_VIEWS, make_room};
 pub use listen::{ListenError, Listener};
 pub use pinfold_kernel::signal::StopSignals;
 pub use ready::tell_service_manager;
-pub use server::{Server, StartError};
-pub use views::{OpenError, Views};
+pub use server::{Server, ServerError};
+pub use views::{NoView, Views};

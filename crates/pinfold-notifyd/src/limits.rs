@@ -8,7 +8,7 @@ use std::time::Duration;
 /// How much of the helper one user, and all users together, may have. Root's processes have the
 /// numbers for all to themselves, and are counted in no other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct ClientLimits {
     /// Views that all users together hold.
     pub views: usize,
     /// Views that one user holds.
@@ -24,7 +24,7 @@ pub struct Limits {
 /// As many views as users other than root may have together, and root.
 pub const MOST_VIEWS: usize = 512;
 
-impl Default for Limits {
+impl Default for ClientLimits {
     /// For some hundred processes of each user. The programs have room for 1024 views: half of them
     /// for root, so that the users cannot take those.
     fn default() -> Self {
@@ -38,7 +38,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl ClientLimits {
     /// The descriptors that clients up to these limits take, root's counted with them: for each that
     /// waits its connection and its process, for each view those two and the descriptors that are
     /// on their way to a client that does not read. (The kernel counts what is on its way against
@@ -66,12 +66,12 @@ const LEAST_SPARE: u64 = 256;
 /// # Errors
 ///
 /// The kernel's.
-pub fn make_room(limits: Limits) -> io::Result<Limits> {
+pub fn make_room(limits: ClientLimits) -> io::Result<ClientLimits> {
     let raised = Resource::Descriptors.raise()?;
     Ok(fitting(limits, raised.soft.unwrap_or(u64::MAX)))
 }
 
-fn fitting(limits: Limits, descriptors: u64) -> Limits {
+fn fitting(limits: ClientLimits, descriptors: u64) -> ClientLimits {
     let mut limits = limits;
     while limits.descriptors() > descriptors && limits.views > 1 {
         limits.views = limits.views.div_ceil(2);
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_lowered_and_what_fits_is_not() {
-        let usual = Limits::default();
+        let usual = ClientLimits::default();
         assert_eq!(fitting(usual, usual.descriptors()), usual);
         let small = fitting(usual, 4096);
         assert!(small.descriptors() <= 4096 && small.views >= 1, "{small:?}");
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn what_clients_do_not_need_is_spare() {
-        let limits = Limits::default();
+        let limits = ClientLimits::default();
         assert_eq!(limits.spare(limits.descriptors() + 1000), 1256);
         assert_eq!(limits.spare(0), 256);
     }

@@ -101,13 +101,9 @@ impl Listener {
     }
 
     fn take_passed() -> Result<Self, ListenError> {
-        let socket = descriptor::duplicate(PASSED)
-            .map_err(|_| ListenError::Passed("descriptor 3 is not open"))?;
-        if !socket::is_listener(socket.as_fd()) {
-            return Err(ListenError::Passed(
-                "it does not listen, or is no ListenSequentialPacket=",
-            ));
-        }
+        let socket = socket::listener_at(PASSED)
+            .map_err(|_| ListenError::Passed("descriptor 3 is not open"))?
+            .ok_or(ListenError::Passed("it does not listen, or is no ListenSequentialPacket="))?;
         Self::prepared(socket, None)
             .map_err(|error| ListenError::Os("setsockopt", FIRST_PASSED.into(), error))
     }

@@ -165,8 +165,11 @@ fn take_all(number: Descriptor) {
     let connection = unsafe { BorrowedFd::borrow_raw(number) };
     loop {
         match socket::receive(connection, &mut [0; 1]) {
-            // Closed as the thread ends: nothing lingers then.
-            Ok(packet) if is_packet(&packet) => mem::forget(packet.descriptors),
+            // Closed as the thread ends: nothing lingers then. Their list is freed: a client could have the helper keep
+            // as many as it sends.
+            Ok(packet) if is_packet(&packet) => {
+                packet.descriptors.into_iter().for_each(mem::forget);
+            }
             Err(error) if is_about_the_other_side(&error) => {}
             _ => return,
         }

@@ -29,7 +29,7 @@
 //! callers by marking them as not dumpable, which shows in who owns their files in `/proc`. So do we,
 //! before the view is made and again afterwards.
 
-use pinfold_ebpf::protocol::Refusal;
+use pinfold_ebpf::protocol::ViewRefusal;
 use pinfold_kernel::poll::is_readable;
 use pinfold_kernel::process::pidfd_open;
 use pinfold_kernel::socket::{self, Process};
@@ -49,9 +49,12 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// The process at the other end of `connection`, whose numbers the caller has asked for.
-    pub(crate) fn new(connection: BorrowedFd<'_>, credentials: Process) -> Result<Self, Refusal> {
+    pub(crate) fn new(
+        connection: BorrowedFd<'_>,
+        credentials: Process,
+    ) -> Result<Self, ViewRefusal> {
         if credentials.pid == 0 {
-            return Err(Refusal::NotVisible);
+            return Err(ViewRefusal::NotVisible);
         }
         let process = match socket::peer_process(connection) {
             Err(error) if is_unknown_option(&error) => {
@@ -85,14 +88,14 @@ impl Peer {
     }
 
     /// Whether the process's own user may look at its addresses, and it is alive.
-    pub(crate) fn check_open_to_its_user(&self) -> Result<(), Refusal> {
+    pub(crate) fn check_open_to_its_user(&self) -> Result<(), ViewRefusal> {
         let owner = owner_of_files(self.credentials.pid);
         // Asked after the file: so the file was this process's.
         match owner {
-            _ if self.has_ended() => Err(Refusal::Gone),
+            _ if self.has_ended() => Err(ViewRefusal::Gone),
             Ok(owner) if owner == self.credentials.uid => Ok(()),
-            Ok(_) => Err(Refusal::NotDumpable),
-            Err(_) => Err(Refusal::NotVisible),
+            Ok(_) => Err(ViewRefusal::NotDumpable),
+            Err(_) => Err(ViewRefusal::NotVisible),
         }
     }
 }
@@ -107,11 +110,11 @@ fn is_unknown_option(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }
 
-fn not_opened(error: &io::Error) -> Refusal {
+fn not_opened(error: &io::Error) -> ViewRefusal {
     match error.raw_os_error() {
         // Three kernels, three ways to say it.
-        Some(libc::ESRCH | libc::ENODATA | libc::EINVAL) => Refusal::Gone,
-        errno => Refusal::Kernel { errno: errno.unwrap_or(0) },
+        Some(libc::ESRCH | libc::ENODATA | libc::EINVAL) => ViewRefusal::Gone,
+        errno => ViewRefusal::Kernel { errno: errno.unwrap_or(0) },
     }
 }
 
@@ -141,6 +144,6 @@ mod tests {
     fn a_process_that_we_cannot_see_is_refused() {
         let (here, _there) = socket::pair().unwrap();
         let unseen = Process { pid: 0, uid: 1000 };
-        assert_eq!(Peer::new(here.as_fd(), unseen).unwrap_err(), Refusal::NotVisible);
+        assert_eq!(Peer::new(here.as_fd(), unseen).unwrap_err(), ViewRefusal::NotVisible);
     }
 }

@@ -13,7 +13,7 @@
 //! in both: one who ends hundreds of processes at once delays another by one of them.
 
 use crate::accounts::{Accounts, Share};
-use crate::limits::Limits;
+use crate::limits::ClientLimits;
 use crate::listen::{self, Listener};
 use crate::log::Log;
 use crate::parting::{Emptying, Parting};
@@ -21,7 +21,9 @@ use crate::peer::{self, Peer};
 use crate::table::{Key, Source, Table};
 use crate::turns::Turns;
 use crate::views::Views;
-use pinfold_ebpf::protocol::{BYTES, Challenge, DecodeError, Refusal, ToClient, ToHelper, VERSION};
+use pinfold_ebpf::protocol::{
+    BYTES, Challenge, DecodeError, ToClient, ToHelper, VERSION, ViewRefusal,
+};
 use pinfold_kernel::poll::{Interest, Poll, Ready};
 use pinfold_kernel::process::{Resource, random};
 use pinfold_kernel::socket::{self, Process, Received};
@@ -50,7 +52,7 @@ pub struct Server<V: Views> {
     emptying: Emptying,
     accounts: Accounts,
     turns: Turns<Key>,
-    limits: Limits,
+    limits: ClientLimits,
     /// When clients and endings are looked through next; `None` if none of them waits.
     sweep_at: Option<Instant>,
     /// No client is accepted until the next sweep.
@@ -61,7 +63,7 @@ pub struct Server<V: Views> {
 /// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StartError {
+pub enum ServerError {
     /// `/proc` is missing, or shows the processes of another pid namespace.
     #[error(
         "/proc does not show this process by its own number, so clients cannot be told apart: \
@@ -115,7 +117,7 @@ enum Asked {
     Properly,
     /// The connection's end.
     End,
-    Wrongly(Refusal),
+    Wrongly(ViewRefusal),
 }
 
 impl<V: Views> Server<V> {
@@ -123,19 +125,19 @@ impl<V: Views> Server<V> {
     ///
     /// # Errors
     ///
-    /// [`StartError`].
+    /// [`ServerError`].
     pub fn new(
         listener: Listener,
         views: V,
-        limits: Limits,
+        limits: ClientLimits,
         log: impl FnMut(fmt::Arguments<'_>) + Send + 'static,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, ServerError> {
         if !peer::proc_is_ours() {
-            return Err(StartError::Proc);
+            return Err(ServerError::Proc);
         }
-        let poll = Poll::new().map_err(|errno| StartError::Os("epoll_create1", errno.into()))?;
+        let poll = Poll::new().map_err(|errno| ServerError::Os("epoll_create1", errno.into()))?;
         poll.add(listener.as_fd(), Source::Listener.number())
-            .map_err(|errno| StartError::Os("epoll_ctl", errno.into()))?;
+            .map_err(|errno| ServerError::Os("epoll_ctl", errno.into()))?;
         Ok(Self {
             listener,
             views,
@@ -238,7 +240,7 @@ impl<V: Views> Server<V> {
     }
 
     /// Says why there is no view, if the client listens, and closes what counts in no account.
-    fn turn_away(&mut self, connection: OwnedFd, user: u32, refusal: Refusal) {
+    fn turn_away(&mut self, connection: OwnedFd, user: u32, refusal: ViewRefusal) {
         decline(connection.as_fd(), refusal);
         self.accounts.turn_away();
         self.part(connection, user, Share::Spare);
@@ -249,7 +251,7 @@ impl<V: Views> Server<V> {
         &mut self,
         connection: BorrowedFd<'_>,
         credentials: Process,
-    ) -> Result<(Peer, Challenge), Refusal> {
+    ) -> Result<(Peer, Challenge), ViewRefusal> {
         let challenge = random().map(Challenge).map_err(|errno| kernel(&errno.into()))?;
         self.accounts.arrive(credentials.uid)?;
         Peer::new(connection, credentials)
@@ -338,7 +340,7 @@ impl<V: Views> Server<V> {
     }
 
     /// Makes the view and sends it. The view has been granted to `user`.
-    fn give(&mut self, key: Key, user: u32) -> Result<(), Refusal> {
+    fn give(&mut self, key: Key, user: u32) -> Result<(), ViewRefusal> {
         let given = self.make_and_send(key);
         match (&given, self.clients.get(key)) {
             (Ok(view), Some(client)) => client.stage = Stage::Holding(*view),
@@ -347,9 +349,9 @@ impl<V: Views> Server<V> {
         given.map(drop)
     }
 
-    fn make_and_send(&mut self, key: Key) -> Result<V::Id, Refusal> {
+    fn make_and_send(&mut self, key: Key) -> Result<V::Id, ViewRefusal> {
         let Some(Client { peer, connection, .. }) = self.clients.get(key) else {
-            return Err(Refusal::Gone);
+            return Err(ViewRefusal::Gone);
         };
         peer.check_open_to_its_user()?;
         let (view, descriptors) = self.views.open(peer.process()).map_err(|error| {
@@ -411,7 +413,7 @@ impl<V: Views> Server<V> {
     }
 
     /// The client is no more; whatever it had is free once its connection is closed.
-    fn dismiss(&mut self, key: Key, refusal: Option<Refusal>) {
+    fn dismiss(&mut self, key: Key, refusal: Option<ViewRefusal>) {
         let Some(Client { peer, connection, stage }) = self.clients.remove(key) else { return };
         self.poll.remove(peer.process());
         self.poll.remove(connection.as_fd());
@@ -485,7 +487,7 @@ impl<V: Views> Server<V> {
     fn give_up(&mut self, key: Key) {
         self.listen_to(key);
         if self.clients.get(key).is_some_and(|client| matches!(client.stage, Stage::Asking(..))) {
-            self.dismiss(key, Some(Refusal::TooSlow));
+            self.dismiss(key, Some(ViewRefusal::TooSlow));
         }
     }
 
@@ -521,25 +523,25 @@ impl<Id> Client<Id> {
         received: &Received,
         packet: &[u8],
         challenge: Challenge,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ViewRefusal> {
         match self.word(received, packet)? {
             ToHelper::Ask(repeated) if repeated == challenge => Ok(()),
-            _ => Err(Refusal::Malformed),
+            _ => Err(ViewRefusal::Malformed),
         }
     }
 
     /// What the client, and no other process, said.
-    fn word(&self, received: &Received, packet: &[u8]) -> Result<ToHelper, Refusal> {
+    fn word(&self, received: &Received, packet: &[u8]) -> Result<ToHelper, ViewRefusal> {
         if received.truncated {
-            return Err(Refusal::Malformed);
+            return Err(ViewRefusal::Malformed);
         }
         if !received.sender.is_some_and(|sender| self.peer.sent(sender)) {
-            return Err(Refusal::NotTheConnector);
+            return Err(ViewRefusal::NotTheConnector);
         }
         let packet = packet.get(..received.length).unwrap_or_default();
         ToHelper::decode(packet).map_err(|error| match error {
-            DecodeError::Version(_) => Refusal::Version { helper: VERSION },
-            _ => Refusal::Malformed,
+            DecodeError::Version(_) => ViewRefusal::Version { helper: VERSION },
+            _ => ViewRefusal::Malformed,
         })
     }
 
@@ -553,7 +555,7 @@ impl<Id> Client<Id> {
 }
 
 /// Says why there is no view, if the client listens.
-fn decline(connection: BorrowedFd<'_>, refusal: Refusal) {
+fn decline(connection: BorrowedFd<'_>, refusal: ViewRefusal) {
     let _ = socket::send(connection, &ToClient::Refused(refusal).encode(), &[]);
 }
 
@@ -563,18 +565,18 @@ fn descriptors() -> u64 {
     Resource::Descriptors.limit().map_or(0, |limit| limit.soft.unwrap_or(u64::MAX))
 }
 
-fn hand_over(connection: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> Result<(), Refusal> {
+fn hand_over(connection: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> Result<(), ViewRefusal> {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let count = u32::try_from(borrowed.len()).unwrap_or(u32::MAX);
     let message = ToClient::Granted { descriptors: count };
     socket::send(connection, &message.encode(), &borrowed).map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Refusal::Gone,
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ViewRefusal::Gone,
         _ => kernel(&error),
     })
 }
 
-fn kernel(error: &io::Error) -> Refusal {
-    Refusal::Kernel { errno: error.raw_os_error().unwrap_or(libc::EIO) }
+fn kernel(error: &io::Error) -> ViewRefusal {
+    ViewRefusal::Kernel { errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
 fn is_full(error: &io::Error) -> bool {
@@ -586,7 +588,7 @@ fn is_full(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::parting::tests::{fill, with_descriptor};
-    use crate::views::OpenError;
+    use crate::views::NoView;
     use pinfold_kernel::process::effective_user;
 
     /// Views without descriptors.
@@ -595,14 +597,14 @@ mod tests {
     impl Views for Empty {
         type Id = ();
 
-        fn open(&mut self, _process: BorrowedFd<'_>) -> Result<((), Vec<OwnedFd>), OpenError> {
+        fn open(&mut self, _process: BorrowedFd<'_>) -> Result<((), Vec<OwnedFd>), NoView> {
             Ok(((), Vec::new()))
         }
 
         fn forget(&mut self, _view: ()) {}
     }
 
-    fn server(limits: Limits) -> Server<Empty> {
+    fn server(limits: ClientLimits) -> Server<Empty> {
         // Relaxed: only that the numbers differ matters.
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -633,7 +635,7 @@ mod tests {
     /// It has another's place in the queue of a socket that the service manager listened at.
     #[test]
     fn a_client_that_connected_before_the_helper_was_there_is_served() {
-        let mut server = server(Limits::default());
+        let mut server = server(ClientLimits::default());
         let (here, there) = socket::pair().unwrap();
         server.welcome(here);
         let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
@@ -644,7 +646,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_closed_yet_counts_for_its_user_until_it_is() {
-        let limits = Limits { waiting: 2, waiting_per_user: 2, ..Limits::default() };
+        let limits = ClientLimits { waiting: 2, waiting_per_user: 2, ..ClientLimits::default() };
         let mut server = server(limits);
         server.accounts = Accounts::new(limits, 1);
         let stuck = fill(&mut server.emptying, effective_user());
@@ -658,7 +660,7 @@ mod tests {
         assert_eq!((server.clients.keys().len(), server.endings.len()), (0, 2));
         assert!(!server.paused && server.sweep_at.is_some());
         let third = wrong(&mut server);
-        assert_eq!(heard(&third), Some(ToClient::Refused(Refusal::Busy { limit: 2 })));
+        assert_eq!(heard(&third), Some(ToClient::Refused(ViewRefusal::Busy { limit: 2 })));
         assert_eq!(server.endings.len(), 3);
         server.accept_some();
         assert!(server.paused, "beyond the spare descriptors no connection is accepted");

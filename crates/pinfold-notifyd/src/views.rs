@@ -1,6 +1,6 @@
 //! Where views come from.
 
-use pinfold_ebpf::protocol::Refusal;
+use pinfold_ebpf::protocol::ViewRefusal;
 use pinfold_ebpf::{Programs, ViewError, ViewId};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,8 +14,8 @@ pub trait Views {
     ///
     /// # Errors
     ///
-    /// [`OpenError`].
-    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(Self::Id, Vec<OwnedFd>), OpenError>;
+    /// [`NoView`].
+    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(Self::Id, Vec<OwnedFd>), NoView>;
 
     /// Gives back what a view holds whose process has ended, or does not want it any more.
     fn forget(&mut self, view: Self::Id);
@@ -23,9 +23,9 @@ pub trait Views {
 
 /// Why there is no view.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct OpenError {
+pub struct NoView {
     /// What the client is told.
-    pub refusal: Refusal,
+    pub refusal: ViewRefusal,
     /// The whole story, for the operator.
     pub what: String,
 }
@@ -33,7 +33,7 @@ pub struct OpenError {
 impl Views for Programs {
     type Id = ViewId;
 
-    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(ViewId, Vec<OwnedFd>), OpenError> {
+    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(ViewId, Vec<OwnedFd>), NoView> {
         let view = self.view(process)?;
         Ok((view.id(), view.into_descriptors()))
     }
@@ -43,18 +43,18 @@ impl Views for Programs {
     }
 }
 
-impl From<ViewError> for OpenError {
+impl From<ViewError> for NoView {
     fn from(error: ViewError) -> Self {
         let refusal = match &error {
-            ViewError::Gone => Refusal::Gone,
-            ViewError::ManyViews { most } => Refusal::ProcessFull { limit: *most as u64 },
-            ViewError::ManyProcesses { most } => Refusal::Full { limit: *most as u64 },
+            ViewError::Gone => ViewRefusal::Gone,
+            ViewError::ManyViews { most } => ViewRefusal::ProcessFull { limit: *most as u64 },
+            ViewError::ManyProcesses { most } => ViewRefusal::Full { limit: *most as u64 },
             // What the kernel answers where it attaches no programs.
             ViewError::SwitchedOff | ViewError::Preemptible { .. } => {
-                Refusal::Kernel { errno: libc::EOPNOTSUPP }
+                ViewRefusal::Kernel { errno: libc::EOPNOTSUPP }
             }
-            ViewError::Os { errno, .. } => Refusal::Kernel { errno: *errno },
-            _ => Refusal::Kernel { errno: libc::EIO },
+            ViewError::Os { errno, .. } => ViewRefusal::Kernel { errno: *errno },
+            _ => ViewRefusal::Kernel { errno: libc::EIO },
         };
         Self { refusal, what: error.to_string() }
     }

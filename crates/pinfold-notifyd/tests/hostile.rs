@@ -19,7 +19,7 @@ use fastrand::Rng;
 use pinfold::monitor::notify;
 use pinfold_ebpf::protocol::{Challenge, ToHelper};
 use pinfold_kernel::socket;
-use pinfold_notifyd::Limits;
+use pinfold_notifyd::ClientLimits;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -64,13 +64,13 @@ fn in_use() -> usize {
     IN_USE.load(Ordering::Relaxed)
 }
 
-fn limits() -> Limits {
+fn limits() -> ClientLimits {
     // Not so short that an honest client on a busy machine is taken for an idle one.
     let patience = Duration::from_secs(3);
     // One user's hostile processes keep their views until they are killed: two of them, one each session.
     let views_per_user = if support::is_root() { 32 } else { 2 * SESSIONS + 8 };
     let views = 2 * views_per_user;
-    Limits { views, views_per_user, waiting: 64, waiting_per_user: 32, patience }
+    ClientLimits { views, views_per_user, waiting: 64, waiting_per_user: 32, patience }
 }
 
 fn served_path() -> PathBuf {

@@ -12,12 +12,12 @@
 mod support;
 
 use pinfold::monitor::Ebpf;
-use pinfold::monitor::notify::{self, Connection};
+use pinfold::monitor::notify::{self, HelperConnection};
 use pinfold::{AddressRange, Monitor};
 use pinfold_ebpf::layout::{Changes, ENTRIES, WatchFilter, done};
 use pinfold_ebpf::{Programs, ViewParts};
 use pinfold_kernel::socket;
-use pinfold_notifyd::{Limits, Listener, Server, StopSignals, make_room};
+use pinfold_notifyd::{ClientLimits, Listener, Server, StopSignals, make_room};
 use std::fs;
 use std::io::{BufRead, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ const PAGE: usize = 4096;
 struct Followed {
     changes: &'static Changes,
     view: ViewParts,
-    connection: Connection,
+    connection: HelperConnection,
 }
 
 fn map(file: BorrowedFd<'_>, bytes: usize, rights: libc::c_int) -> *mut libc::c_void {
@@ -147,7 +147,7 @@ fn be_monitors() {
 
 fn be_helper() {
     let stop = StopSignals::new().unwrap();
-    let limits = make_room(Limits::default()).unwrap();
+    let limits = make_room(ClientLimits::default()).unwrap();
     let programs = match Programs::load() {
         Ok(programs) => programs,
         Err(error) => return report(&format!("no: {error}")),

@@ -5,9 +5,9 @@
 mod support;
 
 use pinfold::monitor::notify::{self, ConnectError};
-use pinfold_ebpf::protocol::{BYTES, Refusal, ToClient, ToHelper};
+use pinfold_ebpf::protocol::{BYTES, ToClient, ToHelper, ViewRefusal};
 use pinfold_kernel::socket;
-use pinfold_notifyd::Limits;
+use pinfold_notifyd::ClientLimits;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -19,17 +19,17 @@ use support::{
     Served, ask, challenge, connect, eventually, heard, made_for, report, reported, say,
 };
 
-fn small() -> Limits {
+fn small() -> ClientLimits {
     let patience = Duration::from_millis(200);
-    Limits { views: 6, views_per_user: 3, waiting: 6, waiting_per_user: 3, patience }
+    ClientLimits { views: 6, views_per_user: 3, waiting: 6, waiting_per_user: 3, patience }
 }
 
 /// Root has the numbers for all users.
-fn views_here(limits: Limits) -> usize {
+fn views_here(limits: ClientLimits) -> usize {
     if support::is_root() { limits.views } else { limits.views_per_user }
 }
 
-fn refusal(answer: Option<(ToClient, Vec<OwnedFd>)>) -> Option<Refusal> {
+fn refusal(answer: Option<(ToClient, Vec<OwnedFd>)>) -> Option<ViewRefusal> {
     match answer?.0 {
         ToClient::Refused(refusal) => Some(refusal),
         _ => None,
@@ -102,7 +102,7 @@ fn in_another_process() {
 
 #[test]
 fn a_process_gets_the_view_of_itself() {
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let (view, connection) = notify::request(&served.path, notify::PATIENCE).unwrap();
     assert_eq!((view.len(), made_for(&view)), (support::PARTS, std::process::id()));
     assert!(connection.helper_is_there());
@@ -114,7 +114,7 @@ fn a_process_gets_the_view_of_itself() {
 
 #[test]
 fn a_connection_that_was_passed_on_gets_nothing() {
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let mut heir = start("heir", &served.path, Some(connect(&served.path)));
     assert_eq!(reported(&mut heir), Some("Some(NotTheConnector)".into()));
     heir.wait().unwrap();
@@ -128,7 +128,7 @@ fn a_process_that_is_not_dumpable_gets_nothing() {
         eprintln!("skipped: only root can start a process of another user");
         return;
     }
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let secret = served.path.with_file_name("secret");
     // Not by this process: a child forked meanwhile would hold the copy open for writing, and it could
     // not be executed.
@@ -151,7 +151,7 @@ fn a_process_that_is_not_dumpable_gets_nothing() {
 
 #[test]
 fn a_client_that_is_killed_leaves_nothing() {
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let mut holder = start("holder", &served.path, None);
     reported(&mut holder).unwrap();
     assert_eq!(served.tally.held(), 1);
@@ -170,7 +170,7 @@ fn a_view_counts_until_its_process_ends_or_gives_it_back() {
         assert!(matches!(ask(&served.path), (_, Some((ToClient::Granted { .. }, _)))));
     }
     let (_, kept) = notify::request(&served.path, notify::PATIENCE).unwrap();
-    let full = Refusal::UserFull { limit: most as u64 };
+    let full = ViewRefusal::UserFull { limit: most as u64 };
     assert_eq!(
         notify::request(&served.path, notify::PATIENCE).unwrap_err(),
         ConnectError::Refused(full)
@@ -182,7 +182,7 @@ fn a_view_counts_until_its_process_ends_or_gives_it_back() {
 /// A process may have few descriptors; it may try again when it has more.
 #[test]
 fn a_view_that_its_process_has_no_room_for_counts_no_more() {
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let harness = support::other("in_another_process", "full", None);
     let mut full = Command::new("bash")
         .args(["-c", r#"ulimit -n 6 && exec "$0" "$@""#])
@@ -203,7 +203,7 @@ fn a_view_that_its_process_has_no_room_for_counts_no_more() {
 
 #[test]
 fn what_a_dead_client_alone_has_not_read_is_counted_no_more() {
-    let limits = Limits { views: 1, views_per_user: 1, ..small() };
+    let limits = ClientLimits { views: 1, views_per_user: 1, ..small() };
     let served = Served::new(limits);
     let mut asker = start("unread", &served.path, None);
     reported(&mut asker).unwrap();
@@ -220,7 +220,7 @@ fn what_a_dead_client_alone_has_not_read_is_counted_no_more() {
 /// process keeps what was sent to it on its way.
 #[test]
 fn what_another_process_has_not_read_is_counted_after_the_helper_hung_up() {
-    let limits = Limits { views: 1, views_per_user: 1, ..small() };
+    let limits = ClientLimits { views: 1, views_per_user: 1, ..small() };
     let served = Served::new(limits);
     let (here, there) = socket::pair().unwrap();
     let mut asker = start("sharer", &served.path, Some(there));
@@ -232,7 +232,7 @@ fn what_another_process_has_not_read_is_counted_after_the_helper_hung_up() {
     asker.wait().unwrap();
     eventually("the view is given back", || served.tally.held() == 0);
     let (_, answer) = ask(&served.path);
-    assert_eq!(refusal(answer), Some(Refusal::UserFull { limit: 1 }));
+    assert_eq!(refusal(answer), Some(ViewRefusal::UserFull { limit: 1 }));
     drop(connection);
     eventually("another one may have one", || {
         notify::request(&served.path, notify::PATIENCE).is_ok()
@@ -244,45 +244,45 @@ fn a_client_that_says_nothing_is_sent_away() {
     let served = Served::new(small());
     let connection = connect(&served.path);
     assert!(challenge(&connection).is_some());
-    assert_eq!(refusal(heard(&connection)), Some(Refusal::TooSlow));
+    assert_eq!(refusal(heard(&connection)), Some(ViewRefusal::TooSlow));
     assert!(heard(&connection).is_none());
 }
 
 #[test]
 fn nonsense_is_refused_and_another_version_told() {
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let answer_to = |packet: &dyn Fn([u8; 32]) -> Vec<u8>| {
         let connection = connect(&served.path);
         let proper = ToHelper::Ask(challenge(&connection).unwrap()).encode();
         say(&connection, &packet(proper));
         refusal(heard(&connection))
     };
-    assert_eq!(answer_to(&|_| vec![]), Some(Refusal::Malformed));
-    assert_eq!(answer_to(&|ask| ask[..31].to_vec()), Some(Refusal::Malformed));
-    assert_eq!(answer_to(&|ask| [ask.as_slice(), &[0]].concat()), Some(Refusal::Malformed));
+    assert_eq!(answer_to(&|_| vec![]), Some(ViewRefusal::Malformed));
+    assert_eq!(answer_to(&|ask| ask[..31].to_vec()), Some(ViewRefusal::Malformed));
+    assert_eq!(answer_to(&|ask| [ask.as_slice(), &[0]].concat()), Some(ViewRefusal::Malformed));
     let wrong_challenge = |mut ask: [u8; 32]| {
         ask[16] ^= 1;
         ask.to_vec()
     };
-    assert_eq!(answer_to(&wrong_challenge), Some(Refusal::Malformed));
+    assert_eq!(answer_to(&wrong_challenge), Some(ViewRefusal::Malformed));
     let old = |mut ask: [u8; 32]| {
         ask[8] = 0;
         ask.to_vec()
     };
-    assert_eq!(answer_to(&old), Some(Refusal::Version { helper: 1 }));
+    assert_eq!(answer_to(&old), Some(ViewRefusal::Version { helper: 1 }));
     assert_eq!(served.tally.opened(), 0);
 }
 
 #[test]
 fn unexpected_descriptors_are_not_kept() {
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let (mut reader, writer) = std::io::pipe().unwrap();
     let connection = connect(&served.path);
     let ask = ToHelper::Ask(challenge(&connection).unwrap()).encode();
     match socket::send(connection.as_fd(), &ask, &[writer.as_fd()]) {
         // The kernel refuses them (6.16).
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied),
-        Ok(()) => assert_eq!(refusal(heard(&connection)), Some(Refusal::Malformed)),
+        Ok(()) => assert_eq!(refusal(heard(&connection)), Some(ViewRefusal::Malformed)),
     }
     drop(writer);
     // The end comes when no process has the other side any more.
@@ -291,12 +291,12 @@ fn unexpected_descriptors_are_not_kept() {
 
 #[test]
 fn too_many_at_once_are_told_so_and_others_are_served() {
-    let limits = Limits { patience: Duration::from_secs(600), ..small() };
+    let limits = ClientLimits { patience: Duration::from_secs(600), ..small() };
     let served = Served::new(limits);
     let most = if support::is_root() { limits.waiting } else { limits.waiting_per_user };
     let mut idle: Vec<_> = (0..most).map(|_| connect(&served.path)).collect();
     assert!(idle.iter().all(|connection| challenge(connection).is_some()));
-    let busy = Some(Refusal::Busy { limit: most as u64 });
+    let busy = Some(ViewRefusal::Busy { limit: most as u64 });
     assert_eq!(refusal(heard(&connect(&served.path))), busy);
     idle.pop();
     notify::request(&served.path, notify::PATIENCE).unwrap();
@@ -309,7 +309,7 @@ fn many_that_end_at_once_delay_another_user_by_few() {
         eprintln!("skipped: only root can start a process of another user");
         return;
     }
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     let mut ending: Vec<_> = (0..8)
         .map(|_| {
             let mut other = support::other("in_another_process", "holder", Some(1201));
@@ -342,7 +342,7 @@ fn many_that_end_at_once_delay_another_user_by_few() {
 
 #[test]
 fn a_restart_is_noticed_and_the_new_one_serves() {
-    let mut served = Served::new(Limits::default());
+    let mut served = Served::new(ClientLimits::default());
     let (view, connection) = notify::request(&served.path, notify::PATIENCE).unwrap();
     assert!(connection.helper_is_there());
     served.stop();
@@ -352,7 +352,7 @@ fn a_restart_is_noticed_and_the_new_one_serves() {
         notify::request(&served.path, notify::PATIENCE),
         Err(ConnectError::Absent { .. })
     ));
-    served.start_again(Limits::default());
+    served.start_again(ClientLimits::default());
     notify::request(&served.path, notify::PATIENCE).unwrap();
 }
 
@@ -377,6 +377,6 @@ fn what_listens_for_another_user_is_not_believed() {
 
 #[test]
 fn what_is_no_view_is_not_taken_for_one() {
-    let served = Served::new(Limits::default());
+    let served = Served::new(ClientLimits::default());
     assert!(matches!(notify::connect(&served.path), Err(ConnectError::NotAView { .. })));
 }

@@ -1,6 +1,6 @@
 //! The caller: what the calling module asked the dynamic linker for, told by the return address.
 //!
-//! Two questions cannot be answered by the arguments of a call:
+//! Three questions cannot be answered by the arguments of a call:
 //!
 //! - **Was `ibv_reg_mr_iova2` meant?** libibverbs' own `ibv_reg_mr` jumps to that name through its
 //!   table of procedures, and so into this library, also when the program took `ibv_reg_mr` from a
@@ -9,6 +9,7 @@
 //!   ask for `ibv_reg_mr_iova2` by name get one; the jump leaves the program's return address.
 //! - **Which ABI?** Programs linked before 2007 ask for version `IBVERBS_1.0`, with other
 //!   structures. A library without versions, as this one, serves every version asked for.
+//! - **Which `fi_fabric`?** The same for programs that were linked with libfabric 1.0.
 //!
 //! # Safety
 //!
@@ -37,6 +38,8 @@ pub(crate) struct Asked {
     pub(crate) iova2: bool,
     /// Functions of the ABI from before 2007.
     pub(crate) old_abi: bool,
+    /// `fi_fabric` of libfabric 1.0, with another structure.
+    pub(crate) old_fabric: bool,
     /// Nothing: it is this library, whose calls of `ibv_reg_mr` come back by that jump.
     pub(crate) is_us: bool,
 }
@@ -81,18 +84,27 @@ impl Caller {
 static MET: [AtomicU64; 256] = [const { AtomicU64::new(u64::MAX) }; 256];
 
 impl Asked {
-    const BITS: u32 = 3;
+    const BITS: u32 = 4;
 
     fn bits(self) -> u64 {
-        u64::from(self.iova2) | u64::from(self.old_abi) << 1 | u64::from(self.is_us) << 2
+        u64::from(self.iova2)
+            | u64::from(self.old_abi) << 1
+            | u64::from(self.is_us) << 2
+            | u64::from(self.old_fabric) << 3
     }
 
     fn from_bits(bits: u64) -> Self {
-        Self { iova2: bits & 1 != 0, old_abi: bits & 2 != 0, is_us: bits & 4 != 0 }
+        Self {
+            iova2: bits & 1 != 0,
+            old_abi: bits & 2 != 0,
+            is_us: bits & 4 != 0,
+            old_fabric: bits & 8 != 0,
+        }
     }
 
     fn note(&mut self, wanted: Wanted<'_>) {
         self.iova2 |= wanted.name == c"ibv_reg_mr_iova2";
+        self.old_fabric |= wanted.version == Some(c"FABRIC_1.0") && wanted.name == c"fi_fabric";
         self.old_abi |= wanted.version == Some(c"IBVERBS_1.0") && IN_BOTH.contains(&wanted.name);
     }
 }
@@ -278,5 +290,8 @@ mod tests {
         assert!(!note(c"ibv_query_device", Some(c"IBVERBS_1.0")).old_abi);
         assert!(note(c"ibv_reg_mr_iova2", Some(c"IBVERBS_1.8")).iova2);
         assert!(!note(c"ibv_reg_mr", None).iova2);
+        assert!(note(c"fi_fabric", Some(c"FABRIC_1.0")).old_fabric);
+        assert!(!note(c"fi_fabric", Some(c"FABRIC_1.1")).old_fabric);
+        assert!(!note(c"fi_version", Some(c"FABRIC_1.0")).old_fabric);
     }
 }

@@ -16,12 +16,13 @@ use std::ffi::{CStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-/// All that are read: those of `settings`, of the launchers of jobs (`rank`), and the helper's.
-const NAMES: [&str; 18] = [
+/// All that are read: those of `settings`, of the launchers of jobs (`rank`), the helper's, and libfabric's own.
+const NAMES: [&str; 21] = [
     "PINFOLD_CACHE",
     "PINFOLD_CACHE_REMOTE",
     "PINFOLD_KEEP_FROM",
     "PINFOLD_KEEP_MEMORY",
+    "PINFOLD_LIBFABRIC",
     "PINFOLD_MAX_BYTES",
     "PINFOLD_MAX_REGIONS",
     "PINFOLD_NOTIFYD",
@@ -36,6 +37,8 @@ const NAMES: [&str; 18] = [
     "MV2_COMM_WORLD_SIZE",
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
+    "FI_MR_CACHE_MONITOR",
+    "FI_MR_CACHE_MAX_COUNT",
 ];
 
 /// How many bytes of a value are copied: `PATH_MAX`. A path has fewer, and so has everything else that means something.

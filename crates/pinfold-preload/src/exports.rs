@@ -6,13 +6,13 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to export functions under names of libibverbs, with its types,
+//! This file reopens `unsafe_code` to export functions under names of libibverbs and libfabric, with their types,
 //! and to write the jumps. A jump leaves the stack and every other register as the caller made
 //! them.
 
 #![allow(unsafe_code)]
 
-use crate::calls;
+use crate::{calls, libfabric};
 use libc::{c_int, c_uint, c_void, size_t};
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
 
@@ -72,6 +72,22 @@ with_caller!(ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, "rsi", "x1", calls::dereg_m
 with_caller!(ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, "rsi", "x1", calls::dealloc_pd);
 with_caller!(ibv_close_device(context: *mut ibv_context) -> c_int, "rsi", "x1", calls::close_device);
 with_caller!(ibv_fork_init() -> c_int, "rdi", "x0", calls::fork_init);
+
+with_caller!(
+    fi_fabric(attributes: *mut c_void, fabric: *mut *mut c_void, context: *mut c_void) -> c_int,
+    "rcx", "x3", libfabric::fabric
+);
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fi_fabric2(
+    info: *mut c_void,
+    fabric: *mut *mut c_void,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promises are handed on.
+    unsafe { libfabric::fabric2(info, fabric, flags, context) }
+}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_rereg_mr(

@@ -17,7 +17,9 @@
 //! # Locks
 //!
 //! `books` guards the store and how far the monitor's log is applied to it. Nothing is registered,
-//! deregistered or watched under it. A panic under it ends all keeping: what is registered stays so.
+//! deregistered or watched under it. A panic under it ends all keeping: what is registered stays so. The thread that
+//! deregisters holds a gate around it, `at_books`, and another, `at_work`, until it has deregistered: a thread of the
+//! program that waits for either lends it its priority.
 //!
 //! # Safety
 //!
@@ -35,9 +37,10 @@ use crate::hooks::note_kept;
 use crate::real::{Real, real};
 use crate::reasons::Reason;
 use crate::report::Totals;
+use crate::sandbox;
 use crate::steps::{Ended, in_kernel, in_library};
-use crate::store::{End, Key, Leaving, Limit, Region, Scope, Store};
-use crate::sync::{Condvar, Mutex, MutexGuard, sleep};
+use crate::store::{DomainName, End, Key, Leaving, Limit, Region, Scope, Store};
+use crate::sync::{Condvar, Gate, HeldGate, Mutex, MutexGuard, sleep};
 use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Uncovered, Watch};
@@ -73,6 +76,8 @@ pub(crate) struct Keeper {
     admission: &'static Admission,
     children: &'static Children,
     books: Mutex<Books>,
+    at_books: Gate,
+    at_work: Gate,
     /// Notified whenever registrations have been given back to libibverbs.
     departed: Condvar,
 }
@@ -87,6 +92,8 @@ struct Books {
     /// For threads of the program to release: what the kernel has ended and libibverbs has still, and what our thread
     /// could not end.
     remains: Vec<Remains>,
+    /// Of which domains the thread of ours deregisters: it holds `at_work` from before until behind that.
+    at_work: Vec<DomainName>,
     /// How many of each domain are being deregistered.
     leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
     devices: OpenDevices,
@@ -123,6 +130,7 @@ impl Keeper {
             applied: start.sequence,
             lost: false,
             remains: Vec::new(),
+            at_work: Vec::new(),
             leaving: HashMap::default(),
             devices: OpenDevices::default(),
             totals: Totals::default(),
@@ -131,7 +139,10 @@ impl Keeper {
             moves: children.moves(),
         };
         let (books, departed) = (Mutex::new(books), Condvar::new());
-        Self { monitor, admission, children, books, departed }
+        // A program's filter may answer the gates' system call, which the C library's locks do not make, with a signal.
+        let may_wait = || !sandbox::is_the_program_s();
+        let (at_books, at_work) = (Gate::new(may_wait), Gate::new(may_wait));
+        Self { monitor, admission, children, books, at_books, at_work, departed }
     }
 
     /// An idle registration of exactly this, the program's from now on.
@@ -344,7 +355,9 @@ impl Keeper {
     }
 
     pub(crate) fn reclaim_once(&self, table: &Table) {
-        let Some(mut books) = self.current() else { return };
+        let at_work = self.at_work.hold();
+        let at_books = self.at_books.hold();
+        let Some(mut books) = self.current_behind(&at_books) else { return };
         if !books.store.has_dead() && books.in_vain.is_empty() {
             return;
         }
@@ -352,8 +365,10 @@ impl Keeper {
         let (dead, devices) = (books.store.take_dead(), books.devices.look());
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
-        drop(books);
+        books.begin_work(&dead);
+        drop((books, at_books));
         self.deregister_in_kernel(&dead, |opening| devices.lend(opening, table));
+        drop(at_work);
         in_vain.iter().for_each(|range| self.unwatch_around(*range));
     }
 
@@ -362,7 +377,10 @@ impl Keeper {
     fn unwatch_around(&self, range: AddressRange) {
         for mapping in self.monitor.watched_mappings(range).unwrap_or_default() {
             let is_used = |books: MutexGuard<'_, Books>| books.store.holds_valid(mapping.range);
-            if self.current().is_some_and(|books| !is_used(books)) {
+            let at_books = self.at_books.hold();
+            let is_worth_it = self.current_behind(&at_books).is_none_or(is_used);
+            drop(at_books);
+            if !is_worth_it {
                 // What is registered there at this moment is not believed.
                 self.monitor.unwatch(mapping.range);
             }
@@ -380,6 +398,11 @@ impl Keeper {
     /// The books with everything applied that has happened. `None` if they cannot be believed.
     fn current(&self) -> Option<MutexGuard<'_, Books>> {
         self.up_to_date(self.books()?)
+    }
+
+    /// As [`current`](Self::current), on the thread that holds the gate.
+    fn current_behind(&self, at_books: &HeldGate<'_>) -> Option<MutexGuard<'_, Books>> {
+        self.up_to_date(self.books_behind(at_books)?)
     }
 
     fn up_to_date<'k>(&self, mut books: MutexGuard<'k, Books>) -> Option<MutexGuard<'k, Books>> {
@@ -468,12 +491,14 @@ impl Keeper {
             remains.push(Remains { leaving, ended });
         }
         drop(lent);
-        if let Some(mut books) = self.books() {
+        let at_books = self.at_books.hold();
+        if let Some(mut books) = self.books_behind(&at_books) {
             let ended = remains.iter().filter(|remains| remains.ended == Ended::InKernel).count();
             books.devices.end_look();
             books.totals.deregs += ended as u64;
             books.remains.append(&mut remains);
             leaving.iter().for_each(|leaving| books.note_left(leaving));
+            books.at_work.clear();
             self.departed.notify_all();
         }
     }
@@ -508,7 +533,16 @@ impl Keeper {
                 let Some(next) = self.books() else { return };
                 books = next;
             } else if books.has_leaving(scope) {
-                let Ok(next) = self.departed.wait(books) else { return };
+                drop(books);
+                let may_lend = self.at_work.pass();
+                let Some(next) = self.books() else { return };
+                // The thread that deregisters may have begun anew: it is awaited at its gate, where it has this one's
+                // priority. What else is leaving is with threads of the program. That the gate is held says less: by another
+                // that waits, it may be, and each of the two would find the other there. Behind a panic none holds it.
+                let is_at_work = may_lend && next.is_at_work(scope) && self.at_work.is_held();
+                let is_awaited = next.has_leaving(scope) && !is_at_work;
+                let next = if is_awaited { self.departed.wait(next) } else { Ok(next) };
+                let Ok(next) = next else { return };
                 books = next;
             } else {
                 return;
@@ -517,6 +551,12 @@ impl Keeper {
     }
 
     fn books(&self) -> Option<MutexGuard<'_, Books>> {
+        self.at_books.pass();
+        self.books.lock().ok()
+    }
+
+    /// As [`books`](Self::books), on the thread that holds the gate: it would ask the kernel for what it has.
+    fn books_behind(&self, _at_books: &HeldGate<'_>) -> Option<MutexGuard<'_, Books>> {
         self.books.lock().ok()
     }
 }
@@ -540,6 +580,17 @@ impl Books {
     /// of another registration by now. libibverbs' structures of it stay, some hundred bytes each.
     fn forget_ended(&self, leaving: &mut Vec<Leaving>) {
         leaving.retain(|leaving| self.devices.is_open(leaving.opening));
+    }
+
+    /// The thread of ours, which holds its gate, is about to deregister these.
+    fn begin_work(&mut self, leaving: &[Leaving]) {
+        self.at_work.clear();
+        self.at_work.extend(leaving.iter().map(|leaving| leaving.key.domain));
+        self.at_work.dedup();
+    }
+
+    fn is_at_work(&self, scope: Scope) -> bool {
+        self.at_work.iter().any(|domain| scope.holds(domain))
     }
 
     fn note_leaving(&mut self, leaving: &[Leaving]) {
@@ -616,4 +667,225 @@ unsafe fn region_of(mr: NonNull<ibv_mr>) -> Region {
     // SAFETY: the caller's promise.
     let (handle, lkey) = unsafe { ((*mr.as_ptr()).handle, (*mr.as_ptr()).lkey) };
     Region { address: mr.as_ptr().expose_provenance(), handle, lkey }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::raw::system_call;
+    use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
+    use pinfold::monitor::best_without_loading;
+    use pinfold_kernel::priority::priority_of;
+    use pinfold_kernel::thread::{run_before_all, thread_id, yield_now};
+    use std::path::Path;
+    use std::sync::OnceLock;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    fn keeper() -> Keeper {
+        static ADMISSION: OnceLock<Admission> = OnceLock::new();
+        static CHILDREN: OnceLock<Children> = OnceLock::new();
+        let monitor = best_without_loading(Path::new("/none")).unwrap();
+        let admission = ADMISSION.get_or_init(Admission::new);
+        let children = CHILDREN.get_or_init(|| Children::new().unwrap());
+        Keeper::new(Arc::new(monitor), Limit { bytes: 1 << 20, regions: 16 }, admission, children)
+    }
+
+    /// Of a registration that was never made.
+    fn leaving() -> Leaving {
+        let domain = DomainName { address: 1, device: 2, number: 3 };
+        Leaving {
+            key: Key { start: 4096, length: 4096, domain, flags: 0 },
+            region: Region { address: 0, handle: 0, lkey: 0 },
+            opening: Opening::ANY,
+        }
+    }
+
+    /// As `reclaim_once` has them.
+    #[test]
+    fn the_thread_that_deregisters_has_the_priority_of_one_that_wants_the_books() {
+        let (keeper, (may_run, answer)) = (keeper(), channel());
+        let at_books = keeper.at_books.hold();
+        let books = keeper.current();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                may_run.send(run_before_all()).unwrap();
+                keeper.totals();
+            });
+            let may_run = answer.recv().unwrap();
+            if !may_run {
+                eprintln!("skipped: no real-time priority may be had");
+            }
+            while may_run && priority_of(thread_id()).unwrap() >= 0 {
+                yield_now();
+            }
+            drop((books, at_books));
+        });
+    }
+
+    /// It begins anew after the other thread has passed its gate, and before that looks into the books.
+    #[test]
+    fn the_thread_that_deregisters_anew_has_the_priority_of_one_that_waits_for_what_is_leaving() {
+        let (keeper, (may_run, answer)) = (keeper(), channel());
+        let leaving = leaving();
+        let at_work = keeper.at_work.hold();
+        keeper.books().unwrap().note_leaving(&[leaving]);
+        keeper.books().unwrap().begin_work(&[leaving]);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                may_run.send(run_before_all()).unwrap();
+                keeper.await_departures(Scope::Everything);
+            });
+            let await_priority = |may_run: bool| {
+                while may_run && priority_of(thread_id()).unwrap() >= 0 {
+                    yield_now();
+                }
+            };
+            let may_run = answer.recv().unwrap();
+            if !may_run {
+                eprintln!("skipped: no real-time priority may be had");
+            }
+            await_priority(may_run);
+            let books = keeper.books();
+            // The kernel gives the gate to the one that waits, and behind it to this one.
+            drop(at_work);
+            let at_work = keeper.at_work.hold();
+            drop(books);
+            await_priority(may_run);
+            keeper.books().unwrap().note_left(&leaving);
+            keeper.departed.notify_all();
+            drop(at_work);
+        });
+    }
+
+    /// Another thread that waits may stand at the gate as well: each of the two would find the other there for ever.
+    #[test]
+    fn what_a_programs_thread_ends_is_not_awaited_at_the_gate() {
+        let (keeper, (begun, has_begun)) = (keeper(), channel());
+        let leaving = leaving();
+        let at_work = keeper.at_work.hold();
+        keeper.books().unwrap().note_leaving(&[leaving]);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                begun.send(thread_id()).unwrap();
+                keeper.await_departures(Scope::Everything);
+            });
+            let waiting = has_begun.recv().unwrap();
+            // It stands at the gate, then wants the books, then looks.
+            while awaits(waiting).is_none_or(|(operation, _)| operation != libc::FUTEX_LOCK_PI) {
+                yield_now();
+            }
+            let books = keeper.books();
+            drop(at_work);
+            let at_work = keeper.at_work.hold();
+            let (_, books_word) = loop {
+                match awaits(waiting) {
+                    Some(awaited) if awaited.0 != libc::FUTEX_LOCK_PI => break awaited,
+                    _ => yield_now(),
+                }
+            };
+            drop(books);
+            let (operation, _) = loop {
+                match awaits(waiting) {
+                    Some(awaited) if awaited.1 != books_word => break awaited,
+                    _ => yield_now(),
+                }
+            };
+            keeper.books().unwrap().note_left(&leaving);
+            keeper.departed.notify_all();
+            drop(at_work);
+            assert_eq!(operation, libc::FUTEX_WAIT_BITSET);
+        });
+    }
+
+    /// In which call of `futex` a thread is, and for which word.
+    fn awaits(thread: u32) -> Option<(libc::c_int, usize)> {
+        let call = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).ok()?;
+        let mut words = call.split_whitespace();
+        let number: libc::c_long = words.next()?.parse().ok()?;
+        let mut next = || usize::from_str_radix(words.next()?.trim_start_matches("0x"), 16).ok();
+        let (word, operation) = (next()?, next()?);
+        (number == libc::SYS_futex).then_some((libc::c_int::try_from(operation).ok()? & 0x7f, word))
+    }
+
+    /// Has `FUTEX_LOCK_PI` end the calling thread's process by SIGSYS, and the question whether there are filters. Set by the
+    /// instruction, which no hook sees. False if it cannot be set.
+    #[allow(clippy::cast_possible_truncation)] // numbers of calls, and of bytes in a structure
+    fn forbid_gates() -> bool {
+        let rule = |code: u32, k: usize, jt, jf| libc::sock_filter {
+            code: code as u16,
+            jt,
+            jf,
+            k: k as u32,
+        };
+        let load = |offset| rule(BPF_LD | BPF_W | BPF_ABS, offset, 0, 0);
+        let answer = |answer: u32| rule(BPF_RET | BPF_K, answer as usize, 0, 0);
+        let is = |value, otherwise| rule(BPF_JMP | BPF_JEQ | BPF_K, value, 0, otherwise);
+        let second = std::mem::offset_of!(libc::seccomp_data, args) + size_of::<u64>();
+        let mut rules = [
+            load(std::mem::offset_of!(libc::seccomp_data, nr)),
+            is(libc::SYS_prctl as usize, 1),
+            answer(libc::SECCOMP_RET_TRAP),
+            is(libc::SYS_futex as usize, 4),
+            load(second + if cfg!(target_endian = "big") { 4 } else { 0 }),
+            rule(BPF_ALU | BPF_AND | BPF_K, 0x7f, 0, 0), // without FUTEX_PRIVATE_FLAG
+            is(libc::FUTEX_LOCK_PI as usize, 1),
+            answer(libc::SECCOMP_RET_TRAP),
+            answer(libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: rules.len() as u16, filter: rules.as_mut_ptr() };
+        let filter = (&raw const program).expose_provenance();
+        // SAFETY: the kernel reads the rules.
+        unsafe {
+            let privileges = [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0];
+            let mode = libc::SECCOMP_MODE_FILTER as usize;
+            let restrict = [libc::PR_SET_SECCOMP as usize, mode, filter, 0, 0];
+            !system_call(libc::SYS_prctl, privileges).has_failed()
+                && !system_call(libc::SYS_prctl, restrict).has_failed()
+        }
+    }
+
+    /// How a forked child ends that does `work` under that filter: 0 if it does not wait at a gate.
+    fn status_without_gates(work: impl FnOnce()) -> libc::c_int {
+        // SAFETY: the child works and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child's own timer.
+            unsafe { libc::alarm(300) };
+            let is_set = forbid_gates();
+            work();
+            // SAFETY: the child's end.
+            unsafe { libc::_exit(i32::from(!is_set)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        status
+    }
+
+    #[test]
+    fn the_thread_that_deregisters_does_not_ask_for_a_gate_that_it_holds() {
+        let keeper = keeper();
+        let status = status_without_gates(|| {
+            keeper.reclaim_once(&Table::Shared);
+            keeper.deregister_in_kernel(&[], |_| None);
+        });
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn no_thread_waits_at_a_gate_under_a_filter_of_the_program_s() {
+        let keeper = keeper();
+        let held = (keeper.at_books.hold(), keeper.at_work.hold());
+        let want_both = || {
+            keeper.at_work.pass();
+            keeper.totals();
+        };
+        let wants_both = || sandbox::restricts(want_both, |()| true);
+        let status =
+            thread::scope(|scope| scope.spawn(|| status_without_gates(wants_both)).join().unwrap());
+        drop(held);
+        assert_eq!(status, 0);
+    }
 }

@@ -14,7 +14,7 @@
 //!   that the kernel reports to no userfaultfd (`MADV_GUARD_INSTALL`, `shmat(SHM_REMAP)`) are told by
 //!   hooks (below); a program that makes them by a system call instruction of its own needs the cache
 //!   off.
-//! - One comparison more in each call of `madvise`, `shmat` and `prctl`, six in each of `syscall`.
+//! - One comparison more in each call of `madvise`, `shmat` and `prctl`, two of `mprotect`, eight of `syscall`.
 //!
 //! # How it works
 //!
@@ -36,10 +36,10 @@
 //!
 //! In the order of layers: `reasons` (why something is not kept), `heap` (memory of our own), `linked` (which functions the program has), `sanitizer` (of leaks), `sandbox` (the program's own
 //! filters), `complaint` (standard error), `environment` (variables), `elf`, `sync` (seams), `raw` (system calls by the instruction), `main_thread` (a `main` that leaves), `apart` (a stack of our own), `device` (which open file a descriptor stands for), `steps` (one deregistration on two threads), `hooks` (apart from all
-//! others), `rank` (of a job), `settings`, `rights`, `real` (libibverbs itself), `caller` (which module calls), `store` (what is
+//! others), `rank` (of a job), `settings`, `rights`, `caller` (which module calls), `real` (libibverbs itself), `store` (what is
 //! registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
 //! it), `report`, `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
-//! (what each function does), `exports` (their names).
+//! (what each function does), `libfabric` (a monitor for its cache), `exports` (their names).
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the preload library reads 64-bit Linux modules");
@@ -58,6 +58,7 @@ mod heap;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod hooks;
 mod keeper;
+mod libfabric;
 mod linked;
 mod main_thread;
 mod process;

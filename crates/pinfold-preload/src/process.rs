@@ -225,6 +225,18 @@ impl Process {
         }
     }
 
+    /// What libfabric's cache is to ask, started with it.
+    pub(crate) fn monitor_for_libfabric(&'static self) -> Option<Monitored> {
+        if sandbox::is_the_program_s() || sanitizer::is_here() {
+            return None;
+        }
+        let keeper = match self.keeper.get() {
+            Some(keeper) => keeper.as_ref(),
+            None => self.start_keeper().ok(),
+        };
+        keeper.map(|keeper| Arc::clone(keeper.monitor()))
+    }
+
     #[cold]
     fn start_keeper(&'static self) -> Result<&'static Keeper, Reason> {
         let _starting = self.starting.try_lock().map_err(|_| Reason::MonitorStarting)?;

@@ -106,7 +106,7 @@ pub(crate) fn find_at_start() {
 
 /// What this thread asked the dynamic linker for last may not have been there, which is no error of the program's. One that
 /// was is lost with the first question, also if that was answered.
-fn forget_linker_error() {
+pub(crate) fn forget_linker_error() {
     // SAFETY: the linker's own text, which is not read.
     unsafe { libc::dlerror() };
 }
@@ -338,13 +338,13 @@ fn loaded_files() -> Vec<CString> {
 /// # Safety
 ///
 /// `file` is a C string, or null.
-unsafe fn loaded(file: *const c_char) -> Option<NonNull<c_void>> {
+pub(crate) unsafe fn loaded(file: *const c_char) -> Option<NonNull<c_void>> {
     // SAFETY: the caller's promise; nothing is loaded.
     NonNull::new(unsafe { libc::dlopen(file, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }
 
 /// Whether a function is not this library's own: the program itself was loaded with this library.
-fn is_foreign(function: NonNull<c_void>) -> bool {
+pub(crate) fn is_foreign(function: NonNull<c_void>) -> bool {
     let base = |address| module_of(address).map(|module| module.dli_fbase);
     base(function.addr().get()) != base(is_foreign as fn(_) -> _ as usize)
 }

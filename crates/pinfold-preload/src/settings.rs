@@ -6,6 +6,7 @@
 //! | `PINFOLD_CACHE_REMOTE` | `on`, `off`: keep registrations that a peer may use | `off` |
 //! | `PINFOLD_KEEP_FROM` | which registration of the same bytes is the first to be kept; 1: each one | 2 |
 //! | `PINFOLD_KEEP_MEMORY` | `on`, `off`: have the allocator keep what the program frees | `off` |
+//! | `PINFOLD_LIBFABRIC` | `on`, `off`: have libfabric's own cache ask the monitor (`FI_MR_CACHE_MONITOR` and `FI_MR_CACHE_MAX_COUNT` are heeded) | `off` |
 //! | `PINFOLD_MAX_BYTES` | bytes to keep registered while they are idle, in all protection domains together: `512M`, `2G` | 1 GiB, or half of the memlock limit |
 //! | `PINFOLD_MAX_REGIONS` | registrations to keep, likewise | 16384, or what the device has |
 //! | `PINFOLD_STATISTICS` | `stderr` or a file to append to (`%p`: the process, `%h`: the machine) | none |
@@ -27,6 +28,7 @@ pub(crate) struct Settings {
     pub(crate) cache_remote: bool,
     pub(crate) keep_from: u16,
     pub(crate) keep_memory: bool,
+    pub(crate) libfabric: bool,
     pub(crate) max_bytes: Option<usize>,
     pub(crate) max_regions: Option<usize>,
     pub(crate) statistics: Option<Destination>,
@@ -73,6 +75,7 @@ impl Settings {
                 .up("PINFOLD_KEEP_FROM", "a whole number from 1 to 1000", rank)?
                 .unwrap_or(2),
             keep_memory: look.up("PINFOLD_KEEP_MEMORY", "on or off", switch)?.unwrap_or(false),
+            libfabric: look.up("PINFOLD_LIBFABRIC", "on or off", switch)?.unwrap_or(false),
             max_bytes: look.up(
                 "PINFOLD_MAX_BYTES",
                 "a number of bytes from 4096 on, such as 512M or 2G",
@@ -201,6 +204,7 @@ mod tests {
     fn nothing_set_means_a_silent_cache_of_local_rights() {
         let settings = read(&[]).unwrap();
         assert!(settings.cache && !settings.cache_remote && !settings.keep_memory);
+        assert!(!settings.libfabric);
         assert_eq!((settings.max_bytes, settings.max_regions), (None, None));
         assert_eq!((settings.statistics, settings.signal, settings.summary), (None, None, None));
         assert_eq!(read(&[("PINFOLD_CACHE", "")]), read(&[]));
@@ -213,6 +217,7 @@ mod tests {
             ("PINFOLD_CACHE_REMOTE", "1"),
             ("PINFOLD_KEEP_FROM", "1"),
             ("PINFOLD_KEEP_MEMORY", "yes"),
+            ("PINFOLD_LIBFABRIC", "on"),
             ("PINFOLD_MAX_BYTES", "512M"),
             ("PINFOLD_MAX_REGIONS", "7"),
             ("PINFOLD_STATISTICS", "/tmp/x.%p"),
@@ -221,6 +226,7 @@ mod tests {
         ])
         .unwrap();
         assert!(!settings.cache && settings.cache_remote && settings.keep_memory);
+        assert!(settings.libfabric);
         assert_eq!((settings.max_bytes, settings.max_regions), (Some(512 << 20), Some(7)));
         assert_eq!((settings.keep_from, read(&[]).unwrap().keep_from), (1, 2));
         assert_eq!(settings.statistics, Some(Destination::File("/tmp/x.%p".into())));
@@ -264,6 +270,7 @@ mod tests {
             ("PINFOLD_CACHE_REMOTE", "2"),
             ("PINFOLD_KEEP_FROM", "0"),
             ("PINFOLD_KEEP_MEMORY", "some"),
+            ("PINFOLD_LIBFABRIC", "maybe"),
             ("PINFOLD_MAX_BYTES", "lots"),
             ("PINFOLD_MAX_REGIONS", "0"),
             ("PINFOLD_STATISTICS_SIGNAL", "KILL"),

@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 /// Everything that the library takes over.
-const TAKEN: [&CStr; 19] = [
+const TAKEN: [&CStr; 22] = [
     c"ibv_reg_mr",
     c"ibv_reg_mr_iova",
     c"ibv_reg_mr_iova2",
@@ -27,12 +27,15 @@ const TAKEN: [&CStr; 19] = [
     c"ibv_unimport_pd",
     c"ibv_close_device",
     c"ibv_fork_init",
+    c"fi_fabric",
+    c"fi_fabric2",
     // The hooks, and what they tell.
     c"madvise",
     c"process_madvise",
     c"shmat",
     c"syscall",
     c"mprotect",
+    c"pkey_mprotect",
     c"mremap",
     c"ioctl",
     c"prctl",

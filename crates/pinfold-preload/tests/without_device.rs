@@ -45,6 +45,16 @@ fn compile_all() -> Option<PathBuf> {
     assert!(compile_with(BUNDLED, "without_device/local.c", &out.join("local.so"), &library));
     assert!(compile("without_device/interposer.c", &out.join("interposer.so"), &library));
     assert!(compile("without_device/host.c", &out.join("host"), &["-ldl"]));
+    let fabric = ["-shared", "-fPIC", "-Wl,-soname,libfabric.so.1", "-lpthread"];
+    assert!(compile("without_device/libfabric.c", &out.join("libfabric.so.1"), &fabric));
+    assert!(compile_with("libfabric.so.1", "without_device/fabric.c", &out.join("fabric"), &[]));
+    let local = ["-shared", "-fPIC", "-Dmain=registers_by_itself"];
+    assert!(compile_with(
+        "libfabric.so.1",
+        "without_device/fabric.c",
+        &out.join("fabric.so"),
+        &local
+    ));
     let plugin = ["-shared", "-fPIC", "-lpthread"];
     assert!(compile("without_device/plugin.c", &out.join("plugin.so"), &plugin));
     let first = out.join("tls0.so");
@@ -154,6 +164,47 @@ fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called
     }
 }
 
+const STALE: &str = "some stale, hits\nchild: hits\n";
+const TRUTHFUL: &str = "none stale, hits\nchild: no hits\n";
+
+/// Which is off unless asked for, and leaves a cache off that is off.
+#[test]
+fn libfabric_s_cache_is_stale_and_truthful_with_the_monitor_imported() {
+    let ours = library();
+    let says = |preloaded: &[&Path], variables: &[(&str, &str)]| {
+        said_with("fabric", preloaded, variables, &[])
+    };
+    let Some(stock) = says(&[], &[]) else { return };
+    assert_eq!(stock, STALE);
+    let on = ("PINFOLD_LIBFABRIC", "on");
+    assert_eq!(says(&[&ours], &[]).as_deref(), Some(STALE));
+    assert_eq!(says(&[&ours], &[on]).as_deref(), Some(TRUTHFUL));
+    for without in [
+        ("FI_MR_CACHE_MONITOR", "disabled"),
+        ("FI_MR_CACHE_MAX_COUNT", "0"),
+        ("PINFOLD_CACHE", "off"),
+    ] {
+        assert_eq!(says(&[&ours], &[on, without]).as_deref(), Some(STALE), "{without:?}");
+    }
+}
+
+#[test]
+fn libfabric_s_cache_is_told_what_changed() {
+    let out = said_with("fabric", &[&library()], &[("PINFOLD_LIBFABRIC", "on")], &["told"]);
+    assert!(out.is_none_or(|out| out == format!("{TRUTHFUL}dropped\n")));
+}
+
+/// `RTLD_LOCAL`, as MPI libraries load what needs libfabric; the library that brought it goes, and it stays.
+#[test]
+fn a_libfabric_that_a_library_brings_along_for_itself_gets_the_monitor() {
+    let Some(programs) = programs() else { return };
+    let (ours, local) = (library(), programs.join("fabric.so"));
+    let on = [("PINFOLD_LIBFABRIC", "on")];
+    let out = said_with("host", &[&ours], &on, &[local.to_str().unwrap()]);
+    let expected = format!("{TRUTHFUL}dropped\n0 failures\nunloaded\n");
+    assert_eq!(out.as_deref(), Some(&*expected));
+}
+
 /// A weak reference to what this library takes over is bound to it, whether or not libibverbs has the function.
 #[test]
 fn functions_that_an_old_libibverbs_lacks_do_what_it_can_do() {
@@ -242,17 +293,29 @@ fn threads_of_the_library_share_neither_directories_nor_semaphores_with_the_prog
     }
 }
 
-/// The program has gone elsewhere, and closed all that it does not know.
-#[test]
-fn reports_at_a_signal_stand_where_the_program_was_when_it_first_registered() {
-    let Some(programs) = programs() else { return };
-    let (directory, name) = (programs.join("reports"), "reports-%p.json");
+/// A case that asks for reports at a signal, in a directory of its own.
+fn asks_for_reports(case: &str) -> Option<Output> {
+    let programs = programs()?;
+    let (directory, name) = (programs.join(case), "reports-%p.json");
     std::fs::create_dir_all(&directory).unwrap();
     let mut command = patiently(&programs.join("program"));
     command
         .current_dir(&directory)
         .envs([("PINFOLD_STATISTICS", name), ("PINFOLD_STATISTICS_SIGNAL", "USR1")]);
-    let output = built::output(command, &[&library()], &["asks_for_reports", name]);
+    Some(built::output(command, &[&library()], &[case, name]))
+}
+
+/// The program has gone elsewhere, and closed all that it does not know.
+#[test]
+fn reports_at_a_signal_stand_where_the_program_was_when_it_first_registered() {
+    let Some(output) = asks_for_reports("asks_for_reports") else { return };
+    assert_eq!(said(&output), done());
+}
+
+/// A child inherits what the signal does, and no thread that waits for it.
+#[test]
+fn a_forked_child_reports_at_the_signal_as_its_parent_does() {
+    let Some(output) = asks_for_reports("children_ask_for_reports") else { return };
     assert_eq!(said(&output), done());
 }
 
@@ -304,6 +367,17 @@ fn mappings_are_moved_as_without_the_library() {
         let without = said_by("program", &[], "on", &case);
         let with = said_by("program", &[&library()], "on", &case);
         assert_eq!(with, without, "{which}");
+    }
+}
+
+/// Whatever way the program takes its own rights away by.
+#[test]
+fn memory_that_the_program_may_not_use_is_not_found() {
+    for way in ["mprotect", "pkey_mprotect", "by_number", "pkey_by_number"] {
+        for cache in ["off", "on"] {
+            let out = said_by("program", &[&library()], cache, &["protects", way]);
+            assert!(out.is_none_or(|out| out == "registered\n"), "{way}, {cache}");
+        }
     }
 }
 

@@ -362,7 +362,7 @@ impl Registration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault::{Gate, Moment};
+    use crate::fault::{FaultGate, Moment};
     use crate::space::Protection;
     use pinfold_core::BadAddress;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -504,7 +504,7 @@ mod tests {
     fn a_gate_stops_a_registration_on_either_side_of_the_pinning() {
         let device = device(DeviceConfig::default());
         let buffer = range(0x10000, 0x1000);
-        let [before, after] = [Gate::new(), Gate::new()];
+        let [before, after] = [FaultGate::new(), FaultGate::new()];
         device.next_registrations(1, &Fault::Hold(before.clone(), Moment::Before));
         device.next_registrations(1, &Fault::Hold(after.clone(), Moment::After));
         let handles = std::thread::scope(|scope| {

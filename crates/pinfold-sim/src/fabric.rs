@@ -26,7 +26,9 @@ mod traffic;
 mod world;
 
 pub use capability::FabricRegistrar;
-pub use connection::{Completed, Completion, ConnectionId, PeerDone, PostError, Work, WorkKind};
+pub use connection::{
+    Completed, ConnectionId, PeerDone, PostError, Work, WorkCompletion, WorkKind,
+};
 pub use memory::{CELL_BYTES, CELLS_PER_PAGE, stamp};
 pub use mutant::Mutant;
 pub use nic::{Key, NicConfig};

@@ -22,11 +22,11 @@ pub enum Fault<E> {
     /// It panics and leaves nothing behind.
     Panic,
     /// It stops at a gate until the test opens it.
-    Hold(Gate, Moment),
+    Hold(FaultGate, Moment),
     /// It stops at a gate, then fails.
-    HoldThenFail(Gate, E),
+    HoldThenFail(FaultGate, E),
     /// It stops at a gate, then panics.
-    HoldThenPanic(Gate),
+    HoldThenPanic(FaultGate),
 }
 
 /// A gate in the way of a thread: closed at first, opened once.
@@ -34,7 +34,7 @@ pub enum Fault<E> {
 /// Clones are the same gate. A test waits for the [`arrival`](Self::wait_for_arrivals) of those
 /// who stop there, does what it wants done meanwhile, and opens. There is no clock in it.
 #[derive(Clone, Debug, Default)]
-pub struct Gate {
+pub struct FaultGate {
     shared: Arc<Shared>,
 }
 
@@ -51,7 +51,7 @@ struct GateState {
     arrivals: usize,
 }
 
-impl Gate {
+impl FaultGate {
     /// A closed gate.
     pub fn new() -> Self {
         Self::default()
@@ -95,7 +95,7 @@ impl Gate {
 /// Opens its gate when dropped.
 #[must_use = "the gate opens where this is dropped"]
 #[derive(Debug)]
-pub struct OpenOnDrop(Gate);
+pub struct OpenOnDrop(FaultGate);
 
 impl Drop for OpenOnDrop {
     fn drop(&mut self) {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_gate_holds_until_it_is_opened() {
-        let gate = Gate::new();
+        let gate = FaultGate::new();
         let log = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_guard_opens_its_gate() {
-        let gate = Gate::new();
+        let gate = FaultGate::new();
         drop(gate.open_on_drop());
         gate.pass();
     }

@@ -4,7 +4,7 @@
 //! What it costs: nothing here is memory. A page is a number, so a transfer cannot be made, only
 //! asked about: *which physical pages would the device touch?* That question is the whole point
 //! of a registration cache, and asked this way it has an exact answer. The rest is deterministic:
-//! a test that needs an order between threads closes a [`Gate`] in the device's way and opens it.
+//! a test that needs an order between threads closes a [`FaultGate`] in the device's way and opens it.
 //!
 //! - [`AddressSpace`] maps virtual pages to [`PhysicalPage`]s that are never used twice.
 //! - [`Device`] pins what it registers as real devices do: it keeps the pages of that moment,
@@ -32,6 +32,9 @@
 //! space.map(buffer, Protection::ReadWrite);
 //! assert!(!device.is_fresh(handle, buffer)); // the bug that the cache is there to prevent
 //! ```
+//!
+//! The order of layers, each using only what stands before it: `sync`, `random`, `log`, `event_count`, `space`,
+//! `fault`, `device`, `monitor`, `registrar`, `fabric`, `scale`, `simulation`.
 
 pub mod device;
 pub mod event_count;
@@ -48,7 +51,7 @@ mod sync;
 
 pub use device::{Counts, Device, DeviceConfig, Handle, Registration, Violation};
 pub use event_count::SimEventCount;
-pub use fault::{Fault, Gate, Moment};
+pub use fault::{Fault, FaultGate, Moment};
 pub use monitor::SimMonitor;
 pub use random::Random;
 pub use registrar::{SimRegistrar, Simulated, get_simulated};

@@ -109,7 +109,12 @@ unsafe impl Monitor for SimMonitor {
         let view = self.space.log_since(from.0);
         let complete = view.entries.is_some();
         view.entries.unwrap_or_default().into_iter().for_each(visit);
-        Replay { up_to: Position(view.end, 0), sequence: Sequence(view.end), complete }
+        Replay {
+            up_to: Position(view.end, 0),
+            sequence: Sequence(view.end),
+            complete,
+            may_repeat: false,
+        }
     }
 
     fn change_surcharge(&self) -> u64 {

@@ -2,13 +2,13 @@
 //!
 //! What is real: the cache, with its index, its order of eviction, its suspensions and its books;
 //! an address space whose pages change under it, and a monitor that tells. What is simulated: the
-//! device and the clock. Every call costs what [`Costs`] says, on one processor that does one
+//! device and the clock. Every call costs what [`CallCosts`] says, on one processor that does one
 //! thing after another; the wire carries one message after another. So the answers are arithmetic
 //! over a real course of events, the same for the same seed on every machine.
 //!
 //! **What is modelled.** A program has some buffers for each peer and sends from one of them at a
 //! time, a bounded number in flight; some peers are hot; now and then a buffer is freed and
-//! allocated anew before it is used. Each [`Policy`] makes its buffers usable in its way. A
+//! allocated anew before it is used. Each [`ScalePolicy`] makes its buffers usable in its way. A
 //! suspension stops connections one after the other, waits until they have drained, moves the
 //! memory, registers again, and lets them go on.
 //!
@@ -25,13 +25,13 @@ mod device;
 mod stream;
 mod suspension;
 
-pub use suspension::{Stopped, Suspensions};
+pub use suspension::{SuspensionStopped, Suspensions};
 
 use crate::fabric::Nanos;
 
 /// What each thing costs, in picoseconds, so that all arithmetic is exact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Costs {
+pub struct CallCosts {
     /// A registration, besides its pages.
     pub register: u64,
     /// Each page of a registration.
@@ -64,7 +64,7 @@ pub struct Cost {
     /// The source.
     pub source: &'static str,
     /// Where it stands.
-    pub place: fn(&mut Costs) -> &mut u64,
+    pub place: fn(&mut CallCosts) -> &mut u64,
 }
 
 /// Every cost.
@@ -114,7 +114,7 @@ pub const COSTS: [Cost; 11] = [
     Cost { name: "restart", source: "as stop: assumed", place: |costs| &mut costs.restart },
 ];
 
-impl Default for Costs {
+impl Default for CallCosts {
     fn default() -> Self {
         Self {
             register: 450_000,
@@ -134,7 +134,7 @@ impl Default for Costs {
 
 /// How a program makes buffers usable for its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Policy {
+pub enum ScalePolicy {
     /// Registered for each use.
     PerUse,
     /// Copied into a registered buffer that each peer has for itself.
@@ -149,7 +149,7 @@ pub enum Policy {
     OnDemand,
 }
 
-impl Policy {
+impl ScalePolicy {
     /// Every one of them.
     pub const ALL: [Self; 6] = [
         Self::PerUse,
@@ -195,7 +195,7 @@ pub struct Scenario {
     /// How many messages.
     pub transfers: usize,
     /// What everything costs.
-    pub costs: Costs,
+    pub costs: CallCosts,
     /// From which chance follows.
     pub seed: u64,
 }
@@ -229,11 +229,11 @@ pub struct Row {
 }
 
 /// Runs one policy.
-pub fn run(scenario: &Scenario, policy: Policy) -> Row {
+pub fn run(scenario: &Scenario, policy: ScalePolicy) -> Row {
     stream::run(scenario, policy)
 }
 
 /// Has the cache suspend one peer's memory `times` times, in the middle of the stream.
-pub fn suspend(scenario: &Scenario, stopped: Stopped, times: usize) -> Suspensions {
+pub fn suspend(scenario: &Scenario, stopped: SuspensionStopped, times: usize) -> Suspensions {
     suspension::run(scenario, stopped, times)
 }

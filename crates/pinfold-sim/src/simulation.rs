@@ -2,7 +2,7 @@
 //!
 //! A run is a sequence of episodes, each with its own world, cache and program. Everything in an
 //! episode follows from its seed: the first episode's is that of the run, so whatever failed is
-//! run again by its own seed alone ([`Failure::seed`]).
+//! run again by its own seed alone ([`FailedStep::seed`]).
 //!
 //! A step is one event of the fabric, or one thing that the program or a peer does. What is
 //! checked: every cell that arrives anywhere; that every work ends in a completion, or in the open
@@ -88,7 +88,7 @@ impl FaultKind {
 
 /// What to run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct SimulationPlan {
     /// The seed of the first episode, from which those of the others follow.
     pub seed: u64,
     /// How many steps.
@@ -99,7 +99,7 @@ pub struct Plan {
     pub mutant: Option<Mutant>,
 }
 
-impl Plan {
+impl SimulationPlan {
     /// Everything may go wrong, and nothing is defective.
     pub fn new(seed: u64, steps: u64) -> Self {
         Self { seed, steps, faults: FaultKind::ALL.to_vec(), mutant: None }
@@ -131,7 +131,7 @@ pub enum Finding {
 
 /// The first thing that went wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub struct FailedStep {
     /// The seed that runs the episode again.
     pub seed: u64,
     /// The step of that episode.
@@ -142,7 +142,7 @@ pub struct Failure {
     pub note: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for FailedStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, step, finding, note } = self;
         write!(f, "seed {seed}, step {step}: {finding:?}: {note}")
@@ -169,7 +169,7 @@ pub struct Outcome {
     /// What happened, so that one can see that something did.
     pub happened: Happened,
     /// The first finding.
-    pub first: Option<Failure>,
+    pub first: Option<FailedStep>,
 }
 
 /// How often what happened.
@@ -243,13 +243,13 @@ impl Outcome {
         };
         *count += 1;
         if self.first.is_none() {
-            self.first = Some(Failure { seed, step, finding, note: note.to_string() });
+            self.first = Some(FailedStep { seed, step, finding, note: note.to_string() });
         }
     }
 }
 
 /// Runs `plan`; `go_on` hears after every episode what has been found so far, and may end the run.
-pub fn simulate(plan: &Plan, mut go_on: impl FnMut(&Outcome) -> bool) -> Outcome {
+pub fn simulate(plan: &SimulationPlan, mut go_on: impl FnMut(&Outcome) -> bool) -> Outcome {
     let mut outcome = Outcome::default();
     for number in 0..plan.steps.div_ceil(EPISODE_STEPS) {
         let steps = EPISODE_STEPS.min(plan.steps - outcome.steps);
@@ -263,7 +263,7 @@ pub fn simulate(plan: &Plan, mut go_on: impl FnMut(&Outcome) -> bool) -> Outcome
 }
 
 /// One world, from its beginning to its end.
-fn episode(plan: &Plan, seed: u64, steps: u64, outcome: &mut Outcome) {
+fn episode(plan: &SimulationPlan, seed: u64, steps: u64, outcome: &mut Outcome) {
     let mut random = Random::new(seed);
     let log_capacity = if random.chance(20) { 4 } else { 256 };
     let space = Arc::new(AddressSpace::with_log_capacity(log_capacity));
@@ -279,7 +279,7 @@ fn episode(plan: &Plan, seed: u64, steps: u64, outcome: &mut Outcome) {
     };
     let mut program = Program::new(&cache, &fabric, plan, nic, random, seed, outcome);
     program.run(steps);
-    program.end();
+    checks::end(program);
     drop(cache);
     let left = fabric.with(|world| world.registrations());
     if left > 0 {

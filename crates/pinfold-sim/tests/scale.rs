@@ -2,7 +2,9 @@
 //! holds.
 
 use pinfold_sim::PAGE_BYTES;
-use pinfold_sim::scale::{COSTS, Costs, Policy, Row, Scenario, Stopped, run, suspend};
+use pinfold_sim::scale::{
+    COSTS, CallCosts, Row, ScalePolicy, Scenario, SuspensionStopped, run, suspend,
+};
 
 fn scenario(peers: usize) -> Scenario {
     Scenario {
@@ -15,13 +17,13 @@ fn scenario(peers: usize) -> Scenario {
         hot_share: 90,
         churn: 20,
         transfers: if cfg!(miri) { 60 } else { 3000 },
-        costs: Costs::default(),
+        costs: CallCosts::default(),
         seed: 1,
     }
 }
 
 fn rows(scenario: &Scenario) -> [Row; 6] {
-    Policy::ALL.map(|policy| run(scenario, policy))
+    ScalePolicy::ALL.map(|policy| run(scenario, policy))
 }
 
 #[test]
@@ -29,8 +31,8 @@ fn the_same_seed_gives_the_same_answers() {
     let scenario = scenario(50);
     assert_eq!(rows(&scenario), rows(&scenario));
     let other = Scenario { seed: 2, ..scenario };
-    assert_ne!(run(&scenario, Policy::Cached), run(&other, Policy::Cached));
-    let stopped = Stopped::Touching;
+    assert_ne!(run(&scenario, ScalePolicy::Cached), run(&other, ScalePolicy::Cached));
+    let stopped = SuspensionStopped::Touching;
     assert_eq!(suspend(&scenario, stopped, 2), suspend(&scenario, stopped, 2));
 }
 
@@ -46,34 +48,34 @@ fn each_policy_pins_what_it_says() {
     let scenario = scenario(50);
     let message = scenario.pages * PAGE_BYTES;
     let pinned = |policy| run(&scenario, policy).pinned_bytes;
-    assert!(pinned(Policy::PerUse) <= scenario.window * message);
-    assert_eq!(pinned(Policy::CopyPerPeer), scenario.peers * message);
-    assert_eq!(pinned(Policy::CopyShared), scenario.window * message);
+    assert!(pinned(ScalePolicy::PerUse) <= scenario.window * message);
+    assert_eq!(pinned(ScalePolicy::CopyPerPeer), scenario.peers * message);
+    assert_eq!(pinned(ScalePolicy::CopyShared), scenario.window * message);
     // What was freed is given back, so it is never more than there is.
     let there_is = scenario.peers * scenario.buffers * message;
-    assert!(pinned(Policy::Cached) > scenario.budget || cfg!(miri));
-    assert!(pinned(Policy::Cached) <= there_is);
-    assert!(pinned(Policy::CachedInBudget) <= scenario.budget);
-    assert_eq!(pinned(Policy::OnDemand), 0);
+    assert!(pinned(ScalePolicy::Cached) > scenario.budget || cfg!(miri));
+    assert!(pinned(ScalePolicy::Cached) <= there_is);
+    assert!(pinned(ScalePolicy::CachedInBudget) <= scenario.budget);
+    assert_eq!(pinned(ScalePolicy::OnDemand), 0);
 }
 
 #[test]
 fn books_agree() {
     let scenario = scenario(50);
     let transfers = scenario.transfers as u64;
-    for policy in [Policy::Cached, Policy::CachedInBudget] {
+    for policy in [ScalePolicy::Cached, ScalePolicy::CachedInBudget] {
         let row = run(&scenario, policy);
         assert_eq!(row.hits + row.registrations, transfers, "{row:?}");
         assert!(row.total >= row.busy && row.mean <= row.slowest_of_hundred, "{row:?}");
     }
-    assert_eq!(run(&scenario, Policy::PerUse).registrations, transfers);
-    assert!(run(&scenario, Policy::CachedInBudget).evictions > 0 || cfg!(miri));
+    assert_eq!(run(&scenario, ScalePolicy::PerUse).registrations, transfers);
+    assert!(run(&scenario, ScalePolicy::CachedInBudget).evictions > 0 || cfg!(miri));
 }
 
 #[test]
 fn a_budget_below_one_message_is_refused_and_not_waited_for() {
     let scenario = Scenario { budget: PAGE_BYTES, ..scenario(4) };
-    assert_eq!(run(&scenario, Policy::CachedInBudget).refused, scenario.transfers as u64);
+    assert_eq!(run(&scenario, ScalePolicy::CachedInBudget).refused, scenario.transfers as u64);
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn each_cost_makes_something_dearer() {
         return;
     }
     let scenario = Scenario { transfers: 500, ..scenario(50) };
-    let paused = |scenario: &Scenario| suspend(scenario, Stopped::All, 2).connection_time;
+    let paused = |scenario: &Scenario| suspend(scenario, SuspensionStopped::All, 2).connection_time;
     let (rows_before, paused_before) = (rows(&scenario), paused(&scenario));
     for cost in COSTS {
         let mut dear = scenario;
@@ -96,7 +98,7 @@ fn each_cost_makes_something_dearer() {
 #[test]
 fn a_suspension_stops_the_connections_that_it_must() {
     let scenario = scenario(50);
-    let [all, touching] = Stopped::ALL.map(|stopped| suspend(&scenario, stopped, 3));
+    let [all, touching] = SuspensionStopped::ALL.map(|stopped| suspend(&scenario, stopped, 3));
     assert_eq!((all.resumed, all.refused, all.connections), (3, 0, 50));
     assert_eq!((touching.resumed, touching.refused, touching.connections), (3, 0, 1));
     // The longest pause has all the stopping and restarting in it.

@@ -4,7 +4,7 @@
 #![allow(clippy::print_stderr, clippy::panic)] // tests may fail loudly
 
 use pinfold_sim::fabric::Mutant;
-use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, Plan, simulate};
+use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, SimulationPlan, simulate};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Seeds that failed once.
@@ -20,11 +20,11 @@ const FAILED_ONCE: [u64; 5] = [
     920_982_423_977_495_394,
 ];
 
-fn run(plan: &Plan) -> Outcome {
+fn run(plan: &SimulationPlan) -> Outcome {
     simulate(plan, |_| true)
 }
 
-fn assert_held(plan: &Plan) -> Outcome {
+fn assert_held(plan: &SimulationPlan) -> Outcome {
     let outcome = run(plan);
     assert!(outcome.held(), "{}", outcome.first.map_or_else(String::new, |it| it.to_string()));
     outcome
@@ -44,13 +44,13 @@ fn steps(debug: u64) -> u64 {
 fn nothing_is_wrong_under_all_faults() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
     eprintln!("seed {now}");
-    assert_held(&Plan::new(now, steps(200_000)));
+    assert_held(&SimulationPlan::new(now, steps(200_000)));
 }
 
 /// One seed, because what is rare is missing from some runs.
 #[test]
 fn there_is_a_run_in_which_everything_happens_and_nothing_is_wrong() {
-    let happened = assert_held(&Plan::new(20_261_126, steps(120_000))).happened;
+    let happened = assert_held(&SimulationPlan::new(20_261_126, steps(120_000))).happened;
     if cfg!(miri) {
         return;
     }
@@ -77,9 +77,12 @@ fn there_is_a_run_in_which_everything_happens_and_nothing_is_wrong() {
 #[test]
 fn nothing_is_wrong_under_each_fault_alone() {
     for (seed, fault) in (100..).zip(FaultKind::ALL) {
-        assert_held(&Plan { faults: vec![fault], ..Plan::new(seed, steps(40_000)) });
+        assert_held(&SimulationPlan {
+            faults: vec![fault],
+            ..SimulationPlan::new(seed, steps(40_000))
+        });
     }
-    assert_held(&Plan { faults: Vec::new(), ..Plan::new(99, steps(40_000)) });
+    assert_held(&SimulationPlan { faults: Vec::new(), ..SimulationPlan::new(99, steps(40_000)) });
 }
 
 #[test]
@@ -94,9 +97,9 @@ fn seeds_that_failed_once_do_not_fail_again() {
             before_panics.clone(),
             Vec::new(),
         ]) {
-            assert_held(&Plan {
+            assert_held(&SimulationPlan {
                 faults,
-                ..Plan::new(seed, steps(EPISODE_STEPS).min(EPISODE_STEPS))
+                ..SimulationPlan::new(seed, steps(EPISODE_STEPS).min(EPISODE_STEPS))
             });
         }
     }
@@ -104,14 +107,15 @@ fn seeds_that_failed_once_do_not_fail_again() {
 
 #[test]
 fn a_seed_replays_to_the_last_count() {
-    let (first, second) = (run(&Plan::new(5, steps(60_000))), run(&Plan::new(5, steps(60_000))));
+    let (first, second) =
+        (run(&SimulationPlan::new(5, steps(60_000))), run(&SimulationPlan::new(5, steps(60_000))));
     assert_eq!(first, second);
-    assert_ne!(first.happened, run(&Plan::new(6, steps(60_000))).happened);
+    assert_ne!(first.happened, run(&SimulationPlan::new(6, steps(60_000))).happened);
 }
 
 /// What a mutant is found by: wrong, lost completions, covert reconnects, stuck, untold.
 fn found(mutant: Mutant) -> [bool; 5] {
-    let plan = Plan { mutant: Some(mutant), ..Plan::new(7, 1_000_000) };
+    let plan = SimulationPlan { mutant: Some(mutant), ..SimulationPlan::new(7, 1_000_000) };
     let outcome = simulate(&plan, Outcome::held);
     let Outcome { wrong, lost_completions, covert_reconnects, stuck, untold, .. } = outcome;
     eprintln!("{mutant:?}: {wrong} {lost_completions} {covert_reconnects} {stuck} {untold}");

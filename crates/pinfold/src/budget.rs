@@ -44,7 +44,7 @@
 //!
 //! # Where to look next
 //!
-//! [`Discovery`] has every figure with its source, and [`Advice`] says what to do. [`Share`] is
+//! [`Discovery`] has every figure with its source, and [`BudgetAdvice`] says what to do. [`Share`] is
 //! what a cache or a pool draws on; anything else draws by [`Share::draw`], and is asked to give
 //! back if it attaches a [`Lender`].
 
@@ -57,7 +57,7 @@ mod reservation;
 mod share;
 mod watermark;
 
-pub use advice::Advice;
+pub use advice::BudgetAdvice;
 pub use discovery::{
     Beyond, Bound, Discovery, Group, HugePages, Kind, MemlockLimit, Privilege, RdmaObjects,
 };
@@ -67,5 +67,5 @@ pub(crate) use memory::is_reserved;
 pub use pinfold_core::{Account, Amount, Lender, Recalls, Refusal};
 pub use reservation::{Reservation, Reserve, ReserveError, Reserved};
 pub(crate) use share::ShareAccount;
-pub use share::{Budget, BudgetError, Drawn, Share, Watch};
-pub use watermark::{Notice, Watermark, WatermarkEvent};
+pub use share::{Budget, BudgetError, BudgetWatch, Drawn, Share};
+pub use watermark::{BudgetNotice, Watermark, WatermarkEvent};

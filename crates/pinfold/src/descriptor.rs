@@ -18,7 +18,7 @@
 use pinfold_kernel::{Descriptor, Errno, descriptor, descriptor::Identity};
 use std::ffi::CStr;
 use std::io::Write;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A number and the file it stood for when we got it.
@@ -51,11 +51,12 @@ impl KnownNumber {
         descriptor::identity(self.number) == Ok(self.identity)
     }
 
-    /// Whether it may in the table of `thread`, of this process: not where that has no such number, or another file there.
-    pub(crate) fn may_be_open_in(&self, thread: u32) -> bool {
+    /// Whether it may in the table of `thread`, one of `threads` (`/proc/self/task`): not where that has no such number, or
+    /// another file there. No `/proc` is no answer: the directory is open.
+    pub(crate) fn may_be_open_in(&self, threads: BorrowedFd<'_>, thread: u32) -> bool {
         let mut path = [0; 64];
-        let _ = write!(path.as_mut_slice(), "/proc/self/task/{thread}/fd/{}", self.number);
-        match CStr::from_bytes_until_nul(&path).map(descriptor::identity_at) {
+        let _ = write!(path.as_mut_slice(), "{thread}/fd/{}", self.number);
+        match CStr::from_bytes_until_nul(&path).map(|path| descriptor::identity_in(threads, path)) {
             Ok(Ok(found)) => found == self.identity,
             Ok(Err(errno)) => !matches!(errno, Errno(libc::ENOENT | libc::ESRCH)),
             Err(_) => true,
@@ -133,7 +134,7 @@ impl Drop for KnownDescriptor {
 /// Not higher than this, because the kernel's table grows with the highest number.
 fn moved_up(low: OwnedFd) -> OwnedFd {
     let up = [1000, 500, 250, 120];
-    let above = |lowest| descriptor::duplicate_above(low.as_raw_fd(), lowest).ok();
+    let above = |lowest| descriptor::duplicate_above(low.as_fd(), lowest).ok();
     up.into_iter().find_map(above).unwrap_or(low)
 }
 
@@ -159,22 +160,43 @@ pub(crate) fn in_another_table<A: Send, B>(
     })
 }
 
+/// Runs `body` on a thread whose root directory has no `/proc`; `None` where it may not have such a root.
+#[cfg(test)]
+pub(crate) fn without_proc<A: Send>(body: impl FnOnce() -> A + Send) -> Option<A> {
+    let run = || {
+        // SAFETY: no pointer; from here on the thread's directories are its own.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_FS) }, 0);
+        std::os::unix::fs::chroot("/dev").ok().map(|()| body())
+    };
+    let result = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+    if result.is_none() {
+        eprintln!("skipped: only root can have another root directory");
+    }
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// One test, because two at once would hand the same number to each other.
+    /// In a table of descriptors of its own: what other tests open meanwhile would get the numbers that are closed here.
     #[test]
     fn a_descriptor_moves_up_and_is_known_until_it_is_closed() {
-        let open = || KnownDescriptor::new(descriptor::open(c"/dev/null", 0).unwrap()).unwrap();
-        let known = open();
-        let number = known.number();
-        assert!(number >= 120 && known.is_ours());
-        drop(known);
-        assert!(descriptor::identity(number).is_err());
-        let known = open();
-        // SAFETY: as a program does that closes what it does not know; `known` is asked for it, no more.
-        unsafe { descriptor::close(known.number()) };
-        assert!(!known.is_ours());
+        in_another_table(
+            || {
+                let open =
+                    || KnownDescriptor::new(descriptor::open(c"/dev/null", 0).unwrap()).unwrap();
+                let known = open();
+                let number = known.number();
+                assert!(number >= 120 && known.is_ours());
+                drop(known);
+                assert!(descriptor::identity(number).is_err());
+                let known = open();
+                // SAFETY: as a program does that closes what it does not know; `known` is asked for it, no more.
+                unsafe { descriptor::close(known.number()) };
+                assert!(!known.is_ours());
+            },
+            drop,
+        );
     }
 }

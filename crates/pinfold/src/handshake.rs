@@ -12,7 +12,7 @@
 //!                       │ hear() ◀───── agreed ──── agree(), once it keeps still ──┤
 //!                       │        ◀───── declined ──────────────────── decline() ───┘──▶ Idle
 //!                       ▼
-//!                    Consent, with which its connection can be stopped        Stopped
+//!                    Consent, with which its connection can be stopped    PeerStopped
 //!                       │                                                          │
 //!                       └─ resumed() ── resumed(new keys) ─────────────▶ hear() ───┴──▶ Idle
 //! ```
@@ -25,8 +25,8 @@
 //!   go on later under keys that are no more.
 //! - **A peer that ignores this** never makes a [`Consent`]: the owner's deadline comes
 //!   ([`Asking::is_overdue`]), [`Asking::cancel`] takes the request back, and nothing was touched.
-//! - **An owner that never comes back** makes the peer overdue ([`Stopped::is_overdue`]): its keys may
-//!   be over, so it ends the connection in the open ([`Stopped::give_up`]).
+//! - **An owner that never comes back** makes the peer overdue ([`PeerStopped::is_overdue`]): its keys may
+//!   be over, so it ends the connection in the open ([`PeerStopped::give_up`]).
 //! - **Late answers** to a request that was taken back are told apart by its number.
 //! - **What is garbled, of another version, out of turn or about another suspension** is a
 //!   [`HandshakeError`], and the state stays what it was. A checksum finds accidents, not malice.
@@ -58,4 +58,4 @@ mod peer;
 
 pub use message::{HandshakeError, KeyChange, MAX_KEYS, TooManyKeys};
 pub use owner::{Agreement, Answer, Asking, Consent, Owner};
-pub use peer::{Asked, Heard, Idle, Stopped};
+pub use peer::{Asked, Heard, Idle, PeerStopped};

@@ -3,7 +3,7 @@
 use crate::AddressRange;
 use crate::descriptor::KnownDescriptor;
 use pinfold_kernel::process::page_bytes;
-use pinfold_kernel::{Errno, FirstMade, pages};
+use pinfold_kernel::{Errno, FirstMade, memory, pages};
 
 /// Says it again and again, through a descriptor of its own.
 #[derive(Debug)]
@@ -17,7 +17,8 @@ impl HugePages {
         pages.are_huge(page).ok().map(|_| pages)
     }
 
-    /// `range`, and the rest of the huge pages in which it begins and ends.
+    /// `range`, which is to be registered, and the rest of the huge pages in which it begins and ends. Where no page is
+    /// there yet, one is made, as registering would: it may be a huge one.
     ///
     /// Two system calls, or three: some 0.3 µs each. A page that is split at the same moment is taken
     /// for huge or not. Of pages larger than transparent huge pages are, as much is taken as one of
@@ -38,10 +39,17 @@ impl HugePages {
     }
 
     fn is_huge(&self, address: usize) -> bool {
-        page_of(address).is_some_and(|page| self.are_huge(page).unwrap_or(false))
+        let Some(page) = page_of(address) else { return false };
+        let known = self.are_huge(page).unwrap_or(Some(false));
+        known.unwrap_or_else(|| {
+            // Where none can be made, registering fails as well, and names the reason.
+            let _ = memory::populate(page, true);
+            self.are_huge(page).ok().flatten().unwrap_or(false)
+        })
     }
 
-    fn are_huge(&self, page: AddressRange) -> Result<bool, Errno> {
+    /// `None` of a page that is not there.
+    fn are_huge(&self, page: AddressRange) -> Result<Option<bool>, Errno> {
         pages::is_huge(self.0.number(), page)
     }
 }

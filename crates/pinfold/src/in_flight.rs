@@ -18,4 +18,4 @@ mod window;
 
 pub(crate) use in_use::{InUse, Kept};
 pub use mover::{Completion, Mover, Reason, Request};
-pub(crate) use window::Window;
+pub(crate) use window::{Stopped, Window};

@@ -31,9 +31,9 @@
 //! # A target that changes meanwhile
 //!
 //! If the target is unmapped, replaced or moved while the data flies, landing is refused with
-//! [`LandError::TargetChanged`] and the data stays where it is ([`Refused`]), to be landed elsewhere or
+//! [`LandError::TargetChanged`] and the data stays where it is ([`RemapRefused`]), to be landed elsewhere or
 //! read in place; nothing is written to whatever stands at the address now. The zone's cache's monitor
-//! tells of the change; what it cannot watch, or all with [`Options::watch_targets`] off, is the
+//! tells of the change; what it cannot watch, or all with [`ZoneOptions::watch_targets`] off, is the
 //! caller's promise. If the target was remapped already, the pages are the target's: they go where the
 //! program moves them, and, if it unmaps them, the device writes to pages that have no other use. A place
 //! that is dropped while data may still fly gives its pages up for the device to finish with; if it was
@@ -56,7 +56,7 @@ mod zone;
 pub use calibration::CrossoverError;
 pub use crossover::{Crossover, Measured};
 pub use method::{LandError, Landed, Method};
-pub use place::{Arrived, Place, Refused, Remapped};
-pub use slab::{Pages, Slab, SlabError};
+pub use place::{Arrived, Place, RemapRefused, Remapped};
+pub use slab::{Slab, SlabError, SlabPages};
 pub use split::Split;
-pub use zone::{AskError, Options, Zone, ZoneError};
+pub use zone::{AskError, Zone, ZoneError, ZoneOptions};

@@ -50,6 +50,10 @@
 //! are, [`budget`] what may really be pinned, what gets it and what is promised; [`mappings`] what this
 //! process has mapped. The words, the promise and the cache itself are in `pinfold_core`, whose types this
 //! crate shows as its own.
+//!
+//! The order of layers, each using only what stands before it: `sync`, `descriptor`, `fork_mark`, `machine`, `limits`, `mappings`,
+//! `huge_pages`, `own_process`, `allocator`, `stored`, `handshake`, `in_flight`, `monitor`, `registrar`, `budget`, `start`, `pieces`,
+//! `rearrange`, `pool`, `landing`, `strategy`, `tier`.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("Pinfold watches Linux mappings and registers with Linux devices");
@@ -88,7 +92,7 @@ pub use pinfold_core::{
     Access, AddressRange, BadAddress, Barriers, BufferError, BufferLease, Cache, Change,
     ChangeMark, Checked, Config, ConfigError, Cover, DeregisterError, Exhausted, GetError,
     GetRequest, Keep, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Pieces, Position,
-    RangeError, Reclaimer, RegisterError, Registrar, RegistrarLimits, Replay, ResizeError,
-    Sequence, StableBuffer, Statistics, Translation, Uncovered, Watch, WhenFull,
+    RangeError, Reclaimer, RegisterError, Registrar, RegistrarLimits, Replay, Sequence,
+    StableBuffer, Statistics, Translation, Uncovered, Watch, WhenFull,
 };
 pub use start::{CacheError, cache, cache_within, on_demand_cache};

@@ -2,15 +2,14 @@
 //!
 //! | monitor | needs | caches |
 //! |---|---|---|
-//! | [`Userfaultfd`] | Linux 5.15, no privilege | private anonymous memory |
+//! | [`Userfaultfd`] | Linux 5.19, no privilege | private anonymous memory |
 //! | [`Ebpf`] | a privilege, or a helper that has it | everything |
-//! | [`NoMonitor`] | nothing | only what the caller vouches for |
-//! | [`PageTableCoherent`] | a device that follows the page table | everything |
+//! | [`NoMonitor`] | nothing | only what the caller vouches for; everything, if the device follows the page table |
 //! | [`WithFeed`] | a monitor, and code that reports to a [`Feed`] | what that monitor does |
 //! | [`Best`] | nothing | what the best of them does that this machine has |
 //!
 //! [`best`] picks one. [`Feed`] is how allocators and hooks tell what they change, [`Follower`] how
-//! other caches than Pinfold's follow any of these.
+//! other caches than Pinfold's follow any of these, [`libfabric`] has libfabric's ask one.
 //!
 //! # Forks, ends, stops, lost rights
 //!
@@ -29,9 +28,10 @@
 //!
 //! `docs/src/process-life.md` has the whole table.
 //!
-//! The order of layers, each using only what stands above it: `event_count`,
-//! `range_set`, `log`, `threads`, `pending_discards`, `reader`, `members`, `discard_sources`, then the monitors, `feed`, `process_feed`, `with_feed`,
-//! `best`, `follower`; `hooks` stands apart.
+//! The order of layers, each using only what stands before it: `event_count`, `start` (errors), `watched_page`, `self_test`, `patience`,
+//! `price`, `notify`, `shared`, `range_set`, `log`, `threads`, `pending_discards`, `reader`, `members`, `discard_sources`, then the
+//! monitors `userfaultfd`, `ebpf`, `none`, then `feed`, `process_feed`, `with_feed`, `best`, `follower`,
+//! `subscriptions`, `libfabric`; `hooks` stands apart.
 
 mod best;
 mod discard_sources;
@@ -40,12 +40,11 @@ mod event_count;
 pub mod feed;
 pub mod follower;
 pub mod hooks;
-mod inert;
+pub mod libfabric;
 mod log;
 mod members;
 mod none;
 pub mod notify;
-mod page_table_coherent;
 mod patience;
 mod pending_discards;
 mod price;
@@ -55,18 +54,18 @@ mod reader;
 mod self_test;
 mod shared;
 mod start;
+mod subscriptions;
 mod threads;
 mod userfaultfd;
 mod watched_page;
 mod with_feed;
 
-pub use best::{Best, Choice, Refused, best, best_without_loading};
+pub use best::{Best, Choice, MonitorRefused, best, best_without_loading};
 pub use ebpf::{Ebpf, EbpfError};
 pub use event_count::EventCount;
 pub use feed::{Changing, Feed};
 pub use follower::{ChangeReport, Follower};
 pub use none::NoMonitor;
-pub use page_table_coherent::PageTableCoherent;
 pub use start::StartError;
 pub use userfaultfd::Userfaultfd;
 pub use with_feed::{Combinable, WithFeed};

@@ -38,12 +38,15 @@
 //!   buffer. Otherwise the pool's lock, for a batch of buffers. Otherwise a slab is mapped, brought
 //!   in and registered: milliseconds for megabytes. Buffers above 4 MiB always go through the lock.
 //! - `fork`: the pool's memory is not copied for children, which find zeros (in base and transparent
-//!   huge pages) or nothing (in pages set aside) and are refused buffers.
+//!   huge pages) or may neither read nor write there (in pages set aside) and are refused buffers. For the latter the
+//!   C library calls a function of the pool's in the child (`pthread_atfork`). A child that is made without it (`_Fork`,
+//!   or `fork` and `clone` by their numbers) has nothing there, and what it maps itself may come there: it must not touch
+//!   a buffer that it has inherited, nor give one back.
 //!
 //! # Contents
 //!
 //! A buffer holds zeros or what an earlier user of the pool left in it; ask for
-//! [`zeroed`](Request::zeroed) ones where that matters, at the price of writing them. That is a
+//! [`zeroed`](BufferRequest::zeroed) ones where that matters, at the price of writing them. That is a
 //! choice for speed: wiping 64 KiB takes longer than everything else about a message. Nothing that
 //! the pool itself relies on stands in the memory: a device that writes where it should not, or a
 //! peer with a key, spoils data, not the pool.
@@ -58,7 +61,7 @@
 //!
 //! # Several devices, containers, C
 //!
-//! A tuple or an array of registrars is a registrar (`(ring, verbs)`, `[ring_a, ring_b]`), whose
+//! A pair or an array of registrars is a registrar (`(ring, verbs)`, `[ring_a, ring_b]`), whose
 //! handle holds each device's own; an [`Arc`](std::sync::Arc) of one can be a cache's as well.
 //! [`PoolVec`] grows from size to size. The standard library's containers take no allocator on
 //! stable Rust, and a crate's trait for one would be a dependency of all users for the sake of a
@@ -101,9 +104,9 @@ mod vector;
 pub(crate) use map::is_in_a_slab;
 
 pub use allowance::{Allowance, Denied, Unshared};
-pub use buffer::{Pool, PoolBuffer, Request};
+pub use buffer::{BufferRequest, Pool, PoolBuffer};
 pub use config::{PoolConfig, WhenExhausted};
-pub use error::{AllocateError, Exhausted, OpenError};
+pub use error::{AllocateError, PoolError, PoolExhausted};
 pub use flight::InFlight;
 pub use memory::{PageKind, Pages};
 pub use raw::{NotABuffer, capacity_of, deallocate};

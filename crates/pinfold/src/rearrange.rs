@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`defragment`] under one suspension | 23 in place, 33 by copying |
 //! | [`defragment_in_steps`] in place | 2.7: collapsing 2 MiB alone takes two |
-//! | the same by copying elsewhere ([`Way::by_copy`]) | 1.1 |
+//! | the same by copying elsewhere ([`HugePageWay::by_copy`]) | 1.1 |
 //! | the same two, during a lease of the whole that was handed over | 3.7, 2.7: each step registers all of it |
 //! | nothing happens | 0.4 |
 //!
@@ -23,9 +23,9 @@
 //!
 //! # Which one
 //!
-//! [`Way::IN_PLACE`] is the kernel's `MADV_COLLAPSE` (Linux 6.1): the program may read and write
+//! [`HugePageWay::IN_PLACE`] is the kernel's `MADV_COLLAPSE` (Linux 6.1): the program may read and write
 //! the memory meanwhile, a page that is pinned elsewhere is left alone and reported, and nothing
-//! can be lost. [`Way::by_copy`] has a shorter pause and works on older kernels, but no thread may
+//! can be lost. [`HugePageWay::by_copy`] has a shorter pause and works on older kernels, but no thread may
 //! write to the memory meanwhile, and only plain private memory can be replaced; so it is unsafe.
 //!
 //! [`defragment_in_steps`] suspends one huge page's worth at a time and lets everything go on in
@@ -33,7 +33,7 @@
 //! place. Use [`defragment`] within a suspension that serves other ends as well.
 //!
 //! ```
-//! use pinfold::rearrange::{Way, defragment_in_steps};
+//! use pinfold::rearrange::{HugePageWay, defragment_in_steps};
 //! use pinfold::suspend::SuspensionTerms;
 //! # use pinfold::{Access, AddressRange, Config, monitor::best, registrar::IoUring};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,7 +44,7 @@
 //! let buffer = vec![7_u8; 16 << 20];
 //! let range = AddressRange::new(buffer.as_ptr().addr(), buffer.len())?;
 //! let terms = SuspensionTerms::default();
-//! match defragment_in_steps(&cache, range, &[], Vec::new(), terms, Way::IN_PLACE) {
+//! match defragment_in_steps(&cache, range, &[], Vec::new(), terms, HugePageWay::IN_PLACE) {
 //!     Ok(done) => println!("{:?}", done.defragmented), // before, after, what is left and why
 //!     Err(stopped) => println!("{stopped}"), // what was done until then stays
 //! }
@@ -73,9 +73,9 @@ mod steps;
 mod trim;
 
 pub use collapse::Obstacle;
-pub use huge::{Defragmented, Way, defragment};
+pub use huge::{Defragmented, HugePageWay, defragment};
 pub use nodes::{Migrated, Node, OnNodes, migrate};
-pub use pages::Pages;
+pub use pages::ResidentPages;
 pub use steps::{LeaseEnded, Stepped, Stopped, StoppedBy, defragment_in_steps};
 pub use trim::{Trimmed, trim};
 
@@ -86,7 +86,7 @@ use pinfold_core::{Monitor, Suspend, Suspended};
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RearrangeError {
-    /// The suspension was overdue and was ended: the region is in use.
+    /// The suspension was overdue and was ended: the region is in use. What was done until then stays.
     #[error("the suspension was overdue and has ended: suspend again, and allow more time")]
     Expired,
     /// This process is a forked child of the one that suspended.
@@ -145,12 +145,14 @@ fn check<R: Suspend, M: Monitor>(suspended: &Suspended<'_, R, M>) -> Result<(), 
     Ok(())
 }
 
-/// The parts of `range` that are mapped, in order.
-fn mapped_parts(range: AddressRange) -> Result<Vec<AddressRange>, RearrangeError> {
+/// The parts of `range` that are mapped and that the program may read or write, in order. What is reserved without
+/// access may be as long as the address space, with no page in it.
+fn accessible_parts(range: AddressRange) -> Result<Vec<AddressRange>, RearrangeError> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         RearrangeError::Os { operation: "reading /proc/self/maps", errno }
     };
     let mappings = mappings::mappings_in(range).map_err(failed)?;
-    Ok(mappings.iter().filter_map(|mapping| mapping.range.intersection(&range)).collect())
+    let accessible = mappings.iter().filter(|mapping| mapping.has_access());
+    Ok(accessible.filter_map(|mapping| mapping.range.intersection(&range)).collect())
 }

@@ -14,5 +14,5 @@ mod mlock;
 mod page_counts;
 pub mod verbs;
 
-pub use io_uring::{BufferIndex, IoUring, MAX_BUFFER_BYTES, MAX_SLOTS, OpenError};
+pub use io_uring::{BufferIndex, IoUring, IoUringError, MAX_BUFFER_BYTES, MAX_SLOTS};
 pub use mlock::{LockedPages, Mlock};

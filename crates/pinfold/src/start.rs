@@ -8,8 +8,9 @@
 #![allow(unsafe_code)]
 
 use crate::budget::{Share, ShareAccount};
-use crate::monitor::{PageTableCoherent, StartError};
+use crate::monitor::{NoMonitor, StartError};
 use crate::registrar::verbs::OnDemand;
+use pinfold_core::foreign::ForeignPart;
 use pinfold_core::{Cache, Clock, Config, ConfigError, Monitor, Registrar};
 use pinfold_kernel::{FirstMade, membarrier, thread};
 use std::io;
@@ -62,9 +63,11 @@ pub fn cache<R: Registrar, M: Monitor>(
     monitor: M,
     config: Config,
 ) -> Result<Cache<R, M>, CacheError> {
-    let max_bytes = affordable(config.max_bytes, &registrar);
+    // Their destructors may panic because the registrar has.
+    let (registrar, monitor) = (ForeignPart::new(registrar), ForeignPart::new(monitor));
+    let max_bytes = affordable(config.max_bytes, &*registrar);
     let config = on_linux(Config { max_bytes, ..config });
-    started(Cache::new(registrar, monitor, config))
+    started(Cache::new(registrar.into_inner(), monitor.into_inner(), config))
 }
 
 /// With what only the system has.
@@ -126,9 +129,9 @@ fn started<R: Registrar, M: Monitor>(
 pub fn on_demand_cache(
     registrar: OnDemand,
     config: Config,
-) -> Result<Cache<OnDemand, PageTableCoherent>, CacheError> {
+) -> Result<Cache<OnDemand, NoMonitor>, CacheError> {
     // SAFETY: the registrations of this registrar follow the page table.
-    let monitor = unsafe { PageTableCoherent::new() }.map_err(CacheError::ForkMark)?;
+    let monitor = unsafe { NoMonitor::page_table_coherent() }.map_err(CacheError::ForkMark)?;
     cache(registrar, monitor, config)
 }
 

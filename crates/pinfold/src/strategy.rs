@@ -49,7 +49,7 @@
 //!
 //! # Never silently slow
 //!
-//! Whatever keeps a transfer from its fastest way is said by the place ([`Place::slow`]) and counted
+//! Whatever keeps a transfer from its fastest way is said by the place ([`PlannedPlace::slow`]) and counted
 //! ([`PlannerStatistics`]): memory that no monitor sees, a pool that is missing, too short or exhausted, a
 //! budget that is spent, a registration that was refused, nothing measured.
 //!
@@ -71,7 +71,7 @@ pub use advice::{Advice, Considered, Coverage, Excluded, Handicap, Means, Questi
 pub use costs::{Costs, CostsError, Way};
 pub use curve::Curve;
 pub use measure::{MeasureError, Unmoved, measure};
-pub use place::{Copied, Guard, Part, Place};
+pub use place::{Copied, Guard, Part, PlannedPlace};
 pub use planner::TransferPlanner;
 pub use tally::{PlannerStatistics, Slow};
 

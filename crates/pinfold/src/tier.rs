@@ -18,9 +18,9 @@
 
 #![allow(unsafe_code)]
 
-use crate::monitor::PageTableCoherent;
+use crate::monitor::NoMonitor;
 use crate::registrar::verbs::{
-    Domain, MemoryRegion, OnDemand, OpenError, Operations, PrefetchError, Transport, Verbs,
+    DeviceError, Domain, MemoryRegion, OnDemand, Operations, PrefetchError, Transport, Verbs,
 };
 use crate::start::{CacheError, cache, on_demand_cache};
 use pinfold_core::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, RegisterError};
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Two caches of one protection domain: one on demand, if the device can, and one pinned.
 pub struct OnDemandOrPinned<M: Monitor> {
-    on_demand: Result<Cache<OnDemand, PageTableCoherent>, OpenError>,
+    on_demand: Result<Cache<OnDemand, NoMonitor>, DeviceError>,
     pinned: Cache<Verbs, M>,
     /// False once a prefetch was unsupported: then no `get` asks again.
     prefetches: AtomicBool,
@@ -64,7 +64,7 @@ impl<M: Monitor> OnDemandOrPinned<M> {
     ///
     /// [`TierError::Cache`]; [`TierError::Domains`].
     pub fn of(
-        on_demand: Result<OnDemand, OpenError>,
+        on_demand: Result<OnDemand, DeviceError>,
         pinned: Verbs,
         monitor: M,
         config: Config,
@@ -82,12 +82,12 @@ impl<M: Monitor> OnDemandOrPinned<M> {
     }
 
     /// Why the device pages nothing on demand, if so.
-    pub fn why_never_on_demand(&self) -> Option<&OpenError> {
+    pub fn why_never_on_demand(&self) -> Option<&DeviceError> {
         self.on_demand.as_ref().err()
     }
 
     /// The cache of what is on demand, if the device can: for statistics and suspensions.
-    pub fn on_demand(&self) -> Option<&Cache<OnDemand, PageTableCoherent>> {
+    pub fn on_demand(&self) -> Option<&Cache<OnDemand, NoMonitor>> {
         self.on_demand.as_ref().ok()
     }
 
@@ -132,7 +132,7 @@ impl<M: Monitor> OnDemandOrPinned<M> {
         length: usize,
         access: Access,
         operations: Operations,
-    ) -> Result<Lease<'_, OnDemand, PageTableCoherent>, Otherwise<'_>> {
+    ) -> Result<Lease<'_, OnDemand, NoMonitor>, Otherwise<'_>> {
         let cache =
             self.on_demand.as_ref().map_err(|why| Otherwise::Pin(WhyPinned::Device(why)))?;
         let missing = operations.without(cache.registrar().operations());
@@ -196,9 +196,20 @@ impl<M: Monitor> fmt::Debug for OnDemandOrPinned<M> {
 }
 
 /// A lease of one tier or the other.
+///
+/// It does not outlive them:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Access, Monitor, registrar::verbs::Operations, tier::OnDemandOrPinned};
+/// # fn after_its_parent<M: Monitor>(tiers: OnDemandOrPinned<M>, start: *const u8) {
+/// let lease = unsafe { tiers.get(start, 1, Access::READ, Operations::default()) }.unwrap();
+/// drop(tiers);
+/// drop(lease);
+/// # }
+/// ```
 pub enum TierLease<'c, M: Monitor> {
     /// The device follows the page table.
-    OnDemand(Lease<'c, OnDemand, PageTableCoherent>),
+    OnDemand(Lease<'c, OnDemand, NoMonitor>),
     /// The pages are pinned.
     Pinned {
         /// The lease.
@@ -249,7 +260,7 @@ impl<M: Monitor> fmt::Debug for TierLease<'_, M> {
 #[non_exhaustive]
 pub enum WhyPinned<'c> {
     /// The device cannot page on demand, or failed the test, or could not be tested.
-    Device(&'c OpenError),
+    Device(&'c DeviceError),
     /// It can, but not for these operations.
     Operations {
         /// Those that it lacks.
@@ -280,7 +291,7 @@ pub enum TierError {
     Domains,
     /// Not even pinned pages can be registered with the domain.
     #[error("{0}")]
-    Open(#[source] OpenError),
+    Open(#[source] DeviceError),
     /// A cache could not be started.
     #[error("{0}")]
     Cache(#[source] CacheError),

@@ -144,3 +144,105 @@ fn readme_and_architecture_stay_short() {
         assert!(lines <= LONGEST_PAGE, "{page} has {lines} lines");
     }
 }
+
+/// Rows of the table in `docs/src/endings.md`, and the test of each.
+const ENDINGS: [(&str, &str, &str); 36] = [
+    ("`Lease`", "endings/table.rs", "lease"),
+    ("`BufferLease`", "endings/table.rs", "buffer_lease"),
+    ("`pieces::Registered`, `Incomplete`", "endings/table.rs", "registered"),
+    ("`Cache`", "endings/table.rs", "a_cache_itself"),
+    ("`Reclaimer` (of `Cache::start_reclaimer`)", "endings/table.rs", "reclaimer"),
+    ("`PoolBuffer`", "endings/table.rs", "pool_buffer"),
+    ("`PoolVec`", "endings/table.rs", "pool_vector"),
+    ("`InFlight`", "endings/table.rs", "buffer_in_flight"),
+    (
+        "block of `into_raw`, `allocate`",
+        "endings/pools.rs",
+        "what_is_out_keeps_its_slab_and_the_last_one_back_takes_the_registrar_along",
+    ),
+    ("`Pool`", "endings/table.rs", "a_pool_itself"),
+    ("`landing::Place`", "endings/table.rs", "landing_place"),
+    ("`landing::Remapped`", "endings/table.rs", "remapped_place"),
+    ("`landing::Arrived`", "endings/table.rs", "arrived_place"),
+    ("`landing::Zone`", "endings/table.rs", "landing_zone"),
+    ("`strategy::PlannedPlace`", "endings/table.rs", "planned_place"),
+    ("`Suspending`", "endings/suspensions.rs", "suspending"),
+    ("`Suspended`", "endings/suspensions.rs", "suspended"),
+    ("`Notices`", "endings/suspensions.rs", "notices"),
+    ("`pending_changes::Ticket`", "endings/table.rs", "ticket_of_a_change"),
+    ("`RangeMark` (of `ChangeMarks`)", "endings/table.rs", "mark_of_a_range"),
+    ("`monitor::Changing`", "endings/table.rs", "change_of_a_feed"),
+    ("`handshake::Consent`", "endings/table.rs", "consent_of_a_peer"),
+    ("`budget::Share`, `Drawn`", "endings/table.rs", "budget_share_and_what_was_drawn"),
+    ("`budget::BudgetWatch`", "endings/table.rs", "budget_watch"),
+    ("`Reservation`, `Reserved`", "endings/table.rs", "reservation_and_reserved_buffer"),
+    ("`registrar::IoUring`", "endings/table.rs", "ring"),
+    (
+        "`registrar::Verbs`",
+        "verbs.rs",
+        "however_a_registrar_ends_what_it_pinned_goes_or_leaks_with_it",
+    ),
+    (
+        "`verbs::Domain`, `Device`",
+        "verbs.rs",
+        "however_a_domain_ends_its_registrars_go_on_and_take_it_along",
+    ),
+    ("`monitor::Ebpf`", "ebpf.rs", "however_a_monitor_ends_its_thread_and_its_view_go_or_stay"),
+    ("a registrar, a monitor of your own", "endings/table.rs", "monitor_and_registrar"),
+    ("`Mlock`", "endings/table.rs", "locked_memory_of_mlock"),
+    ("`Userfaultfd`", "endings/table.rs", "userfaultfd"),
+    ("`verbs::Loopback`", "verbs.rs", "however_a_loopback_ends_its_queue_pairs_go_or_stay"),
+    ("`verbs::Connection`", "verbs.rs", "however_a_connection_ends_its_queue_pair_goes_on"),
+    (
+        "`tier::TierLease`",
+        "verbs.rs",
+        "however_a_lease_of_a_tier_ends_its_registration_goes_or_stays",
+    ),
+    (
+        "`pieces::transfer`, `TransferPlanner::transfer` (calls)",
+        "endings/transfers.rs",
+        "a_child_forked_inside_a_transfer_comes_back_from_it",
+    ),
+];
+
+/// Public types with a destructor that have no row: no device here takes what the first registers, and the other is a
+/// helper's client, whose unit tests drop it.
+const NO_ENDINGS: [&str; 2] = ["Dmabuf", "GivesBack"];
+
+#[test]
+fn each_row_of_the_table_of_endings_has_its_test() {
+    let page = prose(&root().join("docs/src/endings.md"));
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let rows: Vec<_> = rows.map(|row| row.split('|').nth(1).unwrap().trim()).collect();
+    assert_eq!(rows, ENDINGS.map(|(row, ..)| row));
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    for (row, file, test) in ENDINGS {
+        let text = fs::read_to_string(tests.join(file)).unwrap();
+        let begins = text.find(&format!("#[test]\nfn {test}() {{"));
+        let text = &text[begins.unwrap_or_else(|| panic!("{row}: no {test} in {file}"))..];
+        // The calls and the address have no value that ends in several ways.
+        let ends = ["endings/pools.rs", "endings/transfers.rs"].contains(&file);
+        let body = &text[..text.find("\n}\n").unwrap()];
+        assert!(ends || body.contains("row(") || body.contains("in ENDS"), "{row}: not each way");
+    }
+}
+
+#[test]
+fn each_public_type_with_a_destructor_is_in_the_table_of_endings() {
+    let page = prose(&root().join("docs/src/endings.md"));
+    for name in ["pinfold", "pinfold-core"] {
+        let list = fs::read_to_string(root().join(format!("docs/public-api/{name}.txt"))).unwrap();
+        let drops = list.lines().filter_map(|line| line.split_once("ops::drop::Drop for "));
+        let types = drops.map(|(_, path)| path.split(['<', ' ']).next().unwrap());
+        let types: BTreeSet<_> = types.map(|path| path.rsplit("::").next().unwrap()).collect();
+        assert!(!types.is_empty(), "{name}");
+        for missing in types.iter().filter(|&name| !NO_ENDINGS.contains(name)) {
+            let named = |cell: &str| {
+                cell.contains(&format!("`{missing}`")) || cell.contains(&format!("::{missing}`"))
+            };
+            let row = page.lines().filter(|line| line.starts_with("| "));
+            let in_a_row = row.map(|row| row.split('|').nth(1).unwrap()).any(named);
+            assert!(in_a_row, "{missing} has no row in docs/src/endings.md");
+        }
+    }
+}

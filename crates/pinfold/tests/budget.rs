@@ -13,14 +13,14 @@ mod registrar_support;
 
 use io_uring::{opcode, types};
 use pinfold::budget::{
-    Amount, Budget, BudgetError, Kind, Notice, Reservation, Reserve, ReserveError, Reserved, Share,
-    Terms, Watermark, WatermarkEvent,
+    Amount, Budget, BudgetError, BudgetNotice, Kind, Reservation, Reserve, ReserveError, Reserved,
+    Share, Terms, Watermark, WatermarkEvent,
 };
 use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::registrar::{BufferIndex, IoUring, Mlock};
 use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Lease, Limit, RegisterError,
-    Registrar, RegistrarLimits, ResizeError,
+    Registrar, RegistrarLimits,
 };
 use pinfold_core::{Lender, Recalls};
 use registrar_support::{
@@ -29,7 +29,7 @@ use registrar_support::{
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -248,10 +248,7 @@ fn fact_a_spare_registration_makes_no_room_for_its_replacement() {
         let Some((_ring, registrar)) = ring(64) else { return };
         let (spare, wanted) = (Memory::new(150 * PAGE), Memory::new(150 * PAGE));
         let index = register(&registrar, &spare).unwrap();
-        // In one step: the kernel counts the new pages before it lets the old ones go.
-        let resized = unsafe_resize(&registrar, index, &spare, &wanted);
-        assert!(matches!(resized, Err(ResizeError::Register(error)) if is_about_the_limit(error)));
-        // In two steps: other processes may take what is released.
+        // Other processes may take what is released.
         let (mut reader, mut writer) = std::io::pipe().unwrap();
         let (mut go_reader, mut go_writer) = std::io::pipe().unwrap();
         let other = Process::start(move || {
@@ -272,16 +269,6 @@ fn fact_a_spare_registration_makes_no_room_for_its_replacement() {
         assert!(is_about_the_limit(register(&registrar, &wanted).unwrap_err()));
         drop(other);
     });
-}
-
-fn unsafe_resize(
-    registrar: &IoUring,
-    index: BufferIndex,
-    from: &Memory,
-    to: &Memory,
-) -> Result<(), ResizeError> {
-    // SAFETY: the test's own memory and its own registration.
-    unsafe { registrar.resize(index, from.range(), to.range(), Access::READ_WRITE) }
 }
 
 #[test]
@@ -444,14 +431,14 @@ fn the_program_is_told_with_no_lock_held() {
     memory[..7].iter().for_each(|memory| get(&cache, memory).unwrap());
     assert_eq!(told.lock().unwrap().len(), 0);
     get(&cache, &memory[7]).unwrap();
-    let reached = Notice::Reached(Watermark::Percent(80));
+    let reached = BudgetNotice::Reached(Watermark::Percent(80));
     {
         let told = told.lock().unwrap();
         assert_eq!(told.iter().map(|news| news.notice).collect::<Vec<_>>(), [reached]);
         assert_eq!(told[0].held.bytes, 8 * PAGE);
     }
     cache.evict_idle();
-    assert_eq!(told.lock().unwrap()[1].notice, Notice::Left(Watermark::Percent(80)));
+    assert_eq!(told.lock().unwrap()[1].notice, BudgetNotice::Left(Watermark::Percent(80)));
     drop(watch);
     memory.iter().for_each(|memory| get(&cache, memory).unwrap());
     assert_eq!(told.lock().unwrap().len(), 2, "the callback is gone");
@@ -489,7 +476,7 @@ fn a_listener_that_is_refused_itself_is_told_once() {
     let _watch = budget.watch(Watermark::Percent(100), {
         let (told, cache, range) = (Arc::clone(&told), Arc::downgrade(&cache), memory.range());
         move |news: &WatermarkEvent| {
-            assert_eq!(news.notice, Notice::Refused);
+            assert_eq!(news.notice, BudgetNotice::Refused);
             assert!(told.fetch_add(1, Ordering::SeqCst) < 100, "it never ends");
             let Some(cache) = cache.upgrade() else { return };
             let start = std::ptr::without_provenance(range.start());
@@ -527,7 +514,7 @@ fn a_limit_lowered_while_running_is_noticed_and_told() {
         let _watch = budget.watch(Watermark::Percent(100), {
             let changes = Arc::clone(&changes);
             move |told: &WatermarkEvent| {
-                if matches!(told.notice, Notice::Changed { from } if from.bytes > told.total.bytes)
+                if matches!(told.notice, BudgetNotice::Changed { from } if from.bytes > told.total.bytes)
                 {
                     changes.fetch_add(1, Ordering::SeqCst);
                 }
@@ -638,6 +625,131 @@ fn a_ring_made_later_takes_of_a_discovered_budget() {
     });
 }
 
+/// A ring that this test has mapped itself, of the kind that can grow.
+struct GrowingRing {
+    file: OwnedFd,
+    mapped: Vec<(*mut libc::c_void, usize)>,
+}
+
+/// `struct io_uring_params` as words: its two sizes, its flags, and what the kernel tells of two lengths.
+#[repr(C, align(8))]
+struct RingParameters([u32; 30]);
+
+impl RingParameters {
+    const fn of(entries: u32, flags: u32) -> Self {
+        let mut words = [0; 30];
+        (words[0], words[1], words[2]) = (entries, 2 * entries, flags);
+        Self(words)
+    }
+
+    /// The lengths of the queues, which share a mapping, and of the entries.
+    fn lengths(&self) -> [usize; 2] {
+        // `sq_entries`, `cq_entries`, `sq_off.array`, `cq_off.cqes`
+        let [requests, completions, array, all] =
+            [0, 1, 10 + 6, 20 + 5].map(|word| self.0[word] as usize);
+        let end = all + 16 * completions;
+        // Of a ring that has grown the kernel does not say where the array is: behind the completions.
+        [array.max(end) + 4 * requests, 64 * requests]
+    }
+}
+
+impl GrowingRing {
+    /// `None`, with a note, where the kernel makes no such ring.
+    fn new(entries: u32) -> Option<Self> {
+        const OF_ONE_THREAD: u32 = 1 << 12;
+        const WHEN_ASKED: u32 = 1 << 13;
+        const SIZES_GIVEN: u32 = 1 << 3;
+        let mut told = RingParameters::of(entries, OF_ONE_THREAD | WHEN_ASKED | SIZES_GIVEN);
+        // SAFETY: the kernel reads and writes the parameters alone.
+        let file = unsafe { libc::syscall(libc::SYS_io_uring_setup, entries, &raw mut told) };
+        if file < 0 {
+            eprintln!("skipped: no such ring: {}", std::io::Error::last_os_error());
+            return None;
+        }
+        // SAFETY: a new descriptor.
+        let file = unsafe { OwnedFd::from_raw_fd(i32::try_from(file).unwrap()) };
+        let mut ring = Self { file, mapped: Vec::new() };
+        ring.map(&told);
+        Some(ring)
+    }
+
+    /// As large as `told` says, in the place of what was mapped.
+    fn map(&mut self, told: &RingParameters) {
+        self.unmap();
+        const OF_ENTRIES: i64 = 0x1000_0000;
+        for (length, offset) in told.lengths().into_iter().zip([0, OF_ENTRIES]) {
+            let (rights, fd) = (libc::PROT_READ | libc::PROT_WRITE, self.file.as_raw_fd());
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let start = unsafe {
+                libc::mmap(std::ptr::null_mut(), length, rights, libc::MAP_SHARED, fd, offset)
+            };
+            assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+            self.mapped.push((start, length));
+        }
+    }
+
+    fn unmap(&mut self) {
+        for (start, length) in self.mapped.drain(..) {
+            // SAFETY: mapped by this ring and used by nothing.
+            assert_eq!(unsafe { libc::munmap(start, length) }, 0);
+        }
+    }
+
+    /// False, with a note, before Linux 6.13.
+    fn grow(&mut self, entries: u32) -> bool {
+        const RESIZE: u32 = 33;
+        const SIZES_GIVEN: u32 = 1 << 3;
+        let mut told = RingParameters::of(entries, SIZES_GIVEN);
+        let fd = self.file.as_raw_fd();
+        // SAFETY: the kernel reads and writes the parameters, and the queues are empty.
+        let answer =
+            unsafe { libc::syscall(libc::SYS_io_uring_register, fd, RESIZE, &raw mut told, 1) };
+        if answer != 0 {
+            eprintln!("skipped: no ring grows: {}", std::io::Error::last_os_error());
+            return false;
+        }
+        self.map(&told);
+        true
+    }
+}
+
+impl Drop for GrowingRing {
+    fn drop(&mut self) {
+        self.unmap();
+    }
+}
+
+/// What a ring takes more once it has grown is not there any more, to the page; and is again when the ring is gone.
+#[test]
+fn a_ring_that_grows_takes_of_a_discovered_budget() {
+    alone("a_ring_that_grows_takes_of_a_discovered_budget", || {
+        const LIMIT: usize = 8 << 20;
+        if !live_under_a_limit(LIMIT as u64, 54_888) {
+            return;
+        }
+        let Some((_ring, registrar)) = ring(4096) else { return };
+        let Some(mut growing) = GrowingRing::new(8) else { return };
+        let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
+        let (before, memory) = (budget.total(), Memory::new(LIMIT));
+        let is_exact = |total: Amount| {
+            at_last(|| match taken_by_kernel(&registrar, &memory, LIMIT / PAGE) {
+                taken if taken == total.bytes => Ok(()),
+                taken => Err((taken, total)),
+            });
+        };
+        is_exact(before);
+        if !growing.grow(4096) {
+            return;
+        }
+        let after = budget.refresh();
+        assert!(after.bytes < before.bytes, "{after:?} of {before:?}");
+        is_exact(after);
+        drop(growing);
+        let most = budget.refresh();
+        assert!(most.bytes > before.bytes || most == before, "{most:?}");
+    });
+}
+
 const HUGE: usize = 2 << 20;
 
 /// So many transparent huge pages side by side, and the mapping that they are in; `None`, with a note,
@@ -726,6 +838,34 @@ fn what_the_kernel_counts_of_huge_pages_is_within_the_budget() {
     });
 }
 
+/// Memory that no one has touched becomes a huge page as it is registered, and counts as one.
+#[test]
+fn what_becomes_huge_as_it_is_registered_is_counted_whole() {
+    alone("what_becomes_huge_as_it_is_registered_is_counted_whole", || {
+        if huge_pages(1).is_none() {
+            return;
+        }
+        let Some((_ring, registrar)) = ring(16) else { return };
+        if !registrar.sees_huge_pages() {
+            return eprintln!("skipped: before Linux 6.7 the kernel does not say what is huge");
+        }
+        let monitor = NoMonitor::new().unwrap();
+        let cache = Cache::new(registrar, monitor, Config::keeping_all()).unwrap();
+        let before = status_bytes("VmPin:");
+        let memory = Memory::with_protection(2 * HUGE, libc::PROT_READ | libc::PROT_WRITE);
+        let start = memory.range().start().next_multiple_of(HUGE);
+        let place = std::ptr::without_provenance_mut(start);
+        // SAFETY: advice on this test's own mapping.
+        unsafe { libc::madvise(place, HUGE, libc::MADV_HUGEPAGE) };
+        let start = std::ptr::without_provenance(start + PAGE);
+        // SAFETY: the test's own memory, which no transfer uses.
+        let lease = unsafe { cache.get(start, PAGE, Access::READ) }.unwrap();
+        let counted = usize::try_from(cache.statistics().pinned_bytes).unwrap();
+        assert_eq!(status_bytes("VmPin:") - before, counted);
+        drop(lease);
+    });
+}
+
 /// Each of several rings pins a page, and the kernel counts it for each; so with a huge page of which no more
 /// than a part is registered.
 #[test]
@@ -786,7 +926,7 @@ fn a_limit_that_others_use_up_is_told() {
         let _watch = budget.watch(Watermark::Percent(100), {
             let refusals = Arc::clone(&refusals);
             move |told: &WatermarkEvent| {
-                let refused = usize::from(told.notice == Notice::Refused);
+                let refused = usize::from(told.notice == BudgetNotice::Refused);
                 refusals.fetch_add(refused, Ordering::SeqCst);
             }
         });
@@ -822,82 +962,6 @@ fn a_forked_child_is_granted_nothing_and_waits_for_no_thread() {
     assert_eq!(budget.held(), Amount::ZERO, "the parent's went with the closure");
 }
 
-/// The same handle, less memory and then more, while a request with it is in flight.
-#[test]
-fn an_io_uring_registration_is_trimmed_and_grown_under_its_handle() {
-    let Some((mut ring, registrar)) = ring(2) else { return };
-    let mut memory = Memory::new(8 * PAGE);
-    memory.fill(b'a');
-    let index = register(&registrar, &memory).unwrap();
-    let (whole, part) = (memory.range(), memory.part(2 * PAGE, 2 * PAGE));
-    // A read that cannot end before something is written into the pipe: it keeps the old pages.
-    let (reader, mut writer) = std::io::pipe().unwrap();
-    let tail = memory.pointer().wrapping_add(6 * PAGE);
-    let entry = opcode::ReadFixed::new(types::Fd(reader.as_raw_fd()), tail, 4, index.get())
-        .build()
-        .user_data(7);
-    // SAFETY: the memory outlives the request, whose completion is awaited below.
-    unsafe { ring.submission().push(&entry).unwrap() };
-    ring.submit().unwrap();
-    // SAFETY: the test's own memory and registration.
-    unsafe { registrar.resize(index, whole, part, Access::READ_WRITE) }.unwrap();
-    let file = memfd();
-    let start = memory.pointer();
-    let inside = start.wrapping_add(2 * PAGE);
-    assert_eq!(send(&mut ring, &file, inside, 2 * PAGE, index), 2 * 4096);
-    assert_eq!(send(&mut ring, &file, start, PAGE, index), -libc::EFAULT, "trimmed away");
-    assert_eq!(send(&mut ring, &file, inside, 3 * PAGE, index), -libc::EFAULT);
-    writer.write_all(b"late").unwrap();
-    ring.submit_and_wait(1).unwrap();
-    let completion = ring.completion().next().unwrap();
-    assert_eq!((completion.user_data(), completion.result()), (7, 4));
-    assert_eq!(&memory.bytes()[6 * PAGE..6 * PAGE + 4], b"late");
-    // SAFETY: as above.
-    unsafe { registrar.resize(index, part, whole, Access::READ_WRITE) }.unwrap();
-    assert_eq!(send(&mut ring, &file, start, 8 * PAGE, index), 8 * 4096);
-    registrar.deregister_own(index, whole).unwrap();
-    assert_eq!(send(&mut ring, &file, inside, PAGE, index), -libc::EFAULT);
-}
-
-#[test]
-fn a_failed_resize_changes_nothing() {
-    let Some((mut ring, registrar)) = ring(2) else { return };
-    let mut memory = Memory::new(2 * PAGE);
-    memory.fill(b'x');
-    let index = register(&registrar, &memory).unwrap();
-    let kernel = AddressRange::new(0xffff_8880_0000_0000, PAGE).unwrap();
-    // SAFETY: the kernel refuses the range; the registration is the test's own.
-    let failed = unsafe { registrar.resize(index, memory.range(), kernel, Access::READ) };
-    assert!(matches!(failed, Err(ResizeError::Register(RegisterError::BadAddress { .. }))));
-    let file = memfd();
-    assert_eq!(send(&mut ring, &file, memory.pointer(), 2 * PAGE, index), 2 * 4096);
-    assert_eq!(registrar.deregister_own(index, memory.range()), Ok::<(), DeregisterError>(()));
-}
-
-#[test]
-fn locked_memory_is_trimmed_and_grown() {
-    alone("locked_memory_is_trimmed_and_grown", || {
-        let (registrar, memory) = (Mlock::new().unwrap(), Memory::new(8 * PAGE));
-        let (whole, part) = (memory.range(), memory.part(PAGE, 2 * PAGE));
-        let before = status_bytes("VmLck:");
-        let locked = || status_bytes("VmLck:") - before;
-        // SAFETY: the test's own memory.
-        let Ok(handle) = (unsafe { registrar.register(whole, Access::READ_WRITE) }) else {
-            eprintln!("skipped: RLIMIT_MEMLOCK is too low");
-            return;
-        };
-        assert_eq!(locked(), 8 * PAGE);
-        // SAFETY: the test's own memory and registration.
-        unsafe { registrar.resize(handle, whole, part, Access::READ_WRITE) }.unwrap();
-        assert_eq!(locked(), 2 * PAGE);
-        // SAFETY: as above.
-        unsafe { registrar.resize(handle, part, whole, Access::READ_WRITE) }.unwrap();
-        assert_eq!(locked(), 8 * PAGE);
-        registrar.deregister_own(handle, whole).unwrap();
-        assert_eq!(locked(), 0);
-    });
-}
-
 /// Says that it has given something, and has nothing.
 #[derive(Default)]
 struct Boaster(AtomicUsize);
@@ -923,7 +987,6 @@ fn a_lender_that_says_yes_and_gives_nothing_is_not_asked_for_ever() {
     drop(other.draw(Amount::one(PAGE)).unwrap());
 }
 
-/// Each call undoes what the last one told: it ends all the same, and what is due is told with the next change.
 /// A lender that has nothing to give, and counts how often there was room.
 #[derive(Default)]
 struct Waits(AtomicUsize);
@@ -936,6 +999,37 @@ impl Lender for Waits {
     fn room_made(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Gives nothing, and needs something itself.
+struct Draws {
+    through: Arc<Share>,
+    asked: AtomicUsize,
+}
+
+impl Lender for Draws {
+    fn give_back(&self, _: Amount) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed); // one thread
+        assert!(self.through.draw(Amount::one(PAGE)).is_err());
+        false
+    }
+}
+
+/// Without a bound it would be asked until its thread's stack is used up.
+#[test]
+fn a_lender_that_draws_is_asked_some_times_inside_itself_and_no_more() {
+    let budget = Budget::new(Amount { bytes: 10 * PAGE, regions: 10 }).unwrap();
+    let [lends, draws, through] = [(); 3].map(|()| budget.share(Terms::default()).unwrap());
+    let held = lends.draw(budget.total()).unwrap();
+    let lender = Arc::new(Draws { through, asked: AtomicUsize::new(0) });
+    let weak: Weak<dyn Lender> = Arc::downgrade(&(Arc::clone(&lender) as Arc<dyn Lender>));
+    lends.attach(weak);
+    for times in 1..3 {
+        assert!(draws.draw(Amount::one(PAGE)).is_err());
+        assert_eq!(lender.asked.load(Ordering::Relaxed), 2 * times); // one thread
+    }
+    drop(held);
+    assert!(draws.draw(Amount::one(PAGE)).is_ok());
 }
 
 /// What a program drew and what it was refused are one user's: neither ends the other.
@@ -959,6 +1053,7 @@ fn a_program_that_was_refused_is_told_of_room_whatever_else_it_drew() {
     }
 }
 
+/// Each call undoes what the last one told: it ends all the same, and what is due is told with the next change.
 #[test]
 fn a_listener_that_reaches_and_leaves_its_mark_is_not_called_for_ever() {
     let budget = Budget::new(Amount { bytes: 8 * PAGE, regions: 8 }).unwrap();
@@ -968,8 +1063,8 @@ fn a_listener_that_reaches_and_leaves_its_mark_is_not_called_for_ever() {
     let watch = budget.watch(Watermark::Bytes(PAGE), move |event| {
         // An end, for code that would go on for ever.
         if counted.fetch_add(1, Ordering::Relaxed) < 10_000 {
-            let more =
-                matches!(event.notice, Notice::Left(_)).then(|| draws.draw(Amount::one(PAGE)));
+            let more = matches!(event.notice, BudgetNotice::Left(_))
+                .then(|| draws.draw(Amount::one(PAGE)));
             *drawn.lock().unwrap() = more.and_then(Result::ok);
         }
     });
@@ -1021,7 +1116,7 @@ fn a_forked_child_makes_reservations_of_its_own() {
             });
             let reserves = || {
                 // SAFETY: plain numbers. The child ends by it if it waits for ever.
-                unsafe { libc::alarm(20) };
+                unsafe { libc::alarm(300) };
                 let registrar = Arc::new(Mlock::new().unwrap());
                 make().reserve(&registrar, Reserve::pages(1)).is_ok()
             };

@@ -4,7 +4,8 @@
 
 use pinfold::RegistrarLimits;
 use pinfold::budget::{
-    Advice, Amount, Beyond, Budget, BudgetError, Discovery, Kind, Privilege, SharedWith, Unread,
+    Amount, Beyond, Budget, BudgetAdvice, BudgetError, Discovery, Kind, Privilege, SharedWith,
+    Unread,
 };
 use pinfold::limits::Memlock;
 use std::fs;
@@ -254,7 +255,9 @@ fn the_table_of_mappings_bounds_locks() {
     assert_eq!(machine.budget(Kind::Mlock).unwrap().regions, 50);
     assert_eq!(machine.budget(Kind::IoUring).unwrap().regions, 1024);
     machine.write("/proc/sys/vm/max_map_count", "5\n");
-    let many = |advice: &Advice| matches!(advice, Advice::ManyMappings { mappings: 3, max: 5 });
+    let many = |advice: &BudgetAdvice| {
+        matches!(advice, BudgetAdvice::ManyMappings { mappings: 3, max: 5 })
+    };
     assert!(machine.read().advice().iter().any(many));
 }
 

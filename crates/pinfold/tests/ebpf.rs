@@ -11,6 +11,9 @@ mod support;
 #[path = "sharer/mod.rs"]
 mod sharer;
 
+#[path = "endings/ways.rs"]
+mod ways;
+
 use pinfold::monitor::{Ebpf, Feed, WithFeed};
 use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Watch};
 use pinfold_ebpf::ViewError;
@@ -21,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 use support::{Memory, Watched, alone, pidfd, programs};
+use ways::{ENDS, End, child_does, end};
 
 /// What was logged while `change` ran, and whether that is all.
 fn logged(monitor: &Ebpf, change: impl FnOnce()) -> (Vec<AddressRange>, bool) {
@@ -42,12 +46,23 @@ fn watch(monitor: &Ebpf, range: AddressRange) -> AddressRange {
     range
 }
 
+/// Whether nothing is pending in `range`. While another thread writes a record, for however long it has lost its
+/// processor meanwhile, the record is in doubt everything's.
+fn is_over(monitor: &Ebpf, range: AddressRange) -> bool {
+    let over = || !monitor.change_pending(range);
+    over()
+        || (0..1000).any(|_| {
+            thread::sleep(Duration::from_millis(1));
+            over()
+        })
+}
+
 /// Asserts that `change` logs exactly `range` among what it logs.
 fn tells(monitor: &Ebpf, what: &str, range: AddressRange, change: impl FnOnce()) {
     watch(monitor, range);
     let (told, complete) = logged(monitor, change);
     assert!(complete && told.contains(&range), "{what}: {range:?} is not in {told:?}");
-    assert!(!monitor.change_pending(range), "{what} has returned");
+    assert!(is_over(monitor, range), "{what} has returned");
 }
 
 #[test]
@@ -64,6 +79,9 @@ fn each_route_tells_its_exact_range() {
     let memory = Memory::private(2);
     tells(monitor, "MAP_FIXED", memory.range(), || memory.map_over());
     tells(monitor, "MADV_DONTNEED", memory.range(), || memory.advise(libc::MADV_DONTNEED));
+    // Only of tables that processes share more goes than was asked for.
+    let page = Memory::reserved(3 << 18).part(3 << 17, 1);
+    tells(monitor, "a page amid 3 GiB", page.range(), || page.advise(libc::MADV_DONTNEED));
     memory.touch();
     tells(monitor, "mremap with MREMAP_DONTUNMAP", memory.range(), || memory.move_away());
     let memory = Memory::private(3);
@@ -93,8 +111,10 @@ fn each_route_tells_its_exact_range() {
 fn shared_tables_of_huge_pages_are_told_whole() {
     let Some((_turn, monitor)) = alone() else { return };
     let Some(memory) = support::Gigantic::new() else { return };
-    tells(monitor, "a discarded part", memory.range(), || memory.discard_first());
+    tells(monitor, "a discarded part", memory.range(), || memory.discard_second());
     tells(monitor, "a hole", memory.range(), || memory.punch_first());
+    tells(monitor, "other rights", memory.range(), || memory.protect_all());
+    tells(monitor, "a userfaultfd", memory.range(), || memory.report_faults());
     tells(monitor, "a part with other rights", memory.range(), || memory.protect_first());
 }
 
@@ -139,6 +159,7 @@ fn the_feed_is_followed_as_well() {
     static FEED: Feed = Feed::new();
     let Some((_turn, programs)) = programs() else { return };
     let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
+    let id = view.id();
     let monitor = WithFeed::new(Ebpf::from_view(view).unwrap(), &FEED);
     let memory = Memory::private(2);
     let range = watch(monitor.monitor(), memory.range());
@@ -152,6 +173,9 @@ fn the_feed_is_followed_as_well() {
         drop(changing);
         assert!(!monitor.change_pending(range));
     }
+    // A process has two views at a time.
+    drop(monitor);
+    programs.forget(id);
 }
 
 #[test]
@@ -218,14 +242,41 @@ fn the_reclaim_of_a_files_page_is_told() {
     tells(monitor, "MADV_PAGEOUT", memory.pages(0, 1), || memory.advise(libc::MADV_PAGEOUT));
 }
 
+/// Reclaim parts the pages of a folio from their addresses in one call, at its first page.
+#[test]
+fn the_reclaim_of_a_files_large_folio_is_told() {
+    const PAGES: usize = 16;
+    let Some((_turn, monitor)) = alone() else { return };
+    let Some(memory) = support::of_xfs(PAGES) else { return };
+    watch(monitor, memory.range());
+    let (told, complete) = logged(monitor, || memory.advise(libc::MADV_PAGEOUT));
+    for page in (0..PAGES).map(|index| memory.pages(index, 1)) {
+        let is_told = told.iter().any(|told| told.contains(&page));
+        assert!(complete && is_told, "{page:?} is not in {told:?}");
+    }
+}
+
 /// One entry for 2 MiB is given up, and a file's pages are left to the next faults.
 #[test]
 fn the_splitting_of_a_files_huge_page_is_told() {
     let Some((_turn, monitor)) = alone() else { return };
-    let Some(memory) = support::of_huge_tmpfs() else { return };
+    let Some(memory) = support::of_huge_tmpfs(1) else { return };
     tells(monitor, "mprotect of a part", memory.range(), || memory.protect_page(5));
     let anonymous = Memory::private(1);
     watch(monitor, anonymous.range());
+}
+
+/// The entries of a file's huge page are given up for one, once they are several.
+#[test]
+fn the_collapsing_of_a_files_huge_page_is_told() {
+    /// Since Linux 6.1.
+    const COLLAPSE: i32 = 25;
+    let Some((_turn, monitor)) = alone() else { return };
+    let Some(memory) = support::of_huge_tmpfs(1) else { return };
+    memory.protect_page(5);
+    memory.protect();
+    memory.read();
+    tells(monitor, "MADV_COLLAPSE", memory.range(), || memory.advise(COLLAPSE));
 }
 
 #[test]
@@ -303,7 +354,7 @@ fn what_a_skipped_end_leaves_goes_with_the_next_change() {
                 assert!(told == 2 || told == 1 && pending, "{told} of two entries; {pending}");
             }
             Memory::private(1).raw_unmap();
-            assert!(!monitor.change_pending(range), "after {skipped:?} skipped ends");
+            assert!(is_over(monitor, range), "after {skipped:?} skipped ends");
         }
     });
     let skipped = skipped.into_inner();
@@ -317,7 +368,7 @@ fn what_leaves_the_pages_is_not_told() {
     watch(monitor, memory.range());
     let (told, complete) = logged(monitor, || {
         memory.protect();
-        memory.advise(libc::MADV_FREE);
+        memory.reclaim();
     });
     assert!(complete && !told.iter().any(|range| range.overlaps(&memory.range())), "{told:?}");
     assert_eq!(monitor.coverage(MappingKind::PrivateAnonymous, Change::Protect), Cover::Harmless);
@@ -360,6 +411,24 @@ fn memory_far_from_what_is_watched_is_not_logged() {
     watched.wish(memory.range());
     memory.advise(libc::MADV_DONTNEED);
     assert_eq!(watched.sequence(), before + 2, "at its beginning and at its end");
+}
+
+/// Of a change of up to eight blocks each is looked at, and one of more is logged whatever is watched.
+#[test]
+fn a_change_that_begins_far_from_what_is_watched_is_logged() {
+    const BLOCK: usize = 512;
+    let Some((_turn, programs)) = programs() else { return };
+    for blocks in [3, 8, 9, 32] {
+        let around = Memory::reserved((blocks + 1) * BLOCK);
+        let start = around.range().start();
+        let first = (start.next_multiple_of(2 << 20) - start) / support::page();
+        let memory = around.part(first, blocks * BLOCK);
+        let watched = Watched::of(programs, pidfd(std::process::id()).as_fd());
+        watched.wish(memory.pages(blocks * BLOCK - 1, 1));
+        let before = watched.sequence();
+        memory.advise(libc::MADV_DONTNEED);
+        assert_eq!(watched.sequence(), before + 2, "{blocks} blocks");
+    }
 }
 
 #[test]
@@ -408,15 +477,13 @@ fn a_change_under_way_is_in_flux() {
     let range = watch(monitor, memory.range());
     let elsewhere = Memory::private(1).range();
     let (seen, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    // What is pending elsewhere, too, is a record that is being written (`is_over`).
+    let in_flux = || monitor.change_pending(range) && !monitor.change_pending(elsewhere);
     thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(Ordering::Acquire) {
-                // Once may be the moment in which a record is written, which is in doubt everything's.
-                if (0..4).all(|_| monitor.change_pending(range)) {
-                    assert!(!monitor.change_pending(elsewhere));
-                    seen.store(true, Ordering::Release);
-                    break;
-                }
+            while !done.load(Ordering::Acquire) && !seen.load(Ordering::Acquire) {
+                // Once may be a record that was finished between the two questions.
+                seen.fetch_or((0..4).all(|_| in_flux()), Ordering::Release);
             }
         });
         for _ in 0..200 {
@@ -429,7 +496,44 @@ fn a_change_under_way_is_in_flux() {
         done.store(true, Ordering::Release);
     });
     assert!(seen.load(Ordering::Acquire));
-    assert!(!monitor.change_pending(range));
+    assert!(is_over(monitor, range));
+}
+
+/// A move is one call and has two records.
+#[test]
+fn a_move_under_way_is_in_flux_at_both_places() {
+    const PAGES: usize = 8 << 10;
+    let Some((_turn, monitor)) = alone() else { return };
+    let (memory, place) = (Memory::reserved(PAGES), Memory::reserved(PAGES + 1));
+    // Of two places that are alike within their tables the kernel moves whole tables, in no time.
+    let distance = place.range().start().abs_diff(memory.range().start());
+    let place = place.part(usize::from(distance.is_multiple_of(2 << 20)), PAGES);
+    let elsewhere = Memory::private(1).range();
+    let in_flux = || {
+        // The second place's record comes later.
+        monitor.change_pending(place.range())
+            && monitor.change_pending(memory.range())
+            && !monitor.change_pending(elsewhere)
+    };
+    let (seen, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) && !seen.load(Ordering::Acquire) {
+                // Once may be the ends of two moves.
+                seen.fetch_or((0..4).all(|_| in_flux()), Ordering::Release);
+            }
+        });
+        for _ in 0..50 {
+            memory.touch();
+            memory.move_pages_over(&place);
+            if seen.load(Ordering::Acquire) {
+                break;
+            }
+        }
+        done.store(true, Ordering::Release);
+    });
+    assert!(seen.load(Ordering::Acquire));
+    assert!(is_over(monitor, memory.range()) && is_over(monitor, place.range()));
 }
 
 /// The programs' clock is the machine's; a namespace of times has its own, days ahead.
@@ -495,11 +599,11 @@ fn a_view_ends_with_its_process() {
     let Some((_turn, programs)) = programs() else { return };
     let mut child = spawn("read line");
     let process = pidfd(child.id());
-    let watched = Watched::of(programs, process.as_fd());
-    assert!(!watched.is_closed());
+    let [watched, second] = [(); 2].map(|()| Watched::of(programs, process.as_fd()));
+    assert!(!watched.is_closed() && !second.is_closed());
     drop(child.stdin.take());
     child.wait().unwrap();
-    assert!(watched.is_closed());
+    assert!(watched.is_closed() && second.is_closed());
     assert_eq!(programs.view(process.as_fd()).unwrap_err(), ViewError::Gone);
 }
 
@@ -537,6 +641,41 @@ fn one_process_after_the_other_sees_its_own_changes() {
         child.wait().unwrap();
         assert!(watched.is_closed());
     }
+}
+
+/// Their addresses come again, too, while what a process that ended had is still there for the loader to free: two
+/// views of one address space that were left would leave no place for the third.
+#[test]
+fn addresses_of_processes_that_ended_are_free() {
+    let Some((_turn, programs)) = programs() else { return };
+    let views = (0..24).map(|_| {
+        let mut child = spawn("read line");
+        let view = programs.view(pidfd(child.id()).as_fd()).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        view.id()
+    });
+    let views: Vec<_> = views.collect();
+    views.into_iter().for_each(|view| programs.forget(view));
+}
+
+/// A lost wake-up hangs this test.
+#[test]
+fn a_sleeper_is_woken_when_its_view_closes() {
+    let Some((_turn, programs)) = programs() else { return };
+    let others = support::keeper_names();
+    let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
+    let id = view.id();
+    let monitor = Ebpf::from_view(view).unwrap();
+    let its: Vec<_> = support::keeper_names().difference(&others).cloned().collect();
+    let [thread] = its.as_slice() else { panic!("{its:?} is not one thread") };
+    while !support::polls(thread) {
+        thread::yield_now();
+    }
+    let seen = monitor.notified();
+    programs.forget(id);
+    monitor.wait(seen);
+    assert_eq!(monitor.check(), Err(Lost::Descriptor { errno: libc::ESTALE }));
 }
 
 #[test]
@@ -618,20 +757,30 @@ fn role_killed_keeper() {
     assert_eq!(monitor.check(), Err(Lost::Descriptor { errno: libc::EBADF }));
 }
 
+/// Its thread, which has its descriptors, and its view go with it, or stay; a child's copy ends nothing of its parent's.
 #[test]
-fn a_dropped_monitor_leaves_neither_thread_nor_descriptor() {
+fn however_a_monitor_ends_its_thread_and_its_view_go_or_stay() {
     let Some((_turn, programs)) = programs() else { return };
-    let (threads, descriptors) = (support::keepers(), support::descriptors());
-    let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
-    let id = view.id();
-    let monitor = Ebpf::from_view(view).unwrap();
-    assert_eq!(support::descriptors(), descriptors, "they are in the keeper's table");
-    assert_eq!(support::keepers(), threads + 1);
-    drop(monitor);
-    while support::keepers() > threads {
-        thread::yield_now();
+    for how in ENDS {
+        let (others, descriptors) = (support::keeper_names(), support::descriptors());
+        let view = programs.view(pidfd(std::process::id()).as_fd()).unwrap();
+        let id = view.id();
+        let mut monitor = Ebpf::from_view(view).unwrap();
+        assert_eq!(support::descriptors(), descriptors, "they are in the keeper's table");
+        let its: Vec<_> = support::keeper_names().difference(&others).cloned().collect();
+        let [thread] = its.as_slice() else { panic!("{its:?} is not one thread") };
+        if how == End::InAForkedChild {
+            monitor = child_does(monitor, drop);
+            assert!(monitor.check().is_ok(), "it is the parent's");
+        }
+        end(monitor, how);
+        while !how.leaks() && support::keeper_names().contains(thread) {
+            thread::yield_now();
+        }
+        assert_eq!(support::keeper_names().contains(thread), how.leaks(), "{how:?}");
+        // A process has two views at a time.
+        programs.forget(id);
     }
-    programs.forget(id);
 }
 
 #[test]

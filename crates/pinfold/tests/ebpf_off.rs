@@ -82,6 +82,12 @@ fn switched_off(programs: &Programs) {
         return eprintln!("skipped: programs cannot be switched off here");
     };
     assert!(monitor.check().is_ok(), "reading the setting changes nothing");
+    let second = Watching::by(programs);
+    if let Some(other) = Setting::new("/proc/sys/fs/lease-break-time") {
+        // By the same function of the kernel.
+        other.set(&other.before).unwrap();
+        assert!(monitor.check().is_ok(), "writing another setting changes nothing");
+    }
     let memory = Memory::private(1);
     let _ = monitor.watch(memory.range());
     let before = monitor.check().unwrap();
@@ -90,6 +96,8 @@ fn switched_off(programs: &Programs) {
     let after = monitor.check();
     assert!(after.is_err() || after.is_ok_and(|after| after != before), "the change is not seen");
     assert!(after.is_err(), "a write to the setting closes every view");
+    assert!(second.monitor.check().is_err(), "the second as well");
+    drop(second);
     match switched {
         Ok(()) => {
             let this = pidfd(std::process::id());

@@ -15,8 +15,8 @@ mod registrar_support;
 use io_uring::{IoUring, opcode, types};
 use pinfold::budget::{Amount, Budget, Reserve};
 use pinfold::landing::{
-    Arrived, AskError, Crossover, LandError, Landed, Measured, Method, Options, Place, Refused,
-    Remapped, Slab, Zone, ZoneError,
+    Arrived, AskError, Crossover, LandError, Landed, Measured, Method, Place, RemapRefused,
+    Remapped, Slab, SlabPages, Zone, ZoneError, ZoneOptions,
 };
 use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::pool::{Pool, PoolConfig};
@@ -84,7 +84,7 @@ fn watched_rig(piece_bytes: usize) -> Option<Rig<Arc<Userfaultfd>>> {
 impl<M: Monitor> Rig<M> {
     fn zone(&self, message: usize, slots: usize) -> Zone<'_, registrar::IoUring, M, Slab> {
         let slab = Slab::new(message, slots, false).unwrap();
-        Zone::new(&self.cache, slab, Options::default()).unwrap()
+        Zone::new(&self.cache, slab, ZoneOptions::default()).unwrap()
     }
 
     /// Has the device write `data` to `place`.
@@ -181,7 +181,7 @@ type TheRemapped<'z, 'c, M> = Remapped<'z, 'c, registrar::IoUring, M, Slab>;
 
 fn land<M: Monitor>(arrived: TheArrived<'_, '_, M>, method: Method) -> Landed {
     match arrived.land_by(method) {
-        Err(Refused { state, error: LandError::TargetChanged }) => {
+        Err(RemapRefused { state, error: LandError::TargetChanged }) => {
             // SAFETY: the test has not changed the target.
             unsafe { state.vouch() }.land_by(method).unwrap()
         }
@@ -191,7 +191,7 @@ fn land<M: Monitor>(arrived: TheArrived<'_, '_, M>, method: Method) -> Landed {
 
 fn remap<'z, 'c, M: Monitor>(place: ThePlace<'z, 'c, M>) -> TheRemapped<'z, 'c, M> {
     match place.remap() {
-        Err(Refused { state, error: LandError::TargetChanged }) => {
+        Err(RemapRefused { state, error: LandError::TargetChanged }) => {
             // SAFETY: as above.
             unsafe { state.vouch() }.remap().unwrap()
         }
@@ -255,7 +255,7 @@ fn whatever_the_method_and_the_edges_the_target_has_the_data_and_nothing_else_ch
 fn a_target_without_a_whole_page_is_copied_and_so_is_one_that_cannot_be_exchanged() {
     let Some(rig) = watched_rig(1 << 20) else { return };
     let slab = Slab::new(64 << 10, 1, false).unwrap();
-    let options = Options { crossover: Crossover::exchange_from(1), ..Options::default() };
+    let options = ZoneOptions { crossover: Crossover::exchange_from(1), ..ZoneOptions::default() };
     let zone = Zone::new(&rig.cache, slab, options).unwrap();
     rig.file.set_len(64 << 10).unwrap();
     let private = Memory::new(8 * PAGE);
@@ -636,7 +636,7 @@ fn a_place_that_is_remapped_beside_discards_is_watched_or_given_back() {
                     memory.fill(7);
                     assert!(!is_spoilt(&rig, &late, &memory), "{round}");
                 }
-                Err(Refused { state: place, error }) => {
+                Err(RemapRefused { state: place, error }) => {
                     // Behind the second of them nothing was moved.
                     let errors = [LandError::TargetUnwatched, LandError::TargetChanged];
                     assert!(errors.contains(&error), "{error}");
@@ -773,7 +773,7 @@ fn places_are_lent_as_long_as_there_are_any() {
 fn a_slot_that_no_registration_can_hold_is_refused() {
     let Some(rig) = watched_rig(1 << 20) else { return };
     let slab = Slab::new(1 << 30, 1, false).unwrap();
-    let refused = Zone::new(&rig.cache, slab, Options::default()).unwrap_err();
+    let refused = Zone::new(&rig.cache, slab, ZoneOptions::default()).unwrap_err();
     assert!(matches!(refused, ZoneError::SlotTooLong { max_region_bytes: 0x4000_0000, .. }));
     assert!(Slab::new(0, 1, false).is_err() && Slab::new(1, 0, false).is_err());
     assert!(Slab::new(usize::MAX, 1, false).is_err() && Slab::new(8, usize::MAX, false).is_err());
@@ -783,7 +783,7 @@ fn a_slot_that_no_registration_can_hold_is_refused() {
 fn huge_pages_change_places_too() {
     let Some(rig) = watched_rig(16 << 20) else { return };
     let slab = Slab::new(8 << 20, 1, true).unwrap();
-    let zone = Zone::new(&rig.cache, slab, Options::default()).unwrap();
+    let zone = Zone::new(&rig.cache, slab, ZoneOptions::default()).unwrap();
     let memory = Memory::new(16 << 20);
     // SAFETY: the test's own memory.
     unsafe { libc::madvise(memory.pointer().cast(), 16 << 20, libc::MADV_HUGEPAGE) };
@@ -912,7 +912,7 @@ fn a_reserved_buffer_keeps_its_pages() {
     // SAFETY: the buffer is this test's alone.
     let place = unsafe { zone.ask(target, data.len()) }.unwrap();
     rig.receive(&data, place.range(), place.handle());
-    let Refused { state: place, error } = place.remap().unwrap_err();
+    let RemapRefused { state: place, error } = place.remap().unwrap_err();
     assert_eq!(error, LandError::PoolMemory);
     // SAFETY: the transfer has ended, and the target has not changed.
     let arrived = unsafe { place.vouch().arrived() };
@@ -939,11 +939,11 @@ fn what_lands_in_a_pools_buffer_is_what_its_registration_sends() {
     // SAFETY: the buffer is out, as a bare address, and this test's alone.
     let place = unsafe { zone.ask(target.as_ptr(), data.len()) }.unwrap();
     rig.receive(&data, place.range(), place.handle());
-    let Refused { state: place, error } = place.remap().unwrap_err();
+    let RemapRefused { state: place, error } = place.remap().unwrap_err();
     assert_eq!(error, LandError::PoolMemory);
     // SAFETY: the transfer has ended, and the target has not changed.
     let arrived = unsafe { place.vouch().arrived() };
-    let Refused { state: arrived, error } = arrived.land_by(Method::Exchange).unwrap_err();
+    let RemapRefused { state: arrived, error } = arrived.land_by(Method::Exchange).unwrap_err();
     assert_eq!(error, LandError::PoolMemory);
     assert_eq!(arrived.land_by(Method::Copy).unwrap().copied_bytes, data.len());
     let sent = {
@@ -957,4 +957,54 @@ fn what_lands_in_a_pools_buffer_is_what_its_registration_sends() {
     assert!(sent == data);
     // SAFETY: the address came from `into_raw`, and no device uses it any more.
     assert!(unsafe { pool.from_raw(target) }.is_some());
+}
+
+/// Pages that panic as they are asked, once.
+struct Moody(Slab, Arc<AtomicBool>);
+
+// SAFETY: the slab's promise.
+unsafe impl SlabPages for Moody {
+    fn slots(&self) -> Vec<AddressRange> {
+        self.0.slots()
+    }
+
+    fn aside(&self) -> AddressRange {
+        self.0.aside()
+    }
+
+    fn granule(&self) -> usize {
+        self.0.granule()
+    }
+
+    fn huge(&self) -> bool {
+        assert!(!self.1.swap(false, SeqCst), "as told");
+        false
+    }
+}
+
+/// The registration of the target is of the pages that it had.
+#[test]
+fn slab_pages_that_panic_in_an_exchange_leave_no_stale_registration_of_the_target() {
+    let Some(rig) = rig(NoMonitor::new().unwrap(), 1 << 20) else { return };
+    let armed = Arc::new(AtomicBool::new(false));
+    let pages = Moody(Slab::new(64 << 10, 1, false).unwrap(), Arc::clone(&armed));
+    let zone = Zone::new(&rig.cache, pages, ZoneOptions::default()).unwrap();
+    let mut memory = Memory::new(8 * PAGE);
+    memory.fill(0x11);
+    let request = |start: *const u8| rig.cache.request(start, 8 * PAGE, Access::WRITE).vouched();
+    // SAFETY: see the file's header; the zone tells the cache of its changes.
+    drop(unsafe { request(memory.pointer()).get() }.unwrap());
+    // SAFETY: see the file's header.
+    let place = unsafe { zone.ask(memory.pointer(), 8 * PAGE) }.unwrap();
+    rig.receive(&pattern(8 * PAGE, 3), place.range(), place.handle());
+    armed.store(true, SeqCst);
+    // SAFETY: the transfer is complete.
+    let arrived = unsafe { place.arrived() };
+    let land = || arrived.land_by(Method::Exchange).map(drop).map_err(drop);
+    let _panicked_or_not = std::panic::catch_unwind(std::panic::AssertUnwindSafe(land));
+    // SAFETY: as above.
+    let lease = unsafe { request(memory.pointer()).get() }.unwrap();
+    let data = pattern(8 * PAGE, 9);
+    rig.receive(&data, memory.range(), lease.handle());
+    assert!(memory.bytes() == data, "the device wrote into pages that the target has no more");
 }

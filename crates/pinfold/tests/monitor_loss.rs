@@ -185,7 +185,7 @@ fn the_reader_blocks_every_signal() {
 fn a_monitor_that_gets_no_thread_is_an_error_and_hangs_no_change() {
     let _alone = alone();
     let child = fork(|| {
-        alarm(20);
+        alarm(300);
         forbid_threads();
         let error = Userfaultfd::new().unwrap_err();
         assert_eq!(error, StartError::Thread { errno: libc::EAGAIN });

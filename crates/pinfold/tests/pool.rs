@@ -14,7 +14,7 @@ mod registrar_support;
 use io_uring::{opcode, types};
 use pinfold::budget::{Amount, Budget, Terms, Watermark};
 use pinfold::pool::{
-    self, AllocateError, Allowance, Denied, OpenError, Pages, Pool, PoolBuffer, PoolConfig,
+    self, AllocateError, Allowance, Denied, Pages, Pool, PoolBuffer, PoolConfig, PoolError,
     PoolVec, WhenExhausted,
 };
 use pinfold::registrar::{BufferIndex, IoUring, Mlock};
@@ -274,7 +274,7 @@ fn edges_are_told() {
     assert_eq!(pool.get(8 * MIB).unwrap().capacity(), 8 * MIB, "all there is");
     assert_eq!(consistent(&pool).in_use_bytes, 0);
     let refused = Pool::new(Ledger::default(), config(0)).unwrap_err();
-    assert!(matches!(refused, OpenError::Budget { .. }));
+    assert!(matches!(refused, PoolError::Budget { .. }));
 }
 
 #[test]

@@ -11,7 +11,7 @@
 mod registrar_support;
 
 use io_uring::{opcode, squeue, types};
-use pinfold::registrar::{BufferIndex, IoUring, MAX_BUFFER_BYTES, MAX_SLOTS, OpenError};
+use pinfold::registrar::{BufferIndex, IoUring, IoUringError, MAX_BUFFER_BYTES, MAX_SLOTS};
 use pinfold::suspend::Suspend;
 use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar};
 use registrar_support::{
@@ -36,7 +36,7 @@ fn ring() -> Option<io_uring::IoUring> {
 }
 
 /// A registrar of the test's own ring.
-fn registrar_of(ring: &impl AsRawFd, slots: u32) -> Result<IoUring, OpenError> {
+fn registrar_of(ring: &impl AsRawFd, slots: u32) -> Result<IoUring, IoUringError> {
     // SAFETY: the ring's table of buffers is left to the registrar, or its loss is what is tested.
     unsafe { IoUring::new(ring, slots) }
 }
@@ -534,7 +534,7 @@ fn a_limit_of_zero_is_a_limit() {
     });
 }
 
-fn adopt(ring: &io_uring::IoUring, slots: std::ops::Range<u32>) -> Result<IoUring, OpenError> {
+fn adopt(ring: &io_uring::IoUring, slots: std::ops::Range<u32>) -> Result<IoUring, IoUringError> {
     // SAFETY: the tests hand out each slot once.
     unsafe { IoUring::adopt(ring, slots) }
 }
@@ -542,11 +542,11 @@ fn adopt(ring: &io_uring::IoUring, slots: std::ops::Range<u32>) -> Result<IoUrin
 #[test]
 fn a_table_is_made_once_and_adopted_afterwards() {
     let Some(mut ring) = ring() else { return };
-    assert_eq!(adopt(&ring, 0..1).unwrap_err(), OpenError::NoTable);
+    assert_eq!(adopt(&ring, 0..1).unwrap_err(), IoUringError::NoTable);
     drop(registrar_of(&ring, 8).unwrap());
-    assert_eq!(registrar_of(&ring, 8).unwrap_err(), OpenError::TableExists);
+    assert_eq!(registrar_of(&ring, 8).unwrap_err(), IoUringError::TableExists);
     let beyond = adopt(&ring, 4..9).unwrap_err();
-    assert_eq!(beyond, OpenError::TableSize { asked: 9 });
+    assert_eq!(beyond, IoUringError::TableSize { asked: 9 });
 
     let (low, high) = (adopt(&ring, 0..4).unwrap(), adopt(&ring, 4..8).unwrap());
     assert_eq!((low.limits().max_regions, high.limits().max_regions), (4, 4));
@@ -563,12 +563,12 @@ fn a_table_is_made_once_and_adopted_afterwards() {
 fn impossible_tables_and_descriptors_are_refused() {
     let Some(ring) = ring() else { return };
     for asked in [0, MAX_SLOTS + 1] {
-        assert_eq!(registrar_of(&ring, asked).unwrap_err(), OpenError::TableSize { asked });
+        assert_eq!(registrar_of(&ring, asked).unwrap_err(), IoUringError::TableSize { asked });
     }
     let empty = adopt(&ring, 3..3).unwrap_err();
-    assert_eq!(empty, OpenError::TableSize { asked: 3 });
+    assert_eq!(empty, IoUringError::TableSize { asked: 3 });
     let errno = libc::EOPNOTSUPP;
-    assert_eq!(registrar_of(&memfd(), 4).unwrap_err(), OpenError::NotARing { errno });
+    assert_eq!(registrar_of(&memfd(), 4).unwrap_err(), IoUringError::NotARing { errno });
     let largest = registrar_of(&ring, MAX_SLOTS).unwrap();
     assert_eq!(largest.limits().max_regions, 16384);
 }
@@ -579,7 +579,7 @@ fn a_ring_for_one_thread_is_refused_at_once() {
     let made = <io_uring::IoUring>::builder().setup_single_issuer().build(4);
     let Ok(ring) = made else { return eprintln!("skipped: no rings with a single issuer") };
     let refused = registrar_of(&ring, 4).unwrap_err();
-    assert_eq!(refused, OpenError::SingleIssuer);
+    assert_eq!(refused, IoUringError::SingleIssuer);
     assert!(refused.to_string().contains("IORING_SETUP_SINGLE_ISSUER"));
 }
 
@@ -607,7 +607,7 @@ fn a_refusal_by_seccomp_is_a_typed_error() {
         assert_eq!(IoUring::is_available().is_ok(), ring().is_some());
         let Some(ring) = ring() else { return };
         refuse_io_uring();
-        let expected = OpenError::Forbidden { errno: libc::EPERM };
+        let expected = IoUringError::Forbidden { errno: libc::EPERM };
         assert_eq!(IoUring::is_available(), Err(expected));
         assert_eq!(registrar_of(&ring, 4).unwrap_err(), expected);
         assert!(expected.to_string().contains("seccomp"));

@@ -18,7 +18,8 @@ use pinfold::pieces::{Completion, Mover, Reason, Request};
 use pinfold::pool::{AllocateError, Pool, PoolConfig, WhenExhausted};
 use pinfold::registrar::{self, BufferIndex};
 use pinfold::strategy::{
-    Costs, Curve, Direction, Place, Reuse, Slow, Strategy, TransferPlanner, Unmoved, Way, measure,
+    Costs, Curve, Direction, PlannedPlace, Reuse, Slow, Strategy, TransferPlanner, Unmoved, Way,
+    measure,
 };
 use pinfold::{Cache, Config, GetError, Monitor, PerUse, RangeError, Uncovered, WhenFull};
 use registrar_support::{Memory, PAGE, alone, in_forked_child};
@@ -111,7 +112,7 @@ impl<M: Monitor> Rig<M> {
     }
 
     /// Has the device go through the parts of a place.
-    fn run(&self, place: &Place<'_, Shared, M>, into_memory: bool) {
+    fn run(&self, place: &PlannedPlace<'_, Shared, M>, into_memory: bool) {
         let mut mover = self.mover(into_memory);
         for (number, part) in place.parts().enumerate() {
             let request = Request { number, handle: part.handle, range: part.range };

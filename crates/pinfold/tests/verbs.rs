@@ -17,14 +17,14 @@ mod ways;
 use pinfold::monitor::Userfaultfd;
 use pinfold::pool::{Pool, PoolBuffer, PoolConfig};
 use pinfold::registrar::verbs::{
-    Device, Direction, DmabufError, DmabufPart, Domain, Library, Loopback, LoopbackError,
-    MemoryRegion, OnDemand, OpenError, Operations, PrefetchError, Transfer, Transport, Verbs,
-    device_names, ffi,
+    Connection, Device, DeviceError, DmabufError, DmabufPart, Domain, Library, Loopback,
+    LoopbackDirection, LoopbackError, MemoryRegion, OnDemand, Operations, PrefetchError, Transfer,
+    Transport, Verbs, device_names, ffi,
 };
 use pinfold::tier::{OnDemandOrPinned, TierError, WhyPinned};
 use pinfold::{
     Access, AddressRange, BadAddress, Cache, Config, DeregisterError, GetError, Monitor, PerUse,
-    RegisterError, Registrar, ResizeError,
+    RegisterError, Registrar,
 };
 use registrar_support::{
     Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
@@ -46,10 +46,10 @@ fn domain() -> Option<Arc<Domain>> {
     match Device::open(name.map(String::as_str)) {
         Ok(device) => Some(Domain::new(device).unwrap()),
         Err(
-            error @ (OpenError::Library(_)
-            | OpenError::NoDevice
-            | OpenError::NoDeviceFile { .. }
-            | OpenError::Forbidden { .. }),
+            error @ (DeviceError::Library(_)
+            | DeviceError::NoDevice
+            | DeviceError::NoDeviceFile { .. }
+            | DeviceError::Forbidden { .. }),
         ) => {
             eprintln!("skipped: no RDMA device: {error}");
             None
@@ -93,7 +93,7 @@ impl Far {
     /// Moves `range`, registered under `lkey`, and the beginning of the far memory.
     fn run(
         &self,
-        direction: Direction,
+        direction: LoopbackDirection,
         range: AddressRange,
         lkey: u32,
     ) -> Result<(), LoopbackError> {
@@ -113,7 +113,7 @@ impl Far {
 
     /// What arrives when `range` is sent.
     fn sent(&self, range: AddressRange, lkey: u32) -> Vec<u8> {
-        self.run(Direction::Write, range, lkey).unwrap();
+        self.run(LoopbackDirection::Write, range, lkey).unwrap();
         self.memory.bytes()[..range.len()].to_vec()
     }
 }
@@ -148,11 +148,11 @@ fn bytes_go_out_and_come_back() {
         let from = register(&registrar, source.range(), Access::READ).unwrap();
         let to = register(&registrar, target.range(), Access::WRITE).unwrap();
         assert!(far.sent(source.range(), from.lkey()) == source.bytes(), "{length} bytes");
-        far.run(Direction::Read, target.range(), to.lkey()).unwrap();
+        far.run(LoopbackDirection::Read, target.range(), to.lkey()).unwrap();
         assert!(target.bytes() == source.bytes(), "{length} bytes");
         registrar.deregister_own(from, source.range()).unwrap();
         registrar.deregister_own(to, target.range()).unwrap();
-        let gone = far.run(Direction::Write, source.range(), from.lkey()).unwrap_err();
+        let gone = far.run(LoopbackDirection::Write, source.range(), from.lkey()).unwrap_err();
         assert!(matches!(gone, LoopbackError::Failed { .. }), "{gone}");
     }
 }
@@ -183,7 +183,7 @@ fn threads_take_turns_at_a_loopback() {
     let region = register(&registrar, memory.range(), Access::READ).unwrap();
     let (loopback, move_page) = (&far.loopback, far.moving(memory.range(), region.lkey()));
     // SAFETY: the memory at both ends is the test's own.
-    let transfer = || unsafe { loopback.transfer(Direction::Write, &[move_page]) }.unwrap();
+    let transfer = || unsafe { loopback.transfer(LoopbackDirection::Write, &[move_page]) }.unwrap();
     // Relaxed below: counts that order nothing else.
     let (others, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -212,7 +212,7 @@ fn a_region_for_reading_is_not_written() {
     let (far, registrar) = (Far::new(&domain, PAGE), Verbs::new(domain).unwrap());
     let memory = Memory::new(PAGE);
     let region = register(&registrar, memory.range(), Access::READ).unwrap();
-    let refused = far.run(Direction::Read, memory.range(), region.lkey()).unwrap_err();
+    let refused = far.run(LoopbackDirection::Read, memory.range(), region.lkey()).unwrap_err();
     assert!(matches!(refused, LoopbackError::Failed { .. }), "{refused}");
     assert!(memory.bytes() == [0; PAGE]);
 }
@@ -225,22 +225,6 @@ fn a_region_goes_back_once() {
     registrar.deregister_own(region, memory.range()).unwrap();
     let twice = registrar.deregister_own(region, memory.range()).unwrap_err();
     assert!(matches!(twice, DeregisterError::Os { errno: libc::EINVAL, .. }), "{twice}");
-}
-
-#[test]
-fn a_region_is_not_resized_and_stays_what_it_was() {
-    let Some(domain) = domain() else { return };
-    let far = Far::new(&domain, 2 * PAGE);
-    let (registrar, mut memory) = (Verbs::new(domain).unwrap(), Memory::new(2 * PAGE));
-    memory.fill(b'x');
-    let (whole, part) = (memory.range(), memory.part(0, PAGE));
-    let region = register(&registrar, whole, Access::READ).unwrap();
-    // SAFETY: the test's own memory and registration.
-    let refused = unsafe { registrar.resize(region, whole, part, Access::READ) }.unwrap_err();
-    assert!(matches!(refused, ResizeError::Cannot { .. }), "{refused}");
-    assert!(refused.to_string().contains("keys"), "{refused}");
-    assert!(far.sent(whole, region.lkey()) == [b'x'; 2 * PAGE]);
-    registrar.deregister_own(region, whole).unwrap();
 }
 
 #[test]
@@ -358,6 +342,68 @@ fn however_a_domain_ends_its_registrars_go_on_and_take_it_along() {
     });
 }
 
+/// Its queue pairs and its channel go with it, or stay. A child's copy ends nothing of its parent's.
+#[test]
+fn however_a_loopback_ends_its_queue_pairs_go_or_stay() {
+    alone("however_a_loopback_ends_its_queue_pairs_go_or_stay", || {
+        let Some(domain) = domain() else { return };
+        for how in ENDS {
+            let before = (descriptors(), Arc::strong_count(&domain));
+            let mut loopback = Loopback::new(Arc::clone(&domain)).unwrap();
+            if how == End::InAForkedChild {
+                loopback = child_does(loopback, drop);
+                assert!(descriptors() > before.0, "they are the parent's");
+            }
+            end(loopback, how);
+            let left = (descriptors() > before.0, Arc::strong_count(&domain) > before.1);
+            assert_eq!(left, (how.leaks(), how.leaks()), "{how:?}");
+        }
+    });
+}
+
+/// The queue pair is the program's: it goes on. What stays is the domain.
+#[test]
+fn however_a_connection_ends_its_queue_pair_goes_on() {
+    alone("however_a_connection_ends_its_queue_pair_goes_on", || {
+        let Some(domain) = domain() else { return };
+        let far = Far::new(&domain, PAGE);
+        for how in ENDS {
+            let before = Arc::strong_count(&domain);
+            let queue_pair = far.loopback.sender().unwrap();
+            // SAFETY: the loopback outlives it.
+            let connection = unsafe { Connection::lent(Arc::clone(&domain), queue_pair) };
+            end(connection, how);
+            assert_eq!(Arc::strong_count(&domain), before + usize::from(how.leaks()), "{how:?}");
+            assert_eq!(far.sent(far.memory.range(), far.region.lkey()).len(), PAGE, "{how:?}");
+        }
+    });
+}
+
+/// Of whichever tier it is.
+#[test]
+fn however_a_lease_of_a_tier_ends_its_registration_goes_or_stays() {
+    alone("however_a_lease_of_a_tier_ends_its_registration_goes_or_stays", || {
+        let Some(domain) = domain() else { return };
+        for how in ENDS {
+            let monitor = Userfaultfd::shared().unwrap();
+            let (domain, config) = (Arc::clone(&domain), Config::keeping_all());
+            let tiers = OnDemandOrPinned::new(domain, Transport::Rc, monitor, config);
+            let tiers: &'static OnDemandOrPinned<_> = Box::leak(Box::new(tiers.unwrap()));
+            let memory = Box::leak(Box::new(Memory::new(PAGE)));
+            // SAFETY: the test's own memory.
+            let lease = unsafe { tiers.get(memory.pointer(), PAGE, Access::READ, RDMA) };
+            end(lease.unwrap(), how);
+            let left = tiers.on_demand().map_or(0, |cache| {
+                cache.evict_idle();
+                cache.statistics().regions
+            });
+            tiers.pinned().evict_idle();
+            let left = left + tiers.pinned().statistics().regions;
+            assert_eq!(left, u64::from(how.leaks()), "{how:?}");
+        }
+    });
+}
+
 /// A peer gets the bytes asked for, and not one more, whatever else is registered around them.
 #[test]
 fn a_peer_reaches_exactly_what_was_asked_for() {
@@ -383,7 +429,7 @@ fn a_peer_reaches_exactly_what_was_asked_for() {
             remote_address: start.start().wrapping_add_signed(offset),
         };
         // SAFETY: the test's own memory at both ends.
-        unsafe { far.loopback.transfer(Direction::Write, &[transfer]) }
+        unsafe { far.loopback.transfer(LoopbackDirection::Write, &[transfer]) }
     };
     write(0, length).unwrap();
     for (offset, length) in [(-1, 2), (199, 2), (0, 201), (200, 1), (-1, 1)] {
@@ -418,12 +464,12 @@ fn a_peer_gets_the_rights_asked_for() {
         registrar.deregister_own(region, memory.range()).unwrap();
         moved.is_ok()
     };
-    assert!(attempt(Access::REMOTE_READ, Direction::Read));
-    assert!(!attempt(Access::REMOTE_READ, Direction::Write));
-    assert!(attempt(Access::REMOTE_WRITE, Direction::Write));
-    assert!(!attempt(Access::REMOTE_WRITE, Direction::Read));
-    assert!(!attempt(Access::READ_WRITE, Direction::Write));
-    assert!(!attempt(Access::READ_WRITE, Direction::Read));
+    assert!(attempt(Access::REMOTE_READ, LoopbackDirection::Read));
+    assert!(!attempt(Access::REMOTE_READ, LoopbackDirection::Write));
+    assert!(attempt(Access::REMOTE_WRITE, LoopbackDirection::Write));
+    assert!(!attempt(Access::REMOTE_WRITE, LoopbackDirection::Read));
+    assert!(!attempt(Access::READ_WRITE, LoopbackDirection::Write));
+    assert!(!attempt(Access::READ_WRITE, LoopbackDirection::Read));
 }
 
 /// In a process of its own: a discard of another test's memory that is pending makes a registration serve one use.
@@ -495,7 +541,7 @@ fn a_pools_buffers_go_out_and_come_back() {
         assert!(far.sent(range(&source), source.handle().lkey()) == *source, "{length} bytes");
         let (target_range, lkey) = (range(&target), target.handle().lkey());
         let flying = target.in_flight();
-        far.run(Direction::Read, target_range, lkey).unwrap();
+        far.run(LoopbackDirection::Read, target_range, lkey).unwrap();
         // SAFETY: the loopback has waited for the transfer.
         let target = unsafe { flying.complete() };
         assert!(*target == *source, "{length} bytes");
@@ -505,7 +551,7 @@ fn a_pools_buffers_go_out_and_come_back() {
     assert!(statistics.in_use_bytes >= PAGE && statistics.grown >= 1, "{statistics:?}");
     drop(buffer);
     drop(pool);
-    let refused = far.run(Direction::Write, gone, lkey).unwrap_err();
+    let refused = far.run(LoopbackDirection::Write, gone, lkey).unwrap_err();
     assert!(matches!(refused, LoopbackError::Failed { .. }), "{refused}");
 }
 
@@ -628,9 +674,9 @@ fn a_control_groups_limit_is_told_apart() {
 fn a_machine_without_a_device_says_what_to_do() {
     match device_names() {
         Ok(names) if !names.is_empty() => eprintln!("skipped: there are devices: {names:?}"),
-        Ok(_) | Err(OpenError::NoDevice) => {
+        Ok(_) | Err(DeviceError::NoDevice) => {
             let error = Device::open(None).unwrap_err();
-            assert_eq!(error, OpenError::NoDevice);
+            assert_eq!(error, DeviceError::NoDevice);
             assert!(error.to_string().contains("rdma link add"));
         }
         Err(error) => assert!(error.to_string().contains("install"), "{error}"),
@@ -668,7 +714,7 @@ fn a_container_without_the_devices_file_is_told_apart() {
     alone("a_container_without_the_devices_file_is_told_apart", || {
         if domain().is_some() && without_device_files() {
             let error = Device::open(None).unwrap_err();
-            assert!(matches!(error, OpenError::NoDeviceFile { .. }), "{error:?}");
+            assert!(matches!(error, DeviceError::NoDeviceFile { .. }), "{error:?}");
             assert!(error.to_string().contains("--device /dev/infiniband"));
         }
     });
@@ -695,7 +741,10 @@ fn a_device_that_may_not_be_opened_is_told_apart() {
         assert_eq!(unsafe { libc::mknod(name.as_ptr(), libc::S_IFCHR | 0o600, number) }, 0);
         if live_under_a_limit(1 << 20, 54_876) {
             let error = Device::open(None).unwrap_err();
-            assert!(matches!(error, OpenError::Forbidden { errno: libc::EACCES, .. }), "{error:?}");
+            assert!(
+                matches!(error, DeviceError::Forbidden { errno: libc::EACCES, .. }),
+                "{error:?}"
+            );
             assert!(error.to_string().contains("/dev/infiniband"));
         }
     });
@@ -770,8 +819,9 @@ fn a_forked_child_makes_nothing_of_its_parents() {
     memory.fill(5);
     let registrar = Verbs::new(Arc::clone(&domain)).unwrap();
     let region = register(&registrar, memory.range(), Access::READ).unwrap();
-    let is_gone =
-        |error: Option<OpenError>| matches!(error, Some(OpenError::Gone { errno: libc::ESRCH }));
+    let is_gone = |error: Option<DeviceError>| {
+        matches!(error, Some(DeviceError::Gone { errno: libc::ESRCH }))
+    };
     let is_forked = |error: Option<LoopbackError>| {
         matches!(error, Some(LoopbackError::Os { errno: libc::ESRCH, .. }))
     };
@@ -779,7 +829,7 @@ fn a_forked_child_makes_nothing_of_its_parents() {
     assert!(in_forked_child(|| is_gone(Verbs::new(Arc::clone(&domain)).err())), "registrar");
     assert!(in_forked_child(|| is_forked(Loopback::new(Arc::clone(&domain)).err())), "loopback");
     assert!(in_forked_child(|| {
-        let sent = far.run(Direction::Write, memory.range(), region.lkey());
+        let sent = far.run(LoopbackDirection::Write, memory.range(), region.lkey());
         let ends = (far.loopback.sender(), far.loopback.receiver());
         is_forked(sent.err()) && ends == (None, None)
     }));
@@ -820,7 +870,7 @@ fn on_demand(number: u8) -> Option<(Option<OwnDevice>, Arc<Domain>, OnDemand)> {
         Err(refused) => refused,
     };
     assert!(refused.to_string().contains("on demand"), "{refused}");
-    if !matches!(refused, OpenError::WrongBytes { .. }) {
+    if !matches!(refused, DeviceError::WrongBytes { .. }) {
         eprintln!("skipped: {refused}");
         return None;
     }
@@ -841,7 +891,7 @@ fn on_demand_is_tested_before_it_is_believed() {
     let far = Far::new(&domain, PAGE);
     let believed = match OnDemand::new(Arc::clone(&domain), Transport::Rc, RDMA) {
         Ok(_) => true,
-        Err(OpenError::WrongBytes { what, .. }) => {
+        Err(DeviceError::WrongBytes { what, .. }) => {
             eprintln!("this device moves the wrong bytes {what}");
             false
         }
@@ -869,7 +919,7 @@ fn on_demand_is_refused_for_what_the_device_cannot() {
         // SAFETY: nothing is registered with it.
         match unsafe { OnDemand::untested(Arc::clone(&domain), transport, operation) } {
             Ok(_) => assert!(offered.contains(operation)),
-            Err(OpenError::OnDemand { missing, .. }) => {
+            Err(DeviceError::OnDemand { missing, .. }) => {
                 assert!(!offered.contains(operation));
                 assert_eq!(missing, operation);
             }
@@ -948,7 +998,7 @@ fn on_demand_memory_can_be_fetched_beforehand() {
         Err(error @ PrefetchError::Unsupported { .. }) => eprintln!("not prefetched: {error}"),
         Err(error) => panic!("{error}"),
     }
-    far.run(Direction::Read, memory.range(), region.lkey()).unwrap();
+    far.run(LoopbackDirection::Read, memory.range(), region.lkey()).unwrap();
     assert!(memory.bytes() == [8; 4 * PAGE]);
     registrar.deregister_own(region, memory.range()).unwrap();
 }
@@ -1190,6 +1240,6 @@ fn a_closed_device_is_noticed() {
         assert!(error.to_string().contains("open it again"));
         let error = registrar.deregister_own(region, memory.range()).unwrap_err();
         assert_eq!(error, DeregisterError::DeviceGone { errno: libc::EBADF });
-        assert!(matches!(Domain::new(Arc::clone(domain.device())), Err(OpenError::Gone { .. })));
+        assert!(matches!(Domain::new(Arc::clone(domain.device())), Err(DeviceError::Gone { .. })));
     });
 }

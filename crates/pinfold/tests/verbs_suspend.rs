@@ -12,13 +12,13 @@
 
 mod registrar_support;
 
-use pinfold::handshake::{Answer, Heard, Idle, KeyChange, Owner, Stopped};
+use pinfold::handshake::{Answer, Heard, Idle, KeyChange, Owner, PeerStopped};
 use pinfold::monitor::Userfaultfd;
-use pinfold::rearrange::{Way, defragment_in_steps};
+use pinfold::rearrange::{HugePageWay, defragment_in_steps};
 use pinfold::registrar::verbs::ffi::{self, ibv_qp, ibv_send_wr, ibv_wc};
 use pinfold::registrar::verbs::{
-    Connection, Device, Direction, Domain, Loopback, LoopbackError, MemoryRegion, OpenError,
-    Transfer, Verbs, device_names,
+    Connection, Device, DeviceError, Domain, Loopback, LoopbackDirection, LoopbackError,
+    MemoryRegion, Transfer, Verbs, device_names,
 };
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, RegisterError, Registrar};
 use pinfold_core::{
@@ -44,10 +44,10 @@ fn domain() -> Option<Arc<Domain>> {
     match Device::open(names.first().map(String::as_str)) {
         Ok(device) => Some(Domain::new(device).unwrap()),
         Err(
-            error @ (OpenError::Library(_)
-            | OpenError::NoDevice
-            | OpenError::NoDeviceFile { .. }
-            | OpenError::Forbidden { .. }),
+            error @ (DeviceError::Library(_)
+            | DeviceError::NoDevice
+            | DeviceError::NoDeviceFile { .. }
+            | DeviceError::Forbidden { .. }),
         ) => {
             eprintln!("skipped: no RDMA device: {error}");
             None
@@ -130,7 +130,7 @@ impl Far {
             remote_address: self.memory.range().start(),
         };
         // SAFETY: the tests' own memory at both ends.
-        unsafe { self.loopback.transfer(Direction::Write, &[transfer]) }
+        unsafe { self.loopback.transfer(LoopbackDirection::Write, &[transfer]) }
     }
 
     fn connection(&self) -> Connection {
@@ -395,7 +395,7 @@ fn a_region_is_made_huge_under_a_stream_of_transfers() {
             // Not before: the kernel would make it huge by itself.
             // SAFETY: advice on the test's own memory.
             unsafe { libc::madvise(rig.memory.pointer().cast(), REGION, libc::MADV_HUGEPAGE) };
-            let way = Way::IN_PLACE;
+            let way = HugePageWay::IN_PLACE;
             let stepped =
                 defragment_in_steps(&rig.cache, range, &connections, Vec::new(), TERMS, way);
             until_more();
@@ -464,7 +464,7 @@ impl Writer<'_> {
             remote_address: self.target.start() + chunk * CHUNK,
         };
         // SAFETY: the test's own memory at both ends.
-        unsafe { self.far.loopback.transfer(Direction::Write, &[transfer]) }.unwrap();
+        unsafe { self.far.loopback.transfer(LoopbackDirection::Write, &[transfer]) }.unwrap();
         self.written.lock().unwrap()[chunk] = byte;
     }
 
@@ -485,7 +485,7 @@ impl Writer<'_> {
         }
         let (stopped, agreed) = asked.agree();
         to_owner.send(agreed).unwrap();
-        let (idle, keys) = Stopped::hear(stopped, &from_owner.recv().unwrap()).unwrap();
+        let (idle, keys) = PeerStopped::hear(stopped, &from_owner.recv().unwrap()).unwrap();
         if let Some(change) = keys.iter().find(|change| change.old == self.rkey) {
             self.rkey = change.new;
         }

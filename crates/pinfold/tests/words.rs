@@ -6,7 +6,7 @@
 mod workspace;
 
 use std::fs;
-use workspace::texts;
+use workspace::{crates, sources, texts};
 
 /// Each in two parts, because this file is read as well.
 const PRONOUNS: [[&str; 2]; 5] =
@@ -45,4 +45,36 @@ fn a_pronoun_is_recognised() {
     let capital = format!("struct {}Knows;", PRONOUNS[0].concat().to_uppercase());
     assert_eq!(pronoun(&capital), Some(PRONOUNS[0].concat()));
     assert_eq!(pronoun("/// The cache then finds the history of this thread."), None);
+}
+
+/// The texts of the errors that `thiserror` derives, without the names of their arguments.
+fn error_texts(code: &str) -> Vec<String> {
+    let text = |rest: &str| {
+        let rest = rest.trim_start().strip_prefix('"')?;
+        let end = rest.match_indices('"').find(|&(at, _)| !rest[..at].ends_with('\\'))?.0;
+        let lines = rest[..end].split("\\\n").map(str::trim_start).collect::<Vec<_>>();
+        Some(lines.concat())
+    };
+    code.split("#[error(").skip(1).filter_map(text).collect()
+}
+
+/// What the arguments add is counted where it is bounded: in `pinfold-core`, whose texts are no literals of this kind.
+#[test]
+fn every_error_text_is_shorter_than_200_characters() {
+    let files: Vec<_> = crates().iter().flat_map(|(_, root)| sources(root)).collect();
+    let texts: Vec<_> =
+        files.iter().flat_map(|file| error_texts(&fs::read_to_string(file).unwrap())).collect();
+    assert!(texts.len() > 150, "the workspace has more errors than {}", texts.len());
+    let long: Vec<_> = texts.iter().filter(|text| text.chars().count() >= 200).collect();
+    assert!(
+        long.is_empty(),
+        "say what failed, the limit and what to do, the rest in the book: {long:#?}"
+    );
+}
+
+#[test]
+fn an_error_text_is_read_whole() {
+    let code =
+        "#[error(transparent)]\nA,\n#[error(\n    \"a \\\"b\\\" \\\n     c {0}\",\n    x\n)]\nB,";
+    assert_eq!(error_texts(code), ["a \\\"b\\\" c {0}"]);
 }

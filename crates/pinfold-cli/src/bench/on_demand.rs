@@ -15,8 +15,8 @@ use crate::medians::{median, times_faster};
 use crate::output::Failure;
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::verbs::{
-    Device, Direction, Domain, Loopback, MemoryRegion, OnDemand, OpenError, Operations, Transfer,
-    Transport, Verbs,
+    Device, DeviceError, Domain, Loopback, LoopbackDirection, MemoryRegion, OnDemand, Operations,
+    Transfer, Transport, Verbs,
 };
 use pinfold::tier::OnDemandOrPinned;
 use pinfold::{Access, AddressRange, Config, Registrar};
@@ -213,7 +213,7 @@ impl Rig {
             remote_address: self.far_block.address(),
         };
         // SAFETY: both ends are this file's own memory.
-        unsafe { self.loopback.transfer(Direction::Write, &[transfer]) }
+        unsafe { self.loopback.transfer(LoopbackDirection::Write, &[transfer]) }
             .map_err(Failure::unavailable)
     }
 
@@ -246,7 +246,7 @@ fn range_of(block: &Block) -> Result<AddressRange, Failure> {
 fn on_demand(domain: &Arc<Domain>) -> Result<(OnDemand, bool), Failure> {
     match OnDemand::new(Arc::clone(domain), Transport::Rc, OPERATIONS) {
         Ok(registrar) => Ok((registrar, false)),
-        Err(OpenError::WrongBytes { .. }) => {
+        Err(DeviceError::WrongBytes { .. }) => {
             // SAFETY: only whole pages of this file's own memory are moved out of it.
             let forced =
                 unsafe { OnDemand::untested(Arc::clone(domain), Transport::Rc, OPERATIONS) };

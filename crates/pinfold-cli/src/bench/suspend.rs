@@ -23,8 +23,8 @@ use crate::output::{Failure, Output};
 use io_uring::IoUring;
 use pinfold::monitor::Userfaultfd;
 use pinfold::rearrange::{
-    Defragmented, Node, RearrangeError, Trimmed, Way, defragment, defragment_in_steps, migrate,
-    trim,
+    Defragmented, HugePageWay, Node, RearrangeError, Trimmed, defragment, defragment_in_steps,
+    migrate, trim,
 };
 use pinfold::suspend::SuspensionTerms;
 use pinfold::{Access, AddressRange, Config, Registrar};
@@ -75,11 +75,11 @@ impl Pages {
         }
     }
 
-    fn way(self) -> Way {
+    fn way(self) -> HugePageWay {
         match self {
-            Self::InPlace => Way::IN_PLACE,
+            Self::InPlace => HugePageWay::IN_PLACE,
             // SAFETY: see the file's header.
-            Self::ByCopy => unsafe { Way::by_copy() },
+            Self::ByCopy => unsafe { HugePageWay::by_copy() },
         }
     }
 }
@@ -286,7 +286,8 @@ fn trimmed_half() -> Result<Change, Failure> {
     let trimmed = unsafe { trim(&suspended, upper) }.map_err(Failure::unavailable)?;
     suspended.resume().map_err(Failure::unavailable)?;
     let Trimmed { given_up, elapsed, .. } = trimmed;
-    let resident = |pages: Option<pinfold::rearrange::Pages>| pages.map(|pages| pages.resident);
+    let resident =
+        |pages: Option<pinfold::rearrange::ResidentPages>| pages.map(|pages| pages.resident);
     let params = json!({
         "bytes": BYTES,
         "given_up": given_up,

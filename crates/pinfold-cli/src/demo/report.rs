@@ -91,7 +91,7 @@ fn number(value: impl std::fmt::Display) -> comfy_table::Cell {
 impl Report {
     pub(super) fn new(arguments: &Arguments, largest_bytes: usize, strategies: Vec<Row>) -> Self {
         Self {
-            messages: arguments.messages,
+            messages: arguments.messages(),
             seed: arguments.seed,
             registrar: arguments.registrar.name(),
             file: arguments.file.display().to_string(),

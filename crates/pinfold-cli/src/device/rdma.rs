@@ -16,7 +16,7 @@
 use super::{AnyRegistrar, Conveyor, Direction, Key, Kind, Transfer, no_channel};
 use crate::output::Failure;
 use pinfold::registrar::verbs::{
-    self, Device, Domain, Loopback, MemoryRegion, OnDemand, OpenError, Operations, Transport,
+    self, Device, DeviceError, Domain, Loopback, MemoryRegion, OnDemand, Operations, Transport,
     Verbs, ffi,
 };
 use pinfold::{Access, AddressRange, Registrar};
@@ -59,7 +59,7 @@ impl Rdma {
         Ok(Self { kind, loopback, by_hand, far, _far_registrar: registrar, channel, domain })
     }
 
-    fn on_demand(&self) -> Result<OnDemand, OpenError> {
+    fn on_demand(&self) -> Result<OnDemand, DeviceError> {
         let domain = Arc::clone(&self.domain);
         match self.kind {
             // SAFETY: a caller that asks for this kind looks for wrong bytes.
@@ -94,8 +94,8 @@ impl Conveyor for Rdma {
 
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()> {
         let direction = match direction {
-            Direction::Send => verbs::Direction::Write,
-            Direction::Receive => verbs::Direction::Read,
+            Direction::Send => verbs::LoopbackDirection::Write,
+            Direction::Receive => verbs::LoopbackDirection::Read,
         };
         let far = self.channel.range;
         let moves: Vec<verbs::Transfer> = transfers

@@ -20,7 +20,7 @@ use crate::output::Failure;
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 use pinfold::AddressRange;
-use pinfold::registrar::OpenError;
+use pinfold::registrar::IoUringError;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -70,7 +70,7 @@ impl Ring {
 pub(crate) fn registrar_of(
     ring: &impl AsRawFd,
     slots: u32,
-) -> Result<pinfold::registrar::IoUring, OpenError> {
+) -> Result<pinfold::registrar::IoUring, IoUringError> {
     // SAFETY: the command leaves the tables of its rings to their registrars.
     unsafe { pinfold::registrar::IoUring::new(ring, slots) }
 }

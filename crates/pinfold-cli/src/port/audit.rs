@@ -1,8 +1,9 @@
 //! Which physical pages a registration has, and whether they still stand behind its addresses.
 //!
 //! A registrar of its own reads the page table (`/proc/self/pagemap`) when a range was registered; a
-//! lease that the cache gives is compared with that. So a stale registration is found whether or not
-//! the bytes of the old pages happen to be right.
+//! lease that the cache gives is compared with that, and in a sweep every registration that the cache would
+//! serve. So a stale registration is found whether or not the bytes of the old pages happen to be right, and
+//! whether or not the program uses it again.
 //!
 //! What is compared must be memory that no other thread changes meanwhile: only then has every change
 //! returned that the comparison can see, and the cache must know of it. What a change between a
@@ -29,6 +30,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 /// Bytes of one entry of the page map, and of the page that it is about.
 const ENTRY: usize = 8;
@@ -82,7 +84,7 @@ unsafe impl Registrar for Audited {
         // SAFETY: the caller's promise.
         let handle = unsafe { self.inner.register(range, access) }?;
         if let Some(ledger) = &self.ledger {
-            ledger.enter(handle.key(), range);
+            ledger.enter(handle.key(), range, access);
         }
         Ok(handle)
     }
@@ -113,23 +115,29 @@ pub(crate) struct Ledger {
     leases: AtomicU64,
     pages: AtomicU64,
     unknown: AtomicU64,
+    sweeps: AtomicU64,
+    swept: AtomicU64,
+    swept_parted: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Entry {
     range: AddressRange,
+    access: Access,
     frames: Vec<Frame>,
 }
 
-/// A page that stands behind its address no more, while the cache leases its registration.
+/// A page that stands behind its address no more, while the cache leases its registration or would.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parted {
-    /// Which thread's lease it was.
+    /// Which thread's lease it was, or which thread swept.
     pub(crate) lane: usize,
-    /// What was leased.
+    /// What was leased, or registered.
     pub(crate) range: AddressRange,
     /// How far into the range the first such page is.
     pub(crate) offset: usize,
+    /// How it was found.
+    pub(crate) note: &'static str,
 }
 
 /// What an audit looked at.
@@ -140,6 +148,12 @@ pub(crate) struct AuditReport {
     pages: u64,
     /// Pages that were not there when they were looked up after their registration.
     unknown_pages: u64,
+    /// How often everything that was live was looked at.
+    sweeps: u64,
+    /// Registrations that the cache would serve, in all sweeps together.
+    swept_registrations: u64,
+    /// Those among them that had other pages than stood behind their addresses.
+    swept_parted: u64,
 }
 
 impl AuditReport {
@@ -149,6 +163,9 @@ impl AuditReport {
             leases: self.leases + other.leases,
             pages: self.pages + other.pages,
             unknown_pages: self.unknown_pages + other.unknown_pages,
+            sweeps: self.sweeps + other.sweeps,
+            swept_registrations: self.swept_registrations + other.swept_registrations,
+            swept_parted: self.swept_parted + other.swept_parted,
         }
     }
 }
@@ -170,6 +187,9 @@ impl Ledger {
             leases: AtomicU64::new(0),
             pages: AtomicU64::new(0),
             unknown: AtomicU64::new(0),
+            sweeps: AtomicU64::new(0),
+            swept: AtomicU64::new(0),
+            swept_parted: AtomicU64::new(0),
         };
         let own = [0_u8; 1];
         let here = AddressRange::new(own.as_ptr().expose_provenance(), 1);
@@ -190,6 +210,9 @@ impl Ledger {
             leases: count(&self.leases),
             pages: count(&self.pages),
             unknown_pages: count(&self.unknown),
+            sweeps: count(&self.sweeps),
+            swept_registrations: count(&self.swept),
+            swept_parted: count(&self.swept_parted),
         }
     }
 
@@ -202,14 +225,47 @@ impl Ledger {
     /// Compares the pages behind `range`, for which the cache has just leased the registration `key`
     /// and which no other thread changes.
     pub(super) fn compare(&self, key: Key, range: AddressRange, lane: usize) {
-        let Some(entry) = self.entries().get(&key.number()).cloned() else { return };
-        // A descriptor that cannot be read is a fault of the machine's that has its own report.
-        let Ok(offset) = self.first_parted(&entry, range) else { return };
         count(&self.leases, 1);
-        if let Some(offset) = offset {
-            let found = Parted { lane, range, offset };
-            self.parted.lock().unwrap_or_else(PoisonError::into_inner).push(found);
+        if let Some(offset) = self.parted_at(key, range) {
+            let note = "leased with another page than is behind the address";
+            self.note(Parted { lane, range, offset, note });
         }
+    }
+
+    /// Compares every live registration that `served` gives a lease for; no thread of the program changes memory
+    /// meanwhile.
+    pub(super) fn sweep<L>(
+        &self,
+        lane: usize,
+        served: impl Fn(AddressRange, Access) -> Option<(Key, L)>,
+    ) {
+        count(&self.sweeps, 1);
+        for (range, access) in self.live() {
+            // As long as the lease lives, the number is this registration's.
+            let look = || served(range, access).map(|(key, _lease)| self.parted_at(key, range));
+            let Some(first) = look() else { continue };
+            count(&self.swept, 1);
+            if let Some(offset) = first.filter(|_| stays_parted(look)) {
+                count(&self.swept_parted, 1);
+                let note = "live with another page than is behind the address";
+                self.note(Parted { lane, range, offset, note });
+            }
+        }
+    }
+
+    fn live(&self) -> Vec<(AddressRange, Access)> {
+        self.entries().values().map(|entry| (entry.range, entry.access)).collect()
+    }
+
+    fn note(&self, found: Parted) {
+        self.parted.lock().unwrap_or_else(PoisonError::into_inner).push(found);
+    }
+
+    /// How far into `range` the first page of the registration `key` is that stands behind its address no more.
+    fn parted_at(&self, key: Key, range: AddressRange) -> Option<usize> {
+        let entry = self.entries().get(&key.number()).cloned()?;
+        // A descriptor that cannot be read is a fault of the machine's that has its own report.
+        self.first_parted(&entry, range).ok().flatten()
     }
 
     fn first_parted(&self, entry: &Entry, range: AddressRange) -> io::Result<Option<usize>> {
@@ -228,11 +284,11 @@ impl Ledger {
         Ok(parted.map(|(page, _)| (page * PAGE).saturating_sub(range.start() % PAGE)))
     }
 
-    fn enter(&self, key: Key, range: AddressRange) {
+    fn enter(&self, key: Key, range: AddressRange, access: Access) {
         let frames = self.frames(range).unwrap_or_default();
         count(&self.registrations, 1);
         count(&self.unknown, frames.iter().filter(|frame| frame.is_none()).count() as u64);
-        self.entries().insert(key.number(), Arc::new(Entry { range, frames }));
+        self.entries().insert(key.number(), Arc::new(Entry { range, access, frames }));
     }
 
     fn strike(&self, key: Key) {
@@ -254,6 +310,16 @@ impl Ledger {
         let words = words.iter().map(|word| u64::from_le_bytes(*word));
         Ok(words.map(|word| (word & PRESENT != 0).then_some(word & NUMBER)).collect())
     }
+}
+
+/// A thread of the library's own may be in the midst of a change, such as a pool's that gives memory back: that comes
+/// to its end. A stale registration stays.
+fn stays_parted(look: impl Fn() -> Option<Option<usize>>) -> bool {
+    const LOOKS: u32 = 1000;
+    (0..LOOKS).all(|_| {
+        thread::yield_now();
+        look().flatten().is_some()
+    })
 }
 
 const fn page_of(address: usize) -> usize {

@@ -49,7 +49,7 @@ unsafe impl Monitor for Deaf {
     }
 
     fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: Position(0, 0), sequence: Sequence(1), complete: true }
+        Replay { up_to: Position(0, 0), sequence: Sequence(1), complete: true, may_repeat: false }
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {

@@ -55,8 +55,10 @@ const fn setting(
 /// `UCX_IB_REG_METHODS` is known until 1.15, `UCX_RCACHE_ENABLE` from 1.11 on (tried with 1.13.1), and with
 /// both an old and a new version caches nothing. `FI_MR_CACHE_MAX_COUNT` is known from 1.5 on (tried with
 /// 1.17). The parameters of Open MPI are those of 4.1 and 5.0 (tried with 4.1.4).
-const SETTINGS: [Setting; 11] = [
+const SETTINGS: [Setting; 12] = [
     setting(Reader::Pinfold, "PINFOLD_CACHE_REMOTE", "on", ""),
+    // Heeded where libfabric's cache stays on: of no use to other jobs.
+    setting(Reader::Libfabric, "PINFOLD_LIBFABRIC", "on", ""),
     setting(Reader::Ucx, "UCX_RCACHE_ENABLE", "n", "UCX keeps registrations itself"),
     setting(
         Reader::Ucx,
@@ -70,7 +72,7 @@ const SETTINGS: [Setting; 11] = [
         Reader::Libfabric,
         "FI_MR_CACHE_MAX_COUNT",
         "0",
-        "libfabric keeps registrations itself",
+        "libfabric keeps registrations itself, and asks Pinfold's monitor where it can",
     ),
     setting(
         Reader::OpenMpi,
@@ -123,16 +125,19 @@ impl Middleware {
         }
     }
 
-    /// The variables for a job, each as `set` says that the user has set it or not, and the arguments as the
-    /// user gave them.
+    /// The variables for a job, each as `set` says that the user has set it or not, the arguments as the user gave
+    /// them, and the text of [`OVERRIDE`].
     pub(crate) fn prepare(
         self,
         set: impl Fn(&str) -> Option<OsString>,
         arguments: &[OsString],
+        overriding: &str,
     ) -> Preparation {
         let mut preparation = Preparation::default();
         for setting in SETTINGS.iter().filter(|setting| self.needs(setting.reader)) {
-            match set(setting.name).or_else(|| setting.among(arguments)) {
+            let overridden = setting.parameter().and_then(|it| value_in_file(overriding, it));
+            let given = overridden.map(OsString::from).or_else(|| setting.among(arguments));
+            match given.or_else(|| set(setting.name)) {
                 None => preparation.variables.push((setting.name, setting.value)),
                 Some(value) => preparation.warnings.extend(setting.conflict(&value)),
             }
@@ -142,15 +147,25 @@ impl Middleware {
 }
 
 impl Setting {
-    /// The value that an argument of Open MPI's launcher gives to the same parameter: `--mca NAME VALUE`.
+    /// The parameter of Open MPI that the variable sets.
+    fn parameter(&self) -> Option<&'static str> {
+        self.name.strip_prefix("OMPI_MCA_")
+    }
+
+    /// The value that an argument of a launcher gives to the same variable or parameter: `--mca NAME VALUE` and
+    /// `-x NAME=VALUE` of Open MPI, `-genv NAME VALUE` and `-env NAME VALUE` of MPICH.
     fn among(&self, arguments: &[OsString]) -> Option<OsString> {
-        let name = self.name.strip_prefix("OMPI_MCA_")?;
-        let mut triples = arguments.windows(3);
-        let is_ours = |three: &&[OsString]| {
-            let flag = three[0].to_str().unwrap_or_default();
-            matches!(flag, "--mca" | "-mca" | "--gmca" | "-gmca") && three[1] == name
-        };
-        triples.find(is_ours).map(|three| three[2].clone())
+        let parameter = self.parameter();
+        (0..arguments.len()).find_map(|at| match &arguments[at..] {
+            [flag, pair, ..] if flag == "-x" => value_in(pair, self.name),
+            [flag, name, value, ..] => match flag.to_str()? {
+                "--mca" | "-mca" | "--gmca" | "-gmca" => parameter.is_some_and(|it| name == it),
+                "-genv" | "-env" => name == self.name,
+                _ => false,
+            }
+            .then(|| value.clone()),
+            _ => None,
+        })
     }
 
     /// What the user's own value leaves on.
@@ -166,6 +181,23 @@ impl Setting {
             wanted = self.value,
         ))
     }
+}
+
+/// The value of `name` in `NAME=VALUE`.
+fn value_in(pair: &OsStr, name: &str) -> Option<OsString> {
+    let value = pair.to_str()?.strip_prefix(name)?.strip_prefix('=')?;
+    Some(value.into())
+}
+
+/// What Open MPI reads last: a parameter in it counts whatever the environment says. All other files, and UCX's,
+/// give way to the environment.
+pub(crate) const OVERRIDE: &str = "/etc/openmpi/openmpi-mca-params-override.conf";
+
+/// The value of `parameter` in a file of Open MPI's parameters.
+fn value_in_file(text: &str, parameter: &str) -> Option<String> {
+    let pairs = text.lines().filter_map(|line| line.split_once('='));
+    let mut ours = pairs.filter(|(name, _)| name.trim() == parameter);
+    ours.next().map(|(_, value)| value.trim().into())
 }
 
 /// Programs that start the ranks of a job.
@@ -232,7 +264,7 @@ mod tests {
     }
 
     fn names(middleware: Middleware) -> Vec<&'static str> {
-        let preparation = middleware.prepare(|_| None, &[]);
+        let preparation = middleware.prepare(|_| None, &[], "");
         assert!(preparation.warnings.is_empty());
         preparation.variables.into_iter().map(|(name, _)| name).collect()
     }
@@ -244,7 +276,10 @@ mod tests {
         assert!(ucx.contains(&"UCX_RCACHE_ENABLE") && ucx.contains(&"PINFOLD_CACHE_REMOTE"));
         assert!(!ucx.iter().any(|name| name.starts_with("FI_") || name.starts_with("OMPI_")));
         let libfabric = names(Middleware::Libfabric);
-        assert_eq!(libfabric, ["PINFOLD_CACHE_REMOTE", "FI_MR_CACHE_MAX_COUNT"]);
+        assert_eq!(
+            libfabric,
+            ["PINFOLD_CACHE_REMOTE", "PINFOLD_LIBFABRIC", "FI_MR_CACHE_MAX_COUNT"]
+        );
     }
 
     #[test]
@@ -255,7 +290,7 @@ mod tests {
             "UCX_WARN_UNUSED_ENV_VARS" => Some("y".into()),
             _ => None,
         };
-        let preparation = Middleware::Mpi.prepare(set, &[]);
+        let preparation = Middleware::Mpi.prepare(set, &[], "");
         assert_eq!(preparation.variables.len(), SETTINGS.len() - 3);
         let [warning] = &preparation.warnings[..] else { panic!("{:?}", preparation.warnings) };
         assert!(warning.contains("UCX_RCACHE_ENABLE=n") && warning.contains("\"y\""), "{warning}");
@@ -265,11 +300,38 @@ mod tests {
     #[test]
     fn a_launcher_s_own_parameter_counts_as_set() {
         let arguments = words("--mca memory patcher -n 2 ./a.out");
-        let preparation = Middleware::Mpi.prepare(|_| None, &arguments);
+        let preparation = Middleware::Mpi.prepare(|_| None, &arguments, "");
         assert!(!preparation.variables.iter().any(|&(name, _)| name == "OMPI_MCA_memory"));
         assert!(preparation.warnings[0].contains("\"patcher\""), "{:?}", preparation.warnings);
-        let same = Middleware::Mpi.prepare(|_| None, &words("-mca memory ^patcher ./a.out"));
+        let same = Middleware::Mpi.prepare(|_| None, &words("-mca memory ^patcher ./a.out"), "");
         assert!(same.warnings.is_empty());
+    }
+
+    #[test]
+    fn what_a_launcher_is_to_set_in_the_ranks_counts_as_set() {
+        for arguments in [
+            "-n 2 -x UCX_RCACHE_ENABLE=y -x LD_PRELOAD ./a.out",
+            "-genv UCX_RCACHE_ENABLE y ./a.out",
+            "-n 2 -env UCX_RCACHE_ENABLE y ./a.out",
+        ] {
+            let preparation = Middleware::Mpi.prepare(|_| None, &words(arguments), "");
+            let is_ours = |&(name, _): &(&str, &str)| name == "UCX_RCACHE_ENABLE";
+            assert!(!preparation.variables.iter().any(is_ours), "{arguments}");
+            assert!(preparation.warnings[0].contains("\"y\""), "{:?}", preparation.warnings);
+        }
+        let longer = words("-x UCX_RCACHE_ENABLE_MORE=y -x");
+        assert!(Middleware::Mpi.prepare(|_| None, &longer, "").warnings.is_empty());
+    }
+
+    /// Before a command line's own value, which Open MPI does not heed then.
+    #[test]
+    fn a_parameter_in_the_overriding_file_counts_as_set() {
+        let file = "# memory = patcher\nmemory_more = 1\n memory = patcher \n";
+        let own = words("--mca memory ^patcher ./a.out");
+        let preparation = Middleware::Mpi.prepare(|_| None, &own, file);
+        let [warning] = &preparation.warnings[..] else { panic!("{:?}", preparation.warnings) };
+        assert!(warning.contains("\"patcher\""), "{warning}");
+        assert!(Middleware::Ucx.prepare(|_| None, &own, file).warnings.is_empty());
     }
 
     #[test]

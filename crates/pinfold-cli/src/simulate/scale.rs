@@ -8,7 +8,9 @@ use crate::output::{self, Failure, Output, Verdict};
 use crate::plot::{Axis, Line, Plot};
 use comfy_table::{Cell, CellAlignment, Table};
 use pinfold_sim::PAGE_BYTES;
-use pinfold_sim::scale::{COSTS, Costs, Policy, Row, Scenario, Stopped, Suspensions, run, suspend};
+use pinfold_sim::scale::{
+    COSTS, CallCosts, Row, ScalePolicy, Scenario, SuspensionStopped, Suspensions, run, suspend,
+};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -71,6 +73,9 @@ pub(crate) struct ScaleArguments {
     /// Writes a plot of the processor's time for each message to this file
     #[arg(long, requires = "scale", value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Writes a plot of how long a suspension stops a connection to this file
+    #[arg(long, requires = "scale", value_name = "FILE")]
+    pause_svg: Option<PathBuf>,
 }
 
 /// A cost's place in the list, and picoseconds.
@@ -154,7 +159,10 @@ pub(super) fn report(
     output.note(format_args!("seed {seed}: --seed {seed} gives the same answers again"));
     let report = answer(arguments, scenario, output);
     if let Some(file) = &arguments.svg {
-        plot(&report).write(file)?;
+        busy_plot(&report).write(file)?;
+    }
+    if let Some(file) = &arguments.pause_svg {
+        pause_plot(&report).write(file)?;
     }
     output.report(&report, || human(&report));
     let wrong = report.scale.iter().any(|entry| entry.stale + entry.refused > 0);
@@ -165,7 +173,7 @@ pub(super) fn report(
 /// The settings, which are small numbers by their ranges.
 fn scenario(arguments: &ScaleArguments, seed: u64) -> Result<Scenario, Failure> {
     let small = |number: i64| usize::try_from(number).unwrap_or(0);
-    let mut costs = Costs::default();
+    let mut costs = CallCosts::default();
     for &(which, cost) in &arguments.costs {
         *(COSTS[which].place)(&mut costs) = cost;
     }
@@ -204,15 +212,15 @@ fn scenario(arguments: &ScaleArguments, seed: u64) -> Result<Scenario, Failure> 
 fn answer(arguments: &ScaleArguments, scenario: Scenario, output: &Output) -> Report {
     let peers = arguments.peers.iter().filter_map(|&peers| usize::try_from(peers).ok());
     let scenarios: Vec<_> = peers.map(|peers| Scenario { peers, ..scenario }).collect();
-    let steps = scenarios.len() * (Policy::ALL.len() + Stopped::ALL.len());
+    let steps = scenarios.len() * (ScalePolicy::ALL.len() + SuspensionStopped::ALL.len());
     let progress = output.progress(steps as u64, "simulate --scale");
     let (mut scale, mut suspensions) = (Vec::new(), Vec::new());
     for scenario in &scenarios {
-        for policy in Policy::ALL {
+        for policy in ScalePolicy::ALL {
             scale.push(entry(scenario, policy, run(scenario, policy)));
             progress.advance(1);
         }
-        for stopped in Stopped::ALL {
+        for stopped in SuspensionStopped::ALL {
             let found = suspend(scenario, stopped, SUSPENSIONS);
             suspensions.push(suspension_entry(scenario, stopped, found));
             progress.advance(1);
@@ -231,10 +239,10 @@ fn answer(arguments: &ScaleArguments, scenario: Scenario, output: &Output) -> Re
     }
 }
 
-fn cost_entries(costs: Costs) -> Vec<CostEntry> {
-    let value = |mut costs: Costs, cost: &pinfold_sim::scale::Cost| *(cost.place)(&mut costs);
+fn cost_entries(costs: CallCosts) -> Vec<CostEntry> {
+    let value = |mut costs: CallCosts, cost: &pinfold_sim::scale::Cost| *(cost.place)(&mut costs);
     let entry = |cost: &pinfold_sim::scale::Cost| {
-        let (now, default) = (value(costs, cost), value(Costs::default(), cost));
+        let (now, default) = (value(costs, cost), value(CallCosts::default(), cost));
         let source = (now == default).then_some(cost.source);
         CostEntry { name: cost.name, microseconds: micros(now) / 1000.0, source }
     };
@@ -248,7 +256,7 @@ fn micros(nanoseconds: u64) -> f64 {
 }
 
 #[expect(clippy::cast_precision_loss)] // for people
-fn entry(scenario: &Scenario, policy: Policy, row: Row) -> Entry {
+fn entry(scenario: &Scenario, policy: ScalePolicy, row: Row) -> Entry {
     let transfers = scenario.transfers as f64;
     // Where every cost is 0 nothing takes any time, and a rate has to be a number all the same.
     let seconds = micros(row.total.max(1)) / 1e6;
@@ -272,7 +280,11 @@ fn entry(scenario: &Scenario, policy: Policy, row: Row) -> Entry {
     }
 }
 
-fn suspension_entry(scenario: &Scenario, stopped: Stopped, found: Suspensions) -> SuspensionEntry {
+fn suspension_entry(
+    scenario: &Scenario,
+    stopped: SuspensionStopped,
+    found: Suspensions,
+) -> SuspensionEntry {
     SuspensionEntry {
         peers: scenario.peers,
         stopped: stopped.name(),
@@ -368,25 +380,38 @@ fn costs(report: &Report) -> Table {
     table
 }
 
-/// The processor's time for each message, and how long a suspension stops a connection.
+const PEERS: Axis = Axis { title: "peers", label: |value| format!("{value:.0}") };
+const MICROSECONDS: Axis = Axis { title: "microseconds", label: |value| format!("{value}") };
+
+/// The processor's time for each message.
 #[expect(clippy::cast_precision_loss)] // for people
-fn plot(report: &Report) -> Plot {
-    let policy = |policy: Policy| {
+fn busy_plot(report: &Report) -> Plot {
+    let line = |policy: ScalePolicy| {
         let own = report.scale.iter().filter(|entry| entry.policy == policy.name());
         let points = own.map(|entry| (entry.peers as f64, entry.cpu_us)).collect();
         Line { name: policy.name().into(), points }
     };
-    let pause = |stopped: Stopped| {
+    Plot {
+        title: "Processor time for each message (simulated)".into(),
+        across: PEERS,
+        up: MICROSECONDS,
+        lines: ScalePolicy::ALL.map(line).into(),
+    }
+}
+
+/// How long a suspension stops a connection at most.
+#[expect(clippy::cast_precision_loss)] // for people
+fn pause_plot(report: &Report) -> Plot {
+    let line = |stopped: SuspensionStopped| {
         let own = report.suspensions.iter().filter(|entry| entry.stopped == stopped.name());
         let points = own.map(|entry| (entry.peers as f64, entry.longest_pause_us)).collect();
-        Line { name: format!("pause: {}", stopped.name()), points }
+        Line { name: stopped.name().into(), points }
     };
-    let lines = Policy::ALL.map(policy).into_iter().chain(Stopped::ALL.map(pause)).collect();
     Plot {
-        title: "Processor time for each message, and pause of a suspension".into(),
-        across: Axis { title: "peers", label: |value| format!("{value:.0}") },
-        up: Axis { title: "microseconds", label: |value| format!("{value}") },
-        lines,
+        title: "Longest pause of a connection by a suspension (simulated)".into(),
+        across: PEERS,
+        up: MICROSECONDS,
+        lines: SuspensionStopped::ALL.map(line).into(),
     }
 }
 
@@ -426,7 +451,7 @@ mod tests {
     #[test]
     fn what_costs_nothing_has_rates_that_are_numbers() {
         let scenario = Scenario { peers: 2, ..read(&[]).unwrap() };
-        let entry = entry(&scenario, Policy::ALL[0], Row::default());
+        let entry = entry(&scenario, ScalePolicy::ALL[0], Row::default());
         assert!(entry.gib_per_s.is_finite() && entry.registrations_per_s.is_finite());
     }
 }

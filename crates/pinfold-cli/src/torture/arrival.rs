@@ -20,7 +20,7 @@ use crate::change::{Mutation, Part, Specimen, difference};
 use crate::port::{PortRegistrar, Refusal};
 use crate::races::{Stop, joined, send_wrong, start};
 use pinfold::landing::{
-    Arrived, Crossover, LandError, Landed, Method, Options, Place, Refused, Remapped, Slab,
+    Arrived, Crossover, LandError, Landed, Method, Place, RemapRefused, Remapped, Slab, ZoneOptions,
 };
 use pinfold::{AddressRange, Monitor};
 use std::io;
@@ -41,8 +41,11 @@ pub(super) fn pages(threads: usize) -> Option<Slab> {
 }
 
 /// What a zone of the torture is like.
-pub(super) fn options() -> Options {
-    Options { crossover: Crossover::exchange_from(CHOSEN_EXCHANGES_FROM), ..Options::default() }
+pub(super) fn options() -> ZoneOptions {
+    ZoneOptions {
+        crossover: Crossover::exchange_from(CHOSEN_EXCHANGES_FROM),
+        ..ZoneOptions::default()
+    }
 }
 
 /// A message, its target's pages exchanged or not.
@@ -64,7 +67,7 @@ impl<'z, 'c, M: Monitor> Flying<'z, 'c, M> {
         }
         match place.remap() {
             Ok(remapped) => Self::Remapped(remapped),
-            Err(Refused { state, .. }) => Self::Unmoved(state),
+            Err(RemapRefused { state, .. }) => Self::Unmoved(state),
         }
     }
 

@@ -7,6 +7,7 @@ use fastrand::Rng;
 use pinfold::AddressRange;
 use pinfold::pool::WhenExhausted;
 use std::fmt::Write;
+use std::iter;
 use std::time::Duration;
 
 /// How many pieces of memory a thread owns.
@@ -100,6 +101,8 @@ pub(super) enum Operation {
     Trim { down_to: usize },
     /// A forked child that is told so, and then runs a program of its own.
     Fork { flood: bool },
+    /// Pages of a file are sent, replaced in the file, which reclaim may have unmapped before, and sent again.
+    Replace { paged_out: bool, zeros: bool },
 }
 
 impl Operation {
@@ -136,8 +139,16 @@ impl Operation {
             Self::Trim { .. } => "pool: trim",
             Self::Fork { flood: false } => "forked child",
             Self::Fork { flood: true } => "forked child, no mappings",
+            Self::Replace { zeros: false, .. } => "direct write",
+            Self::Replace { zeros: true, .. } => "blocks filled with zeros",
         }
     }
+}
+
+/// What the thread does that has a file written past its pages, endlessly.
+pub(super) fn replacements(seed: u64) -> impl Iterator<Item = Operation> {
+    let mut rng = Rng::with_seed(seed);
+    iter::repeat_with(move || Operation::Replace { paged_out: rng.bool(), zeros: rng.bool() })
 }
 
 /// The endless list of one thread's operations.

@@ -158,7 +158,7 @@ impl Tally {
         self.kinds.entry(operation.kind()).or_default().seconds += time.as_secs_f64();
     }
 
-    /// Counts pages that were leased and no longer behind their addresses: as wrong, whatever the bytes
+    /// Counts pages that a registration has and that are no longer behind their addresses: as wrong, whatever the bytes
     /// were.
     pub(super) fn parted(
         &mut self,
@@ -170,14 +170,13 @@ impl Tally {
         self.wrong += 1;
         self.kinds.entry(operation.kind()).or_default().wrong += 1;
         let (operation, range) = (format!("{operation:?}"), parted.range.to_string());
-        let note = "leased with another page than is behind the address";
         self.describe(Wrong {
             thread,
             step,
             operation,
             range,
             first_wrong: parted.offset,
-            note: note.into(),
+            note: parted.note.into(),
         });
     }
 

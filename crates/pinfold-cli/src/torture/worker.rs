@@ -5,16 +5,17 @@
 
 use super::journal::{Row, Stage, Who};
 use super::program::{Operation, PLACES, PORTS, Program, SLOTS, Window};
-use super::stock::Filled;
+use super::stock::{Filled, range};
 use super::tally::{Judged, Tally, WrongBytes};
 use super::{Grounds, Owned, Shared, beside};
 use crate::change::{
-    Backing, Call, ChildEnd, FirstWrong, MappingFlood, Mutation, NoDescriptors, Obstacle, Part,
-    Route, Specimen, in_child_guarded,
+    Backing, Call, ChildEnd, DirectFile, FirstWrong, MappingFlood, Mutation, NoDescriptors,
+    Obstacle, Part, Route, Specimen, difference, in_child_guarded,
 };
 use crate::output::Failure;
 use crate::port::{Port, PortLease, Refusal};
 use crate::races::{self, Pace, Race, RunRace, Stop, send_wrong};
+use pinfold::pool::WhenExhausted;
 use pinfold::{Access, AddressRange, Cover, GetError, Monitor};
 use std::collections::VecDeque;
 use std::fs;
@@ -26,6 +27,9 @@ const HELD: usize = 4;
 
 /// How many changes a thread makes while nothing can be opened, which hinders the others too.
 const STARVED_CHANGES: usize = 8;
+
+/// After so many operations of the first thread an audit sweeps; a forked child carries out a few more.
+const SWEEP_EVERY: u64 = 32;
 
 /// How many operations a forked child carries out.
 const CHILD_OPERATIONS: usize = 40;
@@ -65,6 +69,25 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
     /// Carries out one operation and counts it.
     pub(super) fn step(&mut self, step: u64, operation: &Operation) {
         self.enter(Stage::Running, step);
+        let shared = self.grounds.shared;
+        let changing = shared.trial.audit.then(|| beside(&shared.changes));
+        self.carry_out_and_count(step, operation);
+        drop(changing);
+        if shared.trial.audit && self.thread == 0 && step % SWEEP_EVERY == SWEEP_EVERY - 1 {
+            self.sweep();
+        }
+        self.count_parted(step, operation);
+    }
+
+    /// Looks at everything that is registered while no thread is within an operation: then all changes have
+    /// returned.
+    fn sweep(&self) {
+        let changes = &self.grounds.shared.changes;
+        let _still = changes.write().unwrap_or_else(PoisonError::into_inner);
+        self.grounds.ports.iter().for_each(|port| port.sweep(self.lane()));
+    }
+
+    fn carry_out_and_count(&mut self, step: u64, operation: &Operation) {
         let births = &self.grounds.shared.births;
         let _births = operation.begins_threads().then(|| beside(births));
         let begun = Instant::now();
@@ -74,6 +97,9 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
             Ok(wrong) => self.tally.done(self.thread, step, operation, wrong),
             Err(why) => self.tally.refused(operation, &why),
         }
+    }
+
+    fn count_parted(&mut self, step: u64, operation: &Operation) {
         let lanes = self.lane()..self.lane() + 2;
         for ledger in self.grounds.ports.iter().filter_map(Port::ledger) {
             for parted in ledger.take_parted(lanes.clone()) {
@@ -123,6 +149,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
             Operation::PassOn { place } => self.pass_on(place),
             Operation::Trim { down_to } => self.trim(down_to),
             Operation::Fork { flood } => self.fork(flood),
+            Operation::Replace { paged_out, zeros } => self.replace(paged_out, zeros),
         }
     }
 
@@ -324,6 +351,24 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         Ok(wrong)
     }
 
+    fn replace(&mut self, paged_out: bool, zeros: bool) -> Judged {
+        let grounds = self.grounds;
+        let file = grounds.direct.as_ref().ok_or(Stop::Gone)?;
+        file.write(self.next_key())?;
+        let before = self.send_file(file)?;
+        if paged_out {
+            file.page_out()?;
+        }
+        if zeros { file.zero() } else { file.write(self.next_key()) }?;
+        Ok(before.or(self.send_file(file)?))
+    }
+
+    fn send_file(&mut self, file: &DirectFile) -> Judged {
+        let range = file.mapping();
+        let sent = self.port(0).send_with(range, self.lane(), Access::READ)?;
+        self.moved(range, file.difference(&sent.bytes))
+    }
+
     fn fork(&mut self, flood: bool) -> Judged {
         let key = self.next_key();
         let specimen = Specimen::new(Backing::Anonymous, 4)?;
@@ -370,7 +415,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
             Ok((owned, Shared::new(monitor, make_monitor, journal, shared.trial)))
         });
         let Ok((owned, shared)) = opened else { return child::REFUSED };
-        let grounds = owned.grounds(&shared, 1);
+        let grounds = owned.grounds(&shared, 1, None);
         let _flood = flood.then(|| MappingFlood::new(FLOOD_SPARE));
         let process = std::process::id().into();
         let row = Row { process, seed, flood, ..Row::default() };
@@ -401,6 +446,82 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
     }
 }
 
+/// What a thread does with buffers of the pool that all threads share.
+impl<'p, M: Monitor + Clone> Worker<'_, 'p, M> {
+    pub(super) fn take_buffer(
+        &mut self,
+        place: usize,
+        length: usize,
+        when: WhenExhausted,
+        zeroed: bool,
+    ) -> Judged {
+        let before = self.put_back(place);
+        let key = self.next_key();
+        let buffer = self.grounds.stock.take(length, when, zeroed)?;
+        let dirty = buffer.iter().position(|&byte| zeroed && byte != 0);
+        let note = "a buffer of zeros was none";
+        let range = range(&buffer)?;
+        self.set_buffer(place, Filled::new(buffer, key)?);
+        let dirty = dirty.map(|first| WrongBytes { range, first, note: note.into() });
+        Ok(before.unwrap_or(None).or(dirty))
+    }
+
+    /// The buffer's own registration and the cache's, of which the cache does not know that the
+    /// pool gives memory back, move the same bytes.
+    pub(super) fn send_buffer(&mut self, place: usize, refill: bool, port: usize) -> Judged {
+        let key = self.next_key();
+        let mut filled = self.buffer(place)?;
+        let wrong = filled.wrong()?;
+        if refill {
+            filled = Filled::new(filled.buffer, key)?;
+        }
+        let (range, pattern) = (range(&filled.buffer)?, filled.pattern()?);
+        let sent = self.grounds.stock.send(&filled, self.lane());
+        let sent_by_cache = self.port(port).send(range, self.lane());
+        self.set_buffer(place, filled);
+        let wrong = wrong.or(self.moved(range, difference(&sent?, &pattern))?);
+        Ok(wrong.or(self.moved(range, difference(&sent_by_cache?.bytes, &pattern))?))
+    }
+
+    pub(super) fn receive_buffer(&mut self, place: usize, as_word: bool) -> Judged {
+        let key = self.next_key();
+        let filled = self.buffer(place)?;
+        let (before, range) = (filled.wrong()?, range(&filled.buffer)?);
+        let incoming = Specimen::pattern(range, key);
+        let lane = self.lane();
+        let buffer = self.grounds.stock.receive(filled.buffer, lane, &incoming, as_word)?;
+        let wrong = difference(&buffer, &incoming);
+        self.set_buffer(place, Filled { buffer, key });
+        Ok(before.or(self.moved(range, wrong)?))
+    }
+
+    pub(super) fn put_back(&mut self, place: usize) -> Judged {
+        self.buffer(place)?.wrong()
+    }
+
+    pub(super) fn pass_on(&mut self, place: usize) -> Judged {
+        let filled = self.buffer(place)?;
+        let other = self.grounds.passed.pass_on(filled);
+        other.map_or(Ok(None), |other| other.wrong())
+    }
+
+    pub(super) fn trim(&mut self, down_to: usize) -> Judged {
+        self.grounds.stock.pool.trim(down_to);
+        Ok(None)
+    }
+
+    /// Takes a buffer out of its place.
+    fn buffer(&mut self, place: usize) -> Result<Filled<'p>, Stop> {
+        self.buffers.get_mut(place).and_then(Option::take).ok_or(Stop::Gone)
+    }
+
+    fn set_buffer(&mut self, place: usize, filled: Filled<'p>) {
+        if let Some(place) = self.buffers.get_mut(place) {
+            *place = Some(filled);
+        }
+    }
+}
+
 /// How many mappings a child that runs out of them may still make.
 const FLOOD_SPARE: usize = 24;
 
@@ -408,7 +529,7 @@ const FLOOD_SPARE: usize = 24;
 /// the standard library ends the process if a new thread gets no stack for signals.
 pub(super) fn is_for_a_child(operation: &Operation, flood: bool) -> bool {
     match operation {
-        Operation::Fork { .. } | Operation::Starve { .. } => false,
+        Operation::Fork { .. } | Operation::Starve { .. } | Operation::Replace { .. } => false,
         Operation::TakeOver { .. } | Operation::Register { .. } | Operation::Beside { .. } => {
             !flood
         }

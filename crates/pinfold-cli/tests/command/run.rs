@@ -39,6 +39,31 @@ fn the_program_s_end_and_output_are_its_own() {
     assert_eq!(status(&run(&["--", "/"])), 126);
 }
 
+/// With the environment of no job in it.
+fn run_for(middleware: &str, script: &str, set: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.args(["run", "--quiet", "--for", middleware, "--", "sh", "-c", script]);
+    command.env_remove("UCX_RCACHE_ENABLE").env_remove("FI_MR_CACHE_MAX_COUNT");
+    command.envs(set.iter().copied()).output().expect("the command starts")
+}
+
+#[test]
+fn a_middleware_s_variables_reach_the_program_and_a_user_s_own_is_named() {
+    if library().is_none() {
+        return;
+    }
+    let script = "echo $PINFOLD_CACHE_REMOTE $UCX_RCACHE_ENABLE $FI_MR_CACHE_MAX_COUNT";
+    let said = |output: &Output| String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let ucx = run_for("ucx", script, &[]);
+    assert_eq!((said(&ucx), ucx.stderr.len()), ("on n".into(), 0));
+    assert_eq!(said(&run_for("mpi", script, &[])), "on n 0");
+    let own = run_for("libfabric", script, &[("FI_MR_CACHE_MAX_COUNT", "7")]);
+    let errors = String::from_utf8_lossy(&own.stderr);
+    assert_eq!(said(&own), "on 7");
+    assert!(errors.contains("FI_MR_CACHE_MAX_COUNT is set to \"7\""), "{errors}");
+    assert_eq!(status(&run_for("none", script, &[])), 2);
+}
+
 #[test]
 fn the_library_comes_first_and_others_stay() {
     let Some(library) = library() else { return };

@@ -1,7 +1,7 @@
 //! Lists of places: what is evicted next, what waits to be deregistered.
 //!
 //! A place is in at most one list, so lists are chains through one table of links: joining,
-//! leaving and moving on are a few stores each and allocate nothing. The table costs 16 bytes a
+//! leaving and moving on are a few stores each and allocate nothing. The table costs 8 bytes a
 //! place. All of it belongs to the holder of the writer's lock.
 //!
 //! In which list a place stands follows from its region's state, and is written nowhere else:
@@ -17,13 +17,11 @@ use std::iter;
 
 /// No place: one more than the highest number that a place can have.
 const NONE: u32 = u32::MAX;
-/// A place's neighbours, and the mark that the order of eviction left; of a region that is being deregistered,
-/// which deregistration that is.
+/// A place's neighbours.
 #[derive(Clone, Copy)]
 struct Link {
     ahead: u32,
     behind: u32,
-    mark: u64,
 }
 
 /// Deregistrations in the order in which they began.
@@ -41,7 +39,7 @@ struct Ends {
 /// All lists.
 pub(crate) struct Lists {
     links: Chunked<Link>,
-    ends: [Ends; List::COUNT],
+    ends: [Ends; List::ALL.len()],
     /// The place that became free last, from which on `behind` leads to the others.
     free: u32,
     /// By [`Outside`].
@@ -58,7 +56,7 @@ impl Lists {
         let outside = [RangeIndex::new(), RangeIndex::new()];
         Self {
             links: Chunked::new(),
-            ends: [ends; List::COUNT],
+            ends: [ends; List::ALL.len()],
             free: NONE,
             outside,
             departures: DepartureCount::default(),
@@ -68,7 +66,7 @@ impl Lists {
 
     /// Makes sure that place `number` has a link.
     pub(crate) fn make(&mut self, number: u32) {
-        self.links.make(number as usize, || Link { ahead: NONE, behind: NONE, mark: 0 });
+        self.links.make(number as usize, || Link { ahead: NONE, behind: NONE });
     }
 
     #[inline]
@@ -294,7 +292,7 @@ impl Lists {
         let region = idle.into_item();
         self.transit(region, State::Deregistering);
         self.departures.0 += 1;
-        self.link_mut(region.number).mark = self.departures.0;
+        region.set_mark(self.departures.0);
         Deregistering(region)
     }
 
@@ -303,11 +301,15 @@ impl Lists {
         self.departures
     }
 
-    /// Whether one of the first `count` deregistrations is under way still.
-    pub(crate) fn are_departing(&self, count: DepartureCount) -> bool {
+    /// Whether one of the first `count` deregistrations is under way still; `place` finds a region by its number.
+    pub(crate) fn are_departing<'c, H: Copy + 'c>(
+        &self,
+        count: DepartureCount,
+        place: impl Fn(u32) -> Option<&'c Region<H>>,
+    ) -> bool {
         // They stand in the order in which they began.
-        let oldest = self.first(List::Deregistering);
-        oldest.is_some_and(|number| self.link(number).mark <= count.0)
+        let oldest = self.first(List::Deregistering).and_then(place);
+        oldest.is_some_and(|region| region.mark() <= count.0)
     }
 
     /// The registration is gone, and its place may be filled again.
@@ -357,7 +359,7 @@ impl Lists {
     /// Takes place `number` out of `list`, in which it stands.
     #[inline]
     fn remove(&mut self, list: List, number: u32) {
-        let Link { ahead, behind, .. } = *self.link(number);
+        let Link { ahead, behind } = *self.link(number);
         match ahead {
             NONE => self.ends[list as usize].first = behind,
             _ => self.link_mut(ahead).behind = behind,
@@ -367,18 +369,6 @@ impl Lists {
             _ => self.link_mut(behind).ahead = ahead,
         }
         self.ends[list as usize].length -= 1;
-    }
-
-    /// Notes the tick at which place `number` was looked at.
-    #[inline]
-    pub(crate) fn set_mark(&mut self, number: u32, tick: u64) {
-        self.link_mut(number).mark = tick;
-    }
-
-    /// Whether `tick` is the one noted last.
-    #[inline]
-    pub(crate) fn has_mark(&self, number: u32, tick: u64) -> bool {
-        self.link(number).mark == tick
     }
 }
 
@@ -429,26 +419,12 @@ mod tests {
     #[test]
     fn agrees_with_plain_queues() {
         let (mut lists, regions) = lists();
-        let mut model: [VecDeque<u32>; List::COUNT] = std::array::from_fn(|_| VecDeque::new());
+        let mut model: [VecDeque<u32>; List::ALL.len()] = std::array::from_fn(|_| VecDeque::new());
         let mut random = 0x5eed_u64;
         let mut next = |bound: usize| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             usize::try_from(random >> 33).unwrap() % bound
         };
-        let all = [
-            List::Small,
-            List::Main,
-            List::MainLeased,
-            List::Examined,
-            List::Evictable,
-            List::Invalidated,
-            List::InvalidatedLeased,
-            List::Superseded,
-            List::SupersededLeased,
-            List::PerUse,
-            List::Parked,
-            List::Deregistering,
-        ];
         for _ in 0..if cfg!(miri) { 200 } else { 20_000 } {
             let region = &regions[next(regions.len())];
             let successors = region.state().successors();
@@ -459,7 +435,7 @@ mod tests {
                 model.iter_mut().for_each(|list| list.retain(|&other| other != region.number));
                 to.list().iter().for_each(|&list| model[list as usize].push_back(region.number));
             }
-            for list in all {
+            for list in List::ALL {
                 assert!(lists.iter(list).eq(model[list as usize].iter().copied()));
                 assert_eq!(lists.len(list), model[list as usize].len());
             }
@@ -481,10 +457,35 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_was_closed_is_opened_as_it_was() {
+        let (mut lists, regions) = lists();
+        for (region, used_before) in [(&regions[0], false), (&regions[1], true)] {
+            lists.publish(region, used_before, false);
+            let before = region.state();
+            lists.close(region);
+            assert!(!region.is_live());
+            lists.open(region);
+            assert_eq!(region.state(), before);
+        }
+    }
+
+    /// Hits do not find a region of which a part is suspended, also when it turns out to be in use.
+    #[test]
+    fn a_closed_region_that_is_in_use_stays_closed() {
+        for used_before in [false, true] {
+            let (mut lists, regions) = lists();
+            lists.publish(&regions[0], used_before, true);
+            lists.promote(&regions[0]);
+            assert_eq!(regions[0].state(), State::MainClosed);
+        }
+    }
+
     /// A place whose region is gone and that is filled and cleared again is in another deregistration.
     #[test]
     fn a_place_that_is_used_again_is_not_waited_for() {
         let (mut lists, regions) = lists();
+        let place = |number: u32| regions.get(number as usize);
         let begin = |lists: &mut Lists, number: usize| {
             lists.keep_per_use(&regions[number], false);
             lists.deregister(Idle::of_a_dropped_cache(&regions[number]))
@@ -493,18 +494,15 @@ mod tests {
         let count = lists.departures();
         lists.free(first);
         let _again = begin(&mut lists, 1);
-        assert!(lists.are_departing(count), "the second is under way");
+        assert!(lists.are_departing(count, place), "the second is under way");
         lists.free(second);
-        assert!(!lists.are_departing(count) && lists.are_departing(lists.departures()));
+        assert!(!lists.are_departing(count, place));
+        assert!(lists.are_departing(lists.departures(), place));
     }
 
+    /// The region itself, whose handle may take 16 bytes, its link, and its entry in one block of the index.
     #[test]
-    fn a_mark_stays_with_its_place() {
-        let (mut lists, regions) = lists();
-        lists.set_mark(1, 0x1234_5678_9abc);
-        lists.publish(&regions[1], false, false);
-        lists.promote(&regions[1]);
-        assert!(lists.has_mark(1, 0x1234_5678_9abc) && !lists.has_mark(1, 0x1234_5678_9abd));
-        assert_eq!(lists.iter(List::Main).collect::<Vec<_>>(), [1]);
+    fn a_region_takes_80_bytes() {
+        assert_eq!(size_of::<Region<[u64; 2]>>() + size_of::<Link>() + size_of::<u64>(), 80);
     }
 }

@@ -31,46 +31,50 @@
 //!    │           └──▶ Invalidated   the registrar panicked at an earlier one: the reclaimer's again
 //! ```
 
-/// What may be done with a region, and in which list it stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum State {
-    /// Nothing is registered here, as far as the cache knows.
-    Free = 0,
-    /// May be found and leased by a hit; not used since it was registered, as far as is known.
-    Small = LIVE | QUIET | 1,
-    /// May be found and leased by a hit; used again since it was registered.
-    Main = LIVE | QUIET | 2,
-    /// As `Main`, and a scan for room found it leased: the end of a lease is awaited, so that the
-    /// next that needs room does not look at it again before.
-    MainLeased = LIVE | 3,
-    /// As `Small`, but only a holder of the writer's lock finds it: part of it is suspended.
-    SmallClosed = 1,
-    /// As `Main`, and closed in the same way.
-    MainClosed = 2,
-    /// Taken out of the order of eviction while the hazards are scanned, which takes no lock. Only a
-    /// holder of the writer's lock leases it, and it leaves this state then; and when a lease of it ends.
-    Examined = 3,
-    /// The next to be evicted: a scan found no lease after hits could not find it any more. Only a
-    /// holder of the writer's lock leases it, and it leaves this state then.
-    Evictable = 4,
-    /// Its mapping changed: not to be found; whether it is leased has not been looked at.
-    Invalidated = 5,
-    /// Its mapping changed, and it is leased, or the hazards are being scanned: the end of a lease is awaited.
-    InvalidatedLeased = 6,
-    /// Not to be found, because a larger region serves its uses, or it was suspended; its pages are
-    /// right. Whether it is leased has not been looked at.
-    Superseded = 7,
-    /// As `Superseded`, and the end of a lease is awaited in the same way.
-    SupersededLeased = 8,
-    /// Registered for one lease alone.
-    PerUse = 9,
-    /// As `PerUse`, and the mapping changed since.
-    PerUseInvalidated = 10,
-    /// In the hands of a suspension, which holds what its leases were.
-    Parked = 11,
-    /// Being deregistered; the duty is in one thread's hands.
-    Deregistering = 12,
+use crate::listed::listed;
+
+listed! {
+    /// What may be done with a region, and in which list it stands.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub(crate) enum State {
+        /// Nothing is registered here, as far as the cache knows.
+        Free = 0,
+        /// May be found and leased by a hit; not used since it was registered, as far as is known.
+        Small = LIVE | QUIET | 1,
+        /// May be found and leased by a hit; used again since it was registered.
+        Main = LIVE | QUIET | 2,
+        /// As `Main`, and a scan for room found it leased: the end of a lease is awaited, so that the
+        /// next that needs room does not look at it again before.
+        MainLeased = LIVE | 3,
+        /// As `Small`, but only a holder of the writer's lock finds it: part of it is suspended.
+        SmallClosed = 1,
+        /// As `Main`, and closed in the same way.
+        MainClosed = 2,
+        /// Taken out of the order of eviction while the hazards are scanned, which takes no lock. Only a
+        /// holder of the writer's lock leases it, and it leaves this state then; and when a lease of it ends.
+        Examined = 3,
+        /// The next to be evicted: a scan found no lease after hits could not find it any more. Only a
+        /// holder of the writer's lock leases it, and it leaves this state then.
+        Evictable = 4,
+        /// Its mapping changed: not to be found; whether it is leased has not been looked at.
+        Invalidated = 5,
+        /// Its mapping changed, and it is leased, or the hazards are being scanned: the end of a lease is awaited.
+        InvalidatedLeased = 6,
+        /// Not to be found, because a larger region serves its uses, or it was suspended; its pages are
+        /// right. Whether it is leased has not been looked at.
+        Superseded = 7,
+        /// As `Superseded`, and the end of a lease is awaited in the same way.
+        SupersededLeased = 8,
+        /// Registered for one lease alone.
+        PerUse = 9,
+        /// As `PerUse`, and the mapping changed since.
+        PerUseInvalidated = 10,
+        /// In the hands of a suspension, which holds what its leases were.
+        Parked = 11,
+        /// Being deregistered; the duty is in one thread's hands.
+        Deregistering = 12,
+    }
 }
 
 /// An index of regions that are registered and not in the cache's index.
@@ -88,80 +92,45 @@ pub(super) const LIVE: u8 = 1 << 7;
 /// The bit of a state in which nothing waits for the end of a lease.
 pub(super) const QUIET: u8 = 1 << 6;
 
-/// A list of places.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum List {
-    /// In the order of eviction: not used since they were registered.
-    Small,
-    /// In the order of eviction: used again.
-    Main,
-    /// In use, and out of the order of eviction until a lease ends.
-    MainLeased,
-    /// In the hands of the thread that scans the hazards.
-    Examined,
-    Evictable,
-    Invalidated,
-    InvalidatedLeased,
-    Superseded,
-    SupersededLeased,
-    /// Registered for one lease, whether the mapping changed or not.
-    PerUse,
-    Parked,
-    Deregistering,
+listed! {
+    /// A list of places.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub(crate) enum List {
+        /// In the order of eviction: not used since they were registered.
+        Small,
+        /// In the order of eviction: used again.
+        Main,
+        /// In use, and out of the order of eviction until a lease ends.
+        MainLeased,
+        /// In the hands of the thread that scans the hazards.
+        Examined,
+        Evictable,
+        Invalidated,
+        InvalidatedLeased,
+        Superseded,
+        SupersededLeased,
+        /// Registered for one lease, whether the mapping changed or not.
+        PerUse,
+        Parked,
+        Deregistering,
+    }
 }
 
-impl List {
-    /// How many lists there are.
-    pub(super) const COUNT: usize = 12;
-}
+/// The state that a byte stands for.
+const OF_BYTE: [State; 1 << u8::BITS] = {
+    let (mut states, mut next) = ([State::Free; 1 << u8::BITS], 0);
+    while next < State::ALL.len() {
+        states[State::ALL[next] as usize] = State::ALL[next];
+        next += 1;
+    }
+    states
+};
 
 impl State {
-    /// All of them.
-    #[cfg(test)]
-    #[cfg(not(loom))]
-    pub(super) const ALL: [Self; 16] = [
-        Self::Free,
-        Self::Small,
-        Self::Main,
-        Self::MainLeased,
-        Self::SmallClosed,
-        Self::MainClosed,
-        Self::Examined,
-        Self::Evictable,
-        Self::Invalidated,
-        Self::InvalidatedLeased,
-        Self::Superseded,
-        Self::SupersededLeased,
-        Self::PerUse,
-        Self::PerUseInvalidated,
-        Self::Parked,
-        Self::Deregistering,
-    ];
-
     #[inline]
     pub(super) const fn from_bits(bits: u64) -> Self {
-        const SMALL: u8 = State::Small as u8;
-        const MAIN: u8 = State::Main as u8;
-        const MAIN_LEASED: u8 = State::MainLeased as u8;
-        match bits.to_le_bytes()[0] {
-            SMALL => Self::Small,
-            MAIN => Self::Main,
-            MAIN_LEASED => Self::MainLeased,
-            1 => Self::SmallClosed,
-            2 => Self::MainClosed,
-            3 => Self::Examined,
-            4 => Self::Evictable,
-            5 => Self::Invalidated,
-            6 => Self::InvalidatedLeased,
-            7 => Self::Superseded,
-            8 => Self::SupersededLeased,
-            9 => Self::PerUse,
-            10 => Self::PerUseInvalidated,
-            11 => Self::Parked,
-            12 => Self::Deregistering,
-            _ => Self::Free,
-        }
+        OF_BYTE[bits.to_le_bytes()[0] as usize]
     }
 
     /// Whether hits find the region, which they read from its word.
@@ -306,6 +275,26 @@ mod tests {
         assert_eq!(quiet.collect::<Vec<_>>(), [State::Small, State::Main]);
         let live = State::ALL.into_iter().filter(|state| state.is_live());
         assert_eq!(live.collect::<Vec<_>>(), [State::Small, State::Main, State::MainLeased]);
+    }
+
+    #[test]
+    fn what_is_not_free_stands_in_a_list_and_no_list_is_without_a_state() {
+        let lists = State::ALL.map(State::list);
+        assert!(
+            State::ALL.iter().zip(lists).all(|(&it, list)| list.is_none() == (it == State::Free))
+        );
+        assert!(List::ALL.into_iter().all(|list| lists.contains(&Some(list))));
+    }
+
+    #[test]
+    fn what_a_change_or_a_scan_has_marked_is_known_by_its_state() {
+        let of = |is: fn(State) -> bool| State::ALL.into_iter().filter(move |&state| is(state));
+        let invalidated: Vec<_> = of(State::is_invalidated).collect();
+        let gone = [State::Invalidated, State::InvalidatedLeased, State::PerUseInvalidated];
+        assert_eq!(invalidated, gone);
+        let awaiting: Vec<_> = of(State::awaits_scan).collect();
+        let scanned = [State::Examined, State::InvalidatedLeased, State::SupersededLeased];
+        assert_eq!(awaiting, scanned);
     }
 
     /// A change looks for the first three outside of the cache's index, and for the others nowhere.

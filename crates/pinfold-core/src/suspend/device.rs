@@ -216,7 +216,7 @@ impl fmt::Display for Unsupported {
                 f.write_str("a peer may write at any time: have it agree to stop first")
             }
             Self::Connection { index } => {
-                write!(f, "connection {index} of the list cannot be stopped as it is")
+                write!(f, "connection {index} of the list cannot be stopped as it is: end it first")
             }
             Self::Refused { operation, errno } => {
                 write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))
@@ -247,10 +247,12 @@ pub enum ConnectionLost {
 impl fmt::Display for ConnectionLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Gone => f.write_str("there is no such connection any more"),
+            Self::Gone => f.write_str("there is no such connection any more: connect again"),
             Self::TimedOut => f.write_str("the retries ran out: suspend for a shorter time"),
-            Self::ByPeer => f.write_str("the peer ended it"),
-            Self::Broken { errno } => write!(f, "the connection broke (error {errno})"),
+            Self::ByPeer => f.write_str("the peer ended it: connect again"),
+            Self::Broken { errno } => {
+                write!(f, "the connection broke (error {errno}): connect again")
+            }
         }
     }
 }

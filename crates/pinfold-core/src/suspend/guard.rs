@@ -14,20 +14,23 @@ use crate::AddressRange;
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
 use crate::events::{Checkup, Walk};
-use crate::flight::{Flight, Landing};
+use crate::flight::Flight;
 use crate::foreign::{
     self, Foreign, ForeignList, HandedOver, Panicked, discard, discard_all, runs_through,
 };
 use crate::hazard::{Snapshot, Unpublished};
+use crate::index::Rest;
 use crate::lease::Lease;
-use crate::miss::FORKED_MEANWHILE;
+use crate::miss::{FORKED_MEANWHILE, Listed, Miss};
 use crate::monitor::{Forked, Monitor};
+use crate::reclaim::Reclaim;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::RegisterError;
-use crate::shared::{Deferred, SLICE, Shared, Writer};
-use crate::suspended_ranges::{Claim, End, OnExpiry, Overdue};
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use crate::shared::{SLICE, Shared, Writer, operations};
+use crate::suspended_ranges::{Claim, End, Look, OnExpiry, Overdue};
+use std::any::Any;
+use std::collections::HashSet;
+use std::ops::Range;
 use std::time::Duration;
 
 /// How far a suspension has come.
@@ -66,8 +69,10 @@ pub(crate) struct SuspensionGuard<'c, R: Suspend, M: Monitor> {
     restarted: ForeignList<R::Connection>,
     pub(crate) lost: ForeignList<(R::Connection, ConnectionLost)>,
     kept: HandedOver<Lease<'c, R, M>>,
-    /// Their places in that list, by the numbers of their regions.
-    kept_of: HashMap<u32, Vec<usize>>,
+    /// Each of them, sorted by the number of its region: those of one region stand side by side. No list of its own for
+    /// each region, because what is freed in small blocks makes an allocation under the lock a long one
+    /// ([`waits`](crate::waits)).
+    handed_over: Vec<HandedLease>,
     parked: Vec<Parked<'c, R::Handle>>,
     /// How many leases were handed over.
     leases: usize,
@@ -83,8 +88,18 @@ struct Parked<'c, H> {
     terms: Terms,
     /// Why it is not cached, if it was not.
     per_use: Option<PerUse>,
-    /// Places in the order of the leases handed over, and their bytes.
-    leases: Vec<(usize, AddressRange)>,
+    /// Where its leases stand among [those handed over](SuspensionGuard::handed_over).
+    leases: Range<usize>,
+}
+
+/// A lease that was handed over.
+#[derive(Clone, Copy)]
+struct HandedLease {
+    /// Of its region.
+    number: u32,
+    /// In the order in which they were handed over.
+    place: usize,
+    range: AddressRange,
 }
 
 /// What a lease gets that was handed over to a suspension which ended with its registration withdrawn.
@@ -113,8 +128,14 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         terms: SuspensionTerms,
         kept: HandedOver<Lease<'c, R, M>>,
     ) -> Result<Self, NotBarred<'c, R, M>> {
+        // Forked inside the device, which was asked whether it can.
+        if shared.is_forked() {
+            return Err((Why::Forked, kept));
+        }
         // What is forgotten ends with the cache, which knows of its device only that it registers.
-        let _known = shared.end_suspensions.get_or_init(|| |shared| _ = shared.expire(|_| true));
+        let _known = shared
+            .end_suspensions
+            .get_or_init(|| |shared| _ = Suspensions(shared).expire(|_| true));
         let began = shared.registrar.now();
         let deadline = began.saturating_add(terms.deadline);
         let put_up = shared.locked(|writer| match writer.suspended.overlapping(range) {
@@ -128,14 +149,17 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
             Err(Forked) => return Err((Why::Forked, kept)),
         };
         // Behind the suspended range, which closes what is registered from now on.
-        shared.close_regions(range);
+        Suspensions(shared).close_regions(range);
         let (connections, lost, parked) = Default::default();
         let (unstopped, restarted) = Default::default();
         let (stage, leases) = (Stage::Leased, kept.len());
-        let mut kept_of: HashMap<u32, Vec<usize>> = HashMap::with_capacity(leases);
-        for (index, lease) in kept.iter().enumerate() {
-            kept_of.entry(lease.number()).or_default().push(index);
-        }
+        let handed = |(place, lease): (usize, &Lease<'c, R, M>)| HandedLease {
+            number: lease.number(),
+            place,
+            range: lease.range(),
+        };
+        let mut handed_over: Vec<_> = kept.iter().enumerate().map(handed).collect();
+        handed_over.sort_unstable_by_key(|lease| (lease.number, lease.place));
         Ok(Self {
             shared,
             id,
@@ -148,7 +172,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
             restarted,
             lost,
             kept,
-            kept_of,
+            handed_over,
             parked,
             leases,
             entrusted: false,
@@ -199,7 +223,9 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         }
         // Copied, and dropped if it is not needed, outside the lock: it is the device's.
         let mut copy = Foreign::new(connection.clone());
-        self.locked(|writer| writer.suspended.claim(self.id, &mut copy))
+        let claimed = self.locked(|writer| writer.suspended.claim(self.id, &mut copy));
+        // It compares connections, which may fork.
+        claimed.filter(|_| !self.is_forked())
     }
 
     /// It is in the list before the call: one that panics half-way is given back too.
@@ -216,8 +242,10 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         self.waited() >= self.terms.deadline
     }
 
+    /// Nothing in a forked child.
     pub(crate) fn waited(&self) -> Duration {
-        self.shared.registrar.now().saturating_sub(self.began)
+        let now = if self.is_forked() { self.began } else { self.shared.registrar.now() };
+        now.saturating_sub(self.began)
     }
 
     /// How long there is left.
@@ -225,9 +253,11 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         self.terms.deadline.saturating_sub(self.waited())
     }
 
-    /// Has the device wait for progress.
+    /// Has the device wait for progress; not in a forked child.
     pub(crate) fn wait(&self) {
-        self.shared.registrar.wait(self.began.saturating_add(self.terms.deadline));
+        if !self.is_forked() {
+            self.shared.registrar.wait(self.began.saturating_add(self.terms.deadline));
+        }
     }
 
     pub(crate) fn id(&self) -> SuspensionId {
@@ -235,7 +265,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     }
 
     pub(crate) fn is_forked(&self) -> bool {
-        self.shared.monitor.forked()
+        self.shared.is_forked()
     }
 
     /// Nothing in a forked child.
@@ -263,20 +293,26 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         self.settle()
     }
 
-    /// What the connections have under way; those that died are lost.
+    /// What the connections have under way; those that died are lost. Nothing in a forked child, which is
+    /// asked each time, because the device may fork.
     fn transfers(&mut self) -> Transfers {
         let mut sum = Transfers::default();
-        let (range, registrar) = (self.range, &self.shared.registrar);
+        let (range, shared) = (self.range, self.shared);
         let lost = &mut self.lost;
-        self.connections.retain(|connection| match registrar.in_flight(connection, range) {
-            Ok(transfers) => {
-                sum.count += transfers.count;
-                sum.oldest = sum.oldest.max(transfers.oldest);
-                true
+        self.connections.retain(|connection| {
+            if shared.is_forked() {
+                return true;
             }
-            Err(why) => {
-                lost.push((connection.clone(), why));
-                false
+            match shared.registrar.in_flight(connection, range) {
+                Ok(transfers) => {
+                    sum.count += transfers.count;
+                    sum.oldest = sum.oldest.max(transfers.oldest);
+                    true
+                }
+                Err(why) => {
+                    lost.push((connection.clone(), why));
+                    false
+                }
             }
         });
         sum
@@ -305,17 +341,17 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     /// and gets that hold the lock lease none and begin no registration. So once nothing is under way
     /// that will become a region of the range, a region can come to it in one way alone: another suspension,
     /// which had it in its hands, renews it. A [`Walk`] meets a region unless it moves back, which this is,
-    /// and the suspended range counts it: where the count is the same before and behind the walk, the walk met every
+    /// and what comes back is noted while a look is under way: where none of it reaches into the range, the walk met every
     /// region, those in other suspensions' hands included. If none of them is leased but by those handed
     /// over, none is left that another suspension can take and renew later; so what is true then stays true.
     /// The snapshot is taken with no lock held, before the walk; what is not leased there is not leased any
     /// more.
     fn leased(&self) -> Option<(InFlight, Snapshot)> {
         let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
-        let (under_way, counted, landings) = self.locked(|writer| {
+        let (under_way, counted, look) = self.locked(|writer| {
             let flights = writer.flights.iter();
             let under_way = flights.filter(|flight| flight.range.overlaps(&self.range)).count();
-            (under_way, writer.counted.clone(), writer.suspended.landings(self.id))
+            (under_way, writer.counted.clone(), writer.suspended.begin_look())
         })?;
         let snapshot = self.shared.hazards.snapshot(&counted);
         let (mut leases, mut elsewhere) = (0, 0);
@@ -331,10 +367,20 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
                 None => 1,
             };
         })?;
-        let came_back = self.locked(|writer| writer.suspended.landings(self.id))? != landings;
+        let came_back = self.end_look(look)?;
         // One that is being renewed is under way, and in the other's hands until it lands.
         let registrations = elsewhere.max(under_way).max(usize::from(came_back));
         Some((InFlight { leases, registrations, ..InFlight::default() }, snapshot))
+    }
+
+    /// Whether a region came back to the range since the look began. Nothing in a forked child.
+    fn end_look(&self, mut look: Look) -> Option<bool> {
+        let mut came_back = None;
+        while came_back.is_none() {
+            came_back = self.locked(|writer| writer.suspended.came_back(&mut look, self.range))?;
+        }
+        self.locked(|writer| writer.suspended.end_look(look))?;
+        came_back
     }
 
     /// Every region of the range, findable or not, slice by slice. One that moves on meanwhile may come
@@ -353,9 +399,16 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         Some(())
     }
 
-    /// How many leases of a region were handed over.
+    /// How many leases of a region were handed over, and have not ended.
     fn kept_leases(&self, number: u32) -> usize {
-        self.kept_of.get(&number).map_or(0, Vec::len)
+        if self.kept.is_empty() { 0 } else { self.handed_over_of(number).len() }
+    }
+
+    /// Where the leases of a region stand among those handed over.
+    fn handed_over_of(&self, number: u32) -> Range<usize> {
+        let first = self.handed_over.partition_point(|lease| lease.number < number);
+        let behind = &self.handed_over[first..];
+        first..first + behind.partition_point(|lease| lease.number == number)
     }
 
     /// The registrations that come back.
@@ -370,7 +423,6 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         if !in_flight.is_empty() || self.take_regions(&snapshot).is_none() {
             return in_flight;
         }
-        self.kept_of.clear();
         // Outside the lock: what they captured for their invalidation is dropped.
         self.kept.drain(..).for_each(Lease::surrender);
         in_flight
@@ -382,7 +434,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         let own_board = self.shared.own_board().ok()?;
         own_board.tell(Notice::Suspended { suspension: self.id(), range: self.range });
         self.stage = Stage::Settling;
-        let mut parked = Vec::with_capacity(self.kept_of.len());
+        let mut parked = Vec::with_capacity(self.handed_over.len());
         let taken = self.each_registered(|writer, region| {
             parked.extend(self.take_region(writer, region, snapshot));
         });
@@ -405,11 +457,11 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         let proof = snapshot.idle(&Unpublished::of(region)?, owned)?;
         let parking = self.parking_of(writer, region);
         if parking.is_some() {
-            self.shared.withdraw_from_index(writer, region);
+            Suspensions(self.shared).withdraw_from_index(writer, region);
             writer.per_use.remove(&region.number);
             writer.lists.park(proof);
         } else if region.findable().is_some() {
-            self.shared.note_kept_no_more(writer, region.number, &mut None);
+            self.shared.note_kept_no_more(writer, region.number);
             self.shared.unpublish(writer, region.number, Lists::supersede);
         }
         parking
@@ -422,8 +474,10 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         region: &'c Region<R::Handle>,
     ) -> Option<Parked<'c, R::Handle>> {
         let number = region.number;
-        let ours = self.kept_of.get(&number)?;
-        let leases = ours.iter().map(|&index| (index, self.kept[index].range())).collect();
+        let leases = self.handed_over_of(number);
+        if leases.is_empty() {
+            return None;
+        }
         let (range, terms) = (region.range()?, region.terms());
         let per_use = writer.per_use.get(&number).copied();
         Some(Parked { suspension: self.id(), region, range, terms, per_use, leases })
@@ -442,13 +496,14 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
 
     /// Gives the other registrations back, and says what is left of them.
     fn settle(&self) -> InFlight {
-        self.shared.reclaim();
+        Reclaim(self.shared).reclaim();
         let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
         let mut registrations = 0;
         self.each_registered(|_, region| {
             registrations += usize::from(!ours.contains(&region.number));
         });
-        let translations = !self.shared.registrar.quiet(self.range);
+        // Forked inside the device meanwhile, it is not asked.
+        let translations = !self.is_forked() && !self.shared.registrar.quiet(self.range);
         InFlight { registrations, translations, ..InFlight::default() }
     }
 
@@ -470,7 +525,10 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
                 parked: self.parked.iter().map(|parked| parked.region.number).collect(),
             },
         };
-        let on_expiry = OnExpiry { connections: Box::new(self.connections.copies()), end };
+        let connections = self.connections.copies();
+        let connections: Option<Box<dyn Any + Send>> =
+            if connections.is_empty() { None } else { Some(Box::new(connections)) };
+        let on_expiry = OnExpiry { connections, end };
         self.locked(|writer| writer.suspended.hand_over(self.id, on_expiry));
         self.entrusted = true;
     }
@@ -516,7 +574,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
             }
             // Before anything was withdrawn there was nothing to tell.
             if matches!(before, Stage::Settling | Stage::Handed) {
-                shared.board.tell(Notice::Resumed { suspension, range, keys });
+                shared.tell(writer, Notice::Resumed { suspension, range, keys });
             }
         });
         (returned, keys)
@@ -529,13 +587,13 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         let mut returned = HandedOver::new(kept.collect());
         returned.resize_with(self.leases, || None);
         while let Some(parked) = self.parked.pop() {
-            let places: Vec<_> = parked.leases.iter().map(|&(place, _)| place).collect();
-            match Renewal::begin(self.shared, parked).and_then(Renewal::run) {
-                Ok((leases, renewed)) => {
-                    keys = if renewed == Keys::Changed { renewed } else { keys };
-                    places.into_iter().zip(leases).for_each(|(n, it)| returned[n] = Some(Ok(it)));
+            let handed_over = &self.handed_over[parked.leases.clone()];
+            let renewal = Renewal::begin(self.shared, parked);
+            match renewal.and_then(|it| it.run(handed_over, &mut returned)) {
+                Ok(renewed) => keys = if renewed == Keys::Changed { renewed } else { keys },
+                Err(error) => {
+                    handed_over.iter().for_each(|it| returned[it.place] = Some(Err(error)));
                 }
-                Err(error) => places.into_iter().for_each(|n| returned[n] = Some(Err(error))),
             }
         }
         (HandedOver::new(returned.into_vec().into_iter().flatten().collect()), keys)
@@ -546,7 +604,8 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         while let Some(connection) = self.connections.last() {
             // Unless another suspension holds it: then it goes on when that one releases it.
             let released = self.locked(|writer| writer.suspended.release(self.id, connection));
-            if matches!(released, Some(Ok(()))) {
+            // In a child that their comparison has forked they are the parent's.
+            if matches!(released, Some(Ok(()))) && !self.is_forked() {
                 self.restart_last();
                 self.restarted.extend(self.connections.pop());
             } else {
@@ -568,32 +627,25 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     /// Fails the connections in the open, those that go on again too, and gives up what was parked.
     fn kill(&mut self, by: Revocation) {
         self.connections.append(&mut self.restarted);
-        let device_panics = fail_all(&*self.shared.registrar, &mut self.connections);
+        let device_panics = fail_all(self.shared, &mut self.connections);
         let parked = std::mem::take(&mut self.parked);
         let numbers: Vec<u32> = parked.iter().map(|parked| parked.region.number).collect();
         let (suspension, range) = (self.id(), self.range);
         // In a forked child they are the parent's.
-        let _forked = self.shared.lose(suspension, range, &numbers);
+        let _forked = Suspensions(self.shared).lose(suspension, range, &numbers);
         self.end(|writer, shared| {
-            shared.board.tell(Notice::Revoked { suspension, range, by });
+            shared.tell(writer, Notice::Revoked { suspension, range, by });
             writer.suspended.counts.killed += 1;
             writer.suspended.counts.device_panics += device_panics;
         });
         // Last: a device that panics here holds nothing up any more.
-        self.shared.reclaim();
+        Reclaim(self.shared).reclaim();
     }
 
     /// Takes the suspended range down.
     fn end(&mut self, say: impl FnOnce(&mut Writer, &Shared<R, M>)) {
         self.stage = Stage::Over;
-        let ended = self.locked(|writer| {
-            let held = writer.suspended.take_down(self.id);
-            say(writer, self.shared);
-            held
-        });
-        if let Some(held) = ended {
-            self.shared.open_regions(self.range);
-            discard_all(held);
+        if let Ok(()) = Suspensions(self.shared).end(self.id, self.range, say) {
             // What could not be renewed was given back to a shared budget.
             self.shared.settle();
         }
@@ -658,11 +710,16 @@ impl<R: Suspend, M: Monitor> Drop for SuspensionGuard<'_, R, M> {
 }
 
 /// Fails every connection; one that makes the device panic does not save the others. Says how many
-/// did.
-fn fail_all<R: Suspend>(registrar: &R, connections: &mut ForeignList<R::Connection>) -> u64 {
+/// did. In a forked child they are the parent's: asked before each, because the device may fork.
+fn fail_all<R: Suspend, M: Monitor>(
+    shared: &Shared<R, M>,
+    connections: &mut ForeignList<R::Connection>,
+) -> u64 {
     let mut panics = 0;
-    while let Some(connection) = connections.pop() {
-        let ran = runs_through(|| registrar.fail(&connection));
+    while !shared.is_forked()
+        && let Some(connection) = connections.pop()
+    {
+        let ran = runs_through(|| shared.registrar.fail(&connection));
         // Its destructor, too, is the device's.
         let ended = runs_through(move || drop(connection));
         panics += u64::from(!(ran && ended));
@@ -670,21 +727,31 @@ fn fail_all<R: Suspend>(registrar: &R, connections: &mut ForeignList<R::Connecti
     panics
 }
 
-impl<R: Suspend, M: Monitor> Shared<R, M> {
+operations! {
+    /// What suspensions do with the regions of a range, and what ends those that are overdue.
+    Suspensions
+}
+
+impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
     /// Ends what is overdue on the device's clock. Says how many suspensions that were.
-    pub(crate) fn expire_suspensions(&self) -> usize {
-        let now = self.registrar.now();
+    pub(crate) fn expire_suspensions(self) -> usize {
+        // In a forked child the device, whose clock it is, is the parent's.
+        if self.0.is_forked() {
+            return 0;
+        }
+        let now = self.0.registrar.now();
         let count = self.expire(|deadline| deadline < now);
         if count > 0 {
-            self.reclaim();
+            Reclaim(self.0).reclaim();
         }
         count
     }
 
     /// Ends those whose deadlines are over. Says how many those were.
-    fn expire(&self, is_over: impl Fn(Duration) -> bool) -> usize {
+    fn expire(self, is_over: impl Fn(Duration) -> bool) -> usize {
         let mut count = 0;
-        while let Ok(Some(overdue)) = self.locked(|writer| writer.suspended.take_overdue(&is_over))
+        while let Ok(Some(overdue)) =
+            self.0.locked(|writer| writer.suspended.take_overdue(&is_over))
         {
             // In a child that the device forked all of it is the parent's.
             let Ok(()) = self.end_overdue(overdue) else { return count };
@@ -693,12 +760,13 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         count
     }
 
-    fn end_overdue(&self, Overdue { id, range, on_expiry }: Overdue) -> Result<(), Forked> {
-        let connections = on_expiry.connections.downcast::<ForeignList<R::Connection>>();
-        let mut connections = connections.map_or_else(|_| ForeignList::default(), |all| *all);
+    fn end_overdue(self, Overdue { id, range, on_expiry }: Overdue) -> Result<(), Forked> {
+        let connections = on_expiry.connections.and_then(|all| all.downcast().ok());
+        let mut connections: ForeignList<R::Connection> =
+            connections.map_or_else(ForeignList::default, |all| *all);
         let device_panics = match on_expiry.end {
             End::GoOn => self.let_all_go_on(id, &mut connections),
-            End::Fail { .. } => fail_all(&*self.registrar, &mut connections),
+            End::Fail { .. } => fail_all(self.0, &mut connections),
         };
         let suspension = SuspensionId(id);
         let parked = match on_expiry.end {
@@ -706,37 +774,52 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
             End::Fail { parked } => Some(parked),
         };
         parked.iter().try_for_each(|numbers| self.lose(suspension, range, numbers))?;
-        let held = self.locked(|writer| {
+        self.end(id, range, |writer, shared| {
             writer.suspended.counts.expired += 1;
             writer.suspended.counts.device_panics += device_panics;
             if parked.is_some() {
                 let by = Revocation::Expired;
-                self.board.tell(Notice::Revoked { suspension, range, by });
+                shared.tell(writer, Notice::Revoked { suspension, range, by });
             }
-            writer.suspended.take_down(id)
+        })
+    }
+
+    /// Takes a suspended range down.
+    fn end(
+        self,
+        id: u64,
+        range: AddressRange,
+        say: impl FnOnce(&mut Writer, &Shared<R, M>),
+    ) -> Result<(), Forked> {
+        let taken_down = self.0.locked(|writer| {
+            let taken_down = writer.suspended.take_down(id);
+            say(writer, self.0);
+            taken_down
         })?;
         self.open_regions(range);
-        discard_all(held);
+        drop(taken_down);
         Ok(())
     }
 
     /// Lets every connection of a suspension that ends go on that no other holds. One that makes the
     /// device panic is failed, and does not save the others. Says how many did.
-    fn let_all_go_on(&self, id: u64, connections: &mut ForeignList<R::Connection>) -> u64 {
+    fn let_all_go_on(self, id: u64, connections: &mut ForeignList<R::Connection>) -> u64 {
         let mut panics = 0;
         while let Some(connection) = connections.pop() {
             let let_go_on = || {
-                if let Ok(Ok(())) = self.locked(|writer| writer.suspended.release(id, &connection))
+                if let Ok(Ok(())) =
+                    self.0.locked(|writer| writer.suspended.release(id, &connection))
+                    && !self.0.is_forked()
                 {
                     // What died meanwhile its program hears of from its device.
                     // SAFETY: the last suspension to hold it lets it go on.
-                    let _lost = unsafe { self.registrar.restart(&connection) };
+                    let _lost = unsafe { self.0.registrar.restart(&connection) };
                 }
             };
             if runs_through(let_go_on) {
                 discard(connection);
             } else {
-                panics += 1 + fail_all(&*self.registrar, &mut ForeignList::new(vec![connection]));
+                panics += 1 + fail_all(self.0, &mut ForeignList::new(vec![connection]));
             }
         }
         panics
@@ -744,18 +827,18 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
 
     /// Gives up what was parked, slice by slice, and says so.
     fn lose(
-        &self,
+        self,
         suspension: SuspensionId,
         range: AddressRange,
         parked: &[u32],
     ) -> Result<(), Forked> {
         parked.chunks(SLICE).try_for_each(|numbers| {
-            self.locked(|writer| {
-                for region in numbers.iter().filter_map(|&number| self.region(number)) {
+            self.0.locked(|writer| {
+                for region in numbers.iter().filter_map(|&number| self.0.region(number)) {
                     // SAFETY: filled, and within reach of this suspension alone.
                     let handle = unsafe { region.handle() };
                     let range = region.range().unwrap_or(range);
-                    self.board.tell(Notice::Lost { suspension, range, handle });
+                    self.0.tell(writer, Notice::Lost { suspension, range, handle });
                     writer.lists.invalidate(region);
                     writer.call_reclaimer();
                 }
@@ -764,24 +847,24 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
     }
 
     /// Closes the regions of `range`: no thread leases them without the writer's lock.
-    fn close_regions(&self, range: AddressRange) {
+    fn close_regions(self, range: AddressRange) {
         self.each_findable(range, |writer, region| writer.lists.close(region));
     }
 
     /// Takes that back, except where another suspension wants it: until then gets find them under
     /// the lock.
-    fn open_regions(&self, range: AddressRange) {
+    fn open_regions(self, range: AddressRange) {
         self.each_findable(range, Writer::open);
     }
 
     /// Slice by slice, so that no thread waits for all of them.
-    fn each_findable(&self, range: AddressRange, f: impl Fn(&mut Writer, &Region<R::Handle>)) {
-        let mut rest = Some(range);
+    fn each_findable(self, range: AddressRange, f: impl Fn(&mut Writer, &Region<R::Handle>)) {
+        let mut rest = Some(Rest::from(range));
         while let Some(range) = rest {
-            let left = self.locked(|writer| {
+            let left = self.0.locked(|writer| {
                 let mut numbers = Vec::new();
-                let rest = self.findable_part(range, SLICE, &mut numbers, |_| true).rest;
-                for region in numbers.into_iter().filter_map(|number| self.region(number)) {
+                let rest = self.0.findable_part(range, SLICE, &mut numbers, |_| true).rest;
+                for region in numbers.into_iter().filter_map(|number| self.0.region(number)) {
                     f(writer, region);
                 }
                 rest
@@ -790,9 +873,9 @@ impl<R: Suspend, M: Monitor> Shared<R, M> {
         }
     }
 
-    fn withdraw_from_index(&self, writer: &mut Writer, region: &Region<R::Handle>) {
+    fn withdraw_from_index(self, writer: &mut Writer, region: &Region<R::Handle>) {
         if let Some((range, _)) = region.findable() {
-            self.withdraw(writer, range, region.number);
+            self.0.withdraw(writer, range, region.number);
         }
     }
 }
@@ -811,14 +894,10 @@ enum RenewalStage {
 /// A parked registration being renewed: as a flight, so that a change meanwhile is noticed. Given
 /// up if the device fails or panics.
 struct Renewal<'c, R: Suspend, M: Monitor> {
-    shared: &'c Shared<R, M>,
+    /// Gets may wait for it: what is registered may reach beyond what is suspended, and serve them.
+    listed: Listed<'c, R, M>,
     parked: Parked<'c, R::Handle>,
     stage: RenewalStage,
-    /// Where gets wait for the end of this, if any do: what is registered may reach beyond what is
-    /// suspended, and serve them.
-    awaited: Option<Arc<Landing>>,
-    /// What became due as it landed, for when those were woken.
-    due: Option<Deferred<'c, R, M>>,
 }
 
 impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
@@ -830,9 +909,14 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         parked: Parked<'c, R::Handle>,
     ) -> Result<Self, RegisterError> {
         let Parked { region, range, terms, .. } = parked;
-        let this = Self { shared, parked, stage: RenewalStage::Parked, awaited: None, due: None };
+        let listed = Listed::new(shared, region, Want { range, terms });
+        let this = Self { listed, parked, stage: RenewalStage::Parked };
+        // Forked inside the one before: the device is the parent's.
+        if shared.is_forked() {
+            return Err(FORKED_MEANWHILE);
+        }
         // Before this is enlisted: it may make room, which runs callbacks and listeners.
-        shared.count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
+        Miss(shared).count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
         // False if callbacks became due: they run before this is enlisted, because they may ask
         // for what it would serve, and would wait for themselves.
         let enlist = |writer: &mut Writer, asked: Result<Checkup, Panicked>| {
@@ -840,9 +924,11 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             // tells later, and the registration is not cached.
             let read = asked.and_then(|checkup| foreign::call(|| shared.catch_up(writer, checkup)));
             writer.counts.callback_panics += u64::from(read.is_err());
+            // What else stands in the log is of before, too. A monitor that panics is not asked for it again.
+            let is_read = read.is_err() || !writer.is_cut();
             // What a panic carries ends when the lock is free.
             let panicked = read.err();
-            let free = !writer.watchers.has_due();
+            let free = is_read && !writer.watchers.has_due();
             if free {
                 let born = writer.unapplied.made();
                 writer.flights.push(Flight::new(range, terms, region.number, born));
@@ -860,66 +946,70 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         }
     }
 
-    /// Watches, renews, and makes the leases anew. The argument above `Enlisted::fly` holds here
-    /// word by word: enlisted first, then watched and asked for discards pending, then registered.
-    fn run(mut self) -> Result<(Vec<Lease<'c, R, M>>, Keys), RegisterError> {
+    /// Watches, renews, and makes the leases anew, each to its place in `returned`. The argument above `Enlisted::fly`
+    /// holds here word by word: enlisted first, then watched and asked for discards pending, then registered.
+    fn run(
+        mut self,
+        handed_over: &[HandedLease],
+        returned: &mut [Option<Returned<'c, R, M>>],
+    ) -> Result<Keys, RegisterError> {
         let Parked { region, range, terms, .. } = self.parked;
+        let shared = self.listed.shared;
         // With a monitor that panics it is unknown; what was withdrawn is renewed all the same.
-        let asked = foreign::call(|| self.shared.per_use(&Want { range, terms }, range));
+        let asked = foreign::call(|| Miss(shared).per_use(&Want { range, terms }, range));
         let per_use = asked.unwrap_or_else(|_panicked| {
-            self.shared.count_panics(1);
+            shared.count_panics(1);
             Some(PerUse::ChangePending)
         });
+        // Forked inside the monitor: the device is the parent's.
+        if shared.is_forked() {
+            return Err(FORKED_MEANWHILE);
+        }
         // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
         self.stage = RenewalStage::Asked;
         // SAFETY: a lease of this region was handed over and is given back, or ends, behind this;
         // its caller's word covers the bytes until then.
-        let renewed = unsafe { self.shared.registrar.renew(handle, range, terms.access) }?;
-        let shared = self.shared;
-        let landed = shared.locked_deferring(|writer| match renewed {
-            Renewed::Same => (self.land(writer, handle, per_use), Keys::Same),
-            Renewed::Changed(fresh) => {
+        let renewed = unsafe { shared.registrar.renew(handle, range, terms.access) }?;
+        let (now, keys) = match renewed {
+            Renewed::Same => (handle, Keys::Same),
+            Renewed::Changed(fresh) => (fresh, Keys::Changed),
+        };
+        let landed = shared.locked_deferring(|writer| {
+            if keys == Keys::Changed {
                 writer.counts.registrations += 1;
                 writer.counts.deregistrations += 1;
-                let (suspension, from, to) = (self.parked.suspension, handle, fresh);
-                shared.board.tell(Notice::Rekeyed { suspension, range, from, to });
-                (self.land(writer, fresh, per_use), Keys::Changed)
+                let (suspension, from, to) = (self.parked.suspension, handle, now);
+                shared.tell(writer, Notice::Rekeyed { suspension, range, from, to });
             }
+            self.land(writer, now, per_use);
+            handed_over.iter().for_each(|it| returned[it.place] = Some(Ok(self.lease(writer, it))));
         });
         // Forked inside the device: the parent lands it.
-        let (landed, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
-        self.due = due;
-        Ok(landed)
+        let ((), due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
+        self.listed.due = due;
+        Ok(keys)
     }
 
-    fn land(
-        &mut self,
-        writer: &mut Writer,
-        handle: R::Handle,
-        per_use: Option<PerUse>,
-    ) -> Vec<Lease<'c, R, M>> {
+    fn land(&mut self, writer: &mut Writer, handle: R::Handle, per_use: Option<PerUse>) {
         self.stage = RenewalStage::Landed;
-        let flight = self.leave(writer);
-        let region = self.parked.region;
-        let (filling, born) = flight.filling();
-        // SAFETY: the place is not findable, has no lease, and the writer's lock is held.
-        unsafe { region.fill(filling, born, self.shared.advance_tick(), handle) };
+        let (shared, region) = (self.listed.shared, self.parked.region);
+        // SAFETY: the place is not findable and has no lease.
+        let flight = unsafe { self.listed.fill(writer, handle) };
         writer.suspended.note_landing(flight.range);
-        writer.watchers.renewed(region.number, born);
+        writer.watchers.renewed(region.number, flight.born);
         match self.parked.per_use {
             Some(why) => self.land_per_use(writer, &flight, why, per_use),
             None if per_use.is_none()
                 && !flight.tainted
                 // Of those that were cached, the long ones are named in the index all the time.
-                && self.shared.enter(writer, &flight, region, true).is_ok() => {}
+                && Miss(shared).enter(writer, &flight, region, true).is_ok() => {}
             // It can serve its old leases, and no others.
             None => {
                 writer.lists.invalidate(region);
                 writer.call_reclaimer();
             }
         }
-        self.leases(writer)
     }
 
     fn land_per_use(
@@ -935,26 +1025,28 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         writer.per_use.insert(region.number, why);
     }
 
-    fn leases(&self, writer: &mut Writer) -> Vec<Lease<'c, R, M>> {
-        let (shared, region) = (self.shared, self.parked.region);
-        let again = |&(_, range): &(usize, AddressRange)| {
-            let pin = shared.pin(writer, region);
-            match self.parked.per_use {
-                Some(_) => Lease::of_per_use(shared, region, pin, range),
-                None => Lease::of_cached(shared, region, pin, range),
-            }
-        };
-        self.parked.leases.iter().map(again).collect()
+    /// One that was handed over, again.
+    fn lease(
+        &self,
+        writer: &mut Writer,
+        &HandedLease { range, .. }: &HandedLease,
+    ) -> Lease<'c, R, M> {
+        let (shared, region) = (self.listed.shared, self.parked.region);
+        let pin = shared.pin(writer, region);
+        match self.parked.per_use {
+            Some(_) => Lease::of_per_use(shared, region, pin, range),
+            None => Lease::of_cached(shared, region, pin, range),
+        }
     }
 
     /// Its leases are lost, whether the device or the reclaimer has the registration.
     fn give_up(&mut self, writer: &mut Writer) {
-        let shared = self.shared;
+        let shared = self.listed.shared;
         let Parked { suspension, region, range, .. } = self.parked;
         // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
-        shared.board.tell(Notice::Lost { suspension, range, handle });
-        self.leave(writer);
+        shared.tell(writer, Notice::Lost { suspension, range, handle });
+        self.listed.leave(writer);
         writer.counts.registration_failures += 1;
         if self.stage == RenewalStage::Parked {
             writer.lists.invalidate(region);
@@ -962,45 +1054,21 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         } else if let Some(idle) = Lists::parked(region) {
             writer.counts.deregistrations += 1;
             let gone = writer.lists.deregister(idle);
-            shared.free_place(writer, gone);
-            shared.note_departure(writer);
+            Reclaim(shared).free_place(writer, gone);
+            writer.note_departure();
         }
-    }
-
-    fn leave(&mut self, writer: &mut Writer) -> Flight {
-        let Parked { region, range, terms, .. } = self.parked;
-        let position = writer.flights.iter().position(|flight| flight.number == region.number);
-        // Enlisted, unless making room panicked: then no event was noted.
-        let lost =
-            |born| Flight { tainted: true, ..Flight::new(range, terms, region.number, born) };
-        let mut flight = match position {
-            Some(position) => writer.flights.swap_remove(position),
-            None => lost(writer.unapplied.made()),
-        };
-        flight.tainted |= writer.unapplied.cover(range, flight.born);
-        self.awaited = flight.landing.take();
-        flight
     }
 }
 
 impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
     fn drop(&mut self) {
-        if self.shared.monitor.forked() {
+        let shared = self.listed.shared;
+        if self.stage == RenewalStage::Landed || shared.is_forked() {
             return;
         }
-        let mut due = self.due.take();
-        if self.stage != RenewalStage::Landed {
-            let shared = self.shared;
-            let Parked { region, range, .. } = self.parked;
-            let Ok(()) = shared.erase(range, region.number) else { return };
-            let given_up = shared.locked_deferring(|writer| self.give_up(writer));
-            let Ok(((), callbacks)) = given_up else { return };
-            due = callbacks;
-        }
-        if let Some(landing) = self.awaited.take() {
-            landing.land();
-        }
-        // Callbacks last: they may wait for those who waited for this renewal.
-        drop(due);
+        let Parked { region, range, .. } = self.parked;
+        let Ok(()) = shared.erase(range, region.number) else { return };
+        let given_up = shared.locked_deferring(|writer| self.give_up(writer));
+        self.listed.due = given_up.ok().and_then(|((), due)| due);
     }
 }

@@ -1,7 +1,7 @@
 //! The states of a suspension, as types; the parent module draws them.
 
 use super::device::Suspend;
-use super::guard::SuspensionGuard;
+use super::guard::{SuspensionGuard, Suspensions};
 use super::report::{
     Ended, Expired, InFlight, Leases, NotSuspended, Refused, Resumed, SuspensionTerms, Why,
 };
@@ -110,7 +110,7 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
     /// For a program's event loop or watchdog, which cannot be sure that the thread that suspended
     /// comes back. The memory is left as it is: what is half re-arranged is the program's affair.
     pub fn expire_suspensions(&self) -> usize {
-        self.shared.expire_suspensions()
+        Suspensions(&self.shared).expire_suspensions()
     }
 }
 
@@ -121,7 +121,7 @@ fn check<R: Suspend, M: Monitor>(
     connections: &[R::Connection],
     leases: &[Lease<'_, R, M>],
 ) -> Result<(), Why<R::Connection>> {
-    if shared.monitor.forked() {
+    if shared.is_forked() {
         return Err(Why::Forked);
     }
     let foreign =

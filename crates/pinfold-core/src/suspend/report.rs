@@ -89,13 +89,13 @@ impl fmt::Display for InFlight {
         let Self { transfers, oldest_transfer, translations, .. } = self;
         write!(
             f,
-            "{leases} leases, {registrations} registrations, {transfers} transfers (the oldest \
-             for {oldest_transfer:?})"
+            "{leases} leases, {registrations} registrations, {transfers} transfers (oldest \
+             {oldest_transfer:?})"
         )?;
         if *unstopped > 0 {
-            write!(f, ", {unstopped} connections that are just being restarted")?;
+            write!(f, ", {unstopped} connections being restarted")?;
         }
-        if *translations { f.write_str(", translations in the device") } else { Ok(()) }
+        if *translations { f.write_str(", device translations") } else { Ok(()) }
     }
 }
 
@@ -144,7 +144,7 @@ impl<C: fmt::Debug> fmt::Display for Why<C> {
                 write!(f, "{range} is suspended already: resume that first")
             }
             Self::ForeignLease { index } => {
-                write!(f, "lease {index} of the list is not a lease of this range of this cache")
+                write!(f, "lease {index} of the list is not of this range and cache: leave it out")
             }
             Self::Forked => GetError::Forked.fmt(f),
         }
@@ -233,9 +233,8 @@ impl<C: fmt::Debug> fmt::Display for Expired<C> {
         match self.reason {
             Ended::Deadline => write!(
                 f,
-                "the deadline passed and the connections {:?} were failed: connect again, or \
-                 allow more time",
-                self.failed
+                "the deadline passed and {} connections were failed: connect again, or allow more time",
+                self.failed.len()
             ),
             Ended::Forked => GetError::Forked.fmt(f),
         }

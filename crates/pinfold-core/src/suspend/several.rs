@@ -1,8 +1,11 @@
 //! Several devices suspended as one, as [`Registrar`](crate::Registrar) has them: a device that is
-//! shared, a pair, an array of one kind.
+//! shared, and a pair.
 //!
 //! A pair keeps the time of its first device. It suspends a region when both can, and renews
 //! with both or gives back with both.
+//!
+//! A device that forks inside a call and comes back in the child has the other one called there, as in
+//! [`several`](crate::several): each must refuse in a forked child by itself. A pair has no mark that a child finds wiped.
 //!
 //! # Safety
 //!
@@ -11,7 +14,7 @@
 #![allow(unsafe_code)]
 
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
-use crate::foreign;
+use crate::foreign::{self, ForeignList};
 use crate::registrar::{DeregisterError, RegisterError};
 use crate::{Access, AddressRange};
 use std::sync::Arc;
@@ -123,13 +126,15 @@ fn ask<R: Suspend, C>(
     connections: &[C],
     own: impl Fn(&C) -> Option<&R::Connection>,
 ) -> Result<(), Unsupported> {
-    let (places, own): (Vec<_>, Vec<_>) = connections
-        .iter()
-        .enumerate()
-        .filter_map(|(place, connection)| Some((place, own(connection)?.clone())))
-        .unzip();
+    let (mut places, mut its_own) = (Vec::new(), ForeignList::default());
+    for (place, connection) in connections.iter().enumerate() {
+        if let Some(connection) = own(connection) {
+            its_own.push(connection.clone());
+            places.push(place);
+        }
+    }
     // The device knows its own list only.
-    device.can_suspend(range, &own).map_err(|why| match why {
+    device.can_suspend(range, &its_own).map_err(|why| match why {
         Unsupported::Connection { index } => {
             Unsupported::Connection { index: places.get(index).copied().unwrap_or(index) }
         }
@@ -250,103 +255,6 @@ unsafe impl<A: Suspend, B: Suspend> Suspend for (A, B) {
     }
 }
 
-// SAFETY: as for a pair.
-unsafe impl<R: Suspend, const N: usize> Suspend for [R; N] {
-    /// The device's place, and the device's own word for the connection.
-    type Connection = (usize, R::Connection);
-
-    fn now(&self) -> Duration {
-        self.first().map_or(Duration::ZERO, R::now)
-    }
-
-    fn can_suspend(
-        &self,
-        range: AddressRange,
-        connections: &[Self::Connection],
-    ) -> Result<(), Unsupported> {
-        // Without a device there is no clock by which a suspension would end.
-        if N == 0 {
-            return Err(Unsupported::Device);
-        }
-        if let Some(index) = connections.iter().position(|&(device, _)| device >= N) {
-            return Err(Unsupported::Connection { index });
-        }
-        self.iter().enumerate().try_for_each(|(place, device)| {
-            ask(device, range, connections, |(owner, own)| (*owner == place).then_some(own))
-        })
-    }
-
-    fn stop(&self, (device, own): &Self::Connection) -> Result<(), ConnectionLost> {
-        self.get(*device).ok_or(ConnectionLost::Gone)?.stop(own)
-    }
-
-    fn in_flight(
-        &self,
-        (device, own): &Self::Connection,
-        range: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        self.get(*device).ok_or(ConnectionLost::Gone)?.in_flight(own, range)
-    }
-
-    unsafe fn withdraw(
-        &self,
-        handles: Self::Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
-        let pairs = self.iter().zip(handles);
-        // Each is tried, whatever became of the others.
-        // SAFETY: the caller's promise, for each device.
-        let withdraw =
-            |(device, handle): (&R, R::Handle)| unsafe { device.withdraw(handle, range) };
-        pairs.map(withdraw).fold(Ok(()), Result::and)
-    }
-
-    fn quiet(&self, range: AddressRange) -> bool {
-        self.iter().all(|device| device.quiet(range))
-    }
-
-    unsafe fn renew(
-        &self,
-        mut handles: Self::Handle,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Renewed<Self::Handle>, RegisterError> {
-        let mut changed = false;
-        for place in 0..N {
-            let others = (0..N).filter(|&other| other != place);
-            let renewed = or_give_back(
-                // SAFETY: the caller's promise, for each device.
-                || unsafe { self[place].renew(handles[place], range, access) },
-                // SAFETY: the renewal ends all of the old registration, and it failed; those renewed
-                // before are this call's.
-                || others.for_each(|it| unsafe { give_back(&self[it], handles[it], range) }),
-            )?;
-            if let Renewed::Changed(handle) = renewed {
-                (handles[place], changed) = (handle, true);
-            }
-        }
-        Ok(before((handles, changed)))
-    }
-
-    unsafe fn restart(&self, (device, own): &Self::Connection) -> Result<(), ConnectionLost> {
-        let device = self.get(*device).ok_or(ConnectionLost::Gone)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { device.restart(own) }
-    }
-
-    fn fail(&self, (device, own): &Self::Connection) {
-        if let Some(device) = self.get(*device) {
-            device.fail(own);
-        }
-    }
-
-    fn wait(&self, until: Duration) {
-        if let Some(first) = self.first() {
-            first.wait(until);
-        }
-    }
-}
-
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -459,14 +367,6 @@ mod tests {
             let held = [&pair.0, &pair.1].map(|it| it.held.load(Ordering::Relaxed)); // one thread
             assert_eq!(held, [0, 0]);
         }
-        let rings = [slots(2, false), slots(1, false), slots(2, false)];
-        assert_eq!(renew(&rings, registered(&rings)), Ok(Renewed::Same));
-        for ring in &rings {
-            ring.held.store(0, Ordering::Relaxed); // one thread
-        }
-        assert!(renew(&rings, registered(&rings)).is_err());
-        let held: Vec<_> = rings.iter().map(|it| it.held.load(Ordering::Relaxed)).collect();
-        assert_eq!(held, [0, 0, 0]);
     }
 
     #[test]
@@ -480,27 +380,17 @@ mod tests {
             }));
             assert_eq!((left(&pair.0), left(&pair.1)), (0, 0));
         }
-        let rings = [slots(1, true), panicking(), slots(1, true)];
-        assert!(panics(&|| {
-            let _ = renew(&rings, registered(&rings));
-        }));
-        assert_eq!(rings.each_ref().map(left), [0, 0, 0]);
     }
 
     #[test]
     fn what_is_given_back_leaves_nothing_although_one_panics_over_it() {
         let panicking = || Slots { panics_at_end: true, ..slots(1, true) };
-        let rings = [panicking(), slots(0, true), slots(1, true), panicking(), slots(1, true)];
-        let handle = registered(&rings);
-        let renewed = catch_unwind(AssertUnwindSafe(|| renew(&rings, handle)));
-        let left = rings.each_ref().map(|it| it.held.load(Ordering::Relaxed)); // one thread
-        assert_eq!(left, [0; 5]);
+        let pair = (panicking(), slots(0, true));
+        let handle = registered(&pair);
+        let renewed = catch_unwind(AssertUnwindSafe(|| renew(&pair, handle)));
+        let left = [&pair.0, &pair.1].map(|it| it.held.load(Ordering::Relaxed)); // one thread
+        assert_eq!(left, [0; 2]);
         assert_eq!(renewed.unwrap(), Err(RegisterError::TableFull { capacity: 0 }));
-    }
-
-    #[test]
-    fn no_device_suspends_nothing() {
-        assert_eq!(<[Slots; 0]>::can_suspend(&[], range(), &[]), Err(Unsupported::Device));
     }
 
     #[test]
@@ -510,11 +400,5 @@ mod tests {
         let refused = pair.can_suspend(range(), &list);
         assert_eq!(refused, Err(Unsupported::Connection { index: 2 }));
         assert_eq!(pair.can_suspend(range(), &list[..2]), Ok(()));
-        let rings = [slots(0, false), slots(0, false)];
-        let refused = rings.can_suspend(range(), &[(1, 0), (0, 3)]);
-        assert_eq!(refused, Err(Unsupported::Connection { index: 1 }));
-        let refused = rings.can_suspend(range(), &[(1, 0), (2, 0)]);
-        assert_eq!(refused, Err(Unsupported::Connection { index: 1 }));
-        assert_eq!(rings.stop(&(2, 0)), Err(ConnectionLost::Gone));
     }
 }

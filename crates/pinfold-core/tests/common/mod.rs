@@ -16,7 +16,7 @@ use pinfold_core::{
     UseCosts,
 };
 use pinfold_sim::{
-    AddressSpace, Device, DeviceConfig, Fault, Gate, Handle, Moment, PAGE_BYTES, Protection,
+    AddressSpace, Device, DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection,
     SimMonitor, SimRegistrar,
 };
 use std::io;
@@ -304,15 +304,15 @@ impl Rig {
     }
 
     /// Stops the next registration at a gate.
-    pub(crate) fn hold_next_registration(&self, moment: Moment) -> Gate {
-        let gate = Gate::new();
+    pub(crate) fn hold_next_registration(&self, moment: Moment) -> FaultGate {
+        let gate = FaultGate::new();
         self.device.next_registrations(1, &Fault::Hold(gate.clone(), moment));
         gate
     }
 
     /// Stops the next deregistration at a gate.
-    pub(crate) fn hold_next_deregistration(&self, moment: Moment) -> Gate {
-        let gate = Gate::new();
+    pub(crate) fn hold_next_deregistration(&self, moment: Moment) -> FaultGate {
+        let gate = FaultGate::new();
         self.device.next_deregistrations(1, &Fault::Hold(gate.clone(), moment));
         gate
     }

@@ -6,7 +6,7 @@ use std::io;
 /// Why the programs could not be loaded.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LoadError {
+pub enum ProgramsError {
     /// The kernel does not describe its own types.
     #[error(
         "this kernel does not describe its types (/sys/kernel/btf/vmlinux, errno {errno}): use one \
@@ -28,8 +28,8 @@ pub enum LoadError {
     /// This process may not load programs.
     #[error(
         "loading eBPF programs is forbidden here (errno {errno}): run as root or with CAP_BPF, \
-         CAP_PERFMON and CAP_SYSLOG, outside a user namespace and without kernel lockdown; or have \
-         `pinfold notifyd` run by a user who may"
+         CAP_PERFMON and CAP_SYSLOG, in no user namespace, without kernel lockdown; or run \
+         `pinfold notifyd` that way"
     )]
     NotPermitted {
         /// The kernel's error number.
@@ -37,10 +37,8 @@ pub enum LoadError {
     },
     /// Programs may be loaded, but not attached to the kernel's functions.
     #[error(
-        "this kernel runs eBPF programs, but not at its own functions ({function}: errno {errno}): \
-         use one with CONFIG_FUNCTION_TRACER, DYNAMIC_FTRACE_WITH_DIRECT_CALLS and BPF_JIT, as \
-         distributions' are, without kernel lockdown. Until then, userfaultfd sees private \
-         anonymous memory"
+        "this kernel lets no eBPF program run at its functions ({function}: errno {errno}): use one \
+         with CONFIG_FUNCTION_TRACER, DYNAMIC_FTRACE_WITH_DIRECT_CALLS and BPF_JIT, without lockdown"
     )]
     AttachRefused {
         /// The function.
@@ -126,10 +124,10 @@ pub enum ViewError {
         /// How many that is.
         most: usize,
     },
-    /// As [`LoadError::SwitchedOff`], since the programs were loaded.
+    /// As [`ProgramsError::SwitchedOff`], since the programs were loaded.
     #[error("{SWITCHED_OFF}")]
     SwitchedOff,
-    /// As [`LoadError::Preemptible`], since the programs were loaded.
+    /// As [`ProgramsError::Preemptible`], since the programs were loaded.
     #[error(
         "this kernel preempts anywhere by now ({model}), and may skip a program: set \
          /sys/kernel/debug/sched/preempt to lazy, voluntary or none"
@@ -171,19 +169,22 @@ mod tests {
     #[test]
     fn each_refusal_has_its_own_way_out() {
         let refusals = [
-            (LoadError::NoBtf { errno: libc::ENOENT }, "CONFIG_DEBUG_INFO_BTF"),
-            (LoadError::NotPermitted { errno: libc::EPERM }, "CAP_BPF"),
+            (ProgramsError::NoBtf { errno: libc::ENOENT }, "CONFIG_DEBUG_INFO_BTF"),
+            (ProgramsError::NotPermitted { errno: libc::EPERM }, "CAP_BPF"),
             (
-                LoadError::AttachRefused { function: "unmap_vmas", errno: libc::EPERM },
+                ProgramsError::AttachRefused { function: "unmap_vmas", errno: libc::EPERM },
                 "CONFIG_FUNCTION_TRACER",
             ),
-            (LoadError::NoHook { change: "moving", functions: &["a", "b"] }, "(looked for a, b)"),
             (
-                LoadError::UnknownFunction { change: "moving", function: "move_it".into() },
+                ProgramsError::NoHook { change: "moving", functions: &["a", "b"] },
+                "(looked for a, b)",
+            ),
+            (
+                ProgramsError::UnknownFunction { change: "moving", function: "move_it".into() },
                 "report this kernel's version",
             ),
-            (LoadError::Preemptible { model: "full" }, "preempt=lazy"),
-            (LoadError::SwitchedOff, "sysctl kernel.ftrace_enabled=1"),
+            (ProgramsError::Preemptible { model: "full" }, "preempt=lazy"),
+            (ProgramsError::SwitchedOff, "sysctl kernel.ftrace_enabled=1"),
         ];
         for (refusal, word) in refusals {
             assert!(refusal.to_string().contains(word), "{refusal}");

@@ -189,5 +189,54 @@ pub(super) static HOOKS: [Hook; 13] = [
     },
 ];
 
+/// A change, and a function that makes it and that no program stands at, of a kernel with the functions that `has` knows.
+///
+/// From 6.2 on (stable kernels of that time, too) the split of a mapping takes shared tables of hugetlbfs away in
+/// `hugetlb_unshare_pmds`, which the compiler may put into its caller. The kernels of June 2025 and later (6.16, and stable ones)
+/// have `hugetlb_split` for it.
+pub(super) fn unseen(has: impl Fn(&str) -> bool) -> Option<(&'static str, &'static str)> {
+    let takes_away = has("hugetlb_unshare_all_pmds");
+    (takes_away && !has("hugetlb_split"))
+        .then_some(("taking shared tables of hugetlbfs away", "hugetlb_vm_op_split"))
+}
+
+/// Where the instrument stands, which checks the list above: what takes a page, or several, out of the reverse mapping.
+#[cfg(feature = "instrument")]
+pub(super) static PARTINGS: Hook = Hook {
+    change: "removal from the reverse mapping",
+    functions: &["page_remove_rmap", "folio_remove_rmap_ptes", "folio_remove_rmap_pmd"],
+    kin: None,
+    if_there_is: None,
+    shapes: &[
+        Shape { program: "part_page", parameters: &[PointerTo("page"), MAPPING, Any] },
+        Shape {
+            program: "part_pages",
+            parameters: &[PointerTo("folio"), PointerTo("page"), Any, MAPPING],
+        },
+        Shape {
+            program: "part_huge",
+            parameters: &[PointerTo("folio"), PointerTo("page"), MAPPING],
+        },
+    ],
+    both_ends: false,
+};
+
 /// What the program `whose` is for: the iterator over the threads of a process.
 pub(super) const THREADS: &str = "bpf_iter_task";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Debian's 6.1.0-56, 6.12.118 and 7.3.4 have both.
+    #[test]
+    fn a_kernel_that_splits_shared_tables_unseen_is_refused() {
+        let judge = |functions: &[&str]| unseen(|function| functions.contains(&function));
+        let (all, split) = ("hugetlb_unshare_all_pmds", "hugetlb_split");
+        assert_eq!(judge(&[]), None, "no hugetlbfs");
+        assert_eq!(judge(&[all, split, "hugetlb_change_protection"]), None);
+        let refused = judge(&[all, "hugetlb_change_protection"]);
+        assert_eq!(refused.map(|(_, function)| function), Some("hugetlb_vm_op_split"));
+        assert!(HOOKS.iter().any(|hook| refused.is_some_and(|(change, _)| change == hook.change)));
+    }
+}

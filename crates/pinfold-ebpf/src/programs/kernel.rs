@@ -1,7 +1,7 @@
 //! What the running kernel is like: its types, and how it preempts.
 
 use super::btf::Btf;
-use super::error::LoadError;
+use super::error::ProgramsError;
 use super::hooks::{Hook, Shape};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -52,11 +52,11 @@ const MEMBERS: [(&str, &str, bool); 16] = [
 pub(super) const OFFSETS: usize = MEMBERS.len() + 2;
 
 impl Kernel {
-    pub(super) fn read() -> Result<Self, LoadError> {
-        let bytes = std::fs::read("/sys/kernel/btf/vmlinux").map_err(|error| LoadError::NoBtf {
-            errno: error.raw_os_error().unwrap_or(libc::ENOENT),
+    pub(super) fn read() -> Result<Self, ProgramsError> {
+        let bytes = std::fs::read("/sys/kernel/btf/vmlinux").map_err(|error| {
+            ProgramsError::NoBtf { errno: error.raw_os_error().unwrap_or(libc::ENOENT) }
         })?;
-        let btf = Btf::parse(bytes).ok_or(LoadError::UnknownBtf { wanted: "anything" })?;
+        let btf = Btf::parse(bytes).ok_or(ProgramsError::UnknownBtf { wanted: "anything" })?;
         let version = std::fs::read_to_string("/proc/sys/kernel/version").unwrap_or_default();
         Ok(Self { btf, release: preemption_by(&version, word_on_preemption) })
     }
@@ -98,19 +98,30 @@ impl Kernel {
         needed.into_iter().all(|(_, member, _)| self.btf.offset(structure, member).is_some())
     }
 
+    /// Where members of structures are, in bytes; 0 for those that this kernel need not have.
+    pub(super) fn places(
+        &self,
+        members: &[(&str, &'static str, bool)],
+    ) -> Result<Vec<u64>, ProgramsError> {
+        let each = members.iter().map(|&(structure, member, needed)| {
+            match self.btf.offset(structure, member) {
+                None if needed => Err(ProgramsError::UnknownBtf { wanted: member }),
+                found => Ok(found.unwrap_or(0)),
+            }
+        });
+        each.collect()
+    }
+
     /// `struct offsets`.
-    pub(super) fn offsets(&self) -> Result<[u64; OFFSETS], LoadError> {
+    pub(super) fn offsets(&self) -> Result<[u64; OFFSETS], ProgramsError> {
         let mut offsets = [0; OFFSETS];
-        for (place, &(structure, member, needed)) in offsets.iter_mut().zip(&MEMBERS) {
-            *place = match self.btf.offset(structure, member) {
-                None if needed => return Err(LoadError::UnknownBtf { wanted: member }),
-                found => found.unwrap_or(0),
-            };
+        for (offset, place) in offsets.iter_mut().zip(self.places(&MEMBERS)?) {
+            *offset = place;
         }
         let head = self.btf.enumerator("pageflags", "PG_head");
         let head = head.and_then(|bit| 1_u64.checked_shl(bit));
         let [.., bit, word] = &mut offsets;
-        *bit = head.ok_or(LoadError::UnknownBtf { wanted: "PG_head" })?;
+        *bit = head.ok_or(ProgramsError::UnknownBtf { wanted: "PG_head" })?;
         *word = self.word_on_preemption().unwrap_or(0);
         Ok(offsets)
     }

@@ -1,6 +1,6 @@
 //! The maps that the programs use, and the table of views in them.
 
-use super::error::{LoadError, ViewError};
+use super::error::{ProgramsError, ViewError};
 use super::kernel::OFFSETS;
 use super::object::Target;
 use super::sys::{self, Errno, Kind, Map, Put, Shape, Words, flag};
@@ -85,7 +85,7 @@ fn array<T>(name: &std::ffi::CStr) -> Result<Map, Errno> {
     one_value(name, size_of::<T>(), flag::MAPPABLE)
 }
 
-fn one_value(name: &std::ffi::CStr, bytes: usize, flags: u32) -> Result<Map, Errno> {
+pub(super) fn one_value(name: &std::ffi::CStr, bytes: usize, flags: u32) -> Result<Map, Errno> {
     let value_bytes = u32::try_from(bytes).map_err(|_| Errno(libc::E2BIG))?;
     let shape = Shape { kind: Kind::Array, key_bytes: 4, value_bytes, elements: 1, flags };
     Map::new(name, shape, None)
@@ -99,15 +99,15 @@ fn by_number(name: &std::ffi::CStr, inner: &Map) -> Result<Map, Errno> {
 }
 
 /// Creating the first map tells whether we may do any of this.
-fn first_refusal(Errno(errno): Errno) -> LoadError {
+pub(super) fn first_refusal(Errno(errno): Errno) -> ProgramsError {
     match errno {
-        libc::EPERM => LoadError::NotPermitted { errno },
-        errno => LoadError::Os { operation: "bpf(BPF_MAP_CREATE)", errno },
+        libc::EPERM => ProgramsError::NotPermitted { errno },
+        errno => ProgramsError::Os { operation: "bpf(BPF_MAP_CREATE)", errno },
     }
 }
 
 impl Maps {
-    pub(super) fn new(offsets: &[u64; OFFSETS]) -> Result<Self, LoadError> {
+    pub(super) fn new(offsets: &[u64; OFFSETS]) -> Result<Self, ProgramsError> {
         Self::make(offsets).map_err(first_refusal)
     }
 
@@ -302,7 +302,7 @@ impl Maps {
 }
 
 /// Constants for the programs.
-fn constants(words: &[u64; OFFSETS]) -> Result<Map, Errno> {
+pub(super) fn constants(words: &[u64]) -> Result<Map, Errno> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let map = one_value(c"pinfold_offsets", bytes.len(), flag::READ_ONLY_FOR_PROGRAMS)?;
     map.put(&0_u32.to_ne_bytes(), &bytes, Put::Any)?;

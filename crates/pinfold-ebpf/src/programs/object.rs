@@ -1,12 +1,15 @@
-//! The object file that the compiler made of `bpf/changes.c`: as much of ELF as that takes.
+//! The object files that the compiler made of `bpf/changes.c` and `bpf/partings.c`: as much of ELF as that takes.
 //!
 //! A program is a section named `begin/...`, `end/...`, `call/...` or `iter/...`, followed by the functions
 //! that it calls or has called; these stand in `.text`, and call none themselves.
 
 use std::collections::HashMap;
 
-/// The object, checked in next to its source; `./check ebpf` rebuilds it.
-static OBJECT: &[u8] = include_bytes!("../../bpf/changes.o");
+/// The object of the programs, checked in next to its source; `./check ebpf` rebuilds it.
+pub(super) static CHANGES: &[u8] = include_bytes!("../../bpf/changes.o");
+/// That of the instrument, likewise.
+#[cfg(feature = "instrument")]
+pub(super) static PARTINGS: &[u8] = include_bytes!("../../bpf/partings.o");
 
 /// What an instruction's reference to a symbol is to be replaced with.
 #[derive(Clone, Copy, Debug)]
@@ -27,10 +30,14 @@ pub(super) struct Program {
     pub(super) calls_back: bool,
 }
 
-/// The instructions of the program in section `name`, with the maps in place; `None` if the object
+/// The instructions of the program in section `name` of an object, with the maps in place; `None` if it
 /// has no such section, or refers to what `targets` does not know.
-pub(super) fn program(name: &str, targets: &HashMap<&str, Target>) -> Option<Program> {
-    Object::new(OBJECT)?.program(name, targets)
+pub(super) fn program(
+    object: &[u8],
+    name: &str,
+    targets: &HashMap<&str, Target>,
+) -> Option<Program> {
+    Object::new(object)?.program(name, targets)
 }
 
 struct Object<'b> {

@@ -1,6 +1,6 @@
 //! `kernel.ftrace_enabled`: whether the kernel calls programs at its functions at all (`bpf/changes.c`, 6).
 
-use super::error::LoadError;
+use super::error::ProgramsError;
 use super::sys::Errno;
 
 const FILE: &str = "/proc/sys/kernel/ftrace_enabled";
@@ -21,13 +21,13 @@ fn has_settings() -> bool {
 }
 
 /// Makes certain that the program `setting` runs when the setting is read or written: it counts the former.
-pub(super) fn is_followed(count: impl Fn() -> u32) -> Result<(), LoadError> {
+pub(super) fn is_followed(count: impl Fn() -> u32) -> Result<(), ProgramsError> {
     let before = count();
-    let setting = read().map_err(|Errno(errno)| LoadError::Os { operation: "read", errno })?;
+    let setting = read().map_err(|Errno(errno)| ProgramsError::Os { operation: "read", errno })?;
     match setting {
         None => Ok(()),
-        Some(false) => Err(LoadError::SwitchedOff),
-        Some(true) if count() == before => Err(LoadError::NoHook {
+        Some(false) => Err(ProgramsError::SwitchedOff),
+        Some(true) if count() == before => Err(ProgramsError::NoHook {
             change: "switching programs off",
             functions: &["proc_dointvec"],
         }),

@@ -77,6 +77,8 @@ const MAP_CREATE: libc::c_long = 0;
 const MAP_LOOKUP: libc::c_long = 1;
 const MAP_UPDATE: libc::c_long = 2;
 const MAP_DELETE: libc::c_long = 3;
+#[cfg(feature = "instrument")]
+const MAP_NEXT_KEY: libc::c_long = 4;
 const PROGRAM_LOAD: libc::c_long = 5;
 const PROGRAM_RUN: libc::c_long = 10;
 const INFORMATION: libc::c_long = 15;
@@ -188,6 +190,26 @@ impl Map {
         let mut attributes = self.element(key)?;
         // SAFETY: the kernel reads a key of the size that it has.
         unsafe { attributes.call(MAP_DELETE) }.map(drop)
+    }
+
+    /// All keys. Those that are put or taken out meanwhile may be among them or not.
+    #[cfg(feature = "instrument")]
+    pub(super) fn keys(&self) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut keys: Vec<Vec<u8>> = vec![];
+        loop {
+            let mut next = vec![0; self.shape.key_bytes as usize];
+            let before = keys.last().map_or(std::ptr::null(), |key| key.as_ptr());
+            let mut attributes = Attributes::new()
+                .descriptor(0, self)
+                .address(8, before)
+                .address(16, next.as_mut_ptr().cast_const());
+            // SAFETY: the kernel reads a key, if there is one, and writes a key, of the size that they have.
+            match unsafe { attributes.call(MAP_NEXT_KEY) } {
+                Ok(_) => keys.push(next),
+                Err(Errno(libc::ENOENT)) => return Ok(keys),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// From now on it changes by programs only, not through a descriptor or a mapping. What they

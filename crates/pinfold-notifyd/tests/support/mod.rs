@@ -4,7 +4,7 @@
 
 use pinfold_ebpf::protocol::{BYTES, Challenge, ToClient, ToHelper};
 use pinfold_kernel::socket;
-use pinfold_notifyd::{Limits, Listener, OpenError, Server, Views};
+use pinfold_notifyd::{ClientLimits, Listener, NoView, Server, Views};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -88,7 +88,7 @@ pub(crate) struct Files {
 impl Views for Files {
     type Id = u64;
 
-    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(u64, Vec<OwnedFd>), OpenError> {
+    fn open(&mut self, process: BorrowedFd<'_>) -> Result<(u64, Vec<OwnedFd>), NoView> {
         let id = self.tally.opened.fetch_add(1, Ordering::SeqCst);
         let name = self.directory.join(format!("view-{id}"));
         fs::write(&name, pid_of(process)).unwrap();
@@ -127,7 +127,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: ClientLimits) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::SeqCst);
         let name = format!("pinfold-notifyd-{}-{number}", std::process::id());
@@ -150,7 +150,7 @@ impl Served {
     }
 
     /// A new server in the place of one that was stopped.
-    pub(crate) fn start_again(&mut self, limits: Limits) {
+    pub(crate) fn start_again(&mut self, limits: ClientLimits) {
         let (stop, thread) = serve(&self.path, &self.directory, &self.tally, limits);
         (self.stop, self.thread) = (Some(stop), Some(thread));
     }
@@ -164,7 +164,7 @@ fn serve(
     path: &Path,
     directory: &Path,
     tally: &Arc<Tally>,
-    limits: Limits,
+    limits: ClientLimits,
 ) -> (std::io::PipeWriter, JoinHandle<()>) {
     let (stopped, stop) = std::io::pipe().unwrap();
     let views = Files { directory: directory.into(), tally: tally.clone() };

@@ -14,7 +14,7 @@
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
 
-use super::told::{self, GUARD_INSTALL, told};
+use super::told::{self, GUARD_INSTALL, NO_KEY, told};
 use super::{moved, self_test, userfaultfd};
 use crate::raw::{Answer, system_call};
 use crate::sandbox;
@@ -62,9 +62,22 @@ unsafe extern "C" fn shmat(segment: c_int, start: *const c_void, flags: c_int) -
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mprotect(start: *mut c_void, length: size_t, rights: c_int) -> c_int {
     let arguments = [start.addr(), length, widened(rights), 0, 0];
-    let change = told::revoked(start.addr(), length, rights);
     // SAFETY: see the file's header.
-    told(change, || unsafe { system_call(libc::SYS_mprotect, arguments) }).as_libc() as c_int
+    unsafe { watched_call(libc::SYS_mprotect, arguments) }.as_libc() as c_int
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pkey_mprotect(
+    start: *mut c_void,
+    length: size_t,
+    rights: c_int,
+    key: c_int,
+) -> c_int {
+    let arguments = [start.addr(), length, widened(rights), widened(key), 0];
+    // As the C library does it, because a kernel without keys has the one call only.
+    let number = if key == NO_KEY { libc::SYS_mprotect } else { libc::SYS_pkey_mprotect };
+    // SAFETY: see the file's header.
+    unsafe { watched_call(number, arguments) }.as_libc() as c_int
 }
 
 /// `void *mremap(void *, size_t, size_t, int, ...)`: the place is passed with the flags that name one.
@@ -167,6 +180,10 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "je 2f",
         "cmp edi, {ioctl}",
         "je 2f",
+        "cmp edi, {mprotect}",
+        "je 2f",
+        "cmp edi, {pkey_mprotect}",
+        "je 2f",
         "cmp edi, {prctl}",
         "je 2f",
         "cmp edi, {seccomp}",
@@ -192,6 +209,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         shmat = const libc::SYS_shmat,
         process_madvise = const libc::SYS_process_madvise,
         ioctl = const libc::SYS_ioctl,
+        mprotect = const libc::SYS_mprotect,
+        pkey_mprotect = const libc::SYS_pkey_mprotect,
         prctl = const libc::SYS_prctl,
         seccomp = const libc::SYS_seccomp,
         numbered = sym numbered,
@@ -214,6 +233,10 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "cmp w0, #{process_madvise}",
         "b.eq 2f",
         "cmp w0, #{ioctl}",
+        "b.eq 2f",
+        "cmp w0, #{mprotect}",
+        "b.eq 2f",
+        "cmp w0, #{pkey_mprotect}",
         "b.eq 2f",
         "cmp w0, #{prctl}",
         "b.eq 2f",
@@ -239,6 +262,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         shmat = const libc::SYS_shmat,
         process_madvise = const libc::SYS_process_madvise,
         ioctl = const libc::SYS_ioctl,
+        mprotect = const libc::SYS_mprotect,
+        pkey_mprotect = const libc::SYS_pkey_mprotect,
         prctl = const libc::SYS_prctl,
         seccomp = const libc::SYS_seccomp,
         numbered = sym numbered,

@@ -34,13 +34,18 @@ pub(super) fn guarded(start: usize, length: usize) -> Option<AddressRange> {
     AddressRange::between(page_of(start), end).filter(|_| length != 0)
 }
 
-/// The addresses of kept registrations that `mprotect` takes rights from, which these may need.
-pub(super) fn revoked(start: usize, length: usize, rights: c_int) -> Option<AddressRange> {
+/// Memory that leaves its protection key as it is.
+pub(super) const NO_KEY: c_int = -1;
+
+/// The addresses of kept registrations that `mprotect` or `pkey_mprotect` takes rights from, which these may need.
+fn revoked(start: usize, length: usize, rights: c_int, key: c_int) -> Option<AddressRange> {
+    if takes_rights(rights, key) { aside::kept(guarded(start, length)?) } else { None }
+}
+
+/// What a key allows, each thread says for itself, so any key may take rights; the first is all memory's.
+fn takes_rights(rights: c_int, key: c_int) -> bool {
     const ALL: c_int = libc::PROT_READ | libc::PROT_WRITE;
-    if rights & ALL == ALL {
-        return None;
-    }
-    aside::kept(guarded(start, length)?)
+    rights & ALL != ALL || !matches!(key, NO_KEY | 0)
 }
 
 /// The addresses that `process_madvise` takes pages from. They stand in memory that may be
@@ -62,6 +67,8 @@ pub(super) fn change_of(number: c_long, [a, b, c, d, _]: [usize; 5]) -> Option<A
         libc::SYS_madvise if word(c) == GUARD_INSTALL => guarded(a, b),
         libc::SYS_process_madvise if word(d) == GUARD_INSTALL => Some(GUARDED_SOMEWHERE),
         libc::SYS_shmat if word(c) & libc::SHM_REMAP != 0 => Some(attached_over(b)),
+        libc::SYS_mprotect => revoked(a, b, word(c), NO_KEY),
+        libc::SYS_pkey_mprotect => revoked(a, b, word(c), word(d)),
         _ => None,
     }
 }
@@ -121,6 +128,16 @@ mod tests {
         assert_eq!(change_of(libc::SYS_munmap, [PAGE, PAGE, GUARD_INSTALL as usize, 0, 0]), None);
         let high_bits = 1 << 32 | libc::SYS_madvise;
         assert!(change_of(high_bits, [PAGE, PAGE, GUARD_INSTALL as usize, 0, 0]).is_some());
+    }
+
+    #[test]
+    fn rights_are_taken_by_what_lacks_one_and_by_keys() {
+        let all = libc::PROT_READ | libc::PROT_WRITE;
+        for key in [NO_KEY, 0] {
+            assert!(!takes_rights(all, key) && !takes_rights(all | libc::PROT_EXEC, key));
+            assert!(takes_rights(libc::PROT_NONE, key) && takes_rights(libc::PROT_READ, key));
+        }
+        assert!(takes_rights(all, 1));
     }
 
     #[test]

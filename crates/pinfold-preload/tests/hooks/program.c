@@ -209,6 +209,7 @@ static int answers(const char *seed)
 	long numbers[] = { -1, 9999, SYS_close, SYS_getppid, 1l << 40 };
 	char *protected[] = { region, region + 3 * PAGE, region + 5 * PAGE + 1, NULL, (char *)-PAGE, (char *)1 };
 	int rights[] = { PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE, PROT_WRITE, PROT_EXEC, 1 << 20, -1 };
+	int keys[] = { -1, 0, 1, 15, 16, -2, 1 << 30 };
 	int files[] = { -1, both_ends[0], both_ends[1], 0, 9999 };
 	unsigned long requests[] = { FIONREAD, TCGETS, 0, UFFDIO_REGISTER_REQUEST, UFFDIO_UNREGISTER_REQUEST, -1ul };
 	ssize_t (*of_process)(int, const struct iovec *, size_t, int, unsigned) =
@@ -263,7 +264,14 @@ static int answers(const char *seed)
 			answer("syscall mmap", result, errno, region);
 			break;
 		case 8:
-			result = mprotect(ONE_OF(protected), any(3) ? PAGE : (size_t)any(4) * 1000, ONE_OF(rights));
+			start = ONE_OF(protected);
+			length = any(3) ? PAGE : (size_t)any(4) * 1000;
+			flag = ONE_OF(rights);
+			if (any(2))
+				result = any(2) ? mprotect(start, length, flag) : syscall(SYS_mprotect, start, length, flag);
+			else
+				result = any(2) ? pkey_mprotect(start, length, flag, ONE_OF(keys)) :
+						  syscall(SYS_pkey_mprotect, start, length, flag, ONE_OF(keys));
 			answer("mprotect", result, errno, region);
 			break;
 		case 9:
@@ -425,6 +433,7 @@ static void *cancelled_meanwhile(void *unused)
 	shmat(-1, page, SHM_REMAP);
 	mprotect(page, PAGE, PROT_NONE);
 	mprotect(page, PAGE, PROT_READ | PROT_WRITE);
+	pkey_mprotect(page, PAGE, PROT_READ | PROT_WRITE, -1);
 	ioctl(-1, UFFDIO_REGISTER_REQUEST, range);
 	syscall(SYS_madvise, page, (size_t)PAGE, GUARD_INSTALL);
 	syscall(SYS_getppid);
@@ -521,6 +530,7 @@ static void discarded(void) { madvise(page, PAGE, MADV_DONTNEED); }
 static void guarded_by_process(void) { process_madvise(-1, NULL, 0, GUARD_INSTALL, 0); }
 static void attached_over(void) { shmat(-1, page, SHM_REMAP); }
 static void protected(void) { mprotect(page, PAGE, PROT_READ); }
+static void protected_by_key(void) { pkey_mprotect(page, PAGE, PROT_READ, 0); }
 static void guarded_by_number(void) { syscall(SYS_madvise, page, PAGE, GUARD_INSTALL); }
 static void other_number(void) { syscall(SYS_getppid); }
 static void other_request(void) { ioctl(-1, 1, 0); }
@@ -540,7 +550,8 @@ static int stack(void)
 		void (*call)(void);
 	} calls[] = {
 		{ "madvise", discarded }, { "madvise, guard", guarded }, { "process_madvise, guard", guarded_by_process },
-		{ "shmat, over", attached_over }, { "mprotect", protected }, { "ioctl", other_request },
+		{ "shmat, over", attached_over }, { "mprotect", protected },
+		{ "pkey_mprotect", protected_by_key }, { "ioctl", other_request },
 		{ "ioctl, unregister", unregistered }, { "syscall", other_number }, { "syscall, guard", guarded_by_number },
 	};
 	size_t i;

@@ -70,19 +70,26 @@ static inline void connect_to_itself(struct ibv_qp *qp)
 					IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-static inline struct loop loop_open(void)
+static inline struct loop loop_in(struct ibv_context *context, struct ibv_pd *pd)
 {
-	struct loop loop = { .context = open_device() };
+	struct loop loop = { .context = context, .pd = pd };
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
 					 .cap = { .max_send_wr = 16, .max_recv_wr = 1,
 						  .max_send_sge = 1, .max_recv_sge = 1 } };
 
-	CHECK((loop.pd = ibv_alloc_pd(loop.context)));
+	CHECK(pd);
 	CHECK((loop.cq = ibv_create_cq(loop.context, 64, NULL, NULL, 0)));
 	init.send_cq = init.recv_cq = loop.cq;
 	CHECK((loop.qp = ibv_create_qp(loop.pd, &init)));
 	connect_to_itself(loop.qp);
 	return loop;
+}
+
+static inline struct loop loop_open(void)
+{
+	struct ibv_context *context = open_device();
+
+	return loop_in(context, ibv_alloc_pd(context));
 }
 
 static inline void loop_close(struct loop *loop)

@@ -76,6 +76,19 @@ static void own_domain(int i)
 	CHECK(!ibv_dealloc_pd(own));
 }
 
+/* A domain that ends with many registrations idle in it, each of which was used three times. */
+static void domain_of_many(int i)
+{
+	struct ibv_pd *own = ibv_alloc_pd(context);
+	int k;
+
+	(void)i;
+	CHECK(own);
+	for (k = 0; k < 3 * RANGES; k++)
+		registered(own, memory + k % RANGES * 4096, 4096);
+	CHECK(!ibv_dealloc_pd(own));
+}
+
 static void many_live(int i)
 {
 	static struct ibv_mr *all[RANGES];
@@ -190,7 +203,7 @@ static const struct {
 	{ "registered_once", registered_once, 1500, IDLE }, { "registered_again", registered_again, 1500, IDLE },
 	{ "fresh_memory", fresh_memory, 800, IDLE }, { "discarded_memory", discarded_memory, 800, IDLE },
 	{ "from_the_heap", from_the_heap, 1500, IDLE }, { "own_domain", own_domain, 60, IDLE },
-	{ "many_live", many_live, 8, IDLE }, { "mapped_elsewhere", mapped_elsewhere, 4000, IDLE },
+	{ "domain_of_many", domain_of_many, 8, IDLE }, { "many_live", many_live, 8, IDLE }, { "mapped_elsewhere", mapped_elsewhere, 4000, IDLE },
 	{ "discarded_elsewhere", discarded_elsewhere, 4000, IDLE }, { "protected_elsewhere", protected_elsewhere, 8000, IDLE },
 	{ "system_call", system_call, 40000, IDLE }, { "thread", thread, 300, IDLE },
 	{ "child", child, 100, GONE | ITS_OWN_THREAD }, { "child_beside_idle", child, 100, IDLE | ITS_OWN_THREAD },

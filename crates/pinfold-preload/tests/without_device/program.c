@@ -811,6 +811,38 @@ static void destroys_a_key(void)
 	pthread_exit(NULL);
 }
 
+/* The ways in which a program changes what it may do with its memory; without a key of the processor's for the second. */
+static void protect(const char *way, int rights)
+{
+	if (!strcmp(way, "mprotect"))
+		CHECK(!mprotect(memory, BYTES, rights));
+	else if (!strcmp(way, "pkey_mprotect"))
+		CHECK(!pkey_mprotect(memory, BYTES, rights, -1));
+	else if (!strcmp(way, "by_number"))
+		CHECK(!syscall(SYS_mprotect, memory, (size_t)BYTES, rights));
+	else
+		CHECK(!syscall(SYS_pkey_mprotect, memory, (size_t)BYTES, rights, -1));
+}
+
+/* libibverbs is asked whether it registers what the program may not use any more. */
+static void protects(void)
+{
+	struct ibv_mr *mr;
+	uint32_t handle;
+
+	begin();
+	registered(4);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, 1)));
+	handle = mr->handle;
+	CHECK(!ibv_dereg_mr(mr));
+	protect(arguments[2], PROT_NONE);
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, 1)));
+	puts(mr->handle == handle ? "found" : "registered");
+	CHECK(!ibv_dereg_mr(mr));
+	protect(arguments[2], PROT_READ | PROT_WRITE);
+	registered(2);
+}
+
 /* Moves two pieces of memory at once, one of which is registered: two mappings, or one that is joined before it is moved.
  * What the kernel says to two is its own; what it leaves where is said, too. */
 static void moves(int is_joined, int is_second, int grows, int cut)
@@ -1085,28 +1117,64 @@ static int lines_of(const char *path)
 	return lines;
 }
 
+/* Where a process that is in `directory` reports to: the second argument, with its number for the mark. */
+static void path_of_reports(char path[4096], const char *directory)
+{
+	const char *number = strstr(arguments[2], "%p");
+
+	CHECK(number);
+	snprintf(path, 4096, "%s/%.*s%d%s", directory, (int)(number - arguments[2]), arguments[2], getpid(), number + 2);
+}
+
+/* Has the library report, for the time of this number in this process. */
+static void asked_for_report(const char *path, int number)
+{
+	CHECK(!raise(SIGUSR1));
+	while (lines_of(path) < number)
+		sched_yield();
+}
+
 /* Has the library report while its file is open, and once it was closed with all that the program does not know, by a
  * program that has gone elsewhere. */
 static void asks_for_reports(void)
 {
-	char path[4096], name[256];
-	const char *number = strstr(arguments[2], "%p");
+	char path[4096], directory[2048];
 
-	CHECK(number && getcwd(path, sizeof(path) - sizeof(name)));
-	snprintf(name, sizeof(name), "/%.*s%d%s", (int)(number - arguments[2]), arguments[2], getpid(), number + 2);
-	strcat(path, name);
+	CHECK(getcwd(directory, sizeof(directory)));
+	path_of_reports(path, directory);
 	begin();
 	registered(1);
 	CHECK(!chdir("/usr"));
-	for (int i = 1; i <= 2; i++) {
-		CHECK(!raise(SIGUSR1));
-		while (lines_of(path) < i)
-			sched_yield();
-		if (i == 1)
-			CHECK(!close_range(3, ~0U, 0));
-	}
+	asked_for_report(path, 1);
+	CHECK(!close_range(3, ~0U, 0));
+	asked_for_report(path, 2);
 	CHECK(!unlink(path));
 	puts("done");
+	fflush(stdout);
+	_exit(0);
+}
+
+/* Each process that registers has reports of its own, in a line of forks: the first asks again when its child has ended. */
+static void children_ask_for_reports(void)
+{
+	char path[4096];
+	pid_t child = 0;
+	int status, generation;
+
+	begin();
+	for (generation = 0; generation < 3 && !child; generation++) {
+		path_of_reports(path, ".");
+		registered(2);
+		asked_for_report(path, 1);
+		CHECK((child = fork()) >= 0);
+	}
+	if (!child)
+		_exit(0);
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	asked_for_report(path, 2);
+	CHECK(!unlink(path));
+	if (generation == 1)
+		puts("done");
 	fflush(stdout);
 	_exit(0);
 }
@@ -1206,6 +1274,7 @@ static const struct {
 	{ "changes_without_room", changes_without_room },
 	{ "interposed", interposed },
 	{ "moves_mappings", moves_mappings },
+	{ "protects", protects },
 	{ "uses_the_rest", uses_the_rest },
 	{ "joins_what_was_never_used", joins_what_was_never_used },
 	{ "forks_beside_the_linker", forks_beside_the_linker },
@@ -1222,6 +1291,7 @@ static const struct {
 	{ "closes_at_once", closes_at_once },
 	{ "leaves_its_directory", leaves_its_directory },
 	{ "asks_for_reports", asks_for_reports },
+	{ "children_ask_for_reports", children_ask_for_reports },
 	{ "undoes_semaphores", undoes_semaphores },
 	{ "has_variables_of_threads", has_variables_of_threads },
 	{ "leaves_variables_of_threads", leaves_variables_of_threads },

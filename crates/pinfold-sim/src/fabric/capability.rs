@@ -77,7 +77,7 @@ unsafe impl Registrar for FabricRegistrar {
     unsafe fn deregister(&self, key: Key, _range: AddressRange) -> Result<(), DeregisterError> {
         self.fabric.with(|world| {
             let range = world.nic.deregister(key)?;
-            world.flush(key, range);
+            flush(world, key, range);
             Ok(())
         })
     }
@@ -102,7 +102,7 @@ unsafe impl Suspend for FabricRegistrar {
     }
 
     fn stop(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
-        self.call(DeviceCall::Stop, |world| world.stop(*connection))
+        self.call(DeviceCall::Stop, |world| stop(world, *connection))
     }
 
     fn in_flight(
@@ -110,14 +110,14 @@ unsafe impl Suspend for FabricRegistrar {
         connection: &ConnectionId,
         _range: AddressRange,
     ) -> Result<Transfers, ConnectionLost> {
-        self.call(DeviceCall::InFlight, |world| world.in_flight(*connection))
+        self.call(DeviceCall::InFlight, |world| in_flight(world, *connection))
     }
 
     unsafe fn withdraw(&self, key: Key, range: AddressRange) -> Result<(), DeregisterError> {
         self.call(DeviceCall::Withdraw, |world| {
             world.nic.withdraw(key)?;
             if world.nic.config.withdraws {
-                world.flush(key, range);
+                flush(world, key, range);
             }
             Ok(())
         })
@@ -140,15 +140,15 @@ unsafe impl Suspend for FabricRegistrar {
         self.fabric.with(|world| {
             // What is renewed by a device that panics is lost.
             if matches!(world.panicking, Some((DeviceCall::Renew, _))) {
-                world.lose(key);
+                lose(world, key);
                 world.panicking = Some((DeviceCall::Renew, Moment::Before));
             }
         });
-        self.call(DeviceCall::Renew, |world| world.renew(key, range, access))
+        self.call(DeviceCall::Renew, |world| renew(world, key, range, access))
     }
 
     unsafe fn restart(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
-        self.call(DeviceCall::Restart, |world| world.restart(*connection))
+        self.call(DeviceCall::Restart, |world| restart(world, *connection))
     }
 
     fn fail(&self, connection: &ConnectionId) {
@@ -165,92 +165,90 @@ unsafe impl Suspend for FabricRegistrar {
     }
 }
 
-impl World {
-    fn flush(&mut self, key: Key, range: AddressRange) {
-        let (now, delay) = (self.now(), self.weather.flush);
-        self.nic.flush(key, range, now, now + delay);
-        if delay > 0 {
-            self.agenda.add(delay, Event::Flush);
-        }
+fn flush(world: &mut World, key: Key, range: AddressRange) {
+    let (now, delay) = (world.now(), world.weather.flush);
+    world.nic.flush(key, range, now, now + delay);
+    if delay > 0 {
+        world.agenda.add(delay, Event::Flush);
     }
+}
 
-    fn stop(&mut self, connection: ConnectionId) -> Result<(), ConnectionLost> {
-        self.check_alive(connection)?;
-        let silent = self.weather.silent;
-        let link = &mut self.links[connection.link];
-        let begun = link.local.queue.iter().filter(|it| it.first < link.local.begun);
-        let limit = begun.map(super::connection::Sending::end).max();
-        (link.stopped, link.silent) = (Some(limit.unwrap_or(link.local.sent)), silent);
-        Ok(())
-    }
+fn stop(world: &mut World, connection: ConnectionId) -> Result<(), ConnectionLost> {
+    check_alive(world, connection)?;
+    let silent = world.weather.silent;
+    let link = &mut world.links[connection.link];
+    let begun = link.local.queue.iter().filter(|it| it.first < link.local.begun);
+    let limit = begun.map(super::connection::Sending::end).max();
+    (link.stopped, link.silent) = (Some(limit.unwrap_or(link.local.sent)), silent);
+    Ok(())
+}
 
-    fn in_flight(&mut self, connection: ConnectionId) -> Result<Transfers, ConnectionLost> {
-        self.check_alive(connection)?;
-        if self.mutant == Some(Mutant::EarlyQuiet) {
-            return Ok(Transfers::default());
-        }
-        let (now, link) = (self.now(), &self.links[connection.link]);
-        let limit = link.stopped.unwrap_or(u32::MAX);
-        let begun = link.local.queue.iter().filter(|it| it.first < limit);
-        let transfers = Transfers::default();
-        Ok(begun.fold(transfers, |sum, sending| Transfers {
-            count: sum.count + 1,
-            oldest: sum.oldest.max(Duration::from_nanos(now - sending.posted)),
-        }))
+fn in_flight(world: &mut World, connection: ConnectionId) -> Result<Transfers, ConnectionLost> {
+    check_alive(world, connection)?;
+    if world.mutant == Some(Mutant::EarlyQuiet) {
+        return Ok(Transfers::default());
     }
+    let (now, link) = (world.now(), &world.links[connection.link]);
+    let limit = link.stopped.unwrap_or(u32::MAX);
+    let begun = link.local.queue.iter().filter(|it| it.first < limit);
+    let transfers = Transfers::default();
+    Ok(begun.fold(transfers, |sum, sending| Transfers {
+        count: sum.count + 1,
+        oldest: sum.oldest.max(Duration::from_nanos(now - sending.posted)),
+    }))
+}
 
-    fn renew(
-        &mut self,
-        key: Key,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Renewed<Key>, RegisterError> {
-        let renewed = self.order_failure().and_then(|()| {
-            if self.nic.config.changes_keys {
-                let renewed = self.nic.register(range, access, 0)?;
-                self.give_back(key);
-                self.rekeyed.push_back(Rekeyed { from: key, to: Some(renewed) });
-                let covert = self.mutant == Some(Mutant::CovertKey);
-                Ok(if covert { Renewed::Same } else { Renewed::Changed(renewed) })
-            } else {
-                self.nic.renew(key)?;
-                self.nic.flush_renewed(key);
-                Ok(Renewed::Same)
-            }
-        });
-        if renewed.is_err() {
-            self.lose(key);
+fn renew(
+    world: &mut World,
+    key: Key,
+    range: AddressRange,
+    access: Access,
+) -> Result<Renewed<Key>, RegisterError> {
+    let renewed = world.order_failure().and_then(|()| {
+        if world.nic.config.changes_keys {
+            let renewed = world.nic.register(range, access, 0)?;
+            give_back(world, key);
+            world.rekeyed.push_back(Rekeyed { from: key, to: Some(renewed) });
+            let covert = world.mutant == Some(Mutant::CovertKey);
+            Ok(if covert { Renewed::Same } else { Renewed::Changed(renewed) })
+        } else {
+            world.nic.renew(key)?;
+            world.nic.flush_renewed(key);
+            Ok(Renewed::Same)
         }
-        renewed
+    });
+    if renewed.is_err() {
+        lose(world, key);
     }
+    renewed
+}
 
-    /// The end of a key that could not be renewed.
-    fn lose(&mut self, key: Key) {
-        if self.nic.is_live(key) {
-            self.give_back(key);
-            self.rekeyed.push_back(Rekeyed { from: key, to: None });
-        }
+/// The end of a key that could not be renewed.
+fn lose(world: &mut World, key: Key) {
+    if world.nic.is_live(key) {
+        give_back(world, key);
+        world.rekeyed.push_back(Rekeyed { from: key, to: None });
     }
+}
 
-    fn give_back(&mut self, key: Key) {
-        if let Ok(range) = self.nic.deregister(key) {
-            self.flush(key, range);
-        }
+fn give_back(world: &mut World, key: Key) {
+    if let Ok(range) = world.nic.deregister(key) {
+        flush(world, key, range);
     }
+}
 
-    fn restart(&mut self, connection: ConnectionId) -> Result<(), ConnectionLost> {
-        if self.mutant == Some(Mutant::CovertReconnect) && !self.is_alive(connection) {
-            self.connect(connection.link);
-        }
-        self.check_alive(connection)?;
-        if self.mutant != Some(Mutant::NeverRestarted) {
-            self.links[connection.link].stopped = None;
-            self.pump(connection, super::connection::Side::Local);
-        }
-        Ok(())
+fn restart(world: &mut World, connection: ConnectionId) -> Result<(), ConnectionLost> {
+    if world.mutant == Some(Mutant::CovertReconnect) && !world.is_alive(connection) {
+        world.connect(connection.link);
     }
+    check_alive(world, connection)?;
+    if world.mutant != Some(Mutant::NeverRestarted) {
+        world.links[connection.link].stopped = None;
+        world.pump(connection, super::connection::Side::Local);
+    }
+    Ok(())
+}
 
-    fn check_alive(&self, connection: ConnectionId) -> Result<(), ConnectionLost> {
-        if self.is_alive(connection) { Ok(()) } else { Err(ConnectionLost::Gone) }
-    }
+fn check_alive(world: &World, connection: ConnectionId) -> Result<(), ConnectionLost> {
+    if world.is_alive(connection) { Ok(()) } else { Err(ConnectionLost::Gone) }
 }

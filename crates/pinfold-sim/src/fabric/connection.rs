@@ -54,7 +54,7 @@ pub enum Completed {
 
 /// An entry of the completion queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Completion {
+pub struct WorkCompletion {
     /// The connection.
     pub connection: ConnectionId,
     /// The program's name for the work.

@@ -1,7 +1,7 @@
 //! How messages travel: the protocol of a reliable connection.
 
 use super::connection::{
-    Body, Completed, Completion, ConnectionId, Data, Packet, PeerDone, Sending, Side, Target,
+    Body, Completed, ConnectionId, Data, Packet, PeerDone, Sending, Side, Target, WorkCompletion,
     WorkKind,
 };
 use super::nic::{Key, Trouble};
@@ -211,7 +211,7 @@ impl World {
     fn complete_send(&mut self, connection: ConnectionId, side: Side, sending: &Sending) {
         let (id, cells) = (sending.id, sending.cells);
         match side {
-            Side::Local => self.completions.push_back(Completion {
+            Side::Local => self.completions.push_back(WorkCompletion {
                 connection,
                 id,
                 kind: WorkKind::Send,
@@ -312,7 +312,12 @@ impl World {
         if side == Side::Local {
             let completed = Completed::Done { message: data.message, cells: data.cell + 1 };
             let kind = WorkKind::Receive;
-            self.completions.push_back(Completion { connection, id: receive.id, kind, completed });
+            self.completions.push_back(WorkCompletion {
+                connection,
+                id: receive.id,
+                kind,
+                completed,
+            });
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::clock::Agenda;
 use super::connection::{
-    Completed, Completion, ConnectionId, End, Link, MOST_CELLS, Packet, PeerDone, PostError,
-    Receiving, Sending, Side, Target, Work, WorkKind,
+    Completed, ConnectionId, End, Link, MOST_CELLS, Packet, PeerDone, PostError, Receiving,
+    Sending, Side, Target, Work, WorkCompletion, WorkKind,
 };
 use super::memory::{CELL_BYTES, stamp};
 use super::mutant::Mutant;
@@ -133,7 +133,7 @@ pub struct World {
     pub(crate) failing: usize,
     pub(crate) panicking: Option<(DeviceCall, Moment)>,
     pub(crate) rekeyed: VecDeque<Rekeyed>,
-    pub(crate) completions: VecDeque<Completion>,
+    pub(crate) completions: VecDeque<WorkCompletion>,
     pub(crate) ended: VecDeque<ConnectionId>,
     pub(crate) peer_done: VecDeque<PeerDone>,
     pub(crate) wrong: u64,
@@ -443,7 +443,7 @@ impl World {
     }
 
     /// The next completion, if there is one.
-    pub fn poll(&mut self) -> Option<Completion> {
+    pub fn poll(&mut self) -> Option<WorkCompletion> {
         self.completions.pop_front()
     }
 
@@ -482,7 +482,7 @@ impl World {
         let sends = local.queue.iter().map(|sending| (sending.id, WorkKind::Send));
         let receives = local.receives.iter().map(|receive| (receive.id, WorkKind::Receive));
         let flushed =
-            |(id, kind)| Completion { connection, id, kind, completed: Completed::Flushed };
+            |(id, kind)| WorkCompletion { connection, id, kind, completed: Completed::Flushed };
         self.completions.extend(sends.chain(receives).map(flushed));
     }
 }

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::Costs;
+use super::CallCosts;
 use crate::fabric::Nanos;
 use crate::registrar::Simulated;
 use crate::space::{AddressSpace, PAGE_BYTES, PhysicalPage};
@@ -25,7 +25,7 @@ const EINVAL: i32 = 22;
 #[derive(Debug)]
 pub(super) struct Machine {
     pub(super) space: Arc<AddressSpace>,
-    pub(super) costs: Costs,
+    pub(super) costs: CallCosts,
     /// In picoseconds.
     now: u64,
     pub(super) busy: u64,
@@ -118,7 +118,7 @@ impl Machine {
 }
 
 impl TimedDevice {
-    pub(super) fn new(space: &Arc<AddressSpace>, costs: Costs, peers: usize) -> Self {
+    pub(super) fn new(space: &Arc<AddressSpace>, costs: CallCosts, peers: usize) -> Self {
         Self(Arc::new(Mutex::new(Machine {
             space: Arc::clone(space),
             costs,

@@ -1,7 +1,7 @@
 //! A stream of messages, under one policy.
 
 use super::device::{Machine, TimedDevice, pages, to_nanos};
-use super::{Policy, Row, Scenario};
+use super::{Row, ScalePolicy, Scenario};
 use crate::monitor::SimMonitor;
 use crate::random::Random;
 use crate::registrar::get_simulated;
@@ -37,7 +37,7 @@ struct Message<'c> {
 /// The program.
 pub(super) struct Stream<'c, 's> {
     scenario: &'s Scenario,
-    policy: Policy,
+    policy: ScalePolicy,
     pub(super) device: &'c TimedDevice,
     cache: &'c TimedCache,
     pub(super) random: Random,
@@ -76,13 +76,13 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Nothing if the cache refuses the settings.
-    pub(super) fn new(scenario: &Scenario, policy: Policy) -> Option<Self> {
+    pub(super) fn new(scenario: &Scenario, policy: ScalePolicy) -> Option<Self> {
         let space = Arc::new(AddressSpace::new());
         let all = scenario.peers * scenario.buffers * scenario.pages;
         space.map(range(BASE, all), Protection::ReadWrite);
         let device = TimedDevice::new(&space, scenario.costs, scenario.peers);
         let monitor = SimMonitor::new(&space);
-        let bounded = policy == Policy::CachedInBudget;
+        let bounded = policy == ScalePolicy::CachedInBudget;
         let max_bytes = if bounded { scenario.budget } else { usize::MAX };
         let config = Config { max_bytes, max_regions: 1 << 22, ..Config::default() };
         let cache = Cache::new(device.clone(), monitor, config).ok()?;
@@ -90,7 +90,7 @@ impl Stage {
     }
 }
 
-pub(super) fn run(scenario: &Scenario, policy: Policy) -> Row {
+pub(super) fn run(scenario: &Scenario, policy: ScalePolicy) -> Row {
     let stage = Stage::new(scenario, policy);
     stage.map_or_else(Row::default, |stage| {
         let mut stream = Stream::new(scenario, policy, &stage);
@@ -101,7 +101,7 @@ pub(super) fn run(scenario: &Scenario, policy: Policy) -> Row {
 }
 
 impl<'c, 's> Stream<'c, 's> {
-    pub(super) fn new(scenario: &'s Scenario, policy: Policy, stage: &'c Stage) -> Self {
+    pub(super) fn new(scenario: &'s Scenario, policy: ScalePolicy, stage: &'c Stage) -> Self {
         let buffers = scenario.peers * scenario.buffers;
         Self {
             scenario,
@@ -125,14 +125,14 @@ impl<'c, 's> Stream<'c, 's> {
     /// What is registered before the first message.
     fn prepare(&mut self) {
         match self.policy {
-            Policy::CopyPerPeer => self.make_bounces(self.scenario.peers),
-            Policy::CopyShared => self.make_bounces(self.scenario.window),
+            ScalePolicy::CopyPerPeer => self.make_bounces(self.scenario.peers),
+            ScalePolicy::CopyShared => self.make_bounces(self.scenario.window),
             // The table's entry alone: no page is pinned.
-            Policy::OnDemand => self.device.with(|machine| {
+            ScalePolicy::OnDemand => self.device.with(|machine| {
                 machine.work(machine.costs.register * self.present.len() as u64);
                 machine.registrations += self.present.len() as u64;
             }),
-            Policy::PerUse | Policy::Cached | Policy::CachedInBudget => {}
+            ScalePolicy::PerUse | ScalePolicy::Cached | ScalePolicy::CachedInBudget => {}
         }
     }
 
@@ -235,17 +235,17 @@ impl<'c, 's> Stream<'c, 's> {
         range: AddressRange,
     ) -> Option<(Held<'c>, u64)> {
         match self.policy {
-            Policy::PerUse => {
+            ScalePolicy::PerUse => {
                 let handle = self.device.with(|machine| machine.register(range)).ok()?;
                 Some((Held::Registration(handle), 0))
             }
-            Policy::CopyPerPeer => self.copy(peer),
-            Policy::CopyShared => {
+            ScalePolicy::CopyPerPeer => self.copy(peer),
+            ScalePolicy::CopyShared => {
                 let free = self.bounces.iter().position(|bounce| !bounce.in_use)?;
                 self.copy(free)
             }
-            Policy::Cached | Policy::CachedInBudget => self.acquire_cached(range),
-            Policy::OnDemand => Some((Held::Nothing, self.touch(buffer))),
+            ScalePolicy::Cached | ScalePolicy::CachedInBudget => self.acquire_cached(range),
+            ScalePolicy::OnDemand => Some((Held::Nothing, self.touch(buffer))),
         }
     }
 

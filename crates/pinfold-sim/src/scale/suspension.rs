@@ -2,7 +2,7 @@
 
 use super::device::{TimedDevice, pages, to_nanos};
 use super::stream::{Stage, Stream, TimedLease};
-use super::{Policy, Scenario};
+use super::{ScalePolicy, Scenario};
 use crate::fabric::Nanos;
 use crate::monitor::SimMonitor;
 use crate::space::Protection;
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 /// Which connections are stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stopped {
+pub enum SuspensionStopped {
     /// All that the node has: what a layer must do that does not know who can touch a region.
     All,
     /// The one whose peer uses the region.
     Touching,
 }
 
-impl Stopped {
+impl SuspensionStopped {
     /// Both.
     pub const ALL: [Self; 2] = [Self::All, Self::Touching];
 
@@ -53,18 +53,18 @@ pub struct Suspensions {
 /// Messages between two suspensions.
 const BETWEEN: usize = 2_000;
 
-pub(super) fn run(scenario: &Scenario, stopped: Stopped, times: usize) -> Suspensions {
-    let Some(stage) = Stage::new(scenario, Policy::CachedInBudget) else {
+pub(super) fn run(scenario: &Scenario, stopped: SuspensionStopped, times: usize) -> Suspensions {
+    let Some(stage) = Stage::new(scenario, ScalePolicy::CachedInBudget) else {
         return Suspensions::default();
     };
-    let mut stream = Stream::new(scenario, Policy::CachedInBudget, &stage);
+    let mut stream = Stream::new(scenario, ScalePolicy::CachedInBudget, &stage);
     let mut found = Suspensions::default();
     for _ in 0..times {
         stream.go_on(BETWEEN);
         let peer = stream.random.below(scenario.peers);
         let connections = match stopped {
-            Stopped::All => (0..scenario.peers).collect(),
-            Stopped::Touching => vec![peer],
+            SuspensionStopped::All => (0..scenario.peers).collect(),
+            SuspensionStopped::Touching => vec![peer],
         };
         found.connections = connections.len() as u64;
         let range = stream.buffer_range(peer * scenario.buffers);

@@ -90,65 +90,67 @@ impl<'c> Listener<'c> {
     }
 }
 
-impl<'c> Program<'c, '_> {
-    /// Hears what there is, and judges it.
-    pub(super) fn hear_notices(&mut self) {
-        while let Some(notice) = self.listener.notices.next() {
-            self.outcome.happened.notices += 1;
-            let mut objection = self.listener.hear(self.fabric, notice);
-            if self.mutant == Some(Mutant::Echo) && matches!(notice, Notice::Rekeyed { .. }) {
-                objection = objection.or(self.listener.hear(self.fabric, notice));
-            }
-            if !self.listener.missed {
-                objection.into_iter().for_each(|it| self.note(Finding::Untold, it));
-            }
+/// Hears what there is, and judges it.
+pub(super) fn hear_notices(program: &mut Program<'_, '_>) {
+    while let Some(notice) = program.listener.notices.next() {
+        program.outcome.happened.notices += 1;
+        let mut objection = program.listener.hear(program.fabric, notice);
+        if program.mutant == Some(Mutant::Echo) && matches!(notice, Notice::Rekeyed { .. }) {
+            objection = objection.or(program.listener.hear(program.fabric, notice));
         }
-        if !self.listener.missed
-            && let Some(rekeyed) = self.fabric.with(World::poll_rekeyed)
-        {
-            self.note(Finding::Untold, format_args!("no notice of {rekeyed:?}"));
+        if !program.listener.missed {
+            objection.into_iter().for_each(|it| program.note(Finding::Untold, it));
         }
     }
+    if !program.listener.missed
+        && let Some(rekeyed) = program.fabric.with(World::poll_rekeyed)
+    {
+        program.note(Finding::Untold, format_args!("no notice of {rekeyed:?}"));
+    }
+}
 
-    /// The leases that came back have the keys that the notices say.
-    pub(super) fn check_keys(
-        &mut self,
-        before: &[Key],
-        leases: &[Result<SimLease<'c>, RegisterError>],
-    ) {
-        if self.listener.missed {
-            return;
-        }
-        for (key, lease) in before.iter().zip(leases) {
-            let expected = self.listener.keys.get(key).copied().unwrap_or(Some(*key));
-            let there = lease.as_ref().ok().map(SimLease::handle);
-            if there != expected {
-                self.note(
-                    Finding::Untold,
-                    format_args!("{key:?} is told to be {expected:?} and is {there:?}"),
-                );
-            }
+/// The leases that came back have the keys that the notices say.
+pub(super) fn check_keys(
+    program: &mut Program<'_, '_>,
+    before: &[Key],
+    leases: &[Result<SimLease<'_>, RegisterError>],
+) {
+    if program.listener.missed {
+        return;
+    }
+    for (key, lease) in before.iter().zip(leases) {
+        let expected = program.listener.keys.get(key).copied().unwrap_or(Some(*key));
+        let there = lease.as_ref().ok().map(SimLease::handle);
+        if there != expected {
+            program.note(
+                Finding::Untold,
+                format_args!("{key:?} is told to be {expected:?} and is {there:?}"),
+            );
         }
     }
+}
 
-    /// A suspension that the program had in its hands has ended as it was told.
-    pub(super) fn check_end(&mut self, id: SuspensionId, as_told: impl Fn(Option<Told>) -> bool) {
-        let told = self.listener.told.get(&id).copied();
-        if !self.listener.missed && !as_told(told) {
-            self.note(Finding::Untold, format_args!("{id:?} has ended, and is told: {told:?}"));
-        }
-        self.forget_the_past();
+/// A suspension that the program had in its hands has ended as it was told.
+pub(super) fn check_end(
+    program: &mut Program<'_, '_>,
+    id: SuspensionId,
+    as_told: impl Fn(Option<Told>) -> bool,
+) {
+    let told = program.listener.told.get(&id).copied();
+    if !program.listener.missed && !as_told(told) {
+        program.note(Finding::Untold, format_args!("{id:?} has ended, and is told: {told:?}"));
     }
+    forget_the_past(program);
+}
 
-    /// Between suspensions nothing is open, so what was missed does not matter any more.
-    fn forget_the_past(&mut self) {
-        if self.suspensions.is_empty() {
-            let open = self.listener.told.iter().find(|(_, it)| matches!(it, Told::Suspended(_)));
-            if let Some((&id, _)) = open.filter(|_| !self.listener.missed) {
-                self.note(Finding::Untold, format_args!("{id:?} is told to be suspended for good"));
-            }
-            self.listener.start_afresh(self.fabric);
-            self.listener.missed = false;
+/// Between suspensions nothing is open, so what was missed does not matter any more.
+fn forget_the_past(program: &mut Program<'_, '_>) {
+    if program.suspensions.is_empty() {
+        let open = program.listener.told.iter().find(|(_, it)| matches!(it, Told::Suspended(_)));
+        if let Some((&id, _)) = open.filter(|_| !program.listener.missed) {
+            program.note(Finding::Untold, format_args!("{id:?} is told to be suspended for good"));
         }
+        program.listener.start_afresh(program.fabric);
+        program.listener.missed = false;
     }
 }

@@ -2,10 +2,11 @@
 //! suspended it, and tells its peers what they must know.
 
 use super::buffers::{BUFFERS, Buffer, ELSEWHERE};
+use super::checks;
 use super::state::{Exposure, Listener, Posted, Program, SimCache, SimLease};
-use super::{FaultKind, Finding, LINKS, Outcome, Plan, weather};
+use super::{FaultKind, Finding, LINKS, Outcome, SimulationPlan, weather};
 use crate::fabric::{
-    Completed, Completion, ConnectionId, DeviceCall, DevicePanic, Fabric, NicConfig, Work,
+    Completed, ConnectionId, DeviceCall, DevicePanic, Fabric, NicConfig, Work, WorkCompletion,
     WorkKind, World, stamp,
 };
 use crate::fault::Moment;
@@ -25,7 +26,7 @@ impl<'c, 'o> Program<'c, 'o> {
     pub(super) fn new(
         cache: &'c SimCache,
         fabric: &'c Fabric,
-        plan: &'o Plan,
+        plan: &'o SimulationPlan,
         nic: NicConfig,
         random: Random,
         seed: u64,
@@ -103,8 +104,8 @@ impl<'c, 'o> Program<'c, 'o> {
             975..980 => self.reconnect(),
             980..982 => self.disconnect(),
             982..984 => self.maintain_cache(),
-            984..988 => self.check_exposures(),
-            988..992 => self.check_connections(),
+            984..988 => checks::check_exposures(self),
+            988..992 => checks::check_connections(self),
             _ => self.let_peers_receive(),
         }
     }
@@ -267,7 +268,7 @@ impl<'c, 'o> Program<'c, 'o> {
     }
 
     pub(super) fn end_exposure(&mut self, which: usize) {
-        self.check_exposure(which);
+        checks::check_exposure(self, which);
         let exposure = self.exposures.swap_remove(which);
         self.buffers[exposure.buffer].users -= 1;
     }
@@ -296,7 +297,7 @@ impl<'c, 'o> Program<'c, 'o> {
         }
     }
 
-    fn complete(&mut self, completion: &Completion) {
+    fn complete(&mut self, completion: &WorkCompletion) {
         let known = self
             .works
             .iter()
@@ -310,7 +311,7 @@ impl<'c, 'o> Program<'c, 'o> {
             Completed::Flushed => self.outcome.happened.flushed += 1,
             Completed::Done { message, cells } if work.kind == WorkKind::Receive => {
                 self.outcome.happened.receives += 1;
-                self.check_received(&work, message, cells);
+                checks::check_received(self, &work, message, cells);
             }
             Completed::Done { .. } => {}
         }

@@ -3,6 +3,7 @@
 use super::buffers::BUFFERS;
 use super::state::{Holder, Pending, Program, SimCache, SimLease, State, Suspension, Told};
 use super::{FaultKind, Finding};
+use super::{checks, notices};
 use crate::fabric::{ConnectionId, Mutant, WorkKind};
 use crate::space::Protection;
 use pinfold_core::{
@@ -43,8 +44,8 @@ impl<'c> Program<'c, '_> {
                 self.suspensions.push(it);
             }
             Some(Err(not)) => {
-                self.hear_notices();
-                self.check_keys(&keys, &not.leases);
+                notices::hear_notices(self);
+                notices::check_keys(self, &keys, &not.leases);
                 self.take_back(&holders, not.leases);
             }
             None => self.do_without(&holders, &stopped),
@@ -55,7 +56,7 @@ impl<'c> Program<'c, '_> {
     /// ended with their connections; what they name is not registered any more, so a work that goes on is
     /// refused and ends in the open.
     fn do_without(&mut self, holders: &[Holder], connections: &[ConnectionId]) {
-        self.hear_notices();
+        notices::hear_notices(self);
         self.heed_hushed_panics();
         let lost = holders.iter().map(|_| Err(RegisterError::DeviceGone { errno: 0 })).collect();
         self.take_back(holders, lost);
@@ -169,7 +170,7 @@ impl<'c> Program<'c, '_> {
     fn poll_one(&mut self, mut suspension: Suspension<'c>, pending: Pending<'c>) {
         suspension.state = match self.guarded(|| pending.poll()) {
             Some(Ok(Progress::Suspended(held))) => {
-                self.hear_notices();
+                notices::hear_notices(self);
                 let content = self.fabric.with(|world| world.read(suspension.range));
                 Some(State::Held(held, content))
             }
@@ -181,18 +182,18 @@ impl<'c> Program<'c, '_> {
     }
 
     fn not_suspended(&mut self, suspension: &Suspension<'c>, leases: Returned<'c>) {
-        self.hear_notices();
-        self.check_keys(&suspension.keys, &leases);
+        notices::hear_notices(self);
+        notices::check_keys(self, &suspension.keys, &leases);
         self.take_back(&suspension.holders, leases);
         self.check_restarted(&suspension.connections);
         let ends = [Told::Resumed, Told::Revoked(Revocation::Expired)];
-        self.check_end(suspension.id, |told| told.is_none_or(|it| ends.contains(&it)));
+        notices::check_end(self, suspension.id, |told| told.is_none_or(|it| ends.contains(&it)));
     }
 
     fn ended_by_panic(&mut self, suspension: &Suspension<'c>) {
         self.do_without(&suspension.holders, &suspension.connections);
         let ended = |told| !matches!(told, Some(Told::Suspended(_)));
-        self.check_end(suspension.id, ended);
+        notices::check_end(self, suspension.id, ended);
     }
 
     fn go_on_with_held(&mut self, suspension: Suspension<'c>) {
@@ -267,7 +268,7 @@ impl<'c> Program<'c, '_> {
             OnDrop::Kill => Told::Revoked(Revocation::Dropped),
             OnDrop::Resume => Told::Resumed,
         };
-        self.check_end(suspension.id, |told| told == Some(as_told));
+        notices::check_end(self, suspension.id, |told| told == Some(as_told));
     }
 
     fn resume(&mut self, mut suspension: Suspension<'c>) {
@@ -276,12 +277,12 @@ impl<'c> Program<'c, '_> {
         let Some(resumed) = self.guarded(|| held.resume()) else {
             return self.ended_by_panic(&suspension);
         };
-        self.hear_notices();
+        notices::hear_notices(self);
         self.heed_hushed_panics();
         let told = match resumed {
             Ok(resumed) => {
                 self.outcome.happened.keys_changed += u64::from(resumed.keys == Keys::Changed);
-                self.check_keys(&suspension.keys, &resumed.leases);
+                notices::check_keys(self, &suspension.keys, &resumed.leases);
                 self.take_back(&suspension.holders, resumed.leases);
                 Told::Resumed
             }
@@ -293,12 +294,12 @@ impl<'c> Program<'c, '_> {
             }
         };
         self.check_restarted(&suspension.connections);
-        self.check_end(suspension.id, |it| it == Some(told));
+        notices::check_end(self, suspension.id, |it| it == Some(told));
     }
 
     /// Whatever a suspension ended in, its connections go on or are dead.
     fn check_restarted(&mut self, connections: &[ConnectionId]) {
-        self.check_connections();
+        checks::check_connections(self);
         for connection in connections {
             let elsewhere = self.suspensions.iter().any(|it| it.connections.contains(connection));
             let stopped = self.fabric.with(|world| {

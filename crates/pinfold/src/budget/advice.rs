@@ -8,7 +8,7 @@ use std::fmt;
 /// Something worth doing, or worth knowing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Advice {
+pub enum BudgetAdvice {
     /// `RLIMIT_MEMLOCK` is too low for a cache of a useful size.
     SmallMemlock {
         /// The limit in force, in bytes.
@@ -67,11 +67,11 @@ const INHERITED: u64 = 8 << 20;
 
 impl Discovery {
     /// What to do about what stands in the way; empty where nothing does.
-    pub fn advice(&self) -> Vec<Advice> {
+    pub fn advice(&self) -> Vec<BudgetAdvice> {
         let mut advice = self.about_memlock();
         advice.extend(self.about_groups());
         advice.extend(self.about_mappings());
-        advice.extend(self.rdma_objects.iter().map(|limit| Advice::RdmaObjects {
+        advice.extend(self.rdma_objects.iter().map(|limit| BudgetAdvice::RdmaObjects {
             device: limit.device.clone(),
             max: limit.max,
             directory: limit.directory.clone(),
@@ -79,7 +79,7 @@ impl Discovery {
         advice
     }
 
-    fn about_memlock(&self) -> Vec<Advice> {
+    fn about_memlock(&self) -> Vec<BudgetAdvice> {
         let Some(limit) = self.memlock.get().filter(|_| self.memlock_enforced()) else {
             return Vec::new();
         };
@@ -88,21 +88,21 @@ impl Discovery {
         let mut advice = Vec::new();
         if soft < SMALL {
             let privilege = self.privilege.get();
-            advice.push(Advice::SmallMemlock { soft, hard, privilege });
+            advice.push(BudgetAdvice::SmallMemlock { soft, hard, privilege });
         }
         if hard.bytes().is_none_or(|hard| hard > soft) {
-            advice.push(Advice::RaisableMemlock { soft, hard });
+            advice.push(BudgetAdvice::RaisableMemlock { soft, hard });
         }
         if let Some(bytes) = self.pinned_by_others.get().filter(|&bytes| bytes > soft / 4) {
-            advice.push(Advice::PinnedByOthers { bytes, soft });
+            advice.push(BudgetAdvice::PinnedByOthers { bytes, soft });
         }
         advice
     }
 
     /// The tightest group that would kill or slow down before the limit refuses.
-    fn about_groups(&self) -> Option<Advice> {
+    fn about_groups(&self) -> Option<BudgetAdvice> {
         if self.groups_unread.is_some() {
-            return Some(Advice::GroupsUnread);
+            return Some(BudgetAdvice::GroupsUnread);
         }
         let tightest = self.bounds(Kind::Verbs).into_iter().next()?;
         if tightest.shared_with != SharedWith::Group {
@@ -110,12 +110,12 @@ impl Discovery {
         }
         let own = |group: &&super::Group| tightest.source.starts_with(&group.directory);
         let current = self.groups.iter().find(own).and_then(|group| group.current.get());
-        Some(Advice::TightGroup { bound: tightest, current })
+        Some(BudgetAdvice::TightGroup { bound: tightest, current })
     }
 
-    fn about_mappings(&self) -> Option<Advice> {
+    fn about_mappings(&self) -> Option<BudgetAdvice> {
         let (mappings, max) = (self.mappings.get()?, self.max_mappings.get()?);
-        (mappings > max / 2).then_some(Advice::ManyMappings { mappings, max })
+        (mappings > max / 2).then_some(BudgetAdvice::ManyMappings { mappings, max })
     }
 }
 
@@ -155,7 +155,7 @@ fn origin(soft: u64) -> &'static str {
     }
 }
 
-impl fmt::Display for Advice {
+impl fmt::Display for BudgetAdvice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SmallMemlock { soft, hard: _, privilege } => write!(

@@ -99,11 +99,12 @@ pub struct Discovery {
     /// What the rings of io_uring take that this process has mapped, in bytes. Since Linux 6.14 that
     /// counts against `RLIMIT_MEMLOCK` for the user, as registered buffers do, and not in `VmPin`;
     /// before, it is nothing. Memory that a program gave for a ring itself
-    /// (`IORING_SETUP_NO_MMAP`) cannot be told from other memory, and is missing here.
+    /// (`IORING_SETUP_NO_MMAP`) cannot be told from other memory, and is missing here; so is what a ring has grown
+    /// by (`IORING_REGISTER_RESIZE_RINGS`) until the program maps it.
     pub rings: Figure<u64>,
     /// What this user's other processes have pinned, in bytes, as far as they can be seen. The
     /// kernel does not tell the counter that io_uring compares; this sum has the pins of RDMA too,
-    /// and lacks those of processes that are hidden or have ended. What processes with
+    /// and lacks those of processes that are hidden or have ended, and the memory of their rings. What processes with
     /// `CAP_IPC_LOCK` have pinned does not count, and is left out.
     pub pinned_by_others: Figure<u64>,
     /// The control groups that count memory: the process's own first.

@@ -5,8 +5,9 @@
 //! minimum and, by its weight, a part of what is common; beyond that it borrows, and gives
 //! back when another asks for its own due.
 
-use super::BudgetError;
 use pinfold_core::{Amount, Exhausted, Limit, Refusal};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// What one drawer of a budget may expect of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,8 +27,17 @@ impl Default for Terms {
     }
 }
 
+/// Why a drawer is not let in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NotJoined {
+    /// Its terms contradict each other, or grant nothing.
+    Terms,
+    /// The minimum cannot be kept: this is neither held nor reserved.
+    Kept { free: Amount },
+}
+
 /// The place of a drawer in the ledger.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Drawer(usize);
 
 #[derive(Clone, Copy, Debug)]
@@ -108,17 +118,53 @@ impl Sums {
 }
 
 /// One of those that draw by the same drawer: each is refused, and notified, for itself.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct User {
     pub(super) drawer: Drawer,
     pub(super) number: u64,
 }
 
-/// A user that was refused, and how much more its drawer might have taken then.
+impl User {
+    /// All of a drawer.
+    fn all_of(drawer: Drawer) -> RangeInclusive<Self> {
+        Self { drawer, number: 0 }..=Self { drawer, number: u64::MAX }
+    }
+}
+
+/// How much of the total no drawer can call its own; less than nothing where drawers have overdrawn it.
+///
+/// As long as a drawer holds what it holds, and minimums and the total are what they are, the room that it has grows and
+/// shrinks with this: with the bytes its bytes, with the registrations its registrations.
 #[derive(Clone, Copy, Debug)]
-struct RefusedUser {
-    user: User,
-    room: Amount,
+struct Level {
+    bytes: i128,
+    regions: i128,
+}
+
+impl Level {
+    fn fits(self, other: Self) -> bool {
+        self.bytes <= other.bytes && self.regions <= other.regions
+    }
+
+    fn min(self, other: Self) -> Self {
+        Self { bytes: self.bytes.min(other.bytes), regions: self.regions.min(other.regions) }
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self { bytes: self.bytes.max(other.bytes), regions: self.regions.max(other.regions) }
+    }
+}
+
+/// The users that are to be notified when they may take more than when they were refused.
+///
+/// **Why not all of them are asked with each change.** None has more room up to the level `asked`: each was asked there, or was
+/// refused there. What else gives one more room makes it `uncertain`.
+#[derive(Debug)]
+struct Refused {
+    /// How much more the drawer of each might have taken then.
+    rooms: BTreeMap<User, Amount>,
+    asked: Level,
+    uncertain: bool,
 }
 
 #[derive(Debug)]
@@ -132,8 +178,7 @@ pub(super) struct Ledger {
     /// The drawers that hold more than their minimum: no other can owe anything. It has room for
     /// all drawers.
     borrowers: Vec<Drawer>,
-    /// The users that are to be notified when they may take more. Each is in it once at most.
-    refused: Vec<RefusedUser>,
+    refused: Refused,
     /// How often something that was in use came back, or the total grew.
     released: u64,
 }
@@ -142,15 +187,9 @@ impl Ledger {
     pub(super) fn new(total: Amount) -> Self {
         let sums = Sums::default();
         let (places, vacant) = (Vec::new(), Vec::new());
-        Self {
-            total,
-            places,
-            vacant,
-            sums,
-            borrowers: Vec::new(),
-            refused: Vec::new(),
-            released: 0,
-        }
+        let asked = Level { bytes: 0, regions: 0 };
+        let refused = Refused { rooms: BTreeMap::new(), asked, uncertain: false };
+        Self { total, places, vacant, sums, borrowers: Vec::new(), refused, released: 0 }
     }
 
     pub(super) fn total(&self) -> Amount {
@@ -161,6 +200,7 @@ impl Ledger {
     /// more is granted until enough has come back.
     pub(super) fn set_total(&mut self, total: Amount) {
         self.total = total;
+        self.refused.uncertain = true;
         self.released += 1;
     }
 
@@ -202,14 +242,14 @@ impl Ledger {
         others.amount()
     }
 
-    pub(super) fn join(&mut self, terms: Terms) -> Result<Drawer, BudgetError> {
+    pub(super) fn join(&mut self, terms: Terms) -> Result<Drawer, NotJoined> {
         let Terms { minimum, maximum, .. } = terms;
         if !minimum.fits(maximum) || maximum.bytes == 0 || maximum.regions == 0 {
-            return Err(BudgetError::Terms { terms });
+            return Err(NotJoined::Terms);
         }
         let free = self.total - self.committed();
         if !minimum.fits(free) {
-            return Err(BudgetError::Kept { minimum, free });
+            return Err(NotJoined::Kept { free });
         }
         let entry = Entry { terms, held: Amount::ZERO };
         self.sums.add(&entry);
@@ -228,16 +268,20 @@ impl Ledger {
     pub(super) fn leave(&mut self, drawer: Drawer) {
         self.released += 1;
         self.set_held(drawer, Amount::ZERO);
-        self.refused.retain(|refused| refused.user.drawer != drawer);
+        while let Some((&user, _)) = self.refused.rooms.range(User::all_of(drawer)).next() {
+            self.forget(user);
+        }
         if let Some(Place { entry, .. }) = self.places.get_mut(drawer.0).and_then(Option::take) {
             self.sums.subtract(&entry);
+            // Less is kept.
+            self.refused.uncertain = true;
             self.vacant.push(drawer.0);
         }
     }
 
     /// The user is gone; what it held it has given back.
     pub(super) fn forget(&mut self, user: User) {
-        self.refused.retain(|refused| refused.user != user);
+        self.refused.rooms.remove(&user);
     }
 
     pub(super) fn take(&mut self, drawer: Drawer, amount: Amount) -> Result<(), Refusal> {
@@ -276,11 +320,28 @@ impl Ledger {
 
     /// Stays until there is more, also if the user gets something meanwhile: several threads may ask for it.
     fn note_refused(&mut self, user: User, room: Amount) {
-        match self.refused.iter_mut().find(|refused| refused.user == user) {
-            // Of an earlier refusal for which there is more room now, it is still to be notified.
-            Some(refused) => refused.room = refused.room.min(room),
-            None => self.refused.push(RefusedUser { user, room }),
+        let level = self.level();
+        let Refused { rooms, asked, uncertain } = &mut self.refused;
+        if rooms.is_empty() {
+            (*asked, *uncertain) = (level, false);
         }
+        let before = rooms.insert(user, room);
+        if before == Some(room) {
+            return;
+        }
+        *asked = asked.min(level);
+        if let Some(before) = before {
+            // Of an earlier refusal for which there is more room now, it is still to be notified.
+            rooms.insert(user, before.min(room));
+            *uncertain = true;
+        }
+    }
+
+    fn level(&self) -> Level {
+        let Sum { bytes, regions } = self.sums.committed;
+        let left =
+            |total: usize, committed: u128| (total as u128).cast_signed() - committed.cast_signed();
+        Level { bytes: left(self.total.bytes, bytes), regions: left(self.total.regions, regions) }
     }
 
     /// How much a drawer may hold in all, as others hold now.
@@ -300,24 +361,39 @@ impl Ledger {
     ///
     /// What was taken and came back in between makes no difference, so two that try in turn do not notify each other
     /// for ever.
-    fn has_more_room(&self, refused: &RefusedUser) -> bool {
-        let entry = self.entry(refused.user.drawer);
-        entry.is_some_and(|entry| !self.room(entry).fits(refused.room))
+    fn has_more_room(&self, (user, room): (&User, &Amount)) -> bool {
+        self.entry(user.drawer).is_some_and(|entry| !self.room(entry).fits(*room))
     }
 
     /// Whether any user that was refused may take more since.
-    pub(super) fn has_room_for_refused(&self) -> bool {
-        self.refused.iter().any(|refused| self.has_more_room(refused))
+    pub(super) fn has_room_for_refused(&mut self) -> bool {
+        let Refused { rooms, asked, uncertain } = &self.refused;
+        if rooms.is_empty() || !uncertain && self.level().fits(*asked) {
+            return false;
+        }
+        let has_room = rooms.iter().any(|refused| self.has_more_room(refused));
+        if !has_room {
+            self.note_asked();
+        }
+        has_room
     }
 
     /// Those users; each is notified once for a refusal.
     pub(super) fn take_refused_with_room(&mut self) -> Vec<User> {
-        let mut all = std::mem::take(&mut self.refused);
-        let with_room = |refused: &RefusedUser| self.has_more_room(refused);
-        let users = all.iter().filter(|it| with_room(it)).map(|it| it.user).collect();
-        all.retain(|refused| !with_room(refused));
-        self.refused = all;
+        let with_room = self.refused.rooms.iter().filter(|&refused| self.has_more_room(refused));
+        let users: Vec<User> = with_room.map(|(&user, _)| user).collect();
+        users.iter().for_each(|&user| self.forget(user));
+        self.note_asked();
         users
+    }
+
+    /// No user that was refused has more room now.
+    fn note_asked(&mut self) {
+        let level = self.level();
+        let Refused { asked, uncertain, .. } = &mut self.refused;
+        // What made it uncertain may have given one more room at levels below the one it was asked at before.
+        *asked = if *uncertain { level } else { asked.max(level) };
+        *uncertain = false;
     }
 
     pub(super) fn overdraw(&mut self, drawer: Drawer, amount: Amount) {
@@ -382,6 +458,7 @@ impl Ledger {
     /// The one place where what a drawer holds changes, and with it all that follows from it.
     fn set_held(&mut self, drawer: Drawer, held: Amount) {
         let Some(Some(place)) = self.places.get_mut(drawer.0) else { return };
+        let is_less = !place.entry.held.fits(held);
         self.sums.subtract(&place.entry);
         place.entry.held = held;
         self.sums.add(&place.entry);
@@ -396,6 +473,21 @@ impl Ledger {
             }
             _ => {}
         }
+        if is_less {
+            self.ask_own(drawer);
+        }
+    }
+
+    /// The drawer holds less, so its own users are asked.
+    fn ask_own(&mut self, drawer: Drawer) {
+        let level = self.level();
+        let mut own = self.refused.rooms.range(User::all_of(drawer)).peekable();
+        if own.peek().is_none() {
+            return;
+        }
+        let has_room = own.any(|refused| self.has_more_room(refused));
+        self.refused.uncertain |= has_room;
+        self.refused.asked = self.refused.asked.min(level);
     }
 
     /// The borrower at `position` is none any more; the last takes its position.
@@ -561,7 +653,7 @@ mod tests {
             assert!(ledger.join(impossible).is_err(), "{impossible:?}");
         }
         let first = ledger.join(terms(60, 100, 1)).unwrap();
-        assert!(matches!(ledger.join(terms(41, 100, 1)), Err(BudgetError::Kept { .. })));
+        assert!(matches!(ledger.join(terms(41, 100, 1)), Err(NotJoined::Kept { .. })));
         ledger.take(first, amount(90)).unwrap();
         assert!(ledger.join(terms(11, 100, 1)).is_err(), "a minimum that others hold already");
         ledger.leave(first);
@@ -738,5 +830,73 @@ mod tests {
                 prop_assert!(ledger.take(asker, wanted).is_ok());
             }
         }
+    }
+
+    /// One that holds less than its minimum has more room once it holds less, although others hold what they held.
+    #[test]
+    fn one_that_gave_back_is_asked_again_at_the_level_of_its_refusal() {
+        let amount = |bytes| Amount { bytes, regions: 0 };
+        for gives_late in [false, true] {
+            let mut ledger = Ledger::new(Amount { bytes: 100, regions: 100 });
+            let waits = ledger.join(Terms { minimum: amount(50), ..Terms::default() }).unwrap();
+            let other = ledger.join(Terms::default()).unwrap();
+            ledger.take(waits, amount(30)).unwrap();
+            ledger.take(other, amount(40)).unwrap();
+            ledger.await_room(User { drawer: waits, number: 1 });
+            let mut steps: [&dyn Fn(&mut Ledger); 2] =
+                [&|it| it.give(waits, amount(1)), &|it| it.take(other, amount(5)).unwrap()];
+            if gives_late {
+                steps.reverse();
+            }
+            steps.iter().for_each(|step| step(&mut ledger));
+            assert!(!ledger.has_room_for_refused());
+            ledger.give(other, amount(5));
+            assert!(ledger.has_room_for_refused());
+        }
+    }
+
+    /// With drawers that hold less and more than their minimums, a total that changes, and drawers that come and go.
+    #[test]
+    fn the_refused_are_asked_whenever_one_has_more_room() {
+        let mut state = 0x9e37_79b9_u64;
+        let mut next = |bound: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(state >> 33).unwrap() % bound
+        };
+        let (mut notified, mut refused) = (0, 0);
+        for _ in 0..if cfg!(miri) { 3 } else { 300 } {
+            let mut ledger = Ledger::new(Amount { bytes: 100, regions: 40 });
+            let mut drawers: Vec<Drawer> = Vec::new();
+            for _ in 0..100 {
+                let amount = Amount { bytes: next(30), regions: next(10) };
+                let place = next(5);
+                let user =
+                    drawers.get(place).map(|&drawer| User { drawer, number: next(2) as u64 });
+                match (next(12), user) {
+                    (0, _) | (_, None) => {
+                        let minimum =
+                            Amount { bytes: amount.bytes / 3, regions: amount.regions / 3 };
+                        let maximum = Amount { bytes: minimum.bytes + 60, ..Amount::EVERYTHING };
+                        let joined = ledger.join(Terms { minimum, maximum, ..Terms::default() });
+                        drawers.extend(joined.ok());
+                    }
+                    (1, Some(_)) => ledger.leave(drawers.swap_remove(place)),
+                    (2, Some(user)) => ledger.forget(user),
+                    (3, Some(_)) => {
+                        ledger.set_total(Amount { bytes: 50 + next(100), regions: 20 + next(40) });
+                    }
+                    (4, Some(user)) => ledger.overdraw(user.drawer, amount),
+                    (5, Some(_)) => notified += ledger.take_refused_with_room().len(),
+                    (6, Some(user)) => ledger.await_room(user),
+                    (7 | 8, Some(user)) => ledger.give(user.drawer, amount),
+                    (_, Some(user)) => {
+                        refused += usize::from(ledger.take_or_await(user, amount).is_err());
+                    }
+                }
+                let has_room = ledger.refused.rooms.iter().any(|it| ledger.has_more_room(it));
+                assert_eq!(ledger.has_room_for_refused(), has_room);
+            }
+        }
+        assert!(notified > 1 && refused > 10, "{notified} notified, {refused} refused");
     }
 }

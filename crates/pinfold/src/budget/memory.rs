@@ -48,6 +48,10 @@ impl<const PLACES: usize> Table<PLACES> {
 
     fn put(&self, range: AddressRange) -> Placed {
         for (number, place) in self.places.iter().enumerate() {
+            // Relaxed: one that is being freed is left to the next. To exchange in vain takes ten times as long.
+            if place.bytes.load(Ordering::Relaxed) != 0 {
+                continue;
+            }
             // Acquire: the start is written behind what the last owner wrote.
             let taken =
                 place.bytes.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed);

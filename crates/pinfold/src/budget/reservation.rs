@@ -135,6 +135,10 @@ impl Budget {
             share,
         };
         for number in 0..reserve.buffers {
+            // Forked inside the registrar, or a lender before.
+            if self.forked() {
+                return Err(ReserveError::Budget(BudgetError::Forked));
+            }
             inner
                 .register(number, reserve.access)
                 .map_err(|error| ReserveError::Register { made: number, error })?;
@@ -171,12 +175,12 @@ impl<R: Registrar> Inner<R> {
 
 impl<R: Registrar> Drop for Inner<R> {
     fn drop(&mut self) {
-        // What a forked child inherited is its parent's to give back.
-        if self.share.budget().forked() {
-            return;
-        }
         let mut panicked = None;
         for &(handle, range) in &self.handles {
+            // What a forked child inherited is its parent's to give back, also forked inside the registrar.
+            if self.share.budget().forked() {
+                break;
+            }
             // A device that is gone has released everything. One that panics keeps none of the others.
             // SAFETY: the reservation registered it, and no buffer of it is taken any more: each holds
             // the reservation.

@@ -2,15 +2,15 @@
 
 use super::discovery::{Beyond, Bound, Discovery, Kind};
 use super::figure::SharedWith;
-use super::ledger::{Drawer, Ledger, Terms, User};
+use super::ledger::{Drawer, Ledger, NotJoined, Terms, User};
 use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
-use pinfold_core::foreign::{discard, runs_through};
+use pinfold_core::foreign::{ForeignList, discard, runs_through};
 use pinfold_core::{
     Account, Amount, Exhausted, Lender, Limit, Recalls, Refusal, RegisterError, RegistrarLimits,
 };
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -141,22 +141,40 @@ struct Inner {
 struct State {
     ledger: Ledger,
     marks: Marks,
-    /// What gives back what a drawer holds.
-    lenders: HashMap<Drawer, Vec<AttachedLender>>,
+    /// What gives back what a drawer holds, by its users' numbers.
+    lenders: HashMap<Drawer, BTreeMap<u64, Vec<Weak<dyn Lender>>>>,
 }
 
-#[derive(Debug)]
-struct AttachedLender {
-    /// Of the drawer's users, which it is.
-    number: u64,
-    lender: Weak<dyn Lender>,
-}
+/// Lenders that are about to be called: the last reference to one may be among them, and one of them may panic.
+type Lenders = ForeignList<Arc<dyn Lender>>;
 
 thread_local! {
     /// A listener is running on this thread.
     static TELLING: Cell<bool> = const { Cell::new(false) };
     /// How many calls on this thread, each inside the one before, have listeners called later.
     static QUIET: Cell<u32> = const { Cell::new(0) };
+    /// How many lenders are asked on this thread, each inside the one before.
+    static ASKING: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Asks lenders in turn until one has given something. One that draws itself has others asked, which may draw in their
+/// turn: not without end, because each stands on the thread's stack.
+fn ask_in_turn<'l>(mut lenders: impl Iterator<Item = (&'l Arc<dyn Lender>, Amount)>) -> bool {
+    const DEEPEST: u32 = 2;
+    /// Also behind a lender that panics.
+    struct Asking;
+    impl Drop for Asking {
+        fn drop(&mut self) {
+            ASKING.set(ASKING.get() - 1);
+        }
+    }
+    let depth = ASKING.get();
+    if depth == DEEPEST {
+        return false;
+    }
+    ASKING.set(depth + 1);
+    let _asking = Asking;
+    lenders.any(|(lender, missing)| lender.give_back(missing))
 }
 
 /// As long as this lives, no listener is called on this thread.
@@ -257,7 +275,7 @@ impl Budget {
     /// rings of io_uring included, so make those first;
     /// half of what the control groups and the machine have, because beyond those no process is
     /// refused but some are slowed down or killed. What the user's other processes have pinned by
-    /// io_uring counts against the same limit and is not subtracted, because it comes and goes: give each
+    /// io_uring, and their rings, count against the same limit and are not subtracted, because they come and go: give each
     /// of several processes its part ([`Budget::new`]). Memory is not looked for twice: what is pinned is
     /// memory that the program has anyway.
     ///
@@ -349,7 +367,10 @@ impl Budget {
     /// [`BudgetError::Terms`], and [`BudgetError::Kept`] for a minimum that is not free.
     pub fn share(&self, terms: Terms) -> Result<Arc<Share>, BudgetError> {
         let drawer = self.inner.changed(|state| state.ledger.join(terms));
-        let drawer = drawer.unwrap_or(Err(BudgetError::Forked))?;
+        let drawer = drawer.ok_or(BudgetError::Forked)?.map_err(|why| match why {
+            NotJoined::Terms => BudgetError::Terms { terms },
+            NotJoined::Kept { free } => BudgetError::Kept { minimum: terms.minimum, free },
+        })?;
         Ok(Arc::new(Share { budget: self.clone(), drawer }))
     }
 
@@ -364,7 +385,7 @@ impl Budget {
             let BudgetError::Kept { minimum, free } = refused else { return Err(refused) };
             let gave = || {
                 let lenders = self.inner.read(State::lenders_that_borrow).unwrap_or_default();
-                lenders.into_iter().any(|lender| lender.give_back(minimum - free))
+                ask_in_turn(lenders.iter().map(|lender| (lender, minimum - free)))
             };
             if !recalls.ask(gave) {
                 return Err(refused);
@@ -401,11 +422,11 @@ impl Budget {
         &self,
         watermark: Watermark,
         listener: impl Fn(&WatermarkEvent) + Send + Sync + 'static,
-    ) -> Watch {
+    ) -> BudgetWatch {
         let listener: Listener = Arc::new(listener);
         let id = self.inner.changed(|state| state.marks.add(watermark, listener));
         self.inner.settle();
-        Watch { inner: Arc::clone(&self.inner), id }
+        BudgetWatch { inner: Arc::clone(&self.inner), id }
     }
 
     /// Looks the limits up again, also upwards, for a budget that was discovered. Bounds other than
@@ -427,25 +448,25 @@ impl State {
         self.marks.note(self.ledger.held(), self.ledger.total())
     }
 
-    fn all_lenders(&self) -> Vec<Arc<dyn Lender>> {
-        self.lenders.values().flatten().filter_map(|it| it.lender.upgrade()).collect()
+    fn all_lenders(&self) -> Lenders {
+        let lenders = self.lenders.values().flat_map(BTreeMap::values).flatten();
+        ForeignList::new(lenders.filter_map(Weak::upgrade).collect())
     }
 
     fn lenders_of(&self, drawer: Drawer) -> impl Iterator<Item = Arc<dyn Lender>> {
-        let lenders = self.lenders.get(&drawer).into_iter().flatten();
-        lenders.filter_map(|it| it.lender.upgrade())
+        let lenders = self.lenders.get(&drawer).into_iter().flat_map(BTreeMap::values).flatten();
+        lenders.filter_map(Weak::upgrade)
     }
 
     fn lenders_that_are(&self, user: User) -> impl Iterator<Item = Arc<dyn Lender>> {
-        let lenders = self.lenders.get(&user.drawer).into_iter().flatten();
-        let its = lenders.filter(move |it| it.number == user.number);
-        its.filter_map(|it| it.lender.upgrade())
+        let its = self.lenders.get(&user.drawer).and_then(|lenders| lenders.get(&user.number));
+        its.into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     /// The lenders of those drawers that hold more than is kept for them.
-    fn lenders_that_borrow(&self) -> Vec<Arc<dyn Lender>> {
+    fn lenders_that_borrow(&self) -> Lenders {
         let borrowers = self.ledger.borrowers().iter();
-        borrowers.flat_map(|&drawer| self.lenders_of(drawer)).collect()
+        ForeignList::new(borrowers.flat_map(|&drawer| self.lenders_of(drawer)).collect())
     }
 
     /// Which drawers have to give how much back for `drawer`, if there is `total` in all.
@@ -454,11 +475,11 @@ impl State {
         drawer: Drawer,
         missing: Amount,
         total: Amount,
-    ) -> Vec<(Arc<dyn Lender>, Amount)> {
+    ) -> ForeignList<(Arc<dyn Lender>, Amount)> {
         let debts = self.ledger.debtors(drawer, missing, total).into_iter();
         let lenders = debts
             .flat_map(|(debtor, debt)| self.lenders_of(debtor).map(move |lender| (lender, debt)));
-        lenders.collect()
+        ForeignList::new(lenders.collect())
     }
 }
 
@@ -565,7 +586,8 @@ impl Inner {
             (from != fresh).then(|| (from, state.all_lenders()))
         });
         let Some(Some((from, lenders))) = changed else { return false };
-        lenders.iter().for_each(|lender| lender.budget_changed(from, fresh));
+        // One that panics keeps no other from being told.
+        lenders.iter().for_each(|lender| _ = runs_through(|| lender.budget_changed(from, fresh)));
         true
     }
 }
@@ -578,12 +600,12 @@ impl fmt::Debug for Inner {
 }
 
 /// A watch over a budget; dropping it ends it. A listener that runs meanwhile ends by itself.
-pub struct Watch {
+pub struct BudgetWatch {
     inner: Arc<Inner>,
     id: Option<ListenerId>,
 }
 
-impl Drop for Watch {
+impl Drop for BudgetWatch {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         // Dropped outside of the lock: the listener may hold anything.
@@ -591,7 +613,7 @@ impl Drop for Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for BudgetWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").finish_non_exhaustive()
     }
@@ -656,9 +678,9 @@ impl Share {
 
     fn attach_as(&self, number: u64, lender: Weak<dyn Lender>) {
         self.inner().changed(|state| {
-            let lenders = state.lenders.entry(self.drawer).or_default();
-            lenders.retain(|it| it.lender.strong_count() > 0);
-            lenders.push(AttachedLender { number, lender });
+            let lenders = state.lenders.entry(self.drawer).or_default().entry(number).or_default();
+            lenders.retain(|it| it.strong_count() > 0);
+            lenders.push(lender);
         });
     }
 
@@ -672,7 +694,7 @@ impl Share {
             let total = total(&state.ledger);
             state.debtors(self.drawer, missing, total)
         });
-        debtors.unwrap_or_default().into_iter().any(|(lender, debt)| lender.give_back(debt))
+        ask_in_turn(debtors.unwrap_or_default().iter().map(|(lender, debt)| (lender, *debt)))
     }
 }
 
@@ -764,7 +786,11 @@ impl Drop for ShareAccount {
     fn drop(&mut self) {
         let number = self.number;
         if number != PROGRAM {
-            self.changed(|ledger, drawer| ledger.forget(User { drawer, number }));
+            let drawer = self.share.drawer;
+            self.share.inner().changed(|state| {
+                state.lenders.get_mut(&drawer).and_then(|lenders| lenders.remove(&number));
+                state.ledger.forget(User { drawer, number });
+            });
         }
     }
 }

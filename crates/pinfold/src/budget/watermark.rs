@@ -5,6 +5,7 @@
 //! that: what is told is built on the stack, and of one mark only the last crossing is told.
 
 use pinfold_core::Amount;
+use pinfold_core::foreign::ForeignList;
 use std::fmt;
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ impl Watermark {
 /// What happened to a budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Notice {
+pub enum BudgetNotice {
     /// As much as the watermark, or more, is held.
     Reached(Watermark),
     /// Less than the watermark is held again.
@@ -52,11 +53,11 @@ pub enum Notice {
     Refused,
 }
 
-/// A [`Notice`] with what is held and what there is, as they are when the program is told.
+/// A [`BudgetNotice`] with what is held and what there is, as they are when the program is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WatermarkEvent {
     /// What happened.
-    pub notice: Notice,
+    pub notice: BudgetNotice,
     /// What all drawers together hold.
     pub held: Amount,
     /// The whole budget.
@@ -87,7 +88,8 @@ struct Happened {
 /// The marks of a budget, and what is still to be told.
 #[derive(Default)]
 pub(super) struct Marks {
-    marks: Vec<Mark>,
+    /// Some are left in a forked child alone, which ends its copy.
+    marks: ForeignList<Mark>,
     made: u64,
     happened: Happened,
     /// The listeners below this place in the list have been told of `happened`.
@@ -112,7 +114,7 @@ impl Marks {
 
     /// Notes how much is held now. True if a listener is to be called.
     pub(super) fn note(&mut self, held: Amount, total: Amount) -> bool {
-        for mark in &mut self.marks {
+        for mark in self.marks.iter_mut() {
             mark.is_reached = mark.watermark.is_reached(held, total);
         }
         self.is_due()
@@ -143,21 +145,21 @@ impl Marks {
     }
 
     /// The next thing to tell, and whom; each once.
-    pub(super) fn next_due(&mut self) -> Option<(Listener, Notice)> {
+    pub(super) fn next_due(&mut self) -> Option<(Listener, BudgetNotice)> {
         if self.has_news() {
             return self.next_news();
         }
         let mark = self.marks.iter_mut().find(|mark| mark.is_reached != mark.was_told)?;
         mark.was_told = mark.is_reached;
-        let told = if mark.is_reached { Notice::Reached } else { Notice::Left };
+        let told = if mark.is_reached { BudgetNotice::Reached } else { BudgetNotice::Left };
         Some((Arc::clone(&mark.listener), told(mark.watermark)))
     }
 
     /// One piece of news for one listener after the other, then the next piece.
-    fn next_news(&mut self) -> Option<(Listener, Notice)> {
+    fn next_news(&mut self) -> Option<(Listener, BudgetNotice)> {
         let notice = match self.happened.changed_from {
-            Some(from) => Notice::Changed { from },
-            None => Notice::Refused,
+            Some(from) => BudgetNotice::Changed { from },
+            None => BudgetNotice::Refused,
         };
         if let Some(mark) = self.marks.get(self.next) {
             self.next += 1;
@@ -188,7 +190,7 @@ mod tests {
         Arc::new(|_| {})
     }
 
-    fn told(marks: &mut Marks) -> Vec<Notice> {
+    fn told(marks: &mut Marks) -> Vec<BudgetNotice> {
         std::iter::from_fn(|| marks.next_due()).map(|(_, notice)| notice).collect()
     }
 
@@ -203,11 +205,11 @@ mod tests {
         marks.add(mark, silent());
         assert!(!marks.note(held(799, 7), TOTAL));
         assert!(marks.note(held(800, 7), TOTAL));
-        assert_eq!(told(&mut marks), [Notice::Reached(mark)]);
+        assert_eq!(told(&mut marks), [BudgetNotice::Reached(mark)]);
         assert!(!marks.note(held(900, 9), TOTAL));
         assert!(!marks.note(held(100, 8), TOTAL), "registrations count as well");
         assert!(marks.note(held(100, 7), TOTAL));
-        assert_eq!(told(&mut marks), [Notice::Left(mark)]);
+        assert_eq!(told(&mut marks), [BudgetNotice::Left(mark)]);
     }
 
     #[test]
@@ -227,7 +229,7 @@ mod tests {
         marks.note_change(TOTAL);
         marks.note_change(held(5, 5));
         marks.note_refusal();
-        let (changed, refused) = (Notice::Changed { from: TOTAL }, Notice::Refused);
+        let (changed, refused) = (BudgetNotice::Changed { from: TOTAL }, BudgetNotice::Refused);
         assert_eq!(told(&mut marks), [changed, changed, refused, refused]);
         assert!(!marks.is_due());
         marks.note_refusal();

@@ -228,7 +228,7 @@ mod tests {
             for length in 0..bytes.len() {
                 assert!(Message::decode(&bytes[..length]).is_err());
             }
-            for bit in 0..bytes.len() * 8 {
+            for bit in (0..bytes.len() * 8).step_by(if cfg!(miri) { 31 } else { 1 }) {
                 let mut flipped = bytes.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
                 assert!(Message::decode(&flipped).is_err(), "bit {bit}");

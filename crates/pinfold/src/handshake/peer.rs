@@ -64,9 +64,9 @@ impl Asked {
     }
 
     /// This side keeps still from now on. The bytes are for the owner.
-    pub fn agree(self) -> (Stopped, Vec<u8>) {
+    pub fn agree(self) -> (PeerStopped, Vec<u8>) {
         let Self { number, until, .. } = self;
-        (Stopped { number, until }, Message::Agreed { number }.encode())
+        (PeerStopped { number, until }, Message::Agreed { number }.encode())
     }
 
     /// This side goes on. The bytes are for the owner.
@@ -91,12 +91,12 @@ impl Asked {
 /// A peer that keeps off the range until it is told to go on.
 #[must_use = "posting what names the range is safe only after `hear`"]
 #[derive(PartialEq, Eq, Debug)]
-pub struct Stopped {
+pub struct PeerStopped {
     number: u64,
     until: Duration,
 }
 
-impl Stopped {
+impl PeerStopped {
     /// Takes the owner's word to go on: the keys that have changed, if any.
     ///
     /// # Errors

@@ -8,12 +8,13 @@
 #![allow(unsafe_code)]
 
 use super::{InUse, Kept, Mover, Reason, Request};
-use crate::AddressRange;
-use pinfold_core::foreign;
+use crate::{AddressRange, GetError};
+use pinfold_core::foreign::{self, Foreign};
 use std::process;
 
 /// The requests under way. However it ends, it waits for all of them: what they move may be the
-/// caller's memory, which is the caller's again when this is gone.
+/// caller's memory, which is the caller's again when this is gone. But in a forked child they are the parent's, as is the
+/// device: it is not asked, and what they hold is leaked.
 pub(crate) struct Window<'m, V: Mover<H>, H, T: Kept> {
     mover: &'m mut V,
     under_way: Vec<UnderWay<T>>,
@@ -23,6 +24,10 @@ pub(crate) struct Window<'m, V: Mover<H>, H, T: Kept> {
     lowest_failed: usize,
     /// Where the next request begins, if all went well.
     begun_to: usize,
+    is_forked: &'m dyn Fn() -> bool,
+    /// What stopped it first. An error of a mover may panic as it is dropped: none is held by a function that
+    /// another panic may leave.
+    reason: Option<Foreign<Reason<V::Error>>>,
     handle: std::marker::PhantomData<fn(H)>,
 }
 
@@ -35,6 +40,10 @@ struct UnderWay<T: Kept> {
 /// A request that has ended well; `None` for a completion that was not ours.
 type Ended = Option<AddressRange>;
 
+/// Nothing more is to be moved. The [`Window`] has the reason, and [`conclude`](Window::conclude) gives it out.
+#[derive(Debug)]
+pub(crate) struct Stopped(());
+
 impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
     /// At most `most` requests under way at once, but one at least.
     ///
@@ -42,7 +51,11 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
     ///
     /// What is going to be handed to [`begin`](Self::begin) may be [finished](Kept::finish) by the
     /// mover's completions: the promise about a target of data holds until the window is gone.
-    pub(crate) unsafe fn new(mover: &'m mut V, most: usize) -> Self {
+    pub(crate) unsafe fn new(
+        mover: &'m mut V,
+        most: usize,
+        is_forked: &'m dyn Fn() -> bool,
+    ) -> Self {
         Self {
             mover,
             // Grows with what is really under way: `most` may be as good as no bound.
@@ -51,6 +64,8 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
             requests: 0,
             lowest_failed: usize::MAX,
             begun_to: 0,
+            is_forked,
+            reason: None,
             handle: std::marker::PhantomData,
         }
     }
@@ -73,6 +88,16 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
         self.lowest_failed.min(self.begun_to)
     }
 
+    /// Nothing more is to be moved, for this reason if it is the first.
+    pub(crate) fn stop(&mut self, reason: Reason<V::Error>) -> Stopped {
+        if self.reason.is_none() {
+            self.reason = Some(Foreign::new(reason));
+        } else {
+            foreign::discard(reason);
+        }
+        Stopped(())
+    }
+
     /// Begins to move `range`, which `kept` keeps.
     ///
     /// # Safety
@@ -85,9 +110,13 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
         handle: H,
         range: AddressRange,
         kept: T,
-    ) -> Result<(), Reason<V::Error>> {
+    ) -> Result<(), Stopped> {
         let number = self.requests;
         self.begun_to = range.start();
+        if (self.is_forked)() {
+            kept.abandon();
+            return Err(self.leave(range));
+        }
         // There is a place for it before the device has it: nothing between the two can fail.
         self.under_way.reserve(1);
         let request = Request { number, handle, range };
@@ -100,51 +129,72 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
             self.begun_to = range.end();
             return Ok(());
         }
+        let stopped =
+            begun.map(|begun| begun.map_err(|error| self.stop(Reason::Move { range, error })));
         // SAFETY: the mover promises that the request is not under way; no data is delivered.
         unsafe { kept.finish(false) };
-        match begun {
-            Ok(begun) => begun.map_err(|error| Reason::Move { range, error }),
-            Err(panicked) => panicked.resume(),
-        }
+        stopped.unwrap_or_else(|panicked| panicked.resume())
     }
 
     /// Waits for one completion, and ends the use of what it was for.
-    pub(crate) fn complete(&mut self) -> Result<Ended, Reason<V::Error>> {
+    pub(crate) fn complete(&mut self) -> Result<Ended, Stopped> {
+        if let Some(range) = self.under_way.first().map(|first| first.range)
+            && (self.is_forked)()
+        {
+            return Err(self.leave(range));
+        }
         let done = match self.mover.complete() {
             Ok(done) => done,
             Err(error) => return Err(self.lose_all(error)),
         };
         let place = self.under_way.iter().position(|each| each.number == done.number);
         let Some(ended) = place.map(|place| self.under_way.swap_remove(place)) else {
+            foreign::discard(done.outcome);
             return Ok(None);
         };
         let range = ended.range;
-        if done.outcome.is_err() {
-            self.lowest_failed = self.lowest_failed.min(range.start());
-        }
+        let outcome = done.outcome.map_err(|error| self.fail(range, error));
         // SAFETY: the mover promises that the device is done with it; the promise made to `new`.
-        unsafe { ended.kept.end().finish(done.outcome.is_ok()) };
-        done.outcome.map(|()| Some(range)).map_err(|error| Reason::Move { range, error })
+        unsafe { ended.kept.end().finish(outcome.is_ok()) };
+        outcome.map(|()| Some(range))
     }
 
-    /// Waits for everything under way; the first failure, if there is one.
-    pub(crate) fn complete_all(
+    /// Leaves everything to the parent, of which nothing is known here.
+    fn leave(&mut self, range: AddressRange) -> Stopped {
+        let starts = self.under_way.drain(..).map(|left| left.range.start());
+        self.lowest_failed = starts.fold(self.lowest_failed.min(range.start()), usize::min);
+        self.stop(Reason::Register { range, error: GetError::Forked })
+    }
+
+    fn fail(&mut self, range: AddressRange, error: V::Error) -> Stopped {
+        self.lowest_failed = self.lowest_failed.min(range.start());
+        self.stop(Reason::Move { range, error })
+    }
+
+    /// Waits for everything under way.
+    ///
+    /// # Errors
+    ///
+    /// What stopped it first, be it before this; other errors are discarded.
+    pub(crate) fn conclude(
         &mut self,
         mut moved: impl FnMut(AddressRange),
     ) -> Result<(), Reason<V::Error>> {
-        let mut outcome = Ok(());
         while !self.is_empty() {
-            let completed = self.complete().map(|ended| ended.map_or((), &mut moved));
-            outcome = outcome.and(completed);
+            // A failure is noted.
+            if let Ok(Some(range)) = self.complete() {
+                moved(range);
+            }
         }
-        outcome
+        self.reason.take().and_then(|mut reason| reason.take()).map_or(Ok(()), Err)
     }
 
     /// The device is gone, and every request with it.
     ///
     /// The end of a lease may call the registrar, which may panic: the others end all the same, because the
     /// mover must not be asked again.
-    fn lose_all(&mut self, error: V::Error) -> Reason<V::Error> {
+    fn lose_all(&mut self, error: V::Error) -> Stopped {
+        let stopped = self.stop(Reason::DeviceGone(error));
         let mut panicked = None;
         while let Some(lost) = self.under_way.pop() {
             self.lowest_failed = self.lowest_failed.min(lost.range.start());
@@ -155,7 +205,7 @@ impl<'m, V: Mover<H>, H, T: Kept> Window<'m, V, H, T> {
         if let Some(panicked) = panicked {
             panicked.resume_unless_unwinding();
         }
-        Reason::DeviceGone(error)
+        stopped
     }
 }
 
@@ -165,12 +215,12 @@ impl<V: Mover<H>, H, T: Kept> Drop for Window<'_, V, H, T> {
         let mut panics = 0;
         while !self.is_empty() {
             let before = self.under_way.len();
-            match foreign::call(|| drop(self.complete())) {
+            match foreign::call(|| self.complete().map(drop)) {
                 // The destructor of what a completed request held may panic as well.
                 Err(_) if self.under_way.len() < before => panics = 0,
                 Err(_) if panics > 0 => process::abort(),
                 Err(_) => panics += 1,
-                Ok(()) => panics = 0,
+                Ok(_) => panics = 0,
             }
         }
     }

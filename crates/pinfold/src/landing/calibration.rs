@@ -9,7 +9,7 @@
 use super::crossover::{Crossover, Measured};
 use super::method::{LandError, Method};
 use super::slab::{Slab, SlabError};
-use super::zone::{AskError, Options, Zone, ZoneError};
+use super::zone::{AskError, Zone, ZoneError, ZoneOptions};
 use crate::pieces::{self, Progress, prefault};
 use crate::stored::{self, machine};
 use crate::{Access, AddressRange, Cache, GetError, Monitor, Registrar};
@@ -72,7 +72,7 @@ impl Crossover {
     /// `cache` and the limit on pinned memory allow, and times each way.
     ///
     /// In huge pages if `huge`; with a monitor that watches the target if `watched`, as
-    /// [`Options::watch_targets`] has it, which makes an exchange slower. Costs a second for 64 MiB.
+    /// [`ZoneOptions::watch_targets`] has it, which makes an exchange slower. Costs a second for 64 MiB.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ fn measure_length<R: Registrar, M: Monitor>(
     watched: bool,
 ) -> Result<Measured, CrossoverError> {
     let slab = Slab::new(bytes, 1, huge).map_err(CrossoverError::Slab)?;
-    let options = Options { watch_targets: watched, ..Options::default() };
+    let options = ZoneOptions { watch_targets: watched, ..ZoneOptions::default() };
     let zone = Zone::new(cache, slab, options).map_err(CrossoverError::Zone)?;
     let target = Target::new(bytes, huge)?;
     let mut times = [Method::Copy, Method::Exchange, Method::Replace].map(|_| Vec::new());

@@ -74,7 +74,8 @@ pub enum LandError {
         errno: i32,
     },
     /// The target was watched, and could not be watched again as it was [remapped](super::Place::remap): the monitor is lost, or
-    /// changes of other watched memory followed one another without a pause. The pages are in the place again, which goes on
+    /// changes of other watched memory followed one another without a pause, or a thread stood still as it reported one to a
+    /// `Feed`. The pages are in the place again, which goes on
     /// receiving; the target reads as zeros where they were. What stands in it is unknown from then on: the data lands once it is
     /// vouched for, or is read in the place. A [`Remapped`](super::Remapped) that refuses `arrived` for this reason has lost its
     /// data: the kernel had no memory to move the pages back.

@@ -11,7 +11,7 @@
 #![allow(clippy::result_large_err)]
 
 use super::method::{LandError, Landed, Method};
-use super::slab::Pages;
+use super::slab::SlabPages;
 use super::split::{Split, same_part};
 use super::zone::{AskError, Exchange, Held, TargetWatch, Zone, is_replaced};
 use crate::in_flight::{InUse, Kept};
@@ -23,21 +23,21 @@ use std::{fmt, mem, process};
 /// What did not land, as it was before.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct Refused<S> {
+pub struct RemapRefused<S> {
     /// The message, to be landed elsewhere, read in place, or dropped.
     pub state: S,
     /// Why.
     pub error: LandError,
 }
 
-impl<S> fmt::Debug for Refused<S> {
+impl<S> fmt::Debug for RemapRefused<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.error, f)
     }
 }
 
 /// What all states have.
-struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
+struct Message<'z, 'c, R: Registrar, M: Monitor, P: SlabPages> {
     held: Held<'z, 'c, R, M, P>,
     handle: R::Handle,
     place: AddressRange,
@@ -56,7 +56,7 @@ struct Message<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
 /// so ([`arrived`](Self::arrived)) and drops what that gives. Forgotten (`mem::forget`), it keeps its slot,
 /// and the zone's pages are leaked.
 #[must_use = "a place that is dropped gives its pages up"]
-pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, 'c, R, M, P>>);
+pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: SlabPages>(InUse<Message<'z, 'c, R, M, P>>);
 
 /// A place whose whole pages the target has already, while the device still writes to them.
 ///
@@ -80,25 +80,29 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Message<'z, '
 /// Refused by [`arrived`](Self::arrived), it leaves the target alone: no device writes to it.
 /// Forgotten, it leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
-pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: Pages>(InUse<Exchanged<'z, 'c, R, M, P>>);
+pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: SlabPages>(
+    InUse<Exchanged<'z, 'c, R, M, P>>,
+);
 
 /// A message whose target has the pages that the device writes to.
-struct Exchanged<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
+struct Exchanged<'z, 'c, R: Registrar, M: Monitor, P: SlabPages> {
     message: Message<'z, 'c, R, M, P>,
     left: Left,
     /// The part of the target that may have them, as long as the device may write to them.
     given: Option<AddressRange>,
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Kept for Message<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Kept for Message<'_, '_, R, M, P> {
     fn abandon(self) {
         self.held.abandon();
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Kept for Exchanged<'_, '_, R, M, P> {
     fn abandon(self) {
         let Self { message, given, .. } = self;
+        // However this ends, the device has the slot.
+        let message = InUse::new(message);
         if let Some(given) = given
             && message.still_has(given).unwrap_or_else(|Unknown| process::abort())
         {
@@ -108,7 +112,6 @@ impl<R: Registrar, M: Monitor, P: Pages> Kept for Exchanged<'_, '_, R, M, P> {
                 process::abort();
             }
         }
-        message.abandon();
     }
 }
 
@@ -135,12 +138,12 @@ impl Left {
 
 /// A place with its data, which no device writes any more.
 #[must_use = "the data has not landed yet"]
-pub struct Arrived<'z, 'c, R: Registrar, M: Monitor, P: Pages>(Message<'z, 'c, R, M, P>);
+pub struct Arrived<'z, 'c, R: Registrar, M: Monitor, P: SlabPages>(Message<'z, 'c, R, M, P>);
 
-impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
+impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
     /// A registered place for `length` bytes that are to get to `target`.
     ///
-    /// Costs a look at the list of slots and, with [`Options::watch_targets`](super::Options::watch_targets), at the monitor; a
+    /// Costs a look at the list of slots and, with [`ZoneOptions::watch_targets`](super::ZoneOptions::watch_targets), at the monitor; a
     /// registration if the slot was exchanged and [`refill`](Self::refill) was not called since.
     ///
     /// # Errors
@@ -152,10 +155,17 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     /// The bytes of the target are the caller's, to be written and to be moved to other pages, until
     /// the place has landed or its destructor has returned: they are not borrowed, and no device is using
     /// them. So they are never the caller's again if the place is forgotten. A change of their mapping
-    /// that is complete (its call has returned) before a method of the place is called, its destructor included, is found out if
-    /// targets are watched and the monitor covers this one, which [`Place::is_watched`] tells; others the caller prevents. A
+    /// whose call begins after this one has returned, and returns before a method of the place is called, its destructor included,
+    /// is found out if targets are watched and the monitor covers this one, which [`Place::is_watched`] tells; others the caller prevents. A
     /// monitor may cover no target for as long as changes of other watched memory follow one another without a pause: after
-    /// some 250 ms of that the place is not watched. Where a remapped target has changed, what was its pages is the device's until the transfer has ended.
+    /// some 250 ms of that the place is not watched; nor is it where a thread stands still as it reports a change to a `Feed`, after
+    /// 20 ms at most; others that are under way while [`remap`](Place::remap) runs the caller prevents, too. Where a remapped target has changed, what was its pages is the device's until the transfer has ended.
+    ///
+    /// No change of the target is reported that does not happen, while it may have the place's pages (from
+    /// [`Place::remap`] until the transfer has ended): not between a `Feed`'s two words for a call that fails, not by a feed's
+    /// word that everything changes, not by [`Best::unwatch`](crate::monitor::Best::unwatch) of it, though these are safe calls. A
+    /// [`Remapped`] that is dropped takes its pages out of a target only if no change was reported: otherwise they stay
+    /// there, and the device may go on writing to the target. A `Remapped` that was `arrived` before is not concerned.
     ///
     /// Attributes of the target's mapping (`MADV_DONTFORK`, a memory policy, a protection key, `mlock`) are
     /// none of the exchanged pages': a caller that relies on any has the data copied.
@@ -174,7 +184,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     }
 }
 
-impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
+impl<'z, 'c, R: Registrar, M: Monitor, P: SlabPages> Place<'z, 'c, R, M, P> {
     pub(super) fn new(
         held: Held<'z, 'c, R, M, P>,
         handle: R::Handle,
@@ -216,14 +226,15 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     /// lost, and undefined until the data has arrived.
     ///
     /// A target that is watched is watched anew, which takes up to some seconds where changes of other watched memory follow one
-    /// another without a pause. A monitor that panics then ends the place here: the pages are taken out of the target,
+    /// another without a pause, and is refused where [`ask`](Zone::ask) finds a target not watched. A change of the target while
+    /// this runs is not found out: the caller prevents it. A monitor that panics then ends the place here: the pages are taken out of the target,
     /// which reads as zeros there.
     ///
     /// # Errors
     ///
-    /// [`Refused`] with the place: what has arrived can still be copied. Nothing has changed; with
+    /// [`RemapRefused`] with the place: what has arrived can still be copied. Nothing has changed; with
     /// [`LandError::TargetUnwatched`] the target reads as zeros where it had the pages meanwhile.
-    pub fn remap(self) -> Result<Remapped<'z, 'c, R, M, P>, Refused<Self>> {
+    pub fn remap(self) -> Result<Remapped<'z, 'c, R, M, P>, RemapRefused<Self>> {
         // SAFETY: it goes into another guard at once, which stands for more: a panic on the way finds
         // pages in the target that the device writes to.
         let message = unsafe { self.0.end() };
@@ -234,7 +245,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
             Err(error) => {
                 // SAFETY: it goes back into its guard at once.
                 let message = unsafe { exchanged.end() }.message;
-                Err(Refused { state: Self(InUse::new(message)), error })
+                Err(RemapRefused { state: Self(InUse::new(message)), error })
             }
         }
     }
@@ -260,7 +271,7 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Place<'z, 'c, R, M, P> {
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Remapped<'_, '_, R, M, P> {
     /// Where the device is to write, still.
     pub fn range(&self) -> AddressRange {
         self.0.message.place
@@ -292,17 +303,17 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     ///
     /// # Errors
     ///
-    /// [`Refused`] in a forked child, and if the target has changed since it was remapped: the ends were not copied, and the
+    /// [`RemapRefused`] in a forked child, and if the target has changed since it was remapped: the ends were not copied, and the
     /// pages are where the program has moved them, or gone with their mapping.
     ///
     /// # Safety
     ///
     /// No device writes to the place any more: the transfer is complete, or was never begun.
-    pub unsafe fn arrived(mut self) -> Result<Landed, Refused<Self>> {
+    pub unsafe fn arrived(mut self) -> Result<Landed, RemapRefused<Self>> {
         // The device is done: its pages may stay wherever they are.
         self.0.given = None;
         if let Err(error) = self.0.message.has_same_target() {
-            return Err(Refused { state: self, error });
+            return Err(RemapRefused { state: self, error });
         }
         // SAFETY: the caller's promise.
         let Exchanged { message, left, .. } = unsafe { self.0.end() };
@@ -312,7 +323,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Remapped<'_, '_, R, M, P> {
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Arrived<'_, '_, R, M, P> {
     /// The data, in place: that of [`target`](Self::target).
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the place is held, mapped, and by the word given to `arrived` not written.
@@ -338,11 +349,11 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     ///
     /// # Errors
     ///
-    /// [`Refused`] with the data if the target has changed, and in a forked child.
-    pub fn land(self) -> Result<Landed, Refused<Self>> {
+    /// [`RemapRefused`] with the data if the target has changed, and in a forked child.
+    pub fn land(self) -> Result<Landed, RemapRefused<Self>> {
         let method = self.0.method();
         match self.land_by(method) {
-            Err(Refused { state, error })
+            Err(RemapRefused { state, error })
                 if !matches!(
                     error,
                     LandError::TargetChanged | LandError::TargetUnmapped { .. } | LandError::Forked
@@ -359,8 +370,8 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
     ///
     /// # Errors
     ///
-    /// [`Refused`] with the data.
-    pub fn land_by(self, method: Method) -> Result<Landed, Refused<Self>> {
+    /// [`RemapRefused`] with the data.
+    pub fn land_by(self, method: Method) -> Result<Landed, RemapRefused<Self>> {
         // After a panic on the way it is unknown which pages the slot has.
         let message = InUse::new(self.0);
         let left = message.give_to_target(method);
@@ -372,7 +383,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
                     message.refusal = Some(error);
                     message.keep_rest(left);
                     message.held.unregister();
-                    return Err(Refused { state: Self(message), error });
+                    return Err(RemapRefused { state: Self(message), error });
                 }
                 let landed = message.copy_left(left);
                 if method != Method::Copy {
@@ -380,12 +391,12 @@ impl<R: Registrar, M: Monitor, P: Pages> Arrived<'_, '_, R, M, P> {
                 }
                 Ok(landed)
             }
-            Err(error) => Err(Refused { state: Self(message), error }),
+            Err(error) => Err(RemapRefused { state: Self(message), error }),
         }
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Message<'_, '_, R, M, P> {
     fn method(&self) -> Method {
         self.held.zone.options().crossover.choose(self.target.len())
     }
@@ -410,13 +421,9 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
     ///
     /// They are private memory: where the target is anything else they have gone, whatever the monitor knows.
     fn still_has(&self, given: AddressRange) -> Result<bool, Unknown> {
-        let zone = self.held.zone;
-        if zone.is_forked() {
-            return Ok(false);
-        }
-        let changed = foreign::call(|| self.watched.has_changed(given));
-        match changed.ok().flatten() {
-            Some(changed) => Ok(!changed),
+        let has_gone = || Some(self.held.zone.is_forked() || self.watched.has_changed(given)?);
+        match foreign::call(has_gone).ok().flatten() {
+            Some(has_gone) => Ok(!has_gone),
             None if is_replaced(given) => Ok(false),
             None => Err(Unknown),
         }
@@ -487,7 +494,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Message<'_, '_, R, M, P> {
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Exchanged<'_, '_, R, M, P> {
     /// Exchanges while data flies. From then on changes of the target are told, our own left out.
     ///
     /// Until they are told again the target is taken for unchanged, which its caller sees to while this runs: a panic
@@ -516,6 +523,9 @@ impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
     /// they cannot, they are taken out, and nothing lands any more.
     fn undo(&mut self, exchange: &Exchange, given: AddressRange) -> Result<(), LandError> {
         let zone = self.message.held.zone;
+        if zone.is_forked() {
+            return Err(LandError::Forked);
+        }
         // For a panic on the way, as in `remap`.
         let lost = mem::replace(&mut self.message.watched, TargetWatch::Unwatched);
         // SAFETY: nothing has changed since the exchange, which its caller sees to while this runs. The slot has what was the
@@ -535,7 +545,7 @@ impl<R: Registrar, M: Monitor, P: Pages> Exchanged<'_, '_, R, M, P> {
 }
 
 /// Says what all states have.
-fn describe<R: Registrar, M: Monitor, P: Pages>(
+fn describe<R: Registrar, M: Monitor, P: SlabPages>(
     f: &mut fmt::Formatter<'_>,
     state: &str,
     message: &Message<'_, '_, R, M, P>,
@@ -545,19 +555,19 @@ fn describe<R: Registrar, M: Monitor, P: Pages>(
     all.field("handle", &message.handle).field("watched", &message.watched.is_watched()).finish()
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Place<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> fmt::Debug for Place<'_, '_, R, M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         describe(f, "Place", &self.0)
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Remapped<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> fmt::Debug for Remapped<'_, '_, R, M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         describe(f, "Remapped", &self.0.message)
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Arrived<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> fmt::Debug for Arrived<'_, '_, R, M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         describe(f, "Arrived", &self.0)
     }

@@ -23,7 +23,7 @@ use pinfold_kernel::{Errno, mapping::OwnedMapping, process::page_bytes};
 /// page with each other or with anything else, and stay mapped for as long as the value lives. While a
 /// zone has it, no other code touches them. Afterwards their content, and the pages themselves, may be
 /// others than before.
-pub unsafe trait Pages {
+pub unsafe trait SlabPages {
     /// The slots.
     fn slots(&self) -> Vec<AddressRange>;
 
@@ -109,7 +109,7 @@ impl Slab {
 
 // SAFETY: the slots and the place aside are disjoint parts of one private anonymous mapping that is
 // this slab's alone and is unmapped when the slab is dropped.
-unsafe impl Pages for Slab {
+unsafe impl SlabPages for Slab {
     fn slots(&self) -> Vec<AddressRange> {
         (0..self.slots).map(|number| self.slot(number)).collect()
     }

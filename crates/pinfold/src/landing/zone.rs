@@ -3,13 +3,13 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to register landing pages, which are the zone's alone by
-//! [`Pages`]' promise, and to exchange them for a target's, by the word that came with it.
+//! [`SlabPages`]' promise, and to exchange them for a target's, by the word that came with it.
 
 #![allow(unsafe_code)]
 
 use super::crossover::Crossover;
 use super::method::LandError;
-use super::slab::Pages;
+use super::slab::SlabPages;
 use super::split::{aligned_like, same_part};
 use crate::budget::is_reserved;
 use crate::mappings::{Mapping, mappings_in};
@@ -21,6 +21,7 @@ use crate::{
 use pinfold_core::followed::Followed;
 use pinfold_core::foreign::{self, ForeignPart};
 use pinfold_kernel::{Errno, memory, process::page_bytes};
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// How a zone behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
+pub struct ZoneOptions {
     /// Whether changes of a target are looked for before anything lands in it. Costs a few
     /// microseconds a message, and what the monitor costs the thread that unmaps the target later. On by
     /// default; off, such changes are the caller's to prevent.
@@ -38,7 +39,7 @@ pub struct Options {
     pub crossover: Crossover,
 }
 
-impl Default for Options {
+impl Default for ZoneOptions {
     fn default() -> Self {
         Self { watch_targets: true, crossover: Crossover::COPY_ALL }
     }
@@ -59,22 +60,24 @@ impl Default for Options {
 /// ```
 ///
 /// ```compile_fail,E0505
-/// # use pinfold::{Cache, Monitor, Registrar, landing::{Options, Slab, Zone}};
+/// # use pinfold::{Cache, Monitor, Registrar, landing::{Slab, Zone, ZoneOptions}};
 /// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>, slab: Slab) {
-/// let zone = Zone::new(&cache, slab, Options::default()).unwrap();
+/// let zone = Zone::new(&cache, slab, ZoneOptions::default()).unwrap();
 /// drop(cache);
 /// drop(zone);
 /// # }
 /// ```
-pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
+pub struct Zone<'c, R: Registrar, M: Monitor, P: SlabPages> {
     // Before the pages: the registrations are given up first.
     slots: Mutex<Slots<'c, R, M>>,
     /// Guards the place aside, for one exchange: some system calls. Taken with no other lock held. `None`
     /// if the kernel has unmapped a part of it, which another mapping may have taken since.
     aside: Mutex<Option<AddressRange>>,
     cache: &'c Cache<R, M>,
-    options: Options,
+    options: ZoneOptions,
     granule: usize,
+    /// Asked once: the pages are not ours to ask in the midst of an exchange.
+    huge: bool,
     /// All slots, whichever place has them.
     ranges: Box<[AddressRange]>,
     /// Leaked, if a place was forgotten: a device may still write to it. So they are if the kernel has
@@ -84,10 +87,20 @@ pub struct Zone<'c, R: Registrar, M: Monitor, P: Pages> {
 
 /// What the zone's first lock guards, for a push or a pop. No other lock is taken under it.
 struct Slots<'c, R: Registrar, M: Monitor> {
-    free: Vec<Slot<'c, R, M>>,
+    /// Those without a registration in front; the last one was used last.
+    free: VecDeque<Slot<'c, R, M>>,
     /// Slots of which the kernel has unmapped a part, which another mapping may have taken since: never
     /// used again.
     torn: Vec<AddressRange>,
+}
+
+impl<'c, R: Registrar, M: Monitor> Slots<'c, R, M> {
+    fn put(&mut self, slot: Slot<'c, R, M>) {
+        match slot.lease {
+            Some(_) => self.free.push_back(slot),
+            None => self.free.push_front(slot),
+        }
+    }
 }
 
 /// What is known of changes of a target.
@@ -204,27 +217,28 @@ pub enum AskError {
 /// With which rights landing pages are registered.
 const ACCESS: Access = Access::WRITE;
 
-impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
+impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
     /// A zone in `pages`, every slot registered through `cache`, within its budget.
     ///
     /// # Errors
     ///
     /// [`ZoneError`].
-    pub fn new(cache: &'c Cache<R, M>, pages: P, options: Options) -> Result<Self, ZoneError> {
+    pub fn new(cache: &'c Cache<R, M>, pages: P, options: ZoneOptions) -> Result<Self, ZoneError> {
+        let pages = ForeignPart::new(pages);
         if cache.registrar().translation() != Translation::Pinned {
             return Err(ZoneError::FollowsPageTable);
         }
         let max_region_bytes = cache.registrar().limits().max_region_bytes;
-        let pages = ForeignPart::new(pages);
         let ranges = pages.slots().into_boxed_slice();
         if let Some(slot) = ranges.iter().find(|slot| slot.len() > max_region_bytes) {
             return Err(ZoneError::SlotTooLong { slot_bytes: slot.len(), max_region_bytes });
         }
         let free = ranges.iter().map(|&range| Slot { range, lease: None }).collect();
         let slots = Slots { free, torn: Vec::new() };
-        let (granule, aside) = (pages.granule(), Mutex::new(Some(pages.aside())));
+        let (granule, huge) = (pages.granule(), pages.huge());
+        let aside = Mutex::new(Some(pages.aside()));
         let (slots, pages) = (Mutex::new(slots), ManuallyDrop::new(pages.into_inner()));
-        let zone = Self { slots, aside, cache, options, granule, ranges, pages };
+        let zone = Self { slots, aside, cache, options, granule, huge, ranges, pages };
         zone.refill().map_err(ZoneError::Register)?;
         Ok(zone)
     }
@@ -276,14 +290,14 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
     }
 
     /// The settings.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &ZoneOptions {
         &self.options
     }
 
     /// Whether this is a forked child of the process whose zone it is: registrations are the parent's, and a
     /// thread that does not exist here may hold a lock.
     pub(super) fn is_forked(&self) -> bool {
-        self.cache.monitor().forked()
+        self.cache.is_forked()
     }
 
     /// Not in a forked child.
@@ -298,20 +312,18 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             aligned_like(target, slot.range, self.granule)
                 .or_else(|| aligned_like(target, slot.range, page_bytes()))
         };
-        let with_room = |(_, slot): &(usize, &Slot<'c, R, M>)| place_in(slot).is_some();
-        let free = slots.free.iter().enumerate().filter(with_room);
-        // The last one was used last: its pages are warm.
-        let best = free.max_by_key(|(number, slot)| (slot.lease.is_some(), *number));
-        let found = best.and_then(|(number, slot)| Some((number, place_in(slot)?)));
+        // The last one was used last: its pages are warm. With slots of one length it is the one.
+        let mut free = slots.free.iter().enumerate().rev();
+        let found = free.find_map(|(number, slot)| Some((number, place_in(slot)?)));
         let none = AskError::NoSlot { length: target.len(), free: slots.free.len() };
         let (number, place) = found.ok_or(none)?;
-        Ok((slots.free.remove(number), place))
+        Ok((slots.free.remove(number).ok_or(none)?, place))
     }
 
     fn take_unregistered(&self) -> Option<Slot<'c, R, M>> {
         let mut slots = self.lock();
-        let number = slots.free.iter().position(|slot| slot.lease.is_none())?;
-        Some(slots.free.remove(number))
+        let is_there = slots.free.front().is_some_and(|slot| slot.lease.is_none());
+        is_there.then(|| slots.free.pop_front()).flatten()
     }
 
     /// From now on changes of `target` are looked for, and of its part that was `given` pages; `Replaced` where it is
@@ -481,7 +493,7 @@ impl<'c, R: Registrar, M: Monitor, P: Pages> Zone<'c, R, M, P> {
             return is_mapped_again(range);
         }
         // Advice: without huge pages they are small.
-        let _ = memory::advise_huge(range, self.pages.huge());
+        let _ = memory::advise_huge(range, self.huge);
         true
     }
 }
@@ -630,7 +642,7 @@ fn parts_of(range: AddressRange) -> Result<Vec<AddressRange>, LandError> {
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Drop for Zone<'_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Drop for Zone<'_, R, M, P> {
     /// The caller vouched for this memory, which is about to go: no registration of it may be found any
     /// more, that of a forgotten place included.
     fn drop(&mut self) {
@@ -670,13 +682,13 @@ enum Unregistered {
 }
 
 /// A slot that has a holder and to which no device writes; free again when it is dropped, but in a forked child.
-pub(super) struct Held<'z, 'c, R: Registrar, M: Monitor, P: Pages> {
+pub(super) struct Held<'z, 'c, R: Registrar, M: Monitor, P: SlabPages> {
     pub(super) zone: &'z Zone<'c, R, M, P>,
     slot: AddressRange,
     lease: Option<Lease<'c, R, M>>,
 }
 
-impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
+impl<'z, 'c, R: Registrar, M: Monitor, P: SlabPages> Held<'z, 'c, R, M, P> {
     fn new(zone: &'z Zone<'c, R, M, P>, slot: Slot<'c, R, M>) -> Self {
         Self { zone, slot: slot.range, lease: slot.lease }
     }
@@ -709,10 +721,13 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
         Ok(())
     }
 
-    /// Has the cache forget the slot, whose pages have changed.
+    /// Has the cache forget the slot, whose pages have changed. Should that panic, the slot is never used again.
     pub(super) fn unregister(&mut self) {
-        let _lease = self.lease.take();
-        self.zone.cache.invalidate(self.slot);
+        if let Err(panicked) = foreign::call(|| self.zone.cache.invalidate(self.slot)) {
+            self.zone.tear(self.slot);
+            panicked.resume_unless_unwinding();
+        }
+        drop(self.lease.take());
     }
 
     /// Abandons the slot, to which a device may still be writing: what is under way goes on into the pages
@@ -723,28 +738,28 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: Pages> Held<'z, 'c, R, M, P> {
     /// (linked, drained, not submitted) names it: under the same handle another use would get its bytes.
     ///
     /// In a forked child nothing happens: the pages are the parent's. A slot of which a part is unmapped is left as it is: the
-    /// part may be another mapping's.
-    pub(super) fn abandon(mut self) {
-        if self.zone.is_forked() {
+    /// part may be another mapping's. One that the cache has not forgotten, because a monitor panicked, has no other use.
+    pub(super) fn abandon(self) {
+        let mut this = ManuallyDrop::new(self);
+        if this.zone.is_forked() {
             return;
         }
-        std::mem::forget(self.lease.take());
-        // Should that panic, the slot goes without its pages all the same.
-        let ended = foreign::call(|| self.zone.cache.invalidate(self.slot));
-        let is_torn = self.zone.lock().torn.contains(&self.slot);
+        std::mem::forget(this.lease.take());
+        let forgotten = foreign::call(|| this.zone.cache.invalidate(this.slot));
+        let is_torn = this.zone.lock().torn.contains(&this.slot);
         // SAFETY: all of it is the zone's still, and no code relies on what a slot holds.
         let discard =
-            || unsafe { memory::discard(self.slot).or_else(|_| memory::renew(self.slot)) };
-        if is_torn || discard().is_err() {
-            std::mem::forget(self);
+            || unsafe { memory::discard(this.slot).or_else(|_| memory::renew(this.slot)) };
+        if forgotten.is_ok() && !is_torn && discard().is_ok() {
+            drop(ManuallyDrop::into_inner(this));
         }
-        if let Err(panicked) = ended {
+        if let Err(panicked) = forgotten {
             panicked.resume_unless_unwinding();
         }
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> Drop for Held<'_, '_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> Drop for Held<'_, '_, R, M, P> {
     fn drop(&mut self) {
         let slot = Slot { range: self.slot, lease: self.lease.take() };
         if self.zone.is_forked() {
@@ -752,12 +767,12 @@ impl<R: Registrar, M: Monitor, P: Pages> Drop for Held<'_, '_, R, M, P> {
         }
         let mut slots = self.zone.lock();
         if !slots.torn.contains(&slot.range) {
-            slots.free.push(slot);
+            slots.put(slot);
         }
     }
 }
 
-impl<R: Registrar, M: Monitor, P: Pages> fmt::Debug for Zone<'_, R, M, P> {
+impl<R: Registrar, M: Monitor, P: SlabPages> fmt::Debug for Zone<'_, R, M, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Zone")
             .field("free_slots", &self.free_slots())

@@ -69,7 +69,7 @@ impl Choice {
 /// A monitor that this machine does not have.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", .choice.name())]
-pub struct Refused {
+pub struct MonitorRefused {
     /// Which.
     pub choice: Choice,
     /// Why, and what to do about it.
@@ -83,7 +83,7 @@ pub struct Refused {
 #[derive(Debug)]
 pub struct Best {
     active: Active,
-    refused: Vec<Refused>,
+    refused: Vec<MonitorRefused>,
 }
 
 /// One predictable branch for each call.
@@ -129,7 +129,7 @@ impl Best {
         for (choice, start) in choices {
             match start() {
                 Ok(active) => return Ok(Self { active, refused }),
-                Err(reason) => refused.push(Refused { choice, reason }),
+                Err(reason) => refused.push(MonitorRefused { choice, reason }),
             }
         }
         Ok(Self { active: no_monitor()?, refused })
@@ -139,14 +139,14 @@ impl Best {
     ///
     /// # Errors
     ///
-    /// [`Refused`] if this machine does not have it.
-    pub fn only(choice: Choice) -> Result<Self, Refused> {
+    /// [`MonitorRefused`] if this machine does not have it.
+    pub fn only(choice: Choice) -> Result<Self, MonitorRefused> {
         let active = match choice {
             Choice::Ebpf => ebpf(),
             Choice::Userfaultfd => userfaultfd(),
             Choice::NoMonitor => no_monitor().map_err(Into::into),
         };
-        let active = active.map_err(|reason| Refused { choice, reason })?;
+        let active = active.map_err(|reason| MonitorRefused { choice, reason })?;
         Ok(Self { active, refused: Vec::new() })
     }
 
@@ -160,7 +160,7 @@ impl Best {
     }
 
     /// The better ones, and why each is not active.
-    pub fn refused(&self) -> &[Refused] {
+    pub fn refused(&self) -> &[MonitorRefused] {
         &self.refused
     }
 
@@ -279,6 +279,15 @@ unsafe impl Monitor for Best {
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         self.monitor().replay(from, visit)
+    }
+
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        self.monitor().replay_some(from, most, visit)
     }
 
     fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {

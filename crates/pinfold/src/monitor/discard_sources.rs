@@ -34,7 +34,7 @@ use super::members::Members;
 use super::patience::Patience;
 use super::reader::Core;
 use super::shared::Kept;
-use super::threads::list_threads;
+use super::threads::ThreadDirectory;
 use crate::AddressRange;
 use crate::descriptor::KnownNumber;
 use crate::fork_mark::ForkMark;
@@ -161,10 +161,13 @@ impl DiscardSource {
     /// Whether another thread than the reader may have it in its table of descriptors, which this one has not: each may have a
     /// table of its own (`unshare(CLONE_FILES)`). Where the threads cannot be listed, that is unknown.
     fn may_be_open_elsewhere(&self) -> bool {
+        let Ok(directory) = ThreadDirectory::open() else { return true };
         let mut threads = Vec::with_capacity(MOST_THREADS);
         let is_reader = |thread| self.core.discards.is_read_by(thread);
-        list_threads(&mut threads).is_err()
-            || threads.iter().any(|&it| !is_reader(it) && self.uffd.may_be_open_in(it))
+        let may_have_it = |thread| self.uffd.may_be_open_in(directory.lend(), thread);
+        directory.list(&mut threads).is_err()
+            || !self.core.discards.counts_as(&directory)
+            || threads.iter().any(|&it| !is_reader(it) && may_have_it(it))
     }
 }
 
@@ -258,8 +261,7 @@ mod tests {
         alone(&format!("{}::{name}", module_path!().split_once("::").unwrap().1), || {
             in_another_table(unread, |(uffd, source)| {
                 let numbers = |file: OwnedFd| {
-                    let here =
-                        descriptor::duplicate_above(file.as_raw_fd(), uffd.number()).unwrap();
+                    let here = descriptor::duplicate_above(file.as_fd(), uffd.number()).unwrap();
                     (here.as_raw_fd() == uffd.number()).then_some(here)
                 };
                 let null = || descriptor::open(c"/dev/null", 0).unwrap();

@@ -313,15 +313,24 @@ impl Core {
             || changes.records.iter().any(|record| touches(record, range, now))
     }
 
-    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        let end = self.word();
+    fn replay(&self, from: Position, most: usize, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let all = self.word();
         let readable = self.usable().is_ok()
-            && end & CLOSED == 0
-            && from.0 <= end
-            && end - from.0 <= ENTRIES as u64;
-        let complete =
-            readable && (from.0..end).all(|index| self.entry(index).map(&mut *visit).is_some());
-        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
+            && all & CLOSED == 0
+            && from.0 <= all
+            && all - from.0 <= ENTRIES as u64;
+        let cut = all.min(from.0.saturating_add(most as u64));
+        let mut tell = |index| self.entry(index).map(&mut *visit).is_some();
+        if !(readable && (from.0..cut).all(&mut tell)) {
+            return Replay {
+                up_to: Position(all, 0),
+                sequence: Sequence(all),
+                complete: false,
+                may_repeat: false,
+            };
+        }
+        let sequence = if cut < all { Sequence::CUT } else { Sequence(all) };
+        Replay { up_to: Position(cut, 0), sequence, complete: true, may_repeat: false }
     }
 
     /// Entry `index`, or `None` if it was overwritten or is being written for too long.
@@ -444,7 +453,16 @@ unsafe impl Monitor for Ebpf {
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        self.core.replay(from, visit)
+        self.replay_some(from, usize::MAX, visit)
+    }
+
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        self.core.replay(from, most, visit)
     }
 
     /// Everything is seen, of every kind of memory that the kernel manages: what is logged depends on the entry

@@ -83,6 +83,17 @@ pub(super) struct Header {
 }
 
 /// A change that is under way until this is dropped.
+///
+/// It does not outlive its feed:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{AddressRange, monitor::Feed};
+/// # fn after_its_parent(feed: Feed, range: AddressRange) {
+/// let changing = feed.begin(range);
+/// drop(feed);
+/// drop(changing);
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "the change is over as soon as this is dropped"]
 pub struct Changing<'f> {
@@ -215,7 +226,7 @@ mod tests {
 
     fn told(feed: &Feed, from: u64) -> Vec<AddressRange> {
         let mut ranges = Vec::new();
-        assert!(feed.log.replay(from, &mut |range| ranges.push(range)).complete);
+        assert!(feed.log.replay(from, usize::MAX, &mut |range| ranges.push(range)).complete);
         ranges
     }
 

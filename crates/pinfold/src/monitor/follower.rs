@@ -43,6 +43,7 @@
 //! A thread that deregisters what is gone sleeps in [`wait`](Follower::wait).
 
 use crate::{AddressRange, Lost, Monitor, Position, Sequence, Watch};
+use pinfold_core::foreign::ForeignPart;
 
 /// Follows a monitor from one call to the next.
 #[derive(Debug)]
@@ -81,10 +82,13 @@ impl<M: Monitor> Follower<M> {
     ///
     /// [`Lost`] if the monitor sees nothing any more.
     pub fn new(monitor: M) -> Result<Self, Lost> {
+        // Its destructor may panic because a question has.
+        let monitor = ForeignPart::new(monitor);
         let notified = monitor.notified();
         monitor.check()?;
         let start = monitor.replay(Position::NOWHERE, &mut |_| {});
-        Ok(Self { monitor, position: start.up_to, sequence: start.sequence, notified })
+        let (position, sequence) = (start.up_to, start.sequence);
+        Ok(Self { monitor: monitor.into_inner(), position, sequence, notified })
     }
 
     /// Tells everything that took effect before this call and was not told before. Costs the

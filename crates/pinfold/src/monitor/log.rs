@@ -57,13 +57,27 @@ impl Log {
         told.then_some(Sequence(now & !PENDING))
     }
 
-    /// The ranges that changed after `from`, in order, as far as they are still there.
-    pub(super) fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        let up_to = self.word() & !PENDING;
+    /// The ranges that changed after `from`, `most` of them, in order, as far as they are still there.
+    pub(super) fn replay(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        let all = self.word() & !PENDING;
         let kept = self.slots.len() as u64 * 2;
-        let readable = from.0 >= EMPTY && from.0 <= up_to && up_to - from.0 <= kept;
-        let complete = readable && self.visit_all(from.0 / 2 - 1, up_to / 2 - 1, visit);
-        Replay { up_to: Position(up_to, 0), sequence: Sequence(up_to), complete }
+        let readable = from.0 >= EMPTY && from.0 <= all && all - from.0 <= kept;
+        let cut = all.min(from.0.saturating_add((most as u64).saturating_mul(2)));
+        if !(readable && self.visit_all(from.0 / 2 - 1, cut / 2 - 1, visit)) {
+            return Replay {
+                up_to: Position(all, 0),
+                sequence: Sequence(all),
+                complete: false,
+                may_repeat: false,
+            };
+        }
+        let sequence = if cut < all { Sequence::CUT } else { Sequence(all) };
+        Replay { up_to: Position(cut, 0), sequence, complete: true, may_repeat: false }
     }
 
     fn visit_all(&self, first: u64, end: u64, visit: &mut dyn FnMut(AddressRange)) -> bool {
@@ -128,7 +142,7 @@ mod tests {
 
     fn replayed(log: &Log, from: Position) -> (Vec<AddressRange>, Replay) {
         let mut ranges = Vec::new();
-        let replay = log.replay(from, &mut |range| ranges.push(range));
+        let replay = log.replay(from, usize::MAX, &mut |range| ranges.push(range));
         (ranges, replay)
     }
 
@@ -149,7 +163,8 @@ mod tests {
         writer.raise_pending();
         writer.append(range(1));
         writer.append(range(2));
-        let nothing = Replay { up_to: from, sequence: Sequence(from.0), complete: true };
+        let nothing =
+            Replay { up_to: from, sequence: Sequence(from.0), complete: true, may_repeat: false };
         assert_eq!(replayed(&log, from), (vec![], nothing));
         writer.publish();
         let (ranges, replay) = replayed(&log, from);

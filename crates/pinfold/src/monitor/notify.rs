@@ -5,7 +5,7 @@
 //!
 //! # The price
 //!
-//! Four packets, once, and as many descriptors as the view has, plus one for the [`Connection`]. Where no
+//! Four packets, once, and as many descriptors as the view has, plus one for the [`HelperConnection`]. Where no
 //! helper listens, that is known at once; a helper that says nothing is waited for [for five
 //! seconds](PATIENCE), and one that has many others to serve first, six times as long.
 //!
@@ -17,7 +17,9 @@
 
 use crate::descriptor::KnownDescriptor;
 use pinfold_ebpf::View;
-use pinfold_ebpf::protocol::{self, BYTES, Challenge, DecodeError, Refusal, ToClient, ToHelper};
+use pinfold_ebpf::protocol::{
+    self, BYTES, Challenge, DecodeError, ToClient, ToHelper, ViewRefusal,
+};
 use pinfold_kernel::socket;
 use pinfold_kernel::{
     descriptor::wait_readable,
@@ -61,7 +63,7 @@ pub fn path_named(named: Option<OsString>) -> PathBuf {
 /// # Errors
 ///
 /// [`ConnectError`].
-pub fn connect(path: &Path) -> Result<(View, Connection), ConnectError> {
+pub fn connect(path: &Path) -> Result<(View, HelperConnection), ConnectError> {
     let (descriptors, connection) = request(path, PATIENCE)?;
     match view_of(descriptors) {
         Ok(view) => Ok((view, connection)),
@@ -92,12 +94,12 @@ fn view_of(descriptors: Vec<OwnedFd>) -> Result<View, ConnectError> {
 pub fn request(
     path: &Path,
     patience: Duration,
-) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
+) -> Result<(Vec<OwnedFd>, HelperConnection), ConnectError> {
     let deadline = after(patience.saturating_mul(FOR_OUR_TURN));
     loop {
         match Conversation::begin(path, patience).and_then(Conversation::ask) {
             // Many programs of one user start at once. It is over soon.
-            Err(ConnectError::Refused(Refusal::Busy { .. })) if left(deadline) > BUSY => {
+            Err(ConnectError::Refused(ViewRefusal::Busy { .. })) if left(deadline) > BUSY => {
                 thread::sleep(BUSY);
             }
             end => return end,
@@ -119,13 +121,13 @@ fn left(deadline: Instant) -> Duration {
 /// Stays open as long as the helper lives, and closes with it. Nothing depends on it but whether the
 /// helper is there: the view stays true without.
 #[derive(Debug)]
-pub struct Connection {
+pub struct HelperConnection {
     socket: KnownDescriptor,
     /// A forked child has a copy, and must not speak for its parent.
     process: u32,
 }
 
-impl Connection {
+impl HelperConnection {
     fn new(socket: OwnedFd) -> Result<Self, ConnectError> {
         let socket = KnownDescriptor::new(socket)
             .map_err(|errno| ConnectError::Os { operation: "fstat", errno: errno.0 })?;
@@ -148,9 +150,9 @@ impl Connection {
     }
 }
 
-/// [Gives the view back](Connection::give_back) when it is dropped.
+/// [Gives the view back](HelperConnection::give_back) when it is dropped.
 #[derive(Debug)]
-pub struct GivesBack(Option<Connection>);
+pub struct GivesBack(Option<HelperConnection>);
 
 impl Drop for GivesBack {
     fn drop(&mut self) {
@@ -160,8 +162,8 @@ impl Drop for GivesBack {
     }
 }
 
-impl From<Connection> for GivesBack {
-    fn from(connection: Connection) -> Self {
+impl From<HelperConnection> for GivesBack {
+    fn from(connection: HelperConnection) -> Self {
         Self(Some(connection))
     }
 }
@@ -209,7 +211,7 @@ pub enum ConnectError {
     Nonsense(DecodeError),
     /// The helper gives this process none, and says why.
     #[error("{0}")]
-    Refused(Refusal),
+    Refused(ViewRefusal),
     /// What the helper gave is no view.
     #[error("what the helper gave is no view ({part}): bring both to one release")]
     NotAView {
@@ -264,7 +266,7 @@ impl Conversation {
         }
     }
 
-    fn ask(mut self) -> Result<(Vec<OwnedFd>, Connection), ConnectError> {
+    fn ask(mut self) -> Result<(Vec<OwnedFd>, HelperConnection), ConnectError> {
         let challenge = self.challenge()?;
         self.deadline = after(self.patience.saturating_mul(FOR_OUR_TURN));
         match socket::send(self.socket.as_fd(), &ToHelper::Ask(challenge).encode(), &[]) {
@@ -277,7 +279,7 @@ impl Conversation {
             // and would count it until this process ends.
             let _ = socket::send(self.socket.as_fd(), &ToHelper::GiveBack.encode(), &[]);
         })?;
-        Ok((descriptors, Connection::new(self.socket)?))
+        Ok((descriptors, HelperConnection::new(self.socket)?))
     }
 
     fn challenge(&self) -> Result<Challenge, ConnectError> {
@@ -317,7 +319,7 @@ impl Conversation {
         match ToClient::decode(packet) {
             Ok(message) => Ok((message, received.descriptors)),
             Err(DecodeError::Version(helper)) => {
-                Err(ConnectError::Refused(Refusal::Version { helper }))
+                Err(ConnectError::Refused(ViewRefusal::Version { helper }))
             }
             Err(error) => Err(ConnectError::Nonsense(error)),
         }
@@ -521,14 +523,14 @@ mod tests {
             hello[8] = 2;
             socket::send(connection.as_fd(), &hello, &[]).unwrap();
         };
-        let version = ConnectError::Refused(Refusal::Version { helper: 2 });
+        let version = ConnectError::Refused(ViewRefusal::Version { helper: 2 });
         assert_eq!(ask(later), Err(version));
         // It closes without reading the request.
         let refusing = |connection: OwnedFd| {
-            let refusal = ToClient::Refused(Refusal::Full { limit: 3 }).encode();
+            let refusal = ToClient::Refused(ViewRefusal::Full { limit: 3 }).encode();
             socket::send(connection.as_fd(), &refusal, &[]).unwrap();
         };
-        assert_eq!(ask(refusing), Err(ConnectError::Refused(Refusal::Full { limit: 3 })));
+        assert_eq!(ask(refusing), Err(ConnectError::Refused(ViewRefusal::Full { limit: 3 })));
     }
 
     #[test]
@@ -559,7 +561,7 @@ mod tests {
     #[test]
     fn the_connection_tells_when_the_helper_ends() {
         let (here, there) = socket::pair().unwrap();
-        let connection = Connection::new(here).unwrap();
+        let connection = HelperConnection::new(here).unwrap();
         assert!(connection.helper_is_there());
         drop(there);
         assert!(!connection.helper_is_there());
@@ -569,7 +571,7 @@ mod tests {
     #[test]
     fn what_is_dropped_is_given_back() {
         let (here, there) = socket::pair().unwrap();
-        drop(GivesBack::from(Connection::new(here).unwrap()));
+        drop(GivesBack::from(HelperConnection::new(here).unwrap()));
         let mut packet = [0; BYTES];
         socket::receive(there.as_fd(), &mut packet).unwrap();
         assert_eq!(ToHelper::decode(&packet), Ok(ToHelper::GiveBack));

@@ -22,13 +22,19 @@
 //!    is either not `D` or is past `e`.
 //! 2. **Gone**: no such thread, or a zombie: past `e`.
 //! 3. **Not on the list** of threads read after `t`: it ended, or it began after `t` and then it
-//!    is not `D`. (Why the list is complete: see [`list_threads`].)
+//!    is not `D`. (Why the list is complete: see
+//!    [`ThreadDirectory::list`].)
 //! 4. **It called us**: a thread that executes our code is in user mode. If it does so after `t`
 //!    it is past `e`, if it was `D`. Every call leaves a mark: the thread's number and how many
 //!    records there were at that moment. A mark that counts our record was made after `t`.
 //!    A mark of an earlier thread of the same number, made after `t`, means that the thread on
 //!    the list began after `t`: case 3.
 //! 5. **It is our own reader**, or that of another monitor of the process: they never discard.
+//!
+//! A thread may have a `/proc` of its own, or none. So the list and what is said of those on it come from one directory, known
+//! by its identity, in which a thread that is missing is gone ([`ThreadDirectory`]); a thread that finds another one begins
+//! anew, and one that finds none proves nothing. 4 and 5 compare `/proc`'s numbers with ours: only in the `/proc` in which they
+//! were found to agree.
 //!
 //! The effect is then visible to a thread that finds the record settled: in 4 through the mark
 //! (released by `D`, acquired here), in 1-3 through the kernel, which orders a thread's earlier
@@ -49,8 +55,8 @@
 //!
 //! # What it costs
 //!
-//! Nothing while no record overlaps, but a search among those that stand. Otherwise three system calls per suspected thread, at most
-//! [`SUSPECTS_PER_CALL`] of them at a time, on a miss only. A thread that computes for ever,
+//! Nothing while no record overlaps, but a search among those that stand. Otherwise three system calls and three per suspected thread,
+//! at most [`SUSPECTS_PER_CALL`] of them at a time, on a miss only. A thread that computes for ever,
 //! sleeps never and calls us never keeps what was discarded uncached: slower, never wrong.
 //!
 //! # Why the records need no more memory with each discard
@@ -59,12 +65,13 @@
 //! are one range there, which is settled when the last of them is; if there are more than
 //! [`RECORDS`] ranges, the smallest gaps between them count as discarded too. So the set covers
 //! every unsettled record, which is all that soundness asks, and a thread that never sleeps costs
-//! what was discarded and the smallest gaps in it, never other memory. A range leaves the set only
+//! what was discarded and the smallest gaps in it. Memory in such a gap is not cached, as if it had been discarded: where
+//! every other one of 4,000 pages is, half of the others are such. A range leaves the set only
 //! when a record is made, and only if every record in it is settled: the reader's look at `settled`
 //! acquires the proof, and the set's version hands it on to a thread that finds the range gone.
 
 use super::range_set::RangeSet;
-use super::threads::{is_at_rest, list_threads, numbers_agree, thread_id};
+use super::threads::{Identity, ThreadDirectory, thread_id};
 use crate::AddressRange;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, fence};
 #[cfg(not(loom))]
@@ -93,9 +100,8 @@ pub(super) struct PendingDiscards {
     marks: Box<[Mark]>,
     /// Tells this table from every other, also from those of a forked process's parent.
     instance: u64,
-    /// Whether thread numbers mean the same to us and to `/proc`; without that, nothing is concluded from a
-    /// thread's number.
-    marks_count: bool,
+    /// The `/proc` whose thread numbers are known to be ours. With another one nothing is concluded from a thread's number.
+    proc_of_our_numbers: Option<u64>,
     /// The reader's thread number, 0 until it runs.
     reader: AtomicU32,
     /// Guards the evidence gathered so far. Taken by misses only, and only if it is free.
@@ -117,6 +123,8 @@ struct Prover {
     /// Records with a lower number are settled once no thread is suspected; `None` if no
     /// investigation is open.
     up_to: Option<u64>,
+    /// Where the suspects are listed. In another directory their numbers may be other threads', or none's.
+    directory: Option<Identity>,
     /// Thread numbers; never more than its first capacity, so it never allocates.
     suspects: Vec<u32>,
 }
@@ -134,9 +142,12 @@ impl PendingDiscards {
             // Relaxed: only uniqueness counts. A forked child goes on counting from its copy, so
             // it never meets a number that one of its threads has cached from its parent.
             instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
-            marks_count: numbers_agree(),
+            proc_of_our_numbers: ThreadDirectory::open()
+                .ok()
+                .filter(ThreadDirectory::numbers_agree)
+                .map(|directory| directory.identity().file_system()),
             reader: AtomicU32::new(0),
-            prover: Mutex::new(Prover { up_to: None, suspects }),
+            prover: Mutex::new(Prover { up_to: None, directory: None, suspects }),
         }
     }
 
@@ -175,6 +186,11 @@ impl PendingDiscards {
     pub(super) fn settle_own(&self) {
         // Acquire: what was recorded. Release: as in `investigate`.
         self.settled.store(self.born.load(Ordering::Acquire), Ordering::Release);
+    }
+
+    /// Whether a thread's number is the same in this directory as to us.
+    pub(super) fn counts_as(&self, directory: &ThreadDirectory) -> bool {
+        self.proc_of_our_numbers == Some(directory.identity().file_system())
     }
 
     /// Whether every record is known to be settled; gathers no evidence.
@@ -229,15 +245,16 @@ impl PendingDiscards {
         settled != born && self.records.overlaps(range, settled)
     }
 
-    /// Gathers evidence. If another thread does, leaves it to that one.
+    /// Gathers evidence. If another thread does, leaves it to that one. A thread without `/proc` gathers none.
     fn investigate(&self, is_reader: &dyn Fn(u32) -> bool) {
         let mut prover = match self.prover.try_lock() {
             Ok(prover) => prover,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        let Some(up_to) = prover.open(self) else { return };
-        prover.clear_suspects(|thread| self.is_innocent(thread, up_to, is_reader));
+        let Ok(directory) = ThreadDirectory::open() else { return };
+        let Some(up_to) = prover.open(self, &directory) else { return };
+        prover.clear_suspects(|thread| self.is_innocent(thread, up_to, &directory, is_reader));
         if prover.suspects.is_empty() {
             prover.up_to = None;
             // Acquire fence: what cleared the last suspects happened before. Release: it
@@ -247,17 +264,23 @@ impl PendingDiscards {
         }
     }
 
-    /// Whether `thread`, alive after record `up_to - 1` was made, has been out of the kernel, or
+    /// Whether `thread`, in `directory` after record `up_to - 1` was made, has been out of the kernel, or
     /// at rest in it, since.
-    fn is_innocent(&self, thread: u32, up_to: u64, is_reader: &dyn Fn(u32) -> bool) -> bool {
+    fn is_innocent(
+        &self,
+        thread: u32,
+        up_to: u64,
+        directory: &ThreadDirectory,
+        is_reader: &dyn Fn(u32) -> bool,
+    ) -> bool {
         let called_us = || {
             thread == cached_thread_id(self.instance)
                 || self.is_read_by(thread)
                 || self.has_mark(thread, up_to)
                 || is_reader(thread)
         };
-        // The list is `/proc`'s: where its numbers are not ours, one that looks like ours is another thread.
-        (self.marks_count && called_us()) || is_at_rest(thread)
+        // The number is the directory's: where its numbers are not ours, one that looks like ours is another thread.
+        (self.counts_as(directory) && called_us()) || directory.is_at_rest(thread)
     }
 
     fn has_mark(&self, thread: u32, up_to: u64) -> bool {
@@ -270,13 +293,14 @@ impl PendingDiscards {
 }
 
 impl Prover {
-    /// The open investigation, or a new one with every thread under suspicion.
-    fn open(&mut self, pending: &PendingDiscards) -> Option<u64> {
-        if self.up_to.is_none() {
+    /// The open investigation, or a new one with every thread under suspicion, also if the open one is of another directory.
+    fn open(&mut self, pending: &PendingDiscards, directory: &ThreadDirectory) -> Option<u64> {
+        if self.up_to.is_none() || self.directory != Some(directory.identity()) {
+            self.up_to = None;
             // Acquire: the records counted here were made before the threads are listed.
             let up_to = pending.born.load(Ordering::Acquire);
-            list_threads(&mut self.suspects).ok()?;
-            self.up_to = Some(up_to);
+            directory.list(&mut self.suspects).ok()?;
+            (self.up_to, self.directory) = (Some(up_to), Some(directory.identity()));
         }
         self.up_to
     }
@@ -324,6 +348,7 @@ fn cached_thread_id(instance: u64) -> u32 {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::descriptor::without_proc;
     use std::sync::atomic::AtomicBool;
     use std::thread;
     use std::time::Duration;
@@ -349,17 +374,30 @@ mod tests {
         assert!(!pending.overlaps(range(0x1000)) && !pending.overlaps(range(0x3000)));
     }
 
+    /// No evidence is needed for what the calling thread has done itself.
+    #[test]
+    fn own_discards_are_settled_by_a_word() {
+        let pending = PendingDiscards::new();
+        assert!(pending.is_settled());
+        pending.record(range(0x2000));
+        assert!(!pending.is_settled());
+        pending.settle_own();
+        assert!(pending.is_settled() && !pending.overlaps(range(0x2000)));
+    }
+
     /// In a process that sees the `/proc` of an outer pid namespace, the list's number may be another thread's.
     #[test]
     fn a_number_that_means_another_thread_to_the_list_is_no_evidence() {
         let mut pending = PendingDiscards::new();
         pending.record(range(0x2000));
         pending.mark_caller();
+        let directory = ThreadDirectory::open().unwrap();
         let is_innocent = |pending: &PendingDiscards, is_reader| {
-            pending.is_innocent(thread_id(), 1, &|_| is_reader)
+            pending.is_innocent(thread_id(), 1, &directory, &|_| is_reader)
         };
         assert!(is_innocent(&pending, false), "it executes our code");
-        pending.marks_count = false;
+        // As if another `/proc` had been there when the monitor was made.
+        pending.proc_of_our_numbers = pending.proc_of_our_numbers.map(|it| it + 1);
         assert!(!is_innocent(&pending, false), "and is not at rest");
         pending.reader_is_me();
         assert!(!is_innocent(&pending, false) && !is_innocent(&pending, true));
@@ -420,7 +458,32 @@ mod tests {
         });
     }
 
-    /// A thread that is busy and never calls is suspected, unless it reads another monitor's events.
+    /// A thread that finds no `/proc` does not take the threads for gone that another one has listed.
+    #[test]
+    fn a_thread_without_proc_clears_no_suspect() {
+        let pending = PendingDiscards::new();
+        let (busy, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        let asks = || (0..50).all(|_| pending.overlaps_unsettled(range(0x2000), &|_| false));
+        let answers = thread::scope(|scope| {
+            scope.spawn(|| {
+                busy.store(true, Ordering::Release);
+                while !stop.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+            });
+            while !busy.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            pending.record(range(0x2000));
+            let answers = (asks(), without_proc(asks), asks());
+            stop.store(true, Ordering::Release);
+            answers
+        });
+        assert!(matches!(answers, (true, None | Some(true), true)), "{answers:?}");
+        settles(&pending, range(0x2000));
+    }
+
+    /// A thread that is busy and never calls is suspected, unless it reads events: another monitor's, or ours.
     #[test]
     fn a_reader_is_not_suspected() {
         let (pending, other) = (PendingDiscards::new(), PendingDiscards::new());
@@ -440,14 +503,16 @@ mod tests {
             }
             let reader = busy.load(Ordering::Acquire);
             let is_reader = |thread| other.is_read_by(thread);
+            let directory = ThreadDirectory::open().unwrap();
             let verdicts = [
-                pending.is_innocent(reader, 1, &|_| false),
-                pending.is_innocent(reader, 1, &is_reader),
+                pending.is_innocent(reader, 1, &directory, &|_| false),
+                pending.is_innocent(reader, 1, &directory, &is_reader),
+                other.is_innocent(reader, 1, &directory, &|_| false),
             ];
             stop.store(true, Ordering::Release);
             verdicts
         });
-        assert_eq!(verdicts, [false, true]);
+        assert_eq!(verdicts, [false, true, true]);
         assert!(!other.is_read_by(busy.into_inner()) && !other.is_read_by(0));
     }
 
@@ -467,15 +532,39 @@ mod tests {
         assert!(pending.has_mark(me, 2) && !pending.has_mark(me + 256, 2));
     }
 
+    /// The suspects of one directory are none of another's, which has its own.
+    #[test]
+    fn an_investigation_goes_on_in_its_own_directory_only() {
+        let pending = PendingDiscards::new();
+        let directory = ThreadDirectory::open().unwrap();
+        pending.record(range(0x1000));
+        let mut prover = pending.prover.lock().unwrap();
+        // Threads come and go.
+        let open = |prover: &mut Prover| {
+            (0..1000).find_map(|_| prover.open(&pending, &directory)).expect("a list")
+        };
+        assert_eq!(open(&mut prover), 1);
+        assert!(prover.suspects.contains(&thread_id()));
+        pending.record(range(0x2000));
+        prover.suspects.clear();
+        assert_eq!((open(&mut prover), prover.suspects.len()), (1, 0));
+        prover.directory = pinfold_kernel::descriptor::identity(0).ok();
+        assert_eq!(open(&mut prover), 2);
+        assert!(prover.suspects.contains(&thread_id()));
+    }
+
     #[test]
     fn suspects_are_looked_at_in_turn() {
-        let mut prover = Prover { up_to: Some(1), suspects: (0..200).collect() };
+        let suspects = (0..200).collect();
+        let mut prover = Prover { up_to: Some(1), directory: None, suspects };
         let mut looked_at = Vec::new();
         for _ in 0..4 {
+            let before = looked_at.len();
             prover.clear_suspects(|thread| {
                 looked_at.push(thread);
                 thread % 2 == 0
             });
+            assert!(looked_at.len() - before <= SUSPECTS_PER_CALL);
         }
         assert_eq!(looked_at.first_chunk(), Some(&[0, 1, 2]));
         assert!((0..200).all(|thread| looked_at.contains(&thread)));

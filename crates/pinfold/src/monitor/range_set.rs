@@ -313,7 +313,7 @@ mod tests {
     fn follow(most: usize, capacity: usize, spread: usize, random: &mut Random) {
         let (set, mut naive) = (RangeSet::new(capacity), Naive::default());
         let mut over = 0;
-        for number in 0..200_u64 {
+        for number in 0..if cfg!(miri) { 25 } else { 200_u64 } {
             let fresh = pages(random.below(spread), 1 + random.below(4));
             naive.0.push((fresh, number));
             set.insert(fresh, number, over);
@@ -348,7 +348,7 @@ mod tests {
         let seed = seed();
         println!("seed {seed}");
         let random = &mut Random(seed);
-        for _ in 0..8 {
+        for _ in 0..if cfg!(miri) { 1 } else { 8 } {
             // Never more than 200 ranges at a time.
             follow(200, 256, 4_000, random);
             follow(200, 8, 4_000, random);
@@ -398,14 +398,15 @@ mod tests {
     #[test]
     fn a_look_during_a_write_misses_nothing() {
         const SPREAD: u64 = 3_001;
+        // How many, and how many of the last are not over.
+        const COUNTS: (u64, u64) = if cfg!(miri) { (80, 20) } else { (50_000, 1_000) };
         let page = |number: u64| pages(usize::try_from(number * 7 % SPREAD).unwrap() * 2, 1);
         let (set, known, done) = (RangeSet::new(64), AtomicU64::new(0), AtomicBool::new(false));
         set.insert(page(0), 0, 0);
         thread::scope(|scope| {
             scope.spawn(|| {
-                for number in 1..50_000 {
-                    // The last thousand are not over.
-                    set.insert(page(number), number, number.saturating_sub(1_000));
+                for number in 1..COUNTS.0 {
+                    set.insert(page(number), number, number.saturating_sub(COUNTS.1));
                     known.store(number, Ordering::Release);
                 }
                 done.store(true, Ordering::Release);

@@ -1,5 +1,6 @@
 //! Why a monitor could not start, and what to do about it.
 
+use crate::machine;
 use pinfold_kernel::{Errno, userfaultfd, userfaultfd::feature};
 use std::os::fd::AsFd;
 
@@ -10,8 +11,7 @@ pub enum StartError {
     /// The system call is forbidden here.
     #[error(
         "userfaultfd is forbidden here (errno {errno}), most likely by the container's seccomp \
-         profile: allow the system call there. vm.unprivileged_userfaultfd does not matter: no \
-         fault of the kernel is handled. Without a monitor, memory is registered for each use"
+         profile: allow the system call there. Without a monitor, memory is registered for each use"
     )]
     NotPermitted {
         /// The kernel's error number.
@@ -19,16 +19,28 @@ pub enum StartError {
     },
     /// This kernel was built without userfaultfd.
     #[error(
-        "this kernel has no userfaultfd for unprivileged users (errno {errno}): use Linux 5.15 or \
+        "this kernel has no userfaultfd for unprivileged users (errno {errno}): use Linux 5.19 or \
          later with CONFIG_USERFAULTFD. Without a monitor, memory is registered for each use"
     )]
     NotInKernel {
         /// The kernel's error number.
         errno: i32,
     },
+    /// This kernel may copy a private page that a device has pinned when the program writes it, and report that to no
+    /// monitor: it has no pages that are known to be exclusive (`PageAnonExclusive`).
+    #[error(
+        "Linux {major}.{minor} may copy a pinned page on a write after mprotect, and tells no monitor: use Linux 5.19 or \
+         later. Without a monitor, memory is registered for each use"
+    )]
+    OldKernel {
+        /// The kernel's version; 0 if it is not known.
+        major: u32,
+        /// The number behind it.
+        minor: u32,
+    },
     /// This kernel's userfaultfd cannot report all that is needed.
     #[error(
-        "this kernel's userfaultfd lacks the features {missing:#x} (errno {errno}): use Linux 5.15 \
+        "this kernel's userfaultfd lacks the features {missing:#x} (errno {errno}): use Linux 5.19 \
          or later on x86-64, 6.10 or later on arm64. Without a monitor, memory is registered for \
          each use"
     )]
@@ -77,7 +89,7 @@ pub enum StartError {
     /// The kernel does not report what it should; nothing it says would be believed.
     #[error(
         "this kernel's userfaultfd does not tell of {missed}, so nothing may be cached: use Linux \
-         5.15 or later, and report this kernel's version to us"
+         5.19 or later, and report this kernel's version to us"
     )]
     SelfTest {
         /// What was not seen.
@@ -99,6 +111,20 @@ impl StartError {
         | feature::EVENT_REMAP
         | feature::EVENT_REMOVE
         | feature::WRITE_PROTECT;
+
+    /// The first kernel that copies no exclusive page on a write, pinned or not. Those before look at the count of
+    /// references, which a pin raises: a page that was write-protected (`mprotect`, twice) is copied then. There is nothing
+    /// cheap to try it with: it takes a device, or what else pins for long.
+    const FIRST_KERNEL: (u32, u32) = (5, 19);
+
+    /// Whether a kernel of this release keeps pinned pages where they are.
+    pub(super) fn of_kernel(release: &str) -> Result<(), Self> {
+        let (major, minor) = machine::release(release).unwrap_or_default();
+        if (major, minor) >= Self::FIRST_KERNEL {
+            return Ok(());
+        }
+        Err(Self::OldKernel { major, minor })
+    }
 
     pub(super) fn open(Errno(errno): Errno) -> Self {
         match errno {
@@ -167,6 +193,27 @@ mod tests {
         assert_eq!(refused(libc::EAGAIN), StartError::Thread { errno: libc::EAGAIN });
         let (operation, errno) = ("pthread_create", libc::EINVAL);
         assert_eq!(refused(errno), StartError::Os { operation, errno });
+    }
+
+    #[test]
+    fn a_kernel_that_copies_pinned_pages_is_refused() {
+        for (release, version) in [
+            ("4.18.0-553.el8_10.x86_64", (4, 18)),
+            ("5.15.0-130-generic", (5, 15)),
+            ("5.18.19\n", (5, 18)),
+            ("2.6.72-56-amd64", (2, 6)),
+            ("Linux", (0, 0)),
+            ("", (0, 0)),
+        ] {
+            let (major, minor) = version;
+            let refusal = StartError::OldKernel { major, minor };
+            assert_eq!(StartError::of_kernel(release), Err(refusal), "{release}");
+            let text = refusal.to_string();
+            assert!(text.contains("use Linux 5.19"), "{text}");
+        }
+        for release in ["5.19.0", "5.20", "6.1.0-56-amd64", "7.3.4+deb13-amd64", "10.0-rc1"] {
+            assert_eq!(StartError::of_kernel(release), Ok(()), "{release}");
+        }
     }
 
     #[test]

@@ -59,7 +59,11 @@ use crate::{
 };
 use pinfold_core::PendingChanges;
 use pinfold_kernel::{
-    Descriptor, Errno, mapping::AtomicPage, process::page_bytes, thread, thread::LeanThread,
+    Descriptor, Errno,
+    mapping::AtomicPage,
+    process::{kernel_release, page_bytes},
+    thread,
+    thread::LeanThread,
     userfaultfd,
 };
 use std::fmt;
@@ -639,6 +643,8 @@ fn refusal(Errno(errno): Errno) -> Uncovered {
 }
 
 fn open_uffd() -> Result<KnownDescriptor, StartError> {
+    let os = |Errno(errno)| StartError::Os { operation: "uname", errno };
+    StartError::of_kernel(&kernel_release().map_err(os)?)?;
     let opened = userfaultfd::open().map_err(StartError::open)?;
     let uffd = KnownDescriptor::new(opened).map_err(StartError::open)?;
     userfaultfd::api(uffd.lend(), StartError::FEATURES).map_err(StartError::features)?;
@@ -766,7 +772,16 @@ unsafe impl Monitor for Userfaultfd {
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        self.core.log.replay(from, visit)
+        self.replay_some(from, usize::MAX, visit)
+    }
+
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        self.core.log.replay(from, most, visit)
     }
 
     fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
@@ -831,6 +846,21 @@ mod tests {
         assert!(monitor.unwatch_all());
         assert_eq!(is_watched(), Ok(true));
         assert_eq!(monitor.flood(), Ok(()));
+    }
+
+    /// The kernel says that it is an old one to a thread that asks for that.
+    #[test]
+    fn on_a_kernel_before_5_19_there_is_no_monitor() {
+        const UNAME26: libc::c_ulong = 0x0002_0000;
+        let old = std::thread::scope(|scope| {
+            let start = || {
+                // SAFETY: no pointer; of this thread alone.
+                assert_ne!(unsafe { libc::personality(UNAME26) }, -1);
+                Userfaultfd::new().map(drop)
+            };
+            scope.spawn(start).join().unwrap()
+        });
+        assert!(matches!(old, Err(StartError::OldKernel { major: 2, minor: 6 })), "{old:?}");
     }
 
     /// Pages that come and go between two without rights: nothing merges with them.
@@ -1110,7 +1140,7 @@ mod tests {
         let child = while_a_place_is_locked(|| match unsafe { libc::fork() } {
             0 => {
                 // SAFETY: as above.
-                unsafe { libc::alarm(30) };
+                unsafe { libc::alarm(300) };
                 let code = if child_finds() == Some(true) { 0 } else { 1 };
                 // SAFETY: as above.
                 unsafe { libc::_exit(code) }

@@ -144,7 +144,16 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        combination::replay(&self.monitor, &self.feed.log, from, visit)
+        self.replay_some(from, usize::MAX, visit)
+    }
+
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        combination::replay(&self.monitor, &self.feed.log, from, most, visit)
     }
 
     fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {

@@ -11,12 +11,24 @@ use super::serve::{Parts, Server};
 use super::{DoesNotFit, Options, Plan, Progress};
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
 use pinfold_core::foreign;
-use pinfold_kernel::thread::spawn_scoped;
+use pinfold_kernel::thread::with_helpers;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 
 /// The leases of every piece of a range, in order of address.
+///
+/// They do not outlive their cache:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Access, Cache, Monitor, Registrar, pieces::{Options, Progress, register_all}};
+/// # fn after_its_parent<R: Registrar, M: Monitor>(cache: Cache<R, M>, start: *const u8) {
+/// let (options, progress) = (Options::for_register_all(), Progress::new());
+/// let all = unsafe { register_all(&cache, start, 1, Access::READ, &options, &progress) }.ok();
+/// drop(cache);
+/// drop(all);
+/// # }
+/// ```
 #[must_use = "registrations may be given back as soon as their leases are dropped"]
 pub struct Registered<'c, R: Registrar, M: Monitor> {
     leases: Vec<Lease<'c, R, M>>,
@@ -145,20 +157,28 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
     fn share_out(&self, threads: usize) -> Vec<Outcome<'c, R, M>> {
         // What is cached needs no thread.
         let mut outcomes = self.find_cached();
-        thread::scope(|scope| {
-            let left = self.plan.pieces().saturating_sub(outcomes.len());
-            let work = || foreign::call(|| self.register());
-            // Threads that cannot be started leave their work to the others.
-            let helpers: Vec<_> = (1..threads.min(left))
-                .map_while(|_| spawn_scoped(scope, "pinfold-register", work).ok())
-                .collect();
-            let own = foreign::call(|| self.register());
-            // A registrar that panicked has nothing to add: its piece counts as not tried. All are joined before
-            // a panic goes on: what the standard library finds in a thread's result must not panic again.
-            let joined = helpers.into_iter().filter_map(|helper| helper.join().ok()?.ok());
-            outcomes.extend(joined.collect::<Vec<_>>().into_iter().flatten());
-            outcomes.extend(own.unwrap_or_else(|panicked| panicked.resume()));
-        });
+        let left = self.plan.pieces().saturating_sub(outcomes.len());
+        let helped = Mutex::new(Vec::new());
+        // A registrar that panicked has nothing to add: its piece counts as not tried.
+        let help = || {
+            if let Ok(theirs) = foreign::call(|| self.register())
+                && !self.server.is_forked()
+            {
+                helped.lock().unwrap_or_else(PoisonError::into_inner).extend(theirs);
+            }
+        };
+        let helpers = threads.min(left).saturating_sub(1);
+        let is_child = || self.server.is_forked();
+        let own = |_| foreign::call(|| self.register());
+        // SAFETY: the monitor's answer, of which it promises that.
+        let own = unsafe { with_helpers("pinfold-register", helpers, is_child, help, own) };
+        if self.server.is_forked() {
+            // A thread that is not there may be in the midst of it.
+            std::mem::forget(helped);
+        } else {
+            outcomes.extend(helped.into_inner().unwrap_or_else(PoisonError::into_inner));
+        }
+        outcomes.extend(own.unwrap_or_else(|panicked| panicked.resume()));
         outcomes
     }
 

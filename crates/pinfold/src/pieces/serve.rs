@@ -37,6 +37,11 @@ impl<'c, 'p, R: Registrar, M: Monitor> Server<'c, 'p, R, M> {
         Self { cache, access, options, progress }
     }
 
+    /// Whether this is a forked child, which has no helpers, and whose parent's the requests are.
+    pub(super) fn is_forked(&self) -> bool {
+        self.cache.is_forked()
+    }
+
     /// Registers what is not there.
     pub(super) fn serve(&self, piece: AddressRange) -> Result<Parts<'c, R, M>, GetError> {
         if let Some(parts) = self.find(piece) {

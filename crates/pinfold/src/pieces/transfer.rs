@@ -14,13 +14,12 @@
 use super::line::{Front, Line};
 use super::serve::{Parts, Server, is_about_room};
 use super::{Options, Plan, Progress, prefault};
-use crate::in_flight::{Mover, Reason, Window};
+use crate::in_flight::{Mover, Reason, Stopped, Window};
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
 use pinfold_core::foreign::{self, Panicked};
-use pinfold_kernel::thread::spawn_scoped;
+use pinfold_kernel::thread::with_helpers;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::thread::{self, Scope};
 
 /// What a transfer took.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -76,7 +75,8 @@ impl<E: fmt::Display> fmt::Display for TransferError<E> {
 /// it from coming about: both wait until its deadline, and both may end in an error there.
 ///
 /// Blocks until everything is moved. However it ends, no request is under way any more: a panic of
-/// the registrar, of a helper's or of the mover goes on when every request has completed.
+/// the registrar, of a helper's or of the mover goes on when every request has completed. A child that one of these has
+/// forked waits for nothing, and gets [`GetError::Forked`]: the requests are its parent's.
 ///
 /// # Errors
 ///
@@ -100,11 +100,12 @@ pub unsafe fn transfer<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     start.expose_provenance();
     // SAFETY: the caller's promise.
     let server = unsafe { Server::new(cache, access, options, progress) };
-    let supply = Supply { plan, server, progress };
+    let supply = Supply { plan, server };
+    let is_forked = || supply.server.is_forked();
     // SAFETY: leases are all that is handed to it, and they have no target.
-    let window = unsafe { Window::new(mover, options.in_flight) };
+    let window = unsafe { Window::new(mover, options.in_flight, &is_forked) };
     let mut flow = Flow { window, progress };
-    let moved = supply.move_all(options, &mut flow);
+    let moved = supply.move_all(options, &mut flow, &is_forked);
     flow.conclude(plan, moved)
 }
 
@@ -112,7 +113,6 @@ pub unsafe fn transfer<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
 struct Supply<'c, 'p, R: Registrar, M: Monitor> {
     plan: Plan,
     server: Server<'c, 'p, R, M>,
-    progress: &'p Progress,
 }
 
 type Served<'c, R, M> = Result<Parts<'c, R, M>, GetError>;
@@ -122,20 +122,30 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
         &self,
         options: &Options,
         flow: &mut Flow<'_, 'c, R, M, V>,
-    ) -> Result<Moved, Reason<V::Error>> {
+        is_forked: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Moved, Stopped> {
         let found = self.move_cached(flow)?;
         let mut moved = Moved { found_at_once: found, ..Moved::default() };
-        self.stop_if_cancelled()?;
+        flow.stop_if_cancelled()?;
         if found < self.plan.pieces() {
-            let line = Line::new(found, self.plan.pieces(), options.ahead);
+            let line = Line::new(found, self.plan.pieces(), options.ahead, is_forked);
             let panicked = Mutex::new(None);
-            let ended = thread::scope(|scope| {
+            let help = || self.help(&line, &panicked);
+            let most = self.useful_helpers(found, options);
+            let own = |helpers| {
                 // However this ends, the helpers go home.
                 let _homeward = Homeward(&line);
-                moved.helpers = self.start_helpers(scope, (&line, &panicked), found, options);
+                moved.helpers = helpers;
                 moved.short_of_room = self.move_line(&line, found, flow)?;
                 Ok(())
-            });
+            };
+            // SAFETY: the monitor's answer, of which it promises that.
+            let ended = unsafe { with_helpers("pinfold-pieces", most, is_forked, help, own) };
+            if is_forked() {
+                // A helper that is not there may be in the midst of it.
+                std::mem::forget(panicked);
+                return ended.map(|()| moved);
+            }
             let panicked = panicked.into_inner().unwrap_or_else(PoisonError::into_inner);
             panicked.map_or(ended, |panicked| panicked.resume())?;
         }
@@ -146,45 +156,36 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     fn move_cached<V: Mover<R::Handle>>(
         &self,
         flow: &mut Flow<'_, 'c, R, M, V>,
-    ) -> Result<usize, Reason<V::Error>> {
+    ) -> Result<usize, Stopped> {
         let pieces = (0..).map_while(|number| self.plan.piece(number));
         let mut found = 0;
         for parts in pieces.map_while(|piece| self.server.find(piece)) {
-            self.stop_if_cancelled()?;
+            flow.stop_if_cancelled()?;
             flow.move_parts(parts)?;
             found += 1;
         }
         Ok(found)
     }
 
-    fn stop_if_cancelled<E>(&self) -> Result<(), Reason<E>> {
-        if self.progress.is_cancelled() { Err(Reason::Cancelled) } else { Ok(()) }
+    /// One whose registrar panics leaves its piece to the moving thread, and the first panic goes on there. None
+    /// leaves a helper.
+    fn help(&self, line: &Line<'_, Served<'c, R, M>>, panicked: &Mutex<Option<Panicked>>) {
+        if let Err(another) = foreign::call(|| self.register(line))
+            && !self.server.is_forked()
+        {
+            let mut first = panicked.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(another);
+        }
     }
 
-    /// How many were started. They are joined by the scope; one whose registrar panics leaves its
-    /// piece to the moving thread, and the first panic goes on there. None leaves a helper: the standard library
-    /// ends the process if what it carries panics once more.
-    fn start_helpers<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        (line, panicked): (&'scope Line<Served<'c, R, M>>, &'scope Mutex<Option<Panicked>>),
-        first: usize,
-        options: &Options,
-    ) -> usize {
-        let work = || {
-            if let Err(another) = foreign::call(|| self.register(line)) {
-                let mut first = panicked.lock().unwrap_or_else(PoisonError::into_inner);
-                first.get_or_insert(another);
-            }
-        };
+    fn useful_helpers(&self, first: usize, options: &Options) -> usize {
         // One keeps up with any transfer where pages are there; more would wait for each other.
         let bare = self.plan.piece(first).is_some_and(prefault::lacks_pages);
         let useful = (self.plan.pieces() - first).min(options.ahead.max(1));
-        let helpers = if bare { options.bounded_threads().min(useful) } else { 1 };
-        (0..helpers).map_while(|_| spawn_scoped(scope, "pinfold-pieces", work).ok()).count()
+        if bare { options.bounded_threads().min(useful) } else { 1 }
     }
 
-    fn register(&self, line: &Line<Served<'c, R, M>>) {
+    fn register(&self, line: &Line<'_, Served<'c, R, M>>) {
         while let Some(claim) = line.claim() {
             if let Some(piece) = self.plan.piece(claim.number()) {
                 claim.fill(self.server.serve(piece));
@@ -195,14 +196,14 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     /// Moves what comes out of the line; whether there was no room for pieces in advance.
     fn move_line<V: Mover<R::Handle>>(
         &self,
-        line: &Line<Served<'c, R, M>>,
+        line: &Line<'_, Served<'c, R, M>>,
         first: usize,
         flow: &mut Flow<'_, 'c, R, M, V>,
-    ) -> Result<bool, Reason<V::Error>> {
+    ) -> Result<bool, Stopped> {
         let mut short_of_room = false;
         for number in first.. {
             let Some(piece) = self.plan.piece(number) else { break };
-            self.stop_if_cancelled()?;
+            flow.stop_if_cancelled()?;
             let served = match flow.next_of(line)? {
                 Front::Ready(served) => served,
                 Front::Yours | Front::NotYet => self.server.serve(piece),
@@ -212,7 +213,7 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
                     short_of_room = true;
                     self.make_room(line, piece, flow)?
                 }
-                served => served.map_err(|error| Reason::Register { range: piece, error })?,
+                served => served.map_err(|error| flow.not_registered(piece, error))?,
             };
             flow.move_parts(parts)?;
         }
@@ -223,10 +224,10 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
     /// requests under way are waited for, one after the other.
     fn make_room<V: Mover<R::Handle>>(
         &self,
-        line: &Line<Served<'c, R, M>>,
+        line: &Line<'_, Served<'c, R, M>>,
         piece: AddressRange,
         flow: &mut Flow<'_, 'c, R, M, V>,
-    ) -> Result<Parts<'c, R, M>, Reason<V::Error>> {
+    ) -> Result<Parts<'c, R, M>, Stopped> {
         drop(line.close_and_empty());
         loop {
             match self.server.serve(piece) {
@@ -234,14 +235,14 @@ impl<'c, R: Registrar, M: Monitor> Supply<'c, '_, R, M> {
                 Err(error) if is_about_room(&error) && !flow.window.is_empty() => {
                     flow.complete()?;
                 }
-                Err(error) => return Err(Reason::Register { range: piece, error }),
+                Err(error) => return Err(flow.not_registered(piece, error)),
             }
         }
     }
 }
 
 /// Sends the helpers home when it is dropped.
-struct Homeward<'l, T>(&'l Line<T>);
+struct Homeward<'l, T>(&'l Line<'l, T>);
 
 impl<T> Drop for Homeward<'_, T> {
     fn drop(&mut self) {
@@ -258,7 +259,7 @@ struct Flow<'m, 'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> {
 impl<'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Flow<'_, 'c, R, M, V> {
     /// What stands at the front of the line. Waits for requests as long as there are some, for the
     /// helpers only when there is nothing else to wait for.
-    fn next_of<T>(&mut self, line: &Line<T>) -> Result<Front<T>, Reason<V::Error>> {
+    fn next_of<T>(&mut self, line: &Line<'_, T>) -> Result<Front<T>, Stopped> {
         while !self.window.is_empty() {
             match line.try_take() {
                 Front::NotYet => self.complete()?,
@@ -268,7 +269,7 @@ impl<'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Flow<'_, 'c, R, M, V> {
         Ok(line.take())
     }
 
-    fn move_parts(&mut self, parts: Parts<'c, R, M>) -> Result<(), Reason<V::Error>> {
+    fn move_parts(&mut self, parts: Parts<'c, R, M>) -> Result<(), Stopped> {
         parts.into_iter().try_for_each(|lease| {
             while self.window.is_full() {
                 self.complete()?;
@@ -279,8 +280,16 @@ impl<'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Flow<'_, 'c, R, M, V> {
         })
     }
 
+    fn stop_if_cancelled(&mut self) -> Result<(), Stopped> {
+        if self.progress.is_cancelled() { Err(self.window.stop(Reason::Cancelled)) } else { Ok(()) }
+    }
+
+    fn not_registered(&mut self, range: AddressRange, error: GetError) -> Stopped {
+        self.window.stop(Reason::Register { range, error })
+    }
+
     /// Waits for one request and ends its lease.
-    fn complete(&mut self) -> Result<(), Reason<V::Error>> {
+    fn complete(&mut self) -> Result<(), Stopped> {
         if let Some(range) = self.window.complete()? {
             self.progress.add_moved(range.len());
         }
@@ -291,15 +300,15 @@ impl<'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Flow<'_, 'c, R, M, V> {
     fn conclude(
         mut self,
         plan: Plan,
-        moved: Result<Moved, Reason<V::Error>>,
+        moved: Result<Moved, Stopped>,
     ) -> Result<Moved, TransferError<V::Error>> {
         let progress = self.progress;
-        let completed = self.window.complete_all(|range| progress.add_moved(range.len()));
-        // The first error is the one that is told.
-        let outcome = moved.and_then(|moved| completed.map(|()| moved));
+        let outcome = self.window.conclude(|range| progress.add_moved(range.len()));
         let moved_bytes = self.window.moved_to().saturating_sub(plan.range().start());
+        // Whatever has stopped it is in `outcome`.
+        let moved = moved.unwrap_or_default();
         outcome
-            .map(|moved| Moved { requests: self.window.requests(), ..moved })
+            .map(|()| Moved { requests: self.window.requests(), ..moved })
             .map_err(|reason| TransferError { reason, moved_bytes })
     }
 }

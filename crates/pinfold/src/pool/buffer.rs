@@ -12,7 +12,7 @@ use super::allowance::{Allowance, ForEachPin, Unshared};
 use super::classes::{Class, LINE, MAX_ALIGN, UNIT};
 use super::config::{Bounds, PoolConfig, WhenExhausted};
 use super::depot::{Depot, Slab, Want, slab_at};
-use super::error::{AllocateError, OpenError};
+use super::error::{AllocateError, PoolError};
 use super::slab::Kind;
 use super::statistics::PoolStatistics;
 use super::threads;
@@ -94,12 +94,12 @@ pub struct Pool<R: Registrar> {
 type SameRegistrar<R> = fn(R) -> R;
 
 impl<R: Registrar> Pool<R> {
-    /// A pool over one registrar, or over a tuple or an array of them. Registers nothing yet.
+    /// A pool over one registrar, or over a pair or an array of them. Registers nothing yet.
     ///
     /// # Errors
     ///
-    /// [`OpenError`].
-    pub fn new(registrar: R, config: PoolConfig) -> Result<Self, OpenError> {
+    /// [`PoolError`].
+    pub fn new(registrar: R, config: PoolConfig) -> Result<Self, PoolError> {
         Self::with_allowance(registrar, config, Arc::new(Unshared))
     }
 
@@ -108,8 +108,8 @@ impl<R: Registrar> Pool<R> {
     ///
     /// # Errors
     ///
-    /// [`OpenError`].
-    pub fn within(share: Arc<Share>, registrar: R, config: PoolConfig) -> Result<Self, OpenError> {
+    /// [`PoolError`].
+    pub fn within(share: Arc<Share>, registrar: R, config: PoolConfig) -> Result<Self, PoolError> {
         Self::with_allowance(registrar, config, Arc::new(ShareAccount::new(share)))
     }
 
@@ -117,12 +117,12 @@ impl<R: Registrar> Pool<R> {
     ///
     /// # Errors
     ///
-    /// [`OpenError`].
+    /// [`PoolError`].
     pub fn with_allowance(
         registrar: R,
         config: PoolConfig,
         allowance: Arc<dyn Allowance>,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, PoolError> {
         let registrar = ForeignPart::new(Arc::new(registrar));
         let allowance = ForeignPart::new(allowance);
         let bounds = Bounds::new(config, registrar.limits())?;
@@ -158,9 +158,9 @@ impl<R: Registrar> Pool<R> {
     }
 
     /// A buffer of `length` bytes, of which more can be asked.
-    pub fn request(&self, length: usize) -> Request<'_, R> {
+    pub fn request(&self, length: usize) -> BufferRequest<'_, R> {
         let when = self.depot.bounds().config.when_exhausted;
-        Request { pool: self, length, align: LINE, zeroed: false, when }
+        BufferRequest { pool: self, length, align: LINE, zeroed: false, when }
     }
 
     /// Has every thread's cached buffers put back, then returns empty slabs to the system
@@ -215,7 +215,7 @@ impl<R: Registrar> fmt::Debug for Pool<R> {
 
 /// A buffer that is about to be asked for.
 #[must_use = "nothing is asked for until `get`"]
-pub struct Request<'p, R: Registrar> {
+pub struct BufferRequest<'p, R: Registrar> {
     pool: &'p Pool<R>,
     length: usize,
     align: usize,
@@ -223,7 +223,7 @@ pub struct Request<'p, R: Registrar> {
     when: WhenExhausted,
 }
 
-impl<'p, R: Registrar> Request<'p, R> {
+impl<'p, R: Registrar> BufferRequest<'p, R> {
     /// At a multiple of `align` bytes, a power of two up to 2 MiB. Buffers always are at one of
     /// 64.
     pub fn align(self, align: usize) -> Self {
@@ -309,7 +309,7 @@ fn long(length: usize, align: usize) -> Option<Want> {
     Some(Want::Long { units, align: align.div_ceil(UNIT) })
 }
 
-impl<R: Registrar> fmt::Debug for Request<'_, R> {
+impl<R: Registrar> fmt::Debug for BufferRequest<'_, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request").field("length", &self.length).field("align", &self.align).finish()
     }

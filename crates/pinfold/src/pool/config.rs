@@ -1,7 +1,7 @@
 //! A pool's settings.
 
 use super::classes::UNIT;
-use super::error::OpenError;
+use super::error::PoolError;
 use super::memory::{HUGE, Pages};
 use pinfold_core::{Access, RegistrarLimits};
 use std::time::Duration;
@@ -96,16 +96,16 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    pub(super) fn new(config: PoolConfig, limits: RegistrarLimits) -> Result<Self, OpenError> {
+    pub(super) fn new(config: PoolConfig, limits: RegistrarLimits) -> Result<Self, PoolError> {
         let RegistrarLimits { page_bytes, max_region_bytes, max_regions } = limits;
         let granule = UNIT.max(page_bytes);
         let most = config.max_bytes.min(max_region_bytes);
         if !page_bytes.is_power_of_two() || granule > HUGE {
-            return Err(OpenError::Registrar { page_bytes, max_region_bytes });
+            return Err(PoolError::Registrar { page_bytes, max_region_bytes });
         }
         if most < granule || max_regions == 0 {
             let max_bytes = config.max_bytes;
-            return Err(OpenError::Budget { max_bytes, max_region_bytes, least: granule });
+            return Err(PoolError::Budget { max_bytes, max_region_bytes, least: granule });
         }
         Ok(Self { config, granule, longest: most - most % granule })
     }
@@ -185,11 +185,11 @@ mod tests {
         let config = |max_bytes| PoolConfig { max_bytes, ..PoolConfig::default() };
         for max_bytes in [0, UNIT - 1] {
             let refused = Bounds::new(config(max_bytes), LIMITS).unwrap_err();
-            assert!(matches!(refused, OpenError::Budget { .. }), "{refused}");
+            assert!(matches!(refused, PoolError::Budget { .. }), "{refused}");
         }
         let none = RegistrarLimits { max_regions: 0, ..LIMITS };
         assert!(Bounds::new(config(1 << 20), none).is_err());
         let odd = RegistrarLimits { page_bytes: 4097, ..LIMITS };
-        assert!(matches!(Bounds::new(config(1 << 20), odd), Err(OpenError::Registrar { .. })));
+        assert!(matches!(Bounds::new(config(1 << 20), odd), Err(PoolError::Registrar { .. })));
     }
 }

@@ -14,9 +14,9 @@ use super::allowance::{Denied, ForEachPin};
 use super::classes::{CLASSES, Class, UNIT};
 use super::config::{Bounds, WhenExhausted};
 use super::devices::{Devices, Handles};
-use super::error::{AllocateError, Exhausted, OpenError};
+use super::error::{AllocateError, PoolError, PoolExhausted};
 use super::map;
-use super::memory::Memory;
+use super::memory::{Memory, prepare_for_forks};
 use super::queue::{Queue, Seat};
 use super::slab::{self, Kind};
 use super::space::{Put, Space};
@@ -172,10 +172,11 @@ impl Depot {
         bounds: Bounds,
         devices: Arc<dyn Devices>,
         allowance: ForEachPin,
-    ) -> Result<Arc<Self>, OpenError> {
+    ) -> Result<Arc<Self>, PoolError> {
         let devices = ForeignPart::new(devices);
         let id = PoolId::next();
-        let mark = ForkMark::new(id.0).map_err(|errno| OpenError::ForkMark { errno: errno.0 })?;
+        let mark = ForkMark::new(id.0).map_err(|errno| PoolError::ForkMark { errno: errno.0 })?;
+        prepare_for_forks(bounds.config.pages);
         let depot = Arc::new_cyclic(|me| Self {
             id,
             mark,
@@ -483,6 +484,9 @@ impl Depot {
         // First, so that what is released behind the count has this pool notified; also one whose device refuses what it was
         // granted, which no budget knows of: what another pool gives back may make room in the device.
         self.allowance.await_room();
+        if self.is_forked() {
+            return None;
+        }
         let room = self.allowance.released().map(|released| (released, own_room_made));
         if room.is_none() || room != waiter.room {
             (waiter.room, waiter.in_vain) = (room, 0);
@@ -550,10 +554,10 @@ impl Depot {
         Ok((self.lock_again()?, None))
     }
 
-    fn standing(&self, state: &State, want: Want) -> Exhausted {
+    fn standing(&self, state: &State, want: Want) -> PoolExhausted {
         let wanted = want.kind().bytes();
         let max_bytes = self.bounds.config.max_bytes;
-        Exhausted { wanted, registered: state.registered, max_bytes }
+        PoolExhausted { wanted, registered: state.registered, max_bytes }
     }
 
     /// Fills half of what a thread may cache of a size, and allows it more from visit to

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Why a pool could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum PoolError {
     /// The budget holds no slab.
     #[error(
         "a pool of {max_bytes} bytes in registrations of {max_region_bytes} bytes at most holds \
@@ -72,14 +72,14 @@ pub enum AllocateError {
     },
     /// Nothing is free, and the request was not to grow or wait.
     #[error("{0}")]
-    Exhausted(Exhausted),
+    Exhausted(PoolExhausted),
     /// Nothing was put back in time.
     #[error("nothing was put back within {waited:?}: {pool}")]
     TimedOut {
         /// How long was waited.
         waited: Duration,
         /// What the pool had meanwhile.
-        pool: Exhausted,
+        pool: PoolExhausted,
     },
     /// The budget that this pool shares with others has no more.
     #[error(
@@ -119,7 +119,7 @@ pub enum AllocateError {
 
 /// How a pool stands that has nothing free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Exhausted {
+pub struct PoolExhausted {
     /// What was asked for, in bytes.
     pub wanted: usize,
     /// What is registered, in bytes.
@@ -139,7 +139,7 @@ impl AllocateError {
     }
 }
 
-impl fmt::Display for Exhausted {
+impl fmt::Display for PoolExhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { wanted, registered, max_bytes } = self;
         write!(

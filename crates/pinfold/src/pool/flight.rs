@@ -3,16 +3,15 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to declare how a transfer's end is told, which only the caller
-//! can know, and to make a buffer of an address again.
+//! can know.
 
 #![allow(unsafe_code)]
 
-use super::buffer::{Pool, PoolBuffer};
+use super::buffer::PoolBuffer;
 use crate::in_flight::{InUse, Kept};
 use pinfold_core::Registrar;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ptr::{self, NonNull};
 
 /// A buffer that a device may be reading or writing: no other code can, and it does not go back to
 /// the pool by itself.
@@ -83,28 +82,11 @@ impl<'p, R: Registrar> InFlight<'p, R> {
     }
 
     /// As one word, for the device to give back with the completion (`user_data`, `wr_id`);
-    /// [`Pool::completed`] makes it a buffer again. A word that never comes back is a lost buffer,
+    /// [`Pool::completed`](super::Pool::completed) makes it a buffer again. A word that never comes back is a lost buffer,
     /// though it counts as in use.
     pub fn into_user_data(self) -> u64 {
         let flight = ManuallyDrop::new(self);
         flight.as_ptr().expose_provenance() as u64
-    }
-}
-
-impl<R: Registrar> Pool<R> {
-    /// The buffer whose transfer is over, by the word that
-    /// [`into_user_data`](InFlight::into_user_data) gave. As long as it can be: cut it to what the
-    /// completion says.
-    ///
-    /// # Safety
-    ///
-    /// `user_data` came from a buffer of this pool and is used once; and as for
-    /// [`InFlight::complete`].
-    #[allow(clippy::cast_possible_truncation)] // it was an address
-    pub unsafe fn completed(&self, user_data: u64) -> Option<PoolBuffer<'_, R>> {
-        let block = NonNull::new(ptr::with_exposed_provenance_mut(user_data as usize))?;
-        // SAFETY: the caller's promise.
-        unsafe { self.from_raw(block) }
     }
 }
 

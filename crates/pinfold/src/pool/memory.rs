@@ -22,7 +22,8 @@ pub(super) const HUGE: usize = MAX_ALIGN;
 /// Which pages a pool's memory is to have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Pages {
-    /// The best that can be had: pages set aside, else transparent huge pages, else base pages.
+    /// The best that can be had: pages set aside (for 4,096 slabs of a process at most), else transparent huge
+    /// pages, else base pages.
     #[default]
     Best,
     /// Transparent huge pages, else base pages: leaves the pages that were set aside to others.
@@ -80,12 +81,20 @@ fn failed(operation: &'static str) -> impl Fn(Errno) -> MapError {
     move |Errno(errno)| MapError { operation, errno }
 }
 
+/// Prepares what leaves pages set aside out of forked children: a slab may be made while the process forks.
+pub(super) fn prepare_for_forks(pages: Pages) {
+    if pages == Pages::Best {
+        // Where memory lacks the first slab in such pages tries again, or takes others.
+        let _ = OwnedMapping::prepare_to_leave_out();
+    }
+}
+
 impl Memory {
     /// Maps `bytes` of zeros, whole base pages, at a multiple of [`HUGE`].
     pub(super) fn new(bytes: usize, pages: Pages) -> Result<Self, MapError> {
         let whole = bytes.is_multiple_of(HUGE);
         if whole && pages == Pages::Best {
-            // Why it cannot be had does not matter: none set aside, all taken, not allowed.
+            // Why it cannot be had does not matter: none set aside, all taken, not allowed, too many slabs.
             if let Ok(memory) = Self::set_aside(bytes) {
                 return Ok(memory);
             }
@@ -96,7 +105,8 @@ impl Memory {
     fn set_aside(bytes: usize) -> Result<Self, Errno> {
         let mut mapping = OwnedMapping::set_aside(bytes)?;
         // A copy for a child would take as many of these pages again, and where they lack, the
-        // fork itself fails; so a child gets none of it.
+        // fork itself fails; so a child gets none of it, and can map nothing there. Where too much is left out
+        // of children already, other pages are taken.
         mapping.leave_out_of_forks()?;
         mapping.populate()?;
         Ok(Self { mapping, _behind: None, bytes, kind: PageKind::SetAside, huge_bytes: bytes })

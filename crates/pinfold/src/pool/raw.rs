@@ -11,7 +11,7 @@ use super::buffer::{Pool, PoolBuffer, give_back_slowly, keep_at_hand};
 use super::depot::{Slab, slab_at};
 use super::slab::Kind;
 use pinfold_core::Registrar;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 /// An address that lies in no pool's slab, or not where a buffer begins.
@@ -61,6 +61,21 @@ impl<R: Registrar> Pool<R> {
         let (slab, kind) = unsafe { buffer_at(block) }?;
         let ours = std::ptr::eq(Arc::as_ptr(slab.depot()), self.depot());
         ours.then(|| PoolBuffer::new(self.depot(), block, kind.bytes(), kind))
+    }
+
+    /// The buffer whose transfer is over, by the word that
+    /// [`into_user_data`](super::InFlight::into_user_data) gave. As long as it can be: cut it to what the
+    /// completion says.
+    ///
+    /// # Safety
+    ///
+    /// `user_data` came from a buffer of this pool and is used once; and as for
+    /// [`InFlight::complete`](super::InFlight::complete).
+    #[allow(clippy::cast_possible_truncation)] // it was an address
+    pub unsafe fn completed(&self, user_data: u64) -> Option<PoolBuffer<'_, R>> {
+        let block = NonNull::new(ptr::with_exposed_provenance_mut(user_data as usize))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.from_raw(block) }
     }
 }
 

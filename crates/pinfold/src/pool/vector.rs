@@ -11,6 +11,17 @@ use std::ops::{Deref, DerefMut};
 /// to one of at least twice the size.
 ///
 /// What [`Vec`] does when memory is exhausted, this says as an error.
+///
+/// It does not outlive its pool:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Registrar, pool::{Pool, PoolVec}};
+/// # fn after_its_parent<R: Registrar>(pool: Pool<R>) {
+/// let vector = PoolVec::new(&pool);
+/// drop(pool);
+/// drop(vector);
+/// # }
+/// ```
 pub struct PoolVec<'p, R: Registrar> {
     pool: &'p Pool<R>,
     buffer: Option<PoolBuffer<'p, R>>,

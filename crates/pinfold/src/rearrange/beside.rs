@@ -3,13 +3,13 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to copy and replace the pages of a region on the promise of
-//! [`Way::by_copy`](super::Way::by_copy), and to unmap what is left of its own mapping.
+//! [`HugePageWay::by_copy`](super::HugePageWay::by_copy), and to unmap what is left of its own mapping.
 
 #![allow(unsafe_code)]
 
 use super::RearrangeError;
 use super::collapse::{Obstacle, collapse, is_mapped};
-use super::pages::{self, Entry, Pages};
+use super::pages::{self, Entry, ResidentPages};
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_kernel::{Errno, memory, numa};
 
@@ -64,7 +64,7 @@ impl Beside {
     ///
     /// # Safety
     ///
-    /// The promise of [`Way::by_copy`](super::Way::by_copy).
+    /// The promise of [`HugePageWay::by_copy`](super::HugePageWay::by_copy).
     pub(super) unsafe fn prepare(&self, block: AddressRange) -> Result<(), Obstacle> {
         if !is_mapped(block) {
             return Err(Obstacle::Unmapped);
@@ -89,7 +89,7 @@ impl Beside {
         // Where huge pages are not made at a fault, they are made of small ones.
         let _ = memory::advise_huge(copy, true);
         memory::populate(copy, true).map_err(|Errno(errno)| Obstacle::NoHugePage { errno })?;
-        let is_huge = Pages::of(copy).is_some_and(|it| it.huge == copy.len());
+        let is_huge = ResidentPages::of(copy).is_some_and(|it| it.huge == copy.len());
         if is_huge { Ok(()) } else { collapse(copy, true) }
     }
 
@@ -97,7 +97,7 @@ impl Beside {
     ///
     /// # Safety
     ///
-    /// The promise of [`Way::by_copy`](super::Way::by_copy). The block was prepared, and is
+    /// The promise of [`HugePageWay::by_copy`](super::HugePageWay::by_copy). The block was prepared, and is
     /// switched once.
     pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;

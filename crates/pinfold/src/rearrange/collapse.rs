@@ -12,8 +12,8 @@ pub enum Obstacle {
     /// It does not fill a huge page.
     #[error("it does not fill a huge page: align it to 2 MiB")]
     Partial,
-    /// Not all of it is mapped.
-    #[error("not all of it is mapped")]
+    /// Not all of it is mapped, or the program may neither read nor write it.
+    #[error("not all of it is mapped and accessible")]
     Unmapped,
     /// The program has forbidden huge pages there (`MADV_NOHUGEPAGE`, `PR_SET_THP_DISABLE`).
     #[error("huge pages are forbidden there: look for MADV_NOHUGEPAGE and PR_SET_THP_DISABLE")]
@@ -33,14 +33,13 @@ pub enum Obstacle {
         errno: i32,
     },
     /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
-    #[error("the mapping is of a kind that copying would change: use Way::IN_PLACE")]
+    #[error("the mapping is of a kind that copying would change: use HugePageWay::IN_PLACE")]
     OtherKind,
     /// By copying only: the kernel unmapped it, could not put the copy in its place, and neither
     /// could new pages be. Its content is elsewhere, in memory that is the program's from now on.
     #[error(
-        "its bytes are at {to} now, because the kernel unmapped it and could not put them back \
-         ({}): use them there, or map its addresses (mmap with MAP_FIXED_NOREPLACE), copy them \
-         back and unmap what is left over",
+        "the kernel could not put its bytes back ({}), which are at {to} now: use them there, or \
+         map its addresses (MAP_FIXED_NOREPLACE), copy them back and unmap the rest",
         std::io::Error::from_raw_os_error(*.errno)
     )]
     Displaced {

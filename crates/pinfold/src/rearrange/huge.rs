@@ -9,8 +9,8 @@
 
 use super::beside::Beside;
 use super::collapse::{Obstacle, collapse};
-use super::pages::{Look, Pages};
-use super::{RearrangeError, check, mapped_parts};
+use super::pages::{Look, ResidentPages};
+use super::{RearrangeError, accessible_parts, check};
 use crate::huge_pages::huge_page_bytes;
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// How memory gets into huge pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Way(pub(super) Kind);
+pub struct HugePageWay(pub(super) Kind);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
@@ -27,7 +27,7 @@ pub(super) enum Kind {
     ByCopy,
 }
 
-impl Way {
+impl HugePageWay {
     /// By the kernel (`MADV_COLLAPSE`, Linux 6.1), while the program uses the memory.
     pub const IN_PLACE: Self = Self(Kind::InPlace);
 
@@ -56,9 +56,9 @@ impl Way {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Defragmented {
     /// What the region was made of; `None` where the kernel does not tell.
-    pub before: Option<Pages>,
+    pub before: Option<ResidentPages>,
     /// What it is made of now.
-    pub after: Option<Pages>,
+    pub after: Option<ResidentPages>,
     /// Bytes that were put into huge pages.
     pub made: usize,
     /// Bytes that were in huge pages already.
@@ -81,23 +81,29 @@ impl Defragmented {
 /// Puts a suspended region into huge pages, as far as it goes.
 ///
 /// What does not fill a huge page, or cannot be made huge, stays as it is and is told
-/// ([`Defragmented::left`]): that is no error.
+/// ([`Defragmented::left`]): that is no error. Each is told by itself, so a range of terabytes makes a long list.
+///
+/// A block without a page gets one where the kernel builds the huge page in place: in a large reservation that is
+/// accessible and mostly untouched, name the parts that are in use, or it fills memory.
 ///
 /// # Errors
 ///
-/// [`RearrangeError`] if nothing could be tried; the memory is as it was.
+/// [`RearrangeError`] if nothing could be tried, or the suspension has ended meanwhile.
 pub fn defragment<R: Suspend, M: Monitor>(
     suspended: &Suspended<'_, R, M>,
-    way: Way,
+    way: HugePageWay,
 ) -> Result<Defragmented, RearrangeError> {
     check(suspended)?;
     let begun = Instant::now();
     let (mut plan, mut report) = Plan::new(suspended.range(), way)?;
-    for block in std::mem::take(&mut plan.blocks) {
-        report.note(block, plan.tool.make_huge(block));
+    for block in plan.take_blocks() {
+        check(suspended)?;
+        if plan.is_to_be_made(block, &mut report) {
+            report.note(block, plan.tool.make_huge(block));
+        }
     }
     report.left.sort_by_key(|(range, _)| range.start());
-    report.after = Pages::of(suspended.range());
+    report.after = ResidentPages::of(suspended.range());
     report.elapsed = begun.elapsed();
     Ok(report)
 }
@@ -114,52 +120,67 @@ fn huge_bytes() -> Result<usize, RearrangeError> {
 
 /// What is to be done for a region, found out beforehand.
 pub(super) struct Plan {
-    /// Blocks of a huge page's size, aligned to it, that are small.
-    pub(super) blocks: Vec<AddressRange>,
+    /// What has something mapped, to the ends of its blocks.
+    parts: Vec<AddressRange>,
+    /// Of a block.
+    bytes: usize,
+    look: Option<Look>,
     pub(super) tool: Tool,
 }
 
 impl Plan {
     pub(super) fn new(
         range: AddressRange,
-        way: Way,
+        way: HugePageWay,
     ) -> Result<(Self, Defragmented), RearrangeError> {
         let bytes = huge_bytes()?;
-        let mut report = Defragmented { before: Pages::of(range), ..Defragmented::default() };
-        let (pieces, gaps) = cut(range, bytes, &mapped_parts(range)?);
-        let (whole, partial): (Vec<_>, Vec<_>) =
-            pieces.into_iter().partition(|piece| piece.len() == bytes);
-        report.left.extend(partial.into_iter().map(|piece| (piece, Obstacle::Partial)));
+        let mut report =
+            Defragmented { before: ResidentPages::of(range), ..Defragmented::default() };
+        let (parts, gaps) = cut(range, bytes, &accessible_parts(range)?);
         report.left.extend(gaps.into_iter().map(|gap| (gap, Obstacle::Unmapped)));
-        let look = whole.first().map(|&first| Look::new(range, first));
-        let (huge, blocks): (Vec<_>, Vec<_>) = whole
-            .into_iter()
-            .partition(|&block| look.as_ref().is_some_and(|look| look.is_huge(block)));
-        report.already = huge.iter().map(AddressRange::len).sum();
+        let first = parts.first().and_then(|part| part.pieces(bytes).next());
+        let look = first.map(|first| Look::new(range, first));
         let tool = Tool::new(range, bytes, way)?;
-        Ok((Self { blocks, tool }, report))
+        Ok((Self { parts, bytes, look, tool }, report))
+    }
+
+    /// All blocks, once: there may be more of them than there is memory for a list.
+    pub(super) fn take_blocks(&mut self) -> impl Iterator<Item = AddressRange> + use<> {
+        let (parts, bytes) = (std::mem::take(&mut self.parts), self.bytes);
+        parts.into_iter().flat_map(move |part| part.pieces(bytes))
+    }
+
+    /// Whether the block is whole and small; what is not is noted.
+    pub(super) fn is_to_be_made(&self, block: AddressRange, report: &mut Defragmented) -> bool {
+        if block.len() < self.bytes {
+            report.left.push((block, Obstacle::Partial));
+            return false;
+        }
+        let is_huge = self.look.as_ref().is_some_and(|look| look.is_huge(block));
+        report.already += if is_huge { block.len() } else { 0 };
+        !is_huge
     }
 }
 
-/// `range` in blocks, as far as anything of a block is mapped, and what is between them: a range may
+/// The parts of `range` that consist of blocks of which anything is mapped, and what is between them: a range may
 /// be far longer than what there is of it.
 fn cut(
     range: AddressRange,
     bytes: usize,
     mapped: &[AddressRange],
 ) -> (Vec<AddressRange>, Vec<AddressRange>) {
-    let (mut pieces, mut gaps, mut next) = (Vec::new(), Vec::new(), range.start());
+    let (mut parts, mut gaps, mut next) = (Vec::new(), Vec::new(), range.start());
     for part in mapped {
         let start = (part.start() / bytes * bytes).max(next);
         let end = part.end().checked_next_multiple_of(bytes).unwrap_or(usize::MAX).min(range.end());
         gaps.extend(AddressRange::between(next, start));
         if let Some(part) = AddressRange::between(start, end) {
-            pieces.extend(part.pieces(bytes));
+            parts.push(part);
             next = end;
         }
     }
     gaps.extend(AddressRange::between(next, range.end()));
-    (pieces, gaps)
+    (parts, gaps)
 }
 
 /// What makes blocks huge.
@@ -172,14 +193,14 @@ pub(super) enum Tool {
 }
 
 impl Tool {
-    fn new(range: AddressRange, bytes: usize, way: Way) -> Result<Self, RearrangeError> {
+    fn new(range: AddressRange, bytes: usize, way: HugePageWay) -> Result<Self, RearrangeError> {
         match way.0 {
             Kind::ByCopy => Beside::new(range, bytes).map(Self::ByCopy),
             Kind::InPlace if memory::can_collapse() => {
                 Ok(Self::InPlace { private: is_private(range) })
             }
             Kind::InPlace => Err(RearrangeError::Unsupported {
-                what: "MADV_COLLAPSE (Linux 6.1; copying works without, see Way::by_copy)",
+                what: "MADV_COLLAPSE (Linux 6.1; copying works without, see HugePageWay::by_copy)",
                 errno: libc::EINVAL,
             }),
         }
@@ -194,7 +215,7 @@ impl Tool {
     pub(super) fn prepare(&self, block: AddressRange) -> Result<(), Obstacle> {
         match self {
             Self::InPlace { .. } => Ok(()),
-            // SAFETY: the tool's maker gave the word of `Way::by_copy`.
+            // SAFETY: the tool's maker gave the word of `HugePageWay::by_copy`.
             Self::ByCopy(beside) => unsafe { beside.prepare(block) },
         }
     }
@@ -225,8 +246,9 @@ mod tests {
     #[test]
     fn blocks_are_those_with_something_mapped() {
         let mapped = [range(0x1800, 0x1a00), range(0x1a00, 0x3100), range(0x8000, 0x9000)];
-        let (pieces, gaps) = cut(range(0x1400, 0xc000), 0x1000, &mapped);
+        let (parts, gaps) = cut(range(0x1400, 0xc000), 0x1000, &mapped);
         let blocks = [(0x1400, 0x2000), (0x2000, 0x3000), (0x3000, 0x4000), (0x8000, 0x9000)];
+        let pieces: Vec<_> = parts.iter().flat_map(|part| part.pieces(0x1000)).collect();
         assert_eq!(pieces, blocks.map(|(start, end)| range(start, end)));
         assert_eq!(gaps, [range(0x4000, 0x8000), range(0x9000, 0xc000)]);
     }
@@ -236,9 +258,9 @@ mod tests {
         let everything = AddressRange::EVERYTHING;
         let (start, end) = (everything.start(), everything.end());
         let first = range(start.max(4096), 8192);
-        let (pieces, gaps) = cut(everything, 2 << 20, &[first, range(end - 10, end)]);
-        assert_eq!((pieces.len(), gaps.len()), (2, 1));
-        let all: usize = pieces.iter().chain(&gaps).map(AddressRange::len).sum();
+        let (parts, gaps) = cut(everything, 2 << 20, &[first, range(end - 10, end)]);
+        assert_eq!((parts.len(), gaps.len()), (2, 1));
+        let all: usize = parts.iter().chain(&gaps).map(AddressRange::len).sum();
         assert_eq!(all, everything.len());
     }
 }

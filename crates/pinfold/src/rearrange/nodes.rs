@@ -1,7 +1,6 @@
 //! A region on another memory node.
 
-use super::{RearrangeError, check, mapped_parts};
-use crate::AddressRange;
+use super::{RearrangeError, accessible_parts, check};
 use pinfold_core::{Monitor, Suspend, Suspended};
 use pinfold_kernel::{Errno, numa, process::page_bytes};
 use std::collections::BTreeMap;
@@ -17,7 +16,7 @@ pub struct Node(pub u32);
 pub struct OnNodes {
     /// Pages, of the smallest size, by node.
     pub pages: BTreeMap<Node, usize>,
-    /// Pages that are not in memory, or have no owner (the page of zeros).
+    /// Pages that are not in memory, have no owner (the page of zeros), or may neither be read nor written.
     pub absent: usize,
 }
 
@@ -47,7 +46,8 @@ pub struct Migrated {
 ///
 /// # Errors
 ///
-/// [`RearrangeError`], most of all [`NoSuchNode`](RearrangeError::NoSuchNode); nothing was moved.
+/// [`RearrangeError`], most of all [`NoSuchNode`](RearrangeError::NoSuchNode): then nothing was moved. Where the suspension
+/// has ended meanwhile, or the kernel refuses to go on, what was moved until then stays.
 pub fn migrate<R: Suspend, M: Monitor>(
     suspended: &Suspended<'_, R, M>,
     node: Node,
@@ -58,68 +58,52 @@ pub fn migrate<R: Suspend, M: Monitor>(
     let number = i32::try_from(node.0).ok().filter(|_| nodes.contains(&node));
     let Some(number) = number else { return Err(RearrangeError::NoSuchNode { node, nodes }) };
     let range = suspended.range().page_aligned(page_bytes());
-    let addresses = addresses(range)?;
-    let unmapped = (range.len() / page_bytes()).saturating_sub(addresses.len());
-    let old = look(&addresses)?;
-    let elsewhere = |&(_, &answer): &(_, &i32)| answer >= 0 && answer != number;
-    let to_move: Vec<usize> =
-        addresses.iter().zip(&old).filter(elsewhere).map(|(&address, _)| address).collect();
-    let refusals = move_all(&to_move, number)?;
-    let new = look(&addresses)?;
-    Ok(Migrated {
-        before: count(&old, unmapped),
-        after: count(&new, unmapped),
-        nodes,
-        left: left(&to_move, &refusals, number)?,
-        elapsed: begun.elapsed(),
-    })
+    let (mut before, mut after) = (OnNodes::default(), OnNodes::default());
+    (before.absent, after.absent) = (range.len() / page_bytes(), range.len() / page_bytes());
+    let mut left = Vec::new();
+    // A range may be far longer than what there is of it, and have more pages than there is memory for a list.
+    for batch in accessible_parts(range)?.iter().flat_map(|part| part.pieces(BATCH)) {
+        check(suspended)?;
+        let addresses: Vec<usize> = (batch.start()..batch.end()).step_by(page_bytes()).collect();
+        let old = look(&addresses)?;
+        let elsewhere = |&(_, &answer): &(_, &i32)| answer >= 0 && answer != number;
+        let to_move: Vec<usize> =
+            addresses.iter().zip(&old).filter(elsewhere).map(|(&address, _)| address).collect();
+        left.extend(move_all(&to_move, number)?);
+        before.count(&old);
+        after.count(&look(&addresses)?);
+    }
+    Ok(Migrated { before, after, nodes, left, elapsed: begun.elapsed() })
 }
 
-/// Of the pages that are mapped: a range may be far longer than what there is of it.
-fn addresses(range: AddressRange) -> Result<Vec<usize>, RearrangeError> {
-    let mapped = mapped_parts(range)?;
-    Ok(mapped.iter().flat_map(|part| (part.start()..part.end()).step_by(page_bytes())).collect())
-}
-
-/// How many pages one call asks about.
-const BATCH: usize = 4096;
+/// Of how much one call asks.
+const BATCH: usize = 16 << 20;
 
 fn look(addresses: &[usize]) -> Result<Vec<i32>, RearrangeError> {
     let mut answers = vec![0; addresses.len()];
-    for (asked, answers) in addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH)) {
-        numa::nodes_of(asked, answers).map_err(refused)?;
-    }
-    Ok(answers)
-}
-
-/// The kernel's answers; zero or a node where it gave none.
-fn move_all(addresses: &[usize], node: i32) -> Result<Vec<i32>, RearrangeError> {
-    let mut answers = vec![0; addresses.len()];
-    let batches = addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH));
-    for (number, (asked, answers)) in batches.enumerate() {
-        match numa::move_to_node(asked, node, answers) {
-            // "No page had to be moved, or none of these could be".
-            Ok(()) | Err(Errno(libc::ENOENT)) => {}
-            Err(errno) if number == 0 && is_unsupported(errno) => return Err(refused(errno)),
-            // Some may have moved before that, here or in an earlier batch: those that stayed are looked up.
-            Err(Errno(errno)) => answers.fill(-errno),
-        }
-    }
+    numa::nodes_of(addresses, &mut answers).map_err(refused)?;
     Ok(answers)
 }
 
 /// Those that were to move and did not, with the reason.
-fn left(
-    to_move: &[usize],
-    refusals: &[i32],
-    node: i32,
-) -> Result<Vec<(usize, i32)>, RearrangeError> {
-    let now = look(to_move)?;
-    let stayed = to_move.iter().zip(refusals).zip(now);
+fn move_all(to_move: &[usize], node: i32) -> Result<Vec<(usize, i32)>, RearrangeError> {
+    if to_move.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Zero or a node where the kernel gives no answer.
+    let mut answers = vec![0; to_move.len()];
+    match numa::move_to_node(to_move, node, &mut answers) {
+        // "No page had to be moved, or none of these could be".
+        Ok(()) | Err(Errno(libc::ENOENT)) => {}
+        Err(errno) if is_unsupported(errno) => return Err(refused(errno)),
+        // Some may have moved before that: those that stayed are looked up.
+        Err(Errno(errno)) => answers.fill(-errno),
+    }
+    let stayed = to_move.iter().zip(answers).zip(look(to_move)?);
     let stayed = stayed.filter(|&(_, now)| now >= 0 && now != node);
     // Where the kernel names no error it was in use.
     let reason = |answer: i32| if answer < 0 { -answer } else { libc::EBUSY };
-    Ok(stayed.map(|((&address, &answer), _)| (address, reason(answer))).collect())
+    Ok(stayed.map(|((&address, answer), _)| (address, reason(answer))).collect())
 }
 
 const fn is_unsupported(Errno(errno): Errno) -> bool {
@@ -134,15 +118,14 @@ fn refused(errno: Errno) -> RearrangeError {
     RearrangeError::Os { operation: "move_pages", errno }
 }
 
-fn count(answers: &[i32], unmapped: usize) -> OnNodes {
-    let mut nodes = OnNodes { absent: unmapped, ..OnNodes::default() };
-    for &answer in answers {
-        match u32::try_from(answer) {
-            Ok(node) => *nodes.pages.entry(Node(node)).or_default() += 1,
-            Err(_) => nodes.absent += 1,
+impl OnNodes {
+    /// Counts pages that are somewhere, of those that were taken for absent.
+    fn count(&mut self, answers: &[i32]) {
+        for node in answers.iter().filter_map(|&answer| u32::try_from(answer).ok()) {
+            *self.pages.entry(Node(node)).or_default() += 1;
+            self.absent = self.absent.saturating_sub(1);
         }
     }
-    nodes
 }
 
 /// The nodes that have memory.
@@ -166,8 +149,6 @@ fn parse(text: &str) -> Vec<Node> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pinfold_kernel::memory;
-
     #[test]
     fn lists_are_understood() {
         assert_eq!(parse("0\n"), [Node(0)]);
@@ -177,17 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_those_that_are_mapped() {
-        let range = memory::map(4 * page_bytes()).unwrap();
-        assert_eq!(addresses(range).unwrap().len(), 4);
-        // The kernel's half, of which a process has a page at most.
-        let kernel = AddressRange::between(1 << (usize::BITS - 1), usize::MAX).unwrap();
-        assert!(addresses(kernel).unwrap().len() <= 1);
-    }
-
-    #[test]
     fn answers_are_counted_by_node() {
-        let counted = count(&[0, 0, 1, -libc::ENOENT], 2);
+        let mut counted = OnNodes { absent: 6, ..OnNodes::default() };
+        counted.count(&[0, 0, 1, -libc::ENOENT]);
         assert_eq!(counted.pages, BTreeMap::from([(Node(0), 2), (Node(1), 1)]));
         assert_eq!(counted.absent, 3);
     }

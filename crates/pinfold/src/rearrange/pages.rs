@@ -9,14 +9,14 @@ use std::fs;
 
 /// What a range is made of, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Pages {
+pub struct ResidentPages {
     /// In memory, in pages of any size.
     pub resident: usize,
     /// Of that, mapped by huge pages.
     pub huge: usize,
 }
 
-impl Pages {
+impl ResidentPages {
     /// Looks at `range`. `None` where the kernel does not tell: no `/proc`, or, before Linux 6.7, a
     /// mapping that reaches beyond the range.
     ///
@@ -52,14 +52,14 @@ pub(super) struct Look {
 impl Look {
     /// Asks the kernel whether it tells of single blocks, and if not, what it tells of `range`.
     pub(super) fn new(range: AddressRange, block: AddressRange) -> Self {
-        let tells = Pages::scanned(block).is_ok();
+        let tells = ResidentPages::scanned(block).is_ok();
         let entries = if tells { Vec::new() } else { entries(range).unwrap_or_default() };
         Self { entries }
     }
 
     pub(super) fn is_huge(&self, block: AddressRange) -> bool {
         let whole = |entry: &Entry| entry.mapping.contains(&block) && entry.is_huge(block.len());
-        match Pages::scanned(block) {
+        match ResidentPages::scanned(block) {
             Ok(pages) => pages.huge == block.len(),
             Err(_) => self.entries.iter().any(whole),
         }
@@ -184,13 +184,13 @@ VmFlags: rd wr mr mw me lo ac
     #[test]
     fn memory_is_counted_as_it_comes() {
         let range = memory::map(16 << 12).unwrap();
-        let Some(empty) = Pages::of(range) else {
+        let Some(empty) = ResidentPages::of(range) else {
             eprintln!("skipped: the kernel does not tell");
             return;
         };
-        assert_eq!(empty, Pages::default());
+        assert_eq!(empty, ResidentPages::default());
         if memory::populate(range, true).is_ok() {
-            assert_eq!(Pages::of(range).map(|it| it.resident), Some(16 << 12));
+            assert_eq!(ResidentPages::of(range).map(|it| it.resident), Some(16 << 12));
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use super::RearrangeError;
 use super::collapse::Obstacle;
-use super::huge::{Defragmented, Plan, Way};
-use super::pages::Pages;
+use super::huge::{Defragmented, HugePageWay, Plan};
+use super::pages::ResidentPages;
 use crate::AddressRange;
-use pinfold_core::foreign::HandedOver;
+use pinfold_core::foreign::{ForeignList, HandedOver, discard_all};
 use pinfold_core::{
     Cache, ConnectionLost, Keys, Lease, Monitor, Progress, RegisterError, Suspend, Suspended,
     SuspensionTerms, Why,
@@ -88,16 +88,16 @@ pub fn defragment_in_steps<'c, R: Suspend, M: Monitor>(
     connections: &[R::Connection],
     leases: Vec<Lease<'c, R, M>>,
     terms: SuspensionTerms,
-    way: Way,
+    way: HugePageWay,
 ) -> Result<Stepped<'c, R, M>, Box<Stopped<'c, R, M>>> {
     let begun = Instant::now();
     let mut steps = Steps::new(cache, connections, leases, terms);
     let outcome = steps.run(range, way);
-    let Steps { mut done, leases, .. } = steps;
+    let Steps { mut done, leases, lost, .. } = steps;
     done.defragmented.left.sort_by_key(|(part, _)| part.start());
-    done.defragmented.after = Pages::of(range);
+    done.defragmented.after = ResidentPages::of(range);
     done.defragmented.elapsed = begun.elapsed();
-    done.leases = leases.into_vec();
+    (done.leases, done.lost) = (leases.into_vec(), lost.into_vec());
     match outcome {
         Ok(()) => Ok(done),
         Err(why) => Err(Box::new(Stopped { why, done })),
@@ -111,6 +111,8 @@ struct Steps<'c, 'a, R: Suspend, M: Monitor> {
     done: Stepped<'c, R, M>,
     /// Until all is done, or cannot be.
     leases: HandedOver<Result<Lease<'c, R, M>, LeaseEnded>>,
+    /// As long.
+    lost: ForeignList<(R::Connection, ConnectionLost)>,
 }
 
 type Stop<R> = StoppedBy<<R as Suspend>::Connection>;
@@ -131,21 +133,24 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
             lost: Vec::new(),
         };
         let leases = HandedOver::new(leases.into_iter().map(Ok).collect());
-        Self { cache, connections, terms, done, leases }
+        Self { cache, connections, terms, done, leases, lost: ForeignList::default() }
     }
 
-    fn run(&mut self, range: AddressRange, way: Way) -> Result<(), Stop<R>> {
+    fn run(&mut self, range: AddressRange, way: HugePageWay) -> Result<(), Stop<R>> {
         let (mut plan, report) = Plan::new(range, way).map_err(StoppedBy::Rearrange)?;
         self.done.defragmented = report;
-        let blocks = std::mem::take(&mut plan.blocks);
-        for (place, &block) in blocks.iter().enumerate() {
+        let mut blocks = plan.take_blocks().peekable();
+        while let Some(block) = blocks.next() {
+            if !plan.is_to_be_made(block, &mut self.done.defragmented) {
+                continue;
+            }
             let begun = Instant::now();
             let outcome = match plan.tool.prepare(block) {
                 Ok(()) => self.step(block, &mut plan)?,
                 refused => refused,
             };
             self.done.defragmented.note(block, outcome);
-            if place + 1 < blocks.len() {
+            if blocks.peek().is_some() {
                 std::thread::sleep(begun.elapsed());
             }
         }
@@ -171,7 +176,8 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         super::check(&suspended).map_err(StoppedBy::Rearrange)?;
         let outcome = plan.tool.switch(block);
         let forked = suspended.is_forked();
-        let resumed = suspended.resume().map_err(|_ended| {
+        let resumed = suspended.resume().map_err(|ended| {
+            discard_all(ended.failed);
             let expired = RearrangeError::Expired;
             StoppedBy::Rearrange(if forked { RearrangeError::Forked } else { expired })
         })?;
@@ -180,7 +186,7 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         if resumed.keys == Keys::Changed {
             self.done.keys = Keys::Changed;
         }
-        self.done.lost.extend(resumed.lost);
+        self.lost.extend(resumed.lost);
         self.put_back(&places, resumed.leases);
         Ok(outcome)
     }
@@ -218,7 +224,7 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         Suspended<'c, R, M>,
         (Why<R::Connection>, Vec<Result<Lease<'c, R, M>, RegisterError>>),
     > {
-        let connections = self.connections.to_vec();
+        let connections = ForeignList::copies_of(self.connections).into_vec();
         let leases = leases.into_vec();
         let begun = self.cache.begin_suspension(block, connections, leases, self.terms);
         let mut suspending = begun.map_err(|refused| (refused.why, refused.leases))?;

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::collapse::Obstacle;
-use super::pages::Pages;
+use super::pages::ResidentPages;
 use super::{RearrangeError, check};
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trimmed {
     /// What the suspended region was made of; `None` where the kernel does not tell.
-    pub before: Option<Pages>,
+    pub before: Option<ResidentPages>,
     /// What it is made of now.
-    pub after: Option<Pages>,
+    pub after: Option<ResidentPages>,
     /// Bytes whose pages were given up. They stay mapped and read as zero. Pages that are pinned
     /// elsewhere are freed when that pin ends.
     pub given_up: usize,
@@ -59,7 +59,7 @@ pub unsafe fn trim<R: Suspend, M: Monitor>(
     let registered: Vec<_> = suspended.registered().collect();
     let held = registered.iter().filter_map(|it| it.intersection(&unneeded)).collect();
     let mut report = Trimmed {
-        before: Pages::of(range),
+        before: ResidentPages::of(range),
         after: None,
         given_up: 0,
         held,
@@ -70,7 +70,7 @@ pub unsafe fn trim<R: Suspend, M: Monitor>(
         // SAFETY: the caller's word.
         unsafe { report.give_up(part) };
     }
-    report.after = Pages::of(range);
+    report.after = ResidentPages::of(range);
     report.elapsed = begun.elapsed();
     Ok(report)
 }

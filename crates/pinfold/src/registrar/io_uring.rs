@@ -69,7 +69,6 @@ use crate::limits::Limits;
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
-    ResizeError,
 };
 use pinfold_kernel::{
     Errno,
@@ -155,12 +154,12 @@ impl IoUring {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Forbidden`] says who refuses and what to do.
-    pub fn is_available() -> Result<(), OpenError> {
+    /// [`IoUringError::Forbidden`] says who refuses and what to do.
+    pub fn is_available() -> Result<(), IoUringError> {
         match io_uring::setup_refusal() {
             // A null pointer is the first thing that a willing kernel objects to.
             Errno(libc::EFAULT | libc::EINVAL | 0) => Ok(()),
-            Errno(errno) => Err(OpenError::Forbidden { errno }),
+            Errno(errno) => Err(IoUringError::Forbidden { errno }),
         }
     }
 
@@ -178,7 +177,7 @@ impl IoUring {
     ///
     /// # Errors
     ///
-    /// [`OpenError`]; the ring is as it was.
+    /// [`IoUringError`]; the ring is as it was.
     ///
     /// # Safety
     ///
@@ -191,12 +190,12 @@ impl IoUring {
     /// # let ring = io_uring::IoUring::new(8).unwrap();
     /// let registrar = pinfold::registrar::IoUring::new(&ring, 8).unwrap();
     /// ```
-    pub unsafe fn new(ring: &impl AsRawFd, slots: u32) -> Result<Self, OpenError> {
+    pub unsafe fn new(ring: &impl AsRawFd, slots: u32) -> Result<Self, IoUringError> {
         if !(1..=MAX_SLOTS).contains(&slots) {
-            return Err(OpenError::TableSize { asked: slots });
+            return Err(IoUringError::TableSize { asked: slots });
         }
         Self::open(ring, 0..slots, |ring| {
-            io_uring::make_table(ring.fd.as_fd(), slots).map_err(OpenError::of_new_table)
+            io_uring::make_table(ring.fd.as_fd(), slots).map_err(IoUringError::of_new_table)
         })
     }
 
@@ -207,7 +206,7 @@ impl IoUring {
     ///
     /// # Errors
     ///
-    /// [`OpenError`]; some of the slots may have been emptied.
+    /// [`IoUringError`]; some of the slots may have been emptied.
     ///
     /// # Safety
     ///
@@ -220,15 +219,15 @@ impl IoUring {
     /// let first = unsafe { pinfold::registrar::IoUring::new(&ring, 8) }.unwrap();
     /// let second = pinfold::registrar::IoUring::adopt(&ring, 0..8).unwrap();
     /// ```
-    pub unsafe fn adopt(ring: &impl AsRawFd, slots: Range<u32>) -> Result<Self, OpenError> {
+    pub unsafe fn adopt(ring: &impl AsRawFd, slots: Range<u32>) -> Result<Self, IoUringError> {
         if slots.is_empty() || slots.end > MAX_SLOTS {
-            return Err(OpenError::TableSize { asked: slots.end });
+            return Err(IoUringError::TableSize { asked: slots.end });
         }
         let (first, end) = (slots.start, slots.end);
         Self::open(ring, slots, |ring| {
             // SAFETY: the caller's promise: the slots are this registrar's from now on.
             unsafe { io_uring::clear_slots(ring.fd.as_fd(), first, end) }
-                .map_err(|errno| OpenError::of_old_table(errno, end))
+                .map_err(|errno| IoUringError::of_old_table(errno, end))
         })
     }
 
@@ -245,7 +244,7 @@ impl IoUring {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Tags`] if `values` contains zero, which is no tag, or has fewer than 2^48
+    /// [`IoUringError::Tags`] if `values` contains zero, which is no tag, or has fewer than 2^48
     /// values, so that none comes round while the process lives.
     ///
     /// # Safety
@@ -260,8 +259,8 @@ impl IoUring {
     /// let registrar = unsafe { pinfold::registrar::IoUring::new(&ring, 8) }.unwrap();
     /// let tagged = registrar.with_tags(1 << 63..u64::MAX);
     /// ```
-    pub unsafe fn with_tags(mut self, values: Range<u64>) -> Result<Self, OpenError> {
-        self.tags = Some(Tags::new(values).ok_or(OpenError::Tags)?);
+    pub unsafe fn with_tags(mut self, values: Range<u64>) -> Result<Self, IoUringError> {
+        self.tags = Some(Tags::new(values).ok_or(IoUringError::Tags)?);
         Ok(self)
     }
 
@@ -322,9 +321,9 @@ impl IoUring {
     fn open(
         ring: &impl AsRawFd,
         slots: Range<u32>,
-        prepare: impl FnOnce(&Ring) -> Result<(), OpenError> + Send,
-    ) -> Result<Self, OpenError> {
-        let fork_mark = ForkMark::new(1).map_err(|e| OpenError::os("madvise", e))?;
+        prepare: impl FnOnce(&Ring) -> Result<(), IoUringError> + Send,
+    ) -> Result<Self, IoUringError> {
+        let fork_mark = ForkMark::new(1).map_err(|e| IoUringError::os("madvise", e))?;
         let ring = Ring::duplicate(ring)?;
         on_another_thread(|| prepare(&ring))?;
         let slots = Slots::new(slots);
@@ -416,31 +415,6 @@ unsafe impl Registrar for IoUring {
         self.slots.give_back(handle.0);
         cleared.map_err(refused)
     }
-
-    /// By an update of the slot: the kernel pins the new range, puts it into the slot, then releases
-    /// the old one, as soon as no request in flight holds it.
-    ///
-    /// Both are counted against the limit until then, also where they overlap, so even a trim
-    /// needs room, and is refused under a limit that is reached. A request that names bytes
-    /// outside of the range in force when the kernel takes it up fails with `EFAULT`.
-    unsafe fn resize(
-        &self,
-        handle: BufferIndex,
-        from: AddressRange,
-        to: AddressRange,
-        access: Access,
-    ) -> Result<(), ResizeError> {
-        self.check_request(to, access).map_err(ResizeError::Register)?;
-        let before = self.tags.as_ref().and_then(|tags| tags.begin_end(handle.0, from));
-        self.fill(handle.0, to).map_err(|errno| {
-            // The slot is as it was.
-            if let Some((tags, tag)) = self.tags.as_ref().zip(before) {
-                tags.ended(tag);
-                tags.put(handle.0, tag);
-            }
-            ResizeError::Register(self.explain(to, errno))
-        })
-    }
 }
 
 impl Drop for IoUring {
@@ -515,11 +489,12 @@ struct Ring {
 impl Ring {
     /// A descriptor of our own: the program may close its own, and its number may come to mean
     /// another ring, without harm.
-    fn duplicate(ring: &impl AsRawFd) -> Result<Self, OpenError> {
-        let fd = descriptor::duplicate(ring.as_raw_fd())
-            .map_err(|e| OpenError::os("fcntl(F_DUPFD)", e))?;
+    fn duplicate(ring: &impl AsRawFd) -> Result<Self, IoUringError> {
+        // SAFETY: the program names its own ring; nothing is read from it here.
+        let fd = unsafe { descriptor::duplicate(ring.as_raw_fd()) }
+            .map_err(|e| IoUringError::os("fcntl(F_DUPFD)", e))?;
         let identity =
-            descriptor::identity(fd.as_raw_fd()).map_err(|e| OpenError::os("fstat", e))?;
+            descriptor::identity(fd.as_raw_fd()).map_err(|e| IoUringError::os("fstat", e))?;
         let fd = ManuallyDrop::new(fd);
         Ok(Self { fd, identity, maker: Maker::this(), lost: AtomicBool::new(false) })
     }
@@ -546,8 +521,8 @@ impl Ring {
 
     fn fill(&self, slot: u16, range: AddressRange, tag: u64) -> Result<(), Errno> {
         self.is_there()?;
-        // SAFETY: the slot is one of the registrar's own; the bytes are on the word given to `register`,
-        // `renew` or `resize`, which alone fill slots.
+        // SAFETY: the slot is one of the registrar's own; the bytes are on the word given to `register`
+        // or `renew`, which alone fill slots.
         unsafe { io_uring::fill_slot(self.fd.as_fd(), slot, range, tag) }
     }
 
@@ -618,21 +593,23 @@ impl Slots {
 }
 
 /// Runs `call` on a thread that has never used the ring: a ring with a single issuer refuses it.
-fn on_another_thread(call: impl FnOnce() -> Result<(), OpenError> + Send) -> Result<(), OpenError> {
+fn on_another_thread(
+    call: impl FnOnce() -> Result<(), IoUringError> + Send,
+) -> Result<(), IoUringError> {
     thread::scope(|scope| {
         let thread = spawn_scoped(scope, "pinfold-ring", call).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-            OpenError::Os { operation: "starting a thread", errno }
+            IoUringError::Os { operation: "starting a thread", errno }
         })?;
         // `call` cannot panic; were it to, nothing is known of the ring.
-        thread.join().unwrap_or(Err(OpenError::Os { operation: "a thread", errno: libc::EIO }))
+        thread.join().unwrap_or(Err(IoUringError::Os { operation: "a thread", errno: libc::EIO }))
     })
 }
 
 /// Why a ring cannot be registered with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum IoUringError {
     /// The descriptor is not a ring's.
     #[error("the descriptor is not an io_uring ring's (errno {errno})")]
     NotARing {
@@ -686,7 +663,7 @@ pub enum OpenError {
     },
 }
 
-impl OpenError {
+impl IoUringError {
     const fn os(operation: &'static str, Errno(errno): Errno) -> Self {
         Self::Os { operation, errno }
     }
@@ -749,7 +726,7 @@ mod tests {
         if child == 0 {
             // SAFETY: one that waits for the lock is ended by the signal; no completion is taken note of in a child.
             let (ours, theirs) = unsafe {
-                libc::alarm(20);
+                libc::alarm(300);
                 (registrar.ended(u64::MAX - 1), registrar.ended(1))
             };
             let right = ours && !theirs && registrar.quiet(range);
@@ -765,13 +742,15 @@ mod tests {
 
     #[test]
     fn every_refusal_names_its_way_out() {
-        assert_eq!(OpenError::of_new_table(Errno(libc::EINVAL)), OpenError::NoSparseTables);
-        assert_eq!(OpenError::of_old_table(Errno(libc::ENXIO), 8), OpenError::NoTable);
+        assert_eq!(IoUringError::of_new_table(Errno(libc::EINVAL)), IoUringError::NoSparseTables);
+        assert_eq!(IoUringError::of_old_table(Errno(libc::ENXIO), 8), IoUringError::NoTable);
         for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
-            let error = OpenError::of_new_table(Errno(errno));
-            assert_eq!(error, OpenError::Forbidden { errno });
+            let error = IoUringError::of_new_table(Errno(errno));
+            assert_eq!(error, IoUringError::Forbidden { errno });
             assert!(error.to_string().contains("kernel.io_uring_disabled"));
         }
-        assert!(OpenError::of_any_table(Errno(libc::EEXIST)).to_string().contains("SINGLE_ISSUER"));
+        assert!(
+            IoUringError::of_any_table(Errno(libc::EEXIST)).to_string().contains("SINGLE_ISSUER")
+        );
     }
 }

@@ -53,7 +53,7 @@ use crate::limits::{Limits, max_map_count};
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, ConnectionLost, DeregisterError, RegisterError, Registrar,
-    RegistrarLimits, Renewed, ResizeError, Suspend, Transfers, Unsupported,
+    RegistrarLimits, Renewed, Suspend, Transfers, Unsupported,
 };
 use pinfold_kernel::{Errno, memory, process::page_bytes};
 use std::convert::Infallible;
@@ -266,23 +266,6 @@ unsafe impl Registrar for Mlock {
         }
         self.unlock(self.whole_pages(range))
             .map_err(|Errno(errno)| DeregisterError::Os { operation: "munlock", errno })
-    }
-
-    /// Locks what is new, then unlocks what is old and has no other registration. What both cover stays locked
-    /// all the time, and is counted once.
-    unsafe fn resize(
-        &self,
-        handle: LockedPages,
-        from: AddressRange,
-        to: AddressRange,
-        access: Access,
-    ) -> Result<(), ResizeError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.register(to, access) }.map_err(ResizeError::Register)?;
-        // What is mapped no more is locked no more.
-        // SAFETY: the caller's registration of `from`, which this call replaces.
-        let _ = unsafe { self.deregister(handle, from) };
-        Ok(())
     }
 }
 

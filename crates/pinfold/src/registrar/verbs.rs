@@ -50,9 +50,9 @@ mod suspend;
 
 pub use attributes::{Attributes, OnDemandPaging, Operations, Transport, access_flags, access_of};
 pub use connection::Connection;
-pub use device::{Device, Domain, OpenError, device_names};
+pub use device::{Device, DeviceError, Domain, device_names};
 pub use dmabuf::{Dmabuf, DmabufError, DmabufPart};
-pub use library::{Library, LoadError};
-pub use loopback::{Direction, Loopback, LoopbackError, Transfer};
+pub use library::{Library, LibraryError};
+pub use loopback::{Loopback, LoopbackDirection, LoopbackError, Transfer};
 pub use on_demand::{OnDemand, PrefetchError};
 pub use registrar::{MemoryRegion, Verbs};

@@ -34,7 +34,7 @@ use std::ptr;
 /// # }
 /// ```
 #[must_use = "the transfer needs the place until it has ended"]
-pub struct Place<'d, R: Registrar, M: Monitor> {
+pub struct PlannedPlace<'d, R: Registrar, M: Monitor> {
     guard: InUse<Guard<'d, R, M>>,
     strategy: Strategy,
     slow: Option<Slow>,
@@ -69,7 +69,7 @@ pub struct Part<H> {
     pub range: AddressRange,
 }
 
-impl<'d, R: Registrar, M: Monitor> Place<'d, R, M> {
+impl<'d, R: Registrar, M: Monitor> PlannedPlace<'d, R, M> {
     pub(super) fn new(guard: Guard<'d, R, M>, strategy: Strategy, slow: Option<Slow>) -> Self {
         Self { guard: InUse::new(guard), strategy, slow }
     }
@@ -267,7 +267,7 @@ unsafe fn copy_out<R: Registrar>(buffer: &PoolBuffer<'_, R>, target: AddressRang
     unsafe { ptr::copy_nonoverlapping(buffer.as_ptr(), to, length) };
 }
 
-impl<R: Registrar, M: Monitor> fmt::Debug for Place<'_, R, M> {
+impl<R: Registrar, M: Monitor> fmt::Debug for PlannedPlace<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Place")
             .field("strategy", &self.strategy)

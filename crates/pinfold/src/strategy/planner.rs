@@ -10,7 +10,7 @@
 
 use super::advice::{Advice, Coverage, Decision, Means, Question};
 use super::costs::Costs;
-use super::place::{Copied, Guard, Place};
+use super::place::{Copied, Guard, PlannedPlace};
 use super::refused::Refused;
 use super::tally::{PlannerStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
@@ -158,21 +158,21 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
     /// # Safety
     ///
     /// The caller may let the device read these bytes as in [`Cache::get`]; they are mapped and readable,
-    /// and no thread writes them, until the place is [completed](Place::complete).
+    /// and no thread writes them, until the place is [completed](PlannedPlace::complete).
     pub unsafe fn send(
         &self,
         start: *const u8,
         length: usize,
         reuse: Reuse,
-    ) -> Result<Place<'d, R, M>, GetError> {
+    ) -> Result<PlannedPlace<'d, R, M>, GetError> {
         let wish = Wish::new(start, length, Direction::Leaving, reuse)?;
         // SAFETY: the caller's promise.
         unsafe { self.place(&wish) }
     }
 
     /// A place for `length` bytes that arrive and belong at `start`. They are there when the place has been
-    /// [completed](Place::complete); if fewer arrived than there is room for, with
-    /// [how many](Place::complete_with). A place that is completed in a forked child delivers nothing.
+    /// [completed](PlannedPlace::complete); if fewer arrived than there is room for, with
+    /// [how many](PlannedPlace::complete_with). A place that is completed in a forked child delivers nothing.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         start: *mut u8,
         length: usize,
         reuse: Reuse,
-    ) -> Result<Place<'d, R, M>, GetError> {
+    ) -> Result<PlannedPlace<'d, R, M>, GetError> {
         let wish = Wish::new(start, length, Direction::Arriving, reuse)?;
         // SAFETY: the caller's promise.
         unsafe { self.place(&wish) }
@@ -237,7 +237,6 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
             // SAFETY: the caller's promise.
             return unsafe { self.in_pieces(&wish, true, mover) }.map(drop);
         }
-        // SAFETY: the caller's promise.
         let keep = if strategy == Strategy::PerUse { Keep::Never } else { Keep::Always };
         // SAFETY: the caller's promise.
         let guard =
@@ -252,7 +251,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
                 ),
             })?;
         // SAFETY: the caller's promise.
-        unsafe { move_all(Place::new(guard, strategy, None), self.options.in_flight, mover) }
+        unsafe { self.move_all(PlannedPlace::new(guard, strategy, None), mover) }
     }
 
     /// # Safety
@@ -284,7 +283,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         let place = place.map_err(|error| not_registered(wish.range, error))?;
         let strategy = place.strategy();
         // SAFETY: the caller's promise.
-        unsafe { move_all(place, self.options.in_flight, mover) }?;
+        unsafe { self.move_all(place, mover) }?;
         Ok(strategy)
     }
 
@@ -355,7 +354,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
     /// # Safety
     ///
     /// As [`send`](Self::send) or [`receive`](Self::receive).
-    unsafe fn place(&self, wish: &Wish) -> Result<Place<'d, R, M>, GetError> {
+    unsafe fn place(&self, wish: &Wish) -> Result<PlannedPlace<'d, R, M>, GetError> {
         let decision = self.decide(wish);
         // SAFETY: the caller's promise.
         match unsafe { self.bought(wish, &decision) } {
@@ -371,7 +370,11 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
     /// # Safety
     ///
     /// As [`place`](Self::place).
-    unsafe fn rented(&self, wish: &Wish, decision: &Decision) -> Result<Place<'d, R, M>, GetError> {
+    unsafe fn rented(
+        &self,
+        wish: &Wish,
+        decision: &Decision,
+    ) -> Result<PlannedPlace<'d, R, M>, GetError> {
         // SAFETY: the caller's promise.
         let place = match unsafe { self.guard(decision, wish) } {
             Ok(guard) => {
@@ -455,7 +458,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         &self,
         wish: &Wish,
         bought: Guard<'d, R, M>,
-    ) -> Result<Place<'d, R, M>, GetError> {
+    ) -> Result<PlannedPlace<'d, R, M>, GetError> {
         let kept = if self.follows_page_table() { Strategy::OnDemand } else { Strategy::Cached };
         let whole = match bought {
             // SAFETY: the caller's promise.
@@ -495,18 +498,18 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         strategy: Strategy,
         slow: Option<Slow>,
         guard: Guard<'d, R, M>,
-    ) -> Place<'d, R, M> {
+    ) -> PlannedPlace<'d, R, M> {
         if !matches!(strategy, Strategy::Cached | Strategy::OnDemand) {
-            return Place::new(guard, strategy, slow);
+            return PlannedPlace::new(guard, strategy, slow);
         }
         let not_kept = why_not_kept(&guard);
         let uncovered = matches!(not_kept, Some(PerUse::Uncovered(_)));
         self.refused.note(wish.range.start(), uncovered);
         match not_kept {
-            None => Place::new(guard, strategy, slow),
+            None => PlannedPlace::new(guard, strategy, slow),
             // The cache's own decision, where nothing was measured to decide by.
-            Some(PerUse::NotAdmitted) => Place::new(guard, Strategy::PerUse, slow),
-            Some(why) => Place::new(guard, Strategy::PerUse, Some(Slow::NotKept(why))),
+            Some(PerUse::NotAdmitted) => PlannedPlace::new(guard, Strategy::PerUse, slow),
+            Some(why) => PlannedPlace::new(guard, Strategy::PerUse, Some(Slow::NotKept(why))),
         }
     }
 
@@ -520,7 +523,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         wish: &Wish,
         decision: &Decision,
         error: AllocateError,
-    ) -> Result<Place<'d, R, M>, GetError> {
+    ) -> Result<PlannedPlace<'d, R, M>, GetError> {
         let means = Means { copy_bytes: 0, overlap: false, exchange: false };
         let instead = self.costs.decide(Question { means, ..decision.question });
         // What the copy would have cost was noted.
@@ -555,14 +558,14 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         &self,
         wish: &Wish,
         error: GetError,
-    ) -> Result<Place<'d, R, M>, GetError> {
+    ) -> Result<PlannedPlace<'d, R, M>, GetError> {
         if wish.range.len() > self.copy_bytes || !copying_helps(&error, wish.direction) {
             return Err(error);
         }
         // SAFETY: the caller's promise.
         let copied = unsafe { self.guard_by(wish.direction.copying(), Keep::Never, wish) };
         let guard = copied.map_err(|_| error)?;
-        Ok(Place::new(guard, wish.direction.copying(), Some(Slow::Refused(error))))
+        Ok(PlannedPlace::new(guard, wish.direction.copying(), Some(Slow::Refused(error))))
     }
 
     /// A place by what was decided, pieces apart.
@@ -667,33 +670,35 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         let means = Means { copy_bytes: self.copy_bytes, overlap, exchange: false };
         Question { bytes, direction: wish.direction, uses, coverage, means }
     }
-}
 
-/// Moves a place's parts, some at a time, and ends the use of each when it has been moved. When it
-/// returns or unwinds, nothing is under way.
-///
-/// # Safety
-///
-/// As [`TransferPlanner::transfer`].
-unsafe fn move_all<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
-    place: Place<'_, R, M>,
-    in_flight: usize,
-    mover: &mut V,
-) -> Result<(), TransferError<V::Error>> {
-    // SAFETY: the place has not been handed to anything yet.
-    let guard = unsafe { place.into_guard() };
-    // SAFETY: the caller's promise about the target.
-    let mut window = unsafe { Window::new(mover, in_flight) };
-    let begun = guard.into_requests().try_for_each(|(part, kept)| {
-        while window.is_full() {
-            window.complete()?;
-        }
-        // SAFETY: a part is of what is registered for it, a lease's or a pool's buffer, and comes with that; its memory
-        // is the mover's to move until this returns, by the caller's promise.
-        unsafe { window.begin(part.handle, part.range, kept) }
-    });
-    let completed = window.complete_all(|_| ());
-    begun.and(completed).map_err(|reason| TransferError { reason, moved_bytes: 0 })
+    /// Moves a place's parts, some at a time, and ends the use of each when it has been moved. When it
+    /// returns or unwinds, nothing is under way.
+    ///
+    /// # Safety
+    ///
+    /// As [`transfer`](Self::transfer).
+    unsafe fn move_all<V: Mover<R::Handle>>(
+        &self,
+        place: PlannedPlace<'_, R, M>,
+        mover: &mut V,
+    ) -> Result<(), TransferError<V::Error>> {
+        let is_forked = || self.cache.is_forked();
+        // SAFETY: the place has not been handed to anything yet.
+        let guard = unsafe { place.into_guard() };
+        // SAFETY: the caller's promise about the target.
+        let mut window = unsafe { Window::new(mover, self.options.in_flight, &is_forked) };
+        let begun = guard.into_requests().try_for_each(|(part, kept)| {
+            while window.is_full() {
+                window.complete()?;
+            }
+            // SAFETY: a part is of what is registered for it, a lease's or a pool's buffer, and comes with that; its
+            // memory is the mover's to move until this returns, by the caller's promise.
+            unsafe { window.begin(part.handle, part.range, kept) }
+        });
+        // Whatever has stopped it, the window tells.
+        drop(begun);
+        window.conclude(|_| ()).map_err(|reason| TransferError { reason, moved_bytes: 0 })
+    }
 }
 
 fn not_registered<E>(range: AddressRange, error: GetError) -> TransferError<E> {

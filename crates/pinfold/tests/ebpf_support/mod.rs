@@ -2,8 +2,10 @@
 
 use pinfold::AddressRange;
 use pinfold::monitor::Ebpf;
-use pinfold_ebpf::layout::{CLOSED, Changes, WatchFilter, blocks};
+use pinfold_ebpf::layout::{CLOSED, Changes, Record, WatchFilter, blocks};
 use pinfold_ebpf::{Programs, ViewId};
+use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -69,6 +71,58 @@ pub(crate) fn pidfd(process: u32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(i32::try_from(opened).unwrap()) }
 }
 
+/// What the programs date records by, in nanoseconds.
+#[allow(dead_code, reason = "not every test looks at records")]
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes the time.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) }, 0);
+    u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap()
+}
+
+/// Runs `change` in a child whose number is `number`: only system calls, because the child is a copy of one thread.
+/// `None` where that may not be chosen.
+#[allow(dead_code, reason = "not every test looks at records")]
+pub(crate) fn as_process(number: i32, change: impl FnOnce()) -> Option<()> {
+    let numbers = [number];
+    let mut arguments = [0_u64; 10];
+    arguments[4] = u64::try_from(libc::SIGCHLD).unwrap();
+    arguments[8] = numbers.as_ptr().expose_provenance() as u64;
+    arguments[9] = 1;
+    // SAFETY: as `fork`: the child has a copy of the memory, and changes it and ends.
+    let child =
+        unsafe { libc::syscall(libc::SYS_clone3, arguments.as_mut_ptr(), size_of_val(&arguments)) };
+    if child == 0 {
+        change();
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    if child < 0 {
+        eprintln!("skipped: process {number}: {}", std::io::Error::last_os_error());
+        return None;
+    }
+    let mut status = -1;
+    // SAFETY: a child of ours.
+    assert_eq!(i64::from(unsafe { libc::waitpid(number, &raw mut status, 0) }), child);
+    assert_eq!(status, 0);
+    Some(())
+}
+
+/// The number of the running thread.
+#[allow(dead_code, reason = "not every test looks at records")]
+pub(crate) fn thread_number() -> i32 {
+    // SAFETY: no precondition.
+    unsafe { libc::gettid() }
+}
+
+/// Whether a thread of this process waits for a descriptor.
+pub(crate) fn polls(thread: &std::ffi::OsStr) -> bool {
+    let place = std::path::Path::new("/proc/self/task").join(thread).join("syscall");
+    let call = std::fs::read_to_string(place).unwrap_or_default();
+    let number = call.split(' ').next().and_then(|number| number.parse().ok());
+    [libc::SYS_poll, libc::SYS_ppoll].map(Some).contains(&number)
+}
+
 pub(crate) fn write_line(child: &mut Child) {
     child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
 }
@@ -80,12 +134,18 @@ pub(crate) fn end(mut child: Child) {
 
 /// How many threads of this process are a monitor's.
 pub(crate) fn keepers() -> usize {
-    let is_one = |task: std::io::Result<std::fs::DirEntry>| {
+    keeper_names().len()
+}
+
+/// Their names below `/proc/self/task`.
+pub(crate) fn keeper_names() -> HashSet<OsString> {
+    let named = |task: std::io::Result<std::fs::DirEntry>| {
+        let task = task.unwrap();
         // It may have ended since it was listed.
-        let name = std::fs::read_to_string(task.unwrap().path().join("comm"));
-        name.is_ok_and(|name| name.starts_with("pinfold-keeper"))
+        let name = std::fs::read_to_string(task.path().join("comm"));
+        name.is_ok_and(|name| name.starts_with("pinfold-keeper")).then(|| task.file_name())
     };
-    std::fs::read_dir("/proc/self/task").unwrap().map(is_one).filter(|&one| one).count()
+    std::fs::read_dir("/proc/self/task").unwrap().filter_map(named).collect()
 }
 
 /// From now on a thread of this process that sleeps by the clock is killed.
@@ -152,6 +212,29 @@ impl<'p> Watched<'p> {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.sequence() & CLOSED != 0
+    }
+
+    /// The owners of the records that say that exactly this range is changing, since some moment of this minute.
+    #[allow(dead_code, reason = "not every test looks at records")]
+    pub(crate) fn owners(&self, range: AddressRange) -> Vec<u64> {
+        let now = now();
+        let of_range = |record: &&Record| {
+            let [start, end, since] =
+                [&record.start, &record.end, &record.since].map(|word| word.load(Ordering::SeqCst));
+            let recent = since <= now && now - since < 60 * 1_000_000_000;
+            (start, end) == (range.start() as u64, range.end() as u64) && recent
+        };
+        let owners = self.changes.records.iter().filter(of_range);
+        owners
+            .map(|record| record.owner.load(Ordering::SeqCst))
+            .filter(|&owner| owner != 0)
+            .collect()
+    }
+
+    /// Whether some change found no record.
+    #[allow(dead_code, reason = "not every test looks at records")]
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.changes.crowded.load(Ordering::SeqCst) != 0
     }
 
     pub(crate) fn wish(&self, range: AddressRange) {
@@ -224,10 +307,36 @@ impl Gigantic {
         std::ptr::with_exposed_provenance_mut(self.range.start())
     }
 
-    /// Discards its first huge page.
-    pub(crate) fn discard_first(&self) {
+    /// Discards its second huge page.
+    pub(crate) fn discard_second(&self) {
+        let second = self.first().wrapping_byte_add(2 << 20);
         // SAFETY: the mapping is this value's.
-        assert_eq!(unsafe { libc::madvise(self.first(), 2 << 20, libc::MADV_DONTNEED) }, 0);
+        assert_eq!(unsafe { libc::madvise(second, 2 << 20, libc::MADV_DONTNEED) }, 0);
+    }
+
+    /// Takes the right to write to all of it away, and gives it back: no mapping is split.
+    pub(crate) fn protect_all(&self) {
+        for rights in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
+            // SAFETY: the mapping is this value's.
+            assert_eq!(unsafe { libc::mprotect(self.first(), Self::BYTES, rights) }, 0);
+        }
+    }
+
+    /// Has faults on pages that the file has reported to a userfaultfd, for a moment.
+    pub(crate) fn report_faults(&self) {
+        const API: u64 = 0xaa;
+        const MINOR_HUGETLBFS: u64 = 1 << 9;
+        const MODE_MINOR: u64 = 1 << 2;
+        let (mut api, at) = ([API, MINOR_HUGETLBFS, 0], self.range.start() as u64);
+        let mut register = [at, Self::BYTES as u64, MODE_MINOR, 0];
+        // SAFETY: three words and four words, as the requests' numbers say.
+        unsafe {
+            let opened = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
+            assert!(opened >= 0, "{}", std::io::Error::last_os_error());
+            let faults = OwnedFd::from_raw_fd(i32::try_from(opened).unwrap());
+            assert_eq!(libc::ioctl(faults.as_raw_fd(), 0xc018_aa3f, api.as_mut_ptr()), 0);
+            assert_eq!(libc::ioctl(faults.as_raw_fd(), 0xc020_aa00, register.as_mut_ptr()), 0);
+        }
     }
 
     /// Punches a hole of one huge page into the file.
@@ -354,12 +463,35 @@ impl Memory {
         assert_eq!(done, 0);
     }
 
+    /// Has the kernel reclaim it. What a device has pinned would stay.
+    pub(crate) fn reclaim(&self) {
+        // Some processor's batch may hold a page back.
+        let reclaimed = (0..100).any(|_| {
+            self.touch();
+            self.advise(libc::MADV_FREE);
+            self.advise(libc::MADV_PAGEOUT);
+            !self.is_touched()
+        });
+        assert!(reclaimed);
+    }
+
+    /// Whether its first byte is still that of [`touch`](Self::touch).
+    pub(crate) fn is_touched(&self) -> bool {
+        // SAFETY: mapped for reading.
+        unsafe { self.at(0).cast::<u8>().read_volatile() == 1 }
+    }
+
     pub(crate) fn range(&self) -> AddressRange {
         AddressRange::new(self.start, self.bytes).unwrap()
     }
 
     pub(crate) fn pages(&self, first: usize, count: usize) -> AddressRange {
         AddressRange::new(self.start + first * page(), count * page()).unwrap()
+    }
+
+    /// Some of its pages as memory of their own.
+    pub(crate) fn part(&self, first: usize, count: usize) -> Self {
+        Self { start: self.pages(first, count).start(), bytes: count * page() }
     }
 
     fn at(&self, offset: usize) -> *mut libc::c_void {
@@ -432,6 +564,12 @@ impl Memory {
         self.remap(self.bytes, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, over.at(0));
     }
 
+    /// Moves the pages only: both stay mapped.
+    pub(crate) fn move_pages_over(&self, over: &Self) {
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP | libc::MREMAP_FIXED;
+        self.remap(self.bytes, how, over.at(0));
+    }
+
     pub(crate) fn shrink(&self, pages: usize) {
         self.remap(pages * page(), 0, std::ptr::null_mut());
     }
@@ -466,38 +604,67 @@ pub(crate) fn of_block_device(pages: usize) -> Option<(Memory, OwnedFd)> {
     Some((Memory::touched(mapped), file))
 }
 
-/// 2 MiB of a file in a tmpfs with huge pages, behind one entry.
-pub(crate) fn of_huge_tmpfs() -> Option<Memory> {
-    const BYTES: usize = 2 << 20;
+fn done(command: &[&str]) -> bool {
+    let status = std::process::Command::new(command[0]).args(&command[1..]).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Pages of a file on an xfs that are as on the disk; the kernel keeps several of them as one folio.
+pub(crate) fn of_xfs(pages: usize) -> Option<Memory> {
+    let named =
+        |end: &str| std::env::temp_dir().join(format!("pinfold-{}.{end}", std::process::id()));
+    let (image, place) = (named("image"), named("xfs"));
+    let [image_name, place_name] = [&image, &place].map(|path| path.to_str().unwrap());
+    std::fs::create_dir_all(&place).unwrap();
+    File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    // Where there are no loop devices, mounting fails.
+    let made = done(&["modprobe", "loop"])
+        && done(&["mkfs.xfs", "-q", "-f", image_name])
+        && done(&["mount", "-o", "loop", image_name, place_name]);
+    std::fs::remove_file(&image).unwrap();
+    if !made {
+        eprintln!("skipped: no xfs can be made and mounted here");
+        return None;
+    }
+    let path = place.join("file");
+    std::fs::write(&path, vec![1; pages * page()]).unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    file.sync_all().unwrap();
+    assert!(done(&["umount", "--lazy", place_name]));
+    let memory = Memory::map(pages * page(), libc::MAP_SHARED, file.as_raw_fd()).unwrap();
+    memory.read();
+    Some(memory)
+}
+
+/// So many times 2 MiB of a file in a tmpfs with huge pages, each behind one entry.
+pub(crate) fn of_huge_tmpfs(count: usize) -> Option<Memory> {
+    const HUGE: usize = 2 << 20;
+    let bytes = count * HUGE;
     let place = std::env::temp_dir().join(format!("pinfold-huge-{}", std::process::id()));
     std::fs::create_dir_all(&place).unwrap();
-    let mount = |arguments: &[&str]| {
-        let status = std::process::Command::new(arguments[0]).args(&arguments[1..]).status();
-        status.is_ok_and(|status| status.success())
-    };
     let path = place.to_str().unwrap();
-    if !mount(&["mount", "-t", "tmpfs", "-o", "huge=always,size=8m", "tmpfs", path]) {
+    if !done(&["mount", "-t", "tmpfs", "-o", "huge=always,size=8m", "tmpfs", path]) {
         eprintln!("skipped: no tmpfs can be mounted here");
         return None;
     }
     let file = File::options().read(true).write(true).create_new(true).open(place.join("file"));
     let file = OwnedFd::from(file.unwrap());
-    assert!(mount(&["umount", "--lazy", path]));
-    truncate(&file, BYTES / page());
-    // Twice as much address space as needed has an aligned place in it.
-    let around = Memory::private(2 * BYTES / page());
-    let start = around.start.next_multiple_of(BYTES);
+    assert!(done(&["umount", "--lazy", path]));
+    truncate(&file, bytes / page());
+    // One huge page more of address space than needed has an aligned place in it.
+    let around = Memory::private((bytes + HUGE) / page());
+    let start = around.start.next_multiple_of(HUGE);
     let (kind, at) =
         (libc::MAP_SHARED | libc::MAP_FIXED, std::ptr::with_exposed_provenance_mut(start));
     // SAFETY: over private memory of ours, into which there are no references.
-    let mapped = unsafe { libc::mmap(at, BYTES, Memory::RIGHTS, kind, file.as_raw_fd(), 0) };
+    let mapped = unsafe { libc::mmap(at, bytes, Memory::RIGHTS, kind, file.as_raw_fd(), 0) };
     assert_eq!(mapped.addr(), start);
-    let memory = Memory { start, bytes: BYTES };
+    let memory = Memory { start, bytes };
     memory.touch();
     let table = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = table.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-")));
     let huge = lines.find(|line| line.starts_with("ShmemPmdMapped:"));
-    if huge.is_none_or(|line| line.ends_with(" 0 kB")) {
+    if huge.is_none_or(|line| !line.ends_with(&format!(" {} kB", bytes >> 10))) {
         eprintln!("skipped: the kernel has no huge page to spare for a file");
         return None;
     }

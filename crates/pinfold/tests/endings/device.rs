@@ -10,9 +10,9 @@
 use pinfold::pieces::{Completion, Mover, Request};
 use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
 use pinfold::{
-    Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, Lost, MappingKind,
-    Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Translation,
-    Uncovered, Watch,
+    Access, AddressRange, Cache, Change, ChangeMark, Config, Cover, DeregisterError, Lost,
+    MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence,
+    Translation, Uncovered, Watch,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -39,6 +39,8 @@ pub(crate) struct Records {
     /// Whether from the call that panics on every destructor of a connection panics, too.
     drops_panic_from_then_on: bool,
     gone: AtomicBool,
+    /// Whether a connection that is to go on is lost.
+    loses_connections: AtomicBool,
     /// What its clock says, which only [`pass`](Self::pass) moves.
     now: Mutex<Duration>,
     stopped: Mutex<BTreeSet<u32>>,
@@ -137,6 +139,42 @@ unsafe impl Registrar for Loud {
     }
 }
 
+/// The same, but it panics once it is [armed](Self::1), asked what it is like, and as it ends.
+pub(crate) struct Undecided(
+    pub(crate) Device,
+    pub(crate) Arc<AtomicBool>,
+    #[expect(dead_code)] pub(crate) LoudEnd,
+);
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Undecided {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.limits()
+    }
+
+    fn pinned_limit(&self) -> Option<usize> {
+        assert!(!self.1.load(SeqCst), "pinned limit");
+        self.0.pinned_limit()
+    }
+
+    fn translation(&self) -> Translation {
+        assert!(!self.1.load(SeqCst), "translation");
+        self.0.translation()
+    }
+
+    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u32, RegisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.register(range, access) }
+    }
+
+    unsafe fn deregister(&self, handle: u32, range: AddressRange) -> Result<(), DeregisterError> {
+        // SAFETY: as above.
+        unsafe { self.0.deregister(handle, range) }
+    }
+}
+
 /// The same, but it follows the page table.
 pub(crate) struct Following(pub(crate) Device);
 
@@ -172,6 +210,11 @@ pub(crate) fn device_with_loud_connections() -> (Device, Arc<Records>) {
     device_with(Records { drops_panic_from_then_on: true, ..Records::default() })
 }
 
+/// Another one with the same records.
+pub(crate) fn device_of(records: &Arc<Records>) -> Device {
+    Device(Arc::clone(records))
+}
+
 fn device_with(records: Records) -> (Device, Arc<Records>) {
     let records = Arc::new(records);
     (Device(Arc::clone(&records)), records)
@@ -199,6 +242,11 @@ impl Records {
 
     pub(crate) fn has(&self, handle: u32, range: AddressRange) -> bool {
         self.table().get(&handle).is_some_and(|registered| registered.contains(&range))
+    }
+
+    /// From now on a connection that is to go on is lost.
+    pub(crate) fn loses_connections(&self) {
+        self.loses_connections.store(true, SeqCst);
     }
 
     /// Lets time pass.
@@ -340,7 +388,7 @@ unsafe impl Suspend for Device {
     unsafe fn restart(&self, connection: &Link) -> Result<(), ConnectionLost> {
         assert!(!self.0.is_to_panic(), "restart");
         self.0.connections().remove(&connection.0);
-        Ok(())
+        if self.0.loses_connections.load(SeqCst) { Err(ConnectionLost::Gone) } else { Ok(()) }
     }
 
     fn fail(&self, connection: &Link) {
@@ -359,6 +407,9 @@ impl Drop for Device {
 /// What a question does besides, by its name.
 type Besides = Box<dyn Fn(&str) + Send + Sync>;
 
+/// Set in a child that has its parent's number.
+pub(crate) static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
 /// Sees what it is told, by [`change`](Self::change).
 pub(crate) struct Silent {
     process: u32,
@@ -369,27 +420,59 @@ pub(crate) struct Silent {
     busy: AtomicUsize,
     /// Whether it watches no range that has a hole.
     sees_holes: AtomicBool,
+    /// Whether it marks what it is asked to.
+    has_marks: AtomicBool,
     /// What a question does besides, by its name.
     besides: OnceLock<Besides>,
+    /// What the question whether this is a forked child does besides.
+    besides_forked: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// It sees nothing any more.
     lost: Arc<AtomicBool>,
     notified: Mutex<u32>,
     event_count: Condvar,
+    /// What panics as it ends.
+    #[expect(dead_code)]
+    end: Option<LoudEnd>,
 }
 
 impl Silent {
     pub(crate) fn new() -> Self {
         let (changes, notified) = (Arc::default(), Mutex::default());
-        let (process, besides) = (std::process::id(), OnceLock::new());
+        let (process, besides, besides_forked) =
+            (std::process::id(), OnceLock::new(), OnceLock::new());
         let (lost, kept) = (Arc::default(), AtomicU64::new(u64::MAX));
         let (busy, sees_holes) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let has_marks = AtomicBool::new(false);
         let event_count = Condvar::new();
-        Self { process, changes, kept, busy, sees_holes, besides, lost, notified, event_count }
+        Self {
+            process,
+            changes,
+            kept,
+            busy,
+            sees_holes,
+            has_marks,
+            besides,
+            besides_forked,
+            lost,
+            notified,
+            event_count,
+            end: None,
+        }
+    }
+
+    /// One that panics as it ends.
+    pub(crate) fn that_ends(end: LoudEnd) -> Self {
+        Self { end: Some(end), ..Self::new() }
     }
 
     /// It watches no range that has a hole, from now on.
     pub(crate) fn sees_holes(&self) {
         self.sees_holes.store(true, SeqCst);
+    }
+
+    /// It marks changes of ranges, from now on.
+    pub(crate) fn marks_changes(&self) {
+        self.has_marks.store(true, SeqCst);
     }
 
     /// The next so many times it finds no moment to watch a range.
@@ -405,6 +488,15 @@ impl Silent {
     /// What a question does besides, from now on.
     pub(crate) fn besides(&self, besides: impl Fn(&str) + Send + Sync + 'static) {
         assert!(self.besides.set(Box::new(besides)).is_ok());
+    }
+
+    /// The same of the question whether this is a forked child, which is asked with no lock held.
+    pub(crate) fn besides_forked(&self, besides: impl Fn() + Send + Sync + 'static) {
+        assert!(self.besides_forked.set(Box::new(besides)).is_ok());
+    }
+
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id() || IS_CHILD.load(SeqCst)
     }
 
     /// The next time that it is asked this it sees nothing any more.
@@ -439,6 +531,22 @@ impl Silent {
     }
 }
 
+/// Set by each change behind those that were there.
+struct Mark<'m>(&'m Silent, AddressRange, usize);
+
+impl ChangeMark for Mark<'_> {
+    fn is_set(&self) -> bool {
+        self.0.asked("is set");
+        self.0.changes.lock().unwrap()[self.2..].iter().any(|change| change.overlaps(&self.1))
+    }
+}
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        self.0.asked("unmark");
+    }
+}
+
 // SAFETY: nothing here changes a mapping that is registered without saying so.
 unsafe impl Monitor for Silent {
     fn name(&self) -> &'static str {
@@ -446,7 +554,7 @@ unsafe impl Monitor for Silent {
     }
 
     fn check(&self) -> Result<Sequence, Lost> {
-        if self.forked() {
+        if self.is_forked() {
             return Err(Lost::Forked);
         }
         self.asked("check");
@@ -481,7 +589,13 @@ unsafe impl Monitor for Silent {
         let complete = is_known && !self.lost.load(SeqCst);
         let seen = if is_known { usize::try_from(from.0).unwrap() } else { changes.len() };
         changes.into_iter().skip(seen).for_each(visit);
-        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete }
+        Replay { up_to: Position(end, 0), sequence: Sequence(end), complete, may_repeat: false }
+    }
+
+    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
+        self.asked("mark");
+        let mark = Mark(self, range, self.changes.lock().unwrap().len());
+        self.has_marks.load(SeqCst).then(|| Box::new(mark) as Box<dyn ChangeMark>)
     }
 
     fn coverage(&self, _: MappingKind, _: Change) -> Cover {
@@ -489,7 +603,10 @@ unsafe impl Monitor for Silent {
     }
 
     fn forked(&self) -> bool {
-        self.process != std::process::id()
+        if let Some(besides) = self.besides_forked.get() {
+            besides();
+        }
+        self.is_forked()
     }
 
     fn notified(&self) -> u32 {

@@ -9,19 +9,20 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Device, Following, PAGE, RAN, Records, Silent, TheCache, cache, cache_without_a_thread, device,
-    in_a_process_of_its_own, panics_at,
+    Device, Following, LoudEnd, PAGE, RAN, Records, Silent, TheCache, Undecided, cache,
+    cache_without_a_thread, device, in_a_process_of_its_own, panics_at,
 };
 use crate::ways::{child_does, panics};
 use pinfold::landing::ZoneError;
 use pinfold::landing::{
-    AskError, Crossover, LandError, Method, Options, Pages, Place, Refused, Slab, Zone,
+    AskError, Crossover, LandError, Method, Place, RemapRefused, Slab, SlabPages, Zone, ZoneOptions,
 };
 use pinfold::limits::Limits;
 use pinfold::{Access, AddressRange, Config, GetError, Registrar, WhenFull};
+use std::cell::RefCell;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 type TheZone<'c> = Zone<'c, Device, Silent, Slab>;
 type ThePlace<'z, 'c> = Place<'z, 'c, Device, Silent, Slab>;
@@ -33,7 +34,8 @@ fn a_cache() -> (TheCache, Arc<Records>) {
 }
 
 fn zone(cache: &TheCache) -> TheZone<'_> {
-    let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+    let options =
+        ZoneOptions { crossover: Crossover::exchange_from(PAGE), ..ZoneOptions::default() };
     Zone::new(cache, Slab::new(BYTES, 2, false).unwrap(), options).unwrap()
 }
 
@@ -336,7 +338,7 @@ fn a_place_whose_monitor_is_lost_as_it_is_remapped_has_its_pages_again() {
         assert!(place.is_watched());
         receive(place.range(), 3);
         cache.monitor().is_lost_when_asked("watch");
-        let Refused { state: place, error } = place.remap().unwrap_err();
+        let RemapRefused { state: place, error } = place.remap().unwrap_err();
         assert_eq!(error, LandError::TargetUnwatched);
         assert!(!place.is_watched() && target.is_all(0));
         target.replace(libc::MAP_PRIVATE);
@@ -384,7 +386,7 @@ fn a_place_whose_target_cannot_be_watched_again_has_its_pages_again() {
         target.fill(7);
         receive(place.range(), 3);
         cache.monitor().is_busy(usize::MAX);
-        let Refused { state: place, error } = place.remap().unwrap_err();
+        let RemapRefused { state: place, error } = place.remap().unwrap_err();
         assert_eq!(error, LandError::TargetUnwatched);
         assert!(!place.is_watched() && target.is_all(0));
         receive(AddressRange::new(place.range().start(), PAGE).unwrap(), 4);
@@ -393,7 +395,7 @@ fn a_place_whose_target_cannot_be_watched_again_has_its_pages_again() {
         let arrived = unsafe { place.arrived() };
         let written = arrived.bytes().chunks(PAGE).map(|page| (page[0], page[PAGE - 1]));
         assert!(written.eq([(4, 4), (3, 3), (3, 3), (3, 3), (3, 3), (3, 3)]));
-        let Refused { state: arrived, error } = arrived.land().unwrap_err();
+        let RemapRefused { state: arrived, error } = arrived.land().unwrap_err();
         assert_eq!(error, LandError::TargetChanged);
         // SAFETY: nothing has changed.
         unsafe { arrived.vouch() }.land_by(Method::Exchange).unwrap();
@@ -503,11 +505,113 @@ fn a_registrar_that_panics_at_any_call_spoils_no_message() {
     }
 }
 
+/// Places of a zone, each with the handle that a device has that was not said to be done.
+struct Flights<'z, 'c> {
+    zone: &'z TheZone<'c>,
+    records: &'z Records,
+    given_up: RefCell<Vec<(AddressRange, u32)>>,
+}
+
+impl<'z, 'c> Flights<'z, 'c> {
+    /// Nothing that a device may still use is given to another message.
+    fn ask(&self, target: &Target) -> ThePlace<'z, 'c> {
+        let place = target.ask(self.zone);
+        let its = (place.range(), place.handle());
+        assert!(self.records.has(its.1, its.0));
+        self.given_up.borrow_mut().push(its);
+        let same = |other: &&(AddressRange, u32)| other.1 == its.1;
+        assert_eq!(self.given_up.borrow().iter().filter(same).count(), 1, "{its:?}");
+        receive(its.0, 3);
+        place
+    }
+
+    /// The device is done with the last one.
+    fn is_done(&self) {
+        self.given_up.borrow_mut().pop();
+    }
+}
+
+/// Also as it marks changes, as a mark is looked at and dropped, and as it is asked whether this is a forked child.
+#[test]
+fn a_monitor_that_panics_at_any_question_spoils_no_message() {
+    let name = "landings::a_monitor_that_panics_at_any_question_spoils_no_message";
+    let status = in_a_process_of_its_own(name, || {
+        for marked in [false, true] {
+            let last = (1..).find(|&n| !panics_at_question(n, marked));
+            assert!(last.is_some_and(|n| n > 60), "{last:?}");
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Whether there was such a question.
+fn panics_at_question(n: usize, marked: bool) -> bool {
+    let (cache, records) = cache_without_a_thread(Config::keeping_all());
+    let zone = zone(&cache);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&asked);
+    // From its own number on it is not counted any more.
+    let question = move |question: &str| {
+        let number = counts.load(SeqCst) + 1;
+        if number <= n {
+            counts.store(number, SeqCst);
+            assert!(number != n, "{question}");
+        }
+    };
+    let forked = question.clone();
+    cache.monitor().besides(question);
+    cache.monitor().besides_forked(move || forked("forked"));
+    if marked {
+        cache.monitor().marks_changes();
+    }
+    let flights = Flights { zone: &zone, records: &records, given_up: RefCell::default() };
+    let target = Target::new();
+    let mut panicked = panics(|| drop(flights.ask(&target)));
+    for method in [Method::Exchange, Method::Copy, Method::Replace] {
+        target.fill(7);
+        panicked |= panics(|| {
+            let place = flights.ask(&target);
+            flights.is_done();
+            // SAFETY: the data is there.
+            unsafe { place.arrived() }.land_by(method).unwrap();
+            assert!(target.is_all(3));
+        });
+    }
+    target.fill(7);
+    panicked |= panics(|| {
+        let place = flights.ask(&target);
+        let remapped = place.remap().unwrap();
+        assert!(target.is_all(3));
+        flights.is_done();
+        // SAFETY: as above.
+        unsafe { remapped.arrived() }.unwrap();
+    });
+    panicked |= panics(|| {
+        target.fill(7);
+        let remapped = panics(|| drop(flights.ask(&target).remap().map(std::mem::forget)));
+        assert!(!remapped || !target.is_all(3), "question {n}: a device writes to the target");
+        assert!(!remapped, "question {n}");
+    });
+    let was_asked = asked.load(SeqCst) == n;
+    assert!(was_asked || !panicked, "question {n}");
+    // It has asked its last: each slot that is left is given out.
+    let others: Vec<_> = (0..zone.free_slots()).map(|_| flights.ask(&Target::new())).collect();
+    assert!(was_asked || others.len() == 1, "one was forgotten");
+    drop(others);
+    let kept = flights.given_up.borrow();
+    assert!(kept.iter().all(|&(range, handle)| records.has(handle, range)), "question {n}");
+    drop(kept);
+    drop(zone);
+    drop(cache);
+    assert_eq!(records.leaked(), 0, "question {n}");
+    was_asked
+}
+
 /// Landing pages that say when they are gone.
 struct Watched(Slab, Arc<AtomicBool>);
 
 // SAFETY: the slab's promise.
-unsafe impl Pages for Watched {
+unsafe impl SlabPages for Watched {
     fn slots(&self) -> Vec<AddressRange> {
         self.0.slots()
     }
@@ -531,6 +635,48 @@ impl Drop for Watched {
     }
 }
 
+/// The same, but they panic as they end.
+struct LoudPages(Watched, #[expect(dead_code)] LoudEnd);
+
+// SAFETY: the slab's promise.
+unsafe impl SlabPages for LoudPages {
+    fn slots(&self) -> Vec<AddressRange> {
+        self.0.slots()
+    }
+
+    fn aside(&self) -> AddressRange {
+        self.0.aside()
+    }
+
+    fn granule(&self) -> usize {
+        self.0.granule()
+    }
+
+    fn huge(&self) -> bool {
+        self.0.huge()
+    }
+}
+
+/// A registrar that panics as it is asked what it is like, and pages that panic as they go because of that.
+#[test]
+fn a_zone_that_is_not_made_drops_its_pages_although_all_of_it_panics() {
+    let name = "landings::a_zone_that_is_not_made_drops_its_pages_although_all_of_it_panics";
+    let status = in_a_process_of_its_own(name, || {
+        let (armed, gone) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let ended = Arc::new(AtomicUsize::new(0));
+        let end = || LoudEnd(Arc::clone(&ended));
+        let registrar = Undecided(device().0, Arc::clone(&armed), end());
+        let cache = pinfold::cache(registrar, Silent::new(), Config::keeping_all()).unwrap();
+        armed.store(true, SeqCst);
+        let pages = Watched(Slab::new(BYTES, 2, false).unwrap(), Arc::clone(&gone));
+        let pages = LoudPages(pages, end());
+        assert!(panics(|| drop(Zone::new(&cache, pages, ZoneOptions::default()))));
+        assert!(gone.load(SeqCst) && ended.load(SeqCst) == 1);
+        std::mem::forget(cache);
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
 /// The leases of the slots are for one use each, so that their ends call the registrar.
 #[test]
 fn a_zone_whose_registrar_panics_as_it_goes_is_gone_with_its_pages() {
@@ -539,7 +685,7 @@ fn a_zone_whose_registrar_panics_as_it_goes_is_gone_with_its_pages() {
         let (cache, records) = cache(Config { when_full: WhenFull::RegisterPerUse, ..little });
         let gone = Arc::new(AtomicBool::new(false));
         let pages = Watched(Slab::new(BYTES, 2, false).unwrap(), Arc::clone(&gone));
-        let zone = Zone::new(&cache, pages, Options::default()).unwrap();
+        let zone = Zone::new(&cache, pages, ZoneOptions::default()).unwrap();
         panics_at(&records, n);
         assert_eq!(panics(|| drop(zone)), n < 3, "two slots are deregistered");
         assert!(gone.load(SeqCst), "panicked at call {n}");
@@ -552,14 +698,14 @@ fn a_zone_whose_registrar_panics_as_it_goes_is_gone_with_its_pages() {
 fn a_device_that_follows_the_page_table_gets_no_zone() {
     fn refused(registrar: impl Registrar) -> bool {
         let cache = pinfold::cache(registrar, Silent::new(), Config::keeping_all()).unwrap();
-        let zone = Zone::new(&cache, Slab::new(BYTES, 2, false).unwrap(), Options::default());
+        let zone = Zone::new(&cache, Slab::new(BYTES, 2, false).unwrap(), ZoneOptions::default());
         matches!(zone, Err(ZoneError::FollowsPageTable))
     }
     let (pinned, following) = (|| device().0, || Following(device().0));
     assert!(!refused(pinned()) && !refused((pinned(), pinned())));
     assert!(refused(following()) && refused(Arc::new(following())));
     assert!(refused((pinned(), following())) && refused((following(), pinned())));
-    assert!(refused((pinned(), pinned(), following())));
+    assert!(refused((pinned(), (pinned(), following()))));
     assert!(refused([following(), following()]));
 }
 
@@ -571,7 +717,8 @@ fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
     let status = in_a_process_of_its_own(name, || {
         let (cache, records) = a_cache();
         let (inside, go_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+        let options =
+            ZoneOptions { crossover: Crossover::exchange_from(PAGE), ..ZoneOptions::default() };
         let zone = Zone::new(&cache, Slab::new(BYTES, 3, false).unwrap(), options).unwrap();
         let (first, second, third) = (Target::new(), Target::new(), Target::new());
         let at = third.0.expose_provenance();
@@ -769,7 +916,8 @@ fn a_process_with_as_many_mappings_as_it_may_have_lands_data_by_copying() {
         let (cache, _records) = cache_without_a_thread(Config::keeping_all());
         let gone = Arc::new(AtomicBool::new(false));
         let pages = Watched(Slab::new(BYTES, 2, false).unwrap(), Arc::clone(&gone));
-        let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+        let options =
+            ZoneOptions { crossover: Crossover::exchange_from(PAGE), ..ZoneOptions::default() };
         let zone = Zone::new(&cache, pages, options).unwrap();
         let target = Target::new();
         target.fill(7);
@@ -826,7 +974,7 @@ fn holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others() {
                 let (cache, _records) = cache_without_a_thread(Config::keeping_all());
                 let slab = Slab::new(BYTES, 2, false).unwrap();
                 let aside = slab.aside();
-                let zone = Zone::new(&cache, slab, Options::default()).unwrap();
+                let zone = Zone::new(&cache, slab, ZoneOptions::default()).unwrap();
                 let target = Target::new();
                 target.fill(5);
                 let place = target.ask(&zone);
@@ -1139,7 +1287,7 @@ fn a_slot_that_cannot_be_mapped_again_is_not_registered() {
             let (cache, _records) = cache_without_a_thread(Config::keeping_all());
             let slab = Slab::new(BYTES, 2, false).unwrap();
             let slots = slab.slots();
-            let zone = Zone::new(&cache, slab, Options::default()).unwrap();
+            let zone = Zone::new(&cache, slab, ZoneOptions::default()).unwrap();
             let (target, other) = (Target::new(), Target::new());
             let place = target.ask(&zone);
             let torn = *slots.iter().find(|slot| slot.contains(&place.range())).unwrap();

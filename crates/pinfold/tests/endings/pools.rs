@@ -8,7 +8,8 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Device, Loud, LoudEnd, RAN, Records, Silent, device, in_a_process_of_its_own, panics_at,
+    Device, IS_CHILD, Loud, LoudEnd, RAN, Records, Silent, device, in_a_process_of_its_own,
+    panics_at,
 };
 use crate::ways::{child_does, panics};
 use pinfold::budget::{Budget, Reserve, Terms};
@@ -19,10 +20,10 @@ use pinfold::pool::{
 use pinfold::{
     Access, AddressRange, Config, DeregisterError, RegisterError, Registrar, RegistrarLimits,
 };
-use pinfold_core::Amount;
+use pinfold_core::{Amount, Lender};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -493,6 +494,132 @@ fn a_reservation_ends_although_all_that_it_calls_and_drops_panics() {
     }
 }
 
+/// Whatever call panics, of those that it makes and of those that end it.
+#[test]
+fn a_registrar_that_panics_at_any_call_leaves_nothing_of_a_reservation() {
+    for n in 1.. {
+        let budget = Budget::new(Amount { bytes: 64 * MIB, regions: 64 }).unwrap();
+        let (device, records) = device();
+        let device = Arc::new(device);
+        panics_at(&records, n);
+        let panicked = panics(|| {
+            let reservation = budget.reserve(&device, Reserve::pages(4)).unwrap();
+            let mut taken = reservation.take().unwrap();
+            taken.fill(7);
+            drop(reservation);
+        });
+        assert_eq!(panicked, records.has_panicked(), "call {n}");
+        assert_eq!((records.leaked(), budget.held()), (0, Amount::ZERO), "call {n}");
+        assert_eq!(Arc::strong_count(&device), 1, "call {n}");
+        // All of it is to be had again.
+        panics_at(&records, 0);
+        drop(budget.reserve(&device, Reserve::pages(64)).unwrap());
+        if !panicked {
+            assert_eq!(n, 9, "four registrations and their ends");
+            break;
+        }
+    }
+}
+
+/// Who else holds a lender, until it is asked for something.
+type Owners = Arc<Mutex<Vec<Arc<LoudLender>>>>;
+
+/// Panics at its `n`th call; then all that own it and its like have let go of them, and each panics as it goes.
+struct LoudLender {
+    calls: Arc<AtomicUsize>,
+    panic_at: usize,
+    owners: Owners,
+    _end: LoudEnd,
+}
+
+impl LoudLender {
+    fn called(&self, what: &str) {
+        if self.calls.fetch_add(1, SeqCst) + 1 == self.panic_at {
+            std::mem::take(&mut *self.owners.lock().unwrap()).into_iter().for_each(|owned| {
+                let _ended = panics(|| drop(owned));
+            });
+            panic!("{what}");
+        }
+    }
+}
+
+impl Lender for LoudLender {
+    fn give_back(&self, _: Amount) -> bool {
+        self.called("give back");
+        false
+    }
+
+    fn budget_changed(&self, _: Amount, _: Amount) {
+        self.called("changed");
+    }
+
+    fn room_made(&self) {
+        self.called("room made");
+    }
+}
+
+/// Asked for what their drawer is to give back by a cache, a pool, a drawer of the program's and a reservation.
+#[test]
+fn lenders_that_panic_at_any_call_and_as_they_go_end_no_process() {
+    let name = "pools::lenders_that_panic_at_any_call_and_as_they_go_end_no_process";
+    let status = in_a_process_of_its_own(name, || {
+        let all = Amount { bytes: 4 * MIB, regions: 8 };
+        let patiently = WhenExhausted::GrowOrWait(Duration::from_millis(1));
+        let memory = vec![0_u8; 3 * MIB];
+        for n in 1.. {
+            let budget = Budget::new(all).unwrap();
+            let share = |minimum| budget.share(Terms { minimum, ..Terms::default() }).unwrap();
+            let (calls, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let (owners, borrower) = (Owners::default(), share(Amount::ZERO));
+            for _ in 0..2 {
+                let (calls, owners) = (Arc::clone(&calls), Arc::clone(&owners));
+                let _end = LoudEnd(Arc::clone(&ended));
+                let lender = Arc::new(LoudLender { calls, panic_at: n, owners, _end });
+                let weak: Weak<dyn Lender> = Arc::<LoudLender>::downgrade(&lender);
+                borrower.attach(weak);
+                lender.owners.lock().unwrap().push(Arc::clone(&lender));
+            }
+            let room = borrower.draw(Amount { bytes: 2 * MIB, regions: 4 }).unwrap();
+            let ((of_cache, cached), (of_pool, pooled)) = (device(), device());
+            let config = Config::keeping_all();
+            let monitor = Silent::new();
+            let cache = pinfold::cache_within(share(Amount::ZERO), of_cache, monitor, config);
+            let (cache, of_reservation) = (cache.unwrap(), Arc::new(device().0));
+            let pool = Pool::within(share(Amount::ZERO), of_pool, crate::pools::config()).unwrap();
+            let drawer = share(Amount::ZERO);
+            let steps: [&dyn Fn(); 4] = [
+                // SAFETY: no device is told of the memory.
+                &|| drop(unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) }),
+                &|| drop(pool.request(3 * MIB).when_exhausted(patiently).get()),
+                &|| drop(drawer.draw(Amount::one(3 * MIB))),
+                &|| {
+                    let reserve = Reserve { buffer_bytes: 3 * MIB, ..Reserve::pages(1) };
+                    drop(budget.reserve(&of_reservation, reserve));
+                },
+            ];
+            let panicked = steps.into_iter().filter(|step| panics(step)).count();
+            let room_made = panics(|| drop(room));
+            let was_asked = calls.load(SeqCst) >= n;
+            assert!(panicked <= 1 && !room_made, "call {n}");
+            assert_eq!(ended.load(SeqCst), if was_asked { 2 } else { 0 }, "call {n}");
+            // All goes on.
+            drop(borrower.draw(all).unwrap());
+            // SAFETY: as above.
+            drop(unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) }.unwrap());
+            cache.evict_idle();
+            drop(pool.request(3 * MIB).when_exhausted(patiently).get().unwrap());
+            drop((cache, pool));
+            assert_eq!((cached.leaked(), pooled.leaked(), budget.held()), (0, 0, Amount::ZERO));
+            std::mem::take(&mut *owners.lock().unwrap()).into_iter().for_each(std::mem::forget);
+            if !was_asked {
+                assert!(n > 4, "only {n} calls");
+                break;
+            }
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
 /// What a thread has cached goes back in a destructor that no panic may leave.
 #[test]
 fn a_thread_ends_although_what_it_gives_back_makes_others_panic() {
@@ -529,6 +656,103 @@ fn a_thread_ends_although_what_it_gives_back_makes_others_panic() {
             assert_eq!(records.leaked(), 0);
         }
     });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// What may be done at an address by the table of mappings, or nothing where nothing is mapped.
+fn rights_at(address: usize) -> Option<String> {
+    let table = std::fs::read_to_string("/proc/self/maps").unwrap();
+    table.lines().find_map(|line| {
+        let (addresses, rest) = line.split_once(' ')?;
+        let (start, end) = addresses.split_once('-')?;
+        let [start, end] = [start, end].map(|end| usize::from_str_radix(end, 16).unwrap());
+        (start..end).contains(&address).then(|| rest[..4].to_owned())
+    })
+}
+
+/// The signal that ends a forked child that does `work`, if one does.
+fn signal_that_ends(work: impl FnOnce()) -> Option<i32> {
+    // SAFETY: the child works and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no handler of another's, such as a sanitizer's, makes an exit of it.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        work();
+        // SAFETY: the child's own end.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: the child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
+}
+
+/// Pages set aside are left out of a child. Its own memory does not come in their place, where its parent's buffers
+/// point.
+#[test]
+fn a_forked_child_maps_nothing_where_its_parents_pages_set_aside_were() {
+    const SLAB: usize = 2 * MIB;
+    let small = PoolConfig { max_slab_bytes: SLAB, ..config() };
+    let pool = Pool::new(device().0, small).unwrap();
+    let mut buffer = pool.get(MIB).unwrap();
+    buffer.fill(1);
+    if pool.statistics().set_aside_bytes == 0 {
+        eprintln!("skipped: no huge pages are set aside (vm.nr_hugepages)");
+        return;
+    }
+    let start = address(NonNull::from(&mut buffer[0]));
+    let slab = start / SLAB * SLAB..(start / SLAB + 1) * SLAB;
+    let buffer = child_does(buffer, |mut buffer| {
+        assert_eq!(rights_at(start).as_deref(), Some("---p"));
+        let own: Vec<_> = (0..8).map(|_| vec![7_u8; MIB]).collect();
+        assert!(own.iter().all(|own| !slab.contains(&own.as_ptr().addr())));
+        let own_pool = Pool::new(device().0, small).unwrap();
+        assert!(!slab.contains(&own_pool.get(MIB).unwrap().as_ptr().addr()));
+        assert_eq!(signal_that_ends(|| buffer.fill(9)), Some(libc::SIGSEGV));
+        // What is the parent's stays so, whatever becomes of the child's copies.
+        drop(buffer);
+        assert_eq!(rights_at(start).as_deref(), Some("---p"));
+    });
+    assert!(buffer.iter().all(|&byte| byte == 1));
+}
+
+/// The C library calls no handler that was registered while it called those before the fork.
+#[test]
+fn a_slab_that_is_made_while_the_process_forks_leaves_no_hole_in_the_child() {
+    static POOL: OnceLock<Pool<Device>> = OnceLock::new();
+    /// A buffer of the pool's first slab.
+    static MADE_AT_FORK: AtomicUsize = AtomicUsize::new(0);
+    static IS_LEFT_OUT: AtomicBool = AtomicBool::new(false);
+    /// The test's process ends with this code then.
+    const NONE_SET_ASIDE: i32 = RAN + 1;
+    extern "C" fn take() {
+        if MADE_AT_FORK.load(SeqCst) == 0 {
+            let pool = POOL.get().unwrap();
+            let buffer = pool.get(MIB).unwrap();
+            IS_LEFT_OUT.store(pool.statistics().set_aside_bytes > 0, SeqCst);
+            MADE_AT_FORK.store(buffer.as_ptr().addr(), SeqCst);
+            std::mem::forget(buffer);
+        }
+    }
+    let name = "pools::a_slab_that_is_made_while_the_process_forks_leaves_no_hole_in_the_child";
+    let status = in_a_process_of_its_own(name, || {
+        let pool = Pool::new(device().0, PoolConfig { max_slab_bytes: 2 * MIB, ..config() });
+        POOL.get_or_init(|| pool.unwrap());
+        // SAFETY: the handler is there as long as the process.
+        assert_eq!(unsafe { libc::pthread_atfork(Some(take), None, None) }, 0);
+        child_does((), |()| {
+            // Otherwise the child has zeros.
+            let is_left_out = IS_LEFT_OUT.load(SeqCst);
+            let rights = rights_at(MADE_AT_FORK.load(SeqCst));
+            assert_eq!(rights.as_deref(), Some(if is_left_out { "---p" } else { "rw-p" }));
+        });
+        if !IS_LEFT_OUT.load(SeqCst) {
+            std::process::exit(NONE_SET_ASIDE);
+        }
+    });
+    if status.code() == Some(NONE_SET_ASIDE) {
+        return eprintln!("skipped: no huge pages are set aside (vm.nr_hugepages)");
+    }
     assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
@@ -580,31 +804,54 @@ fn a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent() {
     assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
+/// The next child of this thread has the number 1. False where that is not allowed.
+pub(crate) fn numbers_begin_anew() -> bool {
+    // SAFETY: this thread starts no more threads.
+    unsafe { libc::unshare(libc::CLONE_NEWPID) == 0 }
+}
+
 /// Forks at its `n`th call, of whatever kind; the child goes on as if nothing had been.
 #[derive(Debug, Default)]
-struct Forking {
+pub(crate) struct Forking {
     calls: AtomicUsize,
+    calls_at_fork: AtomicUsize,
     fork_at: AtomicUsize,
     /// Its number here, 0 in the child, -1 before there is one.
-    child: AtomicI32,
+    pub(crate) child: AtomicI32,
     granted: AtomicUsize,
     granted_at_fork: AtomicUsize,
+    /// The child begins a namespace of numbers.
+    is_first: bool,
 }
 
 impl Forking {
-    fn at(n: usize) -> Arc<Self> {
+    pub(crate) fn at(n: usize) -> Arc<Self> {
         Arc::new(Self { fork_at: n.into(), child: (-1).into(), ..Self::default() })
     }
 
-    fn count(&self) {
+    /// With the number 1 for the child.
+    pub(crate) fn first_at(n: usize) -> Arc<Self> {
+        let number = (-1).into();
+        Arc::new(Self { fork_at: n.into(), child: number, is_first: true, ..Self::default() })
+    }
+
+    /// Whether there was another call since it forked.
+    pub(crate) fn is_called_since(&self) -> bool {
+        self.calls.load(SeqCst) != self.calls_at_fork.load(SeqCst)
+    }
+
+    pub(crate) fn count(&self) {
         if self.calls.fetch_add(1, SeqCst) + 1 == self.fork_at.load(SeqCst) {
+            assert!(!self.is_first || numbers_begin_anew());
             // SAFETY: the child goes on in this test alone, and leaves by `_exit`.
             let child = unsafe { libc::fork() };
             self.child.store(child, SeqCst);
             if child == 0 {
+                IS_CHILD.store(true, SeqCst);
                 self.granted_at_fork.store(self.granted.load(SeqCst), SeqCst);
+                self.calls_at_fork.store(self.calls.load(SeqCst), SeqCst);
                 // SAFETY: the child's own timer.
-                unsafe { libc::alarm(30) };
+                unsafe { libc::alarm(300) };
             }
         }
     }
@@ -628,7 +875,7 @@ impl Allowance for Forking {
 }
 
 /// A device that forks as its budget does.
-struct ForkingDevice(Device, Arc<Forking>);
+pub(crate) struct ForkingDevice(pub(crate) Device, pub(crate) Arc<Forking>);
 
 // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
 unsafe impl Registrar for ForkingDevice {
@@ -710,4 +957,61 @@ fn fork_at_call(n: usize) -> i32 {
     let waited = child < 0 || unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
     assert!(waited && status == 0, "call {n}: the child ended with {status:#x}");
     child
+}
+
+/// Grants nothing, and forks when a pool awaits room for the first time.
+#[derive(Debug)]
+struct ForksInWait {
+    /// As in [`Forking`].
+    child: AtomicI32,
+    is_asked_in_child: AtomicBool,
+}
+
+impl Allowance for ForksInWait {
+    fn grant(&self, _: usize) -> Result<(), Denied> {
+        self.is_asked_in_child.fetch_or(self.child.load(SeqCst) == 0, SeqCst);
+        Err(Denied { available: 0 })
+    }
+
+    fn give_back(&self, _: usize) {}
+
+    fn released(&self) -> Option<u64> {
+        self.is_asked_in_child.fetch_or(self.child.load(SeqCst) == 0, SeqCst);
+        Some(0)
+    }
+
+    fn await_room(&self) {
+        if self.child.load(SeqCst) < 0 {
+            // SAFETY: the child goes on in this test alone, and leaves by `_exit`.
+            self.child.store(unsafe { libc::fork() }, SeqCst);
+            IS_CHILD.store(self.child.load(SeqCst) == 0, SeqCst);
+        }
+    }
+}
+
+/// What was the parent's budget is asked nothing in the child, not even how much there may be.
+#[test]
+fn a_child_forked_while_a_pool_awaits_room_asks_nothing() {
+    let name = "pools::a_child_forked_while_a_pool_awaits_room_asks_nothing";
+    let status = in_a_process_of_its_own(name, || {
+        let (device, _records) = device();
+        let forks = Arc::new(ForksInWait { child: (-1).into(), is_asked_in_child: false.into() });
+        let pool = Pool::with_allowance(device, config(), forks.clone()).unwrap();
+        let when = WhenExhausted::GrowOrWait(Duration::from_millis(20));
+        let asked = pool.request(1500).when_exhausted(when).get().map(drop);
+        let child = forks.child.load(SeqCst);
+        if child == 0 {
+            let is_right = matches!(asked, Err(AllocateError::Forked))
+                && !forks.is_asked_in_child.load(SeqCst);
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit(i32::from(!is_right)) };
+        }
+        assert!(child > 0, "room was never awaited");
+        assert!(matches!(asked, Err(AllocateError::TimedOut { .. })), "{asked:?}");
+        let mut status = 0;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
 }

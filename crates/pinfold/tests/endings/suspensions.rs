@@ -7,12 +7,16 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    Device, PAGE, RAN, Records, TheCache, cache, cache_of, device_with_loud_connections,
-    in_a_process_of_its_own, panics_at,
+    Device, Link, PAGE, RAN, Records, Silent, TheCache, cache, cache_of, device_of,
+    device_with_loud_connections, in_a_process_of_its_own, panics_at,
 };
 use crate::table::{a_cache, memory, row};
 use crate::ways::{end, panics};
-use pinfold::suspend::{Gets, OnDrop, Progress, Suspending, SuspensionTerms};
+use pinfold::rearrange::{
+    HugePageWay, Node, RearrangeError, Stepped, Stopped, StoppedBy, defragment,
+    defragment_in_steps, migrate, trim,
+};
+use pinfold::suspend::{Gets, OfEither, OnDrop, Progress, Suspend, Suspending, SuspensionTerms};
 use pinfold::{Access, AddressRange, Config, Lease};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -28,15 +32,12 @@ fn range_of(memory: &[u8]) -> AddressRange {
     AddressRange::new(memory.as_ptr().expose_provenance(), memory.len()).unwrap()
 }
 
-fn get<'c>(cache: &'c TheCache, memory: &[u8]) -> Option<Lease<'c, Device, crate::device::Silent>> {
+fn get<'c>(cache: &'c TheCache, memory: &[u8]) -> Option<Lease<'c, Device, Silent>> {
     // SAFETY: see the file's header.
     unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) }.ok()
 }
 
-fn get_range(
-    cache: &TheCache,
-    range: AddressRange,
-) -> Option<Lease<'_, Device, crate::device::Silent>> {
+fn get_range(cache: &TheCache, range: AddressRange) -> Option<Lease<'_, Device, Silent>> {
     let start = std::ptr::with_exposed_provenance(range.start());
     // SAFETY: see the file's header.
     unsafe { cache.get(start, range.len(), Access::READ) }.ok()
@@ -47,7 +48,7 @@ fn pending(
     cache: &'static TheCache,
     records: &Arc<Records>,
     memory: &[u8],
-) -> Suspending<'static, Device, crate::device::Silent> {
+) -> Suspending<'static, Device, Silent> {
     let begun =
         cache.begin_suspension(range_of(memory), records.links(), Vec::new(), terms(OnDrop::Kill));
     match begun.unwrap().poll().unwrap() {
@@ -201,12 +202,9 @@ fn leases_that_were_handed_over_outlive_a_panic_or_their_connections_are_failed(
 /// As above, by way of what makes memory huge block by block; it gives up what is idle there first.
 #[test]
 fn leases_that_were_handed_over_in_steps_outlive_a_panic_or_their_connections_are_failed() {
-    const HUGE: usize = 2 << 20;
-    let memory = vec![1_u8; 2 * HUGE];
-    let first = memory.as_ptr().align_offset(HUGE);
-    let memory = &memory[first..first + HUGE];
-    let part = range_of(&memory[..PAGE]);
     for n in 1.. {
+        let memory = blocks(1);
+        let part = range_of(&memory[..PAGE]);
         let (cache, records) = cache(Config::keeping_all());
         let leases = vec![get_range(&cache, part).unwrap()];
         drop(get(&cache, &memory[8 * PAGE..9 * PAGE]));
@@ -214,7 +212,7 @@ fn leases_that_were_handed_over_in_steps_outlive_a_panic_or_their_connections_ar
         panics_at(&records, n);
         let panicked = panics(|| {
             let (range, terms) = (range_of(memory), terms(OnDrop::Kill));
-            let way = pinfold::rearrange::Way::IN_PLACE;
+            let way = pinfold::rearrange::HugePageWay::IN_PLACE;
             let done =
                 pinfold::rearrange::defragment_in_steps(&cache, range, &links, leases, terms, way);
             done.unwrap().leases.into_iter().for_each(std::mem::forget);
@@ -227,6 +225,38 @@ fn leases_that_were_handed_over_in_steps_outlive_a_panic_or_their_connections_ar
         assert_eq!(records.leaked(), 0, "call {n}");
         if !was_asked {
             assert!(!panicked && n > 1, "only {n} calls");
+            break;
+        }
+    }
+}
+
+/// Moved, trimmed and made huge while it is suspended; whatever of that the kernel cannot do is left.
+fn suspend_and_rearrange(cache: &TheCache, records: &Arc<Records>, memory: &[u8]) {
+    let lease = get(cache, &memory[..PAGE]).unwrap();
+    drop(get(cache, &memory[4 * PAGE..5 * PAGE]));
+    let (range, links) = (range_of(memory), records.links());
+    let suspended = cache.suspend(range, links, vec![lease], terms(OnDrop::Kill)).unwrap();
+    // SAFETY: the memory is the test's own, and nothing relies on what it holds.
+    let trimmed = unsafe { trim(&suspended, range) }.unwrap();
+    assert!(trimmed.given_up > 0 && trimmed.held.len() == 1);
+    let _moved = migrate(&suspended, Node(0)).map(drop);
+    let _made = defragment(&suspended, HugePageWay::IN_PLACE).map(drop);
+    drop(suspended.resume().unwrap());
+}
+
+#[test]
+fn a_device_that_panics_at_any_call_holds_up_nothing_that_is_rearranged() {
+    let memory = vec![0_u8; 12 * PAGE];
+    for n in 1.. {
+        let (cache, records) = cache(Config::keeping_all());
+        panics_at(&records, n);
+        let panicked = panics(|| suspend_and_rearrange(&cache, &records, &memory));
+        let was_asked = records.has_panicked();
+        panics_at(&records, 0);
+        assert!(was_asked || !panicked);
+        assert_whole(cache, &records, &memory, n);
+        if !was_asked {
+            assert!(n > 15, "only {n} calls");
             break;
         }
     }
@@ -317,8 +347,125 @@ fn connections_that_all_panic_as_they_are_dropped_hold_nothing_up() {
     assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
+/// As above, by way of what makes memory huge block by block; each connection is lost with the first of two blocks.
+#[test]
+fn connections_that_all_panic_as_they_are_dropped_hold_up_no_steps() {
+    let name = "suspensions::connections_that_all_panic_as_they_are_dropped_hold_up_no_steps";
+    let status = in_a_process_of_its_own(name, || {
+        for n in 1.. {
+            let memory = blocks(2);
+            let (device, records) = device_with_loud_connections();
+            let cache = cache_of(device, Config::keeping_all());
+            let links = records.links();
+            records.loses_connections();
+            panics_at(&records, n);
+            let panicked = panics(|| {
+                let done = in_steps(&cache, memory, &links);
+                done.unwrap().lost.into_iter().for_each(std::mem::forget);
+            });
+            let was_asked = records.has_panicked();
+            panics_at(&records, 0);
+            assert_eq!(records.stopped(), 0, "call {n}");
+            drop(cache);
+            assert_eq!(records.leaked(), 0, "call {n}");
+            if !was_asked {
+                assert!(!panicked && n > 1, "only {n} calls");
+                break;
+            }
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Those that are failed while a block is made huge, at any moment, are the library's to drop.
+#[test]
+fn connections_of_a_step_that_is_overdue_may_all_panic_as_they_are_dropped() {
+    let name =
+        "suspensions::connections_of_a_step_that_is_overdue_may_all_panic_as_they_are_dropped";
+    let status = in_a_process_of_its_own(name, || {
+        let mut expired = 0;
+        for n in 1.. {
+            let memory = blocks(1);
+            let (device, records) = device_with_loud_connections();
+            let cache: &TheCache = Box::leak(Box::new(cache_of(device, Config::keeping_all())));
+            let (asked, theirs) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&records));
+            let counts = Arc::clone(&asked);
+            cache.monitor().besides_forked(move || {
+                if theirs.stopped() == 2 && counts.fetch_add(1, SeqCst) + 1 == n {
+                    theirs.pass(Duration::from_millis(20));
+                    if cache.expire_suspensions() == 1 {
+                        panics_at(&theirs, 1);
+                    }
+                }
+            });
+            let links = records.links();
+            let _panicked = panics(|| {
+                let stopped = in_steps(cache, memory, &links).err();
+                let why = stopped.map(|stopped| stopped.why);
+                let is_expired = why == Some(StoppedBy::Rearrange(RearrangeError::Expired));
+                expired += usize::from(is_expired);
+            });
+            panics_at(&records, 0);
+            assert_eq!(records.stopped(), 0, "question {n}");
+            if asked.load(SeqCst) < n {
+                break;
+            }
+        }
+        assert!(expired > 2, "only {expired}");
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+/// Several devices copy what is each one's own for it.
+#[test]
+fn connections_of_several_devices_may_all_panic_as_they_are_dropped() {
+    let name = "suspensions::connections_of_several_devices_may_all_panic_as_they_are_dropped";
+    let status = in_a_process_of_its_own(name, || {
+        let memory = memory(PAGE);
+        for n in 1.. {
+            let (device, records) = device_with_loud_connections();
+            let seconds = records.links().into_iter().map(OfEither::Second);
+            let pair: Vec<_> =
+                records.links().into_iter().map(OfEither::First).chain(seconds).collect();
+            let devices = (device, device_of(&records));
+            panics_at(&records, n);
+            let _panicked = panics(|| devices.can_suspend(range_of(memory), &pair).unwrap());
+            let was_asked = records.has_panicked();
+            panics_at(&records, 0);
+            if !was_asked {
+                assert!(n > 8, "only {n} calls");
+                break;
+            }
+        }
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
+const HUGE: usize = 2 << 20;
+
+/// So many blocks of small pages: each is a huge page when a test has been through it, so none has it again.
+fn blocks(count: usize) -> &'static [u8] {
+    let memory = memory((count + 1) * HUGE);
+    let first = memory.as_ptr().align_offset(HUGE);
+    &memory[first..first + count * HUGE]
+}
+
+fn in_steps<'c>(
+    cache: &'c TheCache,
+    memory: &[u8],
+    links: &[Link],
+) -> Result<Stepped<'c, Device, Silent>, Box<Stopped<'c, Device, Silent>>> {
+    let (range, terms) = (range_of(memory), terms(OnDrop::Kill));
+    defragment_in_steps(cache, range, links, Vec::new(), terms, HugePageWay::IN_PLACE)
+}
+
 #[test]
 fn a_monitor_that_panics_at_any_question_holds_nothing_up() {
+    panics_at_any_question(every_way);
+    panics_at_any_question(suspend_and_rearrange);
+}
+
+fn panics_at_any_question(work: impl Fn(&TheCache, &Arc<Records>, &[u8])) {
     let memory = vec![0_u8; 12 * PAGE];
     for n in 1.. {
         let (cache, records) = cache(Config::keeping_all());
@@ -329,13 +476,13 @@ fn a_monitor_that_panics_at_any_question_holds_nothing_up() {
             let number = if is_on { counts.fetch_add(1, SeqCst) + 1 } else { 0 };
             assert!(number != n, "{question}");
         });
-        let _panicked = panics(|| every_way(&cache, &records, &memory));
+        let _panicked = panics(|| work(&cache, &records, &memory));
         ended.store(1, SeqCst);
         records.pass(Duration::from_millis(20));
         cache.expire_suspensions();
         assert_whole(cache, &records, &memory, n);
         if asked.load(SeqCst) < n {
-            assert!(n > 20, "only {n} questions");
+            assert!(n > 10, "only {n} questions");
             break;
         }
     }

@@ -11,23 +11,32 @@
 use crate::device::{
     Device, PAGE, RAN, Records, Silent, TheCache, cache, device, in_a_process_of_its_own,
 };
-use crate::ways::{ENDS, End, end};
+use crate::ways::{ENDS, End, child_does, end};
 use io_uring::{opcode, types};
 use pinfold::budget::{Budget, Reserve, Terms, Watermark};
-use pinfold::landing::{Crossover, Options, Slab, Zone};
-use pinfold::pool::{Pool, PoolConfig};
-use pinfold::registrar::{BufferIndex, IoUring};
+use pinfold::handshake::{Answer, Heard, Idle, Owner};
+use pinfold::landing::{Crossover, Slab, Zone, ZoneOptions};
+use pinfold::limits::Limits;
+use pinfold::monitor::{Feed, Userfaultfd};
+use pinfold::pieces::{self, Progress, register_all};
+use pinfold::pool::{Pool, PoolConfig, PoolVec};
+use pinfold::registrar::{BufferIndex, IoUring, Mlock};
 use pinfold::strategy::{Costs, Reuse, TransferPlanner};
-use pinfold::{Access, AddressRange, Cache, Config, Registrar};
-use pinfold_core::Amount;
+use pinfold::{Access, AddressRange, Cache, Config, Monitor, Registrar, Watch};
+use pinfold_core::monitor::ChangeMark;
 use pinfold_core::pending_changes::PendingChanges;
+use pinfold_core::{Amount, ChangeMarks};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
-/// One row, in a process of its own, because it forks.
+/// One row, in a process of its own, because it forks. Miri has no other process: there it is all but the forked child.
 pub(crate) fn row(name: &str, cell: impl Fn(End)) {
+    if cfg!(miri) {
+        return ENDS.into_iter().filter(|&how| how != End::InAForkedChild).for_each(cell);
+    }
     let status = in_a_process_of_its_own(
         &format!("{}{name}", if name.contains("::") { "" } else { "table::" }),
         || {
@@ -95,6 +104,26 @@ fn buffer_lease() {
     });
 }
 
+/// The leases of all pieces of a long range end with it.
+#[test]
+fn registered() {
+    row("registered", |how| {
+        let (cache, records) = cache(Config { piece_bytes: PAGE, ..Config::keeping_all() });
+        let cache: &'static TheCache = Box::leak(Box::new(cache));
+        let (memory, options) = (memory(3 * PAGE), pieces::Options::for_register_all());
+        let (start, length) = (memory.as_ptr(), memory.len());
+        // SAFETY: see the file's header.
+        let all =
+            unsafe { register_all(cache, start, length, Access::READ, &options, &Progress::new()) };
+        let all = all.ok().unwrap();
+        assert!(all.leases().len() > 2);
+        let pieces = all.leases().len();
+        end(all, how);
+        cache.evict_idle();
+        assert_eq!(records.live(), if how.leaks() { pieces } else { 0 });
+    });
+}
+
 /// A cache takes every registration along, that of a forgotten lease too, and its registrar.
 #[test]
 fn a_cache_itself() {
@@ -117,6 +146,22 @@ fn pool_buffer() {
     row("pool_buffer", |how| {
         let (pool, records) = a_pool();
         end(pool.get(1500).unwrap(), how);
+        assert_eq!(pool.statistics().in_use_bytes > 0, how.leaks());
+        pool.trim(0);
+        assert_eq!(records.live(), usize::from(how.leaks()));
+    });
+}
+
+/// The buffer that its bytes are in goes back.
+#[test]
+fn pool_vector() {
+    row("pool_vector", |how| {
+        let (pool, records) = a_pool();
+        let mut vector = PoolVec::new(pool);
+        // Through two buffers.
+        vector.extend_from_slice(&[7; 1500]).unwrap();
+        vector.extend_from_slice(&[7; 100_000]).unwrap();
+        end(vector, how);
         assert_eq!(pool.statistics().in_use_bytes > 0, how.leaks());
         pool.trim(0);
         assert_eq!(records.live(), usize::from(how.leaks()));
@@ -240,7 +285,8 @@ fn zone_and_target() -> (&'static Zone<'static, Device, Silent, Slab>, *mut u8) 
     const HUGE: usize = 2 << 20;
     let (cache, _records) = a_cache();
     let slab = Slab::new(LANDING, 2, false).unwrap();
-    let options = Options { crossover: Crossover::exchange_from(PAGE), ..Options::default() };
+    let options =
+        ZoneOptions { crossover: Crossover::exchange_from(PAGE), ..ZoneOptions::default() };
     let zone = Box::leak(Box::new(Zone::new(cache, slab, options).unwrap()));
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -257,7 +303,7 @@ fn landing_zone() {
     row("landing_zone", |how| {
         let (cache, records) = a_cache();
         let slab = Slab::new(8 * PAGE, 2, false).unwrap();
-        end(Zone::new(cache, slab, Options::default()).unwrap(), how);
+        end(Zone::new(cache, slab, ZoneOptions::default()).unwrap(), how);
         cache.reclaim();
         cache.evict_idle();
         let live = || records.live() == if how.leaks() { 2 } else { 0 };
@@ -325,6 +371,59 @@ fn budget_watch() {
     });
 }
 
+/// Nothing ends with the budget's own handle.
+#[test]
+fn what_draws_on_a_budget_and_what_watches_it_outlive_its_handle() {
+    row("what_draws_on_a_budget_and_what_watches_it_outlive_its_handle", |how| {
+        let budget = Budget::new(Amount { bytes: 1 << 20, regions: 16 }).unwrap();
+        let share = budget.share(Terms::default()).unwrap();
+        let heard = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&heard);
+        let watch = budget.watch(Watermark::Regions(1), move |_| {
+            counts.fetch_add(1, SeqCst);
+        });
+        end(budget, how);
+        drop(share.draw(Amount::one(PAGE)).unwrap());
+        let before = heard.swap(0, SeqCst);
+        assert!(before > 0);
+        end(watch, how);
+        end(share.draw(Amount::one(PAGE)).unwrap(), how);
+        assert_eq!(heard.load(SeqCst) > 0, how.leaks());
+        assert_eq!(share.held() != Amount::ZERO, how.leaks());
+    });
+}
+
+/// A change that a program reports stands until its value ends: then its range is not cached.
+#[test]
+fn change_of_a_feed() {
+    row("change_of_a_feed", |how| {
+        let feed: &'static Feed = Box::leak(Box::new(Feed::new()));
+        let range = AddressRange::new(PAGE, PAGE).unwrap();
+        let changing = feed.begin(range);
+        assert!(feed.is_under_way(range));
+        end(changing, how);
+        assert_eq!(feed.is_under_way(range), how.leaks());
+    });
+}
+
+/// A consent that ends is withdrawn from the connections that rely on it; one that leaks stands until its time is over.
+#[test]
+fn consent_of_a_peer() {
+    row("consent_of_a_peer", |how| {
+        let (now, later) = (Duration::ZERO, Duration::from_secs(1));
+        let range = AddressRange::new(PAGE, PAGE).unwrap();
+        let (asking, request) = Owner::default().ask(range, later, now);
+        let Ok(Heard::Asked(asked)) = Idle::default().hear(&request, now) else { panic!("asked") };
+        let (_stopped, agreed) = asked.agree();
+        let Ok(Answer::Agreed(consent)) = asking.hear(&agreed) else { panic!("agreed") };
+        let agreement = consent.agreement();
+        assert!(agreement.covers(range, now));
+        end(consent, how);
+        assert_eq!(agreement.covers(range, now), how.leaks());
+        assert!(!agreement.covers(range, later));
+    });
+}
+
 /// A change that was announced stands until it is said to have ended, or until all are forgotten: then its
 /// range is not cached, which is slow and never stale.
 #[test]
@@ -341,6 +440,24 @@ fn ticket_of_a_change() {
         changes.end(changes.begin(range));
         assert!(!changes.overlaps(range));
     });
+}
+
+/// The place of a mark is another range's when it ends, and stays its own when it leaks.
+#[test]
+fn mark_of_a_range() {
+    row("mark_of_a_range", |how| {
+        let marks: &'static _ = Box::leak(Box::new(ChangeMarks::<1>::new()));
+        let (range, other) = (page_at(PAGE), page_at(4 * PAGE));
+        end(marks.begin(range).unwrap(), how);
+        let next = marks.begin(other);
+        assert_eq!(next.is_none(), how.leaks());
+        marks.set(range);
+        assert!(next.is_none_or(|mark| !mark.is_set()), "it was another's");
+    });
+}
+
+fn page_at(start: usize) -> AddressRange {
+    AddressRange::new(start, PAGE).unwrap()
 }
 
 /// A ring's slots are emptied when its registrar ends, and stay when it leaks. In a child they are the
@@ -409,5 +526,67 @@ fn monitor_and_registrar() {
         assert_eq!(Arc::strong_count(&registrar), 1 + usize::from(how.leaks()));
         drop(registrar);
         assert_eq!(records.is_gone(), !how.leaks());
+    });
+}
+
+/// A page of its own, at whatever address.
+fn page() -> AddressRange {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+    // SAFETY: new memory where the kernel likes.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, rights, kind, -1, 0) };
+    assert_ne!(start, libc::MAP_FAILED);
+    AddressRange::new(start.expose_provenance(), PAGE).unwrap()
+}
+
+/// What it has locked is unlocked with it, or stays until it is unmapped. A child has none of it.
+#[test]
+fn locked_memory_of_mlock() {
+    row("locked_memory_of_mlock", |how| {
+        let locked = || Limits::read().locked_bytes.unwrap();
+        let (before, range, mut registrar) = (locked(), page(), Mlock::new().unwrap());
+        // SAFETY: no device is told of it.
+        if let Err(error) = unsafe { registrar.register(range, Access::READ) } {
+            return eprintln!("skipped: no page can be locked: {error}");
+        }
+        if how == End::InAForkedChild {
+            registrar = child_does(registrar, drop);
+        }
+        assert_eq!(locked(), before + PAGE as u64);
+        end(registrar, how);
+        assert_eq!(locked() > before, how.leaks());
+        // SAFETY: the test's own page.
+        unsafe { pinfold_kernel::memory::unmap(range) };
+        assert_eq!(locked(), before);
+    });
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// A monitor takes its descriptors and its thread along, or they stay. A child's copy ends nothing of its parent's.
+#[test]
+fn userfaultfd() {
+    row("userfaultfd", |how| {
+        // What is opened once for all.
+        if let Err(error) = Userfaultfd::new() {
+            return eprintln!("skipped: no userfaultfd: {error}");
+        }
+        let (before, range) = (descriptors(), page());
+        let mut monitor = Userfaultfd::new().unwrap();
+        assert_eq!(monitor.watch(range), Watch::Covered);
+        if how == End::InAForkedChild {
+            monitor = child_does(monitor, drop);
+        }
+        let seen = monitor.check().unwrap();
+        // SAFETY: the test's own page.
+        unsafe { pinfold_kernel::memory::discard(range) }.unwrap();
+        assert_ne!(monitor.check().unwrap(), seen);
+        end(monitor, how);
+        assert_eq!(descriptors() > before, how.leaks());
+        // The change returns, whether the page is watched or not.
+        // SAFETY: as above.
+        unsafe { pinfold_kernel::memory::discard(range) }.unwrap();
     });
 }

@@ -94,7 +94,7 @@ pub(crate) fn child_does<T>(it: T, work: impl FnOnce(T)) -> T {
     if child == 0 {
         // SAFETY: the child's own timer, and its own end.
         unsafe {
-            libc::alarm(30);
+            libc::alarm(300);
             let panicked = panics(|| work(it));
             libc::_exit(i32::from(panicked));
         }

@@ -16,7 +16,7 @@ pub(crate) fn cloned(flags: c_int, work: impl FnOnce()) -> c_int {
     unsafe {
         let child = libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0);
         if child == 0 {
-            libc::alarm(30);
+            libc::alarm(300);
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             libc::_exit(if outcome.is_ok() { 0 } else { 101 });
         }

@@ -146,7 +146,8 @@ impl World {
     pub(crate) fn with_memory(&self, value: u8) -> usize {
         let at = map(PAGES);
         fill(at, PAGES, value);
-        assert!(self.moves(at, value) && self.lock(at).unwrap().is_cached());
+        assert!(self.moves(at, value), "the device moves what is there");
+        assert!(self.lock(at).unwrap().is_cached());
         at
     }
 

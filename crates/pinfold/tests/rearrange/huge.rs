@@ -7,13 +7,13 @@ use pinfold::registrar::{IoUring, Mlock};
 use pinfold::suspend::Keys;
 use pinfold::{Access, AddressRange, Registrar};
 
-fn by_copy() -> Way {
+fn by_copy() -> HugePageWay {
     // SAFETY: these tests write nothing while a way is in use.
-    unsafe { Way::by_copy() }
+    unsafe { HugePageWay::by_copy() }
 }
 
 /// What of `range` was left, and why; nothing where this kernel makes no huge pages.
-fn left(range: AddressRange, way: Way) -> Option<Vec<(AddressRange, Obstacle)>> {
+fn left(range: AddressRange, way: HugePageWay) -> Option<Vec<(AddressRange, Obstacle)>> {
     let (_ring, cache) = rig()?;
     let suspended = suspend(&cache, range, Vec::new());
     let done = defragment(&suspended, way);
@@ -26,7 +26,7 @@ fn left(range: AddressRange, way: Way) -> Option<Vec<(AddressRange, Obstacle)>> 
 fn the_ends_stay_small_and_are_told() {
     let (_memory, range) = memory(2 * HUGE);
     let crooked = AddressRange::between(range.start() + 4096, range.end() - 8192).unwrap();
-    for way in [Way::IN_PLACE, by_copy()] {
+    for way in [HugePageWay::IN_PLACE, by_copy()] {
         let Some(left) = left(crooked, way) else { return };
         let parts: Vec<_> = left.iter().map(|(part, why)| (part.len(), *why)).collect();
         assert_eq!(parts, [(HUGE - 4096, Obstacle::Partial), (HUGE - 8192, Obstacle::Partial)]);
@@ -39,17 +39,17 @@ fn what_the_program_forbade_stays_small() {
     let memory = Memory::new(3 * HUGE); // MADV_NOHUGEPAGE
     let start = memory.range().start();
     let block = memory.part(start.next_multiple_of(HUGE) - start, HUGE);
-    let before = Pages::of(block);
-    let Some(in_place) = left(block, Way::IN_PLACE) else { return };
+    let before = ResidentPages::of(block);
+    let Some(in_place) = left(block, HugePageWay::IN_PLACE) else { return };
     assert_eq!(in_place, [(block, Obstacle::Forbidden)]);
-    assert_eq!(Pages::of(block), before, "no page is made for what is refused");
+    assert_eq!(ResidentPages::of(block), before, "no page is made for what is refused");
     assert_eq!(left(block, by_copy()), Some(vec![(block, Obstacle::OtherKind)]));
 }
 
 #[test]
 fn what_is_pinned_elsewhere_stays_and_is_reported() {
     let (Some(ring), (_memory, range)) = (ring(), memory(HUGE)) else { return };
-    if Pages::of(range).is_none_or(|pages| pages.huge > 0) {
+    if ResidentPages::of(range).is_none_or(|pages| pages.huge > 0) {
         eprintln!("skipped: pages are huge from the start, or that is unknown");
         return;
     }
@@ -57,7 +57,7 @@ fn what_is_pinned_elsewhere_stays_and_is_reported() {
     let other = unsafe { IoUring::new(&ring, 4) }.unwrap();
     // SAFETY: no transfer uses it.
     let index = unsafe { other.register(range, Access::READ_WRITE) }.unwrap();
-    let Some(pinned) = left(range, Way::IN_PLACE) else { return };
+    let Some(pinned) = left(range, HugePageWay::IN_PLACE) else { return };
     assert_eq!(pinned, [(range, Obstacle::Pinned)]);
     other.deregister_own(index, range).unwrap();
     assert!(is_whole(range));
@@ -79,12 +79,12 @@ fn locked_memory_is_made_huge_in_place_and_not_by_copying() {
         if let Ok(copied) = copied {
             assert_eq!(copied.left, [(range, Obstacle::OtherKind)]);
         }
-        let in_place = defragment(&suspended, Way::IN_PLACE);
+        let in_place = defragment(&suspended, HugePageWay::IN_PLACE);
         let mut resumed = suspended.resume().unwrap();
         let lease = resumed.leases.pop().unwrap().unwrap();
         assert_eq!((lease.handle(), resumed.keys), (handle, Keys::Same));
         assert_eq!(status_bytes("VmLck:"), locked);
-        if let (Ok(done), Some(pages)) = (in_place, Pages::of(range)) {
+        if let (Ok(done), Some(pages)) = (in_place, ResidentPages::of(range)) {
             assert_eq!(pages.huge, done.made + done.already);
         }
         assert!(is_whole(range));

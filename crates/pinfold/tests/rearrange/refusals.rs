@@ -1,10 +1,10 @@
 //! What goes wrong while a region is suspended, and what is said then.
 
-use super::registrar_support::alone;
+use super::registrar_support::{Memory, alone};
 use super::rig::*;
 use io_uring::{opcode, types};
 use pinfold::rearrange::*;
-use pinfold::registrar::{IoUring, OpenError};
+use pinfold::registrar::{IoUring, IoUringError};
 use pinfold::suspend::{Ended as Over, Expired, OnDrop, Progress, SuspensionTerms, Why};
 use pinfold::{AddressRange, BadAddress, GetError, RegisterError};
 use std::io::Write;
@@ -23,7 +23,8 @@ fn a_region_is_suspended_once() {
     let page = AddressRange::new(range.start(), 4096).unwrap();
     let again = cache.suspend(page, Vec::new(), Vec::new(), terms()).unwrap_err();
     assert_eq!(again.why, Why::AlreadySuspended { range });
-    let stopped = defragment_in_steps(&cache, range, &[], Vec::new(), terms(), Way::IN_PLACE);
+    let stopped =
+        defragment_in_steps(&cache, range, &[], Vec::new(), terms(), HugePageWay::IN_PLACE);
     if let Err(stopped) = stopped {
         let already = Why::AlreadySuspended { range };
         let expected = StoppedBy::NotSuspended { range, why: already };
@@ -45,7 +46,8 @@ fn a_lease_that_never_ends_is_named_at_the_deadline() {
     let (kept, stubborn) = (get(&cache, range), get(&cache, page));
     let index = kept.handle();
     let stopped =
-        defragment_in_steps(&cache, range, &[], vec![kept], brief(), Way::IN_PLACE).unwrap_err();
+        defragment_in_steps(&cache, range, &[], vec![kept], brief(), HugePageWay::IN_PLACE)
+            .unwrap_err();
     let mut leases = match &stopped.why {
         StoppedBy::NotSuspended { why: Why::Refused(refused), .. } => {
             assert_eq!(refused.in_flight.leases, 1);
@@ -71,13 +73,66 @@ fn a_suspension_past_its_deadline_is_over() {
     while cache.expire_suspensions() == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(defragment(&suspended, Way::IN_PLACE).unwrap_err(), RearrangeError::Expired);
+    assert_eq!(defragment(&suspended, HugePageWay::IN_PLACE).unwrap_err(), RearrangeError::Expired);
     assert_eq!(migrate(&suspended, Node(0)).unwrap_err(), RearrangeError::Expired);
     // SAFETY: refused.
     assert_eq!(unsafe { trim(&suspended, range) }.unwrap_err(), RearrangeError::Expired);
     assert_eq!(suspended.resume().unwrap_err().reason, Over::Deadline);
     drop(get(&cache, range));
     assert_eq!(cache.suspension_statistics().expired, 1);
+}
+
+/// Of which no list of pages or blocks has room in memory.
+const RESERVED: usize = 1 << 42;
+
+fn is_unsupported(error: &RearrangeError) {
+    assert!(matches!(error, RearrangeError::Unsupported { .. }), "{error}");
+    eprintln!("skipped: {error}");
+}
+
+#[test]
+fn what_is_reserved_without_access_is_left_alone() {
+    let Some((_ring, cache)) = rig() else { return };
+    let reserved = Memory::with_protection(RESERVED, libc::PROT_NONE);
+    let suspended = suspend(&cache, reserved.range(), Vec::new());
+    match migrate(&suspended, Node(0)) {
+        Ok(moved) => {
+            assert_eq!((moved.after.absent, moved.left.len()), (RESERVED / 4096, 0));
+            assert_eq!(moved.before, moved.after);
+        }
+        Err(error) => is_unsupported(&error),
+    }
+    match defragment(&suspended, HugePageWay::IN_PLACE) {
+        Ok(done) => assert_eq!(done.left, [(reserved.range(), Obstacle::Unmapped)]),
+        Err(error) => is_unsupported(&error),
+    }
+    suspended.resume().unwrap();
+}
+
+/// However much there is to do still.
+#[test]
+fn a_long_range_is_left_as_its_suspension_ends() {
+    let Some((_ring, cache)) = rig() else { return };
+    let memory = Memory::with_protection(RESERVED, libc::PROT_READ);
+    let overdue = || cache.suspend(memory.range(), Vec::new(), Vec::new(), brief()).unwrap();
+    let ends = |work: &dyn Fn() -> Option<RearrangeError>| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while cache.expire_suspensions() == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            match work() {
+                Some(RearrangeError::Expired) => {}
+                other => is_unsupported(&other.unwrap()),
+            }
+        });
+    };
+    let suspended = overdue();
+    ends(&|| migrate(&suspended, Node(0)).err());
+    drop(suspended);
+    let suspended = overdue();
+    ends(&|| defragment(&suspended, HugePageWay::IN_PLACE).err());
 }
 
 #[test]
@@ -92,7 +147,7 @@ fn memory_unmapped_while_suspended_is_an_error_for_its_lease_alone() {
         let suspended = suspend(&cache, range, leases);
         memory.unmap(second.start() - memory.range().start(), second.len());
         // SAFETY: no thread writes.
-        for way in [Way::IN_PLACE, unsafe { Way::by_copy() }] {
+        for way in [HugePageWay::IN_PLACE, unsafe { HugePageWay::by_copy() }] {
             match defragment(&suspended, way) {
                 Ok(done) => assert!(done.left.contains(&(second, Obstacle::Unmapped)), "{done:?}"),
                 Err(error) => eprintln!("skipped: {error}"),
@@ -117,7 +172,7 @@ fn a_ring_that_is_gone_is_told_when_its_region_is_resumed() {
         drop(ring);
         // SAFETY: this process's own descriptors; what they belong to finds out.
         assert_eq!(unsafe { libc::close_range(number, u32::MAX, 0) }, 0);
-        let _still_possible = defragment(&suspended, Way::IN_PLACE);
+        let _still_possible = defragment(&suspended, HugePageWay::IN_PLACE);
         let resumed = suspended.resume().unwrap();
         assert!(
             matches!(resumed.leases[..], [Err(RegisterError::DeviceGone { .. })]),
@@ -136,7 +191,7 @@ fn a_thread_that_panics_kills_or_resumes_as_it_said() {
         let suspended = cache.suspend(range, Vec::new(), vec![lease], terms).unwrap();
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _suspended = suspended;
-            let _ = defragment(&_suspended, Way::IN_PLACE);
+            let _ = defragment(&_suspended, HugePageWay::IN_PLACE);
             std::panic::resume_unwind(Box::new("half-way"));
         }));
         assert!(panicked.is_err());
@@ -214,7 +269,7 @@ fn a_forked_child_resumes_nothing_and_its_parent_does() {
             // this process again.
             let mine = unsafe { std::ptr::read(&raw const suspended) };
             let forked = RearrangeError::Forked;
-            let refused = defragment(&mine, Way::IN_PLACE).unwrap_err() == forked
+            let refused = defragment(&mine, HugePageWay::IN_PLACE).unwrap_err() == forked
                 && migrate(&mine, Node(0)).unwrap_err() == forked
                 // SAFETY: refused.
                 && unsafe { trim(&mine, range) }.unwrap_err() == forked;
@@ -257,5 +312,5 @@ fn tags_need_room() {
     let registrar = unsafe { IoUring::new(&ring, 4) }.unwrap();
     // SAFETY: no request is made.
     let refused = unsafe { registrar.with_tags(0..u64::MAX) }.unwrap_err();
-    assert_eq!(refused, OpenError::Tags);
+    assert_eq!(refused, IoUringError::Tags);
 }

@@ -3,7 +3,9 @@
 
 use super::rig::*;
 use io_uring::{opcode, types};
-use pinfold::rearrange::{Obstacle, Pages, Stepped, Way, defragment, defragment_in_steps};
+use pinfold::rearrange::{
+    HugePageWay, Obstacle, ResidentPages, Stepped, defragment, defragment_in_steps,
+};
 use pinfold::suspend::{Gets, Keys, SuspensionTerms};
 use pinfold::{AddressRange, Lease};
 use std::fs::File;
@@ -161,7 +163,7 @@ fn in_steps<'c>(
     cache: &'c Rings,
     range: AddressRange,
     leases: Vec<Lease<'c, pinfold::registrar::IoUring, pinfold::monitor::Userfaultfd>>,
-    way: Way,
+    way: HugePageWay,
 ) -> Option<Stepped<'c, pinfold::registrar::IoUring, pinfold::monitor::Userfaultfd>> {
     match defragment_in_steps(cache, range, &[], leases, held(), way) {
         Ok(done) => Some(done),
@@ -172,14 +174,14 @@ fn in_steps<'c>(
     }
 }
 
-fn by_copy() -> Way {
+fn by_copy() -> HugePageWay {
     // SAFETY: the stream receives through the suspended cache, and nothing else writes.
-    unsafe { Way::by_copy() }
+    unsafe { HugePageWay::by_copy() }
 }
 
 #[test]
 fn a_stream_goes_on_while_its_region_is_made_huge_in_steps() {
-    for way in [Way::IN_PLACE, by_copy()] {
+    for way in [HugePageWay::IN_PLACE, by_copy()] {
         beside_a_stream(|cache, range| {
             let split = huge_pages_split();
             let Some(done) = in_steps(cache, range, Vec::new(), way) else { return };
@@ -192,7 +194,7 @@ fn a_stream_goes_on_while_its_region_is_made_huge_in_steps() {
 
 #[test]
 fn a_stream_goes_on_during_a_lease_that_keeps_its_index() {
-    for way in [Way::IN_PLACE, by_copy()] {
+    for way in [HugePageWay::IN_PLACE, by_copy()] {
         beside_a_stream(|cache, range| {
             let lease = get(cache, range);
             let index = lease.handle();
@@ -208,7 +210,7 @@ fn a_stream_goes_on_during_a_lease_that_keeps_its_index() {
 
 #[test]
 fn a_stream_waits_while_its_region_is_made_huge_at_once() {
-    for way in [Way::IN_PLACE, by_copy()] {
+    for way in [HugePageWay::IN_PLACE, by_copy()] {
         beside_a_stream(|cache, range| {
             let suspended = cache.suspend(range, Vec::new(), Vec::new(), held()).unwrap();
             let split = huge_pages_split();
@@ -226,8 +228,8 @@ fn a_stream_waits_while_its_region_is_made_huge_at_once() {
 fn what_is_huge_already_is_left_in_peace() {
     let Some((mut ring, cache)) = roomy_rig() else { return };
     let (_memory, range) = memory(2 * HUGE);
-    let Some(first) = in_steps(&cache, range, Vec::new(), Way::IN_PLACE) else { return };
-    if !first.defragmented.left.is_empty() || Pages::of(range).is_none() {
+    let Some(first) = in_steps(&cache, range, Vec::new(), HugePageWay::IN_PLACE) else { return };
+    if !first.defragmented.left.is_empty() || ResidentPages::of(range).is_none() {
         eprintln!("skipped: {:?}", first.defragmented);
         return;
     }

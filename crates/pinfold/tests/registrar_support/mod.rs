@@ -144,7 +144,7 @@ pub(crate) fn status_bytes(key: &str) -> usize {
 }
 
 /// Seconds after which a forked child is taken for hung, and ended by a signal.
-const PATIENCE: u32 = 120;
+const PATIENCE: u32 = 300;
 
 /// Runs `body` in a forked child and tells whether it answered true there.
 pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {

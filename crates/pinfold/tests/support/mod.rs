@@ -164,7 +164,7 @@ pub fn wait_for_end(descriptor: c_int) {
 }
 
 /// Runs `work` in a forked child and gives its process number. The child exits with 0 if `work`
-/// returns, with 101 if it panics, and is killed after half a minute: a fork may catch another
+/// returns, with 101 if it panics, and is killed after five minutes: a fork may catch another
 /// thread of the harness inside a lock of the standard library, which the child then waits for.
 pub fn fork(work: impl FnOnce()) -> c_int {
     // SAFETY: the C library's fork leaves its allocator usable in the child, which never returns
@@ -172,7 +172,7 @@ pub fn fork(work: impl FnOnce()) -> c_int {
     unsafe {
         let child = libc::fork();
         if child == 0 {
-            libc::alarm(30);
+            libc::alarm(300);
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             libc::_exit(if outcome.is_ok() { 0 } else { 101 });
         }

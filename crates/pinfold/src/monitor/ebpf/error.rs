@@ -23,7 +23,7 @@ pub enum EbpfError {
     /// The programs could not be loaded.
     #[cfg(feature = "ebpf")]
     #[error("{0}")]
-    Load(pinfold_ebpf::LoadError),
+    Load(pinfold_ebpf::ProgramsError),
     /// The programs are loaded and do not show this process its changes.
     #[cfg(feature = "ebpf")]
     #[error("{0}")]

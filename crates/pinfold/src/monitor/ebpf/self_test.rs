@@ -86,7 +86,7 @@ fn moving(monitor: &Ebpf) -> Result<(), Fault> {
 }
 
 fn advising(monitor: &Ebpf) -> Result<(), Fault> {
-    let private = area(TrialArea::private(2))?;
+    let mut private = area(TrialArea::private(2))?;
     let range = [private.range()];
     sees(monitor, "MADV_DONTNEED", &range, || private.advise(libc::MADV_DONTNEED).is_ok())?;
     private.touch();
@@ -101,7 +101,7 @@ fn advising(monitor: &Ebpf) -> Result<(), Fault> {
 /// By the file, not by the mapping; and by a mapping of the file for all others.
 fn files(monitor: &Ebpf) -> Result<(), Fault> {
     let file = nameless_file(4).map_err(EbpfError::memory)?;
-    let mapped = area(TrialArea::of_file(&file, 4))?;
+    let mut mapped = area(TrialArea::of_file(&file, 4))?;
     let (hole, whole) = ([mapped.pages(1, 1)], [mapped.range()]);
     sees(monitor, "a hole punched into a file", &hole, || punch(&file, 1).is_ok())?;
     mapped.touch();

@@ -31,7 +31,7 @@ pub(super) struct State {
     /// What the slots hold.
     slots: HashMap<u16, u64>,
     /// What was taken out of its slot and may still be in use.
-    ending: Vec<(u64, AddressRange)>,
+    ending: HashMap<u64, AddressRange>,
 }
 
 impl Tags {
@@ -61,7 +61,7 @@ impl Tags {
     pub(super) fn begin_end(&self, slot: u16, range: AddressRange) -> Option<u64> {
         let mut state = self.state();
         let tag = state.slots.remove(&slot)?;
-        state.ending.push((tag, range));
+        state.ending.insert(tag, range);
         Some(tag)
     }
 
@@ -74,14 +74,14 @@ impl Tags {
     pub(super) fn ended(&self, tag: u64) -> bool {
         let ours = self.is_one(tag);
         if ours {
-            self.state().ending.retain(|&(other, _)| other != tag);
+            self.state().ending.remove(&tag);
         }
         ours
     }
 
     /// Whether nothing that was taken out may still be in use in `range`.
     pub(super) fn quiet(&self, range: AddressRange) -> bool {
-        !self.state().ending.iter().any(|(_, other)| other.overlaps(&range))
+        !self.state().ending.values().any(|other| other.overlaps(&range))
     }
 }
 

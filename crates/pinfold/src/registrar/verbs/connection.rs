@@ -213,7 +213,8 @@ impl Connection {
     ///
     /// A suspension that waits for it to drain does not come about: what the queue pair does from now on is not
     /// known here, so it counts as a transfer under way until the deadline. Not so if it touches no memory any
-    /// more: [`fail`](Self::fail) it first, where the suspension is to go on without it.
+    /// more: [`fail`](Self::fail) it first, where the suspension is to go on without it. Nor does the queue pair go on by
+    /// another hand while a suspension stands that has stopped it: until that has ended, memory moves.
     pub fn take_back(&self) {
         // In a forked child it counts as gone anyway.
         if let Ok(mut state) = self.state()

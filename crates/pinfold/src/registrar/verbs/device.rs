@@ -10,7 +10,7 @@
 
 use super::attributes::{Attributes, Operations, Transport};
 use super::ffi::*;
-use super::library::{Library, LoadError};
+use super::library::{Library, LibraryError};
 use crate::fork_mark::{FORKED, ForkMark};
 use pinfold_kernel::{Errno, errno::last_errno};
 use std::ffi::CStr;
@@ -26,8 +26,8 @@ use std::sync::Arc;
 ///
 /// # Errors
 ///
-/// [`OpenError::Library`], or [`OpenError::NoDevice`] when the kernel has no verbs at all.
-pub fn device_names() -> Result<Vec<String>, OpenError> {
+/// [`DeviceError::Library`], or [`DeviceError::NoDevice`] when the kernel has no verbs at all.
+pub fn device_names() -> Result<Vec<String>, DeviceError> {
     let list = DeviceList::new(Library::shared()?)?;
     Ok(list.entries().map(|device| list.name(device)).collect())
 }
@@ -40,14 +40,14 @@ struct DeviceList {
 }
 
 impl DeviceList {
-    fn new(library: &'static Library) -> Result<Self, OpenError> {
+    fn new(library: &'static Library) -> Result<Self, DeviceError> {
         let mut length = 0;
         // SAFETY: there is room for the length.
         let start = unsafe { (library.get_device_list)(&raw mut length) };
         let start = NonNull::new(start).ok_or_else(|| match last_errno() {
             // No /sys/class/infiniband_verbs: the module ib_uverbs is not loaded.
-            Errno(libc::ENOSYS | libc::ENOENT) => OpenError::NoDevice,
-            errno => OpenError::os("ibv_get_device_list", errno),
+            Errno(libc::ENOSYS | libc::ENOENT) => DeviceError::NoDevice,
+            errno => DeviceError::os("ibv_get_device_list", errno),
         })?;
         Ok(Self { library, start, length: usize::try_from(length).unwrap_or(0) })
     }
@@ -94,8 +94,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`OpenError`] says what is missing: the library, a device, the right to use it.
-    pub fn open(name: Option<&str>) -> Result<Arc<Self>, OpenError> {
+    /// [`DeviceError`] says what is missing: the library, a device, the right to use it.
+    pub fn open(name: Option<&str>) -> Result<Arc<Self>, DeviceError> {
         let library = Library::shared()?;
         let list = DeviceList::new(library)?;
         let mut names = list.entries().map(|device| (device, list.name(device)));
@@ -118,7 +118,7 @@ impl Device {
     unsafe fn lent(
         library: &'static Library,
         context: NonNull<ibv_context>,
-    ) -> Result<Arc<Self>, OpenError> {
+    ) -> Result<Arc<Self>, DeviceError> {
         // SAFETY: the caller's promise.
         unsafe {
             let name = (library.get_device_name)((*context.as_ptr()).device);
@@ -135,7 +135,7 @@ impl Device {
         context: NonNull<ibv_context>,
         ours: bool,
         name: String,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, DeviceError> {
         let close_if_ours = |errno| {
             if ours {
                 // SAFETY: no other code knows it.
@@ -145,9 +145,9 @@ impl Device {
         };
         // SAFETY: the caller's promise.
         let attributes = unsafe { library.query_device_ex(context.as_ptr()) }
-            .map_err(|errno| OpenError::os("ibv_query_device_ex", close_if_ours(Errno(errno))))?;
+            .map_err(|errno| DeviceError::os("ibv_query_device_ex", close_if_ours(Errno(errno))))?;
         let fork_mark =
-            ForkMark::new(1).map_err(|errno| OpenError::os("madvise", close_if_ours(errno)))?;
+            ForkMark::new(1).map_err(|errno| DeviceError::os("madvise", close_if_ours(errno)))?;
         let attributes = Attributes::of(&attributes);
         Ok(Self { library, context, ours, name, attributes, fork_mark })
     }
@@ -214,15 +214,15 @@ impl Domain {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Gone`], also in a forked child, whose parent's the device is, or [`OpenError::Os`].
-    pub fn new(device: Arc<Device>) -> Result<Arc<Self>, OpenError> {
+    /// [`DeviceError::Gone`], also in a forked child, whose parent's the device is, or [`DeviceError::Os`].
+    pub fn new(device: Arc<Device>) -> Result<Arc<Self>, DeviceError> {
         if device.forked() {
-            return Err(OpenError::Gone { errno: FORKED });
+            return Err(DeviceError::Gone { errno: FORKED });
         }
         // SAFETY: the device is open.
         let allocated = unsafe { (device.library.alloc_pd)(device.as_ptr()) };
         let pointer =
-            NonNull::new(allocated).ok_or_else(|| OpenError::os("ibv_alloc_pd", last_errno()))?;
+            NonNull::new(allocated).ok_or_else(|| DeviceError::os("ibv_alloc_pd", last_errno()))?;
         Ok(Arc::new(Self { pointer, ours: true, device }))
     }
 
@@ -231,7 +231,7 @@ impl Domain {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Gone`] or [`OpenError::Os`], from asking what the device can do.
+    /// [`DeviceError::Gone`] or [`DeviceError::Os`], from asking what the device can do.
     ///
     /// # Safety
     ///
@@ -240,10 +240,10 @@ impl Domain {
     pub unsafe fn lent(
         library: &'static Library,
         pd: NonNull<ibv_pd>,
-    ) -> Result<Arc<Self>, OpenError> {
+    ) -> Result<Arc<Self>, DeviceError> {
         // SAFETY: the caller's promise.
         let context = unsafe { (*pd.as_ptr()).context };
-        let context = NonNull::new(context).ok_or(OpenError::Gone { errno: libc::EBADF })?;
+        let context = NonNull::new(context).ok_or(DeviceError::Gone { errno: libc::EBADF })?;
         // SAFETY: the caller's promise.
         let device = unsafe { Device::lent(library, context) }?;
         Ok(Arc::new(Self { pointer: pd, ours: false, device }))
@@ -274,10 +274,10 @@ impl Drop for Domain {
 /// Why a device could not be opened or used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum DeviceError {
     /// There is no libibverbs.
     #[error("{0}")]
-    Library(#[from] LoadError),
+    Library(#[from] LibraryError),
     /// This machine shows no RDMA device.
     #[error(
         "no RDMA device: load the driver of the network card and ib_uverbs, or make a software \
@@ -305,8 +305,8 @@ pub enum OpenError {
     /// The device's file may not be opened.
     #[error(
         "{name} may not be opened (errno {errno}): look at the permissions of \
-         /dev/infiniband/uverbs*, which udev's rules of rdma-core open to all users (the group \
-         `rdma` elsewhere), and at the container's list of devices (`--device /dev/infiniband`)"
+         /dev/infiniband/uverbs* (group `rdma`), and at the container's devices (`--device \
+         /dev/infiniband`)"
     )]
     Forbidden {
         /// The device's name.
@@ -362,7 +362,7 @@ pub enum OpenError {
     },
 }
 
-impl OpenError {
+impl DeviceError {
     pub(super) const fn os(operation: &'static str, Errno(errno): Errno) -> Self {
         match errno {
             libc::EIO | libc::ENODEV | libc::EBADF => Self::Gone { errno },
@@ -373,7 +373,7 @@ impl OpenError {
 
 /// Why the library would not open a device. It looks in several places, and tells the error of the
 /// last; so the device's file is asked.
-fn why_refused(name: String, last: Errno) -> OpenError {
+fn why_refused(name: String, last: Errno) -> DeviceError {
     let refusal = file_of(&name).and_then(|file| {
         File::options().read(true).write(true).open(file).err()?.raw_os_error().map(Errno)
     });
@@ -381,12 +381,12 @@ fn why_refused(name: String, last: Errno) -> OpenError {
 }
 
 /// Why the library does not list the device called `name`, or any: it leaves out what has no file.
-fn why_unlisted(name: Option<&str>) -> OpenError {
+fn why_unlisted(name: Option<&str>) -> DeviceError {
     let known = kernel_devices().find(|(found, _)| name.is_none_or(|name| name == found));
     match (known, name) {
-        (Some((name, _)), _) => OpenError::NoDeviceFile { name, errno: libc::ENOENT },
-        (None, Some(name)) => OpenError::NoSuchDevice { name: name.to_owned() },
-        (None, None) => OpenError::NoDevice,
+        (Some((name, _)), _) => DeviceError::NoDeviceFile { name, errno: libc::ENOENT },
+        (None, Some(name)) => DeviceError::NoSuchDevice { name: name.to_owned() },
+        (None, None) => DeviceError::NoDevice,
     }
 }
 
@@ -404,11 +404,11 @@ fn kernel_devices() -> impl Iterator<Item = (String, PathBuf)> {
     })
 }
 
-fn refused(name: String, Errno(errno): Errno) -> OpenError {
+fn refused(name: String, Errno(errno): Errno) -> DeviceError {
     match errno {
-        libc::EACCES | libc::EPERM => OpenError::Forbidden { name, errno },
-        libc::ENOENT | libc::ENXIO => OpenError::NoDeviceFile { name, errno },
-        _ => OpenError::os("ibv_open_device", Errno(errno)),
+        libc::EACCES | libc::EPERM => DeviceError::Forbidden { name, errno },
+        libc::ENOENT | libc::ENXIO => DeviceError::NoDeviceFile { name, errno },
+        _ => DeviceError::os("ibv_open_device", Errno(errno)),
     }
 }
 
@@ -420,20 +420,20 @@ mod tests {
     fn every_refusal_names_its_way_out() {
         let name = || String::from("rxe0");
         let forbidden = refused(name(), Errno(libc::EACCES));
-        assert_eq!(forbidden, OpenError::Forbidden { name: name(), errno: libc::EACCES });
+        assert_eq!(forbidden, DeviceError::Forbidden { name: name(), errno: libc::EACCES });
         assert!(forbidden.to_string().contains("--device /dev/infiniband"));
         let no_file = refused(name(), Errno(libc::ENOENT));
         assert!(no_file.to_string().contains("load ib_uverbs"));
-        assert_eq!(refused(name(), Errno(libc::EIO)), OpenError::Gone { errno: libc::EIO });
-        assert!(OpenError::NoDevice.to_string().contains("rdma link add"));
-        assert!(OpenError::from(LoadError::Absent).to_string().contains("install"));
+        assert_eq!(refused(name(), Errno(libc::EIO)), DeviceError::Gone { errno: libc::EIO });
+        assert!(DeviceError::NoDevice.to_string().contains("rdma link add"));
+        assert!(DeviceError::from(LibraryError::Absent).to_string().contains("install"));
     }
 
     #[test]
     fn a_device_that_is_not_there_is_not_opened() {
         match Device::open(Some("no such device")) {
-            Err(OpenError::NoSuchDevice { name }) => assert_eq!(name, "no such device"),
-            Err(OpenError::Library(_) | OpenError::NoDevice) => {}
+            Err(DeviceError::NoSuchDevice { name }) => assert_eq!(name, "no such device"),
+            Err(DeviceError::Library(_) | DeviceError::NoDevice) => {}
             other => panic!("{other:?}"),
         }
     }

@@ -19,6 +19,18 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
 /// A registration of a dmabuf, given back when dropped.
+///
+/// It does not outlive its registrar:
+///
+/// ```compile_fail,E0505
+/// # use pinfold::{Access, registrar::verbs::{DmabufPart, Verbs}};
+/// # use std::os::fd::BorrowedFd;
+/// # fn after_its_parent(registrar: Verbs, descriptor: BorrowedFd<'_>, part: DmabufPart) {
+/// let dmabuf = unsafe { registrar.register_dmabuf(descriptor, part, Access::READ) }.unwrap();
+/// drop(registrar);
+/// drop(dmabuf);
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Dmabuf<'v> {
     registrar: &'v Verbs,

@@ -75,7 +75,7 @@ pub struct ibv_context {
     pub cmd_fd: c_int,
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
-    pub mutex: Mutex,
+    pub mutex: PthreadMutex,
     /// [`ABI_IS_EXTENDED`] where the context lies at the end of a [`verbs_context`].
     pub abi_compat: *mut c_void,
 }
@@ -85,9 +85,9 @@ pub const ABI_IS_EXTENDED: usize = usize::MAX;
 
 /// `pthread_mutex_t`, which stands in the middle of some structures.
 #[repr(C)]
-pub struct Mutex(libc::pthread_mutex_t);
+pub struct PthreadMutex(libc::pthread_mutex_t);
 
-impl std::fmt::Debug for Mutex {
+impl std::fmt::Debug for PthreadMutex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("pthread_mutex_t")
     }

@@ -45,18 +45,18 @@ macro_rules! library {
             ///
             /// # Errors
             ///
-            /// [`LoadError::Symbol`]: a function is missing that must be there.
+            /// [`LibraryError::Symbol`]: a function is missing that must be there.
             ///
             /// # Safety
             ///
             /// What `find` gives for a name is libibverbs' function of that name, and stays.
             pub unsafe fn from_symbols(
                 mut find: impl FnMut(&CStr, &CStr) -> Option<NonNull<c_void>>,
-            ) -> Result<Self, LoadError> {
+            ) -> Result<Self, LibraryError> {
                 Ok(Self {
                     $($need: {
                         let found = find($need_name, $need_version)
-                            .ok_or(LoadError::Symbol { name: $need_name })?;
+                            .ok_or(LibraryError::Symbol { name: $need_name })?;
                         // SAFETY: the caller's word, and the declaration above is the header's.
                         unsafe {
                             mem::transmute::<
@@ -123,18 +123,18 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// [`LoadError`] says what to install.
-    pub fn shared() -> Result<&'static Self, LoadError> {
-        static LOADED: FirstMade<Result<Library, LoadError>> = FirstMade::new();
+    /// [`LibraryError`] says what to install.
+    pub fn shared() -> Result<&'static Self, LibraryError> {
+        static LOADED: FirstMade<Result<Library, LibraryError>> = FirstMade::new();
         LOADED.get_or_make(|| Box::new(Self::load())).as_ref().map_err(|error| *error)
     }
 
-    fn load() -> Result<Self, LoadError> {
+    fn load() -> Result<Self, LibraryError> {
         // SAFETY: the name is a C string. Loading runs the library's initialisers, as it does in
         // every program that links it.
         let handle = unsafe { libc::dlopen(FILE_NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err(LoadError::Absent);
+            return Err(LibraryError::Absent);
         }
         // By name alone: that is the default version, of the 1.1 ABI in every library that has it.
         let find = |name: &CStr, _: &CStr| {
@@ -284,7 +284,7 @@ unsafe fn extended_operation(
 /// Why there is no libibverbs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LoadError {
+pub enum LibraryError {
     /// No such library is installed where the dynamic linker looks.
     #[error(
         "no libibverbs.so.1: install rdma-core's library (Debian and Ubuntu: libibverbs1 and \
@@ -311,7 +311,7 @@ mod tests {
     fn a_missing_function_is_named() {
         // SAFETY: nothing is found, so nothing is taken for a function.
         let error = unsafe { Library::from_symbols(|_, _| None) }.unwrap_err();
-        assert_eq!(error, LoadError::Symbol { name: c"ibv_get_device_list" });
+        assert_eq!(error, LibraryError::Symbol { name: c"ibv_get_device_list" });
         assert!(error.to_string().contains("ibv_get_device_list"));
     }
 

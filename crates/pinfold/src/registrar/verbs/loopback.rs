@@ -11,7 +11,7 @@
 
 #![allow(unsafe_code)]
 
-use super::device::{Domain, OpenError};
+use super::device::{DeviceError, Domain};
 use super::ffi::*;
 use crate::fork_mark::FORKED;
 use libc::{c_int, c_uint};
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
+pub enum LoopbackDirection {
     /// From the local memory into the remote (`IBV_WR_RDMA_WRITE`).
     Write,
     /// From the remote memory into the local (`IBV_WR_RDMA_READ`).
@@ -88,7 +88,7 @@ impl Loopback {
     /// bytes arrive, now.
     pub unsafe fn transfer(
         &self,
-        direction: Direction,
+        direction: LoopbackDirection,
         transfers: &[Transfer],
     ) -> Result<(), LoopbackError> {
         not_forked(&self.domain)?;
@@ -166,7 +166,11 @@ impl Pair {
     /// # Safety
     ///
     /// As for [`Loopback::transfer`].
-    unsafe fn post(&self, direction: Direction, batch: &[Transfer]) -> Result<(), LoopbackError> {
+    unsafe fn post(
+        &self,
+        direction: LoopbackDirection,
+        batch: &[Transfer],
+    ) -> Result<(), LoopbackError> {
         for (left, transfer) in (0..batch.len()).rev().zip(batch) {
             let flags = if left == 0 { IBV_SEND_SIGNALED } else { 0 };
             // SAFETY: the caller's promise.
@@ -370,7 +374,7 @@ impl QueuePair {
     /// As for [`Loopback::transfer`].
     unsafe fn post(
         &self,
-        direction: Direction,
+        direction: LoopbackDirection,
         transfer: &Transfer,
         send_flags: c_uint,
     ) -> Result<(), LoopbackError> {
@@ -421,15 +425,15 @@ fn piece(transfer: &Transfer) -> Result<ibv_sge, LoopbackError> {
 }
 
 /// The request for a transfer, but for its local end.
-fn request(direction: Direction, transfer: &Transfer, send_flags: c_uint) -> ibv_send_wr {
+fn request(direction: LoopbackDirection, transfer: &Transfer, send_flags: c_uint) -> ibv_send_wr {
     ibv_send_wr {
         wr_id: 0,
         next: ptr::null_mut(),
         sg_list: ptr::null_mut(),
         num_sge: 1,
         opcode: match direction {
-            Direction::Write => IBV_WR_RDMA_WRITE,
-            Direction::Read => IBV_WR_RDMA_READ,
+            LoopbackDirection::Write => IBV_WR_RDMA_WRITE,
+            LoopbackDirection::Read => IBV_WR_RDMA_READ,
         },
         send_flags,
         imm_data: 0,
@@ -623,10 +627,10 @@ impl LoopbackError {
     }
 }
 
-impl From<OpenError> for LoopbackError {
-    fn from(error: OpenError) -> Self {
+impl From<DeviceError> for LoopbackError {
+    fn from(error: DeviceError) -> Self {
         match error {
-            OpenError::Os { operation, errno } => Self::Os { operation, errno },
+            DeviceError::Os { operation, errno } => Self::Os { operation, errno },
             _ => Self::NoPort,
         }
     }

@@ -8,14 +8,14 @@
 #![allow(unsafe_code)]
 
 use super::attributes::{Operations, Transport};
-use super::device::{Domain, OpenError};
+use super::device::{DeviceError, Domain};
 use super::ffi::*;
-use super::loopback::{Direction, Loopback, LoopbackError, Transfer};
+use super::loopback::{Loopback, LoopbackDirection, LoopbackError, Transfer};
 use super::registrar::{MemoryRegion, Verbs, granted};
+use crate::fork_mark::FORKED;
 use libc::c_uint;
 use pinfold_core::{
-    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, ResizeError,
-    Translation,
+    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation,
 };
 use pinfold_kernel::{Errno, mapping::OwnedMapping, memory, process::page_bytes};
 use std::sync::Arc;
@@ -43,14 +43,14 @@ impl OnDemand {
     ///
     /// # Errors
     ///
-    /// [`OpenError::OnDemand`] if the device needs pinned pages for one of the operations,
-    /// [`OpenError::WrongBytes`] if it failed the test, [`OpenError::Untestable`] if there was none,
+    /// [`DeviceError::OnDemand`] if the device needs pinned pages for one of the operations,
+    /// [`DeviceError::WrongBytes`] if it failed the test, [`DeviceError::Untestable`] if there was none,
     /// for want of an active port; others as [`Verbs::new`].
     pub fn new(
         domain: Arc<Domain>,
         transport: Transport,
         operations: Operations,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, DeviceError> {
         // SAFETY: the test takes the place of the caller's word.
         let registrar = unsafe { Self::untested(domain, transport, operations) }?;
         self_test(&registrar)?;
@@ -72,7 +72,7 @@ impl OnDemand {
         domain: Arc<Domain>,
         transport: Transport,
         operations: Operations,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, DeviceError> {
         let device = domain.device();
         let offered = device
             .attributes()
@@ -81,7 +81,7 @@ impl OnDemand {
         let missing = operations.without(offered);
         if !missing.is_empty() || offered.is_empty() {
             let name = device.name().to_owned();
-            return Err(OpenError::OnDemand { name, transport, missing });
+            return Err(DeviceError::OnDemand { name, transport, missing });
         }
         Ok(Self { verbs: Verbs::new(domain)?, operations: offered })
     }
@@ -112,13 +112,17 @@ impl OnDemand {
     ///
     /// # Errors
     ///
-    /// [`PrefetchError`]; transfers work all the same, but slower.
+    /// [`PrefetchError`]; transfers work all the same, but slower. In a forked child, whose parent's the region is,
+    /// [`PrefetchError::Os`] with `ESRCH`.
     pub fn prefetch(
         &self,
         region: MemoryRegion,
         part: AddressRange,
         access: Access,
     ) -> Result<(), PrefetchError> {
+        if self.verbs.forked() {
+            return Err(PrefetchError::Os { errno: FORKED });
+        }
         let advice = match access.writes() {
             true => IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
             false => IBV_ADVISE_MR_ADVICE_PREFETCH,
@@ -188,17 +192,6 @@ unsafe impl Registrar for OnDemand {
     ) -> Result<(), DeregisterError> {
         self.verbs.give_back(handle)
     }
-
-    unsafe fn resize(
-        &self,
-        handle: MemoryRegion,
-        from: AddressRange,
-        to: AddressRange,
-        access: Access,
-    ) -> Result<(), ResizeError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.verbs.resize(handle, from, to, access) }
-    }
 }
 
 /// Why pages were not fetched beforehand.
@@ -234,7 +227,7 @@ pub enum PrefetchError {
 
 /// Moves bytes that begin and end within pages out of unpinned memory and into it, before and after
 /// its pages were exchanged.
-fn self_test(registrar: &OnDemand) -> Result<(), OpenError> {
+fn self_test(registrar: &OnDemand) -> Result<(), DeviceError> {
     let name = || registrar.domain().device().name().to_owned();
     let test = Test::new(registrar).map_err(|why| why.of(name()))?;
     test.run().map_err(|why| why.of(name()))
@@ -245,14 +238,14 @@ enum Unproven {
     /// The device did something else than it was told.
     Wrong(&'static str),
     Loopback(LoopbackError),
-    Open(OpenError),
+    Open(DeviceError),
 }
 
 impl Unproven {
-    fn of(self, name: String) -> OpenError {
+    fn of(self, name: String) -> DeviceError {
         match self {
-            Self::Wrong(what) => OpenError::WrongBytes { name, what },
-            Self::Loopback(error) => OpenError::Untestable { name, why: error.to_string() },
+            Self::Wrong(what) => DeviceError::WrongBytes { name, what },
+            Self::Loopback(error) => DeviceError::Untestable { name, why: error.to_string() },
             Self::Open(error) => error,
         }
     }
@@ -264,8 +257,8 @@ impl From<LoopbackError> for Unproven {
     }
 }
 
-impl From<OpenError> for Unproven {
-    fn from(error: OpenError) -> Self {
+impl From<DeviceError> for Unproven {
+    fn from(error: DeviceError) -> Self {
         Self::Open(error)
     }
 }
@@ -278,7 +271,7 @@ impl From<RegisterError> for Unproven {
             }
             _ => libc::EIO,
         };
-        Self::Open(OpenError::Os { operation: "registering for the self-test", errno })
+        Self::Open(DeviceError::Os { operation: "registering for the self-test", errno })
     }
 }
 
@@ -306,7 +299,7 @@ impl<'r> Test<'r> {
         self.near.fill(1);
         self.goes_out("from within a page")?;
         self.comes_in("into the middle of a page")?;
-        self.near.exchange().map_err(|errno| OpenError::os("mmap", errno))?;
+        self.near.exchange().map_err(|errno| DeviceError::os("mmap", errno))?;
         self.near.fill(3);
         self.goes_out("after its pages were exchanged")
     }
@@ -315,7 +308,7 @@ impl<'r> Test<'r> {
     fn goes_out(&self, what: &'static str) -> Result<(), Unproven> {
         let part = self.part();
         self.far.fill(0);
-        self.transfer(Direction::Write)?;
+        self.transfer(LoopbackDirection::Write)?;
         let right = self.far.bytes().get(part.clone()) == self.near.bytes().get(part);
         if right { Ok(()) } else { Err(Unproven::Wrong(what)) }
     }
@@ -326,7 +319,7 @@ impl<'r> Test<'r> {
         let mut expected = self.near.bytes();
         let part = self.part();
         expected[part.clone()].copy_from_slice(&self.far.bytes()[part]);
-        self.transfer(Direction::Read)?;
+        self.transfer(LoopbackDirection::Read)?;
         if self.near.bytes() == expected { Ok(()) } else { Err(Unproven::Wrong(what)) }
     }
 
@@ -336,7 +329,7 @@ impl<'r> Test<'r> {
         BESIDE..self.near.range.len() - 2 * BESIDE
     }
 
-    fn transfer(&self, direction: Direction) -> Result<(), LoopbackError> {
+    fn transfer(&self, direction: LoopbackDirection) -> Result<(), LoopbackError> {
         let part = self.part();
         let transfer = Transfer {
             lkey: self.near.region.lkey(),
@@ -362,8 +355,8 @@ struct End<'r, R: Registrar<Handle = MemoryRegion>> {
 impl<'r, R: Registrar<Handle = MemoryRegion>> End<'r, R> {
     fn new(registrar: &'r R, access: Access) -> Result<Self, Unproven> {
         let length = PAGES * page_bytes();
-        let pages = OwnedMapping::new(length).map_err(|errno| OpenError::os("mmap", errno))?;
-        let range = pages.range().ok_or(OpenError::os("mmap", Errno(libc::EINVAL)))?;
+        let pages = OwnedMapping::new(length).map_err(|errno| DeviceError::os("mmap", errno))?;
+        let range = pages.range().ok_or(DeviceError::os("mmap", Errno(libc::EINVAL)))?;
         // SAFETY: the pages are this test's own.
         let region = unsafe { registrar.register(range, registrar.granted(access)) }?;
         Ok(Self { registrar, region, pages, range })

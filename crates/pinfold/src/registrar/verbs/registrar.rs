@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::attributes::access_flags;
-use super::device::{Device, Domain, OpenError};
+use super::device::{Device, DeviceError, Domain};
 use super::ffi::*;
 use crate::fork_mark::{FORKED, ForkMark};
 use crate::limits::Limits;
@@ -17,7 +17,7 @@ use crate::mappings;
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
-    ResizeError, Unsupported,
+    Unsupported,
 };
 use pinfold_kernel::{Errno, errno::last_errno, process::page_bytes};
 use std::collections::{HashMap, HashSet};
@@ -140,6 +140,8 @@ enum Standing {
     Kept,
     /// Its holder deregistered it, and the device refused: no holder has the handle any more.
     GivenUp,
+    /// A thread has the device deregister it just now, which may refuse still.
+    Leaving,
 }
 
 /// Whether a peer may touch a region with these rights and the library's flags: through a memory window too, which
@@ -159,13 +161,13 @@ impl Verbs {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Os`] if the kernel has no memory, or is older than 4.14; [`OpenError::Gone`] in a forked child,
+    /// [`DeviceError::Os`] if the kernel has no memory, or is older than 4.14; [`DeviceError::Gone`] in a forked child,
     /// whose parent's the domain is.
-    pub fn new(domain: Arc<Domain>) -> Result<Self, OpenError> {
+    pub fn new(domain: Arc<Domain>) -> Result<Self, DeviceError> {
         if domain.device().forked() {
-            return Err(OpenError::Gone { errno: FORKED });
+            return Err(DeviceError::Gone { errno: FORKED });
         }
-        let fork_mark = ForkMark::new(1).map_err(|errno| OpenError::os("madvise", errno))?;
+        let fork_mark = ForkMark::new(1).map_err(|errno| DeviceError::os("madvise", errno))?;
         let limits = limits_of(domain.device());
         let (held, stops) = (Mutex::default(), OnceLock::new());
         Ok(Self { domain, limits, flags: 0, fork_mark, held, stops })
@@ -317,28 +319,33 @@ impl Verbs {
         if self.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
         }
-        let removed = {
+        {
             let mut held = self.held();
             if held.withdrawn.remove(&region) {
                 return Ok(());
             }
-            held.live.remove(&region)
-        };
-        let Some(use_) = removed else {
-            return Err(DeregisterError::Os { operation: DEREG, errno: libc::EINVAL });
-        };
+            // It stays among the live ones until the device has let go.
+            match held.live.get_mut(&region) {
+                Some(it) if it.standing != Standing::Leaving => it.standing = Standing::Leaving,
+                _ => return Err(DeregisterError::Os { operation: DEREG, errno: libc::EINVAL }),
+            }
+        }
         // SAFETY: the library made it in this domain, and it was not deregistered before: the thread that
-        // takes it out of the list is the only one.
+        // has it leave is the only one.
         let status = unsafe { (self.domain.device().library().dereg_mr)(region.as_ptr()) };
+        let is_refused = status != 0 && !is_gone(status);
+        let mut held = self.held();
+        if is_refused && let Some(it) = held.live.get_mut(&region) {
+            // Still registered (a memory window is bound to it): tried again when a suspension
+            // asks for its range, and when this is dropped.
+            it.standing = refused;
+        } else {
+            held.live.remove(&region);
+        }
         match status {
             0 => Ok(()),
             errno if is_gone(errno) => Err(DeregisterError::DeviceGone { errno }),
-            errno => {
-                // Still registered (a memory window is bound to it): tried again when a suspension
-                // asks for its range, and when this is dropped.
-                self.note(region, Use { standing: refused, ..use_ });
-                Err(DeregisterError::Os { operation: DEREG, errno })
-            }
+            errno => Err(DeregisterError::Os { operation: DEREG, errno }),
         }
     }
 
@@ -465,21 +472,6 @@ unsafe impl Registrar for Verbs {
         _: AddressRange,
     ) -> Result<(), DeregisterError> {
         self.give_back(handle)
-    }
-
-    /// Refused, always: the verbs have `ibv_rereg_mr`, and it promises neither.
-    unsafe fn resize(
-        &self,
-        _: MemoryRegion,
-        _: AddressRange,
-        _: AddressRange,
-        _: Access,
-    ) -> Result<(), ResizeError> {
-        // Other holders have the keys in their requests, and peers have them too.
-        Err(ResizeError::Cannot {
-            why: "ibv_rereg_mr may change the keys that others hold, and where it fails, nothing may \
-                  be left of the registration",
-        })
     }
 }
 

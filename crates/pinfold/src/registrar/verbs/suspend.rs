@@ -16,53 +16,55 @@ use pinfold_core::{
     Transfers, Unsupported,
 };
 
-impl Verbs {
-    fn can_stop(&self, range: AddressRange, connections: &[Connection]) -> Result<(), Unsupported> {
-        if self.forked() {
-            return Err(Unsupported::Device);
-        }
-        let exposed = self.is_exposed(range);
-        if exposed && connections.is_empty() {
-            return Err(Unsupported::PeerMayWrite);
-        }
-        let about = (range, self.now());
-        for (index, connection) in connections.iter().enumerate() {
-            connection.can_stop(index, self.domain(), exposed, about)?;
-        }
-        if connections.is_empty() { Ok(()) } else { self.stops_queue_pairs() }
+fn can_stop(
+    verbs: &Verbs,
+    range: AddressRange,
+    connections: &[Connection],
+) -> Result<(), Unsupported> {
+    if verbs.forked() {
+        return Err(Unsupported::Device);
     }
+    let exposed = verbs.is_exposed(range);
+    if exposed && connections.is_empty() {
+        return Err(Unsupported::PeerMayWrite);
+    }
+    let about = (range, verbs.now());
+    for (index, connection) in connections.iter().enumerate() {
+        connection.can_stop(index, verbs.domain(), exposed, about)?;
+    }
+    if connections.is_empty() { Ok(()) } else { stops_queue_pairs(verbs) }
+}
 
-    /// Whether the device can: tried until it has said so itself, either way.
-    fn stops_queue_pairs(&self) -> Result<(), Unsupported> {
-        if let Some(&said) = self.stops.get() {
-            return said;
-        }
-        match connection::test(self.domain()) {
-            Verdict::Said(said) => *self.stops.get_or_init(|| said),
-            Verdict::Untested(why) => Err(why),
-        }
+/// Whether the device can: tried until it has said so itself, either way.
+fn stops_queue_pairs(verbs: &Verbs) -> Result<(), Unsupported> {
+    if let Some(&said) = verbs.stops.get() {
+        return said;
     }
+    match connection::test(verbs.domain()) {
+        Verdict::Said(said) => *verbs.stops.get_or_init(|| said),
+        Verdict::Untested(why) => Err(why),
+    }
+}
 
-    /// # Safety
-    ///
-    /// As for [`Registrar::register`](pinfold_core::Registrar::register).
-    unsafe fn renew_with(
-        &self,
-        handle: MemoryRegion,
-        range: AddressRange,
-        access: Access,
-        flags: c_uint,
-    ) -> Result<Renewed<MemoryRegion>, RegisterError> {
-        if self.forked() {
-            return Err(RegisterError::DeviceGone { errno: FORKED });
-        }
-        if !self.end_withdrawal(handle) {
-            // The device did not deregister it (see `quiet`), or was never asked to.
-            return Ok(Renewed::Same);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.register_with(range, access, flags) }.map(Renewed::Changed)
+/// # Safety
+///
+/// As for [`Registrar::register`](pinfold_core::Registrar::register).
+unsafe fn renew_with(
+    verbs: &Verbs,
+    handle: MemoryRegion,
+    range: AddressRange,
+    access: Access,
+    flags: c_uint,
+) -> Result<Renewed<MemoryRegion>, RegisterError> {
+    if verbs.forked() {
+        return Err(RegisterError::DeviceGone { errno: FORKED });
     }
+    if !verbs.end_withdrawal(handle) {
+        // The device did not deregister it (see `quiet`), or was never asked to.
+        return Ok(Renewed::Same);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { verbs.register_with(range, access, flags) }.map(Renewed::Changed)
 }
 
 /// Queue pairs are stopped in `SQD`, tried beforehand with one of our own; regions are deregistered,
@@ -83,7 +85,7 @@ unsafe impl Suspend for Verbs {
         range: AddressRange,
         connections: &[Connection],
     ) -> Result<(), Unsupported> {
-        self.can_stop(range, connections)
+        can_stop(self, range, connections)
     }
 
     fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {
@@ -117,7 +119,7 @@ unsafe impl Suspend for Verbs {
         access: Access,
     ) -> Result<Renewed<MemoryRegion>, RegisterError> {
         // SAFETY: the caller's promise.
-        unsafe { self.renew_with(handle, range, access, 0) }
+        unsafe { renew_with(self, handle, range, access, 0) }
     }
 
     unsafe fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
@@ -141,7 +143,7 @@ unsafe impl Suspend for OnDemand {
         range: AddressRange,
         connections: &[Connection],
     ) -> Result<(), Unsupported> {
-        self.verbs().can_stop(range, connections)
+        can_stop(self.verbs(), range, connections)
     }
 
     fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {

@@ -1,0 +1,439 @@
+//! Code that is not ours forks at its n-th call, for every n, and the child comes back from it: then it calls neither its
+//! parent's device nor its parent's account, and is given no lease.
+//!
+//! The fork is played: the monitor says from then on that this is a child.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to call the entry points that take an address, with addresses that nothing
+//! dereferences, and to implement the traits on whose promise memory depends.
+
+#![cfg(not(shuttle))]
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used)] // only tests use it
+
+use pinfold_core::{
+    Access, Account, AddressRange, Amount, Cache, Change, Config, ConnectionLost, Cover,
+    DeregisterError, Exhausted, GetError, Keep, Lender, Limit, Lost, MappingKind, Monitor, OnDrop,
+    Position, Refusal, RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence,
+    Suspend, SuspensionTerms, Transfers, Unsupported, Watch,
+};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+#[derive(Default)]
+struct Calls {
+    made: usize,
+    fork_at: usize,
+    /// The call that forked, and the parent's device and account that were called since.
+    forked_in: Option<&'static str>,
+    since: Vec<&'static str>,
+}
+
+/// Everything that is not the cache's.
+#[derive(Default)]
+struct World {
+    calls: Mutex<Calls>,
+    changes: Mutex<Vec<AddressRange>>,
+    time: AtomicU64,
+}
+
+impl World {
+    fn forking_at(n: usize) -> Arc<Self> {
+        let calls = Calls { fork_at: n, ..Calls::default() };
+        Arc::new(Self { calls: Mutex::new(calls), ..Self::default() })
+    }
+
+    /// What a child may call as well: its monitor, and the destructors of what it has copies of.
+    fn asked(&self, what: &'static str) {
+        let mut calls = self.calls.lock().unwrap();
+        calls.made += 1;
+        if calls.made == calls.fork_at {
+            calls.forked_in = Some(what);
+        }
+    }
+
+    fn called(&self, what: &'static str) {
+        if self.is_child() {
+            self.calls.lock().unwrap().since.push(what);
+        }
+        self.asked(what);
+    }
+
+    fn forked_in(&self) -> Option<&'static str> {
+        self.calls.lock().unwrap().forked_in
+    }
+
+    fn is_child(&self) -> bool {
+        self.forked_in().is_some()
+    }
+
+    fn change(&self, range: AddressRange) {
+        self.changes.lock().unwrap().push(range);
+    }
+
+    fn pass(&self, time: Duration) {
+        self.time.fetch_add(u64::try_from(time.as_millis()).unwrap(), SeqCst);
+    }
+}
+
+struct Device(Arc<World>);
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Device {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits::new(4096, 1 << 30, 1 << 20)
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        self.0.called("granted");
+        wanted
+    }
+
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.0.called("widened");
+        range
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+        self.0.called("register");
+        Ok(0)
+    }
+
+    unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        self.0.called("deregister");
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Link(u32, Arc<World>);
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("World")
+    }
+}
+
+impl Clone for Link {
+    fn clone(&self) -> Self {
+        self.1.asked("clone");
+        Self(self.0, Arc::clone(&self.1))
+    }
+}
+
+impl PartialEq for Link {
+    fn eq(&self, other: &Self) -> bool {
+        self.1.asked("eq");
+        self.0 == other.0
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.1.asked("drop");
+    }
+}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Suspend for Device {
+    type Connection = Link;
+
+    fn now(&self) -> Duration {
+        self.0.called("now");
+        Duration::from_millis(self.0.time.load(SeqCst))
+    }
+
+    fn can_suspend(&self, _: AddressRange, _: &[Link]) -> Result<(), Unsupported> {
+        self.0.called("can_suspend");
+        Ok(())
+    }
+
+    fn stop(&self, _: &Link) -> Result<(), ConnectionLost> {
+        self.0.called("stop");
+        Ok(())
+    }
+
+    fn in_flight(&self, _: &Link, _: AddressRange) -> Result<Transfers, ConnectionLost> {
+        self.0.called("in_flight");
+        Ok(Transfers::default())
+    }
+
+    unsafe fn withdraw(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        self.0.called("withdraw");
+        Ok(())
+    }
+
+    fn quiet(&self, _: AddressRange) -> bool {
+        self.0.called("quiet");
+        true
+    }
+
+    unsafe fn renew(&self, handle: u32, _: AddressRange, _: Access) -> Renewal {
+        self.0.called("renew");
+        Ok(Renewed::Changed(handle))
+    }
+
+    unsafe fn restart(&self, _: &Link) -> Result<(), ConnectionLost> {
+        self.0.called("restart");
+        Ok(())
+    }
+
+    fn fail(&self, _: &Link) {
+        self.0.called("fail");
+    }
+
+    fn wait(&self, _: Duration) {
+        self.0.called("wait");
+        self.0.pass(Duration::from_millis(5));
+    }
+}
+
+type Renewal = Result<Renewed<u32>, RegisterError>;
+
+struct Watcher(Arc<World>);
+
+// SAFETY: the simulated memory changes by `change` alone.
+unsafe impl Monitor for Watcher {
+    fn name(&self) -> &'static str {
+        "forking"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        if self.0.is_child() {
+            return Err(Lost::Forked);
+        }
+        self.0.asked("check");
+        Ok(Sequence(self.0.changes.lock().unwrap().len() as u64))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        self.0.asked("watch");
+        Watch::Covered
+    }
+
+    fn change_pending(&self, _: AddressRange) -> bool {
+        self.0.asked("change_pending");
+        false
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.0.asked("replay");
+        let changes = self.0.changes.lock().unwrap().clone();
+        let end = changes.len() as u64;
+        let seen = if from == Position::NOWHERE { end } else { from.0 };
+        changes.into_iter().skip(usize::try_from(seen).unwrap()).for_each(visit);
+        Replay {
+            up_to: Position(end, 0),
+            sequence: Sequence(end),
+            complete: true,
+            may_repeat: false,
+        }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Detected
+    }
+
+    fn change_surcharge(&self) -> u64 {
+        self.0.asked("change_surcharge");
+        0
+    }
+
+    fn forked(&self) -> bool {
+        self.0.is_child()
+    }
+
+    fn notified(&self) -> u32 {
+        0
+    }
+
+    fn notify(&self) {
+        self.0.asked("notify");
+    }
+
+    fn wait(&self, _: u32) {}
+}
+
+/// With so many registrations to grant.
+struct Purse(Arc<World>, AtomicUsize);
+
+impl Account for Purse {
+    fn take(&self, amount: Amount) -> Result<(), Refusal> {
+        self.0.called("take");
+        let allowed = self.1.load(SeqCst);
+        let left = allowed.checked_sub(amount.regions).ok_or(Refusal {
+            exhausted: Exhausted { limit: Limit::Regions, allowed: 1, held: 1, wanted: 1 },
+            missing: amount,
+        })?;
+        self.1.store(left, SeqCst); // one thread
+        Ok(())
+    }
+
+    fn overdraw(&self, _: Amount) {
+        self.0.called("overdraw");
+    }
+
+    fn give(&self, amount: Amount) {
+        self.0.called("give");
+        self.1.fetch_add(amount.regions, SeqCst);
+    }
+
+    fn recall(&self, _: Amount) -> bool {
+        self.0.called("recall");
+        false
+    }
+
+    fn refused(&self, _: RegisterError, _: Amount) -> bool {
+        self.0.called("refused");
+        false
+    }
+
+    fn settle(&self) {
+        self.0.called("settle");
+    }
+
+    fn attach(&self, _: Weak<dyn Lender>) {}
+}
+
+type TheCache = Cache<Device, Watcher>;
+
+fn pages(first: usize, count: usize) -> AddressRange {
+    AddressRange::new(0x7000_0000 + first * 4096, count * 4096).unwrap()
+}
+
+fn get(
+    cache: &TheCache,
+    page: usize,
+) -> Result<pinfold_core::Lease<'_, Device, Watcher>, GetError> {
+    let start = std::ptr::without_provenance(pages(page, 1).start());
+    // SAFETY: the device touches no memory.
+    unsafe { cache.get(start, 4096, Access::READ) }
+}
+
+/// `uses` with a cache of four registrations, in which what is not the cache's forks at every call in turn.
+fn forks_at_every_call(least: usize, uses: impl Fn(&TheCache, &Arc<World>)) {
+    forks_at_every_call_within(usize::MAX / 2, least, uses);
+}
+
+/// The same with an account that grants no more than `granted` registrations.
+fn forks_at_every_call_within(granted: usize, least: usize, uses: impl Fn(&TheCache, &Arc<World>)) {
+    let mut found = Vec::new();
+    for n in 1.. {
+        let world = World::forking_at(n);
+        let (device, monitor) = (Device(Arc::clone(&world)), Watcher(Arc::clone(&world)));
+        let config = Config { max_regions: 4, keep: Keep::Always, ..Config::default() };
+        let account = Arc::new(Purse(Arc::clone(&world), granted.into()));
+        let cache = Cache::with_account(device, monitor, config, account).unwrap();
+        uses(&cache, &world);
+        drop(cache);
+        let calls = world.calls.lock().unwrap();
+        let Some(forked_in) = calls.forked_in else {
+            assert!(n > least, "{n} calls");
+            break;
+        };
+        if !calls.since.is_empty() {
+            found.push((n, forked_in, calls.since.clone()));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// A miss that comes back in a child, wherever it forked.
+fn miss(cache: &TheCache, world: &World, page: usize) {
+    let got = get(cache, page).map(drop);
+    if let Some(forked_in) = world.forked_in() {
+        assert_eq!(got, Err(GetError::Forked), "page {page}, forked in {forked_in}");
+    }
+}
+
+#[test]
+fn a_child_forked_inside_a_get_is_refused_and_calls_no_device_and_no_account() {
+    forks_at_every_call(60, |cache, world| {
+        let mut leased = get(cache, 0);
+        if let Ok(lease) = &mut leased {
+            let forks = Arc::clone(world);
+            lease.on_invalidate(move || forks.asked("callback"));
+        }
+        (1..6).for_each(|page| miss(cache, world, page));
+        world.change(pages(0, 9));
+        (2..4).for_each(|page| miss(cache, world, page));
+        drop(leased);
+        cache.invalidate(pages(2, 2));
+        (2..4).for_each(|page| miss(cache, world, page));
+        cache.reclaim();
+        (10..13).for_each(|page| miss(cache, world, page));
+        cache.evict_idle();
+    });
+}
+
+/// One that is refused as the budget is spent, also where nothing idle is left to be given back for it.
+#[test]
+fn a_child_forked_inside_a_get_that_its_account_refuses_calls_no_device_and_no_account() {
+    forks_at_every_call_within(2, 30, |cache, world| {
+        (0..4).for_each(|page| miss(cache, world, page));
+        let leased = [get(cache, 4), get(cache, 5)];
+        if world.forked_in().is_none() {
+            let got = get(cache, 6).map(drop);
+            let expected = match world.forked_in() {
+                Some(_) => matches!(got, Err(GetError::Forked)),
+                None => matches!(got, Err(GetError::Exhausted(_))),
+            };
+            assert!(expected, "{got:?}, forked in {:?}", world.forked_in());
+        }
+        drop(leased);
+    });
+}
+
+/// Never drops `value`, and keeps it where the leak sanitizer finds it.
+fn leak<T>(value: T) {
+    static LEAKED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    LEAKED.lock().unwrap().push(Box::into_raw(Box::new(value)).expose_provenance());
+}
+
+/// Six ways to end a suspension with two leases, beside a registration that is given back.
+fn suspend(cache: &TheCache, world: &Arc<World>, way: usize) {
+    let (Ok(first), Ok(second)) = (get(cache, 0), get(cache, 1)) else { return };
+    drop(get(cache, 2));
+    let range = pages(0, 3);
+    let links = (0..3).map(|number| Link(number, Arc::clone(world))).collect();
+    let on_drop = if way == 1 { OnDrop::Resume } else { OnDrop::Kill };
+    let terms = SuspensionTerms { on_drop, ..SuspensionTerms::default() };
+    let leases = vec![first, second];
+    match way {
+        0 | 1 => drop(cache.suspend(range, links, leases, terms)),
+        2 => drop(cache.suspend(range, links, leases, terms).map(|it| it.resume().is_ok())),
+        3 => drop(cache.begin_suspension(range, links, leases, terms).map(|it| it.cancel())),
+        _ => {
+            match way {
+                4 => _ = cache.suspend(range, links, leases, terms).map(leak),
+                _ => _ = cache.begin_suspension(range, links, leases, terms).map(leak),
+            }
+            world.pass(terms.deadline + Duration::from_secs(1));
+            cache.expire_suspensions();
+        }
+    }
+}
+
+#[test]
+fn a_child_forked_inside_a_suspension_calls_its_parents_device_no_more() {
+    for way in 0..6 {
+        forks_at_every_call(30, |cache, world| suspend(cache, world, way));
+    }
+}
+
+/// Its connections are shared with another suspension, which has them compared.
+#[test]
+fn a_child_forked_inside_one_of_two_suspensions_calls_its_parents_device_no_more() {
+    forks_at_every_call(30, |cache, world| {
+        let links = || (0..3).map(|number| Link(number, Arc::clone(world))).collect();
+        let terms = SuspensionTerms::default();
+        let other = cache.suspend(pages(20, 1), links(), Vec::new(), terms);
+        suspend(cache, world, 2);
+        drop(cache.suspend(pages(30, 1), links(), Vec::new(), terms));
+        drop(other.map(|it| it.resume().is_ok()));
+    });
+}

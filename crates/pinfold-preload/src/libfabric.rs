@@ -1,0 +1,252 @@
+//! libfabric's own cache made truthful: as a program opens its first fabric, Pinfold is imported as the memory monitor.
+//!
+//! libfabric starts what is imported with its first cache; that starts the process's monitor, if it does not run yet.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to take libfabric's functions by name and to hand calls on to them, to import a
+//! monitor, and to implement `Monitor` by handing each call to the process's.
+
+#![allow(unsafe_code)]
+
+use crate::caller::Caller;
+use crate::complaint::complain;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::hooks::note_kept;
+use crate::keeper::Monitored;
+use crate::process::Process;
+use crate::real::{forget_linker_error, is_foreign, loaded};
+use crate::settings::Settings;
+use crate::{apart, environment};
+use libc::{c_int, c_void};
+use pinfold::monitor::libfabric::{FiOpen, import_with};
+use pinfold::{
+    AddressRange, Change, ChangeMark, Cover, Lost, MappingKind, Monitor, Position, Replay,
+    Sequence, Uncovered, Watch,
+};
+use pinfold_kernel::errno::{last_errno, set_errno};
+use pinfold_kernel::thread::NotCancelled;
+use std::ffi::CStr;
+use std::mem;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// libfabric's; the arguments are structures and places that it alone looks at.
+#[derive(Debug)]
+struct Functions {
+    fabric: Fabric,
+    /// Of the version with another structure, before 1.1.
+    old_fabric: Option<Fabric>,
+    fabric2: Option<Fabric2>,
+    open: Option<FiOpen>,
+}
+
+type Fabric = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut c_void) -> c_int;
+type Fabric2 = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, u64, *mut c_void) -> c_int;
+
+/// There is no libfabric, or none with this function (`FI_ENOSYS`).
+const ABSENT: c_int = -libc::ENOSYS;
+
+/// Null, or from a leaked box.
+static FOUND: AtomicPtr<Functions> = AtomicPtr::new(ptr::null_mut());
+
+pub(crate) unsafe extern "C" fn fabric(
+    attributes: *mut c_void,
+    fabric: *mut *mut c_void,
+    context: *mut c_void,
+    caller: usize,
+) -> c_int {
+    let Some(functions) = functions() else { return ABSENT };
+    let is_old = functions.old_fabric.filter(|_| Caller(caller).asked().old_fabric);
+    let open = is_old.unwrap_or(functions.fabric);
+    // SAFETY: the caller's promises, to the version that it asked for.
+    functions.opened(unsafe { open(attributes, fabric, context) })
+}
+
+pub(crate) unsafe extern "C" fn fabric2(
+    info: *mut c_void,
+    fabric: *mut *mut c_void,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    let Some(functions) = functions() else { return ABSENT };
+    // SAFETY: the caller's promises.
+    functions.opened(
+        functions.fabric2.map_or(ABSENT, |open| unsafe { open(info, fabric, flags, context) }),
+    )
+}
+
+impl Functions {
+    /// libfabric has answered this, and is initialised. No cache is open before the first fabric is.
+    fn opened(&self, answer: c_int) -> c_int {
+        if answer == 0 {
+            let before = last_errno();
+            let _not_cancelled = NotCancelled::new();
+            self.open.iter().for_each(|&open| import(open));
+            set_errno(before);
+        }
+        answer
+    }
+
+    fn found_by(find: impl Fn(&CStr) -> Option<NonNull<c_void>>) -> Option<Self> {
+        let fabric = find(c"fi_fabric")?;
+        // SAFETY: the header's types for functions of these names, whose library stays loaded.
+        unsafe {
+            Some(Self {
+                fabric: mem::transmute::<NonNull<c_void>, Fabric>(fabric),
+                old_fabric: None,
+                fabric2: find(c"fi_fabric2")
+                    .map(|it| mem::transmute::<NonNull<c_void>, Fabric2>(it)),
+                open: find(c"fi_open").map(|it| mem::transmute::<NonNull<c_void>, FiOpen>(it)),
+            })
+        }
+    }
+}
+
+fn functions() -> Option<&'static Functions> {
+    // Acquire: pairs with the exchange below; the functions come with the pointer.
+    // SAFETY: null or leaked, see `FOUND`.
+    unsafe { FOUND.load(Ordering::Acquire).as_ref() }.or_else(find)
+}
+
+#[cold]
+fn find() -> Option<&'static Functions> {
+    let _not_cancelled = NotCancelled::new();
+    let found = apart::run(|| look_up().map(|found| Box::into_raw(Box::new(found))));
+    forget_linker_error();
+    let found = found??;
+    // AcqRel: releases the functions to a thread that loads the pointer, acquires the winner's.
+    let exchanged =
+        FOUND.compare_exchange(ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);
+    // SAFETY: the box is either leaked now, or still ours alone; a winner's is leaked.
+    unsafe {
+        match exchanged {
+            Ok(_) => found.as_ref(),
+            Err(winner) => {
+                drop(Box::from_raw(found));
+                winner.as_ref()
+            }
+        }
+    }
+}
+
+/// Behind this library in the order of the program, else in the libfabric that a library has brought along for itself,
+/// which stays loaded from now on: what is imported refers to it.
+fn look_up() -> Option<Functions> {
+    let behind = |name: &CStr| {
+        // SAFETY: the name is a C string.
+        NonNull::new(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) })
+    };
+    let is_behind = behind(c"fi_fabric").is_some_and(is_foreign);
+    // SAFETY: a C string.
+    let library = unsafe { loaded(c"libfabric.so.1".as_ptr()) };
+    let handle = if is_behind { libc::RTLD_NEXT } else { library?.as_ptr() };
+    // SAFETY: the handle is open and never closed, or `RTLD_NEXT`; the names are C strings.
+    let named = |name: &CStr| NonNull::new(unsafe { libc::dlsym(handle, name.as_ptr()) });
+    // SAFETY: as above.
+    let old = NonNull::new(unsafe {
+        libc::dlvsym(handle, c"fi_fabric".as_ptr(), c"FABRIC_1.0".as_ptr())
+    });
+    // SAFETY: that version of the function, with the same number of pointers.
+    let old_fabric = old.map(|it| unsafe { mem::transmute::<NonNull<c_void>, Fabric>(it) });
+    Functions::found_by(named).map(|found| Functions { old_fabric, ..found })
+}
+
+/// Once in the life of a process and its forked children, which have what their parent imported.
+fn import(open: FiOpen) {
+    static IMPORTED: AtomicU32 = AtomicU32::new(0);
+    // Relaxed: the word carries nothing. Read first: a provider opens fabrics of its own.
+    if IMPORTED.load(Ordering::Relaxed) != 0 || IMPORTED.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let imported = apart::run(|| {
+        // SAFETY: libfabric's own function, by its name; it has just opened a fabric, so it is initialised, and stays
+        // loaded. Another thread may open a cache at this moment: libfabric then refuses, or has that one go on
+        // with the monitor that it has.
+        is_wanted().then(|| unsafe { import_with(open, monitor) })
+    });
+    if let Some(Some(Err(error))) = imported {
+        complain(&format!("pinfold: libfabric's cache may be stale: {error}\n"));
+    }
+}
+
+/// Whether it is asked for, and libfabric is to have a cache at all: an imported monitor is used whatever
+/// `FI_MR_CACHE_MONITOR` says.
+fn is_wanted() -> bool {
+    let is = |name, value: &str| environment::at_start(name).is_some_and(|it| it == value);
+    Settings::of_process().is_ok_and(|settings| settings.cache && settings.libfabric)
+        && !is("FI_MR_CACHE_MONITOR", "disabled")
+        && !is("FI_MR_CACHE_MAX_COUNT", "0")
+}
+
+fn monitor() -> Option<Arc<OfProcess>> {
+    Process::current()?.monitor_for_libfabric().map(|monitor| Arc::new(OfProcess(monitor)))
+}
+
+/// The process's monitor, asked by threads with any stack.
+#[derive(Debug)]
+struct OfProcess(Monitored);
+
+// SAFETY: every call goes to the monitor inside, whose promise it is.
+unsafe impl Monitor for OfProcess {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        self.0.check()
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        note_kept(range);
+        let refused = Watch::Uncovered(Uncovered::Refused { errno: libc::ENOMEM });
+        apart::run_again(|| self.0.watch(range)).unwrap_or(refused)
+    }
+
+    fn change_pending(&self, range: AddressRange) -> bool {
+        self.0.change_pending(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.0.replay(from, visit)
+    }
+
+    fn replay_some(
+        &self,
+        from: Position,
+        most: usize,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> Replay {
+        self.0.replay_some(from, most, visit)
+    }
+
+    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
+        self.0.mark_changes(range)
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        self.0.coverage(mapping, change)
+    }
+
+    fn change_surcharge(&self) -> u64 {
+        self.0.change_surcharge()
+    }
+
+    fn forked(&self) -> bool {
+        self.0.forked()
+    }
+
+    fn notified(&self) -> u32 {
+        self.0.notified()
+    }
+
+    fn notify(&self) {
+        self.0.notify();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.0.wait(seen);
+    }
+}

@@ -1,0 +1,122 @@
+//! A region that a device does not let go of, asked for by two suspensions at once. The library is a stand-in: no device
+//! is needed.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to stand in for libibverbs: no memory is touched through what it registers.
+
+#![allow(unsafe_code, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use pinfold::monitor::NoMonitor;
+use pinfold::registrar::verbs::{Domain, Library, Verbs, ffi::*};
+use pinfold::suspend::SuspensionTerms;
+use pinfold::{Access, AddressRange, Cache, Config};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+
+/// How often the device was asked to let go; how often it may answer.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+static ANSWERS: AtomicUsize = AtomicUsize::new(1);
+
+extern "C" fn name(_: *mut ibv_device) -> *const c_char {
+    c"stand-in".as_ptr()
+}
+
+unsafe extern "C" fn query(_: *mut ibv_context, attributes: *mut ibv_device_attr) -> c_int {
+    // SAFETY: there is room for the answer, all zeros.
+    unsafe {
+        (*attributes).max_mr = 100;
+        (*attributes).max_mr_size = 1 << 40;
+    }
+    0
+}
+
+unsafe extern "C" fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    _: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the test's own.
+    let context = unsafe { (*pd).context };
+    Box::leak(Box::new(ibv_mr { context, pd, addr, length, handle: 1, lkey: 1, rkey: 1 }))
+}
+
+/// A memory window is bound to it.
+extern "C" fn deregister(_: *mut ibv_mr) -> c_int {
+    let number = ASKED.fetch_add(1, SeqCst);
+    while ANSWERS.load(SeqCst) <= number {
+        thread::yield_now();
+    }
+    libc::EBUSY
+}
+
+extern "C" fn nothing() -> c_int {
+    libc::ENOSYS
+}
+
+fn library() -> &'static Library {
+    let find = |wanted: &CStr, _: &CStr| {
+        let function = match wanted.to_str().unwrap() {
+            "ibv_get_device_name" => name as *mut c_void,
+            "ibv_query_device" => query as *mut c_void,
+            "ibv_reg_mr" => register as *mut c_void,
+            "ibv_dereg_mr" => deregister as *mut c_void,
+            _ => nothing as *mut c_void,
+        };
+        NonNull::new(function)
+    };
+    // SAFETY: those that are called here are of the right kind.
+    Box::leak(Box::new(unsafe { Library::from_symbols(find) }.unwrap()))
+}
+
+#[test]
+fn no_suspension_comes_about_while_a_device_has_not_let_go() {
+    // SAFETY: zeros are a context without operations; the domain lives as long as the process.
+    let domain = unsafe {
+        let context = Box::leak(Box::new(std::mem::zeroed::<ibv_context>()));
+        let pd = NonNull::from(Box::leak(Box::new(ibv_pd { context, handle: 1 })));
+        Domain::lent(library(), pd).unwrap()
+    };
+    let cache =
+        Cache::new(Verbs::new(domain).unwrap(), NoMonitor::new().unwrap(), Config::default())
+            .unwrap();
+    let memory = vec![0_u8; 16 * PAGE];
+    let start = memory.as_ptr().addr().next_multiple_of(PAGE);
+    let part =
+        |first: usize, pages: usize| AddressRange::new(start + first * PAGE, pages * PAGE).unwrap();
+    let whole = part(0, 8);
+    let at = std::ptr::with_exposed_provenance(
+        memory.as_ptr().expose_provenance() + (start - memory.as_ptr().addr()),
+    );
+    // SAFETY: no device uses it. Its end is refused: the region stays registered.
+    drop(unsafe { cache.get(at, whole.len(), Access::READ_WRITE) }.unwrap());
+    assert_eq!(ASKED.load(SeqCst), 1);
+    let suspend = |range| {
+        let terms =
+            SuspensionTerms { deadline: Duration::from_millis(300), ..SuspensionTerms::default() };
+        let suspended = cache.suspend(range, Vec::new(), Vec::new(), terms);
+        let came_about = suspended.is_ok();
+        if let Ok(suspended) = suspended {
+            drop(suspended.resume());
+        }
+        came_about
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| suspend(part(0, 2)));
+        while ASKED.load(SeqCst) < 2 {
+            thread::yield_now();
+        }
+        // The device is being asked once more, on that thread, and has the region still.
+        let came_about = suspend(part(4, 2));
+        ANSWERS.store(usize::MAX, SeqCst);
+        assert!(!other.join().unwrap(), "it has not let go");
+        assert!(!came_about, "suspended, and the region is registered");
+    });
+}
