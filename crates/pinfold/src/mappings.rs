@@ -320,14 +320,15 @@ struct Backing<'a> {
     shared: bool,
     /// 0 for file systems without a device of their own: tmpfs, hugetlbfs, overlays, ...
     device_major: u32,
-    /// 0 if there is no file.
+    /// 0 if there is no file, and for the first System V segment since the kernel started: theirs is the segment's number.
     inode: u64,
     name: &'a [u8],
 }
 
 impl Backing<'_> {
     fn kind(&self) -> MappingKind {
-        if self.inode == 0 { self.kind_without_file() } else { self.kind_of_file() }
+        let is_file = self.inode != 0 || self.name.starts_with(b"/");
+        if is_file { self.kind_of_file() } else { self.kind_without_file() }
     }
 
     /// Without a file there is anonymous memory, or special pages that the kernel names. A
@@ -399,6 +400,7 @@ mod tests {
             ("1000-2000 rw-s 00000000 00:01 7  /dev/zero (deleted)", Kind::SharedAnonymous),
             ("1000-2000 rw-s 00000000 00:01 7  [anon_shmem:x]", Kind::SharedAnonymous),
             ("1000-2000 rw-s 00000000 00:01 7  /SYSV00000000 (deleted)", Kind::SystemV),
+            ("1000-2000 rw-s 00000000 00:01 0  /SYSV00000000 (deleted)", Kind::SystemV),
             ("1000-2000 rw-s 00000000 00:01 7  /memfd:a b (deleted)", Kind::SharedMemory),
             ("1000-2000 rw-s 00000000 00:1a 7  /dev/shm/x", Kind::SharedMemory),
             ("1000-2000 rw-s 00000000 fe:00 7  /memfd:fake", Kind::SharedFile),

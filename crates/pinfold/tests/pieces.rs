@@ -26,6 +26,8 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const PIECE: usize = 64 << 10;
 
@@ -85,6 +87,43 @@ unsafe impl Mover<BufferIndex> for Ring {
             }
         };
         Ok(Completion { number, outcome })
+    }
+}
+
+/// Keeps its first request back until a helper has been refused a registration.
+struct AfterARefusal<'a> {
+    ring: &'a mut Ring,
+    cache: &'a TheCache,
+}
+
+impl AfterARefusal<'_> {
+    /// Two misses without a registration: one helper makes one at a time, so the other has ended in an error.
+    fn is_refused(&self) -> bool {
+        let statistics = self.cache.statistics();
+        statistics.misses >= statistics.registrations + 2
+    }
+}
+
+// SAFETY: as the ring, which has every request.
+unsafe impl Mover<BufferIndex> for AfterARefusal<'_> {
+    type Error = io::Error;
+
+    unsafe fn begin(&mut self, request: Request<BufferIndex>) -> io::Result<()> {
+        let patience = Instant::now() + Duration::from_secs(120);
+        while request.number == 0 && !self.is_refused() {
+            assert!(
+                Instant::now() < patience,
+                "no helper was refused: {:?}",
+                self.cache.statistics()
+            );
+            thread::yield_now();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.ring.begin(request) }
+    }
+
+    fn complete(&mut self) -> io::Result<Completion<io::Error>> {
+        self.ring.complete()
     }
 }
 
@@ -273,11 +312,13 @@ fn a_range_longer_than_the_budget_goes_through_it() {
     let Some((cache, mut ring)) = rig(sent.len(), base, 64, config) else { return };
     let progress = Progress::new();
     let (start, length) = (sent.as_ptr(), sent.len());
+    let mut mover = AfterARefusal { ring: &mut ring, cache: &cache };
     // SAFETY: see the file's header.
-    let moved =
-        unsafe { transfer(&cache, start, length, Access::READ, &options(3), &progress, &mut ring) }
-            .unwrap();
-    assert!(moved.short_of_room, "{moved:?}");
+    let moved = unsafe {
+        transfer(&cache, start, length, Access::READ, &options(1), &progress, &mut mover)
+    }
+    .unwrap();
+    assert_eq!((moved.helpers, moved.short_of_room), (1, true), "{moved:?}");
     assert!(content(&ring.file, length) == sent);
     no_lease_is_left(&cache);
 }
