@@ -21,8 +21,9 @@
  *    beginning, and what was registered meanwhile was never kept. So to lose a change, both must be skipped.
  *    A record whose end was skipped is recognised: it says how deep on its thread's kernel stack the function
  *    was called, and when the same thread calls one at that depth or above, the earlier call is over. Of some
- *    functions every call says that, however deep, because none of the others calls them (OUTERMOST).
- *    Without such a call the record is believed for RECORD_SECONDS.
+ *    functions every call says that, however deep, because none of the others calls them (OUTERMOST). With the
+ *    others it is a matter of chance: one route is deeper than another, and a kernel may begin each system call at
+ *    another depth (randomize_kstack_offset). Without such a call the record is believed for RECORD_SECONDS.
  * 3. The filter. A process sets the bit of a block, then a full barrier, then looks for records, then
  *    has the pages looked up. The programs write the record, full barrier, look at the bit; and at the
  *    end: the pages are gone, full barrier, look at the bit. So a program that misses a bit set later is
