@@ -253,7 +253,7 @@ impl fmt::Display for PerUse {
 mod tests {
     use super::*;
     use crate::registrar::{BadAddress, DeregisterError};
-    use crate::suspend::{ConnectionLost, Ended, Expired, InFlight, Refused, Unsupported, Why};
+    use crate::suspend::{ConnectionLost, Ended, Expired, Outstanding, Refused, Unsupported, Why};
     use std::time::Duration;
 
     const MOST: usize = usize::MAX;
@@ -350,7 +350,7 @@ mod tests {
     }
 
     fn of_suspensions() -> [Text; 12] {
-        let in_flight = InFlight {
+        let outstanding = Outstanding {
             leases: 1_000_000,
             registrations: 1_000_000,
             unstopped: 1_000_000,
@@ -359,7 +359,7 @@ mod tests {
             translations: true,
         };
         let waited = Duration::from_micros(10_001);
-        let refused = Refused { in_flight, waited, lost: Vec::new() };
+        let refused = Refused { outstanding, waited, lost: Vec::new() };
         let overdue = Expired { reason: Ended::Deadline, failed: vec![MOST; 1_000_000] };
         let why = |why: Why<usize>, names, way_out| of(why, names, way_out);
         let cannot = |cannot, names, way_out| of(Why::<usize>::Unsupported(cannot), names, way_out);

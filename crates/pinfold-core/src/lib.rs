@@ -135,7 +135,7 @@ pub use stable::{BufferError, BufferLease, StableBuffer};
 pub use stamped::{Found, StampedSlot};
 pub use statistics::Statistics;
 pub use suspend::{
-    ConnectionLost, Ended, Expired, Gets, InFlight, Keys, Leases, NotSuspended, OnDrop, Progress,
-    Refused, Renewed, Resumed, Suspend, Suspended, Suspending, SuspensionStatistics,
+    ConnectionLost, Ended, Expired, Gets, Keys, Leases, NotSuspended, OnDrop, Outstanding, Refused,
+    Renewed, Resumed, Suspend, SuspendProgress, Suspended, Suspending, SuspensionStatistics,
     SuspensionTerms, Transfers, Unsupported, Why,
 };

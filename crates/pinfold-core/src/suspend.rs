@@ -77,8 +77,9 @@ mod several;
 pub use crate::board::Keys;
 pub use crate::suspended_ranges::{Gets, SuspensionStatistics};
 pub use device::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
-pub use machine::{Progress, Suspended, Suspending};
+pub use machine::{SuspendProgress, Suspended, Suspending};
 pub use report::{
-    Ended, Expired, InFlight, Leases, NotSuspended, OnDrop, Refused, Resumed, SuspensionTerms, Why,
+    Ended, Expired, Leases, NotSuspended, OnDrop, Outstanding, Refused, Resumed, SuspensionTerms,
+    Why,
 };
 pub use several::OfEither;

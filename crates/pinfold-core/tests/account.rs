@@ -13,7 +13,7 @@ use pinfold_core::{
     WhenFull,
 };
 use pinfold_sim::{
-    AddressSpace, Device, DeviceConfig, Fault, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
+    AddressSpace, DeviceConfig, Fault, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed}; // one thread
 use std::sync::{Arc, Mutex, Weak};
@@ -99,7 +99,7 @@ impl Account for Counter {
 
 struct Rig {
     account: Arc<Counter>,
-    device: Arc<Device>,
+    device: Arc<SimDevice>,
     monitor: SimMonitor,
     space: Arc<AddressSpace>,
 }
@@ -108,7 +108,7 @@ impl Rig {
     fn new(account: Arc<Counter>, device: DeviceConfig) -> Self {
         let space = Arc::new(AddressSpace::with_log_capacity(1024));
         space.map(pages(0, MAPPED_PAGES), Protection::ReadWrite);
-        let device = Arc::new(Device::new(Arc::clone(&space), device));
+        let device = Arc::new(SimDevice::new(Arc::clone(&space), device));
         let monitor = SimMonitor::new(&space);
         Self { account, device, monitor, space }
     }

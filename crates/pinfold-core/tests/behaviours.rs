@@ -19,7 +19,7 @@ use pinfold_core::{
     RegisterError, Uncovered, Watch, WhenFull,
 };
 use pinfold_sim::{
-    Device, DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection, SimRegistrar,
+    DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection, SimDevice, SimRegistrar,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -912,7 +912,7 @@ mod failures {
     #[test]
     fn a_registrar_that_panics_when_asked_for_rights_costs_no_room() {
         let (rig, panics) = (Rig::new(), Arc::new(AtomicBool::new(true)));
-        let device = Arc::new(Device::new(Arc::clone(&rig.space), DeviceConfig::default()));
+        let device = Arc::new(SimDevice::new(Arc::clone(&rig.space), DeviceConfig::default()));
         let registrar = Undecided::new(&device, &panics);
         let cache = Cache::new(registrar, rig.monitor.clone(), Config::default()).unwrap();
         assert!(get_panics(&cache, pages(0, 1)));

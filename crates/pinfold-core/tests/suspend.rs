@@ -13,17 +13,17 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // tests may fail loudly
 
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Barriers, Cache, Config, GetError, Gets, InFlight, Keys,
-    Lease, Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Progress,
-    Refusal as BudgetRefusal, Refused, RegisterError, Revocation, Suspended, Suspending,
-    SuspensionTerms, Unsupported, Why,
+    Access, Account, AddressRange, Amount, Barriers, Cache, Config, GetError, Gets, Keys, Lease,
+    Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Outstanding,
+    Refusal as BudgetRefusal, Refused, RegisterError, Revocation, SuspendProgress, Suspended,
+    Suspending, SuspensionTerms, Unsupported, Why,
 };
 use pinfold_sim::fabric::{
     CELL_BYTES, ConnectionId, DeviceCall, DevicePanic, Fabric, FabricRegistrar, Key, NicConfig,
     Work, World, stamp,
 };
 use pinfold_sim::{
-    AddressSpace, Device, DeviceConfig, Moment, PAGE_BYTES, Protection, SimMonitor, SimRegistrar,
+    AddressSpace, DeviceConfig, Moment, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
 };
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -271,7 +271,7 @@ mod refusals {
     fn a_device_that_cannot_says_so_and_nothing_is_touched() {
         let space = Arc::new(AddressSpace::new());
         space.map(pages(0, 4), Protection::ReadWrite);
-        let device = Arc::new(Device::new(Arc::clone(&space), DeviceConfig::default()));
+        let device = Arc::new(SimDevice::new(Arc::clone(&space), DeviceConfig::default()));
         let monitor = SimMonitor::new(&space);
         let cache = Cache::new(SimRegistrar::new(&device), monitor, Config::default()).unwrap();
         let start = std::ptr::without_provenance(pages(0, 4).start());
@@ -297,8 +297,8 @@ mod refusals {
         let rig = Rig::new();
         let leases = [0, 1, 2].map(|page| rig.get(pages(page, 1), Access::READ).unwrap());
         let terms = SuspensionTerms { leases: Leases::Refuse, ..terms() };
-        let Refused { in_flight, .. } = refused(rig.suspend(pages(1, 8), Vec::new(), terms));
-        assert_eq!(in_flight, InFlight { leases: 2, ..InFlight::default() });
+        let Refused { outstanding, .. } = refused(rig.suspend(pages(1, 8), Vec::new(), terms));
+        assert_eq!(outstanding, Outstanding { leases: 2, ..Outstanding::default() });
         assert!(!rig.is_stopped(0));
         drop(leases);
         rig.suspend(pages(1, 8), Vec::new(), terms).unwrap().resume().unwrap();
@@ -312,8 +312,8 @@ mod refusals {
         rig.fabric.with(|world| world.space().map(gib, Protection::ReadWrite));
         let lease = rig.get(gib, Access::READ).unwrap();
         let terms = SuspensionTerms { leases: Leases::Refuse, ..terms() };
-        let Refused { in_flight, .. } = refused(rig.suspend(gib, Vec::new(), terms));
-        assert_eq!(in_flight, InFlight { leases: 1, ..InFlight::default() });
+        let Refused { outstanding, .. } = refused(rig.suspend(gib, Vec::new(), terms));
+        assert_eq!(outstanding, Outstanding { leases: 1, ..Outstanding::default() });
         drop(lease);
     }
 
@@ -357,17 +357,17 @@ mod refusals {
         let rig = Rig::new();
         let lease = rig.get(pages(0, 1), Access::READ).unwrap();
         let pending = match rig.begin(pages(0, 1), terms()).poll().unwrap() {
-            Progress::Pending(pending, in_flight) => {
-                assert_eq!(in_flight.leases, 1);
+            SuspendProgress::Pending(pending, outstanding) => {
+                assert_eq!(outstanding.leases, 1);
                 pending
             }
-            Progress::Suspended(_) => panic!("a lease is alive"),
+            SuspendProgress::Suspended(_) => panic!("a lease is alive"),
         };
         // What is posted under the lease could not end on a stopped connection.
         assert!(!rig.is_stopped(0));
         drop(lease);
         let suspended = pending.poll().unwrap();
-        assert!(matches!(suspended, Progress::Suspended(_)) && rig.is_stopped(0));
+        assert!(matches!(suspended, SuspendProgress::Suspended(_)) && rig.is_stopped(0));
     }
 
     #[test]
@@ -377,10 +377,10 @@ mod refusals {
         rig.fabric.with(|world| world.weather.cut = Some(0));
         rig.send(&lease);
         let terms = SuspensionTerms { deadline: Duration::from_micros(100), ..terms() };
-        let Refused { in_flight, waited, lost } =
+        let Refused { outstanding, waited, lost } =
             refused(rig.suspend(pages(0, 1), vec![lease], terms));
-        assert_eq!((in_flight.transfers, lost.len()), (1, 0));
-        assert!(waited >= terms.deadline && in_flight.oldest_transfer >= terms.deadline);
+        assert_eq!((outstanding.transfers, lost.len()), (1, 0));
+        assert!(waited >= terms.deadline && outstanding.oldest_transfer >= terms.deadline);
         assert!(!rig.is_stopped(0));
         rig.fabric.with(|world| {
             world.weather.cut = None;
@@ -425,7 +425,9 @@ mod gets {
         let refused = |range| rig.get(range, Access::READ).map(drop);
         assert_eq!(refused(pages(3, 4)), Err(GetError::Suspended { range: pages(2, 2) }));
         assert_eq!(refused(pages(4, 4)), Ok(()));
-        let Progress::Suspended(suspended) = pending.poll().unwrap() else { panic!("not yet") };
+        let SuspendProgress::Suspended(suspended) = pending.poll().unwrap() else {
+            panic!("not yet")
+        };
         assert_eq!(refused(pages(2, 1)), Err(GetError::Suspended { range: pages(2, 2) }));
         assert_eq!(refused(pages(0, 2)), Ok(()));
         suspended.resume().unwrap();
@@ -558,10 +560,10 @@ mod ways_out {
     }
 
     /// Brings a suspension as far as it comes, forgets it and lets its time pass.
-    fn forget_until_overdue<'c>(rig: &'c Rig, leases: Vec<RigLease<'c>>) -> InFlight {
+    fn forget_until_overdue<'c>(rig: &'c Rig, leases: Vec<RigLease<'c>>) -> Outstanding {
         let connections = vec![rig.connections[0]];
         let begun = rig.cache.begin_suspension(pages(0, 1), connections, leases, terms());
-        let Progress::Pending(pending, in_flight) = begun.unwrap().poll().unwrap() else {
+        let SuspendProgress::Pending(pending, outstanding) = begun.unwrap().poll().unwrap() else {
             panic!("nothing was in the way");
         };
         leak(pending);
@@ -574,7 +576,7 @@ mod ways_out {
             (0, 1)
         );
         drop(rig.get(pages(0, 1), Access::READ).unwrap());
-        in_flight
+        outstanding
     }
 
     #[test]
@@ -595,8 +597,8 @@ mod ways_out {
         rig.fabric.with(|world| world.weather.cut = Some(0));
         rig.send(&lease);
         // The cut link would end the connection while time passes.
-        let in_flight = forget_until_overdue(&rig, vec![lease]);
-        assert_eq!(in_flight.transfers, 1);
+        let outstanding = forget_until_overdue(&rig, vec![lease]);
+        assert_eq!(outstanding.transfers, 1);
         assert!(!rig.is_stopped(0));
     }
 
@@ -664,7 +666,7 @@ mod ways_out {
         let kept = rig.get(pages(0, 1), EXPOSED).unwrap();
         let connections = vec![rig.connections[0]];
         let begun = rig.cache.begin_suspension(pages(0, 1), connections, vec![kept], terms());
-        let Progress::Pending(pending, _) = begun.unwrap().poll().unwrap() else {
+        let SuspendProgress::Pending(pending, _) = begun.unwrap().poll().unwrap() else {
             panic!("flushed")
         };
         rig.fabric.with(|world| world.pass(20_000_000));
@@ -749,8 +751,8 @@ mod several {
         let rig = Rig::new();
         let lease = rig.get(pages(0, 8), EXPOSED).unwrap();
         let first = rig.suspend(pages(0, 1), vec![lease], terms()).unwrap();
-        let Refused { in_flight, .. } = refused(rig.suspend(pages(4, 1), Vec::new(), terms()));
-        assert_eq!(in_flight.registrations, 1);
+        let Refused { outstanding, .. } = refused(rig.suspend(pages(4, 1), Vec::new(), terms()));
+        assert_eq!(outstanding.registrations, 1);
         let mut resumed = first.resume().unwrap();
         let leases = resumed.leases.drain(..).map(Result::unwrap).collect();
         rig.suspend(pages(4, 1), leases, terms()).unwrap().resume().unwrap();

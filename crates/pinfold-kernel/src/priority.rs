@@ -3,7 +3,7 @@
 //! A thread without a priority of its own that has a lock may lose its processor to a real-time thread; a thread of higher
 //! priority that wants the lock waits for both, for ever where that one never sleeps (priority inversion). The standard
 //! library's locks pass no priority on. The gate does (`FUTEX_LOCK_PI`): a thread holds it around the lock, and others
-//! [`pass`](Gate::pass) it before they ask for the lock, which costs a load while no thread holds it.
+//! [`pass`](PriorityGate::pass) it before they ask for the lock, which costs a load while no thread holds it.
 //!
 //! It guards nothing: where the kernel refuses (no such futexes, a filter of system calls), or is not to be asked, all go
 //! on without it.
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// See the module.
 #[derive(Debug)]
-pub struct Gate {
+pub struct PriorityGate {
     /// The kernel's number of the thread that holds it, with a bit while others wait; 0 if none does.
     holder: AtomicU32,
     /// Whether the kernel may be asked to wait.
@@ -28,11 +28,11 @@ pub struct Gate {
 #[must_use = "the gate is held until this is dropped"]
 pub struct HeldGate<'a> {
     /// The gate and this thread's number, unless the kernel refused.
-    held: Option<(&'a Gate, u32)>,
+    held: Option<(&'a PriorityGate, u32)>,
     of_this_thread: PhantomData<*const ()>,
 }
 
-impl Gate {
+impl PriorityGate {
     /// No thread holds it. `may_wait` is asked where a thread finds another there: if it says no, that thread goes on, and no
     /// system call is made that a program's filter may answer with a signal.
     pub const fn new(may_wait: fn() -> bool) -> Self {
@@ -82,7 +82,7 @@ impl Gate {
 
 impl Drop for HeldGate<'_> {
     fn drop(&mut self) {
-        let Some((Gate { holder, .. }, thread)) = self.held else { return };
+        let Some((PriorityGate { holder, .. }, thread)) = self.held else { return };
         let relaxed = Ordering::Relaxed;
         // Others wait if the word is another: the kernel gives it to one of them.
         if holder.compare_exchange(thread, 0, relaxed, relaxed).is_err() {
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_waited_for_has_the_priority_of_the_one_that_waits() {
-        let (gate, (may_run, answer)) = (Gate::new(|| true), channel());
+        let (gate, (may_run, answer)) = (PriorityGate::new(|| true), channel());
         let held = gate.hold();
         let own = thread_id();
         let before = priority_of(own).unwrap();
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn no_thread_waits_that_must_not_ask_the_kernel() {
-        let gate = Gate::new(|| false);
+        let gate = PriorityGate::new(|| false);
         let held = gate.hold();
         let passed = thread::scope(|scope| scope.spawn(|| gate.pass()).join().unwrap());
         assert!(gate.is_held() && !passed);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn it_is_held_once_at_a_time_and_by_its_holder_again() {
-        let (gate, inside) = (Gate::new(|| true), AtomicU32::new(0));
+        let (gate, inside) = (PriorityGate::new(|| true), AtomicU32::new(0));
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

@@ -80,12 +80,12 @@ mod sync {
 
     /// It orders nothing.
     #[derive(Debug)]
-    pub(crate) struct Gate;
+    pub(crate) struct PriorityGate;
 
     #[derive(Debug)]
-    pub(crate) struct HeldGate<'a>(std::marker::PhantomData<&'a Gate>);
+    pub(crate) struct HeldGate<'a>(std::marker::PhantomData<&'a PriorityGate>);
 
-    impl Gate {
+    impl PriorityGate {
         pub(crate) const fn new(_: fn() -> bool) -> Self {
             Self
         }

@@ -40,7 +40,7 @@ use crate::report::Totals;
 use crate::sandbox;
 use crate::steps::{Ended, in_kernel, in_library};
 use crate::store::{DomainName, End, Key, Leaving, Limit, Region, Scope, Store};
-use crate::sync::{Condvar, Gate, HeldGate, Mutex, MutexGuard, sleep};
+use crate::sync::{Condvar, HeldGate, Mutex, MutexGuard, PriorityGate, sleep};
 use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Uncovered, Watch};
@@ -76,8 +76,8 @@ pub(crate) struct Keeper {
     admission: &'static Admission,
     children: &'static Children,
     books: Mutex<Books>,
-    at_books: Gate,
-    at_work: Gate,
+    at_books: PriorityGate,
+    at_work: PriorityGate,
     /// Notified whenever registrations have been given back to libibverbs.
     departed: Condvar,
 }
@@ -141,7 +141,7 @@ impl Keeper {
         let (books, departed) = (Mutex::new(books), Condvar::new());
         // A program's filter may answer the gates' system call, which the C library's locks do not make, with a signal.
         let may_wait = || !sandbox::is_the_program_s();
-        let (at_books, at_work) = (Gate::new(may_wait), Gate::new(may_wait));
+        let (at_books, at_work) = (PriorityGate::new(may_wait), PriorityGate::new(may_wait));
         Self { monitor, admission, children, books, at_books, at_work, departed }
     }
 

@@ -70,7 +70,7 @@ pub struct Counts {
     pub peak_live: usize,
 }
 
-/// A misuse of the device. A test ends with [`Device::violations`] empty.
+/// A misuse of the device. A test ends with [`SimDevice::violations`] empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Violation {
     /// A handle was given back twice.
@@ -91,7 +91,7 @@ pub enum Violation {
 
 /// A simulated device over an [`AddressSpace`].
 #[derive(Debug)]
-pub struct Device {
+pub struct SimDevice {
     space: Arc<AddressSpace>,
     config: DeviceConfig,
     /// Guards the table, its counts and the violations. Taken before the lock of the space,
@@ -109,7 +109,7 @@ struct Ledger {
     violations: Vec<Violation>,
 }
 
-impl Device {
+impl SimDevice {
     /// A device with an empty table.
     pub fn new(space: Arc<AddressSpace>, config: DeviceConfig) -> Self {
         Self { space, config, ledger: Mutex::default(), faults: Mutex::default() }
@@ -277,7 +277,7 @@ impl Device {
 
 /// Counts a registration as failed, also when it ends in a panic, unless it succeeded.
 struct Attempt<'a> {
-    device: &'a Device,
+    device: &'a SimDevice,
     succeeded: bool,
 }
 
@@ -371,13 +371,13 @@ mod tests {
         AddressRange::new(start, length).unwrap()
     }
 
-    fn device(config: DeviceConfig) -> Device {
+    fn device(config: DeviceConfig) -> SimDevice {
         let space = Arc::new(AddressSpace::new());
         space.map(range(0x10000, 0x10000), Protection::ReadWrite);
-        Device::new(space, config)
+        SimDevice::new(space, config)
     }
 
-    fn register(device: &Device, start: usize, length: usize) -> Result<Handle, RegisterError> {
+    fn register(device: &SimDevice, start: usize, length: usize) -> Result<Handle, RegisterError> {
         device.register(range(start, length), Access::READ_WRITE)
     }
 

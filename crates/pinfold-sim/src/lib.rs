@@ -7,7 +7,7 @@
 //! a test that needs an order between threads closes a [`FaultGate`] in the device's way and opens it.
 //!
 //! - [`AddressSpace`] maps virtual pages to [`PhysicalPage`]s that are never used twice.
-//! - [`Device`] pins what it registers as real devices do: it keeps the pages of that moment,
+//! - [`SimDevice`] pins what it registers as real devices do: it keeps the pages of that moment,
 //!   whatever the program does to the addresses afterwards. It fails, waits and panics on command
 //!   and notes every misuse as a [`Violation`].
 //! - [`SimMonitor`] tells of changes as the userfaultfd monitor does: watched pages only, a log
@@ -16,11 +16,11 @@
 //!
 //! ```
 //! use pinfold_core::{Access, AddressRange, Registrar};
-//! use pinfold_sim::{AddressSpace, Device, DeviceConfig, Protection, SimRegistrar};
+//! use pinfold_sim::{AddressSpace, SimDevice, DeviceConfig, Protection, SimRegistrar};
 //! use std::sync::Arc;
 //!
 //! let space = Arc::new(AddressSpace::new());
-//! let device = Arc::new(Device::new(Arc::clone(&space), DeviceConfig::default()));
+//! let device = Arc::new(SimDevice::new(Arc::clone(&space), DeviceConfig::default()));
 //! let buffer = AddressRange::new(0x10000, 0x2000).unwrap();
 //!
 //! space.map(buffer, Protection::ReadWrite);
@@ -49,7 +49,7 @@ pub mod simulation;
 pub mod space;
 mod sync;
 
-pub use device::{Counts, Device, DeviceConfig, Handle, Registration, Violation};
+pub use device::{Counts, DeviceConfig, Handle, Registration, SimDevice, Violation};
 pub use event_count::SimEventCount;
 pub use fault::{Fault, FaultGate, Moment};
 pub use monitor::SimMonitor;

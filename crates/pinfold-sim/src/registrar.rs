@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Device, Handle};
+use crate::device::{Handle, SimDevice};
 use pinfold_core::{
     Access, AddressRange, Cache, ConnectionLost, DeregisterError, GetError, Lease, Monitor,
     RegisterError, Registrar, RegistrarLimits, Suspend, Transfers,
@@ -15,15 +15,15 @@ use pinfold_core::{
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// Registers with a [`Device`]; clones share it.
+/// Registers with a [`SimDevice`]; clones share it.
 #[derive(Clone, Debug)]
 pub struct SimRegistrar {
-    device: Arc<Device>,
+    device: Arc<SimDevice>,
 }
 
 impl SimRegistrar {
     /// A registrar for `device`.
-    pub fn new(device: &Arc<Device>) -> Self {
+    pub fn new(device: &Arc<SimDevice>) -> Self {
         Self { device: Arc::clone(device) }
     }
 }
@@ -119,7 +119,7 @@ mod tests {
         let space = Arc::new(AddressSpace::new());
         let range = AddressRange::new(0x1000, 0x1000).unwrap();
         space.map(range, Protection::ReadWrite);
-        let device = Arc::new(Device::new(space, DeviceConfig::default()));
+        let device = Arc::new(SimDevice::new(space, DeviceConfig::default()));
         let registrar = SimRegistrar::new(&device);
         assert_eq!(registrar.limits().max_regions, 16384);
         assert_eq!(registrar.granted(Access::READ), Access::READ);

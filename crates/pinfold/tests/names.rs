@@ -1,5 +1,4 @@
-//! One name, one meaning: every public type of the workspace has a name of its own, but for those listed here, and the
-//! list only gets shorter.
+//! One name, one meaning: every public type of the workspace has a name of its own.
 
 #![allow(clippy::unwrap_used)] // helpers fail as loudly as tests
 
@@ -9,9 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use workspace::{crates, sources};
-
-/// Names that have more than one meaning today. A name may leave this list, none may join it.
-const DOUBLE: [&str; 4] = ["Device", "Gate", "InFlight", "Progress"];
 
 /// The name that a line declares publicly: `pub struct Name`, and the like.
 fn declared(line: &str) -> Option<&str> {
@@ -39,11 +35,7 @@ fn every_public_type_has_a_name_of_its_own() {
     let names = names();
     assert!(names.len() > 100, "the workspace has more types than {}", names.len());
     let double: BTreeMap<_, _> = names.iter().filter(|(_, files)| files.len() > 1).collect();
-    let new: Vec<_> = double.iter().filter(|(name, _)| !DOUBLE.contains(&name.as_str())).collect();
-    assert!(new.is_empty(), "these names mean two things: {new:#?}");
-    let single: Vec<_> =
-        DOUBLE.iter().filter(|name| !double.keys().any(|double| double == *name)).collect();
-    assert!(single.is_empty(), "these have one meaning now, so take them off the list: {single:?}");
+    assert!(double.is_empty(), "these names mean two things: {double:#?}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use pinfold::registrar::verbs::{
 };
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, RegisterError, Registrar};
 use pinfold_core::{
-    ConnectionLost, Gets, Keys, NotSuspended, Progress, Renewed, Suspend, Suspended,
+    ConnectionLost, Gets, Keys, NotSuspended, Renewed, Suspend, SuspendProgress, Suspended,
     SuspensionTerms, Unsupported, Why,
 };
 use registrar_support::{Memory, Own, PAGE, alone, in_forked_child};
@@ -762,7 +762,7 @@ fn a_lease_that_does_not_end_refuses_it_and_stops_nothing() {
     let (connection, lease) = (far.connection(), get(&cache, memory.range(), Access::READ));
     let not = suspend(&cache, &memory, &connection, SHORT).unwrap_err();
     let Why::Refused(refused) = not.why else { panic!("{:?}", not.why) };
-    assert_eq!((refused.in_flight.leases, refused.lost.len()), (1, 0));
+    assert_eq!((refused.outstanding.leases, refused.lost.len()), (1, 0));
     far.send(memory.range(), lease.handle().lkey()).unwrap();
 }
 
@@ -797,8 +797,8 @@ fn a_queue_that_does_not_drain_refuses_it_in_the_open() {
     let at_once = SuspensionTerms { deadline: Duration::ZERO, ..TERMS };
     let not = suspend(&cache, &memory, &connection, at_once).unwrap_err();
     let Why::Refused(refused) = not.why else { panic!("{:?}", not.why) };
-    assert_eq!(refused.in_flight.transfers, 1);
-    assert!(refused.in_flight.oldest_transfer <= refused.waited);
+    assert_eq!(refused.outstanding.transfers, 1);
+    assert!(refused.outstanding.oldest_transfer <= refused.waited);
     eprintln!("a queue that does not drain: {refused:?}");
     // Failed in the open: the program finds its write flushed. One that went on is retried for some
     // seconds more (Linux 6.1 does not report the end of that, suspended or not).
@@ -851,14 +851,14 @@ fn a_queue_pair_that_is_taken_back_before_it_drained_is_waited_for() {
         let mut suspending = begun.unwrap();
         let refused = loop {
             match suspending.poll() {
-                Ok(Progress::Pending(again, _)) => suspending = again,
-                Ok(Progress::Suspended(suspended)) => {
+                Ok(SuspendProgress::Pending(again, _)) => suspending = again,
+                Ok(SuspendProgress::Suspended(suspended)) => {
                     assert!(fails_first, "the memory may be moved though the queue pair runs");
                     break suspended.resume().unwrap().lost;
                 }
                 Err(not) => {
                     let Why::Refused(refused) = not.why else { panic!("{:?}", not.why) };
-                    assert_eq!((refused.in_flight.transfers, fails_first), (1, false));
+                    assert_eq!((refused.outstanding.transfers, fails_first), (1, false));
                     break refused.lost;
                 }
             }

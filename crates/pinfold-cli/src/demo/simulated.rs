@@ -11,7 +11,8 @@ use crate::output::Failure;
 use crate::strategy::Counts;
 use pinfold::{Access, AddressRange, Cache, Config};
 use pinfold_sim::{
-    AddressSpace, Device, DeviceConfig, Handle, Protection, SimMonitor, SimRegistrar, get_simulated,
+    AddressSpace, DeviceConfig, Handle, Protection, SimDevice, SimMonitor, SimRegistrar,
+    get_simulated,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,14 +24,14 @@ const APART: usize = 1 << 30;
 /// What every strategy sends from: one program's memory, and a device of its own.
 struct World {
     space: Arc<AddressSpace>,
-    device: Arc<Device>,
+    device: Arc<SimDevice>,
     lengths: [usize; SLOTS],
 }
 
 impl World {
     fn new(lengths: [usize; SLOTS]) -> Result<Self, Failure> {
         let space = Arc::new(AddressSpace::new());
-        let device = Arc::new(Device::new(Arc::clone(&space), DeviceConfig::default()));
+        let device = Arc::new(SimDevice::new(Arc::clone(&space), DeviceConfig::default()));
         let world = Self { space, device, lengths };
         for (slot, length) in lengths.into_iter().enumerate() {
             world.space.map(range(slot, length)?, Protection::ReadWrite);

@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
-use super::report::{InFlight, OnDrop, SuspensionTerms, Why};
+use super::report::{OnDrop, Outstanding, SuspensionTerms, Why};
 use crate::AddressRange;
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
 use crate::error::PerUse;
@@ -187,11 +187,11 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     }
 
     /// What has to end first, if anything.
-    fn stop_unless_leased(&mut self) -> Option<InFlight> {
+    fn stop_unless_leased(&mut self) -> Option<Outstanding> {
         if self.stage == Stage::Leased {
-            let in_flight = self.leases_in_flight();
-            if !in_flight.is_empty() {
-                return Some(in_flight);
+            let outstanding = self.leases_in_flight();
+            if !outstanding.is_empty() {
+                return Some(outstanding);
             }
             self.stage = Stage::Draining;
             self.stop_more();
@@ -274,19 +274,20 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     }
 
     /// Goes on as far as it can, and says what is in the way. Nothing: the memory may be moved.
-    pub(crate) fn advance(&mut self) -> InFlight {
-        if let Some(in_flight) = self.stop_unless_leased() {
-            return in_flight;
+    pub(crate) fn advance(&mut self) -> Outstanding {
+        if let Some(outstanding) = self.stop_unless_leased() {
+            return outstanding;
         }
         if self.stage == Stage::Draining {
             self.stop_more();
             let (transfers, unstopped) = (self.transfers(), self.unstopped.len());
             let still = transfers.count + unstopped == 0;
-            let mut in_flight = if still { self.park() } else { self.leases_in_flight() };
-            in_flight.unstopped = unstopped;
-            (in_flight.transfers, in_flight.oldest_transfer) = (transfers.count, transfers.oldest);
+            let mut outstanding = if still { self.park() } else { self.leases_in_flight() };
+            outstanding.unstopped = unstopped;
+            (outstanding.transfers, outstanding.oldest_transfer) =
+                (transfers.count, transfers.oldest);
             if self.stage == Stage::Draining {
-                return in_flight;
+                return outstanding;
             }
             self.withdraw();
         }
@@ -319,10 +320,10 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     }
 
     /// What is in the way now; nothing goes on.
-    pub(crate) fn in_the_way(&mut self) -> InFlight {
+    pub(crate) fn in_the_way(&mut self) -> Outstanding {
         let unstopped = if self.stage == Stage::Draining { self.unstopped.len() } else { 0 };
         let Transfers { count: transfers, oldest: oldest_transfer } = self.transfers();
-        InFlight { unstopped, transfers, oldest_transfer, ..self.leases_in_flight() }
+        Outstanding { unstopped, transfers, oldest_transfer, ..self.leases_in_flight() }
     }
 
     /// Whether connections went on because of leases until the deadline: too late to stop them.
@@ -330,8 +331,8 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         self.stage == Stage::Leased && self.is_overdue()
     }
 
-    pub(crate) fn leases_in_flight(&self) -> InFlight {
-        self.leased().map(|(in_flight, _)| in_flight).unwrap_or_default()
+    pub(crate) fn leases_in_flight(&self) -> Outstanding {
+        self.leased().map(|(outstanding, _)| outstanding).unwrap_or_default()
     }
 
     /// The leases of the range other than those that were handed over, its registrations under way,
@@ -346,7 +347,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     /// over, none is left that another suspension can take and renew later; so what is true then stays true.
     /// The snapshot is taken with no lock held, before the walk; what is not leased there is not leased any
     /// more.
-    fn leased(&self) -> Option<(InFlight, Snapshot)> {
+    fn leased(&self) -> Option<(Outstanding, Snapshot)> {
         let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
         let (under_way, counted, look) = self.locked(|writer| {
             let flights = writer.flights.iter();
@@ -370,7 +371,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         let came_back = self.end_look(look)?;
         // One that is being renewed is under way, and in the other's hands until it lands.
         let registrations = elsewhere.max(under_way).max(usize::from(came_back));
-        Some((InFlight { leases, registrations, ..InFlight::default() }, snapshot))
+        Some((Outstanding { leases, registrations, ..Outstanding::default() }, snapshot))
     }
 
     /// Whether a region came back to the range since the look began. Nothing in a forked child.
@@ -418,14 +419,14 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
 
     /// If no lease is left but those handed over, puts their registrations out of reach and gives
     /// up all others.
-    fn park(&mut self) -> InFlight {
-        let Some((in_flight, snapshot)) = self.leased() else { return InFlight::default() };
-        if !in_flight.is_empty() || self.take_regions(&snapshot).is_none() {
-            return in_flight;
+    fn park(&mut self) -> Outstanding {
+        let Some((outstanding, snapshot)) = self.leased() else { return Outstanding::default() };
+        if !outstanding.is_empty() || self.take_regions(&snapshot).is_none() {
+            return outstanding;
         }
         // Outside the lock: what they captured for their invalidation is dropped.
         self.kept.drain(..).for_each(Lease::surrender);
-        in_flight
+        outstanding
     }
 
     /// Parks the regions whose leases were handed over, and has the others given back. Nothing in a
@@ -495,7 +496,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     }
 
     /// Gives the other registrations back, and says what is left of them.
-    fn settle(&self) -> InFlight {
+    fn settle(&self) -> Outstanding {
         Reclaim(self.shared).reclaim();
         let ours: HashSet<u32> = self.parked.iter().map(|parked| parked.region.number).collect();
         let mut registrations = 0;
@@ -504,7 +505,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         });
         // Forked inside the device meanwhile, it is not asked.
         let translations = !self.is_forked() && !self.shared.registrar.quiet(self.range);
-        InFlight { registrations, translations, ..InFlight::default() }
+        Outstanding { registrations, translations, ..Outstanding::default() }
     }
 
     /// The region is the program's from now on; the suspension may expire.

@@ -3,7 +3,7 @@
 use super::device::Suspend;
 use super::guard::{SuspensionGuard, Suspensions};
 use super::report::{
-    Ended, Expired, InFlight, Leases, NotSuspended, Refused, Resumed, SuspensionTerms, Why,
+    Ended, Expired, Leases, NotSuspended, Outstanding, Refused, Resumed, SuspensionTerms, Why,
 };
 use crate::AddressRange;
 use crate::board::SuspensionId;
@@ -91,9 +91,9 @@ impl<R: Suspend, M: Monitor> Cache<R, M> {
         let guard = SuspensionGuard::new(&self.shared, range, terms, leases);
         let mut guard = guard.map_err(|(why, leases)| not_suspended(why, leases.into_vec()))?;
         if terms.leases == Leases::Refuse {
-            let in_flight = guard.leases_in_flight();
-            if !in_flight.is_empty() {
-                return Err(refuse(guard, in_flight));
+            let outstanding = guard.leases_in_flight();
+            if !outstanding.is_empty() {
+                return Err(refuse(guard, outstanding));
             }
         }
         guard.stop(connections);
@@ -142,7 +142,7 @@ fn not_suspended<'c, R: Suspend, M: Monitor>(
 /// Lets everything go on as before.
 fn refuse<'c, R: Suspend, M: Monitor>(
     mut guard: SuspensionGuard<'c, R, M>,
-    in_flight: InFlight,
+    outstanding: Outstanding,
 ) -> Refusal<'c, R, M> {
     let waited = guard.waited();
     let (leases, _) = guard.resume();
@@ -150,7 +150,7 @@ fn refuse<'c, R: Suspend, M: Monitor>(
         return not_suspended(Why::Forked, Vec::new());
     }
     let lost = std::mem::take(&mut guard.lost).into_vec();
-    let why = Why::Refused(Refused { in_flight, waited, lost });
+    let why = Why::Refused(Refused { outstanding, waited, lost });
     Box::new(NotSuspended { why, leases: leases.into_vec() })
 }
 
@@ -160,14 +160,14 @@ fn expired<'c, R: Suspend, M: Monitor>(mut guard: SuspensionGuard<'c, R, M>) -> 
         return not_suspended(Why::Forked, Vec::new());
     }
     let (waited, lost) = (guard.waited(), std::mem::take(&mut guard.lost).into_vec());
-    let refused = Refused { in_flight: InFlight::default(), waited, lost };
+    let refused = Refused { outstanding: Outstanding::default(), waited, lost };
     Box::new(NotSuspended { why: Why::Refused(refused), leases: guard.leases_after_expiry() })
 }
 
 /// How far a suspension has come that is in no program's hands yet, or again.
 #[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
 enum Step<'c, R: Suspend, M: Monitor> {
-    Pending(SuspensionGuard<'c, R, M>, InFlight),
+    Pending(SuspensionGuard<'c, R, M>, Outstanding),
     Suspended(Suspended<'c, R, M>),
 }
 
@@ -179,22 +179,22 @@ fn go_on<'c, R: Suspend, M: Monitor>(
         return Err(not_suspended(Why::Forked, Vec::new()));
     }
     if guard.is_too_late_to_stop() {
-        let in_flight = guard.in_the_way();
-        return Err(refuse(guard, in_flight));
+        let outstanding = guard.in_the_way();
+        return Err(refuse(guard, outstanding));
     }
-    let in_flight = guard.advance();
+    let outstanding = guard.advance();
     // Again, because the device may have forked.
     if guard.is_forked() {
         return Err(not_suspended(Why::Forked, Vec::new()));
     }
-    if in_flight.is_empty() {
+    if outstanding.is_empty() {
         guard.hand_over();
         return Ok(Step::Suspended(Suspended { guard }));
     }
     if guard.is_overdue() {
-        return Err(refuse(guard, in_flight));
+        return Err(refuse(guard, outstanding));
     }
-    Ok(Step::Pending(guard, in_flight))
+    Ok(Step::Pending(guard, outstanding))
 }
 
 /// A suspension under way: gets are barred and connections stopped, and something is in flight.
@@ -220,9 +220,9 @@ pub struct Suspending<'c, R: Suspend, M: Monitor> {
 
 /// How far a suspension has come.
 #[allow(clippy::large_enum_variant)] // lives for a moment, on the stack
-pub enum Progress<'c, R: Suspend, M: Monitor> {
+pub enum SuspendProgress<'c, R: Suspend, M: Monitor> {
     /// Something is in flight still: ask again later.
-    Pending(Suspending<'c, R, M>, InFlight),
+    Pending(Suspending<'c, R, M>, Outstanding),
     /// Nothing touches the region any more.
     Suspended(Suspended<'c, R, M>),
 }
@@ -243,13 +243,15 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
     /// # Errors
     ///
     /// [`NotSuspended`] at the deadline. Everything goes on.
-    pub fn poll(mut self) -> Result<Progress<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
+    pub fn poll(mut self) -> Result<SuspendProgress<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
         if !self.guard.take_back() {
             return Err(expired(self.guard));
         }
         Ok(match go_on(self.guard)? {
-            Step::Pending(guard, in_flight) => Progress::Pending(Self::new(guard), in_flight),
-            Step::Suspended(suspended) => Progress::Suspended(suspended),
+            Step::Pending(guard, outstanding) => {
+                SuspendProgress::Pending(Self::new(guard), outstanding)
+            }
+            Step::Suspended(suspended) => SuspendProgress::Suspended(suspended),
         })
     }
 
@@ -261,8 +263,8 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
         if !self.guard.take_back() {
             return expired(self.guard);
         }
-        let in_flight = self.guard.in_the_way();
-        refuse(self.guard, in_flight)
+        let outstanding = self.guard.in_the_way();
+        refuse(self.guard, outstanding)
     }
 }
 
@@ -374,11 +376,11 @@ impl<R: Suspend, M: Monitor> fmt::Debug for Suspended<'_, R, M> {
     }
 }
 
-impl<R: Suspend, M: Monitor> fmt::Debug for Progress<'_, R, M> {
+impl<R: Suspend, M: Monitor> fmt::Debug for SuspendProgress<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Pending(suspending, in_flight) => {
-                f.debug_tuple("Pending").field(suspending).field(in_flight).finish()
+            Self::Pending(suspending, outstanding) => {
+                f.debug_tuple("Pending").field(suspending).field(outstanding).finish()
             }
             Self::Suspended(suspended) => f.debug_tuple("Suspended").field(suspended).finish(),
         }

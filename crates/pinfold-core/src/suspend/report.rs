@@ -60,7 +60,7 @@ pub enum OnDrop {
 
 /// What keeps a region from being suspended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct InFlight {
+pub struct Outstanding {
     /// Leases that were not handed over.
     pub leases: usize,
     /// Registrations that are being made or given back.
@@ -75,7 +75,7 @@ pub struct InFlight {
     pub translations: bool,
 }
 
-impl InFlight {
+impl Outstanding {
     /// Whether nothing is.
     pub fn is_empty(&self) -> bool {
         let Self { leases, registrations, unstopped, transfers, translations, .. } = *self;
@@ -83,7 +83,7 @@ impl InFlight {
     }
 }
 
-impl fmt::Display for InFlight {
+impl fmt::Display for Outstanding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { leases, registrations, unstopped, .. } = self;
         let Self { transfers, oldest_transfer, translations, .. } = self;
@@ -103,7 +103,7 @@ impl fmt::Display for InFlight {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused<C> {
     /// What was still in flight.
-    pub in_flight: InFlight,
+    pub outstanding: Outstanding,
     /// How long it was waited for.
     pub waited: Duration,
     /// Connections that died meanwhile.
@@ -136,9 +136,9 @@ impl<C: fmt::Debug> fmt::Display for Why<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unsupported(reason) => reason.fmt(f),
-            Self::Refused(Refused { in_flight, waited, .. }) => write!(
+            Self::Refused(Refused { outstanding, waited, .. }) => write!(
                 f,
-                "after {waited:?} there were still {in_flight}: end them, or allow more time"
+                "after {waited:?} there were still {outstanding}: end them, or allow more time"
             ),
             Self::AlreadySuspended { range } => {
                 write!(f, "{range} is suspended already: resume that first")

@@ -16,8 +16,8 @@ use pinfold_core::{
     UseCosts,
 };
 use pinfold_sim::{
-    AddressSpace, Device, DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection,
-    SimMonitor, SimRegistrar,
+    AddressSpace, DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection,
+    SimDevice, SimMonitor, SimRegistrar,
 };
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -130,7 +130,7 @@ pub(crate) struct Undecided {
 }
 
 impl Undecided {
-    pub(crate) fn new(device: &Arc<Device>, panics: &Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(device: &Arc<SimDevice>, panics: &Arc<AtomicBool>) -> Self {
         Self { inner: SimRegistrar::new(device), panics: Arc::clone(panics) }
     }
 }
@@ -206,7 +206,7 @@ impl Setup {
     pub(crate) fn rig(self) -> Rig {
         let space = Arc::new(AddressSpace::with_log_capacity(self.log_capacity));
         space.map(pages(0, MAPPED_PAGES), Protection::ReadWrite);
-        let device = Arc::new(Device::new(Arc::clone(&space), self.device));
+        let device = Arc::new(SimDevice::new(Arc::clone(&space), self.device));
         let monitor = SimMonitor::new(&space);
         let cache = Cache::new(SimRegistrar::new(&device), monitor.clone(), self.config).unwrap();
         Rig { space, device, monitor, cache: Some(cache), device_forgets: AtomicBool::new(false) }
@@ -216,7 +216,7 @@ impl Setup {
 /// A simulated program. When it is dropped, the cache goes first and the accounts are checked.
 pub(crate) struct Rig {
     pub(crate) space: Arc<AddressSpace>,
-    pub(crate) device: Arc<Device>,
+    pub(crate) device: Arc<SimDevice>,
     pub(crate) monitor: SimMonitor,
     cache: Option<SimCache>,
     device_forgets: AtomicBool,

@@ -6,7 +6,7 @@ use super::{ScalePolicy, Scenario};
 use crate::fabric::Nanos;
 use crate::monitor::SimMonitor;
 use crate::space::Protection;
-use pinfold_core::{AddressRange, Gets, Progress, Suspend, Suspended, SuspensionTerms};
+use pinfold_core::{AddressRange, Gets, Suspend, SuspendProgress, Suspended, SuspensionTerms};
 use std::time::Duration;
 
 /// Which connections are stopped.
@@ -116,8 +116,8 @@ fn wait_for<'c>(
     let mut pending = stage.cache.begin_suspension(range, connections, vec![kept], terms).ok()?;
     loop {
         pending = match pending.poll().ok()? {
-            Progress::Suspended(held) => return Some(held),
-            Progress::Pending(pending, _) => pending,
+            SuspendProgress::Suspended(held) => return Some(held),
+            SuspendProgress::Pending(pending, _) => pending,
         };
         if !stream.finish_due() {
             stage.device.wait(deadline);

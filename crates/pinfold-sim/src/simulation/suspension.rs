@@ -7,7 +7,8 @@ use super::{checks, notices};
 use crate::fabric::{ConnectionId, Mutant, WorkKind};
 use crate::space::Protection;
 use pinfold_core::{
-    AddressRange, Gets, Keys, Leases, OnDrop, Progress, RegisterError, Revocation, SuspensionTerms,
+    AddressRange, Gets, Keys, Leases, OnDrop, RegisterError, Revocation, SuspendProgress,
+    SuspensionTerms,
 };
 use std::time::Duration;
 
@@ -169,12 +170,12 @@ impl<'c> Program<'c, '_> {
 
     fn poll_one(&mut self, mut suspension: Suspension<'c>, pending: Pending<'c>) {
         suspension.state = match self.guarded(|| pending.poll()) {
-            Some(Ok(Progress::Suspended(held))) => {
+            Some(Ok(SuspendProgress::Suspended(held))) => {
                 notices::hear_notices(self);
                 let content = self.fabric.with(|world| world.read(suspension.range));
                 Some(State::Held(held, content))
             }
-            Some(Ok(Progress::Pending(pending, _))) => Some(State::Pending(pending)),
+            Some(Ok(SuspendProgress::Pending(pending, _))) => Some(State::Pending(pending)),
             Some(Err(not)) => return self.not_suspended(&suspension, not.leases),
             None => return self.ended_by_panic(&suspension),
         };

@@ -7,8 +7,8 @@ use super::pages::ResidentPages;
 use crate::AddressRange;
 use pinfold_core::foreign::{ForeignList, HandedOver, discard_all};
 use pinfold_core::{
-    Cache, ConnectionLost, Keys, Lease, Monitor, Progress, RegisterError, Suspend, Suspended,
-    SuspensionTerms, Why,
+    Cache, ConnectionLost, Keys, Lease, Monitor, RegisterError, Suspend, SuspendProgress,
+    Suspended, SuspensionTerms, Why,
 };
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -231,8 +231,8 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         let mut round = 0_usize;
         loop {
             match suspending.poll().map_err(|refused| (refused.why, refused.leases))? {
-                Progress::Suspended(suspended) => return Ok(suspended),
-                Progress::Pending(pending, _) => suspending = pending,
+                SuspendProgress::Suspended(suspended) => return Ok(suspended),
+                SuspendProgress::Pending(pending, _) => suspending = pending,
             }
             wait(round);
             round = round.saturating_add(1);

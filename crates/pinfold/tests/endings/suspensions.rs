@@ -16,7 +16,9 @@ use pinfold::rearrange::{
     HugePageWay, Node, RearrangeError, Stepped, Stopped, StoppedBy, defragment,
     defragment_in_steps, migrate, trim,
 };
-use pinfold::suspend::{Gets, OfEither, OnDrop, Progress, Suspend, Suspending, SuspensionTerms};
+use pinfold::suspend::{
+    Gets, OfEither, OnDrop, Suspend, SuspendProgress, Suspending, SuspensionTerms,
+};
 use pinfold::{Access, AddressRange, Config, Lease};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -52,8 +54,8 @@ fn pending(
     let begun =
         cache.begin_suspension(range_of(memory), records.links(), Vec::new(), terms(OnDrop::Kill));
     match begun.unwrap().poll().unwrap() {
-        Progress::Pending(pending, _) => pending,
-        Progress::Suspended(_) => panic!("a lease is alive"),
+        SuspendProgress::Pending(pending, _) => pending,
+        SuspendProgress::Suspended(_) => panic!("a lease is alive"),
     }
 }
 
@@ -175,8 +177,8 @@ fn leases_that_were_handed_over_outlive_a_panic_or_their_connections_are_failed(
                 let suspended = if poll {
                     let begun = cache.begin_suspension(range, links, leases, terms).unwrap();
                     match begun.poll().unwrap() {
-                        Progress::Suspended(suspended) => suspended,
-                        Progress::Pending(..) => panic!("nothing is in flight"),
+                        SuspendProgress::Suspended(suspended) => suspended,
+                        SuspendProgress::Pending(..) => panic!("nothing is in flight"),
                     }
                 } else {
                     cache.suspend(range, links, leases, terms).unwrap()

@@ -5,7 +5,7 @@ use super::rig::*;
 use io_uring::{opcode, types};
 use pinfold::rearrange::*;
 use pinfold::registrar::{IoUring, IoUringError};
-use pinfold::suspend::{Ended as Over, Expired, OnDrop, Progress, SuspensionTerms, Why};
+use pinfold::suspend::{Ended as Over, Expired, OnDrop, SuspendProgress, SuspensionTerms, Why};
 use pinfold::{AddressRange, BadAddress, GetError, RegisterError};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -50,7 +50,7 @@ fn a_lease_that_never_ends_is_named_at_the_deadline() {
             .unwrap_err();
     let mut leases = match &stopped.why {
         StoppedBy::NotSuspended { why: Why::Refused(refused), .. } => {
-            assert_eq!(refused.in_flight.leases, 1);
+            assert_eq!(refused.outstanding.leases, 1);
             stopped.done.leases
         }
         other => {
@@ -223,9 +223,9 @@ fn a_request_in_flight_on_a_kept_lease_is_waited_for_by_its_tag() {
         let mut suspending = suspending;
         loop {
             match suspending.poll().map_err(|refused| refused.why).unwrap() {
-                Progress::Pending(pending, it) if it.translations => break pending,
-                Progress::Pending(pending, _) => suspending = pending,
-                Progress::Suspended(_) => panic!("a request is in flight"),
+                SuspendProgress::Pending(pending, it) if it.translations => break pending,
+                SuspendProgress::Pending(pending, _) => suspending = pending,
+                SuspendProgress::Suspended(_) => panic!("a request is in flight"),
             }
         }
     };
@@ -242,8 +242,8 @@ fn a_request_in_flight_on_a_kept_lease_is_waited_for_by_its_tag() {
             }
         }
         match suspending.poll().map_err(|refused| refused.why).unwrap() {
-            Progress::Suspended(suspended) => break suspended,
-            Progress::Pending(pending, _) => suspending = pending,
+            SuspendProgress::Suspended(suspended) => break suspended,
+            SuspendProgress::Pending(pending, _) => suspending = pending,
         }
         // Runs what the ring has to finish.
         ring.submit().unwrap();
