@@ -277,15 +277,26 @@ INLINE int may_share_tables(u64 vma, u64 start, u64 end)
 	return first < last && start < last && end > first;
 }
 
+/* Nothing beside the mapping, which has not changed: who follows a range learns whether that has. */
+INLINE void tell_within(u64 vma, u64 start, u64 end, u64 call)
+{
+	u64 first = field(vma, offsets.vma_start), last = field(vma, offsets.vma_end);
+
+	if (start < first)
+		start = first;
+	if (end > last)
+		end = last;
+	tell(field(vma, offsets.vma_mm), start, end, call);
+}
+
 /* Such a table is taken from a process whole. The pages of its other entries stay in the file, but a hole that
  * is punched later may pass over a mapping that has no entries (docs/src/catalogue.md). */
 INLINE void tell_mapping(u64 vma, u64 start, u64 end, u64 call)
 {
-	if (may_share_tables(vma, start, end)) {
-		start &= -GIGANTIC;
-		end = up_to_gigantic(end);
-	}
-	tell(field(vma, offsets.vma_mm), start, end, call);
+	if (may_share_tables(vma, start, end))
+		tell_within(vma, start & -GIGANTIC, up_to_gigantic(end), call);
+	else
+		tell(field(vma, offsets.vma_mm), start, end, call);
 }
 
 /* Where nothing but such tables goes. */
@@ -395,7 +406,7 @@ PROGRAMS(unmap_folio)
 	} else if (field(argument[0], 0) & offsets.head) {
 		bytes = HUGE;
 	}
-	tell(field(vma, offsets.vma_mm), address, address + bytes, call);
+	tell_within(vma, address, address + bytes, call);
 }
 
 /* (mapping, start, end, ...) */

@@ -59,6 +59,9 @@ impl Programs {
 
     /// At the hooks that are wanted, and there at their ends as well, or at their beginnings alone.
     fn load_at(wanted: impl Fn(&&Hook) -> bool, ends: bool) -> Result<Self, ProgramsError> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(ProgramsError::OtherPages);
+        }
         let kernel = Kernel::read()?;
         if let Some((change, function)) = hooks::unseen(|function| kernel.has(function)) {
             return Err(ProgramsError::UnknownFunction { change, function: function.into() });

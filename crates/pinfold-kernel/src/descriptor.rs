@@ -8,7 +8,7 @@
 //! lent: a number could be a monitor's, which would miss what is read.
 
 use crate::errno::{Errno, checked, done, last_errno};
-use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags};
 use std::ffi::CStr;
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -42,6 +42,17 @@ pub fn open_in(
 ) -> Result<OwnedFd, Errno> {
     let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::RDONLY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(directory, path, flags, Mode::empty())?)
+}
+
+/// As [`open`], of what the kernel makes up: the files and directories of `/proc` have no size.
+///
+/// `ENOENT` where an ordinary file or directory has the name, as in a root that was copied. Few file systems give a
+/// directory no size, and those no link for each directory in it.
+pub fn open_of_proc(path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
+    let opened = open(path, flags)?;
+    let status = rustix::fs::fstat(&opened)?;
+    let is_linked = !FileType::from_raw_mode(status.st_mode).is_dir() || status.st_nlink > 2;
+    if status.st_size == 0 && is_linked { Ok(opened) } else { Err(Errno(libc::ENOENT)) }
 }
 
 /// Closes a number. A failure leaves nothing to do: Linux frees the number in any case.

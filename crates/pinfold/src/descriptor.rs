@@ -163,10 +163,19 @@ pub(crate) fn in_another_table<A: Send, B>(
 /// Runs `body` on a thread whose root directory has no `/proc`; `None` where it may not have such a root.
 #[cfg(test)]
 pub(crate) fn without_proc<A: Send>(body: impl FnOnce() -> A + Send) -> Option<A> {
+    in_root(std::path::Path::new("/dev"), body)
+}
+
+/// Runs `body` on a thread whose root directory is `root`; `None` where it may not have such a root.
+#[cfg(test)]
+pub(crate) fn in_root<A: Send>(
+    root: &std::path::Path,
+    body: impl FnOnce() -> A + Send,
+) -> Option<A> {
     let run = || {
         // SAFETY: no pointer; from here on the thread's directories are its own.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_FS) }, 0);
-        std::os::unix::fs::chroot("/dev").ok().map(|()| body())
+        std::os::unix::fs::chroot(root).ok().map(|()| body())
     };
     let result = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
     if result.is_none() {

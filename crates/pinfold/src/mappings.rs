@@ -168,7 +168,7 @@ impl OpenMaps {
 }
 
 fn open_table() -> Result<OwnedFd, Errno> {
-    descriptor::open(c"/proc/self/maps", 0)
+    descriptor::open_of_proc(c"/proc/self/maps", 0)
 }
 
 fn ask_once(range: AddressRange) -> Result<Vec<Mapping>, Errno> {
@@ -215,7 +215,9 @@ impl Table<'_> {
         // Long enough for every name that tells a kind: a memfd's takes at most 266 bytes.
         let mut name = [0; 512];
         match procmap::procmap_query(self.0.as_raw_fd(), address, &mut name) {
-            Ok(answer) => from_query(&answer, &name),
+            Ok(answer) if answer.vma_name_size == 0 => from_query(&answer, &[]),
+            Ok(answer) => from_query(&answer, until_zero(&name)),
+            // Asked without room for a name, the kernel answers all but that.
             Err(Errno(libc::ENAMETOOLONG)) => {
                 let answer = procmap::procmap_query(self.0.as_raw_fd(), address, &mut [])?;
                 from_query(&answer, LONG_PATH)
@@ -259,14 +261,13 @@ fn without_repeats(lines: impl Iterator<Item = Mapping>) -> Vec<Mapping> {
 }
 
 /// Stands for a path too long to be any name that we know.
-const LONG_PATH: &[u8] = b"/...\0";
+const LONG_PATH: &[u8] = b"/...";
 
 fn from_query(answer: &ProcmapQuery, name: &[u8]) -> Result<Mapping, Errno> {
     let bound = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
     let range = from_first_byte(bound(answer.vma_start), bound(answer.vma_end));
     let has = |flag| answer.vma_flags & flag != 0;
     let shared = has(ProcmapQuery::SHARED);
-    let name = if answer.vma_name_size == 0 { &[] } else { until_zero(name) };
     let backing = Backing { shared, device_major: answer.dev_major, inode: answer.inode, name };
     Ok(Mapping {
         range: range.ok_or(Errno(libc::ENOENT))?,

@@ -118,6 +118,14 @@ fn shared_tables_of_huge_pages_are_told_whole() {
     tells(monitor, "a part with other rights", memory.range(), || memory.protect_first());
 }
 
+/// A part of the mapping that shares no table lies before the one that is shared, and another mapping before that.
+#[test]
+fn no_more_than_the_mapping_is_told_with_a_shared_table() {
+    let Some((_turn, monitor)) = alone() else { return };
+    let Some(memory) = support::Gigantic::behind(2 << 20) else { return };
+    tells(monitor, "a discard of all", memory.range(), || memory.discard_all());
+}
+
 /// The whole table goes with it where it is shared.
 #[test]
 fn a_huge_page_whose_memory_fails_is_told() {
@@ -242,7 +250,8 @@ fn the_reclaim_of_a_files_page_is_told() {
     tells(monitor, "MADV_PAGEOUT", memory.pages(0, 1), || memory.advise(libc::MADV_PAGEOUT));
 }
 
-/// Reclaim parts the pages of a folio from their addresses in one call, at its first page.
+/// Reclaim parts the pages of a folio from their addresses in one call, at its first page. How long the folio is, is not
+/// told, and what lies behind the mapping has not changed.
 #[test]
 fn the_reclaim_of_a_files_large_folio_is_told() {
     const PAGES: usize = 16;
@@ -254,6 +263,8 @@ fn the_reclaim_of_a_files_large_folio_is_told() {
         let is_told = told.iter().any(|told| told.contains(&page));
         assert!(complete && is_told, "{page:?} is not in {told:?}");
     }
+    let mut of_folios = told.iter().filter(|told| told.overlaps(&memory.range()));
+    assert!(of_folios.all(|told| memory.range().contains(told)), "{told:?} is more than the file");
 }
 
 /// One entry for 2 MiB is given up, and a file's pages are left to the next faults.

@@ -10,6 +10,8 @@ use alone::alone;
 use pinfold::mappings::mappings_in;
 use pinfold::monitor::Userfaultfd;
 use pinfold::{AddressRange, Change, Cover, Lost, MappingKind, Monitor, Replay, Uncovered, Watch};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -417,6 +419,9 @@ fn refusals_with_reasons() {
     let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     refused(map_flags(4, shared, -1).unwrap(), kind(MappingKind::SharedAnonymous));
     refused(system_v(4), kind(MappingKind::SystemV));
+    let file = file_with_a_long_path();
+    let shared = map_flags(4, libc::MAP_SHARED, file.as_raw_fd()).unwrap();
+    refused(shared, kind(MappingKind::SharedFile));
     let at = map(6);
     assert!(munmap(at, PAGE) && munmap(at + 5 * PAGE, PAGE));
     refused(at, Uncovered::Unmapped);
@@ -429,6 +434,18 @@ fn refusals_with_reasons() {
         let watched = matches!(mapping, MappingKind::PrivateAnonymous | MappingKind::PrivateHuge);
         assert_eq!(claimed, if watched { Cover::Detected } else { Cover::NotCached });
     }
+}
+
+/// A path too long to be asked for with the mapping.
+fn file_with_a_long_path() -> File {
+    let root = std::env::temp_dir().join(format!("pinfold-long-{}", std::process::id()));
+    let folder = (0..3).fold(root.clone(), |folder, _| folder.join("x".repeat(200)));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(folder.join("file"));
+    let file = file.unwrap();
+    file.set_len(4 * PAGE as u64).unwrap();
+    std::fs::remove_dir_all(root).unwrap();
+    file
 }
 
 #[test]

@@ -7,6 +7,12 @@ use std::io;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramsError {
+    /// The processor has pages of other sizes than those that the programs are made for.
+    #[error(
+        "the eBPF programs know pages of 4 KiB, 2 MiB and 1 GiB, as x86-64 has them, and no other processor's: \
+         use userfaultfd"
+    )]
+    OtherPages,
     /// The kernel does not describe its own types.
     #[error(
         "this kernel does not describe its types (/sys/kernel/btf/vmlinux, errno {errno}): use one \

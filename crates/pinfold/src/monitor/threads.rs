@@ -24,9 +24,9 @@ pub(super) struct ThreadDirectory {
 impl ThreadDirectory {
     /// # Errors
     ///
-    /// The kernel's: no `/proc`, no descriptor left.
+    /// The kernel's: no `/proc` (`ENOENT`), nor where an ordinary directory has its name; no descriptor left.
     pub(super) fn open() -> Result<Self, Errno> {
-        let directory = descriptor::open(c"/proc/self/task", libc::O_DIRECTORY)?;
+        let directory = descriptor::open_of_proc(c"/proc/self/task", libc::O_DIRECTORY)?;
         let identity = descriptor::identity(directory.as_raw_fd())?;
         Ok(Self { directory, identity })
     }
@@ -131,7 +131,7 @@ impl ThreadDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::descriptor::without_proc;
+    use crate::descriptor::{in_root, without_proc};
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::thread;
@@ -185,6 +185,22 @@ mod tests {
     fn without_proc_there_is_no_directory() {
         let opened = without_proc(ThreadDirectory::open);
         assert!(matches!(opened, None | Some(Err(Errno(libc::ENOENT)))), "{opened:?}");
+    }
+
+    /// In a root that was copied, with the names in `/proc`: the list would be of no threads, or of another process's.
+    #[test]
+    fn an_ordinary_directory_is_no_list_of_threads() {
+        let root = std::env::temp_dir().join(format!("pinfold-root-{}", std::process::id()));
+        let task = root.join("proc/self/task");
+        for threads in [0, 2] {
+            (0..threads).for_each(|thread| {
+                std::fs::create_dir_all(task.join(thread.to_string())).unwrap();
+            });
+            std::fs::create_dir_all(&task).unwrap();
+            let opened = in_root(&root, ThreadDirectory::open);
+            assert!(matches!(opened, None | Some(Err(Errno(libc::ENOENT)))), "{opened:?}");
+        }
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -283,19 +283,24 @@ impl Gigantic {
 
     /// `None` where there is no such file system.
     pub(crate) fn new() -> Option<Self> {
-        let file = memfd(libc::MFD_HUGETLB);
+        Self::behind(0)
+    }
+
+    /// With so many bytes more before it, in the same mapping.
+    pub(crate) fn behind(head: usize) -> Option<Self> {
+        let (file, bytes) = (memfd(libc::MFD_HUGETLB), head + Self::BYTES);
         let (none, rights) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
         let reserved = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let shared = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: a fresh mapping, and a part of it replaced. It stays: a few tables.
         let mapped = unsafe {
-            libc::ftruncate(file.as_raw_fd(), 1 << 30);
-            let room = libc::mmap(std::ptr::null_mut(), 2 * Self::BYTES, none, reserved, -1, 0);
-            let aligned = room.map_addr(|at| at.next_multiple_of(Self::BYTES));
-            libc::mmap(aligned, Self::BYTES, rights, shared, file.as_raw_fd(), 0)
+            libc::ftruncate(file.as_raw_fd(), bytes.try_into().unwrap());
+            let room = libc::mmap(std::ptr::null_mut(), 3 * Self::BYTES, none, reserved, -1, 0);
+            let aligned = room.map_addr(|at| (at + head).next_multiple_of(Self::BYTES) - head);
+            libc::mmap(aligned, bytes, rights, shared, file.as_raw_fd(), 0)
         };
         (mapped != libc::MAP_FAILED).then_some(())?;
-        let range = AddressRange::new(mapped.expose_provenance(), Self::BYTES).unwrap();
+        let range = AddressRange::new(mapped.expose_provenance(), bytes).unwrap();
         Some(Self { range, file })
     }
 
@@ -312,6 +317,13 @@ impl Gigantic {
         let second = self.first().wrapping_byte_add(2 << 20);
         // SAFETY: the mapping is this value's.
         assert_eq!(unsafe { libc::madvise(second, 2 << 20, libc::MADV_DONTNEED) }, 0);
+    }
+
+    /// Discards all of it.
+    pub(crate) fn discard_all(&self) {
+        // SAFETY: the mapping is this value's.
+        let done = unsafe { libc::madvise(self.first(), self.range.len(), libc::MADV_DONTNEED) };
+        assert_eq!(done, 0);
     }
 
     /// Takes the right to write to all of it away, and gives it back: no mapping is split.
