@@ -25,7 +25,7 @@ const ROOM_OF_CHANGE: usize = if cfg!(shuttle) { 1 } else { 64 };
 const ROOM_OF_KEPT: usize = if cfg!(shuttle) { 1 } else { 512 };
 
 /// More changes are not kept: then anything may have changed.
-const MOST_KEPT: usize = 64;
+const MOST_KEPT: usize = if cfg!(miri) { 16 } else { 64 };
 
 /// Ranges that are followed, by a number each.
 pub(crate) struct FollowedRanges {

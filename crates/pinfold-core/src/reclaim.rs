@@ -1091,7 +1091,7 @@ mod tests {
     /// However many are examined at once, what was used of late is passed over for what was not.
     #[test]
     fn what_was_used_of_late_is_not_examined_with_what_was_not() {
-        const MANY: usize = if cfg!(miri) { 128 } else { 2048 };
+        const MANY: usize = if cfg!(miri) { 64 } else { 2048 };
         // One search meets several of them.
         const APART: usize = super::MOST_LOOKS / 8;
         let config =
@@ -1337,7 +1337,7 @@ mod tests {
     /// Examining takes of a slice as giving up does, and all the same nothing idle stays.
     #[test]
     fn all_that_is_idle_is_given_up_however_much_it_is() {
-        const COUNT: usize = if cfg!(miri) { 100 } else { 10_000 };
+        const COUNT: usize = if cfg!(miri) { 40 } else { 10_000 };
         let config =
             Config { max_regions: COUNT, barriers: Barriers::SYMMETRIC, ..Config::default() };
         let cache = Cache::new(Device::default(), Calm, config).unwrap();
