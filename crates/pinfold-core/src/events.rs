@@ -878,7 +878,7 @@ mod tests {
     /// More changes than are kept one by one: the first of them is not forgotten.
     #[test]
     fn too_many_changes_are_all_applied() {
-        const BEFORE: usize = if cfg!(miri) { 80 } else { 30_000 };
+        const BEFORE: usize = if cfg!(miri) { 300 } else { 30_000 };
         let cache = filled();
         (0..BEFORE).for_each(|number| change(&cache, page(2 * MANY + number)));
         change(&cache, page(MANY - 1));

@@ -1091,7 +1091,7 @@ mod tests {
     /// However many are examined at once, what was used of late is passed over for what was not.
     #[test]
     fn what_was_used_of_late_is_not_examined_with_what_was_not() {
-        const MANY: usize = if cfg!(miri) { 64 } else { 2048 };
+        const MANY: usize = if cfg!(miri) { 128 } else { 2048 };
         // One search meets several of them.
         const APART: usize = super::MOST_LOOKS / 8;
         let config =
