@@ -445,7 +445,10 @@ mod tests {
     /// Every pair of states: a move that is not drawn is refused.
     #[test]
     #[cfg(debug_assertions)]
-    #[cfg_attr(miri, ignore = "to interpret so many panics takes half a minute, and nothing here is unsafe")]
+    #[cfg_attr(
+        miri,
+        ignore = "to interpret so many panics takes half a minute, and nothing here is unsafe"
+    )]
     fn a_move_that_is_not_drawn_is_refused() {
         for from in State::ALL {
             for to in State::ALL {
