@@ -358,10 +358,10 @@ PROGRAMS(zap_between)
 /* move_page_tables(mapping, from, new mapping, to, length), as in Linux 6.1 and 6.12 */
 PROGRAMS(move)
 {
-	u64 mm = field(argument[0], offsets.vma_mm);
+	u64 vma = argument[0];
 
-	tell(mm, argument[1], argument[1] + argument[4], call | OUTERMOST);
-	tell(mm, argument[3], argument[3] + argument[4], call & ~FIRST);
+	tell_mapping(vma, argument[1], argument[1] + argument[4], call | OUTERMOST);
+	tell(field(vma, offsets.vma_mm), argument[3], argument[3] + argument[4], call & ~FIRST);
 }
 
 /* move_page_tables(control), as in Linux 7.3: both addresses advance while it moves; the end of the old range is known once
@@ -369,7 +369,7 @@ PROGRAMS(move)
 PROGRAMS(move_controlled)
 {
 	u64 control = argument[0];
-	u64 mm = field(field(control, offsets.move_vma), offsets.vma_mm);
+	u64 vma = field(control, offsets.move_vma);
 	u64 length = field(control, offsets.move_length);
 	u64 from = field(control, offsets.move_old_address);
 	u64 to = field(control, offsets.move_new_address);
@@ -380,8 +380,8 @@ PROGRAMS(move_controlled)
 		from -= moved;
 		to -= moved;
 	}
-	tell(mm, from, from + length, call | OUTERMOST);
-	tell(mm, to, to + length, call & ~FIRST);
+	tell_mapping(vma, from, from + length, call | OUTERMOST);
+	tell(field(vma, offsets.vma_mm), to, to + length, call & ~FIRST);
 }
 
 /* Whether a mapping has pages of a file (shared memory's are one's, too): a page of a file stays in the file when it

@@ -29,6 +29,7 @@ fn what_stays_where_no_end_runs() {
     let watched = view();
     a_call_at_that_depth_frees_it(&watched);
     a_call_that_unmaps_frees_it(&watched);
+    a_call_that_moves_frees_it(&watched);
     a_move_leaves_both_places(&watched);
     another_thread_frees_nothing(&watched);
     drop(watched);
@@ -87,6 +88,17 @@ fn a_call_that_unmaps_frees_it(watched: &Watched<'_>) {
         punch(&file, 0, 1);
         unmap(&Memory::private(1));
         assert_eq!(watched.owners(of_file.range()), []);
+    }
+}
+
+/// However deep it is, also where the call unmaps nothing: so often that the one or the other is the deeper by chance.
+fn a_call_that_moves_frees_it(watched: &Watched<'_>) {
+    let (moved, discarded) = (Memory::private(1), Memory::private(1));
+    for _ in 0..CALLS {
+        discarded.advise(libc::MADV_DONTNEED);
+        assert_ne!(watched.owners(discarded.range()), []);
+        moved.move_away();
+        assert_eq!(watched.owners(discarded.range()), []);
     }
 }
 
