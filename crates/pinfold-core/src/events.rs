@@ -877,8 +877,9 @@ mod tests {
 
     /// More changes than are kept one by one: the first of them is not forgotten.
     #[test]
+    #[cfg_attr(miri, ignore = "takes half a minute, and no unsafe code that others do not reach")]
     fn too_many_changes_are_all_applied() {
-        const BEFORE: usize = if cfg!(miri) { 300 } else { 30_000 };
+        const BEFORE: usize = 30_000;
         let cache = filled();
         (0..BEFORE).for_each(|number| change(&cache, page(2 * MANY + number)));
         change(&cache, page(MANY - 1));
@@ -1041,6 +1042,7 @@ mod tests {
 
     /// To look for regions where none are takes time as well.
     #[test]
+    #[cfg_attr(miri, ignore = "takes half a minute, and no unsafe code that others do not reach")]
     fn changes_of_much_empty_memory_are_not_one_slice() {
         const GIB: usize = 1 << 30;
         const FEW: usize = SLICE / 4;

@@ -1090,8 +1090,9 @@ mod tests {
 
     /// However many are examined at once, what was used of late is passed over for what was not.
     #[test]
+    #[cfg_attr(miri, ignore = "takes half a minute, and no unsafe code that others do not reach")]
     fn what_was_used_of_late_is_not_examined_with_what_was_not() {
-        const MANY: usize = if cfg!(miri) { 128 } else { 2048 };
+        const MANY: usize = 2048;
         // One search meets several of them.
         const APART: usize = super::MOST_LOOKS / 8;
         let config =
@@ -1223,6 +1224,7 @@ mod tests {
 
     /// One idle region is found among any number of leased ones, wherever it stands.
     #[test]
+    #[cfg_attr(miri, ignore = "takes half a minute, and no unsafe code that others do not reach")]
     fn an_idle_region_is_found_behind_any_number_of_leased_ones() {
         for idle in [0, super::SLICE, FULL - 1] {
             let cache = cache_that_counts_scans();
