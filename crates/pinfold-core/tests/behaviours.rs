@@ -480,6 +480,10 @@ mod limits {
     }
 
     #[test]
+    #[cfg_attr(
+        miri,
+        ignore = "takes up to two minutes, and no unsafe code that others do not reach"
+    )]
     fn what_is_next_to_go_is_a_hit_and_stays() {
         let (rig, handles) = standing_by();
         let before = rig.statistics();
@@ -491,6 +495,10 @@ mod limits {
     }
 
     #[test]
+    #[cfg_attr(
+        miri,
+        ignore = "takes up to two minutes, and no unsafe code that others do not reach"
+    )]
     fn what_is_next_to_go_is_invalidated_like_any_other() {
         let (rig, handles) = standing_by();
         rig.reallocate(pages(1, 1));
@@ -575,6 +583,10 @@ mod limits {
 
     /// What stands by for room goes as well, and counts once.
     #[test]
+    #[cfg_attr(
+        miri,
+        ignore = "takes up to two minutes, and no unsafe code that others do not reach"
+    )]
     fn what_stands_by_is_idle_in_its_range() {
         let rig = Setup::regions(64).rig();
         for page in 0..64 {
