@@ -134,7 +134,7 @@ fn a_huge_page_whose_memory_fails_is_told() {
     let _ = std::fs::write("/proc/sys/vm/nr_hugepages", "4");
     let mut failed = false;
     watch(monitor, memory.range());
-    let (told, complete) = logged(monitor, || failed = memory.poison_first());
+    let (told, complete) = logged(monitor, || failed = memory.poison_second());
     if !failed {
         eprintln!("skipped: no huge page's memory can be made to fail here");
         return;

@@ -358,11 +358,12 @@ impl Gigantic {
         assert_eq!(unsafe { libc::fallocate(self.file.as_raw_fd(), hole, 0, 2 << 20) }, 0);
     }
 
-    /// Has the memory of its first huge page fail. Whether it did: root may, where there is a page and the
+    /// Has the memory of its second huge page fail. Whether it did: root may, where there is a page and the
     /// kernel knows of such failures.
-    pub(crate) fn poison_first(&self) -> bool {
+    pub(crate) fn poison_second(&self) -> bool {
+        let second = self.first().wrapping_byte_add(2 << 20);
         // SAFETY: the mapping is this value's; what is lost is a page of its own.
-        let advise = |advice| unsafe { libc::madvise(self.first(), 2 << 20, advice) == 0 };
+        let advise = |advice| unsafe { libc::madvise(second, 2 << 20, advice) == 0 };
         advise(libc::MADV_POPULATE_WRITE) && advise(libc::MADV_HWPOISON)
     }
 
