@@ -217,13 +217,16 @@ impl Table<'_> {
         match procmap::procmap_query(self.0.as_raw_fd(), address, &mut name) {
             Ok(answer) if answer.vma_name_size == 0 => from_query(&answer, &[]),
             Ok(answer) => from_query(&answer, until_zero(&name)),
-            // Asked without room for a name, the kernel answers all but that.
-            Err(Errno(libc::ENAMETOOLONG)) => {
-                let answer = procmap::procmap_query(self.0.as_raw_fd(), address, &mut [])?;
-                from_query(&answer, LONG_PATH)
-            }
+            Err(Errno(libc::ENAMETOOLONG)) => self.query_long_path(address),
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Of a file with a long path; the kernel has no room for a longer one either.
+    fn query_long_path(self, address: usize) -> Result<Mapping, Errno> {
+        let mut name = [0; libc::PATH_MAX as usize];
+        let answer = procmap::procmap_query(self.0.as_raw_fd(), address, &mut name)?;
+        from_query(&answer, until_zero(&name))
     }
 
     /// Reads the table as text, for kernels without the request.
@@ -259,9 +262,6 @@ fn without_repeats(lines: impl Iterator<Item = Mapping>) -> Vec<Mapping> {
     }
     mappings
 }
-
-/// Stands for a path too long to be any name that we know.
-const LONG_PATH: &[u8] = b"/...";
 
 fn from_query(answer: &ProcmapQuery, name: &[u8]) -> Result<Mapping, Errno> {
     let bound = |address: u64| usize::try_from(address).unwrap_or(usize::MAX);
