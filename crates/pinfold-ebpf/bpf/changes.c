@@ -259,6 +259,16 @@ INLINE void tell(u64 mm, u64 start, u64 end, u64 call)
 	tell_views(mm, start, end, call);
 }
 
+INLINE u64 lesser(u64 one, u64 other)
+{
+	return one < other ? one : other;
+}
+
+INLINE u64 greater(u64 one, u64 other)
+{
+	return one > other ? one : other;
+}
+
 INLINE u64 up_to_gigantic(u64 address)
 {
 	return (address + GIGANTIC - 1) & -GIGANTIC;
@@ -277,26 +287,15 @@ INLINE int may_share_tables(u64 vma, u64 start, u64 end)
 	return first < last && start < last && end > first;
 }
 
-/* Nothing beside the mapping, which has not changed: who follows a range learns whether that has. */
-INLINE void tell_within(u64 vma, u64 start, u64 end, u64 call)
-{
-	u64 first = field(vma, offsets.vma_start), last = field(vma, offsets.vma_end);
-
-	if (start < first)
-		start = first;
-	if (end > last)
-		end = last;
-	tell(field(vma, offsets.vma_mm), start, end, call);
-}
-
-/* Such a table is taken from a process whole. The pages of its other entries stay in the file, but a hole that
- * is punched later may pass over a mapping that has no entries (docs/src/catalogue.md). */
+/* Such a table is taken from a process whole, and nothing beside the mapping. The pages of its other entries stay in the
+ * file, but a hole that is punched later may pass over a mapping that has no entries (docs/src/catalogue.md). */
 INLINE void tell_mapping(u64 vma, u64 start, u64 end, u64 call)
 {
-	if (may_share_tables(vma, start, end))
-		tell_within(vma, start & -GIGANTIC, up_to_gigantic(end), call);
-	else
-		tell(field(vma, offsets.vma_mm), start, end, call);
+	if (may_share_tables(vma, start, end)) {
+		start = lesser(start, greater(start & -GIGANTIC, field(vma, offsets.vma_start)));
+		end = greater(end, lesser(up_to_gigantic(end), field(vma, offsets.vma_end)));
+	}
+	tell(field(vma, offsets.vma_mm), start, end, call);
 }
 
 /* Where nothing but such tables goes. */
@@ -396,7 +395,7 @@ INLINE int of_file(u64 vma)
 /* (folio, mapping, address, ...), called for one folio in each mapping that has it */
 PROGRAMS(unmap_folio)
 {
-	u64 vma = argument[1], address = argument[2], bytes = PAGE;
+	u64 vma = argument[1], address = argument[2], bytes = PAGE, start, end;
 
 	if (!of_file(vma))
 		return;
@@ -406,7 +405,10 @@ PROGRAMS(unmap_folio)
 	} else if (field(argument[0], 0) & offsets.head) {
 		bytes = HUGE;
 	}
-	tell_within(vma, address, address + bytes, call);
+	/* What lies beside the mapping has not changed. */
+	start = greater(address, field(vma, offsets.vma_start));
+	end = lesser(address + bytes, field(vma, offsets.vma_end));
+	tell(field(vma, offsets.vma_mm), start, end, call);
 }
 
 /* (mapping, start, end, ...) */

@@ -212,21 +212,20 @@ impl Table<'_> {
 
     /// The mapping that covers `address`, or the next one.
     fn query_one(self, address: usize) -> Result<Mapping, Errno> {
-        // Long enough for every name that tells a kind: a memfd's takes at most 266 bytes.
-        let mut name = [0; 512];
-        match procmap::procmap_query(self.0.as_raw_fd(), address, &mut name) {
-            Ok(answer) if answer.vma_name_size == 0 => from_query(&answer, &[]),
-            Ok(answer) => from_query(&answer, until_zero(&name)),
-            Err(Errno(libc::ENAMETOOLONG)) => self.query_long_path(address),
-            Err(errno) => Err(errno),
+        // Long enough for every name that tells a kind but a device's: a memfd's takes at most 266 bytes.
+        match self.query_into(&mut [0; 512], address) {
+            Err(Errno(libc::ENAMETOOLONG)) => {
+                // Not on the stack, which may be small.
+                self.query_into(&mut vec![0; libc::PATH_MAX as usize], address)
+            }
+            answer => answer,
         }
     }
 
-    /// Of a file with a long path; the kernel has no room for a longer one either.
-    fn query_long_path(self, address: usize) -> Result<Mapping, Errno> {
-        let mut name = [0; libc::PATH_MAX as usize];
-        let answer = procmap::procmap_query(self.0.as_raw_fd(), address, &mut name)?;
-        from_query(&answer, until_zero(&name))
+    /// The same, with room for a name, which stays zeros where the mapping has none.
+    fn query_into(self, name: &mut [u8], address: usize) -> Result<Mapping, Errno> {
+        let answer = procmap::procmap_query(self.0.as_raw_fd(), address, name)?;
+        from_query(&answer, until_zero(name))
     }
 
     /// Reads the table as text, for kernels without the request.

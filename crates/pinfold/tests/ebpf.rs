@@ -118,11 +118,11 @@ fn shared_tables_of_huge_pages_are_told_whole() {
     tells(monitor, "a part with other rights", memory.range(), || memory.protect_first());
 }
 
-/// A part of the mapping that shares no table lies before the one that is shared, and another mapping before that.
+/// Parts of the mapping that share no table lie beside the one that is shared, and other mappings beside them.
 #[test]
 fn no_more_than_the_mapping_is_told_with_a_shared_table() {
     let Some((_turn, monitor)) = alone() else { return };
-    let Some(memory) = support::Gigantic::behind(2 << 20) else { return };
+    let Some(memory) = support::Gigantic::amid(2 << 20) else { return };
     tells(monitor, "a discard of all", memory.range(), || memory.discard_all());
 }
 

@@ -283,12 +283,12 @@ impl Gigantic {
 
     /// `None` where there is no such file system.
     pub(crate) fn new() -> Option<Self> {
-        Self::behind(0)
+        Self::amid(0)
     }
 
-    /// With so many bytes more before it, in the same mapping.
-    pub(crate) fn behind(head: usize) -> Option<Self> {
-        let (file, bytes) = (memfd(libc::MFD_HUGETLB), head + Self::BYTES);
+    /// With so many bytes more on either side, in the same mapping.
+    pub(crate) fn amid(around: usize) -> Option<Self> {
+        let (file, bytes) = (memfd(libc::MFD_HUGETLB), Self::BYTES + 2 * around);
         let (none, rights) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
         let reserved = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let shared = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
@@ -296,7 +296,7 @@ impl Gigantic {
         let mapped = unsafe {
             libc::ftruncate(file.as_raw_fd(), bytes.try_into().unwrap());
             let room = libc::mmap(std::ptr::null_mut(), 3 * Self::BYTES, none, reserved, -1, 0);
-            let aligned = room.map_addr(|at| (at + head).next_multiple_of(Self::BYTES) - head);
+            let aligned = room.map_addr(|at| (at + around).next_multiple_of(Self::BYTES) - around);
             libc::mmap(aligned, bytes, rights, shared, file.as_raw_fd(), 0)
         };
         (mapped != libc::MAP_FAILED).then_some(())?;
