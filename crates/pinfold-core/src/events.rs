@@ -520,7 +520,7 @@ const READ_AT_ONCE: usize = if cfg!(shuttle) {
 } else if cfg!(miri) {
     16
 } else {
-    512
+    256
 };
 
 /// The same where ranges are followed: each entry may mark some.

@@ -1,18 +1,22 @@
-//! A queue that grows in chunks: what is in it is never copied to a larger place, because the cache's lock is
-//! held meanwhile.
+//! A queue that grows in chunks: nothing in it is ever copied to a larger place, and what is asked of the allocator at
+//! once is small, because the cache's lock is held meanwhile.
 
-use std::collections::VecDeque;
+use std::collections::{LinkedList, VecDeque};
+use std::mem;
 
-/// How many items a chunk has room for.
-const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 4 } else { 256 };
+/// Bytes of a chunk at most. From 1,024 on glibc's allocator first goes through all small blocks that were freed, which
+/// takes a millisecond after 10^5 of them.
+const CHUNK_BYTES: usize = 960;
 
 /// First in, first out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    /// None of them grows, and none but the only one is empty.
-    chunks: VecDeque<VecDeque<T>>,
-    /// To be used again: nothing is freed.
-    spare: Vec<VecDeque<T>>,
+    /// All are full, but that of the first some may have been taken, and not all.
+    full: LinkedList<VecDeque<T>>,
+    /// Behind those. It does not grow, but has no room before the first item comes.
+    last: VecDeque<T>,
+    /// To be used again: no chunk is freed.
+    spare: LinkedList<VecDeque<T>>,
 }
 
 impl<T> Default for Queue<T> {
@@ -22,72 +26,75 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
+    /// How many items a chunk has room for.
+    const CHUNK: usize =
+        if cfg!(any(loom, shuttle, miri)) { 4 } else { CHUNK_BYTES / size_of::<T>() };
+
     pub(crate) const fn new() -> Self {
-        Self { chunks: VecDeque::new(), spare: Vec::new() }
+        Self { full: LinkedList::new(), last: VecDeque::new(), spare: LinkedList::new() }
     }
 
     /// Adds an item behind all others. Where it stays until it is taken.
     pub(crate) fn push(&mut self, item: T) -> &T {
-        let chunk = match self.chunks.pop_back() {
-            Some(chunk) if chunk.len() < CHUNK => chunk,
-            full => {
-                self.chunks.extend(full);
-                self.spare.pop().unwrap_or_else(|| VecDeque::with_capacity(CHUNK))
-            }
-        };
-        self.chunks.push_back(chunk);
-        let last = self.chunks.len() - 1;
-        let chunk = &mut self.chunks[last];
-        chunk.push_back(item);
-        &chunk[chunk.len() - 1]
+        if self.last.len() == self.last.capacity().min(Self::CHUNK) {
+            self.begin_chunk();
+        }
+        self.last.push_back(item);
+        &self.last[self.last.len() - 1]
+    }
+
+    #[cold]
+    fn begin_chunk(&mut self) {
+        let next = self.spare.pop_front();
+        let next = next.unwrap_or_else(|| VecDeque::with_capacity(Self::CHUNK));
+        let full = mem::replace(&mut self.last, next);
+        self.full.extend(Some(full).filter(|chunk| !chunk.is_empty()));
     }
 
     /// Takes the item that has been here longest.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        let chunk = self.chunks.front_mut()?;
+        let Some(chunk) = self.full.front_mut() else { return self.last.pop_front() };
         let item = chunk.pop_front();
-        if chunk.is_empty() && self.chunks.len() > 1 {
-            self.spare.extend(self.chunks.pop_front());
+        if chunk.is_empty() {
+            self.spare.extend(self.full.pop_front());
         }
         item
     }
 
     /// Takes all items.
     pub(crate) fn clear(&mut self) {
-        for mut chunk in self.chunks.drain(..) {
-            chunk.clear();
-            self.spare.push(chunk);
-        }
+        self.full.iter_mut().for_each(VecDeque::clear);
+        self.spare.append(&mut self.full);
+        self.last.clear();
     }
 
     /// All items, first come first.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
-        self.chunks.iter().flatten()
+        self.full.iter().flatten().chain(&self.last)
     }
 
     /// The items behind the first `skipped`.
     pub(crate) fn iter_from(&self, skipped: usize) -> impl Iterator<Item = &T> {
-        // Of the first chunk some may have been taken; all others but the last are full.
-        let first = self.chunks.front().map_or(0, VecDeque::len);
-        let (chunk, place) = match skipped.checked_sub(first) {
-            None => (0, skipped),
-            Some(more) => (1 + more / CHUNK, more % CHUNK),
+        let first = self.full.front().map_or(0, VecDeque::len);
+        let behind = (skipped.checked_sub(first), self.full.len().checked_sub(1));
+        let (chunks, items) = if let (Some(items), Some(full)) = behind {
+            let full = full.min(items / Self::CHUNK);
+            (1 + full, items - full * Self::CHUNK)
+        } else {
+            (0, skipped)
         };
-        self.chunks.iter().skip(chunk).flatten().skip(place)
+        self.full.iter().skip(chunks).flatten().chain(&self.last).skip(items)
     }
 
     pub(crate) fn len(&self) -> usize {
-        // Those between the first and the last are full.
-        let full = self.chunks.len().saturating_sub(2) * CHUNK;
-        let last = self.chunks.iter().skip(1).next_back();
-        full + self.chunks.front().into_iter().chain(last).map(VecDeque::len).sum::<usize>()
+        let first = self.full.front().map_or(0, VecDeque::len);
+        first + self.full.len().saturating_sub(1) * Self::CHUNK + self.last.len()
     }
 
     /// The first item that is not before what is looked for, as none behind it is.
     pub(crate) fn find_mut(&mut self, is_before: impl Fn(&T) -> bool) -> Option<&mut T> {
-        let all_before = |chunk: &VecDeque<T>| chunk.back().is_some_and(&is_before);
-        let chunk = self.chunks.partition_point(all_before);
-        let chunk = self.chunks.get_mut(chunk)?;
+        let is_in = |chunk: &&mut VecDeque<T>| !chunk.back().is_some_and(&is_before);
+        let chunk = self.full.iter_mut().find(is_in).unwrap_or(&mut self.last);
         let position = chunk.partition_point(is_before);
         chunk.get_mut(position)
     }
@@ -124,7 +131,7 @@ mod tests {
             assert_eq!(queue.pop(), Some(expected));
         }
         assert_eq!(queue.pop(), None);
-        (0..3 * CHUNK).for_each(|item| _ = queue.push(item));
+        (0..3 * Queue::<usize>::CHUNK).for_each(|item| _ = queue.push(item));
         queue.clear();
         assert_eq!((queue.len(), *queue.push(7), queue.pop()), (0, 7, Some(7)));
     }
@@ -133,7 +140,7 @@ mod tests {
     fn items_stay_where_they_are() {
         let mut queue = Queue::new();
         let first = std::ptr::from_ref(queue.push(0));
-        (1..=4 * CHUNK).for_each(|item| _ = queue.push(item));
+        (1..=4 * Queue::<usize>::CHUNK).for_each(|item| _ = queue.push(item));
         assert_eq!(queue.iter().next().map(std::ptr::from_ref), Some(first));
     }
 }

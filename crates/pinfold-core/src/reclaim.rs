@@ -455,8 +455,11 @@ impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
     fn deregister_rest(self, first: &mut Option<foreign::Panicked>) -> bool {
         let (mut next, mut again) = (Some(0), false);
         while let Some(place) = next {
-            let claimed = self.0.locked_deferring(|writer| self.take_over_slice(writer, place));
-            let Ok(((duties, rest), due)) = claimed else { return false };
+            // Here, because an allocator may go through all that was freed.
+            let mut duties = Vec::with_capacity(HALF);
+            let claimed =
+                self.0.locked_deferring(|writer| self.take_over_slice(writer, place, &mut duties));
+            let Ok((rest, due)) = claimed else { return false };
             let deregistered = foreign::call(|| self.depart(duties));
             again |= deregistered.is_err();
             let told = foreign::call(|| drop(due));
@@ -468,18 +471,19 @@ impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
         again
     }
 
-    /// Takes over the duty for the regions in a slice of the places from `first` on. Where the next slice
-    /// begins.
+    /// Takes over the duty for the regions in a slice of the places from `first` on, of `HALF` at most. Where the next
+    /// slice begins.
     #[allow(clippy::cast_possible_truncation)] // a slice is short
     fn take_over_slice(
         self,
         writer: &mut Writer,
         first: u32,
-    ) -> (Duties<'c, R::Handle>, Option<u32>) {
+        duties: &mut Duties<'c, R::Handle>,
+    ) -> Option<u32> {
         let end = writer.made_places.min(first.saturating_add(HALF as u32));
         let regions = (first..end).filter_map(|number| self.0.region(number));
-        let duties = regions.filter_map(|region| self.take_over(writer, region)).collect();
-        (duties, (end < writer.made_places).then_some(end))
+        duties.extend(regions.filter_map(|region| self.take_over(writer, region)));
+        (end < writer.made_places).then_some(end)
     }
 
     /// Takes over the duty for a region of a cache that is being dropped, unless it is in other
