@@ -8,7 +8,9 @@
 //! lent: a number could be a monitor's, which would miss what is read.
 
 use crate::errno::{Errno, checked, done, last_errno};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC, StatFs,
+};
 use std::ffi::CStr;
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -44,15 +46,16 @@ pub fn open_in(
     Ok(rustix::fs::openat(directory, path, flags, Mode::empty())?)
 }
 
-/// As [`open`], of what the kernel makes up: the files and directories of `/proc` have no size.
-///
-/// `ENOENT` where an ordinary file or directory has the name, as in a root that was copied. Few file systems give a
-/// directory no size, and those no link for each directory in it.
+/// As [`open`], of what the kernel makes up. `ENOENT` where an ordinary file or directory has the name, as in a root that
+/// was copied.
 pub fn open_of_proc(path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
     let opened = open(path, flags)?;
-    let status = rustix::fs::fstat(&opened)?;
-    let is_linked = !FileType::from_raw_mode(status.st_mode).is_dir() || status.st_nlink > 2;
-    if status.st_size == 0 && is_linked { Ok(opened) } else { Err(Errno(libc::ENOENT)) }
+    if is_proc(&rustix::fs::fstatfs(&opened)?) { Ok(opened) } else { Err(Errno(libc::ENOENT)) }
+}
+
+/// Whether what was asked about is in a `/proc`.
+pub(crate) fn is_proc(file_system: &StatFs) -> bool {
+    file_system.f_type == PROC_SUPER_MAGIC
 }
 
 /// Closes a number. A failure leaves nothing to do: Linux frees the number in any case.
@@ -339,6 +342,15 @@ mod tests {
         assert_eq!(identity(1 << 20), Err(Errno(libc::EBADF)));
         // SAFETY: it stands for nothing.
         assert!(unsafe { duplicate(1 << 20) }.is_err() && !wait_readable(1 << 20, 0));
+    }
+
+    /// Also where it has no size, or as many links.
+    #[test]
+    fn what_has_the_name_of_procs_is_not_procs() {
+        assert!(open_of_proc(c"/proc/self/task", libc::O_DIRECTORY).is_ok());
+        assert!(open_of_proc(c"/proc/self/maps", 0).is_ok());
+        let refused = [c"/", c"/dev/null", c"/sys"].map(|path| open_of_proc(path, 0).err());
+        assert!(refused.iter().all(|errno| *errno == Some(Errno(libc::ENOENT))), "{refused:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! The unsafe code of this file is there to start and join threads that are not the standard library's, to ask the C
 //! library what their stacks need, and for calls that take numbers.
 
+use crate::descriptor::is_proc;
 use crate::errno::{Errno, done};
 use crate::process::{Resource, page_bytes};
 use crate::signal::SignalsBlocked;
@@ -308,7 +309,11 @@ pub fn own_threads() -> OwnThreads {
 /// How many threads this process has: the links of a directory, for which no descriptor is needed. `None` where the kernel
 /// does not say.
 pub fn threads_of_process() -> Option<usize> {
-    let links = rustix::fs::stat(c"/proc/self/task").ok()?.st_nlink;
+    const DIRECTORY: &CStr = c"/proc/self/task";
+    if !is_proc(&rustix::fs::statfs(DIRECTORY).ok()?) {
+        return None;
+    }
+    let links = rustix::fs::stat(DIRECTORY).ok()?.st_nlink;
     // Of the directory itself.
     usize::try_from(links).ok()?.checked_sub(2)
 }

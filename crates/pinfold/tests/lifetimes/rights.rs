@@ -200,6 +200,7 @@ fn whatever_a_filter_refuses_nothing_is_stale_and_no_thread_hangs() {
             &[libc::SYS_poll, libc::SYS_ppoll],
             &[libc::SYS_membarrier],
             &[libc::SYS_fstat, libc::SYS_newfstatat],
+            &[libc::SYS_fstatfs],
             &[libc::SYS_openat, libc::SYS_readlink, libc::SYS_readlinkat],
             &[libc::SYS_userfaultfd, libc::SYS_io_uring_setup, libc::SYS_clone, libc::SYS_clone3],
             &[libc::SYS_io_uring_register, libc::SYS_mlock, libc::SYS_munlock],
