@@ -1,5 +1,5 @@
-//! A region that a device does not let go of, asked for by two suspensions at once. The library is a stand-in: no device
-//! is needed.
+//! A region that a device does not let go of: asked for by two suspensions at once, and behind a suspension that did not
+//! come about because of it. The library is a stand-in: no device is needed.
 //!
 //! # Safety
 //!
@@ -10,11 +10,12 @@
 
 use pinfold::monitor::NoMonitor;
 use pinfold::registrar::verbs::{Domain, Library, Verbs, ffi::*};
-use pinfold::suspend::SuspensionTerms;
-use pinfold::{Access, AddressRange, Cache, Config};
+use pinfold::suspend::{SuspendProgress, SuspensionTerms};
+use pinfold::{Access, AddressRange, Cache, Config, Lease};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +23,11 @@ const PAGE: usize = 4096;
 
 /// How often the device was asked to let go; how often it may answer.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
-static ANSWERS: AtomicUsize = AtomicUsize::new(1);
+static ANSWERS: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// How many regions were registered: each has a key of its own.
+static REGISTERED: AtomicU32 = AtomicU32::new(0);
+/// The test that has the stand-in.
+static TURN: Mutex<()> = Mutex::new(());
 
 extern "C" fn name(_: *mut ibv_device) -> *const c_char {
     c"stand-in".as_ptr()
@@ -45,7 +50,8 @@ unsafe extern "C" fn register(
 ) -> *mut ibv_mr {
     // SAFETY: the test's own.
     let context = unsafe { (*pd).context };
-    Box::leak(Box::new(ibv_mr { context, pd, addr, length, handle: 1, lkey: 1, rkey: 1 }))
+    let key = REGISTERED.fetch_add(1, SeqCst) + 1;
+    Box::leak(Box::new(ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key }))
 }
 
 /// A memory window is bound to it.
@@ -76,17 +82,93 @@ fn library() -> &'static Library {
     Box::leak(Box::new(unsafe { Library::from_symbols(find) }.unwrap()))
 }
 
-#[test]
-fn no_suspension_comes_about_while_a_device_has_not_let_go() {
+/// Until the guard is dropped the stand-in answers so often.
+fn answering(answers: usize) -> MutexGuard<'static, ()> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    ASKED.store(0, SeqCst);
+    ANSWERS.store(answers, SeqCst);
+    turn
+}
+
+fn verbs() -> Verbs {
     // SAFETY: zeros are a context without operations; the domain lives as long as the process.
     let domain = unsafe {
         let context = Box::leak(Box::new(std::mem::zeroed::<ibv_context>()));
         let pd = NonNull::from(Box::leak(Box::new(ibv_pd { context, handle: 1 })));
         Domain::lent(library(), pd).unwrap()
     };
-    let cache =
-        Cache::new(Verbs::new(domain).unwrap(), NoMonitor::new().unwrap(), Config::default())
-            .unwrap();
+    Verbs::new(domain).unwrap()
+}
+
+/// A cache that keeps what it registers and changes only by the program's word.
+fn told() -> Cache<Verbs, NoMonitor> {
+    // SAFETY: no device uses memory here.
+    let monitor = unsafe { NoMonitor::page_table_coherent() }.unwrap();
+    Cache::new(verbs(), monitor, Config::keeping_all()).unwrap()
+}
+
+/// So many pages, and where they are.
+fn pages(count: usize) -> (Vec<u8>, AddressRange) {
+    let memory = vec![0_u8; (count + 1) * PAGE];
+    let start = memory.as_ptr().expose_provenance().next_multiple_of(PAGE);
+    (memory, AddressRange::new(start, count * PAGE).unwrap())
+}
+
+fn part(whole: AddressRange, first: usize, pages: usize) -> AddressRange {
+    AddressRange::new(whole.start() + first * PAGE, pages * PAGE).unwrap()
+}
+
+fn get(cache: &Cache<Verbs, NoMonitor>, range: AddressRange) -> Lease<'_, Verbs, NoMonitor> {
+    let start = std::ptr::with_exposed_provenance(range.start());
+    // SAFETY: no device uses it.
+    unsafe { cache.get(start, range.len(), Access::READ) }.unwrap()
+}
+
+fn soon() -> SuspensionTerms {
+    SuspensionTerms { deadline: Duration::from_millis(100), ..SuspensionTerms::default() }
+}
+
+/// What the suspension had is what it was before the change: it is not what is given out afterwards.
+#[test]
+fn what_changed_while_a_suspension_was_pending_is_registered_anew() {
+    let _turn = answering(usize::MAX);
+    let ((_memory, whole), cache) = (pages(8), told());
+    let first = get(&cache, whole).handle().lkey();
+    let lease = get(&cache, part(whole, 0, 1));
+    assert_eq!((lease.is_cached(), lease.handle().lkey()), (true, first));
+    let begun = cache.begin_suspension(part(whole, 0, 1), vec![], vec![lease], soon());
+    let mut suspending = begun.ok().unwrap();
+    let mut polls = 0;
+    while let Ok(progress) = suspending.poll() {
+        let SuspendProgress::Pending(pending, _) = progress else { panic!("suspended") };
+        if polls == 0 {
+            cache.invalidate(part(whole, 4, 4));
+        }
+        (suspending, polls) = (pending, polls + 1);
+        thread::yield_now();
+    }
+    assert!(polls > 0, "nothing changed while it was pending");
+    assert_ne!(get(&cache, part(whole, 5, 1)).handle().lkey(), first);
+}
+
+#[test]
+fn what_was_invalidated_before_a_refused_suspension_is_registered_anew() {
+    let _turn = answering(usize::MAX);
+    let ((_memory, whole), cache) = (pages(2), told());
+    let lease = get(&cache, whole);
+    let first = lease.handle().lkey();
+    cache.invalidate(whole);
+    assert!(lease.is_invalidated());
+    let refused = cache.suspend(whole, vec![], vec![lease], soon()).err().unwrap();
+    let back: Vec<_> = refused.leases.iter().filter_map(|lease| lease.as_ref().ok()).collect();
+    assert!(back.iter().all(|lease| lease.is_invalidated() || lease.handle().lkey() != first));
+    assert_ne!(get(&cache, whole).handle().lkey(), first);
+}
+
+#[test]
+fn no_suspension_comes_about_while_a_device_has_not_let_go() {
+    let _turn = answering(1);
+    let cache = Cache::new(verbs(), NoMonitor::new().unwrap(), Config::default()).unwrap();
     let memory = vec![0_u8; 16 * PAGE];
     let start = memory.as_ptr().addr().next_multiple_of(PAGE);
     let part =

@@ -120,8 +120,8 @@ pub unsafe trait Suspend: Registrar {
         true
     }
 
-    /// Gives a withdrawn registration the pages that are at `range` now. On an error nothing is
-    /// registered any more.
+    /// Gives a withdrawn registration the pages that are at `range` now, also where [`withdraw`](Self::withdraw) failed or was
+    /// not called: what changed meanwhile counts as known to it. On an error nothing is registered any more.
     ///
     /// # Errors
     ///

@@ -489,7 +489,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         for parked in self.parked.iter().take_while(|_| !self.is_forked()) {
             // SAFETY: filled, and within reach of this suspension alone.
             let handle = unsafe { parked.region.handle() };
-            // What the device cannot withdraw it cannot renew either, and says so then.
+            // What the device cannot withdraw has what it had: its suspension does not complete, and it is renewed.
             // SAFETY: registered for this region, which only this suspension can reach.
             let _gone = unsafe { self.shared.registrar.withdraw(handle, parked.range) };
         }

@@ -60,8 +60,8 @@ unsafe fn renew_with(
         return Err(RegisterError::DeviceGone { errno: FORKED });
     }
     if !verbs.end_withdrawal(handle) {
-        // The device did not deregister it (see `quiet`), or was never asked to.
-        return Ok(Renewed::Same);
+        // The device did not deregister it (see `quiet`), and its pages may be others by now. It is asked again later.
+        let _given_up = verbs.give_back(handle);
     }
     // SAFETY: the caller's promise.
     unsafe { verbs.register_with(range, access, flags) }.map(Renewed::Changed)
@@ -74,7 +74,7 @@ unsafe fn renew_with(
 /// are all that local transfers of a program have that takes one for each.
 ///
 /// A region to which a memory window is bound cannot be withdrawn; the suspension then says that
-/// translations are in flight, until its deadline.
+/// translations are in flight, until its deadline. Behind that its range is registered anew, with other keys.
 // SAFETY: a queue pair is stopped in SQD, or in ERR, and its work is under way until the device says that it is drained;
 // a region that is withdrawn is deregistered.
 unsafe impl Suspend for Verbs {
