@@ -9,7 +9,7 @@
 
 use crate::errno::{Errno, checked, done, last_errno};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC, StatFs,
+    AtFlags, FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC,
 };
 use std::ffi::CStr;
 use std::io::Write;
@@ -50,12 +50,8 @@ pub fn open_in(
 /// was copied.
 pub fn open_of_proc(path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
     let opened = open(path, flags)?;
-    if is_proc(&rustix::fs::fstatfs(&opened)?) { Ok(opened) } else { Err(Errno(libc::ENOENT)) }
-}
-
-/// Whether what was asked about is in a `/proc`.
-pub(crate) fn is_proc(file_system: &StatFs) -> bool {
-    file_system.f_type == PROC_SUPER_MAGIC
+    let is_of_proc = rustix::fs::fstatfs(&opened)?.f_type == PROC_SUPER_MAGIC;
+    if is_of_proc { Ok(opened) } else { Err(Errno(libc::ENOENT)) }
 }
 
 /// Closes a number. A failure leaves nothing to do: Linux frees the number in any case.

@@ -6,12 +6,12 @@
 //! The unsafe code of this file is there to start and join threads that are not the standard library's, to ask the C
 //! library what their stacks need, and for calls that take numbers.
 
-use crate::descriptor::is_proc;
 use crate::errno::{Errno, done};
 use crate::process::{Resource, page_bytes};
 use crate::signal::SignalsBlocked;
 use crate::symbols;
 use pinfold_core::foreign::discard;
+use rustix::fs::PROC_SUPER_MAGIC;
 use rustix::thread::{ClockId, CpuSet, Timespec, UnshareFlags};
 use std::ffi::CStr;
 use std::io;
@@ -310,7 +310,8 @@ pub fn own_threads() -> OwnThreads {
 /// does not say.
 pub fn threads_of_process() -> Option<usize> {
     const DIRECTORY: &CStr = c"/proc/self/task";
-    if !is_proc(&rustix::fs::statfs(DIRECTORY).ok()?) {
+    // Not an ordinary directory of that name.
+    if rustix::fs::statfs(DIRECTORY).ok()?.f_type != PROC_SUPER_MAGIC {
         return None;
     }
     let links = rustix::fs::stat(DIRECTORY).ok()?.st_nlink;
