@@ -353,6 +353,8 @@ impl Backing<'_> {
             (false, name) if is_device(name) && !in_memory(name) && name != b"/dev/zero" => {
                 MappingKind::Other
             }
+            // A file without a path, as drivers make: its pages may be a device's.
+            (false, name) if !name.starts_with(b"/") => MappingKind::Other,
             (false, _) => MappingKind::PrivateFile,
             (true, b"/dev/zero (deleted)" | b"/anon_hugepage (deleted)") if own => {
                 MappingKind::SharedAnonymous
@@ -412,6 +414,8 @@ mod tests {
             ("1000-2000 rw-p 00000000 00:06 7  /dev/zero", Kind::PrivateFile),
             ("1000-2000 rw-p 00000000 00:1a 7  /dev/shm/x", Kind::PrivateFile),
             ("1000-2000 rw-s 00000000 00:0e 7  anon_inode:[io_uring]", Kind::Other),
+            ("1000-2000 rw-p 00000000 00:0e 7  anon_inode:[peer]", Kind::Other),
+            ("1000-2000 rw-p 00000000 00:08 7  socket:[7]", Kind::Other),
             ("1000-2000 r-xp 00000000 fe:00 7  /usr/bin/cat", Kind::PrivateFile),
             ("1000-2000 rw-p 00000000 00:01 7  /memfd:x (deleted)", Kind::PrivateFile),
             ("1000-2000 r-xp 00000000 00:00 0  [vdso]", Kind::Other),
