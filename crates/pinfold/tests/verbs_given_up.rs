@@ -121,11 +121,11 @@ fn part(whole: AddressRange, first: usize, pages: usize) -> AddressRange {
 fn get(cache: &Cache<Verbs, NoMonitor>, range: AddressRange) -> Lease<'_, Verbs, NoMonitor> {
     let start = std::ptr::with_exposed_provenance(range.start());
     // SAFETY: no device uses it.
-    unsafe { cache.get(start, range.len(), Access::READ) }.unwrap()
+    unsafe { cache.get(start, range.len(), Access::READ_WRITE) }.unwrap()
 }
 
 fn soon() -> SuspensionTerms {
-    SuspensionTerms { deadline: Duration::from_millis(100), ..SuspensionTerms::default() }
+    SuspensionTerms { deadline: Duration::from_millis(300), ..SuspensionTerms::default() }
 }
 
 /// What the suspension had is what it was before the change: it is not what is given out afterwards.
@@ -169,21 +169,12 @@ fn what_was_invalidated_before_a_refused_suspension_is_registered_anew() {
 fn no_suspension_comes_about_while_a_device_has_not_let_go() {
     let _turn = answering(1);
     let cache = Cache::new(verbs(), NoMonitor::new().unwrap(), Config::default()).unwrap();
-    let memory = vec![0_u8; 16 * PAGE];
-    let start = memory.as_ptr().addr().next_multiple_of(PAGE);
-    let part =
-        |first: usize, pages: usize| AddressRange::new(start + first * PAGE, pages * PAGE).unwrap();
-    let whole = part(0, 8);
-    let at = std::ptr::with_exposed_provenance(
-        memory.as_ptr().expose_provenance() + (start - memory.as_ptr().addr()),
-    );
-    // SAFETY: no device uses it. Its end is refused: the region stays registered.
-    drop(unsafe { cache.get(at, whole.len(), Access::READ_WRITE) }.unwrap());
+    let (_memory, whole) = pages(8);
+    // Its end is refused: the region stays registered.
+    drop(get(&cache, whole));
     assert_eq!(ASKED.load(SeqCst), 1);
     let suspend = |range| {
-        let terms =
-            SuspensionTerms { deadline: Duration::from_millis(300), ..SuspensionTerms::default() };
-        let suspended = cache.suspend(range, Vec::new(), Vec::new(), terms);
+        let suspended = cache.suspend(range, Vec::new(), Vec::new(), soon());
         let came_about = suspended.is_ok();
         if let Ok(suspended) = suspended {
             drop(suspended.resume());
@@ -191,12 +182,12 @@ fn no_suspension_comes_about_while_a_device_has_not_let_go() {
         came_about
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| suspend(part(0, 2)));
+        let other = scope.spawn(|| suspend(part(whole, 0, 2)));
         while ASKED.load(SeqCst) < 2 {
             thread::yield_now();
         }
         // The device is being asked once more, on that thread, and has the region still.
-        let came_about = suspend(part(4, 2));
+        let came_about = suspend(part(whole, 4, 2));
         ANSWERS.store(usize::MAX, SeqCst);
         assert!(!other.join().unwrap(), "it has not let go");
         assert!(!came_about, "suspended, and the region is registered");

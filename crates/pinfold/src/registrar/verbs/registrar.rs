@@ -135,8 +135,7 @@ struct Use {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Registered,
-    /// A suspension was to withdraw it, and the device refused: the handle is kept, and good again
-    /// when the suspension is over.
+    /// A suspension was to withdraw it, and the device refused: the suspension has the handle still, and gives it back.
     Kept,
     /// Its holder deregistered it, and the device refused: no holder has the handle any more.
     GivenUp,
@@ -228,7 +227,7 @@ impl Verbs {
         held.live.iter().filter(|(_, it)| wanted(it)).map(|(region, _)| *region).collect()
     }
 
-    /// Gives a region back and remembers its handle, for [`end_withdrawal`](Self::end_withdrawal).
+    /// Gives a region back and remembers its handle, until it is [given back](Self::give_back).
     pub(super) fn take_out(&self, region: MemoryRegion) -> Result<(), DeregisterError> {
         if self.forked() {
             return Err(DeregisterError::DeviceGone { errno: FORKED });
@@ -239,16 +238,6 @@ impl Verbs {
             self.held().withdrawn.insert(region);
         }
         given_back
-    }
-
-    /// Forgets the handle of a region that was withdrawn. False if it was not. Not in a forked child,
-    /// as [`is_exposed`](Self::is_exposed).
-    pub(super) fn end_withdrawal(&self, region: MemoryRegion) -> bool {
-        let mut held = self.held();
-        if let Some(it) = held.live.get_mut(&region) {
-            it.standing = Standing::Registered;
-        }
-        held.withdrawn.remove(&region)
     }
 
     fn check_request(&self, range: AddressRange, access: Access) -> Result<(), RegisterError> {

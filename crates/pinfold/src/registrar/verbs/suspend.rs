@@ -9,8 +9,6 @@
 use super::connection::{self, Connection, Verdict};
 use super::on_demand::OnDemand;
 use super::registrar::{MemoryRegion, Verbs};
-use crate::fork_mark::FORKED;
-use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Renewed, Suspend,
     Transfers, Unsupported,
@@ -44,27 +42,6 @@ fn stops_queue_pairs(verbs: &Verbs) -> Result<(), Unsupported> {
         Verdict::Said(said) => *verbs.stops.get_or_init(|| said),
         Verdict::Untested(why) => Err(why),
     }
-}
-
-/// # Safety
-///
-/// As for [`Registrar::register`](pinfold_core::Registrar::register).
-unsafe fn renew_with(
-    verbs: &Verbs,
-    handle: MemoryRegion,
-    range: AddressRange,
-    access: Access,
-    flags: c_uint,
-) -> Result<Renewed<MemoryRegion>, RegisterError> {
-    if verbs.forked() {
-        return Err(RegisterError::DeviceGone { errno: FORKED });
-    }
-    if !verbs.end_withdrawal(handle) {
-        // The device did not deregister it (see `quiet`), and its pages may be others by now. It is asked again later.
-        let _given_up = verbs.give_back(handle);
-    }
-    // SAFETY: the caller's promise.
-    unsafe { verbs.register_with(range, access, flags) }.map(Renewed::Changed)
 }
 
 /// Queue pairs are stopped in `SQD`, tried beforehand with one of our own; regions are deregistered,
@@ -118,8 +95,10 @@ unsafe impl Suspend for Verbs {
         range: AddressRange,
         access: Access,
     ) -> Result<Renewed<MemoryRegion>, RegisterError> {
+        // What the device did not let go of (see `quiet`) may have other pages by now, so it is not used again.
+        let _given_up = self.give_back(handle);
         // SAFETY: the caller's promise.
-        unsafe { renew_with(self, handle, range, access, 0) }
+        unsafe { self.register_with(range, access, 0) }.map(Renewed::Changed)
     }
 
     unsafe fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
