@@ -157,9 +157,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
             judge_all(port::unneeded, arguments, output)
         }
         Strategy::Pinfold => {
-            let make_monitor = port::monitor(arguments.monitor);
-            choice::tell_refusals(&*make_monitor()?, output);
-            judge_all(make_monitor, arguments, output)
+            let monitor = port::monitor(arguments.monitor)?;
+            choice::tell_refusals(&monitor, output);
+            judge_all(port::same_as(&monitor), arguments, output)
         }
     }?;
     if let Some(file) = &arguments.svg {
@@ -169,8 +169,8 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     Ok(Verdict::of(report.stale == 0))
 }
 
-fn judge_all<M: Monitor + Clone>(
-    make_monitor: MakeMonitor<M>,
+fn judge_all(
+    make_monitor: MakeMonitor,
     arguments: &Arguments,
     output: &Output,
 ) -> Result<Report, Failure> {

@@ -16,11 +16,11 @@ mod audit;
 mod deaf;
 
 pub(crate) use audit::{AuditReport, Audited, Ledger, Parted};
-pub(crate) use deaf::Deaf;
 
 use crate::choice::Wanted;
 use crate::device::{Device, Handle, Kind, Transfer};
 use crate::output::Failure;
+use deaf::Deaf;
 use pinfold::budget::Share;
 use pinfold::landing::{Slab, Zone, ZoneError, ZoneOptions};
 use pinfold::monitor::{Best, Choice, NoMonitor, best};
@@ -74,58 +74,62 @@ pub(crate) struct Sent {
     pub(crate) cached: bool,
 }
 
+/// Any monitor: a cache of a port is compiled once.
+pub(crate) type AnyMonitor = Arc<dyn Monitor>;
+
 /// The monitor that the command was asked for.
-pub(crate) fn monitor(wanted: Wanted) -> MakeMonitor<Arc<Best>> {
+pub(crate) fn monitor(wanted: Wanted) -> Result<Best, Failure> {
     match wanted {
-        Wanted::Best => || best().map(Arc::new).map_err(Failure::unavailable),
-        Wanted::Ebpf => || only(Choice::Ebpf),
-        Wanted::Userfaultfd | Wanted::UserfaultfdAndHooks => || only(Choice::Userfaultfd),
-        Wanted::Nothing => || only(Choice::NoMonitor),
+        Wanted::Best => best().map_err(Failure::unavailable),
+        Wanted::Ebpf => only(Choice::Ebpf),
+        Wanted::Userfaultfd | Wanted::UserfaultfdAndHooks => only(Choice::Userfaultfd),
+        Wanted::Nothing => only(Choice::NoMonitor),
     }
 }
 
-fn only(choice: Choice) -> Result<Arc<Best>, Failure> {
-    Best::only(choice).map(Arc::new).map_err(Failure::unavailable)
+fn only(choice: Choice) -> Result<Best, Failure> {
+    Best::only(choice).map_err(Failure::unavailable)
 }
 
 /// How to make another monitor like `first`, without asking again what this machine has.
-pub(crate) fn same_as(first: &Best) -> MakeMonitor<Arc<Best>> {
+pub(crate) fn same_as(first: &Best) -> MakeMonitor {
     match first.chosen() {
-        Choice::Ebpf => || only(Choice::Ebpf),
-        Choice::Userfaultfd => || only(Choice::Userfaultfd),
-        Choice::NoMonitor => || only(Choice::NoMonitor),
+        Choice::Ebpf => || Ok(Arc::new(only(Choice::Ebpf)?)),
+        Choice::Userfaultfd => || Ok(Arc::new(only(Choice::Userfaultfd)?)),
+        Choice::NoMonitor => || Ok(Arc::new(only(Choice::NoMonitor)?)),
         // One that this program does not know by name yet.
-        _ => monitor(Wanted::Best),
+        _ => || Ok(Arc::new(monitor(Wanted::Best)?)),
     }
 }
 
 /// The monitor of a cache whose device follows the page table.
-pub(crate) fn unneeded() -> Result<Arc<NoMonitor>, Failure> {
+pub(crate) fn unneeded() -> Result<AnyMonitor, Failure> {
     // SAFETY: used over devices that page on demand only; were one not to, the harm would be wrong
     // bytes, which this program looks for.
-    unsafe { NoMonitor::page_table_coherent() }.map(Arc::new).map_err(Failure::unavailable)
+    let monitor = unsafe { NoMonitor::page_table_coherent() };
+    Ok(Arc::new(monitor.map_err(Failure::unavailable)?))
 }
 
 /// The monitor of a cache that is told nothing.
-pub(crate) fn deaf() -> Result<Arc<Deaf>, Failure> {
-    Ok(Arc::default())
+pub(crate) fn deaf() -> Result<AnyMonitor, Failure> {
+    Ok(Arc::new(Deaf::default()))
 }
 
 /// How a process, or its forked child, makes its monitor.
-pub(crate) type MakeMonitor<M> = fn() -> Result<M, Failure>;
+pub(crate) type MakeMonitor = fn() -> Result<AnyMonitor, Failure>;
 
 /// A lease of this port's cache.
-pub(crate) type PortLease<'p, M> = Lease<'p, PortRegistrar, M>;
+pub(crate) type PortLease<'p> = Lease<'p, PortRegistrar, AnyMonitor>;
 
 /// The registrar of a port's cache.
 pub(crate) type PortRegistrar = Audited;
 
 /// A landing zone over a port's cache.
-pub(crate) type LandingZone<'p, M> = Zone<'p, PortRegistrar, M, Slab>;
+pub(crate) type LandingZone<'p> = Zone<'p, PortRegistrar, AnyMonitor, Slab>;
 
 /// A cache with its device.
-pub(crate) struct Port<M: Monitor> {
-    cache: Cache<PortRegistrar, M>,
+pub(crate) struct Port {
+    cache: Cache<PortRegistrar, AnyMonitor>,
     device: Device,
     ledger: Option<Arc<Ledger>>,
 }
@@ -151,9 +155,13 @@ impl Wiring {
     }
 }
 
-impl<M: Monitor> Port<M> {
+impl Port {
     /// A cache over a device of its own that believes `monitor`.
-    pub(crate) fn open(wiring: Wiring, monitor: M, config: Config) -> Result<Self, Failure> {
+    pub(crate) fn open(
+        wiring: Wiring,
+        monitor: AnyMonitor,
+        config: Config,
+    ) -> Result<Self, Failure> {
         let (device, registrar, ledger) = wiring.wire()?;
         let config = in_pieces(config, wiring.slots);
         let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
@@ -164,7 +172,7 @@ impl<M: Monitor> Port<M> {
     pub(crate) fn open_within(
         share: Arc<Share>,
         wiring: Wiring,
-        monitor: M,
+        monitor: AnyMonitor,
         config: Config,
     ) -> Result<Self, Failure> {
         let (device, registrar, ledger) = wiring.wire()?;
@@ -180,7 +188,7 @@ impl<M: Monitor> Port<M> {
 
     /// Compares the pages behind `range`, which no other thread changes, with those that `lease` had
     /// when it was registered, where there is an audit.
-    pub(crate) fn audit(&self, lease: &PortLease<'_, M>, range: AddressRange, lane: usize) {
+    pub(crate) fn audit(&self, lease: &PortLease<'_>, range: AddressRange, lane: usize) {
         if let Some(ledger) = &self.ledger {
             ledger.compare(lease.handle().key(), range, lane);
         }
@@ -197,7 +205,7 @@ impl<M: Monitor> Port<M> {
         }
     }
 
-    fn lease_if_cached(&self, range: AddressRange, access: Access) -> Option<PortLease<'_, M>> {
+    fn lease_if_cached(&self, range: AddressRange, access: Access) -> Option<PortLease<'_>> {
         let start = std::ptr::with_exposed_provenance(range.start());
         // SAFETY: no device is given the lease.
         unsafe { self.cache.request(start, range.len(), access).get_if_cached() }
@@ -208,7 +216,7 @@ impl<M: Monitor> Port<M> {
         &self,
         slab: Slab,
         options: ZoneOptions,
-    ) -> Result<LandingZone<'_, M>, ZoneError> {
+    ) -> Result<LandingZone<'_>, ZoneError> {
         Zone::new(&self.cache, slab, options)
     }
 
@@ -227,7 +235,7 @@ impl<M: Monitor> Port<M> {
         &self,
         range: AddressRange,
         access: Access,
-    ) -> Result<PortLease<'_, M>, Refusal> {
+    ) -> Result<PortLease<'_>, Refusal> {
         let start = std::ptr::with_exposed_provenance(range.start());
         // SAFETY: the device may use this memory at any time, see the file's header.
         unsafe { self.cache.get(start, range.len(), access) }.map_err(Refusal::Get)
@@ -239,7 +247,7 @@ impl<M: Monitor> Port<M> {
         &self,
         range: AddressRange,
         access: Access,
-    ) -> Result<PortLease<'_, M>, Refusal> {
+    ) -> Result<PortLease<'_>, Refusal> {
         let start = std::ptr::with_exposed_provenance(range.start());
         // SAFETY: as in `lease`; a monitor that breaks the promise gets wrong bytes, and they are counted.
         unsafe { self.cache.request(start, range.len(), access).vouched().get() }
@@ -292,7 +300,7 @@ impl<M: Monitor> Port<M> {
     /// Sends `part`, which `lease` contains, and tells what arrived.
     pub(crate) fn send_leased(
         &self,
-        lease: &PortLease<'_, M>,
+        lease: &PortLease<'_>,
         part: AddressRange,
         lane: usize,
     ) -> Result<Vec<u8>, Refusal> {
@@ -304,7 +312,7 @@ impl<M: Monitor> Port<M> {
 
     fn deliver(
         &self,
-        lease: &PortLease<'_, M>,
+        lease: &PortLease<'_>,
         part: AddressRange,
         lane: usize,
         into: &mut [u8],
@@ -350,7 +358,7 @@ fn in_pieces(config: Config, slots: u32) -> Config {
     Config { piece_bytes: PIECE_BYTES, max_regions, ..config }
 }
 
-fn transfer<M: Monitor>(lease: &PortLease<'_, M>, part: AddressRange, offset: u64) -> Transfer {
+fn transfer(lease: &PortLease<'_>, part: AddressRange, offset: u64) -> Transfer {
     let key = lease.handle().key();
     Transfer { key, address: part.start(), length: part.len(), offset }
 }

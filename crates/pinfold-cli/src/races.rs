@@ -11,7 +11,7 @@ use crate::change::{
 use crate::port::{Port, Refusal};
 use pinfold::landing::AskError;
 use pinfold::pool::AllocateError;
-use pinfold::{Access, AddressRange, GetError, Monitor};
+use pinfold::{Access, AddressRange, GetError};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,8 +71,8 @@ fn first_word(error: &impl fmt::Debug) -> String {
 }
 
 /// Sends `range` of `specimen` and compares what arrives with what the memory holds.
-pub(crate) fn send_wrong<M: Monitor>(
-    port: &Port<M>,
+pub(crate) fn send_wrong(
+    port: &Port,
     specimen: &Specimen,
     range: AddressRange,
     lane: usize,
@@ -82,8 +82,8 @@ pub(crate) fn send_wrong<M: Monitor>(
 }
 
 /// Has the device write the pattern of `key` into `range` and looks at what the memory holds then.
-pub(crate) fn receive_wrong<M: Monitor>(
-    port: &Port<M>,
+pub(crate) fn receive_wrong(
+    port: &Port,
     specimen: &Specimen,
     range: AddressRange,
     lane: usize,
@@ -126,7 +126,7 @@ pub(crate) struct Race {
 }
 
 /// One round of a race; where wrong data begins, if there is any.
-pub(crate) type RunRace<M> = fn(&Port<M>, &mut Specimen, Race) -> Result<Option<FirstWrong>, Stop>;
+pub(crate) type RunRace = fn(&Port, &mut Specimen, Race) -> Result<Option<FirstWrong>, Stop>;
 
 /// Two threads' meeting point. Both flags order nothing but themselves: what the threads tell each
 /// other about memory goes through the kernel's address space and through joining.
@@ -181,8 +181,8 @@ pub(crate) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>, panicked: T) ->
 }
 
 /// While this thread unmaps the specimen, another maps memory at its address and uses it at once.
-pub(crate) fn take_over<M: Monitor>(
-    port: &Port<M>,
+pub(crate) fn take_over(
+    port: &Port,
     specimen: &mut Specimen,
     race: Race,
 ) -> Result<Option<FirstWrong>, Stop> {
@@ -211,8 +211,8 @@ pub(crate) fn take_over<M: Monitor>(
 
 type Settled = Option<(Foothold, Option<FirstWrong>)>;
 
-fn settle<M: Monitor>(
-    port: &Port<M>,
+fn settle(
+    port: &Port,
     signals: &Signals,
     place: AddressRange,
     key: u64,
@@ -239,8 +239,8 @@ fn settle<M: Monitor>(
 }
 
 /// While another thread registers the specimen over and over, this one changes it and uses it.
-pub(crate) fn change_while_registering<M: Monitor>(
-    port: &Port<M>,
+pub(crate) fn change_while_registering(
+    port: &Port,
     specimen: &mut Specimen,
     race: Race,
 ) -> Result<Option<FirstWrong>, Stop> {
@@ -292,8 +292,8 @@ const CHANGES: u64 = 4;
 
 /// Changes the specimen, gives `part` new bytes and sends all of it, again and again, until
 /// something is wrong.
-fn change_and_send<M: Monitor>(
-    port: &Port<M>,
+fn change_and_send(
+    port: &Port,
     specimen: &mut Specimen,
     race: Race,
     part: AddressRange,
@@ -311,12 +311,7 @@ fn change_and_send<M: Monitor>(
 }
 
 /// The memory may be gone at any moment, and with it the answer: nothing here is judged.
-fn register_over_and_over<M: Monitor>(
-    port: &Port<M>,
-    signals: &Signals,
-    body: AddressRange,
-    pace: Pace,
-) {
+fn register_over_and_over(port: &Port, signals: &Signals, body: AddressRange, pace: Pace) {
     loop {
         register(port, body);
         pace.make_way();
@@ -327,16 +322,16 @@ fn register_over_and_over<M: Monitor>(
     }
 }
 
-fn register<M: Monitor>(port: &Port<M>, body: AddressRange) {
-    for piece in body.pieces(Port::<M>::piece_bytes()) {
+fn register(port: &Port, body: AddressRange) {
+    for piece in body.pieces(Port::piece_bytes()) {
         drop(port.lease(piece, Access::READ));
     }
 }
 
 /// While another thread sends the head of the specimen from registrations of all of it, this one
 /// changes the tail and uses the whole.
-pub(crate) fn change_beside<M: Monitor>(
-    port: &Port<M>,
+pub(crate) fn change_beside(
+    port: &Port,
     specimen: &mut Specimen,
     race: Race,
 ) -> Result<Option<FirstWrong>, Stop> {
@@ -351,8 +346,8 @@ pub(crate) fn change_beside<M: Monitor>(
 
 /// Registers `body`, sends `head` and compares it, until told to stop; a refusal (the tail may be
 /// gone at the moment) is no wrong.
-fn send_head<M: Monitor>(
-    port: &Port<M>,
+fn send_head(
+    port: &Port,
     signals: &Signals,
     body: AddressRange,
     head: AddressRange,

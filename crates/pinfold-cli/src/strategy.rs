@@ -13,7 +13,7 @@
 use crate::block::Block;
 use crate::device::{AnyRegistrar, Device, Handle, Key, Kind, Transfer};
 use crate::output::Failure;
-use crate::port;
+use crate::port::{self, AnyMonitor};
 use pinfold::monitor::{Best, Choice, best};
 use pinfold::pieces::{self, Mover, TransferError};
 use pinfold::strategy::{self, Direction, Reuse, TransferPlanner};
@@ -107,7 +107,7 @@ pub(crate) trait Strategy {
 /// A device with the library's registrar for it.
 pub(crate) struct Wire {
     device: Device,
-    registrar: AnyRegistrar,
+    registrar: Arc<AnyRegistrar>,
     registrations: u64,
     /// Room for the transfers of one send.
     transfers: Vec<Transfer>,
@@ -140,12 +140,12 @@ impl Wire {
     }
 
     fn with(device: Device) -> Result<Self, Failure> {
-        let registrar = device.registrar(SLOTS)?;
+        let registrar = Arc::new(device.registrar(SLOTS)?);
         Ok(Self { device, registrar, registrations: 0, transfers: Vec::new() })
     }
 
     /// The device and the registrar, for one who brings them together otherwise.
-    pub(crate) fn into_parts(self) -> (Device, AnyRegistrar) {
+    pub(crate) fn into_parts(self) -> (Device, Arc<AnyRegistrar>) {
         (self.device, self.registrar)
     }
 
@@ -388,12 +388,10 @@ fn caching(monitor: Best) -> Result<AnyMonitor, Failure> {
     }
 }
 
-pub(crate) type AnyMonitor = Arc<dyn Monitor>;
-
 /// The one monitor for all caches over this kind of device: two cannot watch the same memory.
 pub(crate) fn monitor(kind: Kind) -> Result<AnyMonitor, Failure> {
     if kind.is_on_demand() {
-        return port::unneeded().map(|monitor| monitor as AnyMonitor);
+        return port::unneeded();
     }
     caching(best().map_err(Failure::unavailable)?)
 }
@@ -401,12 +399,12 @@ pub(crate) fn monitor(kind: Kind) -> Result<AnyMonitor, Failure> {
 /// The library's cache: registers once, until the kernel says that the memory changed.
 pub(crate) struct Cached {
     device: Device,
-    cache: Cache<AnyRegistrar, AnyMonitor>,
+    cache: Cache<Arc<AnyRegistrar>, AnyMonitor>,
     /// Room for the transfers of one send.
     transfers: Vec<Transfer>,
 }
 
-type Leases<'c> = Vec<Lease<'c, AnyRegistrar, AnyMonitor>>;
+type Leases<'c> = Vec<Lease<'c, Arc<AnyRegistrar>, AnyMonitor>>;
 
 impl Cached {
     /// A cache that pins at most `budget` bytes.
@@ -435,7 +433,7 @@ impl Cached {
     /// The registrations of a message that is one piece.
     fn lease<'c>(
         &'c self,
-        checked: &Checked<'c, AnyRegistrar, AnyMonitor>,
+        checked: &Checked<'c, Arc<AnyRegistrar>, AnyMonitor>,
         message: &Message<'_>,
         leases: &mut Leases<'c>,
     ) -> Result<(), GetError> {
@@ -468,7 +466,7 @@ impl Strategy for Cached {
         let mut transfers = std::mem::take(&mut self.transfers);
         transfers.clear();
         let leases = self.leases(messages).map_err(Failure::unavailable)?;
-        let part = |lease: &Lease<'_, AnyRegistrar, AnyMonitor>| {
+        let part = |lease: &Lease<'_, Arc<AnyRegistrar>, AnyMonitor>| {
             (lease.handle().key(), lease.range().start(), lease.range().len())
         };
         line_up(&mut transfers, leases.iter().map(part));

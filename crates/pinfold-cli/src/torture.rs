@@ -23,7 +23,9 @@ use crate::change::{DirectFile, end_with_parent, keep_freed_memory};
 use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Progress, Tone, Verdict};
-use crate::port::{self, AuditReport, LandingZone, Ledger, MakeMonitor, Port, Strategy, Wiring};
+use crate::port::{
+    self, AnyMonitor, AuditReport, LandingZone, Ledger, MakeMonitor, Port, Strategy, Wiring,
+};
 use comfy_table::Cell;
 use journal::{Journal, Row, Stage, Who};
 use pinfold::budget::{Amount, Budget, Terms};
@@ -34,7 +36,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 use stock::{BUDGET_BYTES, Passed, Stock, StockReport};
@@ -151,11 +153,11 @@ impl Trial {
 }
 
 /// What all threads share besides the caches.
-struct Shared<M: Monitor> {
-    monitor: M,
+struct Shared {
+    monitor: AnyMonitor,
     journal: Journal,
     trial: Trial,
-    make_monitor: MakeMonitor<M>,
+    make_monitor: MakeMonitor,
     /// Held by the one thread that has lowered the limit on descriptors.
     starving: Mutex<()>,
     /// Held by each thread that has others begin or end; for writing during a fork. The standard library
@@ -171,8 +173,8 @@ fn beside(others: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
     others.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<M: Monitor> Shared<M> {
-    fn new(monitor: M, make_monitor: MakeMonitor<M>, journal: Journal, trial: Trial) -> Self {
+impl Shared {
+    fn new(monitor: AnyMonitor, make_monitor: MakeMonitor, journal: Journal, trial: Trial) -> Self {
         let (starving, births, changes) = (Mutex::new(()), RwLock::new(()), RwLock::new(()));
         Self { monitor, journal, trial, make_monitor, starving, births, changes }
     }
@@ -181,20 +183,20 @@ impl<M: Monitor> Shared<M> {
 /// How often the books are looked at until they agree.
 const LOOKS: u32 = 100_000;
 
-type Ports<M> = [Port<M>; PORTS];
+type Ports = [Port; PORTS];
 
 /// The caches' names in a report.
 const PORT_NAMES: [&str; PORTS] = ["roomy", "small table", "small budget"];
 
 /// What a process has of its own: a forked child makes another.
-struct Owned<M: Monitor> {
-    ports: Ports<M>,
+struct Owned {
+    ports: Ports,
     stock: Stock,
     budget: Budget,
 }
 
-impl<M: Monitor + Clone> Owned<M> {
-    fn open(trial: Trial, monitor: &M, threads: usize) -> Result<Self, Failure> {
+impl Owned {
+    fn open(trial: Trial, monitor: &AnyMonitor, threads: usize) -> Result<Self, Failure> {
         let lanes = 2 * threads;
         // One of them decides by what things take, which changes from moment to moment here.
         let small_table = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
@@ -211,7 +213,7 @@ impl<M: Monitor + Clone> Owned<M> {
     }
 }
 
-impl<M: Monitor> Owned<M> {
+impl Owned {
     /// What was granted and is registered nowhere, once the pool has given everything back.
     ///
     /// A notifier's thread may be giving back what it has taken away: that is waited for, for so many
@@ -240,10 +242,10 @@ impl<M: Monitor> Owned<M> {
     /// they were registered: nothing lands by exchange there.
     fn grounds<'p>(
         &'p self,
-        shared: &'p Shared<M>,
+        shared: &'p Shared,
         threads: usize,
         direct: Option<DirectFile>,
-    ) -> Grounds<'p, M> {
+    ) -> Grounds<'p> {
         let [roomy, ..] = &self.ports;
         let pages = arrival::pages(threads).filter(|_| !roomy.kind().is_on_demand());
         let zone = pages.and_then(|pages| roomy.landing_zone(pages, arrival::options()).ok());
@@ -253,11 +255,11 @@ impl<M: Monitor> Owned<M> {
 }
 
 /// What all threads of a process meet on.
-struct Grounds<'p, M: Monitor> {
-    shared: &'p Shared<M>,
-    ports: &'p Ports<M>,
+struct Grounds<'p> {
+    shared: &'p Shared,
+    ports: &'p Ports,
     /// `None` where there is no room for its pages, or the device is none for it.
-    zone: Option<LandingZone<'p, M>>,
+    zone: Option<LandingZone<'p>>,
     stock: &'p Stock,
     passed: Passed<'p>,
     /// Written past its pages by one more thread.
@@ -350,20 +352,25 @@ fn run_trial(arguments: &Arguments, seed: u64, output: &Output) -> Result<Verdic
             torture(arguments, seed, output, &shared)
         }
         Strategy::Pinfold => {
-            let monitor = port::monitor(arguments.monitor)()?;
+            let monitor = port::monitor(arguments.monitor)?;
             choice::tell_refusals(&monitor, output);
             // Children make the same monitor at once: what this machine has was found out here.
             let another = port::same_as(&monitor);
-            torture(arguments, seed, output, &Shared::new(monitor, another, journal, trial))
+            torture(
+                arguments,
+                seed,
+                output,
+                &Shared::new(Arc::new(monitor), another, journal, trial),
+            )
         }
     }
 }
 
-fn torture<M: Monitor + Clone>(
+fn torture(
     arguments: &Arguments,
     seed: u64,
     output: &Output,
-    shared: &Shared<M>,
+    shared: &Shared,
 ) -> Result<Verdict, Failure> {
     let threads = usize::from(arguments.threads);
     let direct = arguments.direct.as_deref().map(DirectFile::open).transpose();
@@ -386,11 +393,11 @@ fn torture<M: Monitor + Clone>(
     Ok(Verdict::of(report.held()))
 }
 
-fn report<M: Monitor>(
+fn report(
     arguments: &Arguments,
     seed: u64,
-    shared: &Shared<M>,
-    owned: &Owned<M>,
+    shared: &Shared,
+    owned: &Owned,
     until: &Until,
     tally: Tally,
     panics: u64,
@@ -424,10 +431,10 @@ fn report<M: Monitor>(
 }
 
 /// All threads' counts, and how many threads panicked.
-fn run_threads<M: Monitor + Clone>(
+fn run_threads(
     arguments: &Arguments,
     seed: u64,
-    grounds: &Grounds<'_, M>,
+    grounds: &Grounds<'_>,
     until: &Until,
     output: &Output,
 ) -> (Tally, u64) {
@@ -497,8 +504,8 @@ fn spin(over: &AtomicBool) {
     }
 }
 
-fn run_program<M: Monitor + Clone>(
-    mut worker: Worker<'_, '_, M>,
+fn run_program(
+    mut worker: Worker<'_, '_>,
     program: impl Iterator<Item = Operation>,
     until: &Until,
     children: bool,
@@ -523,7 +530,7 @@ fn run_program<M: Monitor + Clone>(
     std::mem::take(&mut worker.tally)
 }
 
-fn cache_report<M: Monitor>(name: &'static str, port: &Port<M>) -> CacheReport {
+fn cache_report(name: &'static str, port: &Port) -> CacheReport {
     port.reclaim();
     let statistics = port.statistics();
     CacheReport {

@@ -21,7 +21,8 @@ use crate::device::{AnyRegistrar, Device, Handle, Kind, Transfer};
 use crate::medians::{median, times_faster};
 use crate::output::{self, Failure, Output};
 use crate::plot::{Axis, Line, Plot};
-use crate::strategy::{AnyMonitor, Cached, Copying, Message, Uncached, Wire, monitor};
+use crate::port::AnyMonitor;
+use crate::strategy::{Cached, Copying, Message, Uncached, Wire, monitor};
 use pinfold::limits::Limits;
 use pinfold::pieces::{self, Completion, Mover, Request};
 use pinfold::pool::{Pool, PoolConfig};
@@ -100,7 +101,6 @@ impl Station {
     fn new(wire: Wire, budget: usize) -> Result<Self, Failure> {
         let monitor = monitor(Kind::IoUring)?;
         let (device, registrar) = wire.into_parts();
-        let registrar = Arc::new(registrar);
         let config = Config { max_bytes: budget, ..Config::keeping_all() };
         let cache = pinfold::cache(Arc::clone(&registrar), monitor, config)
             .map_err(Failure::unavailable)?;

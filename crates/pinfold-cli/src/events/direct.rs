@@ -32,13 +32,13 @@ fn zero(file: &DirectFile) -> Result<(), Stop> {
 }
 
 impl Row {
-    pub(super) fn judge<M: Monitor>(&self, port: &Port<M>, monitor: &M, path: &Path) -> Event {
+    pub(super) fn judge(&self, port: &Port, monitor: &dyn Monitor, path: &Path) -> Event {
         let kind = MappingKind::SharedFile;
         let cover = (monitor.coverage(kind, Change::FileHole), Route::Other);
         event(self.name, kind.name(), "send", cover, self.attempt(port, path))
     }
 
-    fn attempt<M: Monitor>(&self, port: &Port<M>, path: &Path) -> Result<Finding, Stop> {
+    fn attempt(&self, port: &Port, path: &Path) -> Result<Finding, Stop> {
         let file = DirectFile::open(path)?;
         let mapping = file.mapping();
         port.forget(mapping);

@@ -27,22 +27,22 @@ const DISCARD_TAIL: Mutation = Mutation::Discard(Part::Tail, Call::Library);
 const UNMAP_TAIL: Mutation = Mutation::Unmap(Part::Tail, Call::Library);
 
 /// One row.
-pub(super) struct Special<M: Monitor> {
+pub(super) struct Special {
     name: &'static str,
     change: Change,
-    attempt: Attempt<M>,
+    attempt: Attempt,
 }
 
 /// How a row is tried.
-enum Attempt<M: Monitor> {
+enum Attempt {
     /// With a cache.
-    Here(fn(&Port<M>) -> Result<Finding, Stop>),
+    Here(fn(&Port) -> Result<Finding, Stop>),
     /// In a forked child too, which needs a monitor of its own.
     Forked,
 }
 
 /// Every row.
-pub(super) fn all<M: Monitor + Clone>() -> [Special<M>; COUNT] {
+pub(super) fn all() -> [Special; COUNT] {
     let row = |name, change, attempt| Special { name, change, attempt: Attempt::Here(attempt) };
     [
         row("address reused by another thread while munmap is under way", Change::Unmap, reused),
@@ -64,8 +64,13 @@ pub(super) fn all<M: Monitor + Clone>() -> [Special<M>; COUNT] {
     ]
 }
 
-impl<M: Monitor> Special<M> {
-    pub(super) fn judge(&self, port: &Port<M>, monitor: &M, make_monitor: MakeMonitor<M>) -> Event {
+impl Special {
+    pub(super) fn judge(
+        &self,
+        port: &Port,
+        monitor: &dyn Monitor,
+        make_monitor: MakeMonitor,
+    ) -> Event {
         let cover = monitor.coverage(Backing::Anonymous.kind(), self.change);
         let found = persistently(|| match self.attempt {
             Attempt::Here(attempt) => attempt(port),
@@ -80,11 +85,7 @@ fn specimen() -> Result<Specimen, Obstacle> {
 }
 
 /// Runs a race over and over, each time on new memory, and tells how many rounds went wrong.
-fn rounds<M: Monitor>(
-    port: &Port<M>,
-    mutation: Mutation,
-    run: RunRace<M>,
-) -> Result<Finding, Stop> {
+fn rounds(port: &Port, mutation: Mutation, run: RunRace) -> Result<Finding, Stop> {
     let cached = warm(port, &specimen()?)?;
     let (mut judged, mut wrong) = (0, 0);
     for round in 0..ROUNDS {
@@ -109,29 +110,25 @@ fn rounds<M: Monitor>(
     Ok(Finding { right: wrong == 0, cached, note })
 }
 
-fn reused<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
+fn reused(port: &Port) -> Result<Finding, Stop> {
     rounds(port, UNMAP, races::take_over)
 }
 
-fn registering<M: Monitor>(port: &Port<M>, mutation: Mutation) -> Result<Finding, Stop> {
+fn registering(port: &Port, mutation: Mutation) -> Result<Finding, Stop> {
     rounds(port, mutation, races::change_while_registering)
 }
 
-fn beside<M: Monitor>(port: &Port<M>, mutation: Mutation) -> Result<Finding, Stop> {
+fn beside(port: &Port, mutation: Mutation) -> Result<Finding, Stop> {
     rounds(port, mutation, races::change_beside)
 }
 
 /// What a send of the whole specimen says, after `warm` said `cached`.
-fn finding<M: Monitor>(
-    port: &Port<M>,
-    specimen: &Specimen,
-    cached: bool,
-) -> Result<Finding, Refusal> {
+fn finding(port: &Port, specimen: &Specimen, cached: bool) -> Result<Finding, Refusal> {
     let wrong = send_wrong(port, specimen, specimen.body(), 0)?;
     Ok(Finding { right: wrong.is_none(), cached, note: wrong.map(first_wrong) })
 }
 
-fn elsewhere<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
+fn elsewhere(port: &Port) -> Result<Finding, Stop> {
     let first = changed_elsewhere(port, RAW_UNMAP)?;
     let second = changed_elsewhere(port, RAW_DISCARD)?;
     Ok(Finding {
@@ -141,7 +138,7 @@ fn elsewhere<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
     })
 }
 
-fn changed_elsewhere<M: Monitor>(port: &Port<M>, mutation: Mutation) -> Result<Finding, Stop> {
+fn changed_elsewhere(port: &Port, mutation: Mutation) -> Result<Finding, Stop> {
     let mut specimen = specimen()?;
     let cached = warm(port, &specimen)?;
     thread::scope(|scope| ended(races::start(scope, || Ok(specimen.apply(mutation)?))?))?;
@@ -155,7 +152,7 @@ fn ended<T>(thread: thread::ScopedJoinHandle<'_, Result<T, Stop>>) -> Result<T, 
 }
 
 /// A lease of the old pages is held across the change and the next use.
-fn leased<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
+fn leased(port: &Port) -> Result<Finding, Stop> {
     let mut specimen = specimen()?;
     let cached = warm(port, &specimen)?;
     let lease = port.lease(specimen.body(), Access::READ)?;
@@ -171,7 +168,7 @@ fn leased<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
 }
 
 /// Two threads one after the other: the second one's stack is where the first one's was.
-fn stack<M: Monitor>(port: &Port<M>) -> Result<Finding, Stop> {
+fn stack(port: &Port) -> Result<Finding, Stop> {
     let first = on_a_stack(port, FIRST)?;
     let second = on_a_stack(port, FIRST + 1)?;
     if first.at != second.at {
@@ -191,11 +188,11 @@ struct OnStack {
     wrong: Option<FirstWrong>,
 }
 
-fn on_a_stack<M: Monitor>(port: &Port<M>, key: u64) -> Result<OnStack, Stop> {
+fn on_a_stack(port: &Port, key: u64) -> Result<OnStack, Stop> {
     thread::scope(|scope| ended(races::start(scope, || use_the_stack(port, key))?))
 }
 
-fn use_the_stack<M: Monitor>(port: &Port<M>, key: u64) -> Result<OnStack, Stop> {
+fn use_the_stack(port: &Port, key: u64) -> Result<OnStack, Stop> {
     const LENGTH: usize = 64 << 10;
     /// Of whole pages, as everything that is judged here.
     #[repr(align(4096))]
@@ -222,7 +219,7 @@ mod child {
 }
 
 /// The child's first `get` says that it is one, its own cache works, and the parent goes on.
-fn forked<M: Monitor>(port: &Port<M>, make_monitor: MakeMonitor<M>) -> Result<Finding, Stop> {
+fn forked(port: &Port, make_monitor: MakeMonitor) -> Result<Finding, Stop> {
     let specimen = specimen()?;
     let cached = warm(port, &specimen)?;
     let answer = in_child(|| in_the_child(port, &specimen, make_monitor))?;
@@ -238,11 +235,7 @@ fn forked<M: Monitor>(port: &Port<M>, make_monitor: MakeMonitor<M>) -> Result<Fi
     Ok(Finding { right: parent.right && answer == Some(child::RIGHT), cached, note })
 }
 
-fn in_the_child<M: Monitor>(
-    port: &Port<M>,
-    specimen: &Specimen,
-    make_monitor: MakeMonitor<M>,
-) -> u8 {
+fn in_the_child(port: &Port, specimen: &Specimen, make_monitor: MakeMonitor) -> u8 {
     let body = specimen.body();
     specimen.fill(body, 2);
     match port.lease(body, Access::READ) {

@@ -54,7 +54,7 @@ pub(super) fn all() -> Vec<Trial> {
 }
 
 /// What `monitor` claims about `mutation` of `backing`.
-pub(super) fn cover(monitor: &impl Monitor, backing: Backing, mutation: Mutation) -> Cover {
+pub(super) fn cover(monitor: &dyn Monitor, backing: Backing, mutation: Mutation) -> Cover {
     match mutation.change() {
         Some(change) => monitor.coverage(backing.kind(), change),
         None => Cover::Harmless,
@@ -71,13 +71,13 @@ fn grains(backing: Backing) -> usize {
 }
 
 impl Trial {
-    pub(super) fn judge<M: Monitor>(self, port: &Port<M>, monitor: &M) -> Event {
+    pub(super) fn judge(self, port: &Port, monitor: &dyn Monitor) -> Event {
         let found = persistently(|| self.attempt(port));
         let cover = (cover(monitor, self.backing, self.mutation), self.mutation.route());
         event(self.mutation.name(), self.backing.name(), self.direction.name(), cover, found)
     }
 
-    fn attempt<M: Monitor>(self, port: &Port<M>) -> Result<Finding, Stop> {
+    fn attempt(self, port: &Port) -> Result<Finding, Stop> {
         let mut specimen = Specimen::new(self.backing, grains(self.backing))?;
         let cached = warm_with(port, &specimen, self.direction.access())?;
         specimen.apply(self.mutation)?;
@@ -94,16 +94,12 @@ impl Trial {
 
 /// Sends the specimen's old bytes a few times, so that it is cached if it ever will be. What an earlier
 /// row left behind at the same address is forgotten before.
-pub(super) fn warm<M: Monitor>(port: &Port<M>, specimen: &Specimen) -> Result<bool, Stop> {
+pub(super) fn warm(port: &Port, specimen: &Specimen) -> Result<bool, Stop> {
     warm_with(port, specimen, Access::READ)
 }
 
 /// As [`warm`], cached with the rights `access`.
-fn warm_with<M: Monitor>(
-    port: &Port<M>,
-    specimen: &Specimen,
-    access: Access,
-) -> Result<bool, Stop> {
+fn warm_with(port: &Port, specimen: &Specimen, access: Access) -> Result<bool, Stop> {
     port.forget(specimen.body());
     specimen.populate()?;
     specimen.fill(specimen.body(), 1);
@@ -111,8 +107,8 @@ fn warm_with<M: Monitor>(
 }
 
 /// Whether a send of `range` comes from the cache, now or after a few more.
-pub(super) fn send_until_cached<M: Monitor>(
-    port: &Port<M>,
+pub(super) fn send_until_cached(
+    port: &Port,
     range: AddressRange,
     access: Access,
 ) -> Result<bool, Stop> {

@@ -17,12 +17,12 @@ use super::program::{Arrival, Way, Window};
 use super::tally::{Judged, WrongBytes};
 use super::worker::Worker;
 use crate::change::{Mutation, Part, Specimen, difference};
-use crate::port::{PortRegistrar, Refusal};
+use crate::port::{AnyMonitor, PortRegistrar, Refusal};
 use crate::races::{Stop, joined, send_wrong, start};
+use pinfold::AddressRange;
 use pinfold::landing::{
     Arrived, Crossover, LandError, Landed, Method, Place, RemapRefused, Remapped, Slab, ZoneOptions,
 };
-use pinfold::{AddressRange, Monitor};
 use std::io;
 use std::thread;
 
@@ -49,19 +49,19 @@ pub(super) fn options() -> ZoneOptions {
 }
 
 /// A message, its target's pages exchanged or not.
-enum Message<'z, 'c, M: Monitor, P> {
+enum Message<'z, 'c, P> {
     Unmoved(P),
-    Remapped(Remapped<'z, 'c, PortRegistrar, M, Slab>),
+    Remapped(Remapped<'z, 'c, PortRegistrar, AnyMonitor, Slab>),
 }
 
 /// A message whose data may be on its way.
-type Flying<'z, 'c, M> = Message<'z, 'c, M, Place<'z, 'c, PortRegistrar, M, Slab>>;
+type Flying<'z, 'c> = Message<'z, 'c, Place<'z, 'c, PortRegistrar, AnyMonitor, Slab>>;
 
 /// A message whose data is there.
-type There<'z, 'c, M> = Message<'z, 'c, M, Arrived<'z, 'c, PortRegistrar, M, Slab>>;
+type There<'z, 'c> = Message<'z, 'c, Arrived<'z, 'c, PortRegistrar, AnyMonitor, Slab>>;
 
-impl<'z, 'c, M: Monitor> Flying<'z, 'c, M> {
-    fn new(place: Place<'z, 'c, PortRegistrar, M, Slab>, way: Way) -> Self {
+impl<'z, 'c> Flying<'z, 'c> {
+    fn new(place: Place<'z, 'c, PortRegistrar, AnyMonitor, Slab>, way: Way) -> Self {
         if way != Way::Early {
             return Self::Unmoved(place);
         }
@@ -81,7 +81,7 @@ impl<'z, 'c, M: Monitor> Flying<'z, 'c, M> {
     /// # Safety
     ///
     /// The device is done.
-    unsafe fn arrived(self) -> There<'z, 'c, M> {
+    unsafe fn arrived(self) -> There<'z, 'c> {
         match self {
             // SAFETY: the caller's word.
             Self::Unmoved(place) => Message::Unmoved(unsafe { place.arrived() }),
@@ -90,7 +90,7 @@ impl<'z, 'c, M: Monitor> Flying<'z, 'c, M> {
     }
 }
 
-impl<M: Monitor> There<'_, '_, M> {
+impl There<'_, '_> {
     /// Lands the data, or gives it back because the target has changed.
     fn land(self, way: Way) -> Result<Landed, Self> {
         match self {
@@ -116,13 +116,10 @@ impl<M: Monitor> There<'_, '_, M> {
     }
 }
 
-type AnyArrived<'z, 'c, M> = Arrived<'z, 'c, PortRegistrar, M, Slab>;
+type AnyArrived<'z, 'c> = Arrived<'z, 'c, PortRegistrar, AnyMonitor, Slab>;
 
 /// What can be exchanged is exchanged where the way says so; all else is copied.
-fn land_by<'z, 'c, M: Monitor>(
-    arrived: AnyArrived<'z, 'c, M>,
-    way: Way,
-) -> Result<Landed, AnyArrived<'z, 'c, M>> {
+fn land_by<'z, 'c>(arrived: AnyArrived<'z, 'c>, way: Way) -> Result<Landed, AnyArrived<'z, 'c>> {
     let landed = match way {
         Way::Chosen => arrived.land(),
         Way::Exchange => arrived.land_by(Method::Exchange).or_else(|refused| match refused.error {
@@ -156,7 +153,7 @@ impl Meanwhile {
     }
 }
 
-impl<M: Monitor + Clone> Worker<'_, '_, M> {
+impl Worker<'_, '_> {
     pub(super) fn arrive(
         &mut self,
         slot: usize,
@@ -206,10 +203,10 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
         &mut self,
         specimen: &mut Specimen,
         target: AddressRange,
-        place: Place<'z, 'c, PortRegistrar, M, Slab>,
+        place: Place<'z, 'c, PortRegistrar, AnyMonitor, Slab>,
         incoming: &[u8],
         arrival: Arrival,
-    ) -> Result<(Flying<'z, 'c, M>, Meanwhile), Stop> {
+    ) -> Result<(Flying<'z, 'c>, Meanwhile), Stop> {
         let (port, handle, range, lane) =
             (self.port(ZONE_PORT), place.handle(), place.range(), self.lane());
         let receive = move || port.receive_registered(handle, range, lane, incoming);
@@ -230,7 +227,7 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
         &mut self,
         specimen: &mut Specimen,
         target: AddressRange,
-        flying: &Flying<'_, '_, M>,
+        flying: &Flying<'_, '_>,
         change: Option<Mutation>,
     ) -> Result<Meanwhile, Stop> {
         let remapped = matches!(flying, Message::Remapped(_));
@@ -252,7 +249,7 @@ impl<M: Monitor + Clone> Worker<'_, '_, M> {
 
     /// `None` if the zone found that the target has changed. Where it only cannot tell, the program
     /// does.
-    fn land(&mut self, there: There<'_, '_, M>, way: Way, meanwhile: &Meanwhile) -> Option<Landed> {
+    fn land(&mut self, there: There<'_, '_>, way: Way, meanwhile: &Meanwhile) -> Option<Landed> {
         self.tally.landing.early += u64::from(matches!(there, Message::Remapped(_)));
         let landed = match there.land(way) {
             Err(there) if meanwhile.changed.is_none() => {

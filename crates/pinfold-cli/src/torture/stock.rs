@@ -32,13 +32,13 @@ const PASSED_ON: usize = 8;
 
 /// A pool with its device.
 pub(super) struct Stock {
-    pub(super) pool: Pool<AnyRegistrar>,
+    pub(super) pool: Pool<Arc<AnyRegistrar>>,
     device: Device,
 }
 
 /// A buffer with its owner's bytes.
 pub(super) struct Filled<'p> {
-    pub(super) buffer: PoolBuffer<'p, AnyRegistrar>,
+    pub(super) buffer: PoolBuffer<'p, Arc<AnyRegistrar>>,
     /// The number whose pattern it holds.
     pub(super) key: u64,
 }
@@ -101,7 +101,7 @@ impl Stock {
             ..PoolConfig::default()
         };
         let device = Device::looped(kind, (lanes * LANE_BYTES) as u64)?;
-        let pool = Pool::within(share, device.registrar(128)?, config);
+        let pool = Pool::within(share, Arc::new(device.registrar(128)?), config);
         Ok(Self { pool: pool.map_err(Failure::unavailable)?, device })
     }
 
@@ -173,7 +173,7 @@ impl Stock {
     }
 }
 
-pub(super) type Taken<'p> = PoolBuffer<'p, AnyRegistrar>;
+pub(super) type Taken<'p> = PoolBuffer<'p, Arc<AnyRegistrar>>;
 
 fn transfer(buffer: &Taken<'_>, lane: usize) -> Transfer {
     let address = buffer.as_ptr().expose_provenance();

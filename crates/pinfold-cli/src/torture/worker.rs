@@ -35,25 +35,25 @@ const SWEEP_EVERY: u64 = 32;
 const CHILD_OPERATIONS: usize = 40;
 
 /// One thread.
-pub(super) struct Worker<'g, 'p, M: Monitor> {
-    pub(super) grounds: &'g Grounds<'p, M>,
+pub(super) struct Worker<'g, 'p> {
+    pub(super) grounds: &'g Grounds<'p>,
     thread: usize,
     /// What it writes into the journal, and where.
     place: (Who, Row),
     slots: [Option<Specimen>; SLOTS],
-    held: VecDeque<PortLease<'p, M>>,
+    held: VecDeque<PortLease<'p>>,
     pub(super) buffers: [Option<Filled<'p>>; PLACES],
     /// Fills no two pieces of memory with the same bytes.
     key: u64,
     pub(super) tally: Tally,
 }
 
-impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
-    pub(super) fn new(grounds: &'g Grounds<'p, M>, thread: usize) -> Self {
+impl<'g, 'p> Worker<'g, 'p> {
+    pub(super) fn new(grounds: &'g Grounds<'p>, thread: usize) -> Self {
         Self::at(grounds, thread, (Who::Thread(thread), Row::default()))
     }
 
-    fn at(grounds: &'g Grounds<'p, M>, thread: usize, place: (Who, Row)) -> Self {
+    fn at(grounds: &'g Grounds<'p>, thread: usize, place: (Who, Row)) -> Self {
         Self {
             grounds,
             thread,
@@ -163,7 +163,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         2 * self.thread
     }
 
-    pub(super) fn port(&self, port: usize) -> &'p Port<M> {
+    pub(super) fn port(&self, port: usize) -> &'p Port {
         &self.grounds.ports[port % PORTS]
     }
 
@@ -275,7 +275,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
 
     fn hold(&mut self, slot: usize, window: Window, port: usize) -> Judged {
         let range = window.of(self.slot(slot)?);
-        let piece = range.pieces(Port::<M>::piece_bytes()).next().unwrap_or(range);
+        let piece = range.pieces(Port::piece_bytes()).next().unwrap_or(range);
         if self.held.len() == HELD {
             self.held.pop_front();
         }
@@ -298,10 +298,10 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         Ok(before.or(after))
     }
 
-    fn send_vouched(&mut self, port: &Port<M>, slot: usize) -> Judged {
+    fn send_vouched(&mut self, port: &Port, slot: usize) -> Judged {
         let specimen = self.slot(slot)?;
         let body = specimen.body();
-        let piece = body.pieces(Port::<M>::piece_bytes()).next().unwrap_or(body);
+        let piece = body.pieces(Port::piece_bytes()).next().unwrap_or(body);
         let lease = port.lease_vouched(piece, Access::READ)?;
         let sent = port.send_leased(&lease, piece, self.lane())?;
         let wrong = specimen.difference(piece, &sent);
@@ -321,7 +321,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
         mutation: Mutation,
         pace: Pace,
         port: usize,
-        run: RunRace<M>,
+        run: RunRace,
     ) -> Judged {
         let mut specimen = new_specimen(backing, grains)?;
         // Not of the wanted kind, perhaps.
@@ -447,7 +447,7 @@ impl<'g, 'p, M: Monitor + Clone> Worker<'g, 'p, M> {
 }
 
 /// What a thread does with buffers of the pool that all threads share.
-impl<'p, M: Monitor + Clone> Worker<'_, 'p, M> {
+impl<'p> Worker<'_, 'p> {
     pub(super) fn take_buffer(
         &mut self,
         place: usize,
