@@ -278,6 +278,8 @@ struct Registration {
     pinned: Vec<(usize, u64)>,
     leases: usize,
     is_withdrawn: bool,
+    /// The device did not let go of it when it was to be withdrawn.
+    is_stuck: bool,
 }
 
 fn pages(first: usize, count: usize) -> AddressRange {
@@ -300,6 +302,20 @@ impl State {
 
     fn change(&mut self, range: AddressRange) {
         touched(range).for_each(|page| self.versions[page] += 1);
+    }
+
+    /// The number of a new registration.
+    fn add(&mut self, range: AddressRange, pinned: Vec<(usize, u64)>) -> usize {
+        let (leases, is_withdrawn, is_stuck) = (0, false, false);
+        self.registrations.push(Some(Registration {
+            range,
+            pinned,
+            leases,
+            is_withdrawn,
+            is_stuck,
+        }));
+        self.peak = self.peak.max(self.live().count());
+        self.registrations.len() - 1
     }
 
     fn live(&self) -> impl Iterator<Item = &Registration> {
@@ -413,16 +429,7 @@ unsafe impl Registrar for Device {
             state.pin(range)
         };
         schedule::turn();
-        let mut state = self.0.state();
-        state.registrations.push(Some(Registration {
-            range,
-            pinned,
-            leases: 0,
-            is_withdrawn: false,
-        }));
-        let live = state.live().count();
-        state.peak = state.peak.max(live);
-        Ok(state.registrations.len() - 1)
+        Ok(self.0.state().add(range, pinned))
     }
 
     unsafe fn deregister(&self, handle: usize, range: AddressRange) -> Result<(), DeregisterError> {
@@ -477,11 +484,18 @@ unsafe impl Suspend for Device {
 
     unsafe fn withdraw(&self, handle: usize, _: AddressRange) -> Result<(), DeregisterError> {
         let mut state = self.touch("withdrew");
+        let refuses = state.fails();
         match state.registrations.get_mut(handle) {
-            Some(Some(it)) => it.is_withdrawn = true,
+            Some(Some(it)) => (it.is_withdrawn, it.is_stuck) = (!refuses, refuses),
             _ => state.wrong(format!("{handle} was withdrawn and is not registered")),
         }
-        Ok(())
+        let refused = DeregisterError::Os { operation: "withdraw", errno: 16 };
+        if refuses { Err(refused) } else { Ok(()) }
+    }
+
+    fn quiet(&self, range: AddressRange) -> bool {
+        let state = self.touch("asked for silence");
+        state.live().all(|it| !it.is_stuck || !it.range.overlaps(&range))
     }
 
     unsafe fn renew(
@@ -491,11 +505,20 @@ unsafe impl Suspend for Device {
         _: Access,
     ) -> Result<Renewed<usize>, RegisterError> {
         let mut state = self.touch("renewed");
-        let pinned = state.pin(range);
-        match state.registrations.get_mut(handle) {
-            Some(Some(it)) => (it.pinned, it.is_withdrawn) = (pinned, false),
-            _ => state.wrong(format!("{handle} was renewed and is not registered")),
+        let Some(old) = state.registrations.get_mut(handle).and_then(Option::take) else {
+            state.wrong(format!("{handle} was renewed and is not registered"));
+            return Ok(Renewed::Same);
+        };
+        if state.fails() {
+            return Err(RegisterError::Os { operation: "renew", errno: 5 });
         }
+        let pinned = state.pin(range);
+        // As verbs do, which know every registration by another key.
+        if handle % 2 == 1 {
+            return Ok(Renewed::Changed(state.add(range, pinned)));
+        }
+        state.registrations[handle] =
+            Some(Registration { pinned, is_withdrawn: false, is_stuck: false, ..old });
         Ok(Renewed::Same)
     }
 
