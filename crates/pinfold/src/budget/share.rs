@@ -2,7 +2,7 @@
 
 use super::discovery::{Beyond, Bound, Discovery, Kind};
 use super::figure::SharedWith;
-use super::ledger::{Drawer, Ledger, NotJoined, Terms, User};
+use super::ledger::{Drawer, Ledger, NotJoined, SLICE, Terms, User};
 use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{ForeignList, discard, runs_through};
@@ -10,9 +10,12 @@ use pinfold_core::{
     Account, Amount, Exhausted, Lender, Limit, Recalls, Refusal, RegisterError, RegistrarLimits,
 };
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::ops::Bound::{Excluded, Included};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -141,8 +144,8 @@ struct Inner {
 struct State {
     ledger: Ledger,
     marks: Marks,
-    /// What gives back what a drawer holds, by its users' numbers.
-    lenders: HashMap<Drawer, BTreeMap<u64, Vec<Weak<dyn Lender>>>>,
+    /// What gives back what a user holds. In order, so that they are gone through with the lock released in between.
+    lenders: BTreeMap<User, Vec<Weak<dyn Lender>>>,
 }
 
 /// Lenders that are about to be called: the last reference to one may be among them, and one of them may panic.
@@ -159,7 +162,7 @@ thread_local! {
 
 /// Asks lenders in turn until one has given something. One that draws itself has others asked, which may draw in their
 /// turn: not without end, because each stands on the thread's stack.
-fn ask_in_turn<'l>(mut lenders: impl Iterator<Item = (&'l Arc<dyn Lender>, Amount)>) -> bool {
+fn ask_in_turn(mut lenders: impl Iterator<Item = (Lenders, Amount)>) -> bool {
     const DEEPEST: u32 = 2;
     /// Also behind a lender that panics.
     struct Asking;
@@ -174,7 +177,7 @@ fn ask_in_turn<'l>(mut lenders: impl Iterator<Item = (&'l Arc<dyn Lender>, Amoun
     }
     ASKING.set(depth + 1);
     let _asking = Asking;
-    lenders.any(|(lender, missing)| lender.give_back(missing))
+    lenders.any(|(lenders, missing)| lenders.iter().any(|lender| lender.give_back(missing)))
 }
 
 /// As long as this lives, no listener is called on this thread.
@@ -354,7 +357,7 @@ impl Budget {
         let state = Mutex::new(State {
             ledger: Ledger::new(total),
             marks: Marks::default(),
-            lenders: HashMap::new(),
+            lenders: BTreeMap::new(),
         });
         let (due, room_made) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Self { inner: Arc::new(Inner { state, due, room_made, fork_mark, source }) })
@@ -384,8 +387,9 @@ impl Budget {
             };
             let BudgetError::Kept { minimum, free } = refused else { return Err(refused) };
             let gave = || {
-                let lenders = self.inner.read(State::lenders_that_borrow).unwrap_or_default();
-                ask_in_turn(lenders.iter().map(|lender| (lender, minimum - free)))
+                let borrowers = self.inner.of_borrowers(|_, drawer| drawer).into_iter();
+                let lenders = borrowers.flat_map(|drawer| self.inner.lenders_of(drawer));
+                ask_in_turn(lenders.map(|lenders| (lenders, minimum - free)))
             };
             if !recalls.ask(gave) {
                 return Err(refused);
@@ -447,40 +451,6 @@ impl State {
     fn note(&mut self) -> bool {
         self.marks.note(self.ledger.held(), self.ledger.total())
     }
-
-    fn all_lenders(&self) -> Lenders {
-        let lenders = self.lenders.values().flat_map(BTreeMap::values).flatten();
-        ForeignList::new(lenders.filter_map(Weak::upgrade).collect())
-    }
-
-    fn lenders_of(&self, drawer: Drawer) -> impl Iterator<Item = Arc<dyn Lender>> {
-        let lenders = self.lenders.get(&drawer).into_iter().flat_map(BTreeMap::values).flatten();
-        lenders.filter_map(Weak::upgrade)
-    }
-
-    fn lenders_that_are(&self, user: User) -> impl Iterator<Item = Arc<dyn Lender>> {
-        let its = self.lenders.get(&user.drawer).and_then(|lenders| lenders.get(&user.number));
-        its.into_iter().flatten().filter_map(Weak::upgrade)
-    }
-
-    /// The lenders of those drawers that hold more than is kept for them.
-    fn lenders_that_borrow(&self) -> Lenders {
-        let borrowers = self.ledger.borrowers().iter();
-        ForeignList::new(borrowers.flat_map(|&drawer| self.lenders_of(drawer)).collect())
-    }
-
-    /// Which drawers have to give how much back for `drawer`, if there is `total` in all.
-    fn debtors(
-        &self,
-        drawer: Drawer,
-        missing: Amount,
-        total: Amount,
-    ) -> ForeignList<(Arc<dyn Lender>, Amount)> {
-        let debts = self.ledger.debtors(drawer, missing, total).into_iter();
-        let lenders = debts
-            .flat_map(|(debtor, debt)| self.lenders_of(debtor).map(move |lender| (lender, debt)));
-        ForeignList::new(lenders.collect())
-    }
 }
 
 impl Inner {
@@ -495,6 +465,42 @@ impl Inner {
 
     fn read<T>(&self, read: impl FnOnce(&State) -> T) -> Option<T> {
         self.lock().map(|state| read(&state))
+    }
+
+    /// What `of` says of each drawer that holds more than its minimum. The lock is held for some of them at a time.
+    fn of_borrowers<T>(&self, of: impl Fn(&Ledger, Drawer) -> T) -> Vec<T> {
+        let (mut all, mut end) = (Vec::new(), usize::MAX);
+        while end > 0 {
+            // Grows while the lock is free.
+            all.reserve(SLICE);
+            let next = self.read(|state| {
+                let (next, borrowers) = state.ledger.borrowers_below(end);
+                all.extend(borrowers.iter().map(|&drawer| of(&state.ledger, drawer)));
+                next
+            });
+            end = next.unwrap_or(0);
+        }
+        all
+    }
+
+    fn lenders_of(&self, drawer: Drawer) -> impl Iterator<Item = Lenders> {
+        self.lenders_in(User::all_of(drawer))
+    }
+
+    /// The lenders of these users, one user's after the other's: the lock is held to look up one.
+    fn lenders_in(&self, users: RangeInclusive<User>) -> impl Iterator<Item = Lenders> {
+        let mut behind = Included(*users.start());
+        std::iter::from_fn(move || {
+            let found = self.read(|state| {
+                let left = (behind, Included(*users.end()));
+                let (&user, lenders) = state.lenders.range(left).next()?;
+                let lenders = lenders.iter().filter_map(Weak::upgrade).collect();
+                Some((user, ForeignList::new(lenders)))
+            });
+            let (user, lenders) = found.flatten()?;
+            behind = Excluded(user);
+            Some(lenders)
+        })
     }
 
     /// Runs `change` under the lock, then notes whether a listener or a drawer is to be called.
@@ -538,23 +544,22 @@ impl Inner {
     /// listeners called later: the thread that waits for the room may be one that the listener waits for.
     fn notify_refused(&self) {
         // Relaxed: as for the store.
-        if !self.room_made.load(Ordering::Relaxed) {
-            return;
-        }
-        let Some(lenders) = self.refused_with_room() else { return };
-        for lender in lenders {
-            // One that panics keeps no other from being notified.
-            let _ran = runs_through(|| lender.room_made());
-            discard(lender);
+        while self.room_made.load(Ordering::Relaxed) {
+            let Some(user) = self.take_refused_with_room() else { return };
+            for lender in self.lenders_in(user..=user).flat_map(ForeignList::into_vec) {
+                // One that panics keeps no other from being notified.
+                let _ran = runs_through(|| lender.room_made());
+                discard(lender);
+            }
         }
     }
 
-    fn refused_with_room(&self) -> Option<Vec<Arc<dyn Lender>>> {
+    fn take_refused_with_room(&self) -> Option<User> {
         let mut state = self.lock()?;
+        let user = state.ledger.take_refused_with_room();
         // Relaxed: stored under the lock, as every store is.
-        self.room_made.store(false, Ordering::Relaxed);
-        let users = state.ledger.take_refused_with_room().into_iter();
-        Some(users.flat_map(|user| state.lenders_that_are(user)).collect())
+        self.room_made.store(user.is_some(), Ordering::Relaxed);
+        user
     }
 
     fn next_due(&self) -> Option<(Listener, WatermarkEvent)> {
@@ -583,11 +588,13 @@ impl Inner {
                 state.ledger.set_total(fresh);
                 state.marks.note_change(from);
             }
-            (from != fresh).then(|| (from, state.all_lenders()))
+            (from != fresh).then_some(from)
         });
-        let Some(Some((from, lenders))) = changed else { return false };
-        // One that panics keeps no other from being told.
-        lenders.iter().for_each(|lender| _ = runs_through(|| lender.budget_changed(from, fresh)));
+        let Some(from) = changed.flatten() else { return false };
+        for lenders in self.lenders_in(User::all()) {
+            // One that panics keeps no other from being told.
+            lenders.iter().for_each(|it| _ = runs_through(|| it.budget_changed(from, fresh)));
+        }
         true
     }
 }
@@ -678,7 +685,7 @@ impl Share {
 
     fn attach_as(&self, number: u64, lender: Weak<dyn Lender>) {
         self.inner().changed(|state| {
-            let lenders = state.lenders.entry(self.drawer).or_default().entry(number).or_default();
+            let lenders = state.lenders.entry(User { drawer: self.drawer, number }).or_default();
             lenders.retain(|it| it.strong_count() > 0);
             lenders.push(lender);
         });
@@ -690,11 +697,22 @@ impl Share {
 
     /// Has others give back what they owe if there is `total` in all. True if one did.
     fn recall_of(&self, missing: Amount, total: impl FnOnce(&Ledger) -> Amount) -> bool {
-        let debtors = self.inner().read(|state| {
-            let total = total(&state.ledger);
-            state.debtors(self.drawer, missing, total)
-        });
-        ask_in_turn(debtors.unwrap_or_default().iter().map(|(lender, debt)| (lender, *debt)))
+        let inner = self.inner();
+        let claim = inner
+            .read(|state| state.ledger.claim(self.drawer, missing, total(&state.ledger)))
+            .flatten();
+        let Some(claim) = claim else { return false };
+        let mut debts = inner.of_borrowers(|ledger, other| (ledger.debt(claim, other), other));
+        debts.retain(|&(debt, _)| debt != Amount::ZERO);
+        debts.sort_unstable_by_key(|&(debt, other)| (Reverse((debt.bytes, debt.regions)), other));
+        let owes = |(_, other)| {
+            // By now its place may be another drawer's.
+            let debt = inner.read(|state| state.ledger.debt(claim, other))?;
+            (debt != Amount::ZERO).then_some((other, debt))
+        };
+        let lenders_of =
+            |(other, debt)| inner.lenders_of(other).map(move |lenders| (lenders, debt));
+        ask_in_turn(debts.into_iter().filter_map(owes).flat_map(lenders_of))
     }
 }
 
@@ -786,10 +804,11 @@ impl Drop for ShareAccount {
     fn drop(&mut self) {
         let number = self.number;
         if number != PROGRAM {
-            let drawer = self.share.drawer;
-            self.share.inner().changed(|state| {
-                state.lenders.get_mut(&drawer).and_then(|lenders| lenders.remove(&number));
-                state.ledger.forget(User { drawer, number });
+            let user = User { drawer: self.share.drawer, number };
+            // Dropped while the lock is free.
+            let _lenders = self.share.inner().changed(|state| {
+                state.ledger.forget(user);
+                state.lenders.remove(&user)
             });
         }
     }
@@ -836,9 +855,10 @@ impl Account for ShareAccount {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.inner().changed(|state| {
-            state.lenders.remove(&self.drawer);
+        // What else drew on it is gone. Dropped while the lock is free.
+        let _lenders = self.inner().changed(|state| {
             state.ledger.leave(self.drawer);
+            state.lenders.remove(&User { drawer: self.drawer, number: PROGRAM })
         });
         self.inner().settle();
     }
