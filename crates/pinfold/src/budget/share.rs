@@ -3,6 +3,7 @@
 use super::discovery::{Beyond, Bound, Discovery, Kind};
 use super::figure::SharedWith;
 use super::ledger::{Drawer, Ledger, NotJoined, SLICE, Terms, User};
+use super::readings::{Readings, Rings};
 use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{ForeignList, discard, runs_through};
@@ -130,7 +131,7 @@ struct Source {
 
 struct Inner {
     /// Guards the books, for some arithmetic. Rank: inside every cache's writer lock; nothing is
-    /// taken and no other code called under it. What a cache asks under its own lock allocates nothing.
+    /// taken and no other code called under it. What a cache asks under its own lock allocates a node of a sorted list at most.
     state: Mutex<State>,
     /// Whether a listener may have to be called.
     due: AtomicBool,
@@ -143,6 +144,8 @@ struct Inner {
 #[derive(Debug)]
 struct State {
     ledger: Ledger,
+    /// What the total follows from, if the budget was discovered.
+    readings: Readings,
     marks: Marks,
     /// What gives back what a user holds. In order, so that they are gone through with the lock released in between.
     lenders: BTreeMap<User, Vec<Weak<dyn Lender>>>,
@@ -219,8 +222,12 @@ impl Source {
         kind: Kind,
         limits: RegistrarLimits,
         asked: Option<Amount>,
-    ) -> (Self, Discovery) {
+    ) -> (Self, Readings, Discovery) {
+        let mut readings = Readings::default();
+        let (number, _) = readings.begin(Rings::Always);
         let discovery = Discovery::below(root);
+        let rings = Some(discovery.counted_for_rings(kind));
+        readings.note(number, enforced_memlock(&discovery), rings);
         let source = Self {
             root: root.to_owned(),
             kind,
@@ -229,16 +236,13 @@ impl Source {
             elsewhere: discovery.counted_in_process(kind),
             beside: beside_memlock(&discovery, kind),
         };
-        (source, discovery)
+        (source, readings, discovery)
     }
 
-    /// What there is by `discovery`, within what was asked for. `None` if it cannot be known.
-    fn total(&self, discovery: &Discovery) -> Option<Amount> {
-        let memlock = match discovery.memlock_enforced() {
-            true => discovery.memlock.get()?.soft.bytes().unwrap_or(u64::MAX),
-            false => u64::MAX,
-        };
-        let elsewhere = self.elsewhere.saturating_add(discovery.counted_for_rings(self.kind));
+    /// What there is by `readings`, within what was asked for. `None` if it cannot be known.
+    fn total(&self, readings: &Readings) -> Option<Amount> {
+        let memlock = readings.memlock()?;
+        let elsewhere = self.elsewhere.saturating_add(readings.rings());
         let bytes = memlock.saturating_sub(elsewhere).min(self.beside);
         let found = Amount { bytes: to_usize(bytes), regions: self.max_regions };
         match self.asked {
@@ -247,10 +251,13 @@ impl Source {
             Some(asked) => Some(Amount { bytes: to_usize(memlock).min(asked.bytes), ..asked }),
         }
     }
+}
 
-    /// The same with the limits as they are now.
-    fn total_now(&self) -> Option<Amount> {
-        self.total(&Discovery::limits_below(&self.root, self.kind))
+/// What the kernel lets this process pin, used or not, in bytes. `None` if it cannot be known.
+fn enforced_memlock(discovery: &Discovery) -> Option<u64> {
+    match discovery.memlock_enforced() {
+        true => Some(discovery.memlock.get()?.soft.bytes().unwrap_or(u64::MAX)),
+        false => Some(u64::MAX),
     }
 }
 
@@ -269,7 +276,7 @@ impl Budget {
     ///
     /// [`BudgetError::Nothing`] for no bytes or no registrations.
     pub fn new(amount: Amount) -> Result<Self, BudgetError> {
-        Self::with(amount, None, None)
+        Self::with(amount, None, None, Readings::default())
     }
 
     /// All that this process may prudently pin with a registrar of this kind and these limits.
@@ -299,13 +306,13 @@ impl Budget {
         kind: Kind,
         limits: RegistrarLimits,
     ) -> Result<Self, BudgetError> {
-        let (source, discovery) = Source::new(root, kind, limits, None);
+        let (source, readings, discovery) = Source::new(root, kind, limits, None);
         let bound = discovery.bounds(kind).into_iter().next();
-        let mut total = source.total(&discovery).ok_or(BudgetError::Unread)?;
+        let mut total = source.total(&readings).ok_or(BudgetError::Unread)?;
         if total.bytes < limits.page_bytes {
             total.bytes = 0;
         }
-        Self::with(total, bound, Some(source))
+        Self::with(total, bound, Some(source), readings)
     }
 
     /// A budget of `amount`, if that can be.
@@ -333,7 +340,7 @@ impl Budget {
         kind: Kind,
         limits: RegistrarLimits,
     ) -> Result<Self, BudgetError> {
-        let (source, discovery) = Source::new(root, kind, limits, Some(amount));
+        let (source, readings, discovery) = Source::new(root, kind, limits, Some(amount));
         let bound = discovery.bounds(kind).into_iter().next();
         if let Some(bound) = bound.filter(|bound| amount.bytes as u64 > bound.bytes) {
             return Err(BudgetError::Impossible { bytes: amount.bytes, bound });
@@ -342,13 +349,14 @@ impl Budget {
             let (regions, max_regions) = (amount.regions, source.max_regions);
             return Err(BudgetError::Registrations { regions, max_regions });
         }
-        Self::with(amount, None, Some(source))
+        Self::with(amount, None, Some(source), readings)
     }
 
     fn with(
         total: Amount,
         bound: Option<Bound>,
         source: Option<Source>,
+        readings: Readings,
     ) -> Result<Self, BudgetError> {
         if total.bytes == 0 || total.regions == 0 {
             return Err(BudgetError::Nothing { amount: total, bound });
@@ -356,6 +364,7 @@ impl Budget {
         let fork_mark = ForkMark::new(1).map_err(|why| BudgetError::ForkMark { errno: why.0 })?;
         let state = Mutex::new(State {
             ledger: Ledger::new(total),
+            readings,
             marks: Marks::default(),
             lenders: BTreeMap::new(),
         });
@@ -437,10 +446,10 @@ impl Budget {
     /// `RLIMIT_MEMLOCK` stay as they were found first. Costs the reading of two files; for io_uring, also
     /// of the process's list of mappings, for rings that came or grew.
     ///
-    /// No call is needed for a limit that was lowered: the next registration that is refused
-    /// calls it.
+    /// No call is needed for a limit that was lowered: the next registration that is refused looks it up. For rings it
+    /// does so once a second at most.
     pub fn refresh(&self) -> Amount {
-        self.inner.recheck();
+        self.inner.recheck(Rings::Always);
         self.inner.settle();
         self.total()
     }
@@ -576,24 +585,26 @@ impl Inner {
     }
 
     /// Adapts the total to the limits as they are. True if it is another one now.
-    fn recheck(&self) -> bool {
+    fn recheck(&self, rings: Rings) -> bool {
         let Some(source) = &self.source else { return false };
-        if self.fork_mark.forked() {
-            return false;
-        }
-        let Some(fresh) = source.total_now() else { return false };
+        let begun = self.lock().map(|mut state| state.readings.begin(rings));
+        let Some((number, reads_rings)) = begun else { return false };
+        let found = Discovery::limits_below(&source.root, source.kind, reads_rings);
+        let rings = reads_rings.then(|| found.counted_for_rings(source.kind));
         let changed = self.changed(|state| {
-            let from = state.ledger.total();
-            if from != fresh {
-                state.ledger.set_total(fresh);
-                state.marks.note_change(from);
+            state.readings.note(number, enforced_memlock(&found), rings);
+            let (from, to) = (state.ledger.total(), source.total(&state.readings)?);
+            if from == to {
+                return None;
             }
-            (from != fresh).then_some(from)
+            state.ledger.set_total(to);
+            state.marks.note_change(from);
+            Some((from, to))
         });
-        let Some(from) = changed.flatten() else { return false };
+        let Some((from, to)) = changed.flatten() else { return false };
         for lenders in self.lenders_in(User::all()) {
             // One that panics keeps no other from being told.
-            lenders.iter().for_each(|it| _ = runs_through(|| it.budget_changed(from, fresh)));
+            lenders.iter().for_each(|it| _ = runs_through(|| it.budget_changed(from, to)));
         }
         true
     }
@@ -832,7 +843,7 @@ impl Account for ShareAccount {
     }
 
     fn refused(&self, error: RegisterError, missing: Amount) -> bool {
-        if !self.share.inner().recheck() && !TELLING.get() {
+        if !self.share.inner().recheck(Rings::WhenOld) && !TELLING.get() {
             self.share.inner().changed(|state| state.marks.note_refusal());
         }
         // What the device took is all there is, for now.
@@ -909,5 +920,74 @@ fn how_to_raise(bound: &Bound) -> &'static str {
         }
         SharedWith::Group => " (MemoryMax= of the unit, the memory limit of the container)",
         SharedWith::Machine => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::readings::RINGS_STAY;
+    use super::*;
+    use std::fs;
+    use std::time::Instant;
+
+    const PAGE: usize = 4096;
+
+    fn share_of(budget: &Budget) -> ShareAccount {
+        ShareAccount::new(budget.share(Terms::default()).unwrap())
+    }
+
+    #[test]
+    fn a_refused_registration_reads_the_limit_and_not_the_rings_each_time() {
+        let root = std::env::temp_dir().join(format!("pinfold-refused-{}", std::process::id()));
+        fs::create_dir_all(root.join("proc/self")).unwrap();
+        let write = |name, text: &str| fs::write(root.join("proc/self").join(name), text).unwrap();
+        write("limits", "Max locked memory 65536 65536 bytes\n");
+        write("maps", "1000-2000 rw-s 00000000 00:10 1 anon_inode:[io_uring]\n");
+        let began = Instant::now();
+        let limits =
+            RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 20, max_regions: 8 };
+        let budget = Budget::discover_below(&root, Kind::IoUring, limits).unwrap();
+        assert_eq!(budget.total().bytes, 15 * PAGE);
+        write("limits", "Max locked memory 32768 65536 bytes\n");
+        write("maps", "1000-4000 rw-s 00000000 00:10 1 anon_inode:[io_uring]\n");
+        let error = RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: libc::ENOMEM };
+        assert!(!share_of(&budget).refused(error, Amount::one(PAGE)));
+        let found = budget.total().bytes;
+        assert!(found == 7 * PAGE || began.elapsed() >= RINGS_STAY, "{found}");
+        assert_eq!(budget.refresh().bytes, 5 * PAGE);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// Remembers which of all gave back.
+    struct Gives(Arc<Mutex<Vec<usize>>>, usize);
+
+    impl Lender for Gives {
+        fn give_back(&self, _: Amount) -> bool {
+            self.0.lock().unwrap().push(self.1);
+            true
+        }
+    }
+
+    /// The lenders of that drawer, and no other's, which need not be in the slice that is looked at first.
+    #[test]
+    fn of_many_borrowers_the_one_that_owes_most_is_asked() {
+        let many = 5 * SLICE;
+        let all = Amount { bytes: (many + 9) * PAGE, regions: 1 << 20 };
+        let budget = Budget::new(all).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let borrow = |number| {
+            let (account, lender) =
+                (share_of(&budget), Arc::new(Gives(Arc::clone(&asked), number)));
+            let weak: Weak<Gives> = Arc::downgrade(&lender);
+            account.attach(weak);
+            let pages = if number == SLICE + 3 { 10 } else { 1 };
+            account.take(Amount::one(pages * PAGE)).unwrap();
+            (account, lender)
+        };
+        let _borrowers: Vec<_> = (0..many).map(borrow).collect();
+        let asks = share_of(&budget);
+        let missing = asks.take(Amount::one(PAGE)).unwrap_err().missing;
+        assert!(asks.recall(missing));
+        assert_eq!(*asked.lock().unwrap(), [SLICE + 3]);
     }
 }
