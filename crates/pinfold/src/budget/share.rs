@@ -15,7 +15,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::ops::Bound::{Excluded, Included};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -498,16 +497,17 @@ impl Inner {
 
     /// The lenders of these users, one user's after the other's: the lock is held to look up one.
     fn lenders_in(&self, users: RangeInclusive<User>) -> impl Iterator<Item = Lenders> {
-        let mut behind = Included(*users.start());
+        let mut next = Some(*users.start());
         std::iter::from_fn(move || {
+            let first = next?;
             let found = self.read(|state| {
-                let left = (behind, Included(*users.end()));
-                let (&user, lenders) = state.lenders.range(left).next()?;
+                let mut left = state.lenders.range(first..=*users.end());
+                let (_, lenders) = left.next()?;
                 let lenders = lenders.iter().filter_map(Weak::upgrade).collect();
-                Some((user, ForeignList::new(lenders)))
+                Some((ForeignList::new(lenders), left.next().map(|(&user, _)| user)))
             });
-            let (user, lenders) = found.flatten()?;
-            behind = Excluded(user);
+            let (lenders, following) = found.flatten()?;
+            next = following;
             Some(lenders)
         })
     }
