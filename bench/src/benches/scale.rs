@@ -559,10 +559,12 @@ fn draw(n: usize, rounds: usize) -> Measured {
 
 /// Each time there is more in the budget than ever since the others were refused.
 fn give(n: usize, rounds: usize) -> Measured {
-    let (one, times) = (Amount::one(4096), 1_000);
+    const TIMES: u16 = 1_000;
+    let one = Amount::one(4096);
     let budget = Budget::new(Amount { bytes: 1 << 40, regions: 1 << 30 }).map_err(words)?;
     let share = budget.share(Terms::default()).map_err(words)?;
-    let held: Result<Vec<_>, _> = (0..rounds * times).map(|_| share.draw(one)).collect();
+    let held: Result<Vec<_>, _> =
+        (0..rounds * usize::from(TIMES)).map(|_| share.draw(one)).collect();
     let mut held = held.map_err(words)?;
     let refused = |_| {
         let share = budget.share(Terms { maximum: one, ..Terms::default() }).map_err(words)?;
@@ -570,7 +572,7 @@ fn give(n: usize, rounds: usize) -> Measured {
         if share.draw(one).is_ok() { Err("more than the maximum".into()) } else { Ok(all) }
     };
     let _others = (0..n).map(refused).collect::<Result<Vec<_>, String>>()?;
-    least(rounds, times as u32, || held.pop().map(drop).ok_or_else(|| "nothing is held".into()))
+    least(rounds, TIMES.into(), || held.pop().map(drop).ok_or_else(|| "nothing is held".into()))
 }
 
 #[cfg(test)]

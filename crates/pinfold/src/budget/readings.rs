@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rings {
     Always,
-    /// If [`RINGS_STAY`] has passed since they were last read: with 60,000 mappings it takes 20 ms.
+    /// If [`RINGS_STAY`] has passed since they were last read: its cost grows with the process's mappings.
     WhenOld,
 }
 
