@@ -46,7 +46,7 @@ pub(super) struct Row {
 }
 
 /// The rows of the cache and of budgets.
-const ROWS: [Row; 25] = [
+const ROWS: [Row; 26] = [
     Row { name: "hit", rest: "regions", most: 1_000_000, measure: hit_beside_regions },
     Row { name: "hit", rest: "leases held", most: 100_000, measure: hit_beside_leases },
     Row { name: "hit", rest: "threads with leases", most: 256, measure: hit_beside_threads },
@@ -90,6 +90,12 @@ const ROWS: [Row; 25] = [
     Row { name: "miss", rest: "suspensions", most: 100_000, measure: miss_beside_suspensions },
     Row { name: "reclaim of a region", rest: "regions", most: 1_000_000, measure: reclaim },
     Row { name: "draw and give", rest: "drawers of the budget", most: 10_000, measure: draw },
+    Row {
+        name: "give of what was held",
+        rest: "drawers refused at their maximum",
+        most: 10_000,
+        measure: give,
+    },
     Row { name: "discovery of a budget", rest: "regions", most: 1_000_000, measure: discover },
     Row { name: "refresh of a budget", rest: "drawers of it", most: 10_000, measure: refresh },
 ];
@@ -549,6 +555,24 @@ fn draw(n: usize, rounds: usize) -> Measured {
     let shares: Result<Vec<Arc<_>>, _> = (0..n).map(|_| budget.share(Terms::default())).collect();
     let shares = shares.map_err(words)?;
     least(rounds, 1_000, || shares[0].draw(Amount::one(4096)).map(drop).map_err(words))
+}
+
+/// Each time there is more in the budget than ever since the others were refused.
+fn give(n: usize, rounds: usize) -> Measured {
+    const TIMES: u16 = 1_000;
+    let one = Amount::one(4096);
+    let budget = Budget::new(Amount { bytes: 1 << 40, regions: 1 << 30 }).map_err(words)?;
+    let share = budget.share(Terms::default()).map_err(words)?;
+    let held: Result<Vec<_>, _> =
+        (0..rounds * usize::from(TIMES)).map(|_| share.draw(one)).collect();
+    let mut held = held.map_err(words)?;
+    let refused = |_| {
+        let share = budget.share(Terms { maximum: one, ..Terms::default() }).map_err(words)?;
+        let all = share.draw(one).map_err(words)?;
+        if share.draw(one).is_ok() { Err("more than the maximum".into()) } else { Ok(all) }
+    };
+    let _others = (0..n).map(refused).collect::<Result<Vec<_>, String>>()?;
+    least(rounds, TIMES.into(), || held.pop().map(drop).ok_or_else(|| "nothing is held".into()))
 }
 
 #[cfg(test)]

@@ -53,6 +53,7 @@ mod discovery;
 mod figure;
 mod ledger;
 mod memory;
+mod readings;
 mod reservation;
 mod share;
 mod watermark;

@@ -2,17 +2,26 @@
 
 use crate::AddressRange;
 use crate::descriptor::KnownDescriptor;
+use crate::mappings::OpenMaps;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::{Errno, FirstMade, memory, pages};
 
-/// Says it again and again, through a descriptor of its own.
+/// Says it again and again, through descriptors of its own.
 #[derive(Debug)]
-pub(crate) struct HugePages(KnownDescriptor);
+pub(crate) struct HugePages {
+    pages: KnownDescriptor,
+    /// Says how long the pages of a mapping of hugetlbfs are: of 1 GiB, for example. Absent before Linux 6.11, and where
+    /// it does not matter.
+    maps: Option<OpenMaps>,
+}
 
 impl HugePages {
-    /// `None` where the kernel does not say: no `/proc`, or before Linux 6.7.
-    pub(crate) fn open() -> Option<Self> {
-        let pages = Self(pages::open_pagemap().and_then(KnownDescriptor::new).ok()?);
+    /// `None` where the kernel does not say: no `/proc`, or before Linux 6.7. With `all_sizes`, also of pages that are larger
+    /// than those that the kernel makes of small ones.
+    pub(crate) fn open(all_sizes: bool) -> Option<Self> {
+        let pages = pages::open_pagemap().and_then(KnownDescriptor::new).ok()?;
+        let maps = all_sizes.then(OpenMaps::new).and_then(Result::ok);
+        let pages = Self { pages, maps };
         let page = page_of(std::ptr::from_ref(&pages).addr())?;
         pages.are_huge(page).ok().map(|_| pages)
     }
@@ -20,22 +29,30 @@ impl HugePages {
     /// `range`, which is to be registered, and the rest of the huge pages in which it begins and ends. Where no page is
     /// there yet, one is made, as registering would: it may be a huge one.
     ///
-    /// Two system calls, or three: some 0.3 µs each. A page that is split at the same moment is taken
-    /// for huge or not. Of pages larger than transparent huge pages are, as much is taken as one of
-    /// those has.
+    /// Two system calls, or three: some 0.3 µs each; of huge pages, and where all sizes are wanted, two more for each. A page
+    /// that is split at the same moment is taken for huge or not.
     pub(crate) fn around(&self, range: AddressRange) -> AddressRange {
-        let Some(huge) = huge_page_bytes() else { return range };
-        let (first, last) = (range.start() & !(huge - 1), (range.end() - 1) & !(huge - 1));
-        let is_whole = range.start() == first && range.end() - last == huge;
         // A number that stands for another file by now is not asked.
-        if is_whole || !self.0.is_ours() {
+        if !self.pages.is_ours() {
             return range;
         }
-        let begins_huge = self.is_huge(range.start());
-        let ends_huge = if first == last { begins_huge } else { self.is_huge(range.end() - 1) };
-        let start = if begins_huge { first } else { range.start() };
-        let end = if ends_huge { last + huge } else { range.end() };
+        let first = self.page_at(range.start());
+        let start = first.map_or(range.start(), |page| page.start());
+        let last = range.end() - 1;
+        let last = first.filter(|page| last < page.end()).or_else(|| self.page_at(last));
+        let end = last.map_or(range.end(), |page| page.end());
         AddressRange::between(start, end).unwrap_or(range)
+    }
+
+    /// The huge page that `address` is in.
+    fn page_at(&self, address: usize) -> Option<AddressRange> {
+        if !self.is_huge(address) {
+            return None;
+        }
+        // What the kernel makes of small pages is in a mapping of small ones.
+        let own = self.maps.as_ref().and_then(|maps| maps.page_bytes(address));
+        let bytes = own.filter(|&own| own > page_bytes()).or_else(huge_page_bytes)?;
+        AddressRange::new(address & !(bytes - 1), bytes).ok()
     }
 
     fn is_huge(&self, address: usize) -> bool {
@@ -50,7 +67,7 @@ impl HugePages {
 
     /// `None` of a page that is not there.
     fn are_huge(&self, page: AddressRange) -> Result<Option<bool>, Errno> {
-        pages::is_huge(self.0.number(), page)
+        pages::is_huge(self.pages.number(), page)
     }
 }
 

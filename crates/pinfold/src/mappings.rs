@@ -146,6 +146,16 @@ impl OpenMaps {
         self.table.is_ours() && !is_unknown(&self.open().query_one(0))
     }
 
+    /// The size of the pages of the mapping at `address`, a power of two. `None` before Linux 6.11.
+    pub(crate) fn page_bytes(&self, address: usize) -> Option<usize> {
+        if !self.table.is_ours() {
+            return None;
+        }
+        let found = procmap::procmap_query(self.table.number(), address, &mut []).ok()?;
+        let bytes = usize::try_from(found.vma_page_size).ok().filter(|it| it.is_power_of_two());
+        bytes.filter(|_| found.vma_start <= address as u64)
+    }
+
     /// As [`mappings_in`].
     pub(crate) fn overlapping(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         if !self.table.is_ours() {

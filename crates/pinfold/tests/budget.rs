@@ -838,6 +838,54 @@ fn what_the_kernel_counts_of_huge_pages_is_within_the_budget() {
     });
 }
 
+/// The kernel counts a page of 1 GiB as a whole, also of those that were set aside.
+#[test]
+fn what_the_kernel_counts_of_a_page_of_a_gibibyte_is_within_the_budget() {
+    alone("what_the_kernel_counts_of_a_page_of_a_gibibyte_is_within_the_budget", || {
+        const GIB: usize = 1 << 30;
+        // An ordinary process may not raise its limit.
+        let has_room = live_under_a_limit(3 * GIB as u64, 54_880);
+        if !has_room && !live_under_a_limit(8 << 20, 54_880) {
+            return;
+        }
+        // A process that gave up root may not look into its own tables otherwise.
+        // SAFETY: a system call without effect on memory.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+        let flags =
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_1GB;
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, which ends with the process.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), GIB, rights, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return eprintln!("skipped: no page of 1 GiB is set aside");
+        }
+        let Some((_ring, registrar)) = ring(16) else { return };
+        let all = AddressRange::new(start.addr(), GIB).unwrap();
+        let part = AddressRange::new(start.addr() + 3 * HUGE, HUGE).unwrap();
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
+        if (numbers.next(), numbers.next()) < (Some(6), Some(11)) {
+            return eprintln!("skipped: Linux {release} does not say how large a page is");
+        }
+        assert_eq!(registrar.widened(part), all);
+        let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
+        let share = budget.share(Terms::default()).unwrap();
+        let Some((_ring, cache)) = cache_on(&share) else { return };
+        let before = status_bytes("VmPin:");
+        let lease = |number: usize| lease_of(&cache, all, number * 4 * HUGE + PAGE);
+        if has_room {
+            let leases: Vec<_> = (0..100).map(|number| lease(number).unwrap()).collect();
+            assert_eq!((status_bytes("VmPin:") - before, budget.held().bytes), (GIB, GIB));
+            assert_eq!((leases.len(), budget.held().regions), (100, 1));
+        } else {
+            assert!(matches!(lease(0), Err(GetError::Exhausted(_))));
+            // SAFETY: the test's own memory; nothing is registered.
+            let refused = unsafe { registrar.register(part, Access::READ_WRITE) };
+            assert!(is_about_the_limit(refused.unwrap_err()));
+        }
+    });
+}
+
 /// Memory that no one has touched becomes a huge page as it is registered, and counts as one.
 #[test]
 fn what_becomes_huge_as_it_is_registered_is_counted_whole() {

@@ -193,9 +193,9 @@ impl Discovery {
         }
     }
 
-    /// What may have changed since: `RLIMIT_MEMLOCK`, the privilege and, for io_uring, the rings;
-    /// everything else is [`Unread::Untold`].
-    pub(super) fn limits_below(root: &Path, kind: Kind) -> Self {
+    /// What may have changed since: `RLIMIT_MEMLOCK`, the privilege and, for io_uring and if they are wanted, the
+    /// rings; everything else is [`Unread::Untold`].
+    pub(super) fn limits_below(root: &Path, kind: Kind, reads_rings: bool) -> Self {
         let machine = Machine::at(root);
         let status = machine.status();
         let mut discovery = Self {
@@ -203,7 +203,7 @@ impl Discovery {
             privilege: privilege(&machine, &status),
             ..Self::empty()
         };
-        if kind == Kind::IoUring {
+        if reads_rings && kind == Kind::IoUring {
             discovery.rings = rings(&machine);
         }
         discovery

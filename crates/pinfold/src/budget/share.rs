@@ -2,7 +2,8 @@
 
 use super::discovery::{Beyond, Bound, Discovery, Kind};
 use super::figure::SharedWith;
-use super::ledger::{Drawer, Ledger, NotJoined, Terms, User};
+use super::ledger::{Drawer, Ledger, NotJoined, SLICE, Terms, User};
+use super::readings::{Readings, Rings};
 use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{ForeignList, discard, runs_through};
@@ -10,9 +11,11 @@ use pinfold_core::{
     Account, Amount, Exhausted, Lender, Limit, Recalls, Refusal, RegisterError, RegistrarLimits,
 };
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -127,7 +130,7 @@ struct Source {
 
 struct Inner {
     /// Guards the books, for some arithmetic. Rank: inside every cache's writer lock; nothing is
-    /// taken and no other code called under it. What a cache asks under its own lock allocates nothing.
+    /// taken and no other code called under it. What a cache asks under its own lock allocates a node of a sorted list at most.
     state: Mutex<State>,
     /// Whether a listener may have to be called.
     due: AtomicBool,
@@ -140,9 +143,11 @@ struct Inner {
 #[derive(Debug)]
 struct State {
     ledger: Ledger,
+    /// What the total follows from, if the budget was discovered.
+    readings: Readings,
     marks: Marks,
-    /// What gives back what a drawer holds, by its users' numbers.
-    lenders: HashMap<Drawer, BTreeMap<u64, Vec<Weak<dyn Lender>>>>,
+    /// What gives back what a user holds. In order, so that they are gone through with the lock released in between.
+    lenders: BTreeMap<User, Vec<Weak<dyn Lender>>>,
 }
 
 /// Lenders that are about to be called: the last reference to one may be among them, and one of them may panic.
@@ -159,7 +164,7 @@ thread_local! {
 
 /// Asks lenders in turn until one has given something. One that draws itself has others asked, which may draw in their
 /// turn: not without end, because each stands on the thread's stack.
-fn ask_in_turn<'l>(mut lenders: impl Iterator<Item = (&'l Arc<dyn Lender>, Amount)>) -> bool {
+fn ask_in_turn(mut lenders: impl Iterator<Item = (Lenders, Amount)>) -> bool {
     const DEEPEST: u32 = 2;
     /// Also behind a lender that panics.
     struct Asking;
@@ -174,7 +179,7 @@ fn ask_in_turn<'l>(mut lenders: impl Iterator<Item = (&'l Arc<dyn Lender>, Amoun
     }
     ASKING.set(depth + 1);
     let _asking = Asking;
-    lenders.any(|(lender, missing)| lender.give_back(missing))
+    lenders.any(|(lenders, missing)| lenders.iter().any(|lender| lender.give_back(missing)))
 }
 
 /// As long as this lives, no listener is called on this thread.
@@ -216,8 +221,12 @@ impl Source {
         kind: Kind,
         limits: RegistrarLimits,
         asked: Option<Amount>,
-    ) -> (Self, Discovery) {
+    ) -> (Self, Readings, Discovery) {
+        let mut readings = Readings::default();
+        let (number, _) = readings.begin(Rings::Always);
         let discovery = Discovery::below(root);
+        let rings = Some(discovery.counted_for_rings(kind));
+        readings.note(number, enforced_memlock(&discovery), rings);
         let source = Self {
             root: root.to_owned(),
             kind,
@@ -226,16 +235,13 @@ impl Source {
             elsewhere: discovery.counted_in_process(kind),
             beside: beside_memlock(&discovery, kind),
         };
-        (source, discovery)
+        (source, readings, discovery)
     }
 
-    /// What there is by `discovery`, within what was asked for. `None` if it cannot be known.
-    fn total(&self, discovery: &Discovery) -> Option<Amount> {
-        let memlock = match discovery.memlock_enforced() {
-            true => discovery.memlock.get()?.soft.bytes().unwrap_or(u64::MAX),
-            false => u64::MAX,
-        };
-        let elsewhere = self.elsewhere.saturating_add(discovery.counted_for_rings(self.kind));
+    /// What there is by `readings`, within what was asked for. `None` if it cannot be known.
+    fn total(&self, readings: &Readings) -> Option<Amount> {
+        let memlock = readings.memlock()?;
+        let elsewhere = self.elsewhere.saturating_add(readings.rings());
         let bytes = memlock.saturating_sub(elsewhere).min(self.beside);
         let found = Amount { bytes: to_usize(bytes), regions: self.max_regions };
         match self.asked {
@@ -244,10 +250,13 @@ impl Source {
             Some(asked) => Some(Amount { bytes: to_usize(memlock).min(asked.bytes), ..asked }),
         }
     }
+}
 
-    /// The same with the limits as they are now.
-    fn total_now(&self) -> Option<Amount> {
-        self.total(&Discovery::limits_below(&self.root, self.kind))
+/// What the kernel lets this process pin, used or not, in bytes. `None` if it cannot be known.
+fn enforced_memlock(discovery: &Discovery) -> Option<u64> {
+    match discovery.memlock_enforced() {
+        true => Some(discovery.memlock.get()?.soft.bytes().unwrap_or(u64::MAX)),
+        false => Some(u64::MAX),
     }
 }
 
@@ -266,7 +275,7 @@ impl Budget {
     ///
     /// [`BudgetError::Nothing`] for no bytes or no registrations.
     pub fn new(amount: Amount) -> Result<Self, BudgetError> {
-        Self::with(amount, None, None)
+        Self::with(amount, None, None, Readings::default())
     }
 
     /// All that this process may prudently pin with a registrar of this kind and these limits.
@@ -296,13 +305,13 @@ impl Budget {
         kind: Kind,
         limits: RegistrarLimits,
     ) -> Result<Self, BudgetError> {
-        let (source, discovery) = Source::new(root, kind, limits, None);
+        let (source, readings, discovery) = Source::new(root, kind, limits, None);
         let bound = discovery.bounds(kind).into_iter().next();
-        let mut total = source.total(&discovery).ok_or(BudgetError::Unread)?;
+        let mut total = source.total(&readings).ok_or(BudgetError::Unread)?;
         if total.bytes < limits.page_bytes {
             total.bytes = 0;
         }
-        Self::with(total, bound, Some(source))
+        Self::with(total, bound, Some(source), readings)
     }
 
     /// A budget of `amount`, if that can be.
@@ -330,7 +339,7 @@ impl Budget {
         kind: Kind,
         limits: RegistrarLimits,
     ) -> Result<Self, BudgetError> {
-        let (source, discovery) = Source::new(root, kind, limits, Some(amount));
+        let (source, readings, discovery) = Source::new(root, kind, limits, Some(amount));
         let bound = discovery.bounds(kind).into_iter().next();
         if let Some(bound) = bound.filter(|bound| amount.bytes as u64 > bound.bytes) {
             return Err(BudgetError::Impossible { bytes: amount.bytes, bound });
@@ -339,13 +348,14 @@ impl Budget {
             let (regions, max_regions) = (amount.regions, source.max_regions);
             return Err(BudgetError::Registrations { regions, max_regions });
         }
-        Self::with(amount, None, Some(source))
+        Self::with(amount, None, Some(source), readings)
     }
 
     fn with(
         total: Amount,
         bound: Option<Bound>,
         source: Option<Source>,
+        readings: Readings,
     ) -> Result<Self, BudgetError> {
         if total.bytes == 0 || total.regions == 0 {
             return Err(BudgetError::Nothing { amount: total, bound });
@@ -353,8 +363,9 @@ impl Budget {
         let fork_mark = ForkMark::new(1).map_err(|why| BudgetError::ForkMark { errno: why.0 })?;
         let state = Mutex::new(State {
             ledger: Ledger::new(total),
+            readings,
             marks: Marks::default(),
-            lenders: HashMap::new(),
+            lenders: BTreeMap::new(),
         });
         let (due, room_made) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Self { inner: Arc::new(Inner { state, due, room_made, fork_mark, source }) })
@@ -384,8 +395,9 @@ impl Budget {
             };
             let BudgetError::Kept { minimum, free } = refused else { return Err(refused) };
             let gave = || {
-                let lenders = self.inner.read(State::lenders_that_borrow).unwrap_or_default();
-                ask_in_turn(lenders.iter().map(|lender| (lender, minimum - free)))
+                let borrowers = self.inner.of_borrowers(|_, drawer| drawer).into_iter();
+                let lenders = borrowers.flat_map(|drawer| self.inner.lenders_of(drawer));
+                ask_in_turn(lenders.map(|lenders| (lenders, minimum - free)))
             };
             if !recalls.ask(gave) {
                 return Err(refused);
@@ -433,10 +445,10 @@ impl Budget {
     /// `RLIMIT_MEMLOCK` stay as they were found first. Costs the reading of two files; for io_uring, also
     /// of the process's list of mappings, for rings that came or grew.
     ///
-    /// No call is needed for a limit that was lowered: the next registration that is refused
-    /// calls it.
+    /// No call is needed for a limit that was lowered: the next registration that is refused looks it up. For rings it
+    /// does so once a second at most.
     pub fn refresh(&self) -> Amount {
-        self.inner.recheck();
+        self.inner.recheck(Rings::Always);
         self.inner.settle();
         self.total()
     }
@@ -446,40 +458,6 @@ impl State {
     /// Notes the present height; true if a listener is to be called.
     fn note(&mut self) -> bool {
         self.marks.note(self.ledger.held(), self.ledger.total())
-    }
-
-    fn all_lenders(&self) -> Lenders {
-        let lenders = self.lenders.values().flat_map(BTreeMap::values).flatten();
-        ForeignList::new(lenders.filter_map(Weak::upgrade).collect())
-    }
-
-    fn lenders_of(&self, drawer: Drawer) -> impl Iterator<Item = Arc<dyn Lender>> {
-        let lenders = self.lenders.get(&drawer).into_iter().flat_map(BTreeMap::values).flatten();
-        lenders.filter_map(Weak::upgrade)
-    }
-
-    fn lenders_that_are(&self, user: User) -> impl Iterator<Item = Arc<dyn Lender>> {
-        let its = self.lenders.get(&user.drawer).and_then(|lenders| lenders.get(&user.number));
-        its.into_iter().flatten().filter_map(Weak::upgrade)
-    }
-
-    /// The lenders of those drawers that hold more than is kept for them.
-    fn lenders_that_borrow(&self) -> Lenders {
-        let borrowers = self.ledger.borrowers().iter();
-        ForeignList::new(borrowers.flat_map(|&drawer| self.lenders_of(drawer)).collect())
-    }
-
-    /// Which drawers have to give how much back for `drawer`, if there is `total` in all.
-    fn debtors(
-        &self,
-        drawer: Drawer,
-        missing: Amount,
-        total: Amount,
-    ) -> ForeignList<(Arc<dyn Lender>, Amount)> {
-        let debts = self.ledger.debtors(drawer, missing, total).into_iter();
-        let lenders = debts
-            .flat_map(|(debtor, debt)| self.lenders_of(debtor).map(move |lender| (lender, debt)));
-        ForeignList::new(lenders.collect())
     }
 }
 
@@ -495,6 +473,43 @@ impl Inner {
 
     fn read<T>(&self, read: impl FnOnce(&State) -> T) -> Option<T> {
         self.lock().map(|state| read(&state))
+    }
+
+    /// What `of` says of each drawer that holds more than its minimum. The lock is held for some of them at a time.
+    fn of_borrowers<T>(&self, of: impl Fn(&Ledger, Drawer) -> T) -> Vec<T> {
+        let (mut all, mut end) = (Vec::new(), usize::MAX);
+        while end > 0 {
+            // Grows while the lock is free.
+            all.reserve(SLICE);
+            let next = self.read(|state| {
+                let (next, borrowers) = state.ledger.borrowers_below(end);
+                all.extend(borrowers.iter().map(|&drawer| of(&state.ledger, drawer)));
+                next
+            });
+            end = next.unwrap_or(0);
+        }
+        all
+    }
+
+    fn lenders_of(&self, drawer: Drawer) -> impl Iterator<Item = Lenders> {
+        self.lenders_in(User::all_of(drawer))
+    }
+
+    /// The lenders of these users, one user's after the other's: the lock is held to look up one.
+    fn lenders_in(&self, users: RangeInclusive<User>) -> impl Iterator<Item = Lenders> {
+        let mut next = Some(*users.start());
+        std::iter::from_fn(move || {
+            let first = next?;
+            let found = self.read(|state| {
+                let mut left = state.lenders.range(first..=*users.end());
+                let (_, lenders) = left.next()?;
+                let lenders = lenders.iter().filter_map(Weak::upgrade).collect();
+                Some((ForeignList::new(lenders), left.next().map(|(&user, _)| user)))
+            });
+            let (lenders, following) = found.flatten()?;
+            next = following;
+            Some(lenders)
+        })
     }
 
     /// Runs `change` under the lock, then notes whether a listener or a drawer is to be called.
@@ -538,23 +553,22 @@ impl Inner {
     /// listeners called later: the thread that waits for the room may be one that the listener waits for.
     fn notify_refused(&self) {
         // Relaxed: as for the store.
-        if !self.room_made.load(Ordering::Relaxed) {
-            return;
-        }
-        let Some(lenders) = self.refused_with_room() else { return };
-        for lender in lenders {
-            // One that panics keeps no other from being notified.
-            let _ran = runs_through(|| lender.room_made());
-            discard(lender);
+        while self.room_made.load(Ordering::Relaxed) {
+            let Some(user) = self.take_refused_with_room() else { return };
+            for lender in self.lenders_in(user..=user).flat_map(ForeignList::into_vec) {
+                // One that panics keeps no other from being notified.
+                let _ran = runs_through(|| lender.room_made());
+                discard(lender);
+            }
         }
     }
 
-    fn refused_with_room(&self) -> Option<Vec<Arc<dyn Lender>>> {
+    fn take_refused_with_room(&self) -> Option<User> {
         let mut state = self.lock()?;
+        let user = state.ledger.take_refused_with_room();
         // Relaxed: stored under the lock, as every store is.
-        self.room_made.store(false, Ordering::Relaxed);
-        let users = state.ledger.take_refused_with_room().into_iter();
-        Some(users.flat_map(|user| state.lenders_that_are(user)).collect())
+        self.room_made.store(user.is_some(), Ordering::Relaxed);
+        user
     }
 
     fn next_due(&self) -> Option<(Listener, WatermarkEvent)> {
@@ -571,23 +585,27 @@ impl Inner {
     }
 
     /// Adapts the total to the limits as they are. True if it is another one now.
-    fn recheck(&self) -> bool {
+    fn recheck(&self, rings: Rings) -> bool {
         let Some(source) = &self.source else { return false };
-        if self.fork_mark.forked() {
-            return false;
-        }
-        let Some(fresh) = source.total_now() else { return false };
+        let begun = self.lock().map(|mut state| state.readings.begin(rings));
+        let Some((number, reads_rings)) = begun else { return false };
+        let found = Discovery::limits_below(&source.root, source.kind, reads_rings);
+        let rings = reads_rings.then(|| found.counted_for_rings(source.kind));
         let changed = self.changed(|state| {
-            let from = state.ledger.total();
-            if from != fresh {
-                state.ledger.set_total(fresh);
-                state.marks.note_change(from);
+            state.readings.note(number, enforced_memlock(&found), rings);
+            let (from, to) = (state.ledger.total(), source.total(&state.readings)?);
+            if from == to {
+                return None;
             }
-            (from != fresh).then(|| (from, state.all_lenders()))
+            state.ledger.set_total(to);
+            state.marks.note_change(from);
+            Some((from, to))
         });
-        let Some(Some((from, lenders))) = changed else { return false };
-        // One that panics keeps no other from being told.
-        lenders.iter().for_each(|lender| _ = runs_through(|| lender.budget_changed(from, fresh)));
+        let Some((from, to)) = changed.flatten() else { return false };
+        for lenders in self.lenders_in(User::all()) {
+            // One that panics keeps no other from being told.
+            lenders.iter().for_each(|it| _ = runs_through(|| it.budget_changed(from, to)));
+        }
         true
     }
 }
@@ -678,7 +696,7 @@ impl Share {
 
     fn attach_as(&self, number: u64, lender: Weak<dyn Lender>) {
         self.inner().changed(|state| {
-            let lenders = state.lenders.entry(self.drawer).or_default().entry(number).or_default();
+            let lenders = state.lenders.entry(User { drawer: self.drawer, number }).or_default();
             lenders.retain(|it| it.strong_count() > 0);
             lenders.push(lender);
         });
@@ -690,11 +708,22 @@ impl Share {
 
     /// Has others give back what they owe if there is `total` in all. True if one did.
     fn recall_of(&self, missing: Amount, total: impl FnOnce(&Ledger) -> Amount) -> bool {
-        let debtors = self.inner().read(|state| {
-            let total = total(&state.ledger);
-            state.debtors(self.drawer, missing, total)
-        });
-        ask_in_turn(debtors.unwrap_or_default().iter().map(|(lender, debt)| (lender, *debt)))
+        let inner = self.inner();
+        let claim = inner
+            .read(|state| state.ledger.claim(self.drawer, missing, total(&state.ledger)))
+            .flatten();
+        let Some(claim) = claim else { return false };
+        let mut debts = inner.of_borrowers(|ledger, other| (ledger.debt(claim, other), other));
+        debts.retain(|&(debt, _)| debt != Amount::ZERO);
+        debts.sort_unstable_by_key(|&(debt, other)| (Reverse((debt.bytes, debt.regions)), other));
+        let owes = |(_, other)| {
+            // By now its place may be another drawer's.
+            let debt = inner.read(|state| state.ledger.debt(claim, other))?;
+            (debt != Amount::ZERO).then_some((other, debt))
+        };
+        let lenders_of =
+            |(other, debt)| inner.lenders_of(other).map(move |lenders| (lenders, debt));
+        ask_in_turn(debts.into_iter().filter_map(owes).flat_map(lenders_of))
     }
 }
 
@@ -786,10 +815,11 @@ impl Drop for ShareAccount {
     fn drop(&mut self) {
         let number = self.number;
         if number != PROGRAM {
-            let drawer = self.share.drawer;
-            self.share.inner().changed(|state| {
-                state.lenders.get_mut(&drawer).and_then(|lenders| lenders.remove(&number));
-                state.ledger.forget(User { drawer, number });
+            let user = User { drawer: self.share.drawer, number };
+            // Dropped while the lock is free.
+            let _lenders = self.share.inner().changed(|state| {
+                state.ledger.forget(user);
+                state.lenders.remove(&user)
             });
         }
     }
@@ -813,7 +843,7 @@ impl Account for ShareAccount {
     }
 
     fn refused(&self, error: RegisterError, missing: Amount) -> bool {
-        if !self.share.inner().recheck() && !TELLING.get() {
+        if !self.share.inner().recheck(Rings::WhenOld) && !TELLING.get() {
             self.share.inner().changed(|state| state.marks.note_refusal());
         }
         // What the device took is all there is, for now.
@@ -836,9 +866,10 @@ impl Account for ShareAccount {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.inner().changed(|state| {
-            state.lenders.remove(&self.drawer);
+        // What else drew on it is gone. Dropped while the lock is free.
+        let _lenders = self.inner().changed(|state| {
             state.ledger.leave(self.drawer);
+            state.lenders.remove(&User { drawer: self.drawer, number: PROGRAM })
         });
         self.inner().settle();
     }
@@ -889,5 +920,74 @@ fn how_to_raise(bound: &Bound) -> &'static str {
         }
         SharedWith::Group => " (MemoryMax= of the unit, the memory limit of the container)",
         SharedWith::Machine => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::readings::RINGS_STAY;
+    use super::*;
+    use std::fs;
+    use std::time::Instant;
+
+    const PAGE: usize = 4096;
+
+    fn share_of(budget: &Budget) -> ShareAccount {
+        ShareAccount::new(budget.share(Terms::default()).unwrap())
+    }
+
+    #[test]
+    fn a_refused_registration_reads_the_limit_and_not_the_rings_each_time() {
+        let root = std::env::temp_dir().join(format!("pinfold-refused-{}", std::process::id()));
+        fs::create_dir_all(root.join("proc/self")).unwrap();
+        let write = |name, text: &str| fs::write(root.join("proc/self").join(name), text).unwrap();
+        write("limits", "Max locked memory 65536 65536 bytes\n");
+        write("maps", "1000-2000 rw-s 00000000 00:10 1 anon_inode:[io_uring]\n");
+        let began = Instant::now();
+        let limits =
+            RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 20, max_regions: 8 };
+        let budget = Budget::discover_below(&root, Kind::IoUring, limits).unwrap();
+        assert_eq!(budget.total().bytes, 15 * PAGE);
+        write("limits", "Max locked memory 32768 65536 bytes\n");
+        write("maps", "1000-4000 rw-s 00000000 00:10 1 anon_inode:[io_uring]\n");
+        let error = RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: libc::ENOMEM };
+        assert!(!share_of(&budget).refused(error, Amount::one(PAGE)));
+        let found = budget.total().bytes;
+        assert!(found == 7 * PAGE || began.elapsed() >= RINGS_STAY, "{found}");
+        assert_eq!(budget.refresh().bytes, 5 * PAGE);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// Remembers which of all gave back.
+    struct Gives(Arc<Mutex<Vec<usize>>>, usize);
+
+    impl Lender for Gives {
+        fn give_back(&self, _: Amount) -> bool {
+            self.0.lock().unwrap().push(self.1);
+            true
+        }
+    }
+
+    /// The lenders of that drawer, and no other's, which need not be in the slice that is looked at first.
+    #[test]
+    fn of_many_borrowers_the_one_that_owes_most_is_asked() {
+        let many = 5 * SLICE;
+        let all = Amount { bytes: (many + 9) * PAGE, regions: 1 << 20 };
+        let budget = Budget::new(all).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let borrow = |number| {
+            let (account, lender) =
+                (share_of(&budget), Arc::new(Gives(Arc::clone(&asked), number)));
+            let weak: Weak<Gives> = Arc::downgrade(&lender);
+            account.attach(weak);
+            let pages = if number == SLICE + 3 { 10 } else { 1 };
+            account.take(Amount::one(pages * PAGE)).unwrap();
+            (account, lender)
+        };
+        let _borrowers: Vec<_> = (0..many).map(borrow).collect();
+        let asks = share_of(&budget);
+        let missing = asks.take(Amount::one(PAGE)).unwrap_err().missing;
+        assert!(asks.recall(missing));
+        assert_eq!(*asked.lock().unwrap(), [SLICE + 3]);
     }
 }

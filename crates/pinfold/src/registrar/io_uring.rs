@@ -16,7 +16,8 @@
 //! **Huge pages.** A page of a transparent huge page, or of any larger folio, is charged as the
 //! whole folio, once per ring. A cache registers the whole huge page then, and serves the rest of it
 //! from there ([`Registrar::widened`]): its books say what the kernel counts, and a hundred small
-//! buffers of one huge page are one registration. It takes Linux 6.7, which says what is huge; not
+//! buffers of one huge page are one registration. It takes Linux 6.7, which says what is huge, and Linux 6.11 for
+//! pages of 1 GiB, whose registration takes 10 to 20 ms: one of those is registered whole under a memlock limit alone. Not
 //! seen are huge pages whose mapping was split (by `mprotect` or `munmap` of a part) while the pages
 //! were not. To find out whether that has happened already, the kernel looks
 //! through every slot of the table and every page of every buffer in it, under the same lock. With
@@ -65,7 +66,7 @@ mod tags;
 use crate::descriptor::Maker;
 use crate::fork_mark::{FORKED, ForkMark};
 use crate::huge_pages::HugePages;
-use crate::limits::Limits;
+use crate::limits::{Limits, pinned_limit};
 use crate::mappings;
 use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
@@ -327,7 +328,8 @@ impl IoUring {
         let ring = Ring::duplicate(ring)?;
         on_another_thread(|| prepare(&ring))?;
         let slots = Slots::new(slots);
-        let huge = HugePages::open();
+        // A page of 1 GiB takes long to register, so it is registered whole only where it is counted.
+        let huge = HugePages::open(pinned_limit().is_some());
         Ok(Self { ring, slots, tags: None, huge, fork_mark, page_bytes: page_bytes() })
     }
 
@@ -373,7 +375,7 @@ unsafe impl Registrar for IoUring {
 
     /// `RLIMIT_MEMLOCK`, where the kernel applies it to this process.
     fn pinned_limit(&self) -> Option<usize> {
-        crate::limits::pinned_limit()
+        pinned_limit()
     }
 
     /// Reading and writing, whatever was asked: the kernel pins every buffer to be written.
