@@ -22,6 +22,7 @@ use crate::barrier::Barriers;
 use crate::chunked::Chunked;
 use crate::sync::{self, AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
@@ -270,7 +271,7 @@ impl Hazards {
     ///
     /// The items were made unfindable before, so one without a lease in this scan gets none as long as it
     /// stays so: a reader that protects it later sees, behind the barriers, that it is not to be found.
-    pub(crate) fn scan<'c, T>(
+    pub(crate) fn scan<'c, T: 'static>(
         &self,
         counted: &[usize],
         items: Vec<Unpublished<'c, T>>,
@@ -279,7 +280,8 @@ impl Hazards {
         let places = Places::of(&items);
         let mut held = self.held(|place| places.may_contain(place));
         held.iter_mut().for_each(leave_leases);
-        Scan { items, in_use: InUse::of(held, counted) }
+        let in_use = InUse::of(held, counted);
+        Scan(items.into_iter().map(|item| (item, in_use.count(item))).collect())
     }
 
     /// The slots that hold a `wanted` place, with that place, behind a heavy barrier. `None` without one. Reads
@@ -476,32 +478,43 @@ impl<'c, T> Idle<'c, T> {
     }
 }
 
-/// A look at all hazards, made after its items were unpublished.
-pub(crate) struct Scan<'c, T> {
-    items: Vec<&'c T>,
-    in_use: InUse,
+/// A look at all hazards, made after its items were unpublished: how often each is in use, if that is known.
+pub(crate) struct Scan<'c, T>(VecDeque<(&'c T, Option<usize>)>);
+
+/// What a scan found of an item.
+pub(crate) enum Scanned<'c, T> {
+    Idle(Idle<'c, T>),
+    InUse(&'c T),
+    /// No barrier could be had: it may be in use.
+    Unknown(&'c T),
 }
 
-impl<'c, T: Findable + 'static> Scan<'c, T> {
-    /// False if no barrier could be had: then nothing is known, and all is taken for used.
-    pub(crate) const fn is_known(&self) -> bool {
-        self.in_use.0.is_some()
+impl<'c, T: Findable> Scan<'c, T> {
+    /// The next `most` items, and the others, if there are any. No lock is needed.
+    pub(crate) fn split(mut self, most: usize) -> (ScannedSlice<'c, T>, Option<Self>) {
+        let slice = self.0.drain(..most.min(self.0.len())).collect();
+        (ScannedSlice(slice), (!self.0.is_empty()).then_some(self))
     }
+}
 
-    /// Tells the items that are idle from those that may be in use. The writer's lock is held, again.
+/// Some items of a scan.
+pub(crate) struct ScannedSlice<'c, T>(Vec<(&'c T, Option<usize>)>);
+
+impl<'c, T: Findable> ScannedSlice<'c, T> {
+    /// Says what was found of each item. The writer's lock is held, again, and no other scan has begun since.
     ///
-    /// What something happened to since the scan began is neither: it is where that took it.
-    pub(crate) fn split(self) -> (Vec<Idle<'c, T>>, Vec<&'c T>) {
-        let Self { items, in_use } = self;
-        let (mut idle, mut used) = (Vec::with_capacity(items.len()), Vec::new());
-        for item in items.into_iter().filter(|item| item.awaits_scan()) {
-            if in_use.count(item) == Some(0) {
-                idle.push(Idle(item));
-            } else {
-                used.push(item);
+    /// Not of what something happened to since the scan began: it is where that took it. So of an item that was given to
+    /// the scan twice it is said once, if `settle` takes it elsewhere.
+    pub(crate) fn settle(self, mut settle: impl FnMut(Scanned<'c, T>)) {
+        for (item, uses) in self.0 {
+            if item.awaits_scan() {
+                settle(match uses {
+                    Some(0) => Scanned::Idle(Idle(item)),
+                    Some(_) => Scanned::InUse(item),
+                    None => Scanned::Unknown(item),
+                });
             }
         }
-        (idle, used)
     }
 }
 

@@ -23,6 +23,7 @@ use crate::order::Order;
 use crate::reclaim::Reclaim;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
+use crate::several::Made;
 use crate::shared::{Deferred, SLICE, Shared, Writer, operations};
 use crate::suspended_ranges::{Gate, Stop};
 use std::sync::Arc;
@@ -68,8 +69,7 @@ enum Step<'c, R: Registrar, M: Monitor> {
     HoldBack(Arc<Gate>),
     /// Callbacks became due, which must run before this `get` holds anything; or the log was read in part.
     Again,
-    /// There had been so many departures when there was none.
-    MakeRoom(Refusal, Whose, u64),
+    MakeRoom(Spent),
     Register(Enlisted<'c, R, M>),
 }
 
@@ -80,6 +80,27 @@ enum Whose {
     Own,
     /// The one that others draw on as well.
     Shared,
+}
+
+/// A budget that refused, of which there had been so many departures then.
+#[derive(Clone, Copy)]
+pub(crate) struct Spent {
+    refusal: Refusal,
+    whose: Whose,
+    departures: u64,
+}
+
+/// Why a registration did not become a lease.
+enum Unlanded {
+    Refused(RegisterError),
+    /// The system counted so much for it, and the budget has no more than was planned: it was deregistered.
+    CountsMore(Amount),
+}
+
+impl From<RegisterError> for Unlanded {
+    fn from(error: RegisterError) -> Self {
+        Self::Refused(error)
+    }
 }
 
 /// What is to be registered, and what it will count.
@@ -100,13 +121,16 @@ struct Attempt {
     past_budget: bool,
     /// No more is registered than was asked for, in whole pages: more could not be registered.
     is_narrow: bool,
+    /// What the system counted for the registration before, if that was more than was planned: as much is planned for.
+    counted: Amount,
     begun: Begun,
 }
 
 impl Attempt {
     /// One whose registration is not to be kept waits for no other: what others register is kept.
     fn new(begun: Begun) -> Self {
-        Self { waited: begun.uses == Uses::One, past_budget: false, is_narrow: false, begun }
+        let waited = begun.uses == Uses::One;
+        Self { waited, past_budget: false, is_narrow: false, counted: Amount::ZERO, begun }
     }
 }
 
@@ -194,8 +218,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     gate.wait(attempt.begun.until)
                         .map_err(|range| GetError::Suspended { range })?;
                 }
-                Step::MakeRoom(refusal, whose, departures) => {
-                    let spent = (refusal, whose, departures);
+                Step::MakeRoom(spent) => {
                     attempt.past_budget = self.make_room(spent, &mut recalls)?;
                 }
                 Step::Register(enlisted) => {
@@ -203,7 +226,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     // SAFETY: the caller's promise.
                     match unsafe { enlisted.fly(want) } {
                         Ok(lease) => return Ok(lease),
-                        Err(error) => {
+                        Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
+                        Err(Unlanded::Refused(error)) => {
                             attempt.is_narrow |= self.recover(want, tried, error, &mut recalls)?;
                         }
                     }
@@ -251,7 +275,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
         check_sum(writer.held, plan.amount)?;
         match self.take_budget(writer, plan.amount, attempt.past_budget) {
-            Err((refusal, whose)) => Ok(Step::MakeRoom(refusal, whose, writer.departures)),
+            Err(spent) => Ok(Step::MakeRoom(spent)),
             Ok(()) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
@@ -273,13 +297,15 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         writer: &mut Writer,
         amount: Amount,
         past_budget: bool,
-    ) -> Result<(), (Refusal, Whose)> {
+    ) -> Result<(), Spent> {
         if past_budget {
             self.0.account.iter().for_each(|account| account.overdraw(amount));
         } else {
-            self.check_own(writer, amount).map_err(|refusal| (refusal, Whose::Own))?;
+            let departures = writer.departures;
+            let spent = |whose| move |refusal| Spent { refusal, whose, departures };
+            self.check_own(writer, amount).map_err(spent(Whose::Own))?;
             let shared = self.0.account.as_ref().map_or(Ok(()), |account| account.take(amount));
-            shared.map_err(|refusal| (refusal, Whose::Shared))?;
+            shared.map_err(spent(Whose::Shared))?;
         }
         writer.held = writer.held + amount;
         Ok(())
@@ -293,18 +319,34 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         region: &Region<R::Handle>,
         range: AddressRange,
     ) -> Result<(), Forked> {
-        // Asked with no lock held.
-        let amount = self.0.amount(self.widest(range));
+        let amount = self.counted(range);
         let mut past_budget = false;
         let mut recalls = Recalls::new();
         loop {
-            let counted = self.0.locked(|writer| {
-                let counted = self.recount(writer, (region, range), amount, past_budget);
-                counted.map_err(|(refusal, whose)| (refusal, whose, writer.departures))
-            })?;
+            let counted = self
+                .0
+                .locked(|writer| self.recount(writer, (region, range), amount, past_budget))?;
             let Err(spent) = counted else { return Ok(()) };
             past_budget = self.make_room(spent, &mut recalls).unwrap_or(true);
         }
+    }
+
+    /// The same behind a renewal, as [`count_behind`](Enlisted::count_behind) says. What cannot be had at once is taken all
+    /// the same, and returned: room is to be made for it where nothing waits for this renewal.
+    pub(crate) fn count_renewed(
+        self,
+        region: &Region<R::Handle>,
+        range: AddressRange,
+    ) -> Result<Option<Spent>, Forked> {
+        self.refuse_child()?;
+        let amount = self.counted(range);
+        self.0.locked(|writer| {
+            let amount = amount.max(self.0.amount_of(writer, region));
+            let spent = self.recount(writer, (region, range), amount, false).err()?;
+            // Refused by none.
+            let _taken = self.recount(writer, (region, range), amount, true);
+            Some(spent)
+        })
     }
 
     /// `region` of `range` counts `amount`, whatever it counted before: takes what is more, or gives back
@@ -315,7 +357,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         (region, range): (&Region<R::Handle>, AddressRange),
         amount: Amount,
         past_budget: bool,
-    ) -> Result<(), (Refusal, Whose)> {
+    ) -> Result<(), Spent> {
         let before = self.0.amount_of(writer, region);
         let more = amount - before;
         // What takes no more is refused by no budget, overdrawn or not.
@@ -367,7 +409,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         let pages = self.pages_of(want);
         let widened = self.widest(pages);
         let range = if attempt.is_narrow { pages } else { self.served(want, pages, widened) };
-        Plan { range, terms, amount: self.0.amount(widened) }
+        Plan { range, terms, amount: self.0.amount(widened).max(attempt.counted) }
     }
 
     /// What a first try registers for `want`.
@@ -380,6 +422,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         let fits = widened.len() <= self.0.limits.max_region_bytes;
         let is_own = want.terms.vouched || want.terms.access.is_remote();
         if is_own || !fits { pages } else { widened }
+    }
+
+    /// What a registration of `range` counts. Asked with no lock held.
+    fn counted(self, range: AddressRange) -> Amount {
+        self.0.amount(self.widest(range))
     }
 
     /// What the system counts for a registration of `range`. A registrar that names something else is not
@@ -409,9 +456,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     /// Makes room, or says whether to go on without (true), or why not.
     ///
     /// Of a shared budget, others give back first what is due to this cache.
-    fn make_room(
+    pub(crate) fn make_room(
         self,
-        (refusal, whose, departures): (Refusal, Whose, u64),
+        Spent { refusal, whose, departures }: Spent,
         recalls: &mut Recalls,
     ) -> Result<bool, GetError> {
         // Forked as the account refused: it is the parent's, and so are its other drawers.
@@ -785,7 +832,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// # Safety
     ///
     /// As for [`Miss::get_slowly`].
-    unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, RegisterError> {
+    unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, Unlanded> {
         let (shared, Plan { range, terms: Terms { access, .. }, .. }) =
             (self.listed.shared, self.plan);
         let now = || shared.now_if(self.is_timed);
@@ -794,12 +841,21 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let watched = now();
         // Forked inside the monitor or the clock: the device is the parent's.
         if shared.is_forked() {
-            return Err(FORKED_MEANWHILE);
+            return Err(FORKED_MEANWHILE.into());
         }
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) }?;
+        // Ended by whatever panics before it lands.
+        let made = Made::new(&*shared.registrar, handle, range);
         let registered = now();
+        let counted = self.count_behind();
+        if let Ok(Err(amount)) = counted {
+            return Err(Unlanded::CountsMore(amount));
+        }
+        // Forked inside the registrar: the registration is the parent's, which lands it itself.
+        made.keep();
+        let _ = counted.map_err(|Forked| FORKED_MEANWHILE)?;
         let entered = per_use.is_none()
             && shared
                 .enter_ahead(range, self.listed.region.number)
@@ -817,6 +873,31 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let (lease, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
         self.listed.due = due;
         Ok(lease)
+    }
+
+    /// Takes what the registration that was just made counts more than was planned, or says what it counts in all.
+    ///
+    /// **Why this answer lasts.** The program may have the kernel move small pages together into a huge one
+    /// (`MADV_COLLAPSE`) between the plan and the registration, and the kernel counts that as a whole. Once a page is
+    /// pinned, those around it are moved no more; and a huge page that is taken apart counts what it counted.
+    /// So between the kernel's counting and this, and no longer, the budget may count less than the kernel.
+    fn count_behind(&mut self) -> Result<Result<(), Amount>, Forked> {
+        let miss = Miss(self.listed.shared);
+        miss.refuse_child()?;
+        let amount = miss.counted(self.plan.range);
+        let more = amount - self.plan.amount;
+        let taken = more == Amount::ZERO || miss.0.locked(|writer| self.take_more(writer, more))?;
+        Ok(if taken { Ok(()) } else { Err(amount) })
+    }
+
+    fn take_more(&mut self, writer: &mut Writer, more: Amount) -> bool {
+        let past_budget = self.by_choice == Some(PerUse::Full);
+        let taken = check_sum(writer.held, more).is_ok()
+            && Miss(self.listed.shared).take_budget(writer, more, past_budget).is_ok();
+        if taken {
+            self.plan.amount = self.plan.amount + more;
+        }
+        taken
     }
 
     /// Takes the registration into the books and makes the caller's lease.

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::AddressRange;
     use crate::barrier::Barriers;
-    use crate::hazard::Hazards;
+    use crate::hazard::{Hazards, Scanned};
     use std::collections::HashMap;
 
     /// Pages are asked for one by one; a cache says whether it had them.
@@ -275,10 +275,14 @@ mod tests {
             let regions = &self.regions;
             let place = |number: u32| regions.get(number as usize);
             let examined = self.order.pop(&mut self.lists, &mut 0, place).unwrap();
+            let mut victim = None;
             let scan = Hazards::new(Barriers::SYMMETRIC).scan(&[], vec![examined]);
-            let idle = scan.split().0.pop().unwrap();
-            let victim = idle.item();
-            self.lists.make_evictable(idle);
+            scan.split(1).0.settle(|found| {
+                let Scanned::Idle(idle) = found else { panic!("it has no lease") };
+                victim = Some(idle.item());
+                self.lists.make_evictable(idle);
+            });
+            let victim = victim.unwrap();
             let gone = self.lists.deregister(Lists::evictable(victim).unwrap());
             self.lists.free(gone);
             self.places.remove(&page_of(victim));

@@ -80,6 +80,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// that once, and serves the rest from it; to register it may bring pages in that the program has not used yet.
     /// Where it registers less all the same (what a caller [vouches](crate::GetRequest::vouched) for, or because the
     /// rest cannot be registered), all of this counts against its budget.
+    ///
+    /// Asked before a registration and again behind it, of the same range: its memory may have become a huge page in between.
     fn widened(&self, range: AddressRange) -> AddressRange {
         range
     }

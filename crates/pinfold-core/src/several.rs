@@ -148,20 +148,20 @@ unsafe impl<R: Registrar, const N: usize> Registrar for [R; N] {
     }
 }
 
-/// A registration with one device, deregistered if it is dropped: the next one refused, or panicked.
-struct Made<'r, R: Registrar> {
+/// A registration with one device, deregistered if it is dropped: what came next refused, or panicked.
+pub(crate) struct Made<'r, R: Registrar> {
     registrar: &'r R,
     handle: R::Handle,
     range: AddressRange,
 }
 
 impl<'r, R: Registrar> Made<'r, R> {
-    fn new(registrar: &'r R, handle: R::Handle, range: AddressRange) -> Self {
+    pub(crate) fn new(registrar: &'r R, handle: R::Handle, range: AddressRange) -> Self {
         Self { registrar, handle, range }
     }
 
     /// All devices have it.
-    fn keep(self) -> R::Handle {
+    pub(crate) fn keep(self) -> R::Handle {
         ManuallyDrop::new(self).handle
     }
 }

@@ -18,7 +18,7 @@ use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
 use crate::followed_ranges::FollowedRanges;
 use crate::foreign::{self, ForeignPart, discard, runs_through};
-use crate::hazard::{Hazard, Hazards, KnownHits, Scan, Slot, Unpublished};
+use crate::hazard::{Hazard, Hazards, KnownHits, Scanned, Slot, Unpublished};
 use crate::holds::Hold;
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Monitor, Position, Sequence};
@@ -688,43 +688,65 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         scanner
     }
 
-    /// Looks which of these regions are leased; they were put where the ends of their leases are awaited.
-    /// The lock is given back meanwhile, because that takes as long as there are leases: what is read under
-    /// it is read again behind this.
+    /// Looks which regions are leased, and says so to `settle` of each that is as the scan left it. They were put where
+    /// the ends of their leases are awaited: `first`, and slice by slice what `next` adds, which is asked for as many as
+    /// are missing to `most` until there are so many or it adds none.
+    ///
+    /// The lock is given back between the slices, and for the scan, because that takes as long as there are leases: what is
+    /// read under it is read again behind this.
     ///
     /// **Why what is idle is idle when the lock is had again.** Nothing but a thread that may scan puts a
     /// region into a state that [awaits a scan](crate::region::State::awaits_scan), and no other can until this one has
-    /// ended. So a region that is in such a state behind the scan has been in one since before it. It was
+    /// settled all. So a region that is in such a state behind the scan has been in one since before it. It was
     /// not found by hits meanwhile, and gets that find it under the lock take it out of there. What the
     /// scan did not see in use has not been used since.
     ///
-    /// **Why the end of no lease is lost.** The region was there before [`awaiting`](Self::awaiting) was
-    /// set, which was before the barrier. A lease that the scan saw ends behind that barrier, looks there,
+    /// **Why the end of no lease is lost.** [`awaiting`](Self::awaiting) was set, and the region was there, before the
+    /// barrier. A lease that the scan saw ends behind that barrier, looks there,
     /// and takes the region out if it finds it.
     pub(crate) fn scan<'c>(
         &'c self,
         scanner: Scanner<'c>,
-        regions: Vec<Unpublished<'c, Region<R::Handle>>>,
-    ) -> (Scanner<'c>, Scan<'c, Region<R::Handle>>) {
-        let Scanner { mut writer, hold } = scanner;
+        first: Vec<Unpublished<'c, Region<R::Handle>>>,
+        most: usize,
+        mut next: impl FnMut(&mut Writer, usize) -> Vec<Unpublished<'c, Region<R::Handle>>>,
+        mut settle: impl FnMut(&mut Writer, Scanned<'c, Region<R::Handle>>),
+    ) -> Scanner<'c> {
+        let Scanner { mut writer, mut hold } = scanner;
         writer.is_scanning = true;
         // Relaxed: the barriers of the scan and of those who look order it.
         self.awaiting.store(true, Ordering::Relaxed);
-        let counted = writer.counted.clone();
         // Callbacks that became due are left to `release`: no code of the program's may run while other threads wait
         // for the end of this scan, and none here on a thread that takes the lock meanwhile, which may hold
-        // what they wait for. Nothing panics between here and the lock.
+        // what they wait for. Nothing panics between here and the end.
         let due = writer.watchers.take_due();
-        self.free_lock(writer, hold);
-        let scan = self.hazards.scan(&counted, regions);
-        // No code of the program's ran, which might have forked.
-        let mut writer = lock(&self.writer);
-        let hold = Hold::begin();
+        let (mut regions, mut slice) = (Vec::new(), first);
+        let counted = loop {
+            let counted = writer.counted.clone();
+            self.free_lock(writer, hold);
+            let is_last = slice.is_empty();
+            regions.append(&mut slice);
+            if is_last || regions.len() >= most {
+                break counted;
+            }
+            // No code of the program's ran, which might have forked.
+            (writer, hold) = (lock(&self.writer), Hold::begin());
+            slice = next(&mut writer, most - regions.len());
+        };
+        let mut scan = self.hazards.scan(&counted, regions);
+        loop {
+            let (slice, rest) = scan.split(SLICE / 2);
+            (writer, hold) = (lock(&self.writer), Hold::begin());
+            slice.settle(|found| settle(&mut writer, found));
+            let Some(rest) = rest else { break };
+            self.free_lock(writer, hold);
+            scan = rest;
+        }
         writer.watchers.make_due_again(due);
         writer.is_scanning = false;
         // A system call, even if no thread waits.
         writer.wake_ups.scanned = writer.awaiting_scan > 0;
-        (Scanner { writer, hold }, scan)
+        Scanner { writer, hold }
     }
 
     /// Gives the lock back; the callbacks that became due run when the result, if there is one, is dropped.

@@ -19,7 +19,8 @@ pub struct Statistics {
     pub waits: u64,
     /// Registrations made.
     pub registrations: u64,
-    /// Registrations that the registrar refused.
+    /// Registrations that the registrar refused, and those that were ended at once because the system counted more for them
+    /// than there was room for.
     pub registration_failures: u64,
     /// Registrations given back.
     pub deregistrations: u64,

@@ -12,7 +12,8 @@ use pinfold_core::{
     Transfers, Unsupported, Watch, WhenFull,
 };
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 const PAGE: usize = 4096;
@@ -28,6 +29,11 @@ struct Device {
     held: Mutex<Vec<AddressRange>>,
     /// Whether pages lie in blocks now.
     in_blocks: AtomicBool,
+    /// Whether they are moved into blocks between the question and the registration, of which the system then counts
+    /// the whole blocks.
+    collapses: AtomicBool,
+    /// 1 where the question behind the next registration panics, 2 behind that registration.
+    panics: AtomicUsize,
     pins_per_page: usize,
 }
 
@@ -38,8 +44,16 @@ impl Device {
             mapped_to: usize::MAX,
             held: Mutex::default(),
             in_blocks: AtomicBool::new(true),
+            collapses: AtomicBool::new(false),
+            panics: AtomicUsize::new(0),
             pins_per_page: 1,
         }
+    }
+
+    /// One whose pages are moved into blocks while they are registered.
+    fn collapsing() -> Self {
+        let (in_blocks, collapses) = (AtomicBool::new(false), AtomicBool::new(true));
+        Self { in_blocks, collapses, ..Self::new() }
     }
 }
 
@@ -56,6 +70,10 @@ unsafe impl Registrar for Device {
     }
 
     fn widened(&self, range: AddressRange) -> AddressRange {
+        assert!(
+            self.panics.compare_exchange(2, 0, SeqCst, SeqCst).is_err(),
+            "the device fails once"
+        );
         if self.in_blocks.load(SeqCst) { range.page_aligned(BLOCK) } else { range }
     }
 
@@ -69,6 +87,8 @@ unsafe impl Registrar for Device {
             return Err(RegisterError::TableFull { capacity: 1 });
         }
         held.push(range);
+        self.in_blocks.fetch_or(self.collapses.load(SeqCst), SeqCst);
+        let _ = self.panics.compare_exchange(1, 2, SeqCst, SeqCst);
         Ok(0)
     }
 
@@ -244,6 +264,77 @@ fn what_is_counted_is_given_back() {
     assert_eq!(cache.statistics().pinned_bytes, 0);
 }
 
+/// Pages that are moved into a block behind the question are counted as the system counts them.
+#[test]
+fn what_becomes_a_block_as_it_is_registered_counts_as_one() {
+    let cache = Cache::new(Device::collapsing(), Calm, Config::default()).unwrap();
+    assert_eq!(registered(&cache, 3), PAGE);
+    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
+    cache.evict_idle();
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
+/// What the budget has no room for is not kept registered.
+#[test]
+fn what_becomes_a_block_for_which_there_is_no_room_is_refused() {
+    let config = Config { max_bytes: BLOCK / 2, ..Config::default() };
+    let cache = Cache::new(Device::collapsing(), Calm, config).unwrap();
+    let refused = get(&cache, 3).map(|lease| lease.range()).unwrap_err();
+    let GetError::Exhausted(exhausted) = refused else { panic!("{refused}") };
+    assert_eq!((exhausted.limit, exhausted.wanted), (Limit::Bytes, BLOCK));
+    assert_eq!(*cache.registrar().held.lock().unwrap(), []);
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+    let when_full = WhenFull::RegisterPerUse;
+    let cache = Cache::new(Device::collapsing(), Calm, Config { when_full, ..config }).unwrap();
+    let lease = get(&cache, 3).unwrap();
+    assert_eq!(lease.per_use(), Some(PerUse::Full));
+    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
+    drop(lease);
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
+/// Past the budget the rest is taken from it as the beginning was.
+#[test]
+fn what_becomes_a_block_past_the_budget_counts_as_one() {
+    let config =
+        Config { max_bytes: PAGE, when_full: WhenFull::RegisterPerUse, ..Config::default() };
+    let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
+    let cache = Cache::new(device, Calm, config).unwrap();
+    let first = get(&cache, 512).unwrap();
+    cache.registrar().collapses.store(true, SeqCst);
+    let second = get(&cache, 3).unwrap();
+    assert_eq!(second.per_use(), Some(PerUse::Full));
+    assert_eq!(cache.statistics().pinned_bytes, (PAGE + BLOCK) as u64);
+    drop((first, second));
+    cache.evict_idle();
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+}
+
+/// It takes the place of what is idle, as what was a block before does.
+#[test]
+fn room_is_made_for_what_becomes_a_block() {
+    let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
+    let config = Config { max_bytes: BLOCK, ..Config::keeping_all() };
+    let cache = Cache::new(device, Calm, config).unwrap();
+    drop(get(&cache, 512).unwrap());
+    cache.registrar().collapses.store(true, SeqCst);
+    assert_eq!(registered(&cache, 3), BLOCK);
+    assert_eq!(cache.registrar().held.lock().unwrap().len(), 1);
+    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
+}
+
+/// What a device that panics was asked about is not left with it.
+#[test]
+fn a_panic_behind_the_registration_leaves_nothing() {
+    let device = Device { panics: AtomicUsize::new(1), ..Device::collapsing() };
+    let cache = Cache::new(device, Calm, Config::default()).unwrap();
+    let got = catch_unwind(AssertUnwindSafe(|| drop(get(&cache, 3))));
+    assert!(got.is_err(), "it was not asked again");
+    assert_eq!(*cache.registrar().held.lock().unwrap(), []);
+    assert_eq!(cache.statistics().pinned_bytes, 0);
+    drop(get(&cache, 3).unwrap());
+}
+
 /// Two pages of two blocks are registered, suspended, and come back when their pages lie in blocks, or as
 /// they were. What counts then, and what was allowed.
 fn renewed(in_blocks: (bool, bool), max_bytes: usize) -> (u64, u64) {
@@ -263,6 +354,42 @@ fn renewed(in_blocks: (bool, bool), max_bytes: usize) -> (u64, u64) {
     cache.evict_idle();
     assert_eq!(cache.statistics().pinned_bytes, 0);
     (before, after)
+}
+
+/// What becomes a block while a renewal registers it counts as one, and what is idle makes room for it.
+#[test]
+fn a_renewal_counts_what_the_memory_becomes() {
+    for max_bytes in [1 << 30, BLOCK + PAGE] {
+        let config = Config { max_bytes, ..Config::keeping_all() };
+        let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
+        let cache = Cache::new(device, Calm, config).unwrap();
+        let (lease, other) = (get(&cache, 3).unwrap(), get(&cache, 512).unwrap());
+        drop(get(&cache, 1024).unwrap());
+        let range = AddressRange::new(START, BLOCK).unwrap();
+        let terms = SuspensionTerms::default();
+        let suspended = cache.suspend(range, Vec::new(), vec![lease], terms).unwrap();
+        cache.registrar().collapses.store(true, SeqCst);
+        assert!(suspended.resume().unwrap().leases.iter().all(Result::is_ok));
+        let idle = if max_bytes == 1 << 30 { 2 } else { 1 };
+        assert_eq!(cache.statistics().pinned_bytes, (BLOCK + idle * PAGE) as u64);
+        drop(other);
+        cache.evict_idle();
+        assert_eq!(cache.statistics().pinned_bytes, 0);
+    }
+}
+
+/// What a device that panics was to say of a renewal is not left with it.
+#[test]
+fn a_panic_behind_a_renewal_leaves_nothing() {
+    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
+    let lease = get(&cache, 3).unwrap();
+    let range = AddressRange::new(START, BLOCK).unwrap();
+    let terms = SuspensionTerms::default();
+    let suspended = cache.suspend(range, Vec::new(), vec![lease], terms).unwrap();
+    cache.registrar().panics.store(1, SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(suspended.resume()))).is_err());
+    assert_eq!(*cache.registrar().held.lock().unwrap(), []);
+    assert_eq!(cache.statistics().pinned_bytes, 0);
 }
 
 #[test]

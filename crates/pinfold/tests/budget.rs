@@ -914,6 +914,78 @@ fn what_becomes_huge_as_it_is_registered_is_counted_whole() {
     });
 }
 
+/// A program may have small pages made huge while one of them is being registered, behind the question what the kernel will
+/// count. Also then its count is what the cache says, or nothing is registered.
+#[test]
+fn what_is_made_huge_while_it_is_registered_is_counted_whole() {
+    alone("what_is_made_huge_while_it_is_registered_is_counted_whole", || {
+        if !pinfold_kernel::memory::can_collapse() || huge_pages(1).is_none() {
+            return eprintln!("skipped: no MADV_COLLAPSE, or no huge pages");
+        }
+        for max_bytes in [HUGE, 4 * PAGE] {
+            let Some((_ring, registrar)) = ring(16) else { return };
+            if !registrar.sees_huge_pages() {
+                return eprintln!("skipped: before Linux 6.7 the kernel does not say what is huge");
+            }
+            let config = Config { max_bytes, ..Config::keeping_all() };
+            let cache = Cache::new(registrar, NoMonitor::new().unwrap(), config).unwrap();
+            let memory = Memory::with_protection(2 * HUGE, libc::PROT_READ | libc::PROT_WRITE);
+            let start = memory.range().start().next_multiple_of(HUGE);
+            let block = AddressRange::new(start, HUGE).unwrap();
+            let (is_over, before) = (AtomicBool::new(false), status_bytes("VmPin:"));
+            let met = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // Relaxed: nothing else is read by it.
+                    while !is_over.load(Ordering::Relaxed) {
+                        // Refused where a page is pinned, or is being faulted in.
+                        let _ = pinfold_kernel::memory::collapse(block);
+                    }
+                });
+                let met = caught(|| {
+                    let meets = |_: &usize| meets_collapse(&cache, block, before);
+                    (0..3000).filter(meets).take(30).count()
+                });
+                is_over.store(true, Ordering::Relaxed);
+                met
+            });
+            let met = met.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            eprintln!("{met} registrations met a collapse");
+        }
+    });
+}
+
+/// What `body` answers, or its panic.
+fn caught<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
+}
+
+/// Registers a page of `block`, which is small when this begins. Whether it became huge behind the plan.
+fn meets_collapse(
+    cache: &Cache<Arc<IoUring>, NoMonitor>,
+    block: AddressRange,
+    before: usize,
+) -> bool {
+    let start: *mut u8 = std::ptr::without_provenance_mut(block.start());
+    let page = start.wrapping_add(3 * PAGE);
+    // SAFETY: the test's own memory, which no transfer uses.
+    let got = unsafe {
+        libc::madvise(start.cast(), HUGE, libc::MADV_DONTNEED);
+        page.write_volatile(1);
+        cache.get(page, PAGE, Access::READ)
+    };
+    let pinned = status_bytes("VmPin:") - before;
+    let counted = usize::try_from(cache.statistics().pinned_bytes).unwrap();
+    let most = cache.config().max_bytes;
+    assert!(pinned <= counted && counted <= most, "{pinned} of {counted} of {most} are pinned");
+    match got {
+        Ok(lease) => lease.registered().len() < counted,
+        Err(error) => {
+            assert!(matches!(error, GetError::Exhausted(_)), "{error}");
+            true
+        }
+    }
+}
+
 /// Each of several rings pins a page, and the kernel counts it for each; so with a huge page of which no more
 /// than a part is registered.
 #[test]

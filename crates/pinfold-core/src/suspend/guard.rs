@@ -12,6 +12,7 @@ use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
 use super::report::{OnDrop, Outstanding, SuspensionTerms, Why};
 use crate::AddressRange;
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
+use crate::budget::Recalls;
 use crate::error::PerUse;
 use crate::events::{Checkup, Walk};
 use crate::flight::Flight;
@@ -26,6 +27,7 @@ use crate::monitor::{Forked, Monitor};
 use crate::reclaim::Reclaim;
 use crate::region::{Lists, Region, State, Terms, Want};
 use crate::registrar::RegisterError;
+use crate::several::Made;
 use crate::shared::{SLICE, Shared, Writer, operations};
 use crate::suspended_ranges::{Claim, End, Look, OnExpiry, Overdue};
 use std::any::Any;
@@ -976,6 +978,11 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             Renewed::Same => (handle, Keys::Same),
             Renewed::Changed(fresh) => (fresh, Keys::Changed),
         };
+        // Ended where the registrar or the account panics. Forked inside the device, it is the parent's.
+        let made = Made::new(&*shared.registrar, now, range);
+        let spent = Miss(shared).count_renewed(region, range);
+        made.keep();
+        let spent = spent.map_err(|Forked| FORKED_MEANWHILE)?;
         let landed = shared.locked_deferring(|writer| {
             if keys == Keys::Changed {
                 writer.counts.registrations += 1;
@@ -989,6 +996,9 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // Forked inside the device: the parent lands it.
         let ((), due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
         self.listed.due = due;
+        drop(self);
+        // Behind the landing, because it runs callbacks. What is not idle stays, with the budget overdrawn.
+        spent.into_iter().for_each(|spent| _ = Miss(shared).make_room(spent, &mut Recalls::new()));
         Ok(keys)
     }
 
