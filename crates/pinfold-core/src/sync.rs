@@ -62,7 +62,7 @@ mod model {
     pub(crate) use std::thread::{self, JoinHandle};
 
     /// loom has no `OnceLock`, and does not know what `std`'s orders. This one says so in loom's
-    /// terms; a thread that initialises holds a lock, as every thread here does.
+    /// terms; no thread of a model is interrupted while it initialises.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T> {
         value: std::sync::OnceLock<T>,
