@@ -80,6 +80,9 @@ mod model {
         }
 
         pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+            if let Some(value) = self.get() {
+                return value;
+            }
             let value = self.value.get_or_init(make);
             // Release: the value is there before it is said to be.
             self.ready.store(true, Ordering::Release);
