@@ -270,7 +270,7 @@ impl Hazards {
     ///
     /// The items were made unfindable before, so one without a lease in this scan gets none as long as it
     /// stays so: a reader that protects it later sees, behind the barriers, that it is not to be found.
-    pub(crate) fn scan<'c, T>(
+    pub(crate) fn scan<'c, T: 'static>(
         &self,
         counted: &[usize],
         items: Vec<Unpublished<'c, T>>,
@@ -279,7 +279,9 @@ impl Hazards {
         let places = Places::of(&items);
         let mut held = self.held(|place| places.may_contain(place));
         held.iter_mut().for_each(leave_leases);
-        Scan { items, in_use: InUse::of(held, counted) }
+        let in_use = InUse::of(held, counted);
+        let items = items.into_iter().map(|item| (item, in_use.count(item) == Some(0))).collect();
+        Scan { items, is_known: in_use.0.is_some() }
     }
 
     /// The slots that hold a `wanted` place, with that place, behind a heavy barrier. `None` without one. Reads
@@ -478,24 +480,24 @@ impl<'c, T> Idle<'c, T> {
 
 /// A look at all hazards, made after its items were unpublished.
 pub(crate) struct Scan<'c, T> {
-    items: Vec<&'c T>,
-    in_use: InUse,
+    /// With whether each is idle. All that is leased is freed before the lock is had again, because it may be much.
+    items: Vec<(&'c T, bool)>,
+    is_known: bool,
 }
 
 impl<'c, T: Findable + 'static> Scan<'c, T> {
     /// False if no barrier could be had: then nothing is known, and all is taken for used.
     pub(crate) const fn is_known(&self) -> bool {
-        self.in_use.0.is_some()
+        self.is_known
     }
 
     /// Tells the items that are idle from those that may be in use. The writer's lock is held, again.
     ///
     /// What something happened to since the scan began is neither: it is where that took it.
     pub(crate) fn split(self) -> (Vec<Idle<'c, T>>, Vec<&'c T>) {
-        let Self { items, in_use } = self;
-        let (mut idle, mut used) = (Vec::with_capacity(items.len()), Vec::new());
-        for item in items.into_iter().filter(|item| item.awaits_scan()) {
-            if in_use.count(item) == Some(0) {
+        let (mut idle, mut used) = (Vec::with_capacity(self.items.len()), Vec::new());
+        for (item, is_idle) in self.items.into_iter().filter(|(item, _)| item.awaits_scan()) {
+            if is_idle {
                 idle.push(Idle(item));
             } else {
                 used.push(item);
