@@ -99,6 +99,10 @@ enum Bench {
     All,
 }
 
+#[cfg(feature = "holds")]
+#[global_allocator]
+static REQUESTS: pinfold_core::holds::Requests = pinfold_core::holds::Requests;
+
 /// What every bench is told.
 #[derive(Clone, Copy, Debug)]
 struct Options {

@@ -16,13 +16,17 @@ use crate::workload::{LENGTH, elsewhere, range};
 use pinfold::suspend::SuspensionTerms;
 use pinfold::{AddressRange, Cache, Config, WhenFull};
 use pinfold_core::followed::Followed;
-use pinfold_core::holds;
+use pinfold_core::holds::{self, Requests};
 use pinfold_kernel::thread::processor_time;
 use serde_json::json;
 use std::time::Duration;
 
 /// Nanoseconds that the lock may be held.
 const MOST_HELD: u32 = 50_000;
+
+/// Bytes that may be asked of the allocator at once while the lock is held: from 1,008 on glibc's goes through all small
+/// blocks that were freed.
+const MOST_ASKED: usize = 1_000;
 
 /// How often a row is run.
 const TIMES: usize = 3;
@@ -37,7 +41,7 @@ struct Whole {
 const MILLION: usize = 1_000_000;
 const LEASES: usize = 100_000;
 
-const WHOLES: [Whole; 19] = [
+const WHOLES: [Whole; 20] = [
     Whole { name: "invalidation of regions", most: MILLION, run: invalidate },
     Whole { name: "invalidation of regions, with word", most: MILLION, run: invalidate_then },
     Whole { name: "invalidation of per-use leases", most: LEASES, run: invalidate_per_use },
@@ -57,6 +61,11 @@ const WHOLES: [Whole; 19] = [
     Whole { name: "gets beside changes not yet applied", most: 16_384, run: get_beside_changes },
     Whole { name: "registration over smaller ones", most: MILLION, run: supersede },
     Whole { name: "all with regions that begin in one page", most: 4_096, run: one_page },
+    Whole {
+        name: "all behind small blocks that were freed",
+        most: LEASES,
+        run: behind_freed_blocks,
+    },
 ];
 
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
@@ -87,6 +96,7 @@ fn judge(
 ) -> Result<(), String> {
     report.remark(name);
     let mut least: Vec<u32> = Vec::new();
+    Requests::take_largest();
     for _ in 0..TIMES {
         holds::take();
         run().map_err(|why| format!("{name}: {why}"))?;
@@ -98,6 +108,10 @@ fn judge(
     let Some(&longest) = least.iter().max() else { return Ok(()) };
     if longest > MOST_HELD {
         too_long.push(format!("{name}, {n} {beside}: the lock was held for {longest} ns"));
+    }
+    let largest = Requests::take_largest();
+    if largest > MOST_ASKED {
+        too_long.push(format!("{name}, {n} {beside}: {largest} bytes were asked for at once"));
     }
     let params = json!({ "of": name, "n": n, "beside": beside });
     report.add("longest hold", params, "ns", Comparison::of(f64::from(longest), None));
@@ -316,6 +330,45 @@ fn one_page(n: usize) -> Result<(), String> {
     let one = cache.suspend(all, vec![], vec![], terms()).map_err(|_| "not suspended")?;
     one.resume().map_err(|_| "not resumed")?;
     fill()?;
+    cache.evict_idle();
+    Ok(())
+}
+
+/// What may make a table longer, each time behind `n` small blocks that were freed: an allocator that goes through them does
+/// so once.
+fn behind_freed_blocks(n: usize) -> Result<(), String> {
+    const AT_ONCE: usize = 100;
+    let free = || drop((0..n).map(|at| Vec::<u8>::with_capacity(32 + at % 80)).collect::<Vec<_>>());
+    let all = apart(20 * AT_ONCE);
+    let cache = cache_of(all.len() / 2, WhenFull::RegisterPerUse)?;
+    let mut held = Vec::with_capacity(all.len());
+    for part in all.chunks(AT_ONCE) {
+        free();
+        get_put(&cache, part, LENGTH)?;
+        free();
+        for &at in part {
+            let mut lease = lease(&cache, at)?;
+            lease.on_invalidate(|| ());
+            held.push(lease);
+            cache.invalidate_then(range(all[0])?, || ());
+        }
+    }
+    let two = all.chunks(2).take(AT_ONCE);
+    held.truncate(AT_ONCE);
+    free();
+    cache.invalidate(span(all.len())?);
+    drop(held);
+    cache.reclaim();
+    free();
+    let suspended: Result<Vec<_>, String> = two
+        .map(|two| {
+            cache
+                .suspend(range(two[0])?, vec![], vec![], terms())
+                .map_err(|_| "not suspended".into())
+        })
+        .collect();
+    free();
+    suspended?.into_iter().try_for_each(|one| one.resume().map(drop).map_err(|_| "not resumed"))?;
     cache.evict_idle();
     Ok(())
 }

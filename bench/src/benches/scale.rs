@@ -46,7 +46,7 @@ pub(super) struct Row {
 }
 
 /// The rows of the cache and of budgets.
-const ROWS: [Row; 26] = [
+const ROWS: [Row; 27] = [
     Row { name: "hit", rest: "regions", most: 1_000_000, measure: hit_beside_regions },
     Row { name: "hit", rest: "leases held", most: 100_000, measure: hit_beside_leases },
     Row { name: "hit", rest: "threads with leases", most: 256, measure: hit_beside_threads },

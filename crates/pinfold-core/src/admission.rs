@@ -49,6 +49,7 @@
 //! in the end, and the others are rented.
 
 use crate::AddressRange;
+use crate::chunked::Chunked;
 
 /// Ranges that share a set.
 const WAYS: usize = 8;
@@ -96,7 +97,7 @@ pub enum Verdict {
 /// range.
 #[derive(Default, Debug)]
 pub struct Admission {
-    sets: Vec<[Account; WAYS]>,
+    sets: Chunked<[Account; WAYS]>,
 }
 
 /// What uses of one range have cost beyond hits.
@@ -123,7 +124,7 @@ struct Purchase {
 impl Admission {
     /// Of ranges that were never used.
     pub const fn new() -> Self {
-        Self { sets: Vec::new() }
+        Self { sets: Chunked::new() }
     }
 
     /// What to do for a use of `range`, which is not kept now. Some ten nanoseconds, whatever was
@@ -145,7 +146,7 @@ impl Admission {
         if costs.is_keeping_harmless() {
             return Verdict::Keep;
         }
-        let Some(set) = self.set(range) else { return Verdict::RegisterPerUse };
+        let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
         let own = set.iter_mut().find(|account| account.range == Some(range));
         let mut account = own.as_deref().copied().unwrap_or(Account::of(range));
         account.paid = account.paid.saturating_add(rent);
@@ -166,10 +167,7 @@ impl Admission {
     /// price is not doubled. Nothing happens, and `hits` is not asked for, for a range that was kept without a
     /// verdict.
     pub fn end(&mut self, range: AddressRange, hits: impl FnOnce() -> u64) {
-        if self.sets.is_empty() {
-            return;
-        }
-        let Some(set) = self.set(range) else { return };
+        let Some(set) = self.sets.get_mut(set_of(range)) else { return };
         let Some(account) = set.iter_mut().find(|account| account.range == Some(range)) else {
             return;
         };
@@ -180,13 +178,6 @@ impl Admission {
         let patience = (account.patience + 1).min(MOST_PATIENCE);
         account.patience = if saved < bought.price { patience } else { 0 };
         account.paid = 0;
-    }
-
-    fn set(&mut self, range: AddressRange) -> Option<&mut [Account; WAYS]> {
-        if self.sets.is_empty() {
-            self.sets = vec![[Account::FREE; WAYS]; SETS];
-        }
-        self.sets.get_mut(set_of(range))
     }
 }
 

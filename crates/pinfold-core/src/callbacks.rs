@@ -1,9 +1,12 @@
 //! The callbacks that wait for one region.
 //!
 //! They are asked for and taken back under the writer's lock, so nothing is moved to a larger place there and nothing is
-//! freed: each chunk has room for twice as many as the one before it, and all of them go at once, behind the lock. In
+//! freed: the first chunks have room for twice as many as the one before them each, because most regions have few, and all
+//! of it goes at once, behind the lock. In
 //! a sorted map each end of a lease freed a node now and then, and an allocator may give back all that is on top
 //! with the next block that is freed: 0.18 ms under the lock beside 10^5 callbacks.
+
+use crate::chunked::{Chunked, in_block};
 
 /// A callback of the program.
 pub(crate) type Callback = Box<dyn FnOnce() + Send>;
@@ -19,10 +22,18 @@ struct Place {
     next: u32,
 }
 
+/// How many chunks double: to as many places as go into half a block.
+const DOUBLING: u32 = in_block::<Place>().ilog2();
+
+/// How many places those have.
+const FEW: u32 = (1 << DOUBLING) - 1;
+
 /// Callbacks, each with a serial number that is larger than those of all that were there before.
 pub(crate) struct Callbacks {
     /// Chunk `n` has room for 2^n, and all but the last one are full.
-    chunks: Vec<Vec<Place>>,
+    few: [Vec<Place>; DOUBLING as usize],
+    /// Behind those.
+    many: Chunked<Place>,
     made: u32,
     free: u32,
     waiting: u32,
@@ -30,7 +41,8 @@ pub(crate) struct Callbacks {
 
 impl Default for Callbacks {
     fn default() -> Self {
-        Self { chunks: Vec::new(), made: 0, free: NONE, waiting: 0 }
+        let few = std::array::from_fn(|_| Vec::new());
+        Self { few, many: Chunked::new(), made: 0, free: NONE, waiting: 0 }
     }
 }
 
@@ -70,31 +82,40 @@ impl Callbacks {
     }
 
     /// All of them, first asked first.
-    pub(crate) fn into_ordered(self) -> impl Iterator<Item = Callback> {
-        let mut places: Vec<Place> = self.chunks.into_iter().flatten().collect();
-        places.sort_unstable_by_key(|place| place.serial);
-        places.into_iter().filter_map(|place| place.callback)
+    pub(crate) fn into_ordered(mut self) -> impl Iterator<Item = Callback> {
+        let places = self.few.iter_mut().flatten().chain(self.many.iter_mut());
+        let mut waiting: Vec<(u64, Callback)> =
+            places.filter_map(|place| Some((place.serial, place.callback.take()?))).collect();
+        waiting.sort_unstable_by_key(|(serial, _)| *serial);
+        waiting.into_iter().map(|(_, callback)| callback)
     }
 
     fn append(&mut self, waiting: Place) -> u32 {
-        let chunk = chunk_of(self.made);
-        if self.chunks.len() <= chunk {
-            self.chunks.push(Vec::with_capacity(1 << chunk));
+        match self.made.checked_sub(FEW) {
+            None => {
+                let chunk = chunk_of(self.made);
+                let few = &mut self.few[chunk];
+                few.reserve_exact((1 << chunk) - few.len());
+                few.push(waiting);
+            }
+            Some(behind) => {
+                let fresh = || Place { serial: 0, callback: None, next: NONE };
+                *self.many.made(behind as usize, fresh) = waiting;
+            }
         }
-        self.chunks[chunk].push(waiting);
         self.made += 1;
         self.made - 1
     }
 
     /// The place of this number, if it was made; [`NONE`] never is.
     fn at_mut(&mut self, place: u32) -> Option<&mut Place> {
-        if place >= self.made {
-            return None;
+        if let Some(behind) = place.checked_sub(FEW) {
+            return self.many.get_mut(behind as usize);
         }
         let chunk = chunk_of(place);
         // As many stand before chunk n as the chunks before it have room for: 2^n - 1.
         let before = (1_usize << chunk) - 1;
-        self.chunks[chunk].get_mut(place as usize - before)
+        self.few[chunk].get_mut(place as usize - before)
     }
 }
 

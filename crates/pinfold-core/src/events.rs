@@ -330,10 +330,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn enter_ahead(&self, range: AddressRange, number: u32) -> Result<bool, Forked> {
         let Some(mut walk) = BlockWalk::of_long(range, number) else { return Ok(true) };
         let mut has_room = true;
-        self.locked_in_parts(|writer| {
-            has_room = self.index.insert_next(&mut writer.recycler, &mut walk);
-            !has_room || walk.is_over()
-        })?;
+        while has_room && !walk.is_over() {
+            if self.is_forked() {
+                return Err(Forked);
+            }
+            self.index.prepare_next(&walk);
+            self.locked_in_parts(|writer| {
+                has_room = self.index.insert_next(&mut writer.recycler, &mut walk);
+                true
+            })?;
+        }
         Ok(has_room)
     }
 

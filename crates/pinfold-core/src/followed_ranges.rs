@@ -33,8 +33,8 @@ pub(crate) struct FollowedRanges {
     made: u32,
     /// The first of those that are free.
     free: u32,
-    /// Those of which no change was read. Made with the first range: most caches follow none.
-    unchanged: Option<RangeIndex>,
+    /// Those of which no change was read.
+    unchanged: RangeIndex,
     /// Changes that have more to mark.
     kept: Vec<Marking>,
     /// How often entries of the log were gone before they were read, or said that anything may have changed.
@@ -60,8 +60,10 @@ struct Marking {
 
 impl Default for FollowedRanges {
     fn default() -> Self {
-        let (entries, kept) = (Chunked::new(), Vec::new());
-        Self { entries, made: 0, free: NONE, unchanged: None, kept, lapses: 0, may_repeat: false }
+        // Not made later, because the lock is held then.
+        let (unchanged, kept) = (RangeIndex::new(), Vec::with_capacity(MOST_KEPT));
+        let entries = Chunked::new();
+        Self { entries, made: 0, free: NONE, unchanged, kept, lapses: 0, may_repeat: false }
     }
 }
 
@@ -72,7 +74,7 @@ impl FollowedRanges {
         let number = self.take_free()?;
         let entry = Entry { range, has_changed: false, lapses: self.lapses, next: NONE };
         *self.entries.at_mut(number as usize) = entry;
-        self.unchanged.get_or_insert_with(RangeIndex::new).insert(range, number);
+        self.unchanged.insert(range, number);
         Some(number)
     }
 
@@ -83,7 +85,7 @@ impl FollowedRanges {
             self.made = number.checked_add(1)?;
             let range = AddressRange::EVERYTHING;
             let fresh = || Entry { range, has_changed: false, lapses: 0, next: NONE };
-            self.entries.make(number as usize, fresh);
+            self.entries.made(number as usize, fresh);
             return Some(number);
         }
         let next = self.entries.at(self.free as usize).next;
@@ -92,15 +94,13 @@ impl FollowedRanges {
 
     pub(crate) fn remove(&mut self, number: u32) {
         let entry = self.entries.at_mut(number as usize);
-        if let Some(unchanged) = &mut self.unchanged {
-            unchanged.remove(entry.range, number);
-        }
+        self.unchanged.remove(entry.range, number);
         entry.next = std::mem::replace(&mut self.free, number);
     }
 
     /// Whether there is any of which no change was read.
     pub(crate) fn has_unchanged(&self) -> bool {
-        self.unchanged.as_ref().is_some_and(|unchanged| !unchanged.is_empty())
+        !self.unchanged.is_empty()
     }
 
     /// An entry of the log was read. Each range is marked once, so that many changes of one cost no more than
@@ -110,11 +110,9 @@ impl FollowedRanges {
         if change == AddressRange::EVERYTHING {
             return self.lapsed();
         }
-        if let Some(unchanged) = &mut self.unchanged {
-            let mut marking = Marking { change, cursor: Cursor::default() };
-            if marking.go_on(&mut self.entries, unchanged, ROOM_OF_CHANGE).is_none() {
-                self.keep(marking);
-            }
+        let mut marking = Marking { change, cursor: Cursor::default() };
+        if marking.go_on(&mut self.entries, &mut self.unchanged, ROOM_OF_CHANGE).is_none() {
+            self.keep(marking);
         }
     }
 
@@ -130,10 +128,11 @@ impl FollowedRanges {
 
     /// Marks a slice of what is left to mark.
     pub(crate) fn go_on(&mut self) {
-        let Some(unchanged) = &mut self.unchanged else { return };
         let mut room = ROOM_OF_KEPT;
         while let Some(marking) = self.kept.last_mut() {
-            let Some(left) = marking.go_on(&mut self.entries, unchanged, room) else { return };
+            let Some(left) = marking.go_on(&mut self.entries, &mut self.unchanged, room) else {
+                return;
+            };
             room = left;
             self.kept.pop();
         }

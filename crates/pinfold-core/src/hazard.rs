@@ -353,8 +353,8 @@ impl KnownHits {
     }
 
     fn note(&mut self, number: u32, hits: u64) {
-        self.of_records.make(number as usize, || 0);
-        let before = std::mem::replace(self.of_records.at_mut(number as usize), hits);
+        let known = self.of_records.made(number as usize, || 0);
+        let before = std::mem::replace(known, hits);
         self.sum += hits - before;
     }
 }

@@ -24,6 +24,7 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
+use crate::chunked::in_block;
 use crate::queue::Queue;
 use crate::sync::{self, AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::marker::PhantomData;
@@ -52,6 +53,10 @@ const CLASSES: usize = 11;
 /// A list with one entry in so many slots moves to half the memory, half of which is free then: an
 /// insertion and a removal in turns do not move it each time.
 const SPARSE: usize = 4;
+/// Lists up to this class have room in what may be made while the lock is held.
+const MADE_LATE: usize = in_block::<Quad>().ilog2() as usize;
+/// So many regions other threads may enter in a block before one for which it was prepared.
+const OTHERS: usize = 16;
 /// How many blocks a part of a range has at most, whatever is in them.
 const BLOCKS_AT_ONCE: usize = 1024;
 /// How many blocks a region is entered into, or taken out of, under one hold of the writer's lock.
@@ -268,8 +273,16 @@ pub(crate) struct Index<T> {
     root: Directory<Directory<Box<Leaf>>>,
     /// The way past the two upper levels, by the leaf's number.
     shortcuts: Box<[AtomicU64; FANOUT]>,
-    /// The memory of all lists, in use or not. Rank 2: taken inside the cache's writer lock.
-    memory: Mutex<Queue<Box<[Quad]>>>,
+    /// Rank 2: taken inside the cache's writer lock.
+    memory: Mutex<ListMemory>,
+}
+
+#[derive(Default)]
+struct ListMemory {
+    /// The memory of all lists, in use or not.
+    all: Queue<Box<[Quad]>>,
+    /// Room for longest lists, which the holder of the writer's lock takes and cuts.
+    prepared: Queue<usize>,
 }
 
 /// The part that only the holder of the writer's lock uses: lists to be used again.
@@ -281,6 +294,18 @@ pub(crate) struct Recycler {
 impl Recycler {
     pub(crate) fn new() -> Self {
         Self { free: std::array::from_fn(|_| Queue::new()) }
+    }
+
+    /// Room for a list of this class, if there is any. That of a longer one is cut, unless a short one can be made.
+    fn take(&mut self, class: usize) -> Option<usize> {
+        let longest = if class > MADE_LATE { CLASSES } else { class + 1 };
+        let mut cut = (class..longest).find(|&it| self.free[it].len() > 0)?;
+        let address = self.free[cut].pop()?;
+        while cut > class {
+            cut -= 1;
+            self.free[cut].push(address + (size_of::<Quad>() << cut));
+        }
+        Some(address)
     }
 
     fn recycle(&mut self, list: List) {
@@ -359,18 +384,13 @@ impl BlockWalk {
 
 impl<T> Index<T> {
     pub(crate) fn new() -> Self {
-        let places = Arena::new(if sync::EXPLORED {
-            1
-        } else if cfg!(miri) {
-            3
-        } else {
-            6
-        });
+        // As many at once as a block has room for.
+        let places = Arena::new(if sync::EXPLORED { 1 } else { in_block::<T>().ilog2() });
         Self {
             places,
             root: new_directory(),
             shortcuts: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
-            memory: Mutex::new(Queue::new()),
+            memory: Mutex::new(ListMemory::default()),
         }
     }
 
@@ -400,13 +420,50 @@ impl<T> Index<T> {
     }
 
     fn make_list_of(&self, block: usize) -> Option<&AtomicU64> {
+        let leaf = self.make_leaf_of(block)?;
+        self.keep_nearby(block / FANOUT, leaf);
+        Some(leaf.list_of(block))
+    }
+
+    fn make_leaf_of(&self, block: usize) -> Option<&Leaf> {
         if block >= BLOCKS {
             return None;
         }
         let middle = self.root[block / (FANOUT * FANOUT)].get_or_init(new_directory);
-        let leaf = middle[block / FANOUT % FANOUT].get_or_init(Leaf::new);
-        self.keep_nearby(block / FANOUT, leaf);
-        Some(leaf.list_of(block))
+        Some(middle[block / FANOUT % FANOUT].get_or_init(Leaf::new))
+    }
+
+    /// Makes what it takes to enter a region of `range`, as far as it is [too large](crate::chunked::BLOCK_BYTES) to be made
+    /// while the writer's lock is held. Not in a forked child.
+    ///
+    /// It is not reserved: where others take it first, more is made under the lock.
+    pub(crate) fn prepare(&self, range: AddressRange) {
+        self.prepare_blocks(blocks_of(range));
+    }
+
+    /// The same for the next blocks of `walk`.
+    pub(crate) fn prepare_next(&self, walk: &BlockWalk) {
+        self.prepare_blocks(walk.blocks.clone());
+    }
+
+    fn prepare_blocks(&self, blocks: std::ops::Range<usize>) {
+        let slots = |block| {
+            // Relaxed: a hint.
+            let list = List(self.make_leaf_of(block)?.list_of(block).load(Ordering::Relaxed));
+            // To enter a region among others moves them, too.
+            let room = (list.len() + OTHERS).next_power_of_two();
+            (room > 4 << MADE_LATE).then_some(room)
+        };
+        let slots: usize = blocks.take(BLOCKS_ENTERED).filter_map(slots).sum();
+        for missing in 0..slots.div_ceil(List::MAX_LEN) {
+            if lock(&self.memory).prepared.len() > missing {
+                continue;
+            }
+            let quads = quads(CLASSES - 1);
+            let mut memory = lock(&self.memory);
+            let address = memory.keep(quads);
+            address.into_iter().for_each(|address| _ = memory.prepared.push(address));
+        }
     }
 
     /// Gives leaf `number` the shortcut, unless another has it.
@@ -600,7 +657,13 @@ impl<T> Index<T> {
         if list.class() == 0 {
             return false;
         }
-        let Some(roomy) = self.allocate(recycler, list.capacity() / 2) else { return false };
+        let class = list.class() - 1;
+        let address = match recycler.take(class) {
+            None if class <= MADE_LATE => self.make_list(class),
+            taken => taken,
+        };
+        let Some(address) = address else { return false };
+        let roomy = List::new(class, list.capacity() / 2, address);
         let new = roomy.with_len(list.len() - 1);
         let (before, behind) = self.entries(list).split_at(position);
         let kept = before.iter().chain(&behind[1..]).map(Entry::<T>::load);
@@ -699,23 +762,32 @@ impl<T> Index<T> {
             return None;
         }
         let class = length.div_ceil(4).next_power_of_two().trailing_zeros() as usize;
-        let address = match recycler.free[class].pop() {
-            Some(address) => address,
-            None => self.make_list(class)?,
-        };
-        Some(List::new(class, length, address))
+        let mut taken = recycler.take(class);
+        if taken.is_none() && class > MADE_LATE {
+            let prepared = lock(&self.memory).prepared.pop();
+            prepared.into_iter().for_each(|address| _ = recycler.free[CLASSES - 1].push(address));
+            taken = recycler.take(class);
+        }
+        Some(List::new(class, length, taken.or_else(|| self.make_list(class))?))
     }
 
     fn make_list(&self, class: usize) -> Option<usize> {
-        let quads: Box<[Quad]> = std::iter::repeat_with(Quad::new).take(1 << class).collect();
-        let mut memory = lock(&self.memory);
-        // Taken where it stays: a box that moves takes its provenance along.
-        let address = memory.push(quads).as_ptr().expose_provenance();
-        if address >> ADDRESS_BITS != 0 {
-            return None;
-        }
-        Some(address)
+        let quads = quads(class);
+        lock(&self.memory).keep(quads)
     }
+}
+
+impl ListMemory {
+    /// Where it stands.
+    fn keep(&mut self, quads: Box<[Quad]>) -> Option<usize> {
+        // Taken where it stays: a box that moves takes its provenance along.
+        let address = self.all.push(quads).as_ptr().expose_provenance();
+        (address >> ADDRESS_BITS == 0).then_some(address)
+    }
+}
+
+fn quads(class: usize) -> Box<[Quad]> {
+    std::iter::repeat_with(Quad::new).take(1 << class).collect()
 }
 
 /// How many of the sorted `entries` stand at `key` or before.
@@ -928,7 +1000,7 @@ mod tests {
             (1..pages).for_each(|at| index.remove(&mut recycler, page(at), number(at)));
             assert_eq!(touched(&index, page(0).start(), page(0).start() + BLOCK_BYTES), [first]);
         }
-        let quads: usize = lock(&index.memory).iter().map(|quads| quads.len()).sum();
+        let quads: usize = lock(&index.memory).all.iter().map(|quads| quads.len()).sum();
         assert!(4 * quads <= 8 * (blocks + pages), "{quads} for {blocks} + {pages} regions");
     }
 

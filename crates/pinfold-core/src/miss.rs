@@ -717,6 +717,19 @@ fn is_needless<H: Copy>(region: &Region<H>, flight: &Flight) -> bool {
     findable.is_some_and(|(range, terms)| flight.would_serve(&Want { range, terms }))
 }
 
+/// Takes out the flight to this place. That which is first takes its place in the list, which has no order.
+fn take_flight(writer: &mut Writer, number: u32) -> Option<Flight> {
+    let first = writer.flights.pop()?;
+    if first.number == number {
+        return Some(first);
+    }
+    if let Some(flight) = writer.flights.iter_mut().find(|flight| flight.number == number) {
+        return Some(std::mem::replace(flight, first));
+    }
+    writer.flights.push(first);
+    None
+}
+
 /// Where to wait for a registration under way that would serve `want`.
 ///
 /// # Errors
@@ -766,10 +779,9 @@ impl<'c, R: Registrar, M: Monitor> Listed<'c, R, M> {
     /// Takes the flight out of the list.
     pub(crate) fn leave(&mut self, writer: &mut Writer) -> Flight {
         let number = self.region.number;
-        let position = writer.flights.iter().position(|flight| flight.number == number);
         // Listed until now, unless making room for it panicked: then no event was noted.
-        let mut flight = match position {
-            Some(position) => writer.flights.swap_remove(position),
+        let mut flight = match take_flight(writer, number) {
+            Some(flight) => flight,
             None => {
                 let (Want { range, terms }, born) = (self.filling, writer.unapplied.made());
                 let mut unlisted = Flight::new(range, terms, number, born);
@@ -842,6 +854,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // Forked inside the monitor or the clock: the device is the parent's.
         if shared.is_forked() {
             return Err(FORKED_MEANWHILE.into());
+        }
+        if per_use.is_none() {
+            shared.index.prepare(range);
         }
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.

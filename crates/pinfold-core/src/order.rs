@@ -19,6 +19,7 @@
 //! bounded, and ends with the least recently used of those it met; and every evicted region leaves
 //! a ghost, whichever list it was in.
 
+use crate::chunked::Chunked;
 use crate::hazard::Unpublished;
 use crate::region::{List, Lists, Region};
 
@@ -133,10 +134,11 @@ enum Ghost {
 /// table's length, at which it was put there. It may take one region for another, once in a
 /// million, or forget one too early; either costs a registration at most.
 ///
-/// In chunks that are made when something is put there: the lock is held when the table is made.
+/// Made where something is put there, and longer when there are more regions: the lock is held. What was there before
+/// stays, in sets that are its own still or where it is taken for nothing else, and counts as old.
 #[derive(Default)]
 struct Ghosts {
-    words: Vec<Option<Box<Words>>>,
+    sets: Chunked<[u32; WAYS]>,
     /// How many words it has, or would have.
     length: usize,
     /// How many were ever added.
@@ -147,9 +149,6 @@ struct Ghosts {
 
 /// Words in a set.
 const WAYS: usize = 4;
-/// Words that are made at once: 1 KiB of them, because one eviction may put something into many chunks.
-const CHUNK: usize = if cfg!(any(loom, shuttle, miri)) { 16 } else { 256 };
-type Words = [u32; CHUNK];
 /// Parts of a table's length in which time is told.
 const EPOCHS: usize = 8;
 /// 2^64 divided by the golden ratio: neighbouring pages spread evenly (Knuth, volume 3, 6.4).
@@ -164,8 +163,6 @@ impl Ghosts {
     fn add(&mut self, page: usize, ghost: Ghost, regions: usize) {
         if self.length < regions.max(WAYS) {
             self.length = regions.max(WAYS).next_power_of_two();
-            self.words =
-                std::iter::repeat_with(|| None).take(self.length.div_ceil(CHUNK)).collect();
         }
         self.added += 1;
         self.of_late[ghost as usize] += 1;
@@ -175,9 +172,8 @@ impl Ghosts {
         let epoch = self.epoch();
         let main = if ghost == Ghost::Main { MAIN } else { 0 };
         let word = Self::hash_of(page) | main | epoch;
-        let (chunk, set) = self.set_of(page);
-        let chunk = self.words[chunk].get_or_insert_with(|| Box::new([0; CHUNK]));
-        let oldest = chunk[set].iter_mut().max_by_key(|word| age(epoch, **word));
+        let set = self.sets.made(self.set_of(page), || [0; WAYS]);
+        let oldest = set.iter_mut().max_by_key(|word| age(epoch, **word));
         if let Some(oldest) = oldest {
             *oldest = word;
         }
@@ -185,8 +181,7 @@ impl Ghosts {
 
     fn find(&self, page: usize) -> Option<Ghost> {
         let (hash, epoch) = (Self::hash_of(page), self.epoch());
-        let (chunk, set) = self.set_of(page);
-        let mut words = self.words.get(chunk)?.as_ref()?[set].iter();
+        let mut words = self.sets.get(self.set_of(page))?.iter();
         let word = words.find(|&&word| {
             word & (HASH | OCCUPIED) == hash && usize::from(age(epoch, word)) <= EPOCHS
         })?;
@@ -216,13 +211,11 @@ impl Ghosts {
         hash as u32 & HASH | OCCUPIED
     }
 
-    /// The chunk of a page's set, and its positions there.
+    /// A page's set.
     #[allow(clippy::cast_possible_truncation)] // words have 64 bits
-    fn set_of(&self, page: usize) -> (usize, std::ops::Range<usize>) {
-        let sets = (self.length / WAYS).max(1);
+    fn set_of(&self, page: usize) -> usize {
         let hash = (page as u64).wrapping_mul(SPREAD);
-        let first = (hash >> 32) as usize % sets * WAYS;
-        (first / CHUNK, first % CHUNK..first % CHUNK + WAYS)
+        (hash >> 32) as usize % (self.length / WAYS).max(1)
     }
 }
 
@@ -260,7 +253,7 @@ mod tests {
     impl Ours {
         fn new(capacity: usize) -> Self {
             let mut lists = Lists::new();
-            lists.make(u32::try_from(capacity).unwrap());
+            (0..u32::try_from(capacity).unwrap()).for_each(|number| lists.make(number));
             Self {
                 order: Order::new(),
                 lists,

@@ -1,22 +1,28 @@
 //! A queue that grows in chunks: nothing in it is ever copied to a larger place, and what is asked of the allocator at
-//! once is small, because the cache's lock is held meanwhile.
+//! once is a [block](crate::chunked::BLOCK_BYTES), because the cache's lock is held meanwhile.
 
+use crate::chunked::in_block;
 use std::collections::{LinkedList, VecDeque};
-use std::mem;
+use std::{iter, mem};
 
-/// Bytes of a chunk at most. From 1,008 on glibc's allocator first goes through all small blocks that were freed, which
-/// takes a millisecond after 10^5 of them.
-const CHUNK_BYTES: usize = 960;
+/// Items that stand in one block of memory: it does not grow.
+type Chunk<T> = VecDeque<T>;
+
+/// Chunks, whose places stand in blocks of memory in turn: so one is found among many in few steps.
+type Chunks<T> = LinkedList<VecDeque<Chunk<T>>>;
 
 /// First in, first out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     /// All are full, but that of the first some may have been taken, and not all.
-    full: LinkedList<VecDeque<T>>,
-    /// Behind those. It does not grow, but has no room before the first item comes.
-    last: VecDeque<T>,
+    full: Chunks<T>,
+    /// Behind those. It has no room before the first item comes.
+    last: Chunk<T>,
     /// To be used again: no chunk is freed.
-    spare: LinkedList<VecDeque<T>>,
+    spare: Chunks<T>,
+    /// Without a chunk.
+    spare_blocks: Chunks<T>,
+    length: usize,
 }
 
 impl<T> Default for Queue<T> {
@@ -27,13 +33,16 @@ impl<T> Default for Queue<T> {
 
 impl<T> Queue<T> {
     /// How many items a chunk has room for.
-    const CHUNK: usize = {
-        assert!(size_of::<T>() <= CHUNK_BYTES, "a chunk has room for no item");
-        if cfg!(any(loom, shuttle, miri)) { 4 } else { CHUNK_BYTES / size_of::<T>() }
-    };
+    const CHUNK: usize = in_block::<T>();
 
     pub(crate) const fn new() -> Self {
-        Self { full: LinkedList::new(), last: VecDeque::new(), spare: LinkedList::new() }
+        Self {
+            full: LinkedList::new(),
+            last: VecDeque::new(),
+            spare: LinkedList::new(),
+            spare_blocks: LinkedList::new(),
+            length: 0,
+        }
     }
 
     /// Adds an item behind all others. Where it stays until it is taken.
@@ -41,65 +50,113 @@ impl<T> Queue<T> {
         if self.last.len() == self.last.capacity().min(Self::CHUNK) {
             self.begin_chunk();
         }
+        self.length += 1;
         self.last.push_back(item);
         &self.last[self.last.len() - 1]
     }
 
     #[cold]
     fn begin_chunk(&mut self) {
-        let next = self.spare.pop_front();
+        let next = take_first(&mut self.spare, &mut self.spare_blocks);
         let next = next.unwrap_or_else(|| VecDeque::with_capacity(Self::CHUNK));
         let full = mem::replace(&mut self.last, next);
-        self.full.extend(Some(full).filter(|chunk| !chunk.is_empty()));
+        if !full.is_empty() {
+            append(&mut self.full, &mut self.spare_blocks, full);
+        }
     }
 
     /// Takes the item that has been here longest.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        let Some(chunk) = self.full.front_mut() else { return self.last.pop_front() };
-        let item = chunk.pop_front();
-        if chunk.is_empty() {
-            self.spare.extend(self.full.pop_front());
+        let first = self.full.front_mut().and_then(VecDeque::front_mut);
+        let chunk = first.unwrap_or(&mut self.last);
+        let item = chunk.pop_front()?;
+        self.length -= 1;
+        if chunk.is_empty()
+            && let Some(chunk) = take_first(&mut self.full, &mut self.spare_blocks)
+        {
+            append(&mut self.spare, &mut self.spare_blocks, chunk);
         }
-        item
+        Some(item)
     }
 
     /// Takes all items.
     pub(crate) fn clear(&mut self) {
-        self.full.iter_mut().for_each(VecDeque::clear);
+        self.full.iter_mut().flatten().for_each(VecDeque::clear);
         self.spare.append(&mut self.full);
         self.last.clear();
+        self.length = 0;
     }
 
     /// All items, first come first.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
-        self.full.iter().flatten().chain(&self.last)
+        self.full.iter().flatten().flatten().chain(&self.last)
+    }
+
+    /// As [`iter`](Self::iter).
+    pub(crate) fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut T> {
+        self.full.iter_mut().flatten().flatten().chain(&mut self.last)
+    }
+
+    /// All items, which are taken.
+    pub(crate) fn into_items(mut self) -> impl Iterator<Item = T> {
+        iter::from_fn(move || self.pop())
     }
 
     /// The items behind the first `skipped`.
     pub(crate) fn iter_from(&self, skipped: usize) -> impl Iterator<Item = &T> {
-        let first = self.full.front().map_or(0, VecDeque::len);
-        let behind = (skipped.checked_sub(first), self.full.len().checked_sub(1));
-        let (chunks, items) = if let (Some(items), Some(full)) = behind {
-            let full = full.min(items / Self::CHUNK);
-            (1 + full, items - full * Self::CHUNK)
-        } else {
-            (0, skipped)
+        let first = self.full.front().and_then(VecDeque::front).map_or(0, VecDeque::len);
+        let (chunks, items) = match skipped.checked_sub(first) {
+            Some(behind) => (1 + behind / Self::CHUNK, behind % Self::CHUNK),
+            None => (0, skipped),
         };
-        self.full.iter().skip(chunks).flatten().chain(&self.last).skip(items)
+        let skipped_of_last = skipped.saturating_sub(self.length - self.last.len());
+        let full = self.full.iter().flatten().skip(chunks).flatten().skip(items);
+        full.chain(self.last.iter().skip(skipped_of_last))
     }
 
-    pub(crate) fn len(&self) -> usize {
-        let first = self.full.front().map_or(0, VecDeque::len);
-        first + self.full.len().saturating_sub(1) * Self::CHUNK + self.last.len()
+    pub(crate) const fn len(&self) -> usize {
+        self.length
     }
 
     /// The first item that is not before what is looked for, as none behind it is.
     pub(crate) fn find_mut(&mut self, is_before: impl Fn(&T) -> bool) -> Option<&mut T> {
-        let is_in = |chunk: &&mut VecDeque<T>| !chunk.back().is_some_and(&is_before);
-        let chunk = self.full.iter_mut().find(is_in).unwrap_or(&mut self.last);
-        let position = chunk.partition_point(is_before);
+        let is_behind = |chunk: &Chunk<T>| chunk.back().is_some_and(&is_before);
+        // What is looked for is one of the latest most often.
+        let is_in_last = self.last.front().is_some_and(&is_before);
+        let mut blocks = self.full.iter_mut().filter(|_| !is_in_last);
+        let block = blocks.find(|block| !block.back().is_some_and(is_behind));
+        let chunk = block.and_then(|block| {
+            let position = block.partition_point(is_behind);
+            block.get_mut(position)
+        });
+        let chunk = chunk.unwrap_or(&mut self.last);
+        let position = chunk.partition_point(&is_before);
         chunk.get_mut(position)
     }
+}
+
+/// Adds a chunk behind others.
+fn append<T>(chunks: &mut Chunks<T>, spare_blocks: &mut Chunks<T>, chunk: Chunk<T>) {
+    match chunks.back_mut() {
+        Some(block) if block.len() < in_block::<Chunk<T>>() => block.push_back(chunk),
+        _ => {
+            let spare = spare_blocks.pop_front();
+            let room = || VecDeque::with_capacity(in_block::<Chunk<T>>());
+            let mut block = spare.unwrap_or_else(room);
+            block.push_back(chunk);
+            chunks.push_back(block);
+        }
+    }
+}
+
+/// Takes out the first chunk.
+fn take_first<T>(chunks: &mut Chunks<T>, spare_blocks: &mut Chunks<T>) -> Option<Chunk<T>> {
+    let block = chunks.front_mut()?;
+    let chunk = block.pop_front();
+    if block.is_empty() {
+        spare_blocks.extend(chunks.pop_front());
+    }
+    chunk
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! lock.
 
 use crate::AddressRange;
+use crate::chunked::fits_in_map;
 use std::collections::BTreeSet;
 use std::iter;
 
@@ -42,6 +43,9 @@ pub(crate) struct RangeIndex {
     /// Which of them hold anything.
     occupied: u64,
 }
+
+// It grows while the lock is held.
+const _: () = assert!(fits_in_map::<Key, ()>());
 
 impl RangeIndex {
     pub(crate) fn new() -> Self {

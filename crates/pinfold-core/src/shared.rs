@@ -13,6 +13,7 @@ use crate::admission::{Admission, LearnedCosts};
 use crate::board::{Board, Notice};
 use crate::budget::{Account, Amount};
 use crate::callbacks::Callback;
+use crate::chunked::fits_in_map;
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
@@ -23,6 +24,7 @@ use crate::holds::Hold;
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Monitor, Position, Sequence};
 use crate::order::Order;
+use crate::queue::Queue;
 use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
@@ -105,7 +107,7 @@ pub(crate) struct Writer {
     /// The list of each region's state: in the order of eviction, invalidated, deregistering.
     pub(crate) lists: Lists,
     /// Registrations under way.
-    pub(crate) flights: Vec<Flight>,
+    pub(crate) flights: Queue<Flight>,
     /// The reclaimer was called, and has not begun to look since.
     called: bool,
     /// The reclaimer is to be notified as soon as the lock is free.
@@ -150,6 +152,9 @@ pub(crate) struct Writer {
     /// The monitor sees nothing any more; all was invalidated then.
     pub(crate) lost: bool,
 }
+
+// They grow while the lock is held.
+const _: () = assert!(fits_in_map::<u32, PerUse>() && fits_in_map::<u32, usize>());
 
 /// Callbacks that are due, run when this is dropped: also when the registrar panics before.
 pub(crate) struct Deferred<'c, R: Registrar, M: Monitor> {
@@ -575,7 +580,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     fn run(&self, mut due: Due) {
         let released = due.take_released();
         self.run_once(due);
-        released.into_iter().for_each(|released| self.run_released(released));
+        released.for_each(|released| self.run_released(released));
     }
 
     fn run_once(&self, due: Due) {
@@ -890,7 +895,7 @@ impl Writer {
             made_places: 0,
             order: Order::new(),
             lists: Lists::new(),
-            flights: Vec::new(),
+            flights: Queue::new(),
             called: false,
             must_notify: false,
             wake_ups: WakeUps::default(),

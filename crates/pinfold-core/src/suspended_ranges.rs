@@ -1,6 +1,7 @@
 //! What stands in the way of gets: which ranges are suspended, and which threads wait before them.
 
 use crate::AddressRange;
+use crate::chunked::fits_in_map;
 use crate::foreign::{Foreign, discard_all};
 use crate::queue::Queue;
 use crate::sync::timed::{Condvar, Mutex};
@@ -25,7 +26,7 @@ pub enum Gets {
 #[derive(Default)]
 pub(crate) struct SuspendedRanges {
     /// By where their ranges begin; they do not overlap.
-    suspended: BTreeMap<usize, SuspendedRange>,
+    suspended: BTreeMap<usize, Box<SuspendedRange>>,
     /// Where the range of each begins.
     starts: BTreeMap<u64, usize>,
     /// Those that may expire, by their deadlines.
@@ -45,6 +46,14 @@ pub(crate) struct SuspendedRanges {
     floods: u64,
     pub(crate) counts: SuspensionStatistics,
 }
+
+// They grow while the lock is held.
+const _: () = assert!(
+    fits_in_map::<usize, Box<SuspendedRange>>()
+        && fits_in_map::<u64, usize>()
+        && fits_in_map::<(Duration, u64), ()>()
+        && fits_in_map::<u64, Vec<Hold>>()
+);
 
 /// A look at all regions of a range, slice by slice, that is to know whether one came back meanwhile from another
 /// suspension.
@@ -189,11 +198,11 @@ impl SuspendedRanges {
     }
 
     fn entry_of(&self, id: u64) -> Option<&SuspendedRange> {
-        self.suspended.get(self.starts.get(&id)?)
+        self.suspended.get(self.starts.get(&id)?).map(Box::as_ref)
     }
 
     fn entry_of_mut(&mut self, id: u64) -> Option<&mut SuspendedRange> {
-        self.suspended.get_mut(self.starts.get(&id)?)
+        self.suspended.get_mut(self.starts.get(&id)?).map(Box::as_mut)
     }
 
     /// Puts up an entry, where nothing is suspended, that stands until `deadline`, which is `patience` from now.
@@ -210,7 +219,7 @@ impl SuspendedRanges {
         let (gate, on_expiry) = (None, None);
         let entry = SuspendedRange { range, gets, until, gate, deadline, on_expiry };
         self.starts.insert(self.last_id, range.start());
-        self.suspended.insert(range.start(), entry);
+        self.suspended.insert(range.start(), Box::new(entry));
         self.last_id
     }
 
@@ -251,6 +260,13 @@ impl SuspendedRanges {
         self.looks -= 1;
         if self.looks == 0 {
             self.landings.clear();
+        }
+    }
+
+    /// The holds of suspension `id` will stand in `room`.
+    pub(crate) fn prepare_holds(&mut self, id: u64, room: Vec<Hold>) {
+        if room.capacity() > 0 {
+            self.holds.insert(id, room);
         }
     }
 

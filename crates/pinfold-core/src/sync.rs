@@ -62,7 +62,7 @@ mod model {
     pub(crate) use std::thread::{self, JoinHandle};
 
     /// loom has no `OnceLock`, and does not know what `std`'s orders. This one says so in loom's
-    /// terms; a thread that initialises holds a lock, as every thread here does.
+    /// terms; no thread of a model is interrupted while it initialises.
     #[derive(Debug)]
     pub(crate) struct OnceLock<T> {
         value: std::sync::OnceLock<T>,
@@ -80,6 +80,9 @@ mod model {
         }
 
         pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+            if let Some(value) = self.get() {
+                return value;
+            }
             let value = self.value.get_or_init(make);
             // Release: the value is there before it is said to be.
             self.ready.store(true, Ordering::Release);

@@ -16,6 +16,7 @@
 //! stands for others already, and is the next to be applied, is not replaced again.
 
 use crate::AddressRange;
+use crate::chunked::fits_in_map;
 use crate::index::Rest;
 use crate::queue::Queue;
 use crate::range_index::Cursor;
@@ -103,6 +104,9 @@ pub(crate) struct UnappliedChanges {
     parts: BTreeMap<ChangeCount, PartOutside>,
     made: ChangeCount,
 }
+
+// It grows while the lock is held.
+const _: () = assert!(fits_in_map::<ChangeCount, PartOutside>());
 
 impl UnappliedChanges {
     /// How many changes there were so far.

@@ -4,7 +4,7 @@
 //! the next block is (glibc consolidates its fast bins, and gives back what is on top), and that was a millisecond
 //! under the writer's lock after 10^5 entries.
 
-use crate::chunked::{Chunked, Sparse};
+use crate::chunked::Chunked;
 use crate::unapplied::ChangeCount;
 
 /// No entry.
@@ -22,7 +22,7 @@ struct Wait<T> {
 pub(crate) struct Waits<T> {
     entries: Chunked<Wait<T>>,
     /// By the region's number, the entry that was asked for last: the first region to be waited for may be the millionth.
-    last: Sparse<usize>,
+    last: Chunked<usize>,
     free: usize,
     made: usize,
     /// How many wait.
@@ -36,7 +36,7 @@ pub(crate) struct Released(usize);
 
 impl<T> Default for Waits<T> {
     fn default() -> Self {
-        Self { entries: Chunked::new(), last: Sparse::default(), free: NONE, made: 0, standing: 0 }
+        Self { entries: Chunked::new(), last: Chunked::new(), free: NONE, made: 0, standing: 0 }
     }
 }
 
@@ -103,7 +103,7 @@ impl<T> Waits<T> {
 
     /// Behind all others of its region.
     fn append(&mut self, number: u32, entry: usize) {
-        let last = std::mem::replace(self.last.made(number, || NONE), entry);
+        let last = std::mem::replace(self.last.made(number as usize, || NONE), entry);
         let before = if last == NONE { entry } else { last };
         // Of a ring of one, its own.
         let first = if last == NONE { entry } else { self.entries.at(last).next };
@@ -113,14 +113,14 @@ impl<T> Waits<T> {
 
     /// The region has no ring behind this.
     fn take_last(&mut self, number: u32) -> Option<usize> {
-        let last = std::mem::replace(self.last.get_mut(number)?, NONE);
+        let last = std::mem::replace(self.last.get_mut(number as usize)?, NONE);
         (last != NONE).then_some(last)
     }
 
     fn take_free(&mut self) -> usize {
         if self.free == NONE {
             let fresh = || Wait { change: ChangeCount::default(), what: None, next: NONE };
-            self.entries.make(self.made, fresh);
+            self.entries.made(self.made, fresh);
             self.made += 1;
             return self.made - 1;
         }
@@ -140,7 +140,6 @@ impl<T> Waits<T> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::chunked::CHUNK;
 
     fn completed(waits: &mut Waits<u32>, number: u32, latest: u64) -> Vec<u32> {
         let mut due = Vec::new();
@@ -211,7 +210,7 @@ mod tests {
             assert!(waits.is_empty());
         }
         assert_eq!(waits.made, 1);
-        let most = 2 * u32::try_from(CHUNK).unwrap();
+        let most = 2 * u32::try_from(Chunked::<Wait<u32>>::CHUNK).unwrap();
         (0..most).for_each(|what| waits.insert(3, ChangeCount::default(), what));
         assert!(completed(&mut waits, 3, 0).into_iter().eq(0..most));
         assert_eq!((waits.made, waits.is_empty()), (most as usize, true));

@@ -1,8 +1,9 @@
 //! The program's callbacks: kept under the writer's lock, run outside it.
 
 use crate::callbacks::{Callback, Callbacks};
-use crate::chunked::Sparse;
+use crate::chunked::Chunked;
 use crate::foreign::{discard, discard_all, runs_through};
+use crate::queue::Queue;
 use crate::unapplied::ChangeCount;
 use crate::waits::{Released, Waits};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,7 @@ const NAME_BITS: u32 = u64::BITS - 1;
 #[derive(Default)]
 pub(crate) struct Watchers {
     /// To be run when the region is invalidated.
-    on_invalidate: Sparse<Option<Callbacks>>,
+    on_invalidate: Chunked<Option<Box<Callbacks>>>,
     /// How many regions have such.
     watched: usize,
     /// To be run when the last of several regions is deregistered that were registered before a change.
@@ -30,10 +31,10 @@ pub(crate) struct Watchers {
 #[derive(Default)]
 #[must_use = "the program waits for its callbacks"]
 pub(crate) struct Due {
-    callbacks: Vec<Callbacks>,
-    completions: Vec<Arc<Completion>>,
+    callbacks: Queue<Box<Callbacks>>,
+    completions: Queue<Arc<Completion>>,
     /// More completions than one hold of the lock takes out of their table.
-    released: Vec<Released>,
+    released: Queue<Released>,
 }
 
 /// How many completions are taken out of their table under one hold of the lock.
@@ -59,7 +60,7 @@ impl Watchers {
     /// and of 63 bits.
     pub(crate) fn watch(&mut self, number: u32, callback: Callback) -> u64 {
         self.last_serial += 1;
-        let of_region = self.on_invalidate.made(number, || None);
+        let of_region = self.on_invalidate.made(number as usize, || None);
         self.watched += usize::from(of_region.is_none());
         let place = of_region.get_or_insert_default().insert(self.last_serial, callback);
         name(place, self.last_serial)
@@ -67,8 +68,12 @@ impl Watchers {
 
     /// Takes a callback back: its lease ended. The callbacks of its region with it if it was the last of them, to
     /// be freed where no lock is held.
-    pub(crate) fn forget(&mut self, number: u32, id: u64) -> Option<(Callback, Option<Callbacks>)> {
-        let of_region = self.on_invalidate.get_mut(number)?;
+    pub(crate) fn forget(
+        &mut self,
+        number: u32,
+        id: u64,
+    ) -> Option<(Callback, Option<Box<Callbacks>>)> {
+        let of_region = self.on_invalidate.get_mut(number as usize)?;
         let callbacks = of_region.as_mut()?;
         let place = place_of(id)?;
         let callback = callbacks.remove(place, |serial| name(place, serial) == id)?;
@@ -94,9 +99,9 @@ impl Watchers {
 
     #[cold]
     fn run_on_invalidate(&mut self, number: u32) {
-        let callbacks = self.on_invalidate.get_mut(number).and_then(Option::take);
+        let callbacks = self.on_invalidate.get_mut(number as usize).and_then(Option::take);
         self.watched -= usize::from(callbacks.is_some());
-        self.due.callbacks.extend(callbacks);
+        callbacks.into_iter().for_each(|callbacks| _ = self.due.callbacks.push(callbacks));
     }
 
     /// Lets `completion` wait for region `number`, registered before `change`, to be deregistered.
@@ -128,21 +133,21 @@ impl Watchers {
     fn release_on_deregister(&mut self, number: u32) {
         let released = self.on_deregister.release(number);
         let rest = released.and_then(|released| self.hand_out(released));
-        self.due.released.extend(rest);
+        rest.into_iter().for_each(|rest| _ = self.due.released.push(rest));
     }
 
     /// Makes some of what was released due, as much as one hold of the lock has room for. The rest.
     pub(crate) fn hand_out(&mut self, released: Released) -> Option<Released> {
         let due = &mut self.due.completions;
         let room = AT_ONCE.saturating_sub(due.len());
-        self.on_deregister.hand_out(released, room, |completion| due.push(completion))
+        self.on_deregister.hand_out(released, room, |completion| _ = due.push(completion))
     }
 
     /// What was to wait for a change up to `latest`.
     #[cold]
     fn complete_on_deregister(&mut self, number: u32, latest: ChangeCount) {
         let due = &mut self.due.completions;
-        self.on_deregister.complete(number, latest, |completion| due.push(completion));
+        self.on_deregister.complete(number, latest, |completion| _ = due.push(completion));
     }
 
     /// Lets go of `completion` as soon as no lock is held.
@@ -163,40 +168,41 @@ impl Watchers {
 
     /// Makes due again what was taken.
     pub(crate) fn make_due_again(&mut self, due: Option<Due>) {
-        let Some(mut due) = due else { return };
-        let released = due.take_released();
-        let (callbacks, completions) = due.take();
-        self.due.callbacks.splice(0..0, callbacks);
-        self.due.completions.splice(0..0, completions);
-        self.due.released.splice(0..0, released);
+        let Some(due) = due else { return };
+        let mut later = std::mem::replace(&mut self.due, due);
+        let (callbacks, completions) = later.take();
+        callbacks.for_each(|it| _ = self.due.callbacks.push(it));
+        completions.for_each(|it| _ = self.due.completions.push(it));
+        later.take_released().for_each(|it| _ = self.due.released.push(it));
     }
 }
 
 impl Due {
     /// One callback, due now.
     pub(crate) fn one(callback: Callback) -> Self {
-        let mut callbacks = Callbacks::default();
+        let (mut due, mut callbacks) = (Self::default(), Box::<Callbacks>::default());
         callbacks.insert(0, callback);
-        Self { callbacks: vec![callbacks], completions: Vec::new(), released: Vec::new() }
+        due.callbacks.push(callbacks);
+        due
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.callbacks.is_empty() && self.completions.is_empty() && self.released.is_empty()
+        self.callbacks.len() + self.completions.len() + self.released.len() == 0
     }
 
     /// What is to be [handed out](Watchers::hand_out), to run behind the rest of this.
-    pub(crate) fn take_released(&mut self) -> Vec<Released> {
-        std::mem::take(&mut self.released)
+    pub(crate) fn take_released(&mut self) -> impl Iterator<Item = Released> + use<> {
+        std::mem::take(&mut self.released).into_items()
     }
 
     /// Runs what is due, and says how many callbacks panicked. `is_forked` is asked before each: one may
     /// fork, and the rest are the parent's then.
     pub(crate) fn run(mut self, is_forked: impl Fn() -> bool) -> u64 {
         let (callbacks, completions) = self.take();
-        let completed = completions.into_iter().filter_map(Completion::into_callback);
+        let completed = completions.filter_map(Completion::into_callback);
         let mut panics = 0;
-        let callbacks = callbacks.into_iter().flat_map(Callbacks::into_ordered);
+        let callbacks = callbacks.flat_map(|callbacks| callbacks.into_ordered());
         for callback in callbacks.chain(completed) {
             if is_forked() {
                 discard(callback);
@@ -207,8 +213,12 @@ impl Due {
         panics
     }
 
-    fn take(&mut self) -> (Vec<Callbacks>, Vec<Arc<Completion>>) {
-        (std::mem::take(&mut self.callbacks), std::mem::take(&mut self.completions))
+    fn take(
+        &mut self,
+    ) -> (impl Iterator<Item = Box<Callbacks>> + use<>, impl Iterator<Item = Arc<Completion>> + use<>)
+    {
+        let Self { callbacks, completions, .. } = self;
+        (std::mem::take(callbacks).into_items(), std::mem::take(completions).into_items())
     }
 }
 
@@ -228,7 +238,7 @@ fn place_of(name: u64) -> Option<u32> {
 impl Drop for Due {
     fn drop(&mut self) {
         let (callbacks, completions) = self.take();
-        discard_all(callbacks.into_iter().flat_map(Callbacks::into_ordered));
+        discard_all(callbacks.flat_map(|callbacks| callbacks.into_ordered()));
         discard_all(completions);
     }
 }
@@ -237,7 +247,7 @@ impl Drop for Due {
 impl Drop for Watchers {
     fn drop(&mut self) {
         let callbacks = self.on_invalidate.iter_mut().filter_map(Option::take);
-        discard_all(callbacks.flat_map(Callbacks::into_ordered));
+        discard_all(callbacks.flat_map(|callbacks| callbacks.into_ordered()));
         discard_all(self.on_deregister.drain());
     }
 }
@@ -254,13 +264,14 @@ mod tests {
         let second = Arc::clone(&ran);
         let first: Callback = Box::new(|| std::panic::panic_any(Bomb));
         let second: Callback = Box::new(move || *second.lock().unwrap() += 1);
-        let mut callbacks = Callbacks::default();
+        let mut callbacks = Box::<Callbacks>::default();
         [first, second]
             .into_iter()
             .zip(1..)
             .for_each(|(it, serial)| _ = callbacks.insert(serial, it));
         FUSE.set(3);
-        let due = Due { callbacks: vec![callbacks], completions: Vec::new(), released: Vec::new() };
+        let mut due = Due::default();
+        due.callbacks.push(callbacks);
         assert_eq!(due.run(|| false), 1);
         assert_eq!(*ran.lock().unwrap(), 1);
         FUSE.set(0);
@@ -276,7 +287,7 @@ mod tests {
             completion
         });
         let due = |watchers: &mut Watchers| {
-            let due = watchers.take_due().map_or_else(Vec::new, |mut due| due.take().1);
+            let due = watchers.take_due().map_or_else(Vec::new, |mut due| due.take().1.collect());
             let place = |it: &Arc<_>| completions.iter().position(|other| Arc::ptr_eq(it, other));
             due.iter().map(|it| place(it).unwrap()).collect::<Vec<_>>()
         };
@@ -305,7 +316,8 @@ mod tests {
         watchers.deregistered(7);
         watchers.deregistered(8);
         let mut due = watchers.take_due().unwrap();
-        let (mut released, mut ran) = (due.take_released(), due.completions.len());
+        let mut released: Vec<_> = due.take_released().collect();
+        let mut ran = due.completions.len();
         assert_eq!((released.len(), ran), (2, AT_ONCE));
         assert_eq!(due.run(|| false), 0);
         while let Some(next) = released.pop() {

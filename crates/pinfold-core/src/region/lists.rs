@@ -66,7 +66,7 @@ impl Lists {
 
     /// Makes sure that place `number` has a link.
     pub(crate) fn make(&mut self, number: u32) {
-        self.links.make(number as usize, || Link { ahead: NONE, behind: NONE });
+        self.links.made(number as usize, || Link { ahead: NONE, behind: NONE });
     }
 
     #[inline]
@@ -411,7 +411,7 @@ mod tests {
 
     fn lists() -> (Lists, Vec<Region<u8>>) {
         let mut lists = Lists::new();
-        lists.make(PLACES);
+        (0..PLACES).for_each(|number| lists.make(number));
         (lists, (0..PLACES).map(Region::new).collect())
     }
 

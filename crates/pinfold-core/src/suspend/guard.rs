@@ -196,6 +196,9 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
                 return Some(outstanding);
             }
             self.stage = Stage::Draining;
+            // Not under the lock, behind one connection after the other.
+            let room = Vec::with_capacity(self.unstopped.len());
+            self.locked(|writer| writer.suspended.prepare_holds(self.id, room));
             self.stop_more();
         }
         None
@@ -967,6 +970,9 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // Forked inside the monitor: the device is the parent's.
         if shared.is_forked() {
             return Err(FORKED_MEANWHILE);
+        }
+        if per_use.is_none() && self.parked.per_use.is_none() {
+            shared.index.prepare(range);
         }
         // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
