@@ -54,11 +54,11 @@ const WHOLES: [Whole; 20] = [
     Whole { name: "suspension of regions", most: MILLION, run: suspend },
     Whole { name: "suspension with leases handed over", most: LEASES, run: suspend_leased },
     Whole { name: "suspension beside leases", most: LEASES, run: suspend_beside_leases },
-    Whole { name: "changes of what is not registered", most: 16_384, run: change_nothing },
+    Whole { name: "changes of what is not registered", most: 8_192, run: change_nothing },
     Whole { name: "changes older than what is leased", most: LEASES, run: change_before },
     Whole { name: "changes of what is followed", most: LEASES, run: change_followed },
     Whole { name: "words for one region", most: LEASES, run: words_for_one },
-    Whole { name: "gets beside changes not yet applied", most: 16_384, run: get_beside_changes },
+    Whole { name: "gets beside changes not yet applied", most: 8_192, run: get_beside_changes },
     Whole { name: "registration over smaller ones", most: MILLION, run: supersede },
     Whole { name: "all with regions that begin in one page", most: 4_096, run: one_page },
     Whole {

@@ -22,9 +22,9 @@ use crate::queue::Queue;
 use crate::range_index::Cursor;
 use std::collections::BTreeMap;
 
-/// More than so many are folded into one: as many as four monitors' logs hold, so that a thread that reads logs
-/// that are full folds none. All of them are looked at under the lock, for each region that a get would have.
-const MOST: usize = if cfg!(miri) { 256 } else { 1 << 14 };
+/// More than so many are folded into one: as many as two monitors' logs hold, so that a thread that reads logs
+/// that are full folds none. All of them are looked at under the lock, for each region that a get would have: 4 ns each.
+const MOST: usize = if cfg!(miri) { 256 } else { 1 << 13 };
 
 /// How many changes there were.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
