@@ -51,6 +51,19 @@ pub(crate) mod apart {
     }
 }
 
+/// No handler interrupts a model's threads.
+pub(crate) mod holding {
+    #[derive(Debug)]
+    pub(crate) struct Holding;
+
+    impl Holding {
+        #[allow(clippy::unnecessary_wraps)] // as the part expects it
+        pub(crate) const fn begin() -> Option<Self> {
+            Some(Self)
+        }
+    }
+}
+
 pub(crate) mod hooks {
     pub(crate) const fn note_kept(_: pinfold_core::AddressRange) {}
 }

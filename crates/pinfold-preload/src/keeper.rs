@@ -19,7 +19,7 @@
 //! `books` guards the store and how far the monitor's log is applied to it. Nothing is registered,
 //! deregistered or watched under it. A panic under it ends all keeping: what is registered stays so. The thread that
 //! deregisters holds a gate around it, `at_books`, and another, `at_work`, until it has deregistered: a thread of the
-//! program that waits for either lends it its priority.
+//! program that waits for either lends it its priority. A call that interrupts a thread with the books finds none (`holding`).
 //!
 //! # Safety
 //!
@@ -32,6 +32,7 @@ use crate::admission::Admission;
 use crate::apart;
 use crate::children::{Children, Moves};
 use crate::device::{LentDevice, OpenDevices, Opening, Table};
+use crate::holding::Holding;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::real::{Real, real};
@@ -48,6 +49,7 @@ use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -376,7 +378,7 @@ impl Keeper {
     /// what they did.
     fn unwatch_around(&self, range: AddressRange) {
         for mapping in self.monitor.watched_mappings(range).unwrap_or_default() {
-            let is_used = |books: MutexGuard<'_, Books>| books.store.holds_valid(mapping.range);
+            let is_used = |books: HeldBooks<'_>| books.store.holds_valid(mapping.range);
             let at_books = self.at_books.hold();
             let is_worth_it = self.current_behind(&at_books).is_none_or(is_used);
             drop(at_books);
@@ -396,16 +398,16 @@ impl Keeper {
     }
 
     /// The books with everything applied that has happened. `None` if they cannot be believed.
-    fn current(&self) -> Option<MutexGuard<'_, Books>> {
+    fn current(&self) -> Option<HeldBooks<'_>> {
         self.up_to_date(self.books()?)
     }
 
     /// As [`current`](Self::current), on the thread that holds the gate.
-    fn current_behind(&self, at_books: &HeldGate<'_>) -> Option<MutexGuard<'_, Books>> {
+    fn current_behind(&self, at_books: &HeldGate<'_>) -> Option<HeldBooks<'_>> {
         self.up_to_date(self.books_behind(at_books)?)
     }
 
-    fn up_to_date<'k>(&self, mut books: MutexGuard<'k, Books>) -> Option<MutexGuard<'k, Books>> {
+    fn up_to_date<'k>(&self, mut books: HeldBooks<'k>) -> Option<HeldBooks<'k>> {
         self.heed_children(&mut books);
         match self.monitor.check() {
             Ok(sequence) if sequence == books.applied => {}
@@ -466,7 +468,9 @@ impl Keeper {
         if leaving.is_empty() {
             return;
         }
+        let Some(holding) = Holding::begin() else { return };
         let ended = leaving.iter().filter(|leaving| dereg(leaving.region)).count();
+        drop(holding);
         if let Some(mut books) = self.books() {
             books.totals.deregs += ended as u64;
             leaving.iter().for_each(|leaving| books.note_left(leaving));
@@ -508,6 +512,7 @@ impl Keeper {
         if remains.is_empty() {
             return;
         }
+        let Some(holding) = Holding::begin() else { return };
         let mut ended = 0;
         for &Remains { leaving: Leaving { region, .. }, ended: how } in remains {
             match how {
@@ -515,6 +520,7 @@ impl Keeper {
                 Ended::Not => ended += u64::from(dereg(region)),
             }
         }
+        drop(holding);
         if let Some(mut books) = self.books() {
             books.totals.deregs += ended;
             remains.iter().for_each(|remains| books.note_left(&remains.leaving));
@@ -541,8 +547,8 @@ impl Keeper {
                 // that waits, it may be, and each of the two would find the other there. Behind a panic none holds it.
                 let is_at_work = may_lend && next.is_at_work(scope) && self.at_work.is_held();
                 let is_awaited = next.has_leaving(scope) && !is_at_work;
-                let next = if is_awaited { self.departed.wait(next) } else { Ok(next) };
-                let Ok(next) = next else { return };
+                let next = if is_awaited { self.await_departure(next) } else { Some(next) };
+                let Some(next) = next else { return };
                 books = next;
             } else {
                 return;
@@ -550,14 +556,43 @@ impl Keeper {
         }
     }
 
-    fn books(&self) -> Option<MutexGuard<'_, Books>> {
+    fn books(&self) -> Option<HeldBooks<'_>> {
+        // First: the thread with the gate may wait for the books of the interrupted one.
+        let holding = Holding::begin()?;
         self.at_books.pass();
-        self.books.lock().ok()
+        Some(HeldBooks { books: self.books.lock().ok()?, holding })
     }
 
     /// As [`books`](Self::books), on the thread that holds the gate: it would ask the kernel for what it has.
-    fn books_behind(&self, _at_books: &HeldGate<'_>) -> Option<MutexGuard<'_, Books>> {
-        self.books.lock().ok()
+    fn books_behind(&self, _at_books: &HeldGate<'_>) -> Option<HeldBooks<'_>> {
+        let holding = Holding::begin()?;
+        Some(HeldBooks { books: self.books.lock().ok()?, holding })
+    }
+
+    /// Without the books until something was given back to libibverbs.
+    fn await_departure<'k>(&self, held: HeldBooks<'k>) -> Option<HeldBooks<'k>> {
+        let HeldBooks { books, holding } = held;
+        Some(HeldBooks { books: self.departed.wait(books).ok()?, holding })
+    }
+}
+
+/// The books, locked; unlocked before the thread is no more said to have them.
+struct HeldBooks<'k> {
+    books: MutexGuard<'k, Books>,
+    holding: Holding,
+}
+
+impl Deref for HeldBooks<'_> {
+    type Target = Books;
+
+    fn deref(&self) -> &Books {
+        &self.books
+    }
+}
+
+impl DerefMut for HeldBooks<'_> {
+    fn deref_mut(&mut self) -> &mut Books {
+        &mut self.books
     }
 }
 

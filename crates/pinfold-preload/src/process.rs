@@ -15,6 +15,7 @@ use crate::apart;
 use crate::children::Children;
 use crate::complaint::complain;
 use crate::device::Table;
+use crate::holding::is_interrupted;
 use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
 use crate::reasons::{Reason, Reasons};
@@ -325,10 +326,10 @@ impl Process {
     }
 
     /// Whether the end of the process is to be reported, and may be: a filter of the program's own may forbid the calls
-    /// that it takes.
+    /// that it takes, and a handler may have ended the process where this thread has the counts.
     pub(crate) fn has_last_word(&self) -> bool {
         let wanted = self.settings.statistics.is_some() || self.settings.summary.is_some();
-        wanted && !sandbox::is_the_program_s()
+        wanted && !is_interrupted() && !sandbox::is_the_program_s()
     }
 
     /// The last word of a process.

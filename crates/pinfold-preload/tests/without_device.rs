@@ -467,6 +467,13 @@ fn a_report_beyond_the_limit_of_a_file_ends_no_process() {
     assert!(errors.contains("no statistics") || errors.is_empty(), "{errors}");
 }
 
+/// The handler interrupts a thread that has what the functions at the exit ask for, and does not return there.
+#[test]
+fn a_process_that_a_handler_ends_by_exit_ends() {
+    let Some((output, _)) = run(&["exits_in_a_handler"]) else { return };
+    assert_eq!(said(&output), done());
+}
+
 #[test]
 fn a_report_is_where_it_was_asked_for_whatever_root_the_program_has_by_then() {
     let is_root = std::fs::metadata("/proc/self")

@@ -31,6 +31,7 @@
 #include <sys/sem.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -1247,6 +1248,54 @@ static void closes_everything_again_and_again(void)
 	printf("%d found\n", found);
 }
 
+static void leaves_by_exit(int signal)
+{
+	(void)signal;
+	exit(3);
+}
+
+static void closes_the_device(void)
+{
+	struct ibv_context *device = pd->context;
+
+	ibv_dealloc_pd(pd);
+	ibv_close_device(device);
+}
+
+/* Registers until a signal comes, in the middle of a call mostly. */
+static void registers_until_a_signal(int number)
+{
+	struct itimerval timer = { .it_value = { .tv_usec = 2000 + 37 * number } };
+
+	begin();
+	CHECK(!atexit(closes_the_device));
+	registered(3);
+	CHECK(signal(SIGALRM, leaves_by_exit) != SIG_ERR && !setitimer(ITIMER_REAL, &timer, NULL));
+	for (;;)
+		registered(1000);
+}
+
+/* Processes that a handler ends by `exit`, and that give back at their exit what they have: each ends. */
+static void exits_in_a_handler(void)
+{
+	for (int i = 0; i < 40; i++) {
+		const struct timespec pause = { .tv_nsec = 5000000 };
+		pid_t child = fork(), ended = 0;
+		int status;
+
+		CHECK(child >= 0);
+		if (!child)
+			registers_until_a_signal(i);
+		for (int j = 0; j < 2000 && !ended; j++) {
+			CHECK(!nanosleep(&pause, NULL) && (ended = waitpid(child, &status, WNOHANG)) >= 0);
+		}
+		if (!ended)
+			kill(child, SIGKILL);
+		CHECK(ended && WIFEXITED(status) && WEXITSTATUS(status) == 3);
+	}
+	puts("done");
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -1259,6 +1308,7 @@ static const struct {
 	{ "exits_in_a_sandbox", exits_in_a_sandbox },
 	{ "exits_under_a_limit", exits_under_a_limit },
 	{ "exits_elsewhere", exits_elsewhere },
+	{ "exits_in_a_handler", exits_in_a_handler },
 	{ "loads_many", loads_many },
 	{ "loads_a_plugin", loads_a_plugin },
 	{ "awaits_a_message", awaits_a_message },
