@@ -24,7 +24,7 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
-use crate::chunked::in_block;
+use crate::chunked::{BLOCK_BYTES as MOST_AT_ONCE, in_block};
 use crate::queue::Queue;
 use crate::sync::{self, AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::marker::PhantomData;
@@ -382,10 +382,15 @@ impl BlockWalk {
     }
 }
 
+/// As many places as a block has room for. One that is larger, because a device's handle is, is made alone: then that much
+/// is asked of the allocator while the writer's lock is held.
+const fn made_at_once_log2<T>() -> u32 {
+    if size_of::<T>() > MOST_AT_ONCE { 0 } else { in_block::<T>().ilog2() }
+}
+
 impl<T> Index<T> {
     pub(crate) fn new() -> Self {
-        // As many at once as a block has room for.
-        let places = Arena::new(if sync::EXPLORED { 1 } else { in_block::<T>().ilog2() });
+        let places = Arena::new(if sync::EXPLORED { 1 } else { made_at_once_log2::<T>() });
         Self {
             places,
             root: new_directory(),
@@ -980,6 +985,17 @@ mod tests {
         assert_eq!(touched(&index, 1, usize::MAX), [0, 1]);
         assert!(!can_hold(range(END, END + 1)));
         assert_eq!(found(&index, END, END + 1), []);
+    }
+
+    /// Its size is the device's choice.
+    #[test]
+    fn a_place_may_be_larger_than_what_is_made_at_once() {
+        #[repr(align(64))]
+        struct Large([u8; 2 * MOST_AT_ONCE]);
+        let index = Index::new();
+        index.places.ensure(3, |_| Large([7; 2 * MOST_AT_ONCE])).unwrap();
+        assert_eq!(index.places.get(3).map(|place| place.0[0]), Some(7));
+        assert!(index.places.get(2).is_none());
     }
 
     /// Memory follows the most regions there were at once, not the fullest that each block ever was.

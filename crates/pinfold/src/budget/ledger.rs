@@ -446,6 +446,11 @@ impl Ledger {
         self.refused_with_room().is_some()
     }
 
+    /// How many users were refused and have not been notified since.
+    pub(super) fn refused(&self) -> usize {
+        self.refused.rooms.len()
+    }
+
     /// One of those users; each is notified once for a refusal.
     pub(super) fn take_refused_with_room(&mut self) -> Option<User> {
         let user = self.refused_with_room()?;

@@ -551,9 +551,16 @@ impl Inner {
 
     /// Notifies users that were refused and may take more now. Also from within a listener, and while others have
     /// listeners called later: the thread that waits for the room may be one that the listener waits for.
+    ///
+    /// As many as were refused when this begins. What makes more room meanwhile settles behind it, so no user is forgotten, and
+    /// this thread does not go on for as long as others do so.
     fn notify_refused(&self) {
         // Relaxed: as for the store.
-        while self.room_made.load(Ordering::Relaxed) {
+        if !self.room_made.load(Ordering::Relaxed) {
+            return;
+        }
+        // One more finds that none is left.
+        for _ in 0..=self.read(|state| state.ledger.refused()).unwrap_or_default() {
             let Some(user) = self.take_refused_with_room() else { return };
             for lender in self.lenders_in(user..=user).flat_map(ForeignList::into_vec) {
                 // One that panics keeps no other from being notified.
@@ -956,6 +963,44 @@ mod tests {
         assert!(found == 7 * PAGE || began.elapsed() >= RINGS_STAY, "{found}");
         assert_eq!(budget.refresh().bytes, 5 * PAGE);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    /// Makes more room as it is notified, and waits for more again: as others do on their threads.
+    struct MakesRoom {
+        waits: ShareAccount,
+        holds: ShareAccount,
+        notified: AtomicU64,
+    }
+
+    impl Lender for MakesRoom {
+        fn give_back(&self, _: Amount) -> bool {
+            false
+        }
+
+        fn room_made(&self) {
+            self.notified.fetch_add(1, Ordering::Relaxed);
+            self.waits.await_room();
+            self.holds.give(Amount::one(PAGE));
+        }
+    }
+
+    /// A thread that has given something back returns, however fast others make room: they notify of it themselves.
+    #[test]
+    fn to_notify_the_refused_ends_though_more_room_is_made_meanwhile() {
+        const ALL: usize = 1000;
+        let budget = Budget::new(Amount { bytes: ALL * PAGE, regions: ALL }).unwrap();
+        let (waits, holds) = (share_of(&budget), share_of(&budget));
+        holds.take(Amount { bytes: ALL * PAGE, regions: ALL }).unwrap();
+        let lender = Arc::new(MakesRoom { waits, holds, notified: AtomicU64::new(0) });
+        let weak: Weak<MakesRoom> = Arc::downgrade(&lender);
+        lender.waits.attach(weak);
+        lender.waits.await_room();
+        for turn in 1..4 {
+            lender.holds.give(Amount::one(PAGE));
+            lender.holds.settle();
+            let notified = lender.notified.load(Ordering::Relaxed);
+            assert!((turn..=2 * turn).contains(&notified), "{notified} times in {turn} turns");
+        }
     }
 
     /// Remembers which of all gave back.
