@@ -27,10 +27,13 @@ pub(crate) struct Watchers {
     due: Due,
 }
 
-/// Callbacks whose moment has come.
+/// Callbacks whose moment has come. None, nearly always: so it is a pointer's length that each way out of the lock moves.
 #[derive(Default)]
 #[must_use = "the program waits for its callbacks"]
-pub(crate) struct Due {
+pub(crate) struct Due(Option<Box<DueQueues>>);
+
+#[derive(Default)]
+struct DueQueues {
     callbacks: Queue<Box<Callbacks>>,
     completions: Queue<Arc<Completion>>,
     /// More completions than one hold of the lock takes out of their table.
@@ -101,7 +104,7 @@ impl Watchers {
     fn run_on_invalidate(&mut self, number: u32) {
         let callbacks = self.on_invalidate.get_mut(number as usize).and_then(Option::take);
         self.watched -= usize::from(callbacks.is_some());
-        callbacks.into_iter().for_each(|callbacks| _ = self.due.callbacks.push(callbacks));
+        callbacks.into_iter().for_each(|callbacks| _ = self.due.queues().callbacks.push(callbacks));
     }
 
     /// Lets `completion` wait for region `number`, registered before `change`, to be deregistered.
@@ -133,12 +136,12 @@ impl Watchers {
     fn release_on_deregister(&mut self, number: u32) {
         let released = self.on_deregister.release(number);
         let rest = released.and_then(|released| self.hand_out(released));
-        rest.into_iter().for_each(|rest| _ = self.due.released.push(rest));
+        rest.into_iter().for_each(|rest| _ = self.due.queues().released.push(rest));
     }
 
     /// Makes some of what was released due, as much as one hold of the lock has room for. The rest.
     pub(crate) fn hand_out(&mut self, released: Released) -> Option<Released> {
-        let due = &mut self.due.completions;
+        let due = &mut self.due.queues().completions;
         let room = AT_ONCE.saturating_sub(due.len());
         self.on_deregister.hand_out(released, room, |completion| _ = due.push(completion))
     }
@@ -146,13 +149,13 @@ impl Watchers {
     /// What was to wait for a change up to `latest`.
     #[cold]
     fn complete_on_deregister(&mut self, number: u32, latest: ChangeCount) {
-        let due = &mut self.due.completions;
+        let due = &mut self.due.queues().completions;
         self.on_deregister.complete(number, latest, |completion| _ = due.push(completion));
     }
 
     /// Lets go of `completion` as soon as no lock is held.
     pub(crate) fn complete(&mut self, completion: Arc<Completion>) {
-        self.due.completions.push(completion);
+        self.due.queues().completions.push(completion);
     }
 
     #[inline]
@@ -170,10 +173,11 @@ impl Watchers {
     pub(crate) fn make_due_again(&mut self, due: Option<Due>) {
         let Some(due) = due else { return };
         let mut later = std::mem::replace(&mut self.due, due);
+        let released = later.take_released();
         let (callbacks, completions) = later.take();
-        callbacks.for_each(|it| _ = self.due.callbacks.push(it));
-        completions.for_each(|it| _ = self.due.completions.push(it));
-        later.take_released().for_each(|it| _ = self.due.released.push(it));
+        callbacks.for_each(|it| _ = self.due.queues().callbacks.push(it));
+        completions.for_each(|it| _ = self.due.queues().completions.push(it));
+        released.for_each(|it| _ = self.due.queues().released.push(it));
     }
 }
 
@@ -182,18 +186,25 @@ impl Due {
     pub(crate) fn one(callback: Callback) -> Self {
         let (mut due, mut callbacks) = (Self::default(), Box::<Callbacks>::default());
         callbacks.insert(0, callback);
-        due.callbacks.push(callbacks);
+        due.queues().callbacks.push(callbacks);
         due
+    }
+
+    fn queues(&mut self) -> &mut DueQueues {
+        self.0.get_or_insert_default()
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.callbacks.len() + self.completions.len() + self.released.len() == 0
+        self.0
+            .as_ref()
+            .is_none_or(|it| it.callbacks.len() + it.completions.len() + it.released.len() == 0)
     }
 
     /// What is to be [handed out](Watchers::hand_out), to run behind the rest of this.
     pub(crate) fn take_released(&mut self) -> impl Iterator<Item = Released> + use<> {
-        std::mem::take(&mut self.released).into_items()
+        let released = self.0.as_mut().map(|it| std::mem::take(&mut it.released));
+        released.into_iter().flat_map(Queue::into_items)
     }
 
     /// Runs what is due, and says how many callbacks panicked. `is_forked` is asked before each: one may
@@ -217,8 +228,9 @@ impl Due {
         &mut self,
     ) -> (impl Iterator<Item = Box<Callbacks>> + use<>, impl Iterator<Item = Arc<Completion>> + use<>)
     {
-        let Self { callbacks, completions, .. } = self;
-        (std::mem::take(callbacks).into_items(), std::mem::take(completions).into_items())
+        let DueQueues { callbacks, completions, .. } =
+            self.0.take().map(|it| *it).unwrap_or_default();
+        (callbacks.into_items(), completions.into_items())
     }
 }
 
@@ -271,7 +283,7 @@ mod tests {
             .for_each(|(it, serial)| _ = callbacks.insert(serial, it));
         FUSE.set(3);
         let mut due = Due::default();
-        due.callbacks.push(callbacks);
+        due.queues().callbacks.push(callbacks);
         assert_eq!(due.run(|| false), 1);
         assert_eq!(*ran.lock().unwrap(), 1);
         FUSE.set(0);
@@ -317,14 +329,14 @@ mod tests {
         watchers.deregistered(8);
         let mut due = watchers.take_due().unwrap();
         let mut released: Vec<_> = due.take_released().collect();
-        let mut ran = due.completions.len();
+        let mut ran = due.queues().completions.len();
         assert_eq!((released.len(), ran), (2, AT_ONCE));
         assert_eq!(due.run(|| false), 0);
         while let Some(next) = released.pop() {
             released.extend(watchers.hand_out(next));
-            let due = watchers.take_due().unwrap();
-            assert!(due.completions.len() <= AT_ONCE);
-            ran += due.completions.len();
+            let mut due = watchers.take_due().unwrap();
+            assert!(due.queues().completions.len() <= AT_ONCE);
+            ran += due.queues().completions.len();
             assert_eq!(due.run(|| false), 0);
         }
         assert_eq!((ran, watchers.on_deregister.is_empty()), (6 * AT_ONCE, true));
