@@ -6,62 +6,71 @@
 //! The price is that memory is kept at the high-water mark until the cache is dropped; beyond
 //! that mark it is a chunk at most.
 
-use crate::sync::{EXPLORED, OnceLock};
+use crate::sync::OnceLock;
 
-/// A block has places for so many others.
-const FANOUT_LOG2: u32 = if EXPLORED { 1 } else { 4 };
-
-/// Trees of each height, so that all are had that a `u32` can name.
+/// Shelves hold 1, 2, 4, ... chunks, so 33 of them hold all that a `u32` can name.
 /// (Few in a model, whose threads have small stacks.)
-const HEIGHTS: usize = if EXPLORED { 6 } else { 1 + u32::BITS.div_ceil(FANOUT_LOG2) as usize };
+const SHELVES: usize = if cfg!(loom) { 3 } else { 33 };
+
+/// A part of a shelf has so many chunks at most: 6 KiB for them.
+const PART_LOG2: u32 = if cfg!(any(loom, shuttle, miri, test)) { 2 } else { 8 };
+
+/// What is made when it is first needed.
+type Later<T> = OnceLock<Box<[T]>>;
+
+/// Items made at once.
+type Chunk<T> = Later<T>;
+
+/// Chunks made at once, as places for them.
+type Part<T> = Later<Chunk<T>>;
 
 /// A growing array of items that never move.
 ///
-/// A tree for the first chunk of items, one for as many as a block has places for, one for as many blocks, and so on. All
-/// that is made at once is a block or a chunk, because the cache's lock is held.
+/// Chunks are all of one size, so that little is made in advance. What doubles is the shelf of
+/// chunks, 24 bytes for each; a long one is made in parts, because the cache's lock is held.
 pub(crate) struct Arena<T> {
-    trees: [Node<T>; HEIGHTS],
+    shelves: [Later<Part<T>>; SHELVES],
     chunk_log2: u32,
-}
-
-/// A place for what is made when it is first needed.
-type Node<T> = OnceLock<Made<T>>;
-
-enum Made<T> {
-    Nodes(Box<[Node<T>]>),
-    Items(Box<[T]>),
 }
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the cache's index and arena count on 64-bit addresses");
 
+/// Where an item is.
+struct Location {
+    shelf: usize,
+    part: usize,
+    chunk: usize,
+    offset: usize,
+}
+
 impl<T> Arena<T> {
     /// An empty arena that makes `1 << chunk_log2` items at a time.
     pub(crate) fn new(chunk_log2: u32) -> Self {
-        Self { trees: std::array::from_fn(|_| OnceLock::new()), chunk_log2 }
+        Self { shelves: std::array::from_fn(|_| OnceLock::new()), chunk_log2 }
     }
 
-    /// The chunk of an item, and the height of its tree.
-    fn locate(&self, index: u32) -> (u64, u32) {
-        let chunk = u64::from(index) >> self.chunk_log2;
-        (chunk, (u64::BITS - chunk.leading_zeros()).div_ceil(FANOUT_LOG2))
-    }
-
-    /// Where an item is in its chunk.
-    #[allow(clippy::cast_possible_truncation)] // words have 64 bits
-    const fn offset(&self, index: u32) -> usize {
-        (index as u64 & ((1 << self.chunk_log2) - 1)) as usize
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // all are below 2^33, and words have 64 bits
+    const fn locate(&self, index: u32) -> Location {
+        let chunk = (index as u64 >> self.chunk_log2) + 1;
+        let shelf = chunk.ilog2();
+        let offset = index & ((1 << self.chunk_log2) - 1);
+        let chunk = chunk - (1 << shelf);
+        let (part, chunk) = (chunk >> PART_LOG2, chunk & ((1 << PART_LOG2) - 1));
+        Location {
+            shelf: shelf as usize,
+            part: part as usize,
+            chunk: chunk as usize,
+            offset: offset as usize,
+        }
     }
 
     /// Item `index`, if it was ever made.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
-        let (chunk, height) = self.locate(index);
-        let mut node = self.trees.get(height as usize)?;
-        for level in (0..height).rev() {
-            node = node.get()?.nodes().get(digit(chunk, level))?;
-        }
-        node.get()?.items().get(self.offset(index))
+        let Location { shelf, part, chunk, offset } = self.locate(index);
+        self.shelves.get(shelf)?.get()?.get(part)?.get()?.get(chunk)?.get()?.get(offset)
     }
 
     /// Makes sure that item `index` exists, filling its whole chunk with what `make` makes of
@@ -69,37 +78,21 @@ impl<T> Arena<T> {
     ///
     /// `None` when the arena can hold no more.
     pub(crate) fn ensure(&self, index: u32, make: impl FnMut(u32) -> T) -> Option<&T> {
-        let (chunk, height) = self.locate(index);
-        let mut node = self.trees.get(height as usize)?;
-        for level in (0..height).rev() {
-            node = node.get_or_init(Made::places).nodes().get(digit(chunk, level))?;
-        }
-        let offset = self.offset(index);
-        let (first, length) = (index - u32::try_from(offset).ok()?, 1 << self.chunk_log2);
-        let items = || Made::Items((first..=u32::MAX).take(length).map(make).collect());
-        node.get_or_init(items).items().get(offset)
+        let Location { shelf, part, chunk, offset } = self.locate(index);
+        let part_log2 = shelf.min(PART_LOG2 as usize);
+        let parts = self.shelves.get(shelf)?.get_or_init(|| places(shelf - part_log2));
+        let chunks = parts.get(part)?.get_or_init(|| places(part_log2));
+        let first = index - u32::try_from(offset).ok()?;
+        let length = 1_usize << self.chunk_log2;
+        let items =
+            chunks.get(chunk)?.get_or_init(|| (first..=u32::MAX).take(length).map(make).collect());
+        items.get(offset)
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // words have 64 bits
-const fn digit(chunk: u64, level: u32) -> usize {
-    (chunk >> (FANOUT_LOG2 * level)) as usize & ((1 << FANOUT_LOG2) - 1)
-}
-
-impl<T> Made<T> {
-    fn places() -> Self {
-        Self::Nodes((0..1 << FANOUT_LOG2).map(|_| OnceLock::new()).collect())
-    }
-
-    #[inline]
-    fn nodes(&self) -> &[Node<T>] {
-        if let Self::Nodes(nodes) = self { nodes } else { &[] }
-    }
-
-    #[inline]
-    fn items(&self) -> &[T] {
-        if let Self::Items(items) = self { items } else { &[] }
-    }
+/// So many places for what is made later.
+fn places<T>(log2: usize) -> Box<[Later<T>]> {
+    (0..1_usize << log2).map(|_| OnceLock::new()).collect()
 }
 
 #[cfg(test)]
@@ -130,11 +123,21 @@ mod tests {
 
     #[test]
     fn the_last_number_has_a_place() {
-        for chunk_log2 in [0, 3] {
-            let arena: Arena<u32> = Arena::new(chunk_log2);
-            assert_eq!(arena.ensure(u32::MAX, |index| index), Some(&u32::MAX));
-            assert_eq!(arena.get(u32::MAX), Some(&u32::MAX));
-            assert!(arena.get(u32::MAX >> 1).is_none() && arena.get(0).is_none());
-        }
+        let arena: Arena<u8> = Arena::new(31);
+        let Location { shelf, part, chunk, offset } = arena.locate(u32::MAX);
+        assert_eq!((shelf, part, chunk, offset), (1, 0, 0, (1 << 31) - 1));
+        let Location { shelf, part, chunk, offset } = Arena::<u8>::new(0).locate(u32::MAX);
+        assert_eq!((shelf, part, chunk, offset), (32, 0, 0, 0));
+    }
+
+    /// The lock is held when one is made.
+    #[test]
+    fn no_more_places_than_a_part_has_are_made_at_once() {
+        let arena: Arena<u32> = Arena::new(0);
+        (0..1000).for_each(|index| assert_eq!(arena.ensure(index, |index| index), Some(&index)));
+        assert!((0..1000).all(|index| arena.get(index) == Some(&index)));
+        let shelves = arena.shelves.iter().filter_map(OnceLock::get);
+        let parts = shelves.flat_map(|shelf| shelf.iter().filter_map(OnceLock::get));
+        assert_eq!(parts.map(|part| part.len()).max(), Some(1 << PART_LOG2));
     }
 }

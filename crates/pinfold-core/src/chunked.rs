@@ -33,7 +33,7 @@ pub(crate) struct Chunked<T> {
 #[derive(Debug)]
 enum Node<T> {
     Absent,
-    Nodes(Box<[Node<T>]>),
+    Nodes(Box<[Node<T>; FANOUT]>),
     Entries(Box<[T]>),
 }
 
@@ -44,8 +44,8 @@ impl<T> Default for Chunked<T> {
 }
 
 impl<T> Chunked<T> {
-    /// How many entries are made at once.
-    pub(crate) const CHUNK: usize = in_block::<T>();
+    /// How many entries are made at once: a power of two, because each look-up divides by it.
+    pub(crate) const CHUNK: usize = 1 << in_block::<T>().ilog2();
 
     pub(crate) const fn new() -> Self {
         Self { root: Node::Absent, height: 0 }
@@ -64,7 +64,8 @@ impl<T> Chunked<T> {
             if matches!(node, Node::Absent) {
                 *node = Node::of(Node::Absent);
             }
-            node = &mut node.nodes_mut()[digit(chunk, level)];
+            let Node::Nodes(nodes) = node else { unreachable!("made above") };
+            node = &mut nodes[digit(chunk, level)];
         }
         if matches!(node, Node::Absent) {
             *node = Node::Entries((0..Self::CHUNK).map(|_| fresh()).collect());
@@ -96,7 +97,7 @@ impl<T> Chunked<T> {
         }
         let mut node = &mut self.root;
         for level in (0..self.height).rev() {
-            node = node.nodes_mut().get_mut(digit(chunk, level))?;
+            node = &mut node.nodes_mut()?[digit(chunk, level)];
         }
         node.entries_mut().get_mut(place)
     }
@@ -128,14 +129,14 @@ const fn digit(chunk: usize, level: u32) -> usize {
 impl<T> Node<T> {
     /// One whose first is `lower`.
     fn of(lower: Self) -> Self {
-        let mut nodes: Box<[Self]> = (0..FANOUT).map(|_| Self::Absent).collect();
+        let mut nodes = Box::new([const { Self::Absent }; FANOUT]);
         nodes[0] = lower;
         Self::Nodes(nodes)
     }
 
     #[inline]
-    fn nodes_mut(&mut self) -> &mut [Self] {
-        if let Self::Nodes(nodes) = self { nodes } else { &mut [] }
+    fn nodes_mut(&mut self) -> Option<&mut [Self; FANOUT]> {
+        if let Self::Nodes(nodes) = self { Some(nodes) } else { None }
     }
 
     #[inline]

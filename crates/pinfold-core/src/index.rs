@@ -24,7 +24,7 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
-use crate::chunked::{BLOCK_BYTES as MOST_AT_ONCE, in_block};
+use crate::chunked::in_block;
 use crate::queue::Queue;
 use crate::sync::{self, AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::marker::PhantomData;
@@ -270,6 +270,8 @@ fn new_directory<T>() -> Directory<T> {
 pub(crate) struct Index<T> {
     /// The places. Entries point into it.
     pub(crate) places: Arena<T>,
+    /// The next that is taken for the first time: a hint.
+    next_place: AtomicU64,
     root: Directory<Directory<Box<Leaf>>>,
     /// The way past the two upper levels, by the leaf's number.
     shortcuts: Box<[AtomicU64; FANOUT]>,
@@ -382,17 +384,18 @@ impl BlockWalk {
     }
 }
 
-/// As many places as a block has room for. One that is larger, because a device's handle is, is made alone: then that much
-/// is asked of the allocator while the writer's lock is held.
-const fn made_at_once_log2<T>() -> u32 {
-    if size_of::<T>() > MOST_AT_ONCE { 0 } else { in_block::<T>().ilog2() }
-}
-
 impl<T> Index<T> {
     pub(crate) fn new() -> Self {
-        let places = Arena::new(if sync::EXPLORED { 1 } else { made_at_once_log2::<T>() });
+        let places = Arena::new(if sync::EXPLORED {
+            1
+        } else if cfg!(miri) {
+            3
+        } else {
+            6
+        });
         Self {
             places,
+            next_place: AtomicU64::new(0),
             root: new_directory(),
             shortcuts: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
             memory: Mutex::new(ListMemory::default()),
@@ -436,6 +439,23 @@ impl<T> Index<T> {
         }
         let middle = self.root[block / (FANOUT * FANOUT)].get_or_init(new_directory);
         Some(middle[block / FANOUT % FANOUT].get_or_init(Leaf::new))
+    }
+
+    /// Place `number`, which was never taken: the next. `None` when there can be no more.
+    pub(crate) fn make_place(&self, number: u32, make: impl FnMut(u32) -> T) -> Option<&T> {
+        // Relaxed: a hint.
+        self.next_place.store(u64::from(number) + 1, Ordering::Relaxed);
+        self.places.ensure(number, make)
+    }
+
+    /// Makes the places that are taken next, because many are made at once, which is too much while the writer's lock is
+    /// held. Not in a forked child.
+    pub(crate) fn prepare_places(&self, make: impl FnMut(u32) -> T) {
+        // Relaxed: a hint.
+        let ahead = self.next_place.load(Ordering::Relaxed) + OTHERS as u64;
+        if let (false, Ok(ahead)) = (sync::EXPLORED, u32::try_from(ahead)) {
+            self.places.ensure(ahead, make);
+        }
     }
 
     /// Makes what it takes to enter a region of `range`, as far as it is [too large](crate::chunked::BLOCK_BYTES) to be made
@@ -985,17 +1005,6 @@ mod tests {
         assert_eq!(touched(&index, 1, usize::MAX), [0, 1]);
         assert!(!can_hold(range(END, END + 1)));
         assert_eq!(found(&index, END, END + 1), []);
-    }
-
-    /// Its size is the device's choice.
-    #[test]
-    fn a_place_may_be_larger_than_what_is_made_at_once() {
-        #[repr(align(64))]
-        struct Large([u8; 2 * MOST_AT_ONCE]);
-        let index = Index::new();
-        index.places.ensure(3, |_| Large([7; 2 * MOST_AT_ONCE])).unwrap();
-        assert_eq!(index.places.get(3).map(|place| place.0[0]), Some(7));
-        assert!(index.places.get(2).is_none());
     }
 
     /// Memory follows the most regions there were at once, not the fullest that each block ever was.

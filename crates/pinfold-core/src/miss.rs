@@ -195,6 +195,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         loop {
             // Forked inside the device or a callback.
             self.refuse_child()?;
+            self.0.index.prepare_places(Region::new);
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, attempt);
             let is_sampled = self.0.is_sampled();
@@ -580,7 +581,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
         let number = writer.made_places;
         writer.made_places = number.checked_add(1)?;
-        self.0.index.places.ensure(number, Region::new)?;
+        self.0.index.make_place(number, Region::new)?;
         writer.lists.make(number);
         Some(number)
     }
@@ -717,17 +718,10 @@ fn is_needless<H: Copy>(region: &Region<H>, flight: &Flight) -> bool {
     findable.is_some_and(|(range, terms)| flight.would_serve(&Want { range, terms }))
 }
 
-/// Takes out the flight to this place. That which is first takes its place in the list, which has no order.
+/// Takes out the flight to this place.
 fn take_flight(writer: &mut Writer, number: u32) -> Option<Flight> {
-    let first = writer.flights.pop()?;
-    if first.number == number {
-        return Some(first);
-    }
-    if let Some(flight) = writer.flights.iter_mut().find(|flight| flight.number == number) {
-        return Some(std::mem::replace(flight, first));
-    }
-    writer.flights.push(first);
-    None
+    let position = writer.flights.iter().position(|flight| flight.number == number)?;
+    Some(writer.flights.swap_remove(position))
 }
 
 /// Where to wait for a registration under way that would serve `want`.

@@ -92,11 +92,6 @@ impl<T> Queue<T> {
         self.full.iter().flatten().flatten().chain(&self.last)
     }
 
-    /// As [`iter`](Self::iter).
-    pub(crate) fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut T> {
-        self.full.iter_mut().flatten().flatten().chain(&mut self.last)
-    }
-
     /// All items, which are taken.
     pub(crate) fn into_items(mut self) -> impl Iterator<Item = T> {
         iter::from_fn(move || self.pop())

@@ -24,7 +24,6 @@ use crate::holds::Hold;
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Monitor, Position, Sequence};
 use crate::order::Order;
-use crate::queue::Queue;
 use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
 use crate::statistics::Statistics;
@@ -107,7 +106,7 @@ pub(crate) struct Writer {
     /// The list of each region's state: in the order of eviction, invalidated, deregistering.
     pub(crate) lists: Lists,
     /// Registrations under way.
-    pub(crate) flights: Queue<Flight>,
+    pub(crate) flights: Vec<Flight>,
     /// The reclaimer was called, and has not begun to look since.
     called: bool,
     /// The reclaimer is to be notified as soon as the lock is free.
@@ -895,7 +894,8 @@ impl Writer {
             made_places: 0,
             order: Order::new(),
             lists: Lists::new(),
-            flights: Queue::new(),
+            // So many threads register at once before it grows under the lock.
+            flights: Vec::with_capacity(16),
             called: false,
             must_notify: false,
             wake_ups: WakeUps::default(),
