@@ -451,11 +451,16 @@ impl<T> Index<T> {
     /// Makes the places that are taken next, because many are made at once, which is too much while the writer's lock is
     /// held. Not in a forked child.
     pub(crate) fn prepare_places(&self, make: impl FnMut(u32) -> T) {
-        // Relaxed: a hint.
-        let ahead = self.next_place.load(Ordering::Relaxed) + OTHERS as u64;
-        if let (false, Ok(ahead)) = (sync::EXPLORED, u32::try_from(ahead)) {
+        if let (false, Ok(ahead)) = (sync::EXPLORED, u32::try_from(self.next_place() + OTHERS)) {
             self.places.ensure(ahead, make);
         }
+    }
+
+    /// The place that is taken next, unless one is free: a hint.
+    #[allow(clippy::cast_possible_truncation)] // words have 64 bits
+    pub(crate) fn next_place(&self) -> usize {
+        // Relaxed: a hint.
+        self.next_place.load(Ordering::Relaxed) as usize
     }
 
     /// Makes what it takes to enter a region of `range`, as far as it is [too large](crate::chunked::BLOCK_BYTES) to be made

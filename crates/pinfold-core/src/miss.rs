@@ -204,8 +204,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
                 _ => Some(self.0.ask(is_sampled)),
             };
-            let step =
-                self.0.locked(|writer| self.next_step(writer, want, plan, attempt, asked))??;
+            let mut room = Lists::room_for(self.0.index.next_place());
+            let step = self.0.locked(|writer| {
+                writer.lists.move_links(&mut room);
+                self.next_step(writer, want, plan, attempt, asked)
+            })??;
+            drop(room);
             // What comes next takes its time, and the registrar's or a program's code runs in it.
             attempt.begun.answer = Answer::None;
             match step {

@@ -10,16 +10,19 @@
 use super::Region;
 use super::state::{List, Outside, State};
 use crate::AddressRange;
-use crate::chunked::Chunked;
+use crate::chunked::in_block;
 use crate::hazard::{Idle, Unpublished};
 use crate::range_index::{Cursor, RangeIndex};
 use std::iter;
+
+/// So many places other threads may take before those are made that a thread prepares.
+pub(crate) const PREPARED: usize = 16;
 
 /// No place: one more than the highest number that a place can have.
 const NONE: u32 = u32::MAX;
 /// A place's neighbours.
 #[derive(Clone, Copy)]
-struct Link {
+pub(crate) struct Link {
     ahead: u32,
     behind: u32,
 }
@@ -27,6 +30,41 @@ struct Link {
 /// Deregistrations in the order in which they began.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct DepartureCount(u64);
+
+/// Links made at once.
+const CHUNK: usize = 1 << in_block::<Link>().ilog2();
+
+/// Room for a longer list of chunks. It is to be freed where no lock is held.
+pub(crate) type Room = Vec<Box<[Link; CHUNK]>>;
+
+/// The links by place, two steps away: each change of a list looks at three of them.
+#[derive(Default)]
+struct Links {
+    chunks: Room,
+}
+
+impl Links {
+    /// How many chunks a list has room for that is to have one for place `number`.
+    const fn room_for(number: usize) -> usize {
+        let needed = (number / CHUNK + 1).next_power_of_two();
+        if needed < 64 { 64 } else { needed }
+    }
+
+    fn move_to(&mut self, room: &mut Room) {
+        if room.capacity() > self.chunks.capacity() {
+            room.append(&mut self.chunks);
+            std::mem::swap(room, &mut self.chunks);
+        }
+    }
+
+    fn make(&mut self, number: usize) {
+        if self.chunks.len() <= number / CHUNK {
+            self.chunks.reserve_exact(Self::room_for(number) - self.chunks.len());
+            let fresh = || Box::new([Link { ahead: NONE, behind: NONE }; CHUNK]);
+            self.chunks.resize_with(number / CHUNK + 1, fresh);
+        }
+    }
+}
 
 /// The ends of a list.
 #[derive(Clone, Copy)]
@@ -38,7 +76,7 @@ struct Ends {
 
 /// All lists.
 pub(crate) struct Lists {
-    links: Chunked<Link>,
+    links: Links,
     ends: [Ends; List::ALL.len()],
     /// The place that became free last, from which on `behind` leads to the others.
     free: u32,
@@ -55,7 +93,7 @@ impl Lists {
         let ends = Ends { first: NONE, last: NONE, length: 0 };
         let outside = [RangeIndex::new(), RangeIndex::new()];
         Self {
-            links: Chunked::new(),
+            links: Links::default(),
             ends: [ends; List::ALL.len()],
             free: NONE,
             outside,
@@ -66,17 +104,29 @@ impl Lists {
 
     /// Makes sure that place `number` has a link.
     pub(crate) fn make(&mut self, number: u32) {
-        self.links.made(number as usize, || Link { ahead: NONE, behind: NONE });
+        self.links.make(number as usize);
+    }
+
+    /// Room for the links of the places from `next` on, if those will take a longer list of chunks than there is: too long
+    /// to be made while the writer's lock is held.
+    pub(crate) fn room_for(next: usize) -> Room {
+        let (now, later) = (Links::room_for(next), Links::room_for(next + PREPARED));
+        if later > now { Vec::with_capacity(later) } else { Vec::new() }
+    }
+
+    /// Moves the links there, if there is more room than they have.
+    pub(crate) fn move_links(&mut self, room: &mut Room) {
+        self.links.move_to(room);
     }
 
     #[inline]
     fn link(&self, number: u32) -> &Link {
-        self.links.at(number as usize)
+        &self.links.chunks[number as usize / CHUNK][number as usize % CHUNK]
     }
 
     #[inline]
     fn link_mut(&mut self, number: u32) -> &mut Link {
-        self.links.at_mut(number as usize)
+        &mut self.links.chunks[number as usize / CHUNK][number as usize % CHUNK]
     }
 
     #[inline]
@@ -440,6 +490,29 @@ mod tests {
                 assert_eq!(lists.len(list), model[list as usize].len());
             }
         }
+    }
+
+    #[test]
+    fn links_stay_what_they_are_as_their_list_grows() {
+        let mut lists = Lists::new();
+        let first = 64 * CHUNK;
+        assert_eq!(Lists::room_for(0).capacity(), 0, "most gets make none");
+        let numbers = 0..u32::try_from(3 * first).unwrap();
+        for number in numbers.clone() {
+            let mut room = Lists::room_for(number as usize);
+            assert_eq!(
+                room.capacity() > 0,
+                [first, 2 * first]
+                    .iter()
+                    .any(|&end| { (end - PREPARED..end).contains(&(number as usize)) })
+            );
+            lists.move_links(&mut room);
+            assert!(room.is_empty());
+            lists.make(number);
+            lists.give_place(number);
+        }
+        assert!(numbers.rev().all(|number| lists.take_place() == Some(number)));
+        assert_eq!(lists.take_place(), None);
     }
 
     /// Every pair of states: a move that is not drawn is refused.
