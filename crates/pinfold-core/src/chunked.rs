@@ -7,6 +7,9 @@ use std::mem;
 /// goes through all small blocks that were freed, which takes a millisecond after 10^5 of them.
 pub(crate) const BLOCK_BYTES: usize = 960;
 
+/// What is larger is made before the lock is taken, and enough for so many other threads that come first.
+pub(crate) const OTHERS: usize = 16;
+
 /// How many of `T` a block has room for.
 pub(crate) const fn in_block<T>() -> usize {
     assert!(size_of::<T>() <= BLOCK_BYTES, "a block has room for none");

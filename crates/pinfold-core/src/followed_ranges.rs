@@ -9,11 +9,8 @@
 //! from before it was added; and a change that is part of one that is kept adds nothing to it.
 
 use crate::AddressRange;
-use crate::chunked::Chunked;
 use crate::range_index::{Cursor, RangeIndex};
-
-/// No entry.
-const NONE: u32 = u32::MAX;
+use crate::slots::Slots;
 
 /// To mark a range takes as long as to look at so many.
 const MARK: usize = 8;
@@ -29,10 +26,7 @@ const MOST_KEPT: usize = if cfg!(miri) { 16 } else { 64 };
 
 /// Ranges that are followed, by a number each.
 pub(crate) struct FollowedRanges {
-    entries: Chunked<Entry>,
-    made: u32,
-    /// The first of those that are free.
-    free: u32,
+    entries: Slots<Entry>,
     /// Those of which no change was read.
     unchanged: RangeIndex,
     /// Changes that have more to mark.
@@ -48,8 +42,6 @@ struct Entry {
     has_changed: bool,
     /// How many lapses there had been when it was added.
     lapses: u64,
-    /// Of a free one, the next free one.
-    next: u32,
 }
 
 /// A change that marks what it touches: all that stands ahead of its cursor was looked at.
@@ -62,8 +54,7 @@ impl Default for FollowedRanges {
     fn default() -> Self {
         // Not made later, because the lock is held then.
         let (unchanged, kept) = (RangeIndex::new(), Vec::with_capacity(MOST_KEPT));
-        let entries = Chunked::new();
-        Self { entries, made: 0, free: NONE, unchanged, kept, lapses: 0, may_repeat: false }
+        Self { entries: Slots::default(), unchanged, kept, lapses: 0, may_repeat: false }
     }
 }
 
@@ -71,31 +62,19 @@ impl FollowedRanges {
     /// What is read from now on may concern `range`. `None` if there are as many as can be. All that was read is
     /// [marked](Self::is_marked), and is [not read again](Self::may_repeat).
     pub(crate) fn insert(&mut self, range: AddressRange) -> Option<u32> {
-        let number = self.take_free()?;
-        let entry = Entry { range, has_changed: false, lapses: self.lapses, next: NONE };
-        *self.entries.at_mut(number as usize) = entry;
+        let place = self.entries.insert(Entry { range, has_changed: false, lapses: self.lapses });
+        let Ok(number) = u32::try_from(place) else {
+            self.entries.remove(place);
+            return None;
+        };
         self.unchanged.insert(range, number);
         Some(number)
     }
 
-    fn take_free(&mut self) -> Option<u32> {
-        if self.free == NONE {
-            let number = self.made;
-            // So no number is `NONE`.
-            self.made = number.checked_add(1)?;
-            let range = AddressRange::EVERYTHING;
-            let fresh = || Entry { range, has_changed: false, lapses: 0, next: NONE };
-            self.entries.made(number as usize, fresh);
-            return Some(number);
-        }
-        let next = self.entries.at(self.free as usize).next;
-        Some(std::mem::replace(&mut self.free, next))
-    }
-
     pub(crate) fn remove(&mut self, number: u32) {
-        let entry = self.entries.at_mut(number as usize);
-        self.unchanged.remove(entry.range, number);
-        entry.next = std::mem::replace(&mut self.free, number);
+        if let Some(entry) = self.entries.remove(number as usize) {
+            self.unchanged.remove(entry.range, number);
+        }
     }
 
     /// Whether there is any of which no change was read.
@@ -156,7 +135,7 @@ impl FollowedRanges {
     /// How many slices are enough to mark as many changes as are kept, each of which touches every range. Of changes that
     /// follow one another without end the last would never be marked.
     pub(crate) fn enough(&self) -> usize {
-        MOST_KEPT * (1 + self.made as usize * (1 + MARK) / ROOM_OF_KEPT)
+        MOST_KEPT * (1 + self.entries.made() * (1 + MARK) / ROOM_OF_KEPT)
     }
 
     /// Anything may have changed: entries of the log are gone that were not read, or there is too much to mark.
@@ -168,7 +147,7 @@ impl FollowedRanges {
     /// Whether a change of the range was read; `None` if one may have been missed. All that was read is
     /// [marked](Self::is_marked).
     pub(crate) fn has_changed(&self, number: u32) -> Option<bool> {
-        let entry = self.entries.at(number as usize);
+        let entry = self.entries.get(number as usize)?;
         (entry.has_changed || entry.lapses == self.lapses).then_some(entry.has_changed)
     }
 }
@@ -177,7 +156,7 @@ impl Marking {
     /// Marks what `room` has looks for. How many are left; `None` if there is more to look at.
     fn go_on(
         &mut self,
-        entries: &mut Chunked<Entry>,
+        entries: &mut Slots<Entry>,
         unchanged: &mut RangeIndex,
         mut room: usize,
     ) -> Option<usize> {
@@ -186,8 +165,8 @@ impl Marking {
             let Some((next, number)) = near else { return Some(room) };
             room = room.checked_sub(1)?;
             self.cursor = next;
-            let entry = entries.at_mut(number as usize);
-            if entry.range.overlaps(&self.change) {
+            let entry = entries.get_mut(number as usize);
+            if let Some(entry) = entry.filter(|entry| entry.range.overlaps(&self.change)) {
                 entry.has_changed = true;
                 unchanged.remove(entry.range, number);
                 room = room.saturating_sub(MARK);

@@ -129,9 +129,8 @@ mod measured {
 mod tests {
     use super::Requests;
     use crate::chunked::BLOCK_BYTES;
-    use crate::coverage::{Change, Cover, MappingKind};
     use crate::followed::Followed;
-    use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
+    use crate::reclaim::tests::Calm;
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
     use crate::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
     use crate::{Access, AddressRange, Cache, Config, GetError, Lease, SuspensionTerms};
@@ -189,49 +188,6 @@ mod tests {
         }
 
         fn fail(&self, _: &usize) {}
-    }
-
-    /// Nothing ever changes that the program does not say.
-    struct Calm;
-
-    // SAFETY: the simulated memory does not change.
-    unsafe impl Monitor for Calm {
-        fn name(&self) -> &'static str {
-            "calm"
-        }
-
-        fn check(&self) -> Result<Sequence, Lost> {
-            Ok(Sequence(2))
-        }
-
-        fn watch(&self, _: AddressRange) -> Watch {
-            Watch::Covered
-        }
-
-        fn change_pending(&self, _: AddressRange) -> bool {
-            false
-        }
-
-        fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-            let (up_to, sequence) = (Position(0, 0), Sequence(2));
-            Replay { up_to, sequence, complete: true, may_repeat: false }
-        }
-
-        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Detected
-        }
-
-        fn forked(&self) -> bool {
-            false
-        }
-
-        fn notified(&self) -> u32 {
-            0
-        }
-
-        fn notify(&self) {}
-
-        fn wait(&self, _: u32) {}
     }
 
     type Tested = Cache<Device, Calm>;

@@ -24,7 +24,7 @@
 
 use crate::AddressRange;
 use crate::arena::Arena;
-use crate::chunked::in_block;
+use crate::chunked::{OTHERS, in_block};
 use crate::queue::Queue;
 use crate::sync::{self, AtomicU64, Mutex, OnceLock, Ordering, lock};
 use std::marker::PhantomData;
@@ -55,8 +55,6 @@ const CLASSES: usize = 11;
 const SPARSE: usize = 4;
 /// Lists up to this class have room in what may be made while the lock is held.
 const MADE_LATE: usize = in_block::<Quad>().ilog2() as usize;
-/// So many regions other threads may enter in a block before one for which it was prepared.
-const OTHERS: usize = 16;
 /// How many blocks a part of a range has at most, whatever is in them.
 const BLOCKS_AT_ONCE: usize = 1024;
 /// How many blocks a region is entered into, or taken out of, under one hold of the writer's lock.

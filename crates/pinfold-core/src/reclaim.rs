@@ -801,7 +801,7 @@ impl<R: Registrar, M: Monitor> std::fmt::Debug for Reclaimer<R, M> {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
+pub(crate) mod tests {
     use super::{InsideDeparture, Reclaim, Reclaimer, ReclaimingThread, State};
     use crate::barrier::Barriers;
     use crate::budget::Amount;
@@ -856,7 +856,7 @@ mod tests {
     }
 
     /// Nothing ever changes.
-    struct Calm;
+    pub(crate) struct Calm;
 
     // SAFETY: the simulated memory does not change.
     unsafe impl Monitor for Calm {

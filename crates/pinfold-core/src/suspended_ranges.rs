@@ -1,14 +1,14 @@
 //! What stands in the way of gets: which ranges are suspended, and which threads wait before them.
 
 use crate::AddressRange;
-use crate::chunked::{Chunked, fits_in_map};
+use crate::chunked::fits_in_map;
 use crate::foreign::{Foreign, discard_all};
 use crate::queue::Queue;
+use crate::slots::Slots;
 use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,10 @@ pub enum Gets {
 #[derive(Default)]
 pub(crate) struct SuspendedRanges {
     /// By where their ranges begin; they do not overlap.
-    suspended: BTreeMap<usize, u32>,
-    entries: Entries,
+    suspended: BTreeMap<usize, usize>,
+    entries: Slots<SuspendedRange>,
     /// By their ids.
-    numbers: BTreeMap<u64, u32>,
+    numbers: BTreeMap<u64, usize>,
     /// Those that may expire, by their deadlines.
     expiring: BTreeSet<(Duration, u64)>,
     /// What each suspension holds, in the order in which it was taken; a connection may be held by
@@ -51,8 +51,8 @@ pub(crate) struct SuspendedRanges {
 
 // They grow while the lock is held.
 const _: () = assert!(
-    fits_in_map::<usize, u32>()
-        && fits_in_map::<u64, u32>()
+    fits_in_map::<usize, usize>()
+        && fits_in_map::<u64, usize>()
         && fits_in_map::<(Duration, u64), ()>()
         && fits_in_map::<u64, Vec<Hold>>()
 );
@@ -84,62 +84,6 @@ pub(crate) struct SuspendedRange {
     /// What to do when the deadline passes; nothing while a call of the suspension's own is running,
     /// which looks at the clock itself.
     on_expiry: Option<OnExpiry>,
-}
-
-/// The suspended ranges, by numbers. None is freed before all are: an allocator may go through all small blocks that were
-/// freed when the next one is, and the lock is held then.
-#[derive(Default)]
-struct Entries {
-    places: Chunked<Place>,
-    made: u32,
-    /// The place that became free last, if any is free.
-    free: Option<u32>,
-}
-
-enum Place {
-    Taken(SuspendedRange),
-    Free {
-        /// The one that became free before.
-        next: Option<u32>,
-    },
-}
-
-impl Entries {
-    fn insert(&mut self, entry: SuspendedRange) -> u32 {
-        let number = self.free.unwrap_or(self.made);
-        let place = self.places.made(number as usize, || Place::Free { next: None });
-        match mem::replace(place, Place::Taken(entry)) {
-            Place::Free { next } if self.free.is_some() => self.free = next,
-            _ => self.made += 1,
-        }
-        number
-    }
-
-    fn get(&self, number: u32) -> Option<&SuspendedRange> {
-        self.places.get(number as usize).and_then(Place::taken)
-    }
-
-    fn get_mut(&mut self, number: u32) -> Option<&mut SuspendedRange> {
-        match self.places.get_mut(number as usize)? {
-            Place::Taken(entry) => Some(entry),
-            Place::Free { .. } => None,
-        }
-    }
-
-    fn remove(&mut self, number: u32) -> Option<SuspendedRange> {
-        let place = self.places.get_mut(number as usize).filter(|place| place.taken().is_some())?;
-        let next = self.free.replace(number);
-        match mem::replace(place, Place::Free { next }) {
-            Place::Taken(entry) => Some(entry),
-            Place::Free { .. } => None,
-        }
-    }
-}
-
-impl Place {
-    const fn taken(&self) -> Option<&SuspendedRange> {
-        if let Self::Taken(entry) = self { Some(entry) } else { None }
-    }
 }
 
 /// What is left of a suspended range. To be dropped outside the lock: to wake 256 threads takes longer than the lock is
@@ -552,30 +496,6 @@ mod tests {
     use super::*;
 
     /// Looks that overlap all the time would have what came back stand there for ever.
-    /// Next to a list of what is there.
-    #[test]
-    fn entries_keep_their_numbers_and_free_ones_are_taken_again() {
-        let entry = |page: usize| {
-            let range = AddressRange::new(4096 * (page + 1), 4096).unwrap();
-            let (gets, deadline) = (Gets::Refuse, Duration::ZERO);
-            SuspendedRange { range, gets, until: None, gate: None, deadline, on_expiry: None }
-        };
-        let (mut entries, mut there, mut most) = (Entries::default(), Vec::new(), 0);
-        for page in 0..100 {
-            there.push((entries.insert(entry(page)), entry(page).range));
-            most = most.max(there.len());
-            if page % 3 != 0 {
-                let (number, range) = there.swap_remove(page * 7 % there.len());
-                assert_eq!(entries.remove(number).map(|entry| entry.range), Some(range));
-                assert!(entries.remove(number).is_none() && entries.get_mut(number).is_none());
-            }
-            for (number, range) in &there {
-                assert_eq!(entries.get(*number).map(|entry| entry.range), Some(*range));
-            }
-        }
-        assert_eq!(entries.made as usize, most, "as many as ever were at once");
-    }
-
     #[test]
     fn what_comes_back_in_a_flood_came_back_anywhere() {
         let mut suspended = SuspendedRanges::default();

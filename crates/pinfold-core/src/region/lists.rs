@@ -10,13 +10,10 @@
 use super::Region;
 use super::state::{List, Outside, State};
 use crate::AddressRange;
-use crate::chunked::in_block;
+use crate::chunked::{OTHERS, in_block};
 use crate::hazard::{Idle, Unpublished};
 use crate::range_index::{Cursor, RangeIndex};
 use std::iter;
-
-/// So many places other threads may take before those are made that a thread prepares.
-pub(crate) const PREPARED: usize = 16;
 
 /// No place: one more than the highest number that a place can have.
 const NONE: u32 = u32::MAX;
@@ -110,7 +107,7 @@ impl Lists {
     /// Room for the links of the places from `next` on, if those will take a longer list of chunks than there is: too long
     /// to be made while the writer's lock is held.
     pub(crate) fn room_for(next: usize) -> Room {
-        let (now, later) = (Links::room_for(next), Links::room_for(next + PREPARED));
+        let (now, later) = (Links::room_for(next), Links::room_for(next + OTHERS));
         if later > now { Vec::with_capacity(later) } else { Vec::new() }
     }
 
@@ -504,7 +501,7 @@ mod tests {
                 room.capacity() > 0,
                 [first, 2 * first]
                     .iter()
-                    .any(|&end| { (end - PREPARED..end).contains(&(number as usize)) })
+                    .any(|&end| { (end - OTHERS..end).contains(&(number as usize)) })
             );
             lists.move_links(&mut room);
             assert!(room.is_empty());
