@@ -6,7 +6,7 @@
 #![allow(clippy::panic, clippy::print_stderr)]
 
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
 
 /// What the program says with one round of `what`.
@@ -180,17 +180,21 @@ fn churn_is_compared_with_registering_for_each_use_and_unmapping_with_unwatched_
         lives.into_iter().partition(|life| life["peer"] == "per_use");
     let (of_ucx, lives): (Vec<_>, Vec<_>) =
         lives.into_iter().partition(|life| life["params"]["way"] == "ucx");
-    let compared = if cfg!(feature = "peers") { 2 * 3 * 6 } else { 0 };
+    // One way that keeps from the first use for each monitor that could start.
+    let ways: BTreeSet<_> = params(&lives, "way").into_iter().filter_map(Value::as_str).collect();
+    let monitors = ways.iter().filter(|way| way.ends_with("kept from the first use")).count();
+    assert!(ways.contains("userfaultfd") && ways.len() == 2 * monitors, "{ways:?}");
+    let compared = if cfg!(feature = "peers") { monitors * 2 * 4 * 6 } else { 0 };
     assert_eq!((of_ucx.len(), beside.len()), (compared, compared), "{of_ucx:?} {beside:?}");
     assert!(beside.iter().all(|life| life["peer"] == "ucx"), "{beside:?}");
     let mut uses_of: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for life in &lives {
         let params = &life["params"];
-        let case = ["memory", "threads", "bytes", "way"].map(|key| params[key].to_string());
+        let case = ["memory", "threads", "busy", "bytes", "way"].map(|key| params[key].to_string());
         uses_of.entry(case.join(" ")).or_default().extend(params["uses"].as_u64());
     }
-    let cases = "two ways for two lengths: mapped, allocated, and mapped by two threads";
-    assert_eq!(uses_of.len(), 12, "{cases}: {uses_of:?}");
+    let cases = "ways for two lengths: mapped, allocated, mapped by two threads, beside a busy one";
+    assert_eq!(uses_of.len(), ways.len() * 2 * 4, "{cases}: {uses_of:?}");
     let all = uses_of.values().all(|uses| *uses == [1, 2, 8, 32, 128, 1024]);
     assert!(all, "{uses_of:?}");
     let Some(unmappings) = entries("churn", "munmap") else { return };

@@ -1,7 +1,7 @@
 //! Memory that does not stay: mapped (or allocated), used some times, unmapped (or freed), over and over, by
-//! one thread and by two, compared with registering for each use by two calls of the registrar, and with UCX's
-//! cache and its hooks over a ring. And what a watched `munmap` takes compared with one of memory
-//! that is not watched.
+//! one thread, by one beside a thread that computes, and by two, compared with registering for each use by two calls
+//! of the registrar, and with UCX's cache and its hooks over a ring; with userfaultfd, and with eBPF where it can be
+//! loaded. And what a watched `munmap` takes compared with one of memory that is not watched.
 //!
 //! A cache that is on by default must be harmless for a program that never uses a buffer again.
 //!
@@ -20,7 +20,7 @@ use crate::ring::registrar_of;
 use crate::rounds::{compare, nanoseconds};
 use crate::short_lived::{Lives, ShortLived, Source};
 use io_uring::IoUring as Ring;
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{Ebpf, Userfaultfd};
 use pinfold::registrar::IoUring;
 use pinfold::{Access, Cache, Config, Monitor, Registrar, Watch};
 use pinfold_cli::plot::{Axis, Line, Plot};
@@ -28,6 +28,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
@@ -45,17 +47,41 @@ const UNMAPPINGS: usize = 300;
 /// What is done with memory before it is unmapped.
 type Preparation<'p> = dyn Fn(&ShortLived) -> Result<(), String> + 'p;
 
-type TheCache = Cache<IoUring, Arc<Userfaultfd>>;
+type AnyMonitor = Arc<dyn Monitor>;
+type TheCache = Cache<IoUring, AnyMonitor>;
 
-const KEEPING: &str = "userfaultfd, kept from the first use";
-const DEFAULT: &str = "userfaultfd";
 /// What a way is compared with.
 const PER_USE: &str = "per_use";
+/// The end of the name of a way that does not wait until keeping pays.
+const KEEPING: &str = ", kept from the first use";
 
-/// The caches, and how each is called.
-type Caches = [(&'static str, TheCache); 2];
+/// Where memory comes from, how many threads live so, and whether another one computes meanwhile.
+const PROGRAMS: [(Source, usize, bool); 4] = [
+    (Source::Map, 1, false),
+    (Source::Malloc, 1, false),
+    (Source::Map, 2, false),
+    (Source::Map, 1, true),
+];
 
-/// One figure for each way, size and number of uses; then the price of unmapping.
+/// The caches over one monitor, and how each is called.
+struct Caches {
+    keeping: (String, TheCache),
+    by_default: (String, TheCache),
+}
+
+impl Caches {
+    fn over(name: &str, monitor: AnyMonitor) -> Result<Self, String> {
+        let keeping = cache(Arc::clone(&monitor), Config::keeping_all())?;
+        let by_default = cache(monitor, Config::default())?;
+        Ok(Self {
+            keeping: (format!("{name}{KEEPING}"), keeping),
+            by_default: (name.into(), by_default),
+        })
+    }
+}
+
+/// One figure for each way, size and number of uses; then the price of unmapping. One monitor after the other: while
+/// eBPF's programs are loaded they follow what the caches of another monitor do, too.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let ring = match Ring::new(8) {
         Ok(ring) => ring,
@@ -64,41 +90,72 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
             return Ok(());
         }
     };
-    let monitor = match Userfaultfd::new() {
-        Ok(monitor) => monitor,
-        Err(error) => {
-            report.remark(&format!("skipped: churn: userfaultfd: {error}"));
-            return Ok(());
-        }
-    };
     let by_hand = registrar_of(&ring, 2).map_err(|error| error.to_string())?;
-    let monitor = Arc::new(monitor);
-    let caches: Caches = [
-        (KEEPING, cache(&monitor, Config::keeping_all())?),
-        (DEFAULT, cache(&monitor, Config::default())?),
-    ];
     let mut neighbour = Neighbour::start()?;
-    let sizes = SIZES.into_iter().filter(|&bytes| !options.quick || bytes <= 64 << 10);
-    for bytes in sizes {
-        for (source, threads) in [(Source::Map, 1), (Source::Malloc, 1), (Source::Map, 2)] {
-            let rig = Rig { caches: &caches, by_hand: &by_hand, bytes, source, threads };
-            for uses in USES {
-                rig.measure(options, report, &mut neighbour, uses)?;
+    match Userfaultfd::new() {
+        Err(error) => report.remark(&format!("skipped: churn: userfaultfd: {error}")),
+        Ok(monitor) => {
+            let caches = Caches::over("userfaultfd", Arc::new(monitor))?;
+            measure(options, report, (&caches, &by_hand), &mut neighbour)?;
+            let (_, keeping) = &caches.keeping;
+            for bytes in [4 << 10, 64 << 10] {
+                unmapping(options, report, keeping, bytes)?;
             }
         }
     }
-    let [(_, keeping), _] = &caches;
-    [4 << 10, 64 << 10].into_iter().try_for_each(|bytes| unmapping(options, report, keeping, bytes))
+    match Ebpf::load() {
+        Err(error) => report.remark(&format!("skipped: churn: eBPF: {error}")),
+        Ok(monitor) => {
+            let caches = Caches::over("eBPF", Arc::new(monitor))?;
+            measure(options, report, (&caches, &by_hand), &mut neighbour)?;
+        }
+    }
+    Ok(())
+}
+
+/// One monitor's figures.
+fn measure(
+    options: Options,
+    report: &mut Report,
+    (caches, by_hand): (&Caches, &IoUring),
+    neighbour: &mut Option<Neighbour>,
+) -> Result<(), String> {
+    for bytes in SIZES.into_iter().filter(|&bytes| !options.quick || bytes <= 64 << 10) {
+        for (source, threads, is_busy) in PROGRAMS {
+            let rig = Rig { caches, by_hand, bytes, source, threads, is_busy };
+            beside_a_busy_thread(is_busy, || {
+                USES.into_iter().try_for_each(|uses| rig.measure(options, report, neighbour, uses))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Does `work`, if `is_busy` beside a thread that computes without a pause.
+fn beside_a_busy_thread<T>(is_busy: bool, work: impl FnOnce() -> T) -> T {
+    let has_ended = AtomicBool::new(!is_busy);
+    thread::scope(|scope| {
+        // Relaxed: nothing is read behind it.
+        scope.spawn(|| {
+            while !has_ended.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let done = work();
+        has_ended.store(true, Ordering::Relaxed);
+        done
+    })
 }
 
 /// What one thread maps, each way and length a line, in times of registering for each use.
 pub(crate) fn plot(report: &Report) -> Plot {
     let mut lines: BTreeMap<(u64, &str), Vec<(f64, f64)>> = BTreeMap::new();
     for it in report.named("churn") {
-        let is_shown = it.params["memory"] == Source::Map.name() && it.params["threads"] == 1;
+        let is_of_one = it.params["threads"] == 1 && it.params["busy"] == false;
+        let is_shown = it.params["memory"] == Source::Map.name() && is_of_one;
         let (bytes, way) = (it.params["bytes"].as_u64(), it.params["way"].as_str());
         let (Some(bytes), Some(way), Some(ratio)) = (bytes, way, it.ratio) else { continue };
-        if is_shown && it.peer.as_deref() == Some(PER_USE) && way != KEEPING {
+        if is_shown && it.peer.as_deref() == Some(PER_USE) && !way.ends_with(KEEPING) {
             lines.entry((bytes, way)).or_default().push((it.number("uses"), ratio));
         }
     }
@@ -116,11 +173,11 @@ pub(crate) fn plot(report: &Report) -> Plot {
 }
 
 /// A cache with a ring of its own, in which the longest range is one registration.
-fn cache(monitor: &Arc<Userfaultfd>, config: Config) -> Result<TheCache, String> {
+fn cache(monitor: AnyMonitor, config: Config) -> Result<TheCache, String> {
     let ring = Ring::new(8).map_err(|error| format!("no io_uring: {error}"))?;
     let registrar = registrar_of(&ring, SLOTS).map_err(|error| error.to_string())?;
     let piece_bytes = SIZES.into_iter().max().unwrap_or_default();
-    pinfold::cache(registrar, Arc::clone(monitor), Config { piece_bytes, ..config })
+    pinfold::cache(registrar, monitor, Config { piece_bytes, ..config })
         .map_err(|error| error.to_string())
 }
 
@@ -167,6 +224,7 @@ struct Rig<'c> {
     bytes: usize,
     source: Source,
     threads: usize,
+    is_busy: bool,
 }
 
 impl Rig<'_> {
@@ -179,18 +237,22 @@ impl Rig<'_> {
     ) -> Result<(), String> {
         let lives = self.lives(options, uses);
         let params = |way| {
-            let (source, threads) = (self.source.name(), self.threads);
-            json!({"way": way, "bytes": self.bytes, "uses": uses, "memory": source, "threads": threads})
+            let (source, threads, busy) = (self.source.name(), self.threads, self.is_busy);
+            json!({
+                "way": way, "bytes": self.bytes, "uses": uses, "memory": source, "threads": threads,
+                "busy": busy,
+            })
         };
         let mut by_hand = |_| lives.run(|memory| (0..uses).try_for_each(|_| self.register(memory)));
         let by_get =
             |cache| move |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
-        for (name, cache) in self.caches {
+        let Caches { keeping, by_default } = self.caches;
+        for (name, cache) in [keeping, by_default] {
             let comparison = compare(options.rounds, &mut by_get(cache), Some(&mut by_hand))?;
-            report.add_against(PER_USE, "churn", params(*name), "ns", comparison);
+            report.add_against(PER_USE, "churn", params(name.as_str()), "ns", comparison);
         }
         let Some(neighbour) = neighbour else { return Ok(()) };
-        let [_, (name, cache)] = self.caches;
+        let (name, cache) = by_default;
         let mut by_ucx = |_| neighbour.run(lives);
         let comparison = compare(options.rounds, &mut by_get(cache), Some(&mut by_ucx))?;
         report.add("churn", params(name), "ns", comparison);

@@ -5,7 +5,7 @@
 //! up, allocates nothing, takes no lock and works before `main`, in a signal handler, in a `vfork`
 //! child, and under any allocator. What it hooks for, it marks in the process's feed, before the
 //! call and after; everything else is one comparison dearer than it was. The last hooks below, from
-//! `mprotect` on, are claimed to no process, and `syscall` is not looked at for `mremap`.
+//! `mprotect` on, are claimed to no process.
 //!
 //! # Which functions, and why no others
 //!
@@ -14,7 +14,7 @@
 //! | `madvise` | `MADV_GUARD_INSTALL` | takes pages away; no userfaultfd event |
 //! | `process_madvise` | the same, on oneself | as above |
 //! | `shmat` | `SHM_REMAP` | maps over watched memory; no userfaultfd event |
-//! | `syscall` | those three by their numbers, `mprotect`, `pkey_mprotect`, `ioctl`, `prctl` and `seccomp` | allocators, runtimes and sandboxes call them so |
+//! | `syscall` | those three by their numbers, `mprotect`, `pkey_mprotect`, `mremap`, `ioctl`, `prctl` and `seccomp` | allocators, runtimes, sandboxes and the hooks of UCX and Open MPI call them so |
 //! | `mprotect`, `pkey_mprotect` | rights that are taken away from where registrations were kept, and a protection key given | the pages stay, but libibverbs would refuse to register them |
 //! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours releases the range |
 //! | `ioctl` | `UFFDIO_UNREGISTER` | before 6.18 it ends our watch, too: reported as a change; later it is refused because of our watch, which ends |

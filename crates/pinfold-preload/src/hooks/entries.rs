@@ -150,6 +150,8 @@ unsafe extern "C" fn numbered(
         // SAFETY: see the file's header.
         libc::SYS_ioctl => unsafe { userfaultfd::ioctl(arguments) },
         // SAFETY: as above.
+        libc::SYS_mremap => unsafe { moved::mremap(arguments) },
+        // SAFETY: as above.
         number @ (libc::SYS_prctl | libc::SYS_seccomp) => unsafe {
             restricting_call(number, arguments)
         },
@@ -184,6 +186,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "je 2f",
         "cmp edi, {pkey_mprotect}",
         "je 2f",
+        "cmp edi, {mremap}",
+        "je 2f",
         "cmp edi, {prctl}",
         "je 2f",
         "cmp edi, {seccomp}",
@@ -211,6 +215,7 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         ioctl = const libc::SYS_ioctl,
         mprotect = const libc::SYS_mprotect,
         pkey_mprotect = const libc::SYS_pkey_mprotect,
+        mremap = const libc::SYS_mremap,
         prctl = const libc::SYS_prctl,
         seccomp = const libc::SYS_seccomp,
         numbered = sym numbered,
@@ -238,6 +243,8 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         "b.eq 2f",
         "cmp w0, #{pkey_mprotect}",
         "b.eq 2f",
+        "cmp w0, #{mremap}",
+        "b.eq 2f",
         "cmp w0, #{prctl}",
         "b.eq 2f",
         "cmp w0, #{seccomp}",
@@ -264,6 +271,7 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         ioctl = const libc::SYS_ioctl,
         mprotect = const libc::SYS_mprotect,
         pkey_mprotect = const libc::SYS_pkey_mprotect,
+        mremap = const libc::SYS_mremap,
         prctl = const libc::SYS_prctl,
         seccomp = const libc::SYS_seccomp,
         numbered = sym numbered,

@@ -844,11 +844,13 @@ static void protects(void)
 	registered(2);
 }
 
-/* Moves two pieces of memory at once, one of which is registered: two mappings, or one that is joined before it is moved.
- * What the kernel says to two is its own; what it leaves where is said, too. */
-static void moves(int is_joined, int is_second, int grows, int cut)
+/* Moves two pieces of memory at once, one of which is registered: two mappings, or one that is joined before it is moved;
+ * by the function or by its number, as the hooks of UCX and Open MPI call it. What the kernel says to two is its own; what
+ * it leaves where is said, too. */
+static void moves(int is_joined, int is_second, int grows, int cut, int is_numbered)
 {
-	enum { ALL = PROT_READ | PROT_WRITE };
+	enum { ALL = PROT_READ | PROT_WRITE, FIXED = MREMAP_MAYMOVE | MREMAP_FIXED };
+	const size_t length = 2 * BYTES - cut, new_length = (2 + grows) * BYTES;
 	char *from = mmap(NULL, 4 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *to = mmap(NULL, 4 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *other = from + (is_second ? 0 : BYTES);
@@ -868,7 +870,8 @@ static void moves(int is_joined, int is_second, int grows, int cut)
 	if (is_joined)
 		CHECK(!mprotect(other, BYTES, ALL));
 	errno = 0;
-	moved = mremap(from, 2 * BYTES - cut, (2 + grows) * BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+	moved = is_numbered ? (void *)syscall(SYS_mremap, from, length, new_length, FIXED, to)
+			    : mremap(from, length, new_length, FIXED, to);
 	printf("%s: %s, ", moved == to ? "moved" : "refused", strerror(errno));
 	printf("%d left\n", !mincore(from, BYTES, resident) + !mincore(from + BYTES, BYTES, resident));
 	if (moved == to) {
@@ -884,7 +887,7 @@ static void moves_mappings(void)
 
 	begin();
 	/* The kernel moves whole pages, whatever part of the last one is named. */
-	moves(which & 1, which >> 1 & 1, which >> 2 & 1, which >> 3);
+	moves(which & 1, which >> 1 & 1, which >> 2 & 1, which >> 3 & 1, which >> 4);
 	errno = EXDEV;
 	CHECK(mremap(memory, 0, 0, 0) == MAP_FAILED && errno == EINVAL);
 }
