@@ -33,12 +33,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+/// Those that a picture shows.
+const SHOWN: [usize; 3] = [4 << 10, 64 << 10, 16 << 20];
 const USES: [usize; 6] = [1, 2, 8, 32, 128, 1024];
 /// What one turn of a round maps and what it uses, in bytes, and how many uses it makes, at most:
 /// but one life at least.
 const TURN_BYTES: usize = 64 << 20;
-const TURN_USED_BYTES: usize = 4 << 30;
-const TURN_USES: usize = 20_000;
+const TURN_USED_BYTES: usize = 1 << 30;
+const TURN_USES: usize = 5_000;
 const MOST_LIVES: usize = 200;
 const SLOTS: u32 = 1024;
 /// Watched mappings that are unmapped in a turn.
@@ -147,12 +149,14 @@ fn beside_a_busy_thread<T>(is_busy: bool, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// What one thread maps, each way and length a line, in times of registering for each use.
+/// What one thread maps, each way and length that is shown a line, in times of registering for each use.
 pub(crate) fn plot(report: &Report) -> Plot {
     let mut lines: BTreeMap<(u64, &str), Vec<(f64, f64)>> = BTreeMap::new();
     for it in report.named("churn") {
         let is_of_one = it.params["threads"] == 1 && it.params["busy"] == false;
-        let is_shown = it.params["memory"] == Source::Map.name() && is_of_one;
+        let is_mapped = it.params["memory"] == Source::Map.name();
+        let is_shown =
+            is_mapped && is_of_one && SHOWN.iter().any(|&bytes| it.params["bytes"] == bytes);
         let (bytes, way) = (it.params["bytes"].as_u64(), it.params["way"].as_str());
         let (Some(bytes), Some(way), Some(ratio)) = (bytes, way, it.ratio) else { continue };
         if is_shown && it.peer.as_deref() == Some(PER_USE) && !way.ends_with(KEEPING) {
@@ -165,9 +169,17 @@ pub(crate) fn plot(report: &Report) -> Plot {
         Line { name: format!("{number} {unit}, {way}"), points }
     };
     Plot {
-        title: "Memory that is mapped, used and unmapped: time of registering for each use".into(),
-        across: Axis { title: "uses of each mapping", label: |uses| format!("{uses:.0}") },
-        up: Axis { title: "times registering for each use", label: |ratio| format!("{ratio:.2}") },
+        title: "Memory that is mapped, used some times and unmapped".into(),
+        across: Axis {
+            title: "uses of each mapping",
+            base: 2.0,
+            label: |uses| format!("{uses:.0}"),
+        },
+        up: Axis {
+            title: "time, of that with two raw calls for each use",
+            base: 2.0,
+            label: |ratio| format!("{ratio:.2}"),
+        },
         lines: lines.into_iter().map(line).collect(),
     }
 }

@@ -50,8 +50,12 @@ pub(crate) fn plot(report: &Report) -> Plot {
     ];
     Plot {
         title: "A hit and the end of its lease, in random order".into(),
-        across: Axis { title: "regions in the cache", label: |regions| format!("{regions:.0}") },
-        up: Axis { title: "nanoseconds", label: |value| format!("{value:.0}") },
+        across: Axis {
+            title: "regions in the cache",
+            base: 10.0,
+            label: |regions| format!("{regions:.0}"),
+        },
+        up: Axis { title: "nanoseconds", base: 10.0, label: |value| format!("{value:.0}") },
         lines: lines.map(|(name, points)| Line { name: name.into(), points }).into(),
     }
 }

@@ -170,8 +170,12 @@ pub(crate) fn plot(report: &Report) -> Plot {
     }
     Plot {
         title: "What an operation costs beside what it does not touch".into(),
-        across: Axis { title: "how much it does not touch", label: |n| format!("{n:.0}") },
-        up: Axis { title: "nanoseconds", label: |value| format!("{value:.0}") },
+        across: Axis {
+            title: "how much it does not touch",
+            base: 10.0,
+            label: |n| format!("{n:.0}"),
+        },
+        up: Axis { title: "nanoseconds", base: 10.0, label: |value| format!("{value:.0}") },
         lines: lines.into_iter().map(|(name, points)| Line { name, points }).collect(),
     }
 }

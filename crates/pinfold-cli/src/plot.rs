@@ -73,6 +73,8 @@ pub struct Plot {
 pub struct Axis {
     /// What it measures, with the unit.
     pub title: &'static str,
+    /// The lines of the grid stand at powers of this.
+    pub base: f64,
     /// How a value of it is written.
     pub label: fn(f64) -> String,
 }
@@ -115,8 +117,8 @@ impl Plot {
         area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
     ) -> Result<(), Box<dyn Error>> {
         area.fill(&WHITE)?;
-        let across = self.span(|point| point.0)?.log_scale();
-        let up = self.span(|point| point.1)?.log_scale();
+        let across = self.span(|point| point.0)?.log_scale().base(self.across.base);
+        let up = self.span(|point| point.1)?.log_scale().base(self.up.base);
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 20))
             .margin(16)
@@ -173,7 +175,7 @@ mod tests {
     use super::*;
 
     fn plot(lines: &[(&str, &[(f64, f64)])]) -> Plot {
-        let axis = Axis { title: "bytes", label: |value| format!("{value:.0}") };
+        let axis = Axis { title: "bytes", base: 10.0, label: |value| format!("{value:.0}") };
         let lines =
             lines.iter().map(|&(name, points)| Line { name: name.into(), points: points.into() });
         Plot { title: "a <plot>".into(), across: axis, up: axis, lines: lines.collect() }

@@ -84,7 +84,10 @@ impl Situation {
 }
 
 /// The ways that compete and are not chosen among: what the choice is compared with.
-const WAYS: [&str; 4] = ["cached", "copy", "per_use", "pieces"];
+const WAYS: [&str; 4] = [CACHED, COPY, PER_USE, "pieces"];
+const CACHED: &str = "cached";
+const COPY: &str = "copy";
+const PER_USE: &str = "per_use";
 /// The planner, which knows how often the memory will be used.
 const CHOSEN: &str = "chosen";
 /// The planner, which knows nothing of that.
@@ -545,12 +548,14 @@ pub(super) fn plot(outcomes: &[Outcome]) -> Plot {
             .filter_map(|each| Some((each.bytes as f64, each.speed(name)?.gib_per_s)))
             .collect(),
     };
-    let of = |situation| WAYS.into_iter().chain([CHOSEN]).map(move |name| line(situation, name));
+    // Of each situation the ways that may be the best there.
+    let hot = [CACHED, COPY, CHOSEN].map(|name| line(Situation::Hot, name));
+    let cold = [COPY, PER_USE, CHOSEN].map(|name| line(Situation::Cold, name));
     Plot {
-        title: "Each way to send memory, and the one chosen".into(),
-        across: Axis { title: "bytes of a message", label: |value| label(value) },
-        up: Axis { title: "GiB/s", label: |value| format!("{value:.1}") },
-        lines: of(Situation::Hot).chain(of(Situation::Cold)).collect(),
+        title: "Ways to send memory, and the one chosen".into(),
+        across: Axis { title: "bytes of a message", base: 4.0, label: |value| label(value) },
+        up: Axis { title: "GiB/s", base: 2.0, label: |value| format!("{value:.2}") },
+        lines: hot.into_iter().chain(cold).collect(),
     }
 }
 

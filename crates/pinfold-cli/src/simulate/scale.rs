@@ -380,8 +380,9 @@ fn costs(report: &Report) -> Table {
     table
 }
 
-const PEERS: Axis = Axis { title: "peers", label: |value| format!("{value:.0}") };
-const MICROSECONDS: Axis = Axis { title: "microseconds", label: |value| format!("{value}") };
+const PEERS: Axis = Axis { title: "peers", base: 10.0, label: |value| format!("{value:.0}") };
+const MICROSECONDS: Axis =
+    Axis { title: "microseconds", base: 10.0, label: |value| format!("{value}") };
 
 /// The processor's time for each message.
 #[expect(clippy::cast_precision_loss)] // for people
