@@ -32,9 +32,8 @@
 //! - parts of monitors: `stamped`, `standing`, `change_log`, `change_marks`, `pending_changes`, `combination`
 //! - words of the cache: `config`, `statistics`
 //! - parts of the cache: `range_index`, `index`, `unapplied` (changes that are known and not applied), `region` (its state,
-//!   the lists), `order` (of eviction), `flight`, `waits`, `callbacks`, `watchers`, `admission`, `wide_blocks` (where
-//!   more is registered than was asked for), `suspended_ranges` (what suspensions hold back), `followed_ranges` (what
-//!   landing asks about), `board` (notices)
+//!   the lists), `order` (of eviction), `flight`, `waits`, `callbacks`, `watchers`, `admission`, `suspended_ranges` (what
+//!   suspensions hold back), `followed_ranges` (what landing asks about), `board` (notices)
 //! - the cache: `shared` (a hit), `events`, `reclaim`, `lease`, `miss`, `get`
 //! - entry points: `pieces`, `stable`, `notice` (what a program must react to), `cache`, `followed`
 //! - memory that moves: `suspend`
@@ -110,7 +109,6 @@ mod sync;
 mod unapplied;
 mod waits;
 mod watchers;
-mod wide_blocks;
 
 pub use access::Access;
 pub use admission::{Admission, LearnedCost, UseCosts, Verdict};

@@ -95,8 +95,6 @@ enum Unlanded {
     Refused(RegisterError),
     /// The system counted so much for it, and the budget has no more than was planned: it was deregistered.
     CountsMore(Amount),
-    /// The device registers more there, of which it was not asked before: it was deregistered.
-    IsWider,
 }
 
 impl From<RegisterError> for Unlanded {
@@ -111,8 +109,6 @@ struct Plan {
     range: AddressRange,
     terms: Terms,
     amount: Amount,
-    /// Whether the registrar was asked what it would register there.
-    is_asked: bool,
 }
 
 /// What this `get` has been through already.
@@ -125,8 +121,6 @@ struct Attempt {
     past_budget: bool,
     /// No more is registered than was asked for, in whole pages: more could not be registered.
     is_narrow: bool,
-    /// The registrar is asked what it would register, wherever that is.
-    asks: bool,
     /// What the system counted for the registration before, if that was more than was planned: as much is planned for.
     counted: Amount,
     begun: Begun,
@@ -136,8 +130,7 @@ impl Attempt {
     /// One whose registration is not to be kept waits for no other: what others register is kept.
     fn new(begun: Begun) -> Self {
         let waited = begun.uses == Uses::One;
-        let counted = Amount::ZERO;
-        Self { waited, past_budget: false, is_narrow: false, asks: false, counted, begun }
+        Self { waited, past_budget: false, is_narrow: false, counted: Amount::ZERO, begun }
     }
 }
 
@@ -239,10 +232,6 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     match unsafe { enlisted.fly(want) } {
                         Ok(lease) => return Ok(lease),
                         Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
-                        Err(Unlanded::IsWider) => attempt.asks = true,
-                        Err(Unlanded::Refused(error)) if self.is_wider(tried, error) => {
-                            attempt.asks = true;
-                        }
                         Err(Unlanded::Refused(error)) => {
                             attempt.is_narrow |= self.recover(want, tried, error, &mut recalls)?;
                         }
@@ -416,17 +405,16 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
     }
 
-    /// The same, or the wider range that the registrar names, which is asked with no lock held, where it named a wider one
-    /// of late. The system counts that in any case, so it is asked behind each registration.
+    /// The same, or the wider range that the registrar names, which is asked with no lock held. The system
+    /// counts that in any case.
     ///
     /// Not the wider one where the caller vouches for what it asked for: of the rest it reports no change,
     /// and another that vouches for that would be served from here.
     fn plan(self, want: &Want, terms: Terms, attempt: Attempt) -> Plan {
         let pages = self.pages_of(want);
-        let is_asked = attempt.asks || self.0.wide_blocks.may_cover(pages);
-        let widened = if is_asked { self.widest_noted(pages) } else { pages };
+        let widened = self.widest(pages);
         let range = if attempt.is_narrow { pages } else { self.served(want, pages, widened) };
-        Plan { range, terms, amount: self.0.amount(widened).max(attempt.counted), is_asked }
+        Plan { range, terms, amount: self.0.amount(widened).max(attempt.counted) }
     }
 
     /// What a first try registers for `want`.
@@ -446,25 +434,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         self.0.amount(self.widest(range))
     }
 
-    /// Whether `error` may come from there being no room for more than was planned for: no other bound is learnt from it
-    /// then.
-    fn is_wider(self, tried: Plan, error: RegisterError) -> bool {
-        let may_be = error.is_about_room() && !tried.is_asked && !self.0.is_forked();
-        may_be && self.widest_noted(tried.range) != tried.range
-    }
-
     /// What the system counts for a registration of `range`. A registrar that names something else is not
     /// believed.
     fn widest(self, range: AddressRange) -> AddressRange {
         let widened = self.0.registrar.widened(range);
         if widened.contains(&range) { widened } else { range }
-    }
-
-    /// The same of what was asked for, remembered for the next get.
-    fn widest_noted(self, pages: AddressRange) -> AddressRange {
-        let widened = self.widest(pages);
-        self.0.wide_blocks.note(pages, widened != pages);
-        widened
     }
 
     /// What is missing for `amount` within this cache's own bounds.
@@ -524,8 +498,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Some(_) => Flight::for_one_use(range, terms, number, born),
         });
         let listed = Listed::new(self.0, region, Want { range, terms });
-        let (has_landed, is_made_again) = (false, false);
-        Some(Enlisted { listed, plan, by_choice, is_timed, has_landed, is_made_again })
+        Some(Enlisted { listed, plan, by_choice, is_timed, has_landed: false })
     }
 
     /// Why a registration of `range` is not to be kept though it may be.
@@ -851,8 +824,6 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     /// Whether it is measured what this takes.
     is_timed: bool,
     has_landed: bool,
-    /// It is made once more, with more around it, so it did not fail.
-    is_made_again: bool,
 }
 
 impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
@@ -891,9 +862,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // Ended by whatever panics before it lands.
         let made = Made::new(&*shared.registrar, handle, range);
         let registered = now();
-        let counted = self.count_behind(want, per_use);
-        if let Ok(Some(unlanded)) = counted {
-            return Err(unlanded);
+        let counted = self.count_behind();
+        if let Ok(Err(amount)) = counted {
+            return Err(Unlanded::CountsMore(amount));
         }
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
         made.keep();
@@ -917,30 +888,19 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         Ok(lease)
     }
 
-    /// Takes what the registration that was just made counts more than was planned, or says why it must not stay.
+    /// Takes what the registration that was just made counts more than was planned, or says what it counts in all.
     ///
     /// **Why this answer lasts.** The program may have the kernel move small pages together into a huge one
     /// (`MADV_COLLAPSE`) between the plan and the registration, and the kernel counts that as a whole. Once a page is
     /// pinned, those around it are moved no more; and a huge page that is taken apart counts what it counted.
     /// So between the kernel's counting and this, and no longer, the budget may count less than the kernel.
-    fn count_behind(
-        &mut self,
-        want: &Want,
-        per_use: Option<PerUse>,
-    ) -> Result<Option<Unlanded>, Forked> {
+    fn count_behind(&mut self) -> Result<Result<(), Amount>, Forked> {
         let miss = Miss(self.listed.shared);
         miss.refuse_child()?;
-        let Plan { range, is_asked, .. } = self.plan;
-        let widened = if is_asked { miss.widest(range) } else { miss.widest_noted(range) };
-        // What is to be kept is to serve all that is counted for it.
-        if !is_asked && per_use.is_none() && miss.served(want, range, widened) != range {
-            self.is_made_again = true;
-            return Ok(Some(Unlanded::IsWider));
-        }
-        let amount = miss.0.amount(widened);
+        let amount = miss.counted(self.plan.range);
         let more = amount - self.plan.amount;
         let taken = more == Amount::ZERO || miss.0.locked(|writer| self.take_more(writer, more))?;
-        Ok((!taken).then_some(Unlanded::CountsMore(amount)))
+        Ok(if taken { Ok(()) } else { Err(amount) })
     }
 
     fn take_more(&mut self, writer: &mut Writer, more: Amount) -> bool {
@@ -996,7 +956,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         self.listed.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);
-        writer.counts.registration_failures += u64::from(!self.is_made_again);
+        writer.counts.registration_failures += 1;
     }
 }
 

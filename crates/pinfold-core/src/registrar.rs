@@ -81,9 +81,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// Where it registers less all the same (what a caller [vouches](crate::GetRequest::vouched) for, or because the
     /// rest cannot be registered), all of this counts against its budget.
     ///
-    /// Asked behind each registration, because its memory may have become a huge page as it was made; and before, where it
-    /// was more of late or the range is long. Where more is named behind a registration of which it was not asked before,
-    /// and which is to be kept, that is given back and made again.
+    /// Asked before a registration and again behind it, of the same range: its memory may have become a huge page in between.
     fn widened(&self, range: AddressRange) -> AddressRange {
         range
     }

@@ -34,7 +34,6 @@ use crate::sync::{
 use crate::unapplied::{ChangeCount, UnappliedChanges};
 use crate::waits::Released;
 use crate::watchers::{Due, Watchers};
-use crate::wide_blocks::WideBlocks;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -58,8 +57,6 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     pub(crate) limits: RegistrarLimits,
     /// How often each page of a registration counts.
     pins_per_page: usize,
-    /// Where more was registered than was asked for.
-    pub(crate) wide_blocks: WideBlocks,
     /// Where the program is told what it must react to.
     pub(crate) board: Board<R::Handle>,
     /// Ends every suspension that stands, as if it were overdue. Known from the first suspension on.
@@ -248,7 +245,6 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             account,
             limits,
             pins_per_page,
-            wide_blocks: WideBlocks::new(),
             board: Board::new(),
             end_suspensions: OnceLock::new(),
             closed: AtomicBool::new(false),

@@ -24,8 +24,6 @@ const START: usize = 0x7000_0000;
 struct Device {
     /// It pins no more than so much at once.
     room: usize,
-    /// Whether it counts whole blocks in that.
-    fills_with_blocks: bool,
     /// Nothing is mapped from here on.
     mapped_to: usize,
     held: Mutex<Vec<AddressRange>>,
@@ -36,9 +34,6 @@ struct Device {
     collapses: AtomicBool,
     /// 1 where the question behind the next registration panics, 2 behind that registration.
     panics: AtomicUsize,
-    /// How often it was asked, and how often it registered.
-    questions: AtomicUsize,
-    registrations: AtomicUsize,
     pins_per_page: usize,
 }
 
@@ -46,14 +41,11 @@ impl Device {
     fn new() -> Self {
         Self {
             room: usize::MAX,
-            fills_with_blocks: false,
             mapped_to: usize::MAX,
             held: Mutex::default(),
             in_blocks: AtomicBool::new(true),
             collapses: AtomicBool::new(false),
             panics: AtomicUsize::new(0),
-            questions: AtomicUsize::new(0),
-            registrations: AtomicUsize::new(0),
             pins_per_page: 1,
         }
     }
@@ -62,16 +54,6 @@ impl Device {
     fn collapsing() -> Self {
         let (in_blocks, collapses) = (AtomicBool::new(false), AtomicBool::new(true));
         Self { in_blocks, collapses, ..Self::new() }
-    }
-
-    /// What it counts for `range`.
-    fn counted(&self, range: AddressRange) -> AddressRange {
-        if self.in_blocks.load(SeqCst) { range.page_aligned(BLOCK) } else { range }
-    }
-
-    /// The questions and the registrations since this was last asked.
-    fn calls(&self) -> (usize, usize) {
-        (self.questions.swap(0, SeqCst), self.registrations.swap(0, SeqCst))
     }
 }
 
@@ -92,8 +74,7 @@ unsafe impl Registrar for Device {
             self.panics.compare_exchange(2, 0, SeqCst, SeqCst).is_err(),
             "the device fails once"
         );
-        self.questions.fetch_add(1, SeqCst);
-        self.counted(range)
+        if self.in_blocks.load(SeqCst) { range.page_aligned(BLOCK) } else { range }
     }
 
     unsafe fn register(&self, range: AddressRange, _: Access) -> Result<u32, RegisterError> {
@@ -102,13 +83,10 @@ unsafe impl Registrar for Device {
             let reason = BadAddress::Unmapped { at: self.mapped_to };
             return Err(RegisterError::BadAddress { range, reason, errno: 14 });
         }
-        let pinned = |each| if self.fills_with_blocks { self.counted(each) } else { each };
-        let all = held.iter().chain([&range]).map(|&each| pinned(each).len());
-        if all.sum::<usize>() > self.room {
+        if held.iter().map(AddressRange::len).sum::<usize>() + range.len() > self.room {
             return Err(RegisterError::TableFull { capacity: 1 });
         }
         held.push(range);
-        self.registrations.fetch_add(1, SeqCst);
         self.in_blocks.fetch_or(self.collapses.load(SeqCst), SeqCst);
         let _ = self.panics.compare_exchange(1, 2, SeqCst, SeqCst);
         Ok(0)
@@ -196,21 +174,10 @@ unsafe impl Monitor for Calm {
 type TheCache = Cache<Device, Calm>;
 
 fn get(cache: &TheCache, page: usize) -> Result<Lease<'_, Device, Calm>, GetError> {
-    get_bytes(cache, page, 100)
-}
-
-fn get_bytes(
-    cache: &TheCache,
-    page: usize,
-    bytes: usize,
-) -> Result<Lease<'_, Device, Calm>, GetError> {
     let start = std::ptr::without_provenance(START + page * PAGE);
     // SAFETY: the device touches no memory.
-    unsafe { cache.get(start, bytes, Access::READ) }
+    unsafe { cache.get(start, 100, Access::READ) }
 }
-
-/// So long that the device is asked about it before.
-const LONG: usize = 17 * PAGE;
 
 /// How long the registration is that a get is served from.
 fn registered(cache: &TheCache, page: usize) -> usize {
@@ -225,57 +192,6 @@ fn a_block_is_registered_once_for_all_of_it() {
         (cache.statistics().registrations, cache.statistics().pinned_bytes),
         (1, BLOCK as u64)
     );
-}
-
-/// Once in a block: what was named of late is asked for from the beginning.
-#[test]
-fn what_turns_out_to_be_a_block_is_registered_again_as_one() {
-    let cache = Cache::new(Device::new(), Calm, Config::keeping_all()).unwrap();
-    assert_eq!(registered(&cache, 3), BLOCK);
-    assert_eq!(cache.registrar().calls(), (3, 2), "narrow, and asked, and asked behind");
-    let counts = cache.statistics();
-    assert_eq!((counts.registrations, counts.registration_failures), (1, 0));
-    cache.evict_idle();
-    assert_eq!(registered(&cache, 500), BLOCK);
-    assert_eq!(cache.registrar().calls(), (2, 1));
-    cache.registrar().in_blocks.store(false, SeqCst);
-    cache.evict_idle();
-    assert_eq!(registered(&cache, 3), PAGE);
-    assert_eq!(cache.registrar().calls(), (2, 1));
-    cache.evict_idle();
-    assert_eq!(registered(&cache, 3), PAGE);
-    assert_eq!(cache.registrar().calls(), (1, 1), "it is a block no more");
-}
-
-/// What is registered for one use need not serve others, and counts as the system counts it.
-#[test]
-fn what_turns_out_to_be_a_block_is_not_registered_again_for_one_use() {
-    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
-    let start = std::ptr::without_provenance(START);
-    // SAFETY: the device touches no memory.
-    let lease = unsafe { cache.request(start, PAGE, Access::READ).once().get() }.unwrap();
-    assert_eq!(cache.registrar().calls(), (1, 1));
-    assert_eq!((lease.registered().len(), cache.statistics().pinned_bytes), (PAGE, BLOCK as u64));
-    drop(lease);
-    assert_eq!(cache.statistics().pinned_bytes, 0);
-}
-
-/// A device's refusal says nothing of its room before it is known how much was too much.
-#[test]
-fn a_refusal_of_what_turns_out_to_be_a_block_makes_room_for_a_block() {
-    let device = Device { room: BLOCK + PAGE, fills_with_blocks: true, ..Device::new() };
-    let cache = Cache::new(device, Calm, Config::keeping_all()).unwrap();
-    assert_eq!((registered(&cache, 3), registered(&cache, 512)), (BLOCK, BLOCK));
-    assert_eq!(cache.registrar().held.lock().unwrap().len(), 1);
-    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
-}
-
-/// To register one takes longer than the question.
-#[test]
-fn of_a_long_range_it_is_asked_before() {
-    let cache = Cache::new(Device::new(), Calm, Config::keeping_all()).unwrap();
-    let lease = get_bytes(&cache, 0, LONG).unwrap();
-    assert_eq!((lease.registered().len(), cache.registrar().calls()), (BLOCK, (2, 1)));
 }
 
 /// The rest of the block may have been unmapped since the registrar was asked.
@@ -352,7 +268,7 @@ fn what_is_counted_is_given_back() {
 #[test]
 fn what_becomes_a_block_as_it_is_registered_counts_as_one() {
     let cache = Cache::new(Device::collapsing(), Calm, Config::default()).unwrap();
-    assert_eq!(get_bytes(&cache, 3, LONG).unwrap().registered().len(), LONG);
+    assert_eq!(registered(&cache, 3), PAGE);
     assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
     cache.evict_idle();
     assert_eq!(cache.statistics().pinned_bytes, 0);
@@ -363,14 +279,14 @@ fn what_becomes_a_block_as_it_is_registered_counts_as_one() {
 fn what_becomes_a_block_for_which_there_is_no_room_is_refused() {
     let config = Config { max_bytes: BLOCK / 2, ..Config::default() };
     let cache = Cache::new(Device::collapsing(), Calm, config).unwrap();
-    let refused = get_bytes(&cache, 3, LONG).map(|lease| lease.range()).unwrap_err();
+    let refused = get(&cache, 3).map(|lease| lease.range()).unwrap_err();
     let GetError::Exhausted(exhausted) = refused else { panic!("{refused}") };
     assert_eq!((exhausted.limit, exhausted.wanted), (Limit::Bytes, BLOCK));
     assert_eq!(*cache.registrar().held.lock().unwrap(), []);
     assert_eq!(cache.statistics().pinned_bytes, 0);
     let when_full = WhenFull::RegisterPerUse;
     let cache = Cache::new(Device::collapsing(), Calm, Config { when_full, ..config }).unwrap();
-    let lease = get_bytes(&cache, 3, LONG).unwrap();
+    let lease = get(&cache, 3).unwrap();
     assert_eq!(lease.per_use(), Some(PerUse::Full));
     assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
     drop(lease);
@@ -397,16 +313,14 @@ fn what_becomes_a_block_past_the_budget_counts_as_one() {
 /// It takes the place of what is idle, as what was a block before does.
 #[test]
 fn room_is_made_for_what_becomes_a_block() {
-    for bytes in [PAGE, LONG] {
-        let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
-        let config = Config { max_bytes: BLOCK, ..Config::keeping_all() };
-        let cache = Cache::new(device, Calm, config).unwrap();
-        drop(get(&cache, 512).unwrap());
-        cache.registrar().collapses.store(true, SeqCst);
-        assert_eq!(get_bytes(&cache, 3, bytes).unwrap().registered().len(), BLOCK);
-        assert_eq!(cache.registrar().held.lock().unwrap().len(), 1);
-        assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
-    }
+    let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
+    let config = Config { max_bytes: BLOCK, ..Config::keeping_all() };
+    let cache = Cache::new(device, Calm, config).unwrap();
+    drop(get(&cache, 512).unwrap());
+    cache.registrar().collapses.store(true, SeqCst);
+    assert_eq!(registered(&cache, 3), BLOCK);
+    assert_eq!(cache.registrar().held.lock().unwrap().len(), 1);
+    assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
 }
 
 /// What a device that panics was asked about is not left with it.
