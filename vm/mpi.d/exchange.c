@@ -1,18 +1,20 @@
 /* A legal MPI program that moves its memory between messages, and checks every byte that arrives.
  *
- * usage: mpirun -n 2 exchange send|put|sleep MESSAGES BYTES REUSE SEED
+ * usage: mpirun -n 2 exchange send|put|sleep|sleep-put MESSAGES BYTES REUSE SEED [MARK]
  *
  * Rank 0 sends to rank 1. Each rank has a few buffers of BYTES; before a message each rank either uses its
  * buffer as it is (in REUSE of 100 messages), or first replaces the pages behind the same address, by one of
  * six routes: free and malloc, unmap and map, map over, discard, and the last three by instructions of the
  * kernel that no library sees (`syscall`). `put` writes into a window of rank 1, whose memory stays. `sleep` is `send`
  * by ranks that sleep for a millisecond between two looks: then what they take is work, and not the wait for each other,
- * which ranks that look all the time spend instructions on.
+ * which ranks that look all the time spend instructions on. `sleep-put` is `put` by such ranks: its fences, which do not
+ * sleep, are messages of no bytes, and rank 0 has the window locked throughout.
  *
  * Rank 1 prints one line: {"messages":N,"wrong":N,"first_wrong":"route","seconds":N,"threads":[{...},{...}]}. The last
  * has for each rank and each name of a thread how long it ran between the first message and the last, in nanoseconds,
  * and how often it was put on a processor: "name":[N,N]. The exit status is 0 also if bytes are wrong: the caller
- * judges. Everything follows from SEED. */
+ * judges. Everything follows from SEED. After a quarter of the messages each rank writes its process's number to the file
+ * MARK.RANK and goes on: from then on a caller that kills something knows that it does so in the middle. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -193,22 +195,63 @@ static void await_asleep(MPI_Request *request)
         usleep(1000);
 }
 
-/* Message from rank 0 to rank 1. */
-static void pass(int rank, int sleeps, void *at)
+static void say_where(const char *mark, int rank)
+{
+    char path[TEXT];
+    snprintf(path, sizeof path, "%s.%d", mark, rank);
+    FILE *file = fopen(path, "w");
+    if (!file || fprintf(file, "%d\n", (int)getpid()) < 0 || fclose(file))
+        give_up(path);
+}
+
+/* Message from one rank to the other. */
+static void pass(int rank, int from, int sleeps, void *at, int count)
 {
     MPI_Request request;
-    int count = (int)bytes;
-    if (!sleeps && rank == 0) {
-        MPI_Send(at, count, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
+    if (!sleeps && rank == from) {
+        MPI_Send(at, count, MPI_BYTE, !from, 0, MPI_COMM_WORLD);
     } else if (!sleeps) {
-        MPI_Recv(at, count, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Recv(at, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     } else {
-        if (rank == 0)
-            MPI_Isend(at, count, MPI_BYTE, 1, 0, MPI_COMM_WORLD, &request);
+        if (rank == from)
+            MPI_Isend(at, count, MPI_BYTE, !from, 0, MPI_COMM_WORLD, &request);
         else
-            MPI_Irecv(at, count, MPI_BYTE, 0, 0, MPI_COMM_WORLD, &request);
+            MPI_Irecv(at, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, &request);
         await_asleep(&request);
     }
+}
+
+/* Rank 1 has looked at what the window held before. */
+static void open_window(MPI_Win window, int rank, int sleeps)
+{
+    if (sleeps)
+        pass(rank, 1, sleeps, NULL, 0);
+    else
+        MPI_Win_fence(0, window);
+}
+
+static void put(void *at, MPI_Win window, int sleeps)
+{
+    MPI_Request request;
+    if (!sleeps) {
+        MPI_Put(at, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window);
+        return;
+    }
+    MPI_Rput(at, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window, &request);
+    await_asleep(&request);
+    MPI_Win_flush(1, window);
+}
+
+/* What was put is in the window of rank 1. */
+static void close_window(MPI_Win window, int rank, int sleeps)
+{
+    if (!sleeps) {
+        MPI_Win_fence(0, window);
+        return;
+    }
+    pass(rank, 0, sleeps, NULL, 0);
+    if (rank == 1)
+        MPI_Win_sync(window);
 }
 
 int main(int argc, char **argv)
@@ -217,11 +260,11 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc != 6 || ranks != 2) {
-        fprintf(stderr, "usage: mpirun -n 2 exchange send|put|sleep MESSAGES BYTES REUSE SEED\n");
+    if (argc < 6 || argc > 7 || ranks != 2) {
+        fprintf(stderr, "usage: mpirun -n 2 exchange send|put|sleep|sleep-put MESSAGES BYTES REUSE SEED [MARK]\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    int puts = !strcmp(argv[1], "put"), sleeps = !strcmp(argv[1], "sleep");
+    int puts = !!strstr(argv[1], "put"), sleeps = !!strstr(argv[1], "sleep");
     long messages = atol(argv[2]);
     bytes = strtoul(argv[3], NULL, 10);
     unsigned reuse = (unsigned)atoi(argv[4]);
@@ -237,6 +280,8 @@ int main(int argc, char **argv)
     MPI_Win window = MPI_WIN_NULL;
     if (puts)
         MPI_Win_create(shown, (MPI_Aint)bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+    if (puts && sleeps)
+        MPI_Win_lock_all(MPI_MODE_NOCHECK, window);
 
     long wrong = 0;
     const char *first = "";
@@ -245,23 +290,25 @@ int main(int argc, char **argv)
     int befores = read_threads(before);
     double began = MPI_Wtime();
     for (long n = 0; n < messages; n++) {
+        if (argc == 7 && n == messages / 4)
+            say_where(argv[6], rank);
         uint64_t key = next(&content);
         struct buffer *buffer = &buffers[next(&draws) % BUFFERS];
         enum route route = next(&draws) % 100 < reuse ? KEEP : REMAP + (enum route)(next(&draws) % (ROUTES - REMAP));
         replace(buffer, route);
         if (puts) {
-            MPI_Win_fence(0, window);
+            open_window(window, rank, sleeps);
             if (rank == 0) {
                 fill(buffer->at, key);
-                MPI_Put(buffer->at, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window);
+                put(buffer->at, window, sleeps);
             }
-            MPI_Win_fence(0, window);
+            close_window(window, rank, sleeps);
         } else {
             if (rank == 0)
                 fill(buffer->at, key);
             else
                 memset(buffer->at, 0, bytes);
-            pass(rank, sleeps, buffer->at);
+            pass(rank, 0, sleeps, buffer->at, (int)bytes);
         }
         if (rank == 1 && !holds(puts ? shown : buffer->at, key)) {
             if (!wrong)
@@ -279,6 +326,8 @@ int main(int argc, char **argv)
     if (rank == 1)
         printf("{\"messages\":%ld,\"wrong\":%ld,\"first_wrong\":\"%s\",\"seconds\":%.3f,\"threads\":[%s,%s]}\n",
                messages, wrong, first, seconds, threads[0], threads[1]);
+    if (puts && sleeps)
+        MPI_Win_unlock_all(window);
     if (puts)
         MPI_Win_free(&window);
     MPI_Finalize();
