@@ -161,8 +161,8 @@ impl Summary {
     }
 }
 
-const NOTHING: &str = "the program registered no memory through Pinfold: it uses no RDMA, was killed, is linked \
-                       statically, or takes libibverbs' functions from a private handle";
+const NOTHING: &str = "no process reported that it registered memory through Pinfold: the program uses no RDMA, was \
+                       killed, is linked statically, or takes libibverbs' functions from a private handle";
 
 const NOTHING_BY_RANKS: &str = "the ranks registered no memory through Pinfold: they use no RDMA (shared memory, TCP), \
                                 or drive the device past libibverbs (UCX_IB_MLX5_DEVX)";
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!((summary.processes, gets, hits, passed), (2, 6, 3, 4));
         let words = summary.in_words();
         assert!(words.len() == 1 && words[0].contains("3 found (50.0 %)"), "{words:?}");
-        assert!(Summary::default().in_words()[0].contains("no memory"));
+        assert!(Summary::default().in_words()[0].contains("no process reported"));
     }
 
     fn of(lines: &[&str]) -> Summary {

@@ -32,7 +32,11 @@ fn the_program_s_end_and_output_are_its_own() {
     let output = run(&["--", "sh", "-c", "cat; echo out; echo err >&2; exit 7"]);
     assert_eq!((status(&output), output.stdout.as_slice()), (7, &b"out\n"[..]));
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.starts_with("err\n") && errors.contains("registered no memory"), "{errors}");
+    assert!(
+        errors.starts_with("err\n")
+            && errors.contains("no process reported that it registered memory"),
+        "{errors}"
+    );
     let killed = run(&["--quiet", "sh", "-c", "kill -TERM $$"]);
     assert_eq!((status(&killed), killed.stderr.len()), (128 + libc::SIGTERM, 0));
     assert_eq!(status(&run(&["--", "/no/such/program"])), 127);
