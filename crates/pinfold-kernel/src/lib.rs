@@ -29,7 +29,7 @@
 //! that the reader of a monitor may use all of it.
 //!
 //! The order of layers, each using only what stands before it: `errno`, `request`, `zeroed`, `symbols`, `futex`,
-//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `signal`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
+//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
 //! `userfaultfd`, `words`, `fork_holes`, `mapping`, `trial`.
 //!
 //! # Safety
@@ -56,6 +56,7 @@ pub mod pages;
 pub mod poll;
 pub mod priority;
 pub mod process;
+mod process_page;
 pub mod procmap;
 mod request;
 pub mod signal;

@@ -10,7 +10,8 @@ use crate::fork_holes;
 use crate::memory::{PRIVATE, RIGHTS};
 use crate::pages::present;
 use crate::process::page_bytes;
-use pinfold_core::{AddressRange, first_made::FirstMade};
+use crate::process_page;
+use pinfold_core::AddressRange;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
@@ -31,30 +32,20 @@ pub struct OwnedMapping {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Process(u64);
 
-/// Zero in a forked child, until it is asked for.
-static PROCESS: FirstMade<[AtomicU64; 4]> = FirstMade::new();
-
 impl Process {
     fn current() -> Result<Self, Errno> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let [word, ..] = PROCESS.get().map_or_else(Self::first_page, Ok)?;
+        let number = &process_page::get_or_make()?.number;
         // Relaxed, all three: numbers that no other memory goes with. A child goes on counting where its
         // parent was, so it never gets that one's.
         let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
-        let had = word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
+        let had = number.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
         Ok(Self(had.map_or_else(|now| now, |_| fresh)))
-    }
-
-    /// A page that comes second stays mapped, for nothing.
-    fn first_page() -> Result<&'static [AtomicU64; 4], Errno> {
-        let page = AtomicPage::new()?;
-        page.wipe_on_fork()?;
-        Ok(PROCESS.get_or_set(page.leak()))
     }
 
     fn is_this(self) -> bool {
         // Relaxed: as above. There is a page where there is a `Process`.
-        PROCESS.get().is_some_and(|[word, ..]| word.load(Ordering::Relaxed) == self.0)
+        process_page::get().is_some_and(|page| page.number.load(Ordering::Relaxed) == self.0)
     }
 }
 

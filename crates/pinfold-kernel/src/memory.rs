@@ -156,6 +156,15 @@ pub unsafe fn discard(range: AddressRange) -> Result<(), Errno> {
     done(unsafe { libc::madvise(pointer(range.start()), range.len(), libc::MADV_DONTNEED) })
 }
 
+/// From now on a forked child finds zeros in `range`. `EINVAL` before Linux 4.14.
+///
+/// # Safety
+///
+/// The range is private anonymous memory, and its content in a child is the caller's to lose.
+pub(crate) unsafe fn wipe_on_fork(range: AddressRange) -> Result<(), Errno> {
+    advise(range, libc::MADV_WIPEONFORK)
+}
+
 /// Keeps the pages of `range` in memory. `ENOMEM` for unmapped addresses and beyond `RLIMIT_MEMLOCK`, `EPERM`
 /// if that is 0, `EAGAIN` where a page cannot be made.
 pub fn lock(range: AddressRange) -> Result<(), Errno> {

@@ -8,6 +8,7 @@
 
 use crate::errno::{Errno, done};
 use crate::process::{Resource, page_bytes};
+use crate::process_page;
 use crate::signal::SignalsBlocked;
 use crate::symbols;
 use pinfold_core::foreign::discard;
@@ -18,7 +19,7 @@ use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
@@ -237,11 +238,8 @@ pub unsafe fn stack_with_variables(attributes: *const libc::pthread_attr_t, byte
     bytes + least.saturating_sub(moderate).next_multiple_of(1 << 16)
 }
 
-/// The lean threads of this process, as the C library names them, 0 where there is none. A few; what does not fit is
-/// taken for another thread.
-static LEAN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
-
-/// The calling thread stands in [`LEAN`] until it is dropped.
+/// The calling thread stands among the lean ones of its process until it is dropped, by the C library's name for it. What
+/// does not fit is taken for another thread.
 struct NotedLean(Option<&'static AtomicUsize>);
 
 impl NotedLean {
@@ -251,7 +249,8 @@ impl NotedLean {
         let noted = |slot: &&AtomicUsize| {
             slot.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        Self(LEAN.iter().find(noted))
+        let page = process_page::get_or_make().ok();
+        Self(page.and_then(|page| page.lean.iter().find(noted)))
     }
 }
 
@@ -261,21 +260,19 @@ impl Drop for NotedLean {
     }
 }
 
-/// The threads of [`spawn`] and of [`LeanThread::spawn`] that run: the process and the thread's number, 0 where there is
-/// none. A few; what does not fit is not counted.
-static OWN: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
-
-/// The calling thread stands in [`OWN`] until it is dropped.
-struct CountedOwn(Option<&'static AtomicU64>);
+/// The calling thread stands among those of [`spawn`] and of [`LeanThread::spawn`] that run, until it is dropped, by its
+/// number. What does not fit is not counted.
+struct CountedOwn(Option<&'static AtomicU32>);
 
 impl CountedOwn {
     fn this() -> Self {
-        let this = u64::from(std::process::id()) << 32 | u64::from(thread_id());
+        let this = thread_id();
         // Relaxed, here and below: the whole entry is in the word.
-        let counted = |slot: &&AtomicU64| {
+        let counted = |slot: &&AtomicU32| {
             slot.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        Self(OWN.iter().find(counted))
+        let page = process_page::get_or_make().ok();
+        Self(page.and_then(|page| page.own.iter().find(counted)))
     }
 }
 
@@ -287,23 +284,26 @@ impl Drop for CountedOwn {
 
 /// Threads of this library's own. Where they are the same at two moments, they ran all the time in between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OwnThreads([u64; OWN.len()]);
+pub struct OwnThreads([u32; process_page::OWN]);
 
 impl OwnThreads {
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.0.iter().filter(|&&word| word != 0).count()
+        self.0.iter().filter(|&&thread| thread != 0).count()
     }
 }
 
 /// The threads of this library's own that run in this process: those of [`spawn`] and of [`LeanThread::spawn`]. Fewer
-/// while one begins, and beyond 16. None of a forked child's parent.
-#[allow(clippy::cast_possible_truncation)] // the lower half
+/// while one begins, and beyond 16. None of a forked child's parent. Not those that a seccomp filter
+/// has killed.
 pub fn own_threads() -> OwnThreads {
-    let process = std::process::id();
-    let is_ours = |&word: &u64| word >> 32 == u64::from(process) && thread_exists(word as u32);
-    let words = OWN.each_ref().map(|slot| slot.load(Ordering::Relaxed));
-    OwnThreads(words.map(|word| if is_ours(&word) { word } else { 0 }))
+    // Relaxed: the whole entry is in the word.
+    let running = |slot: &AtomicU32| match slot.load(Ordering::Relaxed) {
+        thread if thread != 0 && thread_exists(thread) => thread,
+        _ => 0,
+    };
+    let none = OwnThreads([0; process_page::OWN]);
+    process_page::get().map_or(none, |page| OwnThreads(page.own.each_ref().map(running)))
 }
 
 /// How many threads this process has: the links of a directory, for which no descriptor is needed. `None` where the kernel
@@ -325,12 +325,13 @@ fn own_name() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Whether the calling thread is a [`LeanThread`], which may use no variable of threads: the first use after a
-/// program has loaded many libraries with such variables may allocate. In a forked child another thread may be taken
-/// for one that its parent had.
+/// Whether the calling thread is a [`LeanThread`] of this process, which may use no variable of threads: the first use
+/// after a program has loaded many libraries with such variables may allocate. No system call.
 pub fn is_lean() -> bool {
     let this = own_name();
-    LEAN.iter().any(|slot| slot.load(Ordering::Relaxed) == this)
+    // Relaxed: as in `NotedLean`.
+    let is_this = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) == this;
+    process_page::get().is_some_and(|page| page.lean.iter().any(is_this))
 }
 
 /// What functions of threads return.
@@ -636,6 +637,58 @@ mod tests {
         assert_eq!(status, 0, "none");
         drop(go_on);
         thread.join();
+    }
+
+    /// How the forked child ends that `body` runs in; a timer ends it where it waits.
+    fn status_of_child(body: impl FnOnce() -> libc::c_int) -> libc::c_int {
+        // SAFETY: the child ends; what it starts and allocates is its own.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child's own timer.
+            unsafe { libc::alarm(300) };
+            let status = body();
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = -1;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        status
+    }
+
+    /// The C library gives a child's thread the stack of one that its parent had, and with it the name.
+    #[test]
+    fn a_child_s_thread_with_the_name_of_a_lean_one_of_its_parent_is_none() {
+        let (answer, inside) = mpsc::channel();
+        let body = |answer: &mpsc::Sender<_>| {
+            answer.send((is_lean(), status_of_child(|| is_lean().into()))).unwrap();
+        };
+        LeanThread::spawn(c"pinfold-test", answer, body).unwrap().join();
+        assert_eq!(inside.recv(), Ok((true, 0)));
+    }
+
+    /// Each generation has two threads of its own, and its ancestors' are not there.
+    #[test]
+    fn threads_are_counted_after_many_forks() {
+        fn wrong_from(generation: usize) -> libc::c_int {
+            let (begun, begin) = mpsc::channel();
+            let body = |begun: &mpsc::Sender<bool>| {
+                begun.send(is_lean()).unwrap();
+                loop {
+                    sleep(Duration::from_secs(1));
+                }
+            };
+            let started =
+                [(); 2].map(|()| LeanThread::spawn(c"pinfold-test", begun.clone(), body).is_ok());
+            let are_lean = started.map(|started| started && begin.recv().unwrap());
+            let is_right = are_lean == [true; 2] && own_threads().count() == 2;
+            match (is_right, generation) {
+                (true, 0) => 0,
+                (true, _) => (status_of_child(|| wrong_from(generation - 1)) != 0).into(),
+                (false, _) => 1,
+            }
+        }
+        assert_eq!(status_of_child(|| wrong_from(12)), 0);
     }
 
     #[test]

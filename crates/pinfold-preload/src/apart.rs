@@ -20,32 +20,19 @@ use pinfold_kernel::thread::is_lean;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 thread_local! {
     /// No destructor and a constant: reading it allocates nothing, on a thread of the program's.
     static IS_OURS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The process of [`note_own_thread`], 0 without one.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
-
 /// Whether the calling thread runs code of this library alone, whose calls of the C library no hook is
 /// to take for the program's.
 pub(crate) fn is_ours() -> bool {
-    is_own_thread() || IS_OURS.get()
-}
-
-/// Lean threads of this process are ours. On those no variable of threads is used: the first use after a program has
-/// loaded many libraries with such variables has the C library allocate.
-fn is_own_thread() -> bool {
-    // In a forked child a thread of the program may have the place of one of ours. Relaxed: the thread's own, or any.
-    is_lean() && PROCESS.load(Ordering::Relaxed) == std::process::id()
-}
-
-/// Says of the lean threads of this process that they are ours, for as long as it lives.
-pub(crate) fn note_own_thread() {
-    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    // On a lean thread no variable of threads is used: the first use after a program has loaded many libraries with such
+    // variables has the C library allocate.
+    is_lean() || IS_OURS.get()
 }
 
 /// Runs `ours` on a stack of 256 KiB. `None` if it panicked, or without memory for a stack.

@@ -423,7 +423,6 @@ struct Reclaimer {
 
 impl Reclaimer {
     fn run(&self) {
-        apart::note_own_thread();
         // SAFETY: this thread is the library's own, and has numbers only: the values are the monitor's, which lives as long
         // as the process.
         let table = unsafe { Table::of_this_thread(&self.descriptors) };

@@ -236,6 +236,20 @@ fn a_process_ends_with_the_last_thread_of_the_program() {
     }
 }
 
+/// Of each generation the library's threads are counted, those of its ancestors in none.
+#[test]
+fn a_process_after_many_forks_ends_with_the_last_thread_of_the_program() {
+    let out = said_by("program", &[&library()], "on", &["generations_leave"]);
+    assert!(out.as_deref().is_none_or(|out| out == "done\n"), "{out:?}");
+}
+
+/// The C library gives them the stacks of threads that the parent had.
+#[test]
+fn a_child_s_threads_are_the_program_s() {
+    let Some((output, _)) = run(&["child_has_threads"]) else { return };
+    assert_eq!(said(&output), done());
+}
+
 /// The thread that looks for the last one's end cannot be started: no addresses for its stack, or no thread more.
 #[test]
 fn a_process_that_may_start_no_thread_ends_with_the_last_one_of_the_program() {

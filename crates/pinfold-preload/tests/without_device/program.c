@@ -1299,6 +1299,94 @@ static void exits_in_a_handler(void)
 	puts("done");
 }
 
+/* Has a userfaultfd of the program's own watch `length` bytes from `start` on; -1 where that is refused. */
+static int watch(int uffd, char *start, size_t length)
+{
+	struct uffdio_register request = { .range = { (uintptr_t)start, length }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+
+	return ioctl(uffd, UFFDIO_REGISTER, &request);
+}
+
+static int own_userfaultfd(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
+
+	CHECK(uffd >= 0 && !ioctl(uffd, UFFDIO_API, &api));
+	return uffd;
+}
+
+static sem_t is_kept;
+
+static void *watches_what_is_kept(void *kept)
+{
+	CHECK(!sem_wait(&is_kept) && !watch(own_userfaultfd(), kept, BYTES));
+	return NULL;
+}
+
+/* The first threads of a child have the stacks, and so the names, of threads that the library had in its parent. They are
+ * the program's: what the library watches is theirs to watch. */
+static void child_has_threads(void)
+{
+	enum { THREADS = 4 };
+	pthread_t threads[THREADS];
+	char *kept[THREADS];
+	pthread_attr_t small;
+	int status;
+	pid_t child;
+
+	begin();
+	registered(4);
+	CHECK((child = fork()) >= 0);
+	if (child) {
+		CHECK(waitpid(child, &status, 0) == child && !status);
+		puts("done");
+		return;
+	}
+	CHECK(!sem_init(&is_kept, 0, 0) && !pthread_attr_init(&small));
+	CHECK(!pthread_attr_setstacksize(&small, 256 << 10));
+	for (int i = 0; i < THREADS; i++)
+		CHECK(!pthread_create(&threads[i], &small, watches_what_is_kept, kept[i] = map()));
+	begin();
+	for (int i = 0; i < THREADS; i++)
+		registered_with(kept[i], BYTES, 1, 4);
+	for (int i = 0; i < THREADS; i++)
+		CHECK(!sem_post(&is_kept));
+	for (int i = 0; i < THREADS; i++)
+		CHECK(!pthread_join(threads[i], NULL));
+	_exit(0);
+}
+
+static void *sleeps_a_little(void *unused)
+{
+	usleep(10000);
+	return unused;
+}
+
+/* Each generation keeps something, and forks the next; `main` of the last one leaves before another thread does. */
+static void generations_leave(void)
+{
+	int status;
+
+	begin();
+	registered(4);
+	for (int generation = 0; generation < 10; generation++) {
+		pid_t child = fork();
+
+		CHECK(child >= 0);
+		if (child) {
+			CHECK(waitpid(child, &status, 0) == child && !status);
+			if (!generation)
+				puts("done");
+			return;
+		}
+		begin();
+		registered(4);
+	}
+	CHECK(!pthread_create(&first, NULL, sleeps_a_little, NULL));
+	pthread_exit(NULL);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -1351,6 +1439,8 @@ static const struct {
 	{ "asks_for_linker_errors", asks_for_linker_errors },
 	{ "replaces_its_environment", replaces_its_environment },
 	{ "closes_everything_again_and_again", closes_everything_again_and_again },
+	{ "child_has_threads", child_has_threads },
+	{ "generations_leave", generations_leave },
 };
 
 int main(int count, char **given)
