@@ -22,6 +22,14 @@ pub fn effective_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// The calling process's number, also in a child of `vfork`.
+pub fn process_id() -> u32 {
+    // By its number: a program may have a function of its own under this name.
+    // SAFETY: the call has no argument and cannot fail.
+    let id = unsafe { libc::syscall(libc::SYS_getpid) };
+    u32::try_from(id).unwrap_or(0)
+}
+
 /// A limit of `getrlimit(2)`, soft and hard; `None` is no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ResourceLimit {

@@ -149,6 +149,7 @@ pub(crate) fn note_start() {
 
 /// In a forked child: its first thread may have been any of its parent's.
 unsafe extern "C" fn child_begins() {
+    sandbox::forget_process();
     // The program's allocator may be locked here.
     if KEY.get().copied().flatten().is_some_and(|key| key < KEYS_WITHOUT_MEMORY) {
         await_end();

@@ -130,6 +130,7 @@ impl Process {
         if sandbox::is_the_program_s() {
             return None;
         }
+        sandbox::note_process();
         let parent = before.and_then(|standing| match standing {
             Standing::On(process) => Some(process),
             Standing::Off => None,

@@ -466,6 +466,20 @@ fn a_program_that_asks_whether_there_are_filters_has_set_none() {
     assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
 }
 
+/// It has its parent's memory, and the restriction is its own.
+#[test]
+fn a_restriction_that_a_child_of_vfork_takes_with_it_is_not_its_parent_s() {
+    for (case, lines) in
+        [(&["restricts_another_program"][..], 1), (&["restricts_another_program", "forked"], 2)]
+    {
+        let Some((output, statistics)) = run(case) else { return };
+        assert_eq!(said(&output), done(), "{case:?}");
+        let reports = std::fs::read_to_string(statistics).unwrap();
+        let kept = reports.matches("\"hits\":3,").count() + reports.matches("\"hits\":2,").count();
+        assert_eq!((reports.lines().count(), kept), (lines, lines), "{case:?}: {reports}");
+    }
+}
+
 #[test]
 fn a_report_is_not_written_where_the_program_may_do_nothing_but_exit() {
     for call in ["seccomp", "prctl"] {

@@ -181,6 +181,39 @@ static void asks_for_filters(void)
 	puts("done");
 }
 
+/* A child of `vfork` restricts itself and executes another program: its parent is as free as before, also where that is
+ * a forked child. */
+static void restricts_another_program(void)
+{
+	static struct sock_filter rules[] = { OTHERWISE(SECCOMP_RET_ALLOW) };
+	static struct sock_fprog program = { LENGTH(rules), rules };
+	int status;
+	pid_t child;
+
+	if (arguments[2]) {
+		begin();
+		registered(4);
+		CHECK((child = fork()) >= 0);
+		if (child) {
+			CHECK(waitpid(child, &status, 0) == child && !status);
+			puts("done");
+			return;
+		}
+	}
+	begin();
+	registered(1);
+	child = vfork();
+	if (!child) {
+		if (!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+			execl("/bin/true", "true", NULL);
+		_exit(1);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+	registered(4);
+	if (!arguments[2])
+		puts("done");
+}
+
 /* A program that does nothing any more but exit. */
 static void exits_in_a_sandbox(void)
 {
@@ -1396,6 +1429,7 @@ static const struct {
 	{ "kept_in_the_container", kept_in_the_container },
 	{ "sandboxed_after_the_first_kept", sandboxed_after_the_first_kept },
 	{ "asks_for_filters", asks_for_filters },
+	{ "restricts_another_program", restricts_another_program },
 	{ "exits_in_a_sandbox", exits_in_a_sandbox },
 	{ "exits_under_a_limit", exits_under_a_limit },
 	{ "exits_elsewhere", exits_elsewhere },
