@@ -69,6 +69,11 @@ pub(crate) fn at_start(name: &str) -> Option<OsString> {
     AT_START.value(name)
 }
 
+/// Whether the process was started with it. Allocates nothing.
+pub(crate) fn is_set(name: &str) -> bool {
+    AT_START.start(name).is_some()
+}
+
 /// # Safety
 ///
 /// As for [`note_start`], for as long as the strings are used.
@@ -108,10 +113,14 @@ impl Copies {
     }
 
     fn value(&self, name: &str) -> Option<OsString> {
+        let bytes = self.bytes[self.start(name)?..].iter().map(|byte| byte.load(Ordering::Relaxed));
+        Some(OsString::from_vec(bytes.take_while(|byte| *byte != 0).collect()))
+    }
+
+    /// Where its value begins; `None` if it is not set.
+    fn start(&self, name: &str) -> Option<usize> {
         let place = NAMES.iter().position(|known| *known == name)?;
-        let start = self.starts[place].load(Ordering::Relaxed);
-        let bytes = self.bytes[start..].iter().map(|byte| byte.load(Ordering::Relaxed));
-        (start > 0).then(|| OsString::from_vec(bytes.take_while(|byte| *byte != 0).collect()))
+        Some(self.starts[place].load(Ordering::Relaxed)).filter(|&start| start > 0)
     }
 }
 
@@ -139,6 +148,7 @@ mod tests {
         let value = |name| copies.value(name);
         assert_eq!(value("PMI_RANK"), Some("3=4".into()));
         assert_eq!(value("PINFOLD_KEEP_FROM"), Some("".into()));
+        assert!(copies.start("PINFOLD_KEEP_FROM").is_some() && copies.start("PMI_SIZE").is_none());
         assert_eq!((value("PATH"), value("PINFOLD_CACHE"), value("PMI_SIZE")), (None, None, None));
     }
 

@@ -466,6 +466,30 @@ fn a_program_that_asks_whether_there_are_filters_has_set_none() {
     assert!(std::fs::read_to_string(statistics).unwrap().contains("\"hits\":2,"));
 }
 
+/// Each call that the library makes of its own may end it.
+#[test]
+fn a_program_that_registers_nothing_may_allow_itself_its_own_calls_alone() {
+    let Some(programs) = programs() else { return };
+    let summary = programs.join("restricted.summary");
+    let summary = ("PINFOLD_SUMMARY", summary.to_str().unwrap());
+    for way in ["watches", "leaves"] {
+        let case = ["registers_nothing_in_a_sandbox", way];
+        for cache in ["on", "off"] {
+            let variables = [("PINFOLD_CACHE", cache), summary];
+            let out = said_with("program", &[&library()], &variables, &case);
+            assert_eq!(out.as_deref(), Some("done\n"), "{way}, {cache}");
+        }
+    }
+}
+
+/// Their mapping is watched anew between the end of the library's watch and the program's second attempt.
+#[test]
+fn the_program_s_userfaultfd_goes_first_also_beside_registrations() {
+    let variables = [("PINFOLD_KEEP_FROM", "1")];
+    let out = said_with("program", &[&library()], &variables, &["watches_beside_registrations"]);
+    assert!(out.as_deref().is_none_or(|out| out == "0 refused\n"), "{out:?}");
+}
+
 /// It has its parent's memory, and the restriction is its own.
 #[test]
 fn a_restriction_that_a_child_of_vfork_takes_with_it_is_not_its_parent_s() {

@@ -3,7 +3,7 @@
 //!
 //! A mapping has one watch. If the program asks for one where we have ours (`EBUSY`), ours ends. If the
 //! program ends a watch where we have ours, the kernel refuses since 6.18 (`EINVAL`): ours ends and the
-//! program's call is made once more, as if ours had never been there. Older kernels do not compare whose
+//! program's call is made again, as if ours had never been there. Older kernels do not compare whose
 //! watch it is and end ours (`userfaultfd_unregister`), so the range is reported as changing while the
 //! call runs. It is reported once more when the call has returned: a registration that was watched before the
 //! watch ended asks after that whether a change is pending, and by then this one may be over.
@@ -60,37 +60,56 @@ unsafe fn verbs(arguments: [usize; 5]) -> Answer {
 
 unsafe fn register(arguments: [usize; 5]) -> Answer {
     // SAFETY: the caller's promise.
-    unsafe { once_more_aside(libc::EBUSY, arguments, copy_of(arguments[2])) }
+    unsafe { made_aside(libc::EBUSY, arguments, || range_named_by(arguments)) }
 }
 
 unsafe fn unregister(arguments: [usize; 5]) -> Answer {
-    let Some(request) = copy_of(arguments[2]) else {
+    // Where nothing was kept nothing is looked at: a filter of the program's own may end it at the question whether the
+    // request can be read.
+    let request = if aside::is_anything_kept() { copy_of(arguments[2]) } else { None };
+    // SAFETY: the caller's promise.
+    unsafe { unregister_as(request, arguments) }
+}
+
+/// Makes the call with what was read of the request; where nothing was, it may name any range.
+unsafe fn unregister_as(request: Option<Request>, arguments: [usize; 5]) -> Answer {
+    let Some(request) = request else {
+        let range = || range_named_by(arguments);
         // SAFETY: the caller's promise.
-        let call = || unsafe { system_call(libc::SYS_ioctl, arguments) };
-        // The kernel answers that it cannot read it, unless another thread has mapped it by then.
+        let call = || unsafe { made_aside(libc::EINVAL, arguments, range) };
         return unwatched(AddressRange::EVERYTHING, call);
     };
     let [descriptor, number, _, d, e] = arguments;
     // What is reported is what the kernel reads, whatever another thread does to the program's.
     let arguments = [descriptor, number, request.as_ptr().expose_provenance(), d, e];
+    let range = range_of(request);
     // SAFETY: the kernel reads two words, which the copy has.
-    let call = || unsafe { once_more_aside(libc::EINVAL, arguments, Some(request)) };
+    let call = || unsafe { made_aside(libc::EINVAL, arguments, || range) };
     // What is no range is refused.
-    range_of(request).map_or_else(call, |range| unwatched(range, call))
+    range.map_or_else(call, |range| unwatched(range, call))
 }
 
-/// Makes the call; if it is refused for this reason, once more without our watch of the range.
-unsafe fn once_more_aside(
+/// How often a call is made again at most. A thread that registers in the range at that moment may have it watched once
+/// more in between, which happens once in some fifty times; where another userfaultfd of the program's watches the
+/// range, no number helps, and each time costs a look at the mappings.
+const AGAIN: usize = 8;
+
+/// Makes the call; as long as it is refused for this reason, again without our watch of the range.
+unsafe fn made_aside(
     refused: c_int,
     arguments: [usize; 5],
-    request: Option<Request>,
+    range: impl Fn() -> Option<AddressRange>,
 ) -> Answer {
     // SAFETY: the caller's promise.
-    let answer = unsafe { system_call(libc::SYS_ioctl, arguments) };
+    let call = || unsafe { system_call(libc::SYS_ioctl, arguments) };
     let step_aside = |range| aside::step_aside(range, When::Refused);
-    if answer.is(refused) && request.and_then(range_of).is_some_and(step_aside) {
-        // SAFETY: as above.
-        return unsafe { system_call(libc::SYS_ioctl, arguments) };
+    let may_help = || aside::is_anything_kept() && range().is_some_and(step_aside);
+    let mut answer = call();
+    for _ in 0..AGAIN {
+        if !answer.is(refused) || !may_help() {
+            break;
+        }
+        answer = call();
     }
     answer
 }
@@ -102,6 +121,11 @@ fn unwatched<T>(range: AddressRange, end: impl FnOnce() -> T) -> T {
         pinfold_process_feed.changed(range);
         answer
     })
+}
+
+/// The pages that the program's request names, as it stands now.
+fn range_named_by(arguments: [usize; 5]) -> Option<AddressRange> {
+    copy_of(arguments[2]).and_then(range_of)
 }
 
 /// The pages that a request names.
@@ -138,10 +162,9 @@ mod tests {
 
     const PAGE: usize = 65536;
 
-    fn unregister(argument: *const Request) -> Answer {
-        let none = usize::MAX; // no descriptor
-        // SAFETY: without a descriptor nothing changes.
-        unsafe { ioctl([none, UNREGISTER as usize, argument.expose_provenance(), 0, 0]) }
+    fn arguments(argument: *const Request) -> [usize; 5] {
+        let no_descriptor = usize::MAX;
+        [no_descriptor, UNREGISTER as usize, argument.expose_provenance(), 0, 0]
     }
 
     #[test]
@@ -150,7 +173,9 @@ mod tests {
         let range = AddressRange::new(0x7100_0000, PAGE).unwrap();
         let request = [range.start() as u64, range.len() as u64];
         let before = monitor.replay(Position::NOWHERE, &mut |_| ()).up_to;
-        assert!(unregister(&raw const request).is(libc::EBADF));
+        // SAFETY: without a descriptor nothing changes.
+        let answer = unsafe { unregister_as(Some(request), arguments(&raw const request)) };
+        assert!(answer.is(libc::EBADF));
         let mut reported = 0;
         let replay = monitor.replay(before, &mut |changed| reported += u32::from(changed == range));
         assert!(replay.complete && reported == 2, "{reported}");
@@ -165,6 +190,7 @@ mod tests {
         assert_eq!(copy_of((&raw const request).addr()), Some(request));
         assert_eq!(copy_of(8), None);
         assert_eq!(copy_of(usize::MAX - 4), None);
-        assert!(unregister(ptr::null()).is(libc::EBADF));
+        // SAFETY: as above.
+        assert!(unsafe { ioctl(arguments(ptr::null())) }.is(libc::EBADF));
     }
 }

@@ -1340,6 +1340,13 @@ static int watch(int uffd, char *start, size_t length)
 	return ioctl(uffd, UFFDIO_REGISTER, &request);
 }
 
+static int unwatch(int uffd, char *start, size_t length)
+{
+	struct uffdio_range range = { (uintptr_t)start, length };
+
+	return ioctl(uffd, UFFDIO_UNREGISTER, &range);
+}
+
 static int own_userfaultfd(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -1355,6 +1362,106 @@ static void *watches_what_is_kept(void *kept)
 {
 	CHECK(!sem_wait(&is_kept) && !watch(own_userfaultfd(), kept, BYTES));
 	return NULL;
+}
+
+/* Allows itself what these cases need by themselves, on all threads. */
+static void allows_a_few_calls(void)
+{
+	static struct sock_filter rules[] = {
+		NUMBER,
+		ON(SYS_ioctl, SECCOMP_RET_ALLOW),
+		ON(SYS_write, SECCOMP_RET_ALLOW),
+		ON(SYS_fstat, SECCOMP_RET_ALLOW),
+		ON(SYS_futex, SECCOMP_RET_ALLOW),
+		ON(SYS_exit, SECCOMP_RET_ALLOW),
+		ON(SYS_exit_group, SECCOMP_RET_ALLOW),
+		ON(SYS_clock_nanosleep, SECCOMP_RET_ALLOW),
+		OTHERWISE(SECCOMP_RET_KILL_PROCESS),
+	};
+	struct sock_fprog program = { LENGTH(rules), rules };
+
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program));
+}
+
+static void *ends_the_process(void *unused)
+{
+	CHECK(!sem_post(&leaves));
+	usleep(200000);
+	CHECK(write(1, "done\n", 5) == 5);
+	_exit(unused != NULL);
+}
+
+static void *ends_by_itself(void *unused)
+{
+	pthread_exit(unused);
+}
+
+/* A program that registers nothing, and allows itself a few calls: none is made that it does not make itself. */
+static void registers_nothing_in_a_sandbox(void)
+{
+	int uffd = own_userfaultfd(), is_leaving = !strcmp(arguments[2], "leaves");
+	pthread_t thread;
+
+	memory = map();
+	CHECK(!watch(uffd, memory, BYTES));
+	/* Loads what the C library needs for it. */
+	CHECK(!pthread_create(&thread, NULL, ends_by_itself, NULL) && !pthread_join(thread, NULL));
+	CHECK(!sem_init(&leaves, 0, 0));
+	CHECK(!is_leaving || (!pthread_create(&thread, NULL, ends_the_process, NULL) && !sem_wait(&leaves)));
+	allows_a_few_calls();
+	if (is_leaving)
+		pthread_exit(NULL);
+	CHECK(!unwatch(uffd, memory, BYTES) && !watch(uffd, memory, BYTES));
+	CHECK(watch(uffd, NULL, BYTES) == -1);
+	CHECK(write(1, "done\n", 5) == 5);
+	exit(0);
+}
+
+enum { PART = 4 * BYTES };
+
+static _Atomic long asked, answered;
+
+static void *registers_when_asked(void *parts)
+{
+	for (long seen = 0;; answered = seen) {
+		while (asked == seen)
+			;
+		if ((seen = asked) < 0)
+			return NULL;
+		for (int i = 0; i < 4; i++)
+			registered_with((char *)parts + 2 * PART + i * 4096, 4096, 1, 1);
+	}
+}
+
+/* Has a userfaultfd of its own watch one part of a mapping, in whose other part another thread registers meanwhile. */
+static void watches_beside_registrations(void)
+{
+	enum { WHOLE = 3 * PART };
+	char *place = mmap((void *)0x200000000000, WHOLE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int uffd = own_userfaultfd(), refused = 0;
+	pthread_t thread;
+	unsigned seed = 1;
+
+	begin();
+	CHECK(place != MAP_FAILED && !pthread_create(&thread, NULL, registers_when_asked, place));
+	for (int i = 0; i < 1000; i++) {
+		CHECK(mmap(place, WHOLE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == place);
+		CHECK(!madvise(place, PART, MADV_NOHUGEPAGE));
+		memset(place, 1, WHOLE);
+		asked++;
+		for (volatile int pause = rand_r(&seed) % 20000; pause; pause--)
+			;
+		if (watch(uffd, place + PART, PART))
+			refused++;
+		else
+			CHECK(!unwatch(uffd, place + PART, PART));
+		while (answered != asked)
+			;
+	}
+	asked = -1;
+	CHECK(!pthread_join(thread, NULL));
+	printf("%d refused\n", refused);
 }
 
 /* The first threads of a child have the stacks, and so the names, of threads that the library had in its parent. They are
@@ -1474,6 +1581,8 @@ static const struct {
 	{ "replaces_its_environment", replaces_its_environment },
 	{ "closes_everything_again_and_again", closes_everything_again_and_again },
 	{ "child_has_threads", child_has_threads },
+	{ "registers_nothing_in_a_sandbox", registers_nothing_in_a_sandbox },
+	{ "watches_beside_registrations", watches_beside_registrations },
 	{ "generations_leave", generations_leave },
 };
 
